@@ -1,4 +1,6 @@
-"""Guards around every test: one thread, known seeds, nothing left behind in the environment, no network."""
+"""Guards around every test: one thread, known seeds, nothing left behind in the environment, no
+network.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Workers share the cores, and threads that spin while they wait take them from each other. Read when torch is imported.
+# Workers share the cores, and threads that spin while they wait take them from each other. Read
+# when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
-# As many examples in both: continuous integration has the same limit of time, and draws the same examples each time.
+# As many examples in both: continuous integration has the same limit of time, and draws the same
+# examples each time.
 for _name in ("dev", "ci"):
     settings.register_profile(
         _name,
@@ -30,11 +34,14 @@ for _name in ("dev", "ci"):
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # Kernels that TileLang compiles for a test are kept in the checkout, and not in the home folder.
-os.environ.setdefault("TILELANG_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "tilelang"))
+os.environ.setdefault(
+    "TILELANG_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "tilelang")
+)
 
 _GPU = torch.cuda.is_available()
 
-#: Variables that pytest and torch set while a test runs, and TileLang and scikit-learn when they are imported.
+# : Variables that pytest and torch set while a test runs, and TileLang and scikit-learn when they
+# are imported.
 _NOT_OURS = (
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
@@ -49,7 +56,9 @@ _NOT_OURS = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is collected stays until the end: the garbage collector need not look at its millions of objects again."""
+    """What is collected stays until the end: the garbage collector need not look at its millions of
+    objects again.
+    """
     gc.disable()
     try:
         return (yield)
@@ -62,13 +71,16 @@ def pytest_collection() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _one_thread_and_a_seed() -> None:
     torch.set_num_threads(1)
-    # torch.manual_seed keeps a traceback for each kind of device that is not there: half a millisecond, and memory.
+    # torch.manual_seed keeps a traceback for each kind of device that is not there: half a
+    # millisecond, and memory.
     (torch.manual_seed if _GPU else torch.default_generator.manual_seed)(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_waits_for_the_disk() -> Iterator[None]:
-    """No test takes the power away: what is written need not be on the disk. A run of two steps flushes 22 times."""
+    """No test takes the power away: what is written need not be on the disk. A run of two steps
+    flushes 22 times.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -93,7 +105,8 @@ def _no_test_reaches_the_network() -> Iterator[None]:
         _refuse_network(self, address)
         return connect_ex(self, address)
 
-    # Not the test's own monkeypatch: that would be undone only after the guard of the environment has looked.
+    # Not the test's own monkeypatch: that would be undone only after the guard of the environment
+    # has looked.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", guarded)
         patch.setattr(socket.socket, "connect_ex", guarded_ex)

@@ -1,4 +1,6 @@
-"""Around every test across distributions: no plugin is left loaded or unloaded. Python programs of their own."""
+"""Around every test across distributions: no plugin is left loaded or unloaded. Python programs of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ import pytest
 
 from arb_ternary.plugins.manager import manager
 
-#: Imports what others have written, which takes most of the time of a short program, and nothing of ours. Each order is
-#: a child: the arguments of Python (``-W error``, then ``-c``, ``-m`` or a file) and a folder.
+# : Imports what others have written, which takes most of the time of a short program, and nothing
+# of ours. Each order is : a child: the arguments of Python (``-W error``, then ``-c``, ``-m`` or a
+# file) and a folder.
 HELPER = """
 import json, os, runpy, sys, traceback, warnings
 import click, hypothesis, numpy, pytest, rich, torch, torch._dynamo, yaml
@@ -68,7 +71,9 @@ for line in sys.stdin:
 def _the_registry_is_left_unchanged() -> Iterator[None]:
     before = _components()
     yield
-    assert _components() == before, "a test left plugins loaded or unloaded; call reset_manager() when it ends"
+    assert _components() == before, (
+        "a test left plugins loaded or unloaded; call reset_manager() when it ends"
+    )
 
 
 def _components() -> list[tuple[str, str, str, str]]:
@@ -82,15 +87,22 @@ def _components() -> list[tuple[str, str, str, str]]:
 
 @pytest.fixture(scope="session")
 def python() -> Iterator[Callable[..., str]]:
-    """Runs Python in a folder, with the modules and distributions that lie there or in ``place``; what it prints.
+    """Runs Python in a folder, with the modules and distributions that lie there or in ``place``;
+    what it prints.
 
     As a fresh interpreter does, but forked from one that has imported torch once.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ARB_", "PYTEST"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("ARB_", "PYTEST"))
+    }
     environment.pop("PYTHONPATH", None)
     environment.update(PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
     helper = subprocess.Popen(
-        [sys.executable, "-c", HELPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", HELPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     assert helper.stdin is not None
     assert helper.stdout is not None

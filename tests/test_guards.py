@@ -8,7 +8,10 @@ import pytest
 
 
 def test_a_connection_to_the_network_fails_the_test_that_makes_it() -> None:
-    with socket.socket() as connection, pytest.raises(pytest.fail.Exception, match="tests use no network"):
+    with (
+        socket.socket() as connection,
+        pytest.raises(pytest.fail.Exception, match="tests use no network"),
+    ):
         connection.connect(("192.0.2.1", 80))
 
 

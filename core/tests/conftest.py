@@ -30,20 +30,30 @@ KNOWN = {
 
 
 class InstallPlugin(Protocol):
-    """Installs a fake plugin: a distribution and its hook module in a folder of its own on ``sys.path``.
+    """Installs a fake plugin: a distribution and its hook module in a folder of its own on
+    ``sys.path``.
 
-    The folder is returned. ``name`` is the plugin's name; by default the distribution is ``arb-ternary-NAME`` 1.0 and
-    the module ``fake_NAME``, whose text is ``source`` (None writes no module).
+    The folder is returned. ``name`` is the plugin's name; by default the distribution is
+    ``arb-ternary-NAME`` 1.0 and the module ``fake_NAME``, whose text is ``source`` (None writes no
+    module).
     """
 
     def __call__(
-        self, name: str, source: str | None = None, *, distribution: str = "", version: str = "1.0", module: str = ""
+        self,
+        name: str,
+        source: str | None = None,
+        *,
+        distribution: str = "",
+        version: str = "1.0",
+        module: str = "",
     ) -> Path: ...
 
 
 @pytest.fixture
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallPlugin]:
-    """Fake plugins beside the core and ``arb-ternary``; all else that is installed or set is out of sight."""
+    """Fake plugins beside the core and ``arb-ternary``; all else that is installed or set is out of
+    sight.
+    """
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
     everything, folders, modules = metadata.distributions, [], set(sys.modules)
@@ -56,13 +66,20 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
                 yield distribution
 
     def install(
-        name: str, source: str | None = None, *, distribution: str = "", version: str = "1.0", module: str = ""
+        name: str,
+        source: str | None = None,
+        *,
+        distribution: str = "",
+        version: str = "1.0",
+        module: str = "",
     ) -> Path:
         folder = tmp_path / f"site{len(folders)}"
         distribution, module = distribution or f"arb-ternary-{name}", module or f"fake_{name}"
         info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
-        info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        info.joinpath("METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
         info.joinpath("entry_points.txt").write_text(f"[{discovery.GROUP}]\n{name} = {module}\n")
         if source is not None:
             folder.joinpath(f"{module}.py").write_text(source)
@@ -74,7 +91,9 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     root = tmp_path / "root"
     info = root / "arb_ternary-0.1.0.dist-info"
     info.mkdir(parents=True)
-    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: arb-ternary\nVersion: 0.1.0\n")
+    info.joinpath("METADATA").write_text(
+        "Metadata-Version: 2.1\nName: arb-ternary\nVersion: 0.1.0\n"
+    )
     known = "".join(f"{name} = {module}\n" for name, module in KNOWN.items())
     info.joinpath("entry_points.txt").write_text(f"[{discovery.KNOWN_GROUP}]\n{known}")
     folders.append(root)

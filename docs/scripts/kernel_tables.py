@@ -1,4 +1,6 @@
-"""Tables of ``arb bench kernels`` for the documentation: a line for each shape and number of rows, misses marked."""
+"""Tables of ``arb bench kernels`` for the documentation: a line for each shape and number of rows,
+misses marked.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ WITH_QUANTISATION = " + quantize_rows"
 def product_table(result: Mapping[str, Any], op: str = "linear", backend: str = "cpu") -> str:
     """Every cell of a product. What is below its goal is in italics."""
     lines = [
-        "| N x K | M | µs | GB/s | of read | GOP/s | of int8 peak | x torch bf16 | x torch int8 | x TQ2_0 |",
+        "| N x K | M | µs | GB/s | of read | GOP/s | of int8 peak | x torch bf16 | x torch int8 | "
+        "x TQ2_0 |",
         "|---|" + "---:|" * 9,
     ]
     for cell in _cells(result, op):
@@ -27,23 +30,30 @@ def product_table(result: Mapping[str, Any], op: str = "linear", backend: str = 
             "peak": ours["of_int8_peak"],
             "bfloat16": ours["speedup"]["torch_bfloat16"],
             "int8": ours["speedup"]["torch_int8"],
-            "ggml": ggml and ggml["seconds_min"] / _row(cell, backend + WITH_QUANTISATION)["seconds_min"],
+            "ggml": ggml
+            and ggml["seconds_min"] / _row(cell, backend + WITH_QUANTISATION)["seconds_min"],
         }
         texts = {
-            key: _marked(value, goals.get(key, 0.0), share=key in ("read", "peak")) for key, value in shown.items()
+            key: _marked(value, goals.get(key, 0.0), share=key in ("read", "peak"))
+            for key, value in shown.items()
         }
         lines.append(
-            f"| {cell['out_features']} x {cell['in_features']} | {cell['rows_m']} | {ours['seconds_min'] * 1e6:,.1f} "
-            f"| {ours['bytes_per_second'] / 1e9:.1f} | {texts['read']} | {ours['operations_per_second'] / 1e9:,.0f} "
+            f"| {cell['out_features']} x {cell['in_features']} | {cell['rows_m']} | "
+            f"{ours['seconds_min'] * 1e6:,.1f} "
+            f"| {ours['bytes_per_second'] / 1e9:.1f} | {texts['read']} | "
+            f"{ours['operations_per_second'] / 1e9:,.0f} "
             f"| {texts['peak']} | {texts['bfloat16']} | {texts['int8']} | {texts['ggml']} |"
         )
     return "\n".join(lines)
 
 
 def back_table(result: Mapping[str, Any], backend: str = "cpu") -> str:
-    """The product with the gradient beside the forward product, and votes and flips beside AdamW."""
+    """The product with the gradient beside the forward product, and votes and flips beside
+    AdamW.
+    """
     lines = [
-        "| N x K | M | `linear_grad_input`, µs | of the forward's speed | `cast_scaled_votes_int8`, µs "
+        "| N x K | M | `linear_grad_input`, µs | of the forward's speed | "
+        "`cast_scaled_votes_int8`, µs "
         "| of int8 peak |",
         "|---|" + "---:|" * 5,
     ]
@@ -53,7 +63,8 @@ def back_table(result: Mapping[str, Any], backend: str = "cpu") -> str:
         back, ahead, cast = _row(cell, backend), forward[_place(cell)], casts[_place(cell)]
         votes = f"{cast['seconds_min'] * 1e6:,.1f} | {cast['of_int8_peak']:.0%}"
         lines.append(
-            f"| {cell['out_features']} x {cell['in_features']} | {cell['rows_m']} | {back['seconds_min'] * 1e6:,.1f} "
+            f"| {cell['out_features']} x {cell['in_features']} | {cell['rows_m']} | "
+            f"{back['seconds_min'] * 1e6:,.1f} "
             f"| {_marked(ahead['seconds_min'] / back['seconds_min'], 0.8)} | {votes} |"
         )
     return "\n".join(lines)
@@ -66,8 +77,10 @@ def update_table(result: Mapping[str, Any], backend: str = "cpu") -> str:
         if cell["op"] == "apply_scaled_votes":
             row = _row(cell, backend)
             lines.append(
-                f"| {cell['out_features']} x {cell['in_features']} | {cell['cache']} | {row['seconds_min'] * 1e6:,.1f} "
-                f"| {row['bytes_per_second'] / 1e9:.1f} | {_marked(row['speedup']['torch_adamw'], 5.0)} |"
+                f"| {cell['out_features']} x {cell['in_features']} | {cell['cache']} | "
+                f"{row['seconds_min'] * 1e6:,.1f} "
+                f"| {row['bytes_per_second'] / 1e9:.1f} | "
+                f"{_marked(row['speedup']['torch_adamw'], 5.0)} |"
             )
     return "\n".join([*lines, "", *notes(result)[:3]])
 

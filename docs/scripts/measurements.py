@@ -1,7 +1,8 @@
-"""The tables of measured figures, from the results of plugins into README.md and the documentation, and two of code.
+"""The tables of measured figures, from the results of plugins into README.md and the documentation,
+and two of code.
 
-``--write`` replaces what stands between the markers; without it they are compared, and the exit status is 1 when one
-differs. Nothing stands between the markers of what has not been measured yet.
+``--write`` replaces what stands between the markers; without it they are compared, and the exit
+status is 1 when one differs. Nothing stands between the markers of what has not been measured yet.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def demo_table(figures: dict[str, Any]) -> str:
     """The figures as a Markdown table, with the machine below it."""
     rows = figures["configs"]
     machine = figures["machine"]
-    first, speeds = rows[0], [sorted(row["tokens_per_second"])[len(row["tokens_per_second"]) // 2] for row in rows]
+    first, speeds = (
+        rows[0],
+        [sorted(row["tokens_per_second"])[len(row["tokens_per_second"]) // 2] for row in rows],
+    )
     lines = [
         "| | " + " | ".join(TITLES[row["name"]] for row in rows) + " |",
         "|---|" + "---:|" * len(rows),
@@ -65,18 +69,31 @@ def demo_table(figures: dict[str, Any]) -> str:
         line("of these float", [f"{row['float_parameters']:,}" for row in rows]),
         line(
             "validation loss, nats a byte",
-            [f"{row['validation_loss_mean']:.3f} ± {row['validation_loss_stdev']:.3f}" for row in rows],
+            [
+                f"{row['validation_loss_mean']:.3f} ± {row['validation_loss_stdev']:.3f}"
+                for row in rows
+            ],
         ),
-        line("training state, bytes a parameter", [f"{row['state_bits_per_parameter'] / 8:.2f}" for row in rows]),
-        line("training state, bits a parameter", [f"{row['state_bits_per_parameter']:.2f}" for row in rows]),
+        line(
+            "training state, bytes a parameter",
+            [f"{row['state_bits_per_parameter'] / 8:.2f}" for row in rows],
+        ),
+        line(
+            "training state, bits a parameter",
+            [f"{row['state_bits_per_parameter']:.2f}" for row in rows],
+        ),
         line("tokens a second", [f"{speed:,.0f} ({speed / speeds[0]:.2f}x)" for speed in speeds]),
     ]
     notes = (
-        f"The same decoder, tokens and order; means and standard deviations of {figures['seeds']} seeds, "
+        f"The same decoder, tokens and order; means and standard deviations of {figures['seeds']} "
+        f"seeds, "
         f"{first['tokens']:,} tokens each. The same validation bytes have a unigram entropy of "
-        f"{first['unigram_entropy']:.3f} and a bigram entropy of {first['bigram_entropy']:.3f} nats. State is counted "
-        f"from the real tensors: weights, votes, exponents, moments. Speeds are medians of runs that took turns; "
-        f"machines differ, ratios less so. Command: `make bench`. Machine: {machine['processor']}, {machine['cores']} "
+        f"{first['unigram_entropy']:.3f} and a bigram entropy of {first['bigram_entropy']:.3f} "
+        f"nats. State is counted "
+        f"from the real tensors: weights, votes, exponents, moments. Speeds are medians of runs "
+        f"that took turns; "
+        f"machines differ, ratios less so. Command: `make bench`. Machine: {machine['processor']}, "
+        f"{machine['cores']} "
         f"cores, torch {machine['torch']}."
     )
     if "note" in figures:  # of results that are older than what they are about
@@ -140,7 +157,9 @@ def strategies_table() -> str:
     for name, summary in STRATEGIES.items():
         strategy = find_strategy(name)
         rates = strategy.adjustment(floats)
-        clip = {"configured": [], None: ["no clipping"]}.get(rates.grad_clip, [f"clipped to {rates.grad_clip}"])
+        clip = {"configured": [], None: ["no clipping"]}.get(
+            rates.grad_clip, [f"clipped to {rates.grad_clip}"]
+        )
         cells = [
             [factor(rates.ternary_rate), *changes(votes, strategy.optimizer(votes))],
             [factor(rates.float_rate), *changes(floats, strategy.optimizer(floats)), *clip],
@@ -193,10 +212,15 @@ def changes(before: Any, after: Any) -> list[str]:
         inner = getattr(after.options, "inner", None)
         inside = [] if inner is None else changes(before, inner)
         own = [
-            f"`{key}` {getattr(after.options, key):g}" for key in sorted(after.given - {"inner", "lr", "weight_decay"})
+            f"`{key}` {getattr(after.options, key):g}"
+            for key in sorted(after.given - {"inner", "lr", "weight_decay"})
         ]
         return [f"`{after.name}`", *own, *inside]
-    return [f"`{key}` {json.dumps(value)}" for key, value in to_plain(after.options).items() if value != old[key]]
+    return [
+        f"`{key}` {json.dumps(value)}"
+        for key, value in to_plain(after.options).items()
+        if value != old[key]
+    ]
 
 
 def step_table(result: dict[str, Any]) -> str:
@@ -216,7 +240,9 @@ def layer_calls_table(result: dict[str, Any]) -> str:
 
 def ladder(part: str) -> Callable[[dict[str, Any]], str]:
     """A table of the ladder of widths, by the name of the function that makes it."""
-    return lambda result: str(getattr(study("arb-ternary-bench/studies/ladder_figures.py"), part)(result))
+    return lambda result: str(
+        getattr(study("arb-ternary-bench/studies/ladder_figures.py"), part)(result)
+    )
 
 
 def generate_table(result: dict[str, Any]) -> str:
@@ -259,7 +285,12 @@ TABLES = (
     ("convolution", "convolution.json", convolution_table, (KERNELS,)),
     ("wire", "wire.json", wire_table, (DISTRIBUTED,)),
     ("votes", "../../arb-ternary-orchestrator/results/votes.json", votes_table, (ORCHESTRATE,)),
-    ("sharded", "../../arb-ternary-train/results/sharded-memory.json", sharded_table, (DISTRIBUTED,)),
+    (
+        "sharded",
+        "../../arb-ternary-train/results/sharded-memory.json",
+        sharded_table,
+        (DISTRIBUTED,),
+    ),
     ("digits", "../../arb-ternary-vision/results/digits.json", digits_table, (MODALITIES,)),
     ("drawn", "../../arb-ternary-diffusion/results/digits.json", drawn_table, (MODALITIES,)),
     ("pays", "../../arb-ternary-orchestrator/results/pays.json", pays_table, (ORCHESTRATION,)),
@@ -287,7 +318,10 @@ def main() -> int:
     write = parser.parse_args().write
     outdated = set()
     contents = [(marker, measured(file, table), paths) for marker, file, table, paths in TABLES]
-    computed = [("strategies", strategies_table(), (ORCHESTRATE,)), ("network", network_table(), (DISTRIBUTED,))]
+    computed = [
+        ("strategies", strategies_table(), (ORCHESTRATE,)),
+        ("network", network_table(), (DISTRIBUTED,)),
+    ]
     for marker, content, paths in [*contents, *computed]:
         for path in paths:
             page = path.read_text(encoding="utf-8")
@@ -297,7 +331,10 @@ def main() -> int:
                 if write:
                     path.write_text(wanted, encoding="utf-8")
     if outdated and not write:
-        print(f"out of date: {', '.join(sorted(outdated))}; rewrite with: make generate", file=sys.stderr)
+        print(
+            f"out of date: {', '.join(sorted(outdated))}; rewrite with: make generate",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

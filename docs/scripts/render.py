@@ -15,7 +15,16 @@ from arb_ternary.config.fields import shape_of
 from arb_ternary.config.options import Rule
 from arb_ternary.config.yaml_document import dump_inline
 
-__all__ = ["attribute_list", "docstring", "prose", "public_names", "rules", "signature", "table", "type_text"]
+__all__ = [
+    "attribute_list",
+    "docstring",
+    "prose",
+    "public_names",
+    "rules",
+    "signature",
+    "table",
+    "type_text",
+]
 
 #: The longest signature that stays on one line.
 _WIDTH = 100
@@ -27,7 +36,9 @@ _ITEM = re.compile(r"(\*{0,2}[\w ,./\[\]]+):\s+(.*)")
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """What a module defines itself under a name without an underscore: constants, then classes, then functions."""
+    """What a module defines itself under a name without an underscore: constants, then classes,
+    then functions.
+    """
     known = {name: getattr(value, "__module__", None) for name, value in vars(module).items()}
     constants = {name for name in known if name.isupper()} - {"TYPE_CHECKING"}
     public = [name for name in known if name in constants or known[name] == module.__name__]
@@ -35,11 +46,13 @@ def public_names(module: ModuleType) -> list[str]:
     return [name for name in order if not name.startswith("_")]
 
 
-# --- signatures ------------------------------------------------------------------------------------------------------
+# --- signatures
 
 
 def signature(name: str, function: Callable[..., Any], *, skip: Sequence[str] = ()) -> str:
-    """``name(arguments) -> result`` with annotations as the source spells them, on several lines when it is long."""
+    """``name(arguments) -> result`` with annotations as the source spells them, on several lines
+    when it is long.
+    """
     found = inspect.signature(function)
     parts: list[str] = []
     keyword_only = False
@@ -52,7 +65,11 @@ def signature(name: str, function: Callable[..., Any], *, skip: Sequence[str] = 
             parts.append("*")
             keyword_only = True
         parts.append(_parameter(parameter))
-    result = "" if found.return_annotation is found.empty else f" -> {_annotation(found.return_annotation)}"
+    result = (
+        ""
+        if found.return_annotation is found.empty
+        else f" -> {_annotation(found.return_annotation)}"
+    )
     line = f"{name}({', '.join(parts)}){result}"
     if len(line) <= _WIDTH:
         return line
@@ -73,14 +90,20 @@ def _parameter(parameter: inspect.Parameter) -> str:
 def _annotation(annotation: Any) -> str:
     if isinstance(annotation, str):
         return annotation
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    return (
+        annotation.__name__
+        if isinstance(annotation, type)
+        else str(annotation).replace("typing.", "")
+    )
 
 
-# --- docstrings ------------------------------------------------------------------------------------------------------
+# --- docstrings
 
 
 def docstring(found: object) -> str:
-    """The docstring as Markdown: sections become lists, indented blocks after ``::`` become code."""
+    """The docstring as Markdown: sections become lists, indented blocks after ``::`` become
+    code.
+    """
     text = inspect.getdoc(found) or ""
     blocks: list[str] = []
     for heading, lines in _split_sections(text):
@@ -137,9 +160,17 @@ def _paragraphs(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """reStructuredText roles and literals as Markdown code spans; characters of formulas outside them are escaped."""
-    spans = _ROLE.sub(lambda match: f"`{match[1].rpartition('.')[2]}`", text).replace("``", "`").split("`")
-    return "`".join(span if index % 2 else _STARS.sub(r"\\*", span) for index, span in enumerate(spans))
+    """reStructuredText roles and literals as Markdown code spans; characters of formulas outside
+    them are escaped.
+    """
+    spans = (
+        _ROLE.sub(lambda match: f"`{match[1].rpartition('.')[2]}`", text)
+        .replace("``", "`")
+        .split("`")
+    )
+    return "`".join(
+        span if index % 2 else _STARS.sub(r"\\*", span) for index, span in enumerate(spans)
+    )
 
 
 def attribute_list(cls: type[Any]) -> str:
@@ -147,7 +178,9 @@ def attribute_list(cls: type[Any]) -> str:
     rows = []
     for field in attrs.fields(cls):
         default = "" if field.default is attrs.NOTHING else f"`{_default(field.default)}`"
-        rows.append((f"`{field.name}`", f"`{_annotation(field.type)}`".replace("|", "\\|"), default))
+        rows.append(
+            (f"`{field.name}`", f"`{_annotation(field.type)}`".replace("|", "\\|"), default)
+        )
     return table(("field", "type", "default"), rows)
 
 
@@ -157,12 +190,19 @@ def _default(default: Any) -> str:
     return repr(default)
 
 
-# --- options ---------------------------------------------------------------------------------------------------------
+# --- options
 
 
 def type_text(t: Any) -> str:
     """The type of an option, for a table cell."""
-    plain = {int: "integer", float: "number", str: "text", bool: "true, false", NoneType: "null", None: "null"}
+    plain = {
+        int: "integer",
+        float: "number",
+        str: "text",
+        bool: "true, false",
+        NoneType: "null",
+        None: "null",
+    }
     if t in plain:
         return plain[t]
     match shape_of(t):

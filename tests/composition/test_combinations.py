@@ -1,4 +1,6 @@
-"""Components that do not go together, and options that do nothing beside others, are faults of the config."""
+"""Components that do not go together, and options that do nothing beside others, are faults of the
+config.
+"""
 
 from __future__ import annotations
 
@@ -86,23 +88,42 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "2 does not fit accumulators of 2 bits",
     ),
     "a momentum in two bits": (
-        {"model": {"vote_bits": 2}, "optimizer": {"name": "momentum_votes"}}, "optimizer", "accumulators of 8 or 4",
+        {"model": {"vote_bits": 2}, "optimizer": {"name": "momentum_votes"}},
+        "optimizer",
+        "accumulators of 8 or 4",
     ),
     "quanta beyond the accumulators": (
-        {"model": {"vote_bits": 4}, "optimizer": {"name": "momentum_votes", "quanta": 9}}, "optimizer.quanta", "9 does",
+        {"model": {"vote_bits": 4}, "optimizer": {"name": "momentum_votes", "quanta": 9}},
+        "optimizer.quanta",
+        "9 does",
     ),
-    "an optimizer of floats for trits": ({"optimizer": "adamw"}, "optimizer", "cannot train ternary modules"),
+    "an optimizer of floats for trits": (
+        {"optimizer": "adamw"},
+        "optimizer",
+        "cannot train ternary modules",
+    ),
     "an optimizer of trits for floats": (
-        {"model": {"float_parts": ["norms"]}}, "optimizer", "cannot train float parameters",
+        {"model": {"float_parts": ["norms"]}},
+        "optimizer",
+        "cannot train float parameters",
     ),
     "trits and floats in a wrapper": (
-        {"model": {"float_parts": ["norms"]}, "optimizer": {"name": "gqc.gnts", "inner": "sign_votes"}},
+        {
+            "model": {"float_parts": ["norms"]},
+            "optimizer": {"name": "gqc.gnts", "inner": "sign_votes"},
+        },
         "optimizer.inner",
         "cannot train float parameters",
     ),
-    "a split of a pure model": ({"optimizer": SPLIT}, "optimizer.float", "the model has no float parts"),
+    "a split of a pure model": (
+        {"optimizer": SPLIT},
+        "optimizer.float",
+        "the model has no float parts",
+    ),
     "a split of a float model": (
-        {"model": {"float_parts": FLOATS}, "optimizer": SPLIT}, "optimizer.ternary", "the model has no ternary parts",
+        {"model": {"float_parts": FLOATS}, "optimizer": SPLIT},
+        "optimizer.ternary",
+        "the model has no ternary parts",
     ),
     "clipping beside a part that puts steps off": (
         {
@@ -122,9 +143,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "phases[0].grad_clip",
         "clipping would act on a partial sum",
     ),
-    "a maximum of votes": ({"optimizer": {"name": "signgsd", "maximize": True}}, "optimizer.maximize", "cannot be"),
+    "a maximum of votes": (
+        {"optimizer": {"name": "signgsd", "maximize": True}},
+        "optimizer.maximize",
+        "cannot be",
+    ),
     "more decay than votes": (
-        {"optimizer": {"name": "signgsd", "weight_decay": 128.0}}, "optimizer.weight_decay", "at most 127",
+        {"optimizer": {"name": "signgsd", "weight_decay": 128.0}},
+        "optimizer.weight_decay",
+        "at most 127",
     ),
     "bop of int8": (
         {
@@ -134,36 +161,58 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "optimizer.ternary",
         "the model's levels are int8",
     ),
-    "a block beyond the context": ({"phase": {"block_size": 9}}, "phases[0].block_size", "max_length is 8"),
+    "a block beyond the context": (
+        {"phase": {"block_size": 9}},
+        "phases[0].block_size",
+        "max_length is 8",
+    ),
     "float16 of votes": (
-        {"device": "cuda", "phase": {"use_amp": True, "amp_dtype": "float16"}}, "phases[0].amp_dtype", "votes are cast",
+        {"device": "cuda", "phase": {"use_amp": True, "amp_dtype": "float16"}},
+        "phases[0].amp_dtype",
+        "votes are cast",
     ),
     "float16 without a loss scale": (
-        {"phase": {"use_amp": True, "amp_dtype": "float16"}}, "phases[0].amp_dtype", "works on cuda, not on cpu",
+        {"phase": {"use_amp": True, "amp_dtype": "float16"}},
+        "phases[0].amp_dtype",
+        "works on cuda, not on cpu",
     ),
-    "float16 on a cpu": ({"phase": {"dtype": "float16"}}, "phases[0].dtype", "does not work on cpu"),
+    "float16 on a cpu": (
+        {"phase": {"dtype": "float16"}},
+        "phases[0].dtype",
+        "does not work on cpu",
+    ),
     "state of a model that sees the future": (
-        {"model": {"causal": False}, "phase": {"preserve_state": True}}, "phases[0].preserve_state", "not causal",
+        {"model": {"causal": False}, "phase": {"preserve_state": True}},
+        "phases[0].preserve_state",
+        "not causal",
     ),
     "growth of another model": (
         {
-            "model": {"name": "bitnet", "float_parts": FLOATS}, "optimizer": "adamw", "phase": DEPTH,
+            "model": {"name": "bitnet", "float_parts": FLOATS},
+            "optimizer": "adamw",
+            "phase": DEPTH,
             "masking": "mlm",
         },
         "phases[0]",
         "stacks are made of the blocks of model decoder",
     ),
     "growth to what is there": (
-        {"phase": {**DEPTH, "target_stacks": 1, "train_first": False}}, "phases[0].target_stacks", "nothing to train",
+        {"phase": {**DEPTH, "target_stacks": 1, "train_first": False}},
+        "phases[0].target_stacks",
+        "nothing to train",
     ),
     "an odd sinusoid": (
-        {"phase": {**INPUT, "time_embedding_dim": 7}}, "phases[0].time_embedding_dim", "must be even",
+        {"phase": {**INPUT, "time_embedding_dim": 7}},
+        "phases[0].time_embedding_dim",
+        "must be even",
     ),
     "adapters of some stacks": (
         {
             "optimizer": SPLIT,
             "phase": {
-                **DEPTH, "qlora_enabled": True, "qlora_strategy": "variable",
+                **DEPTH,
+                "qlora_enabled": True,
+                "qlora_strategy": "variable",
                 "qlora_configs": {0: {"rank": 2, "alpha": 1.0}, 2: {"rank": 2, "alpha": 1.0}},
             },
         },
@@ -171,21 +220,31 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "has no entry for stack 1",
     ),
     "float adapters for an optimizer of trits": (
-        {"phase": {**DEPTH, "qlora_enabled": True}}, "optimizer", "cannot train float parameters",
+        {"phase": {**DEPTH, "qlora_enabled": True}},
+        "optimizer",
+        "cannot train float parameters",
     ),
     "float stacks for an optimizer of trits": (
-        {"phase": {**DEPTH, "new_stack_precision": "full"}}, "optimizer", "cannot train float parameters",
+        {"phase": {**DEPTH, "new_stack_precision": "full"}},
+        "optimizer",
+        "cannot train float parameters",
     ),
     "two numbers of time steps": (
-        {"masking": TIMED, "phase": {**DEPTH, "num_time_steps": 16}}, "phases[0].num_time_steps", "hides by 8",
+        {"masking": TIMED, "phase": {**DEPTH, "num_time_steps": 16}},
+        "phases[0].num_time_steps",
+        "hides by 8",
     ),
     "a time for each sample that nobody draws": (
-        {"masking": TIMED, "phase": {**INPUT, "time_sampling": "sample"}}, "phases[0].time_sampling", "draws none",
+        {"masking": TIMED, "phase": {**INPUT, "time_sampling": "sample"}},
+        "phases[0].time_sampling",
+        "draws none",
     ),
     "raw token files without a dtype": (
-        {"data": {"name": "tokens", "train": "x.bin", "vocabulary_size": 9}}, "data.dtype", "must be given",
+        {"data": {"name": "tokens", "train": "x.bin", "vocabulary_size": 9}},
+        "data.dtype",
+        "must be given",
     ),
-}  # fmt: skip
+}
 
 #: What is configured, and the path of the option that does nothing.
 IDLE: dict[str, tuple[dict[str, Any], str]] = {
@@ -194,15 +253,21 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
         for key, value in {"lr": 0.1, "min_lr": 0.01, "grad_clip": 1.0}.items()
     },
     "min_rate of a float model with min_lr": (
-        {"model": {"float_parts": FLOATS}, "optimizer": "adamw", "phase": {"min_lr": 0.01, "min_rate": 0.1}},
+        {
+            "model": {"float_parts": FLOATS},
+            "optimizer": "adamw",
+            "phase": {"min_lr": 0.01, "min_rate": 0.1},
+        },
         "phases[0].min_rate",
     ),
     "min_rate of a constant schedule": (
-        {"phase": {"lr_schedule": "constant", "min_rate": 0.1}}, "phases[0].min_rate",
+        {"phase": {"lr_schedule": "constant", "min_rate": 0.1}},
+        "phases[0].min_rate",
     ),
     **{
         f"group_size of {what}": (
-            {"model": {"group_size": 32, **options}, "optimizer": optimizer, **more}, "model.group_size",
+            {"model": {"group_size": 32, **options}, "optimizer": optimizer, **more},
+            "model.group_size",
         )
         for what, options, optimizer, more in (
             ("a float model", {"float_parts": FLOATS}, "adamw", {}),
@@ -213,7 +278,10 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     },
     **{
         f"learned_norms of a {model} with float norms": (
-            {"model": {"name": model, "float_parts": parts, "learned_norms": True}, "optimizer": optimizer},
+            {
+                "model": {"name": model, "float_parts": parts, "learned_norms": True},
+                "optimizer": optimizer,
+            },
             "model.learned_norms",
         )
         for model, parts, optimizer in (
@@ -244,20 +312,27 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
         "optimizer.band",
     ),
     "clip of votes of the tail": (
-        {"model": {"vote_bits": 4}, "optimizer": {"name": "scaled_votes", "clip": 2.0}}, "optimizer.clip",
+        {"model": {"vote_bits": 4}, "optimizer": {"name": "scaled_votes", "clip": 2.0}},
+        "optimizer.clip",
     ),
     "leak of two bits": (
-        {"model": {"vote_bits": 2}, "optimizer": {"name": "scaled_votes", "leak": 0.1}}, "optimizer.leak",
+        {"model": {"vote_bits": 2}, "optimizer": {"name": "scaled_votes", "leak": 0.1}},
+        "optimizer.leak",
     ),
     "power without a schedule": (
-        {"optimizer": {"name": "momentum_votes", "power": 0.5}, "phase": {"lr_schedule": "constant"}},
+        {
+            "optimizer": {"name": "momentum_votes", "power": 0.5},
+            "phase": {"lr_schedule": "constant"},
+        },
         "optimizer.power",
     ),
     "gnr of votes": ({"optimizer": {"name": "gqc.gnr", "inner": "sign_votes"}}, "optimizer"),
     "a warm-up of no batches": (
         {
             "optimizer": {
-                "name": "gqc.gnts", "inner": "sign_votes", "schedule": {"batches": 3, "warmup_start": 2.0},
+                "name": "gqc.gnts",
+                "inner": "sign_votes",
+                "schedule": {"batches": 3, "warmup_start": 2.0},
             },
         },
         "optimizer.schedule.warmup_start",
@@ -279,54 +354,88 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"{key} of growth": ({"phase": {**DEPTH, key: value}}, f"phases[0].{key}")
         for key, value in {
-            "time_per_stack": 2, "time_embedding_dim": 8, "time_encoding_type": "learned", "time_sampling": "sample",
-            "qlora_base": "ternary", "qlora_rank": 2, "qlora_alpha": 2.0, "qlora_strategy": "progressive",
-            "adapter_dtype": "ternary", "progressive_qlora_rank": 2, "progressive_qlora_alpha": 2.0,
+            "time_per_stack": 2,
+            "time_embedding_dim": 8,
+            "time_encoding_type": "learned",
+            "time_sampling": "sample",
+            "qlora_base": "ternary",
+            "qlora_rank": 2,
+            "qlora_alpha": 2.0,
+            "qlora_strategy": "progressive",
+            "adapter_dtype": "ternary",
+            "progressive_qlora_rank": 2,
+            "progressive_qlora_alpha": 2.0,
         }.items()
     },
     **{
         f"{key} of adapters that are all the same": (
-            {"optimizer": SPLIT, "phase": {**DEPTH, "qlora_enabled": True, key: "linear"}}, f"phases[0].{key}",
+            {"optimizer": SPLIT, "phase": {**DEPTH, "qlora_enabled": True, key: "linear"}},
+            f"phases[0].{key}",
         )
         for key in ("qlora_rank_pattern", "qlora_alpha_pattern")
     },
     "a mapping of time as input": (
-        {"masking": TIMED, "phase": {**INPUT, "stack_time_mapping": "exponential"}}, "phases[0].stack_time_mapping",
+        {"masking": TIMED, "phase": {**INPUT, "stack_time_mapping": "exponential"}},
+        "phases[0].stack_time_mapping",
     ),
     "a mapping that gives the same steps": (
-        {"masking": TIMED, "phase": {**DEPTH, "target_stacks": 2, "stack_time_mapping": "exponential"}},
+        {
+            "masking": TIMED,
+            "phase": {**DEPTH, "target_stacks": 2, "stack_time_mapping": "exponential"},
+        },
         "phases[0].stack_time_mapping",
     ),
     "a cache beside a trunk that learns": (
         {
             "optimizer": SPLIT,
-            "phase": {**DEPTH, "qlora_enabled": True, "trunk_strategy": "qlora", "cache_dtype": "int8"},
+            "phase": {
+                **DEPTH,
+                "qlora_enabled": True,
+                "trunk_strategy": "qlora",
+                "cache_dtype": "int8",
+            },
         },
         "phases[0].cache_dtype",
     ),
     "the folder of no cache": (
-        {"phase": {**DEPTH, "cache_activations": False, "cache_folder": "x"}}, "phases[0].cache_folder",
+        {"phase": {**DEPTH, "cache_activations": False, "cache_folder": "x"}},
+        "phases[0].cache_folder",
     ),
     "a mapping of the masking": (
-        {"masking": {**TIMED, "stack_time_mapping": "exponential"}, "phase": DEPTH}, "masking.stack_time_mapping",
+        {"masking": {**TIMED, "stack_time_mapping": "exponential"}, "phase": DEPTH},
+        "masking.stack_time_mapping",
     ),
     "drawing of times that follow from depth": (
-        {"masking": {**TIMED, "time_sampling": "sample"}}, "masking.time_sampling",
-    ),
-    "drawing of times that the phase gives": (
-        {"masking": {**TIMED, "time_interpretation": "input", "time_sampling": "sample"}, "phase": DEPTH},
+        {"masking": {**TIMED, "time_sampling": "sample"}},
         "masking.time_sampling",
     ),
-    "a start of what does not grow": ({"masking": {"name": "progressive", "start": 0.2}}, "masking.start"),
-    "batches of no evaluation": ({"phase": {"eval_every": 0, "eval_batches": 4}}, "phases[0].eval_batches"),
+    "drawing of times that the phase gives": (
+        {
+            "masking": {**TIMED, "time_interpretation": "input", "time_sampling": "sample"},
+            "phase": DEPTH,
+        },
+        "masking.time_sampling",
+    ),
+    "a start of what does not grow": (
+        {"masking": {"name": "progressive", "start": 0.2}},
+        "masking.start",
+    ),
+    "batches of no evaluation": (
+        {"phase": {"eval_every": 0, "eval_batches": 4}},
+        "phases[0].eval_batches",
+    ),
     "a schedule of two stacks": (
-        {"masking": {"name": "progressive", "schedule": "cosine"}, "phase": {**DEPTH, "target_stacks": 2}},
+        {
+            "masking": {"name": "progressive", "schedule": "cosine"},
+            "phase": {**DEPTH, "target_stacks": 2},
+        },
         "masking.schedule",
     ),
     "a dtype of .npy files": (
-        {"data": {"name": "tokens", "train": "x.npy", "vocabulary_size": 9, "dtype": "uint8"}}, "data.dtype",
+        {"data": {"name": "tokens", "train": "x.npy", "vocabulary_size": 9, "dtype": "uint8"}},
+        "data.dtype",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -350,18 +459,34 @@ def test_an_option_that_does_nothing_is_a_fault_that_says_why(case: str, tmp_pat
     [
         {"model": {"embedding_scale_rule": "correlation"}},
         {"model": {"embedding_scale_rule": "correlation"}, "optimizer": "momentum_votes"},
-        {"model": {"float_parts": ["norms"]}, "optimizer": SPLIT, "phase": {"lr": 0.01, "grad_clip": 1.0}},
+        {
+            "model": {"float_parts": ["norms"]},
+            "optimizer": SPLIT,
+            "phase": {"lr": 0.01, "grad_clip": 1.0},
+        },
         {"optimizer": SPLIT, "phase": {**DEPTH, "qlora_enabled": True, "trunk_strategy": "qlora"}},
         {
             "model": {"float_parts": FLOATS, "group_size": 32},
             "optimizer": SPLIT,
             "phase": {**DEPTH, "new_stack_precision": "ternary"},
         },
-        {"model": {"float_parts": ["head"], "learned_norms": True, "group_size": 32}, "optimizer": SPLIT},
+        {
+            "model": {"float_parts": ["head"], "learned_norms": True, "group_size": 32},
+            "optimizer": SPLIT,
+        },
         {"masking": {"name": "progressive", "schedule": "cosine", "start": 0.2}, "phase": DEPTH},
-        {"optimizer": {"name": "gqc.gnts", "inner": {"name": "split"}}, "model": {"float_parts": ["head"]}},
-        {"model": {"vote_bits": 4}, "optimizer": {"name": "scaled_votes", "cell": 7, "tail": False, "clip": 2.0}},
-        {"model": {"vote_bits": 4}, "optimizer": {"name": "scaled_votes", "vote_levels": 3, "clip": 2.0}},
+        {
+            "optimizer": {"name": "gqc.gnts", "inner": {"name": "split"}},
+            "model": {"float_parts": ["head"]},
+        },
+        {
+            "model": {"vote_bits": 4},
+            "optimizer": {"name": "scaled_votes", "cell": 7, "tail": False, "clip": 2.0},
+        },
+        {
+            "model": {"vote_bits": 4},
+            "optimizer": {"name": "scaled_votes", "vote_levels": 3, "clip": 2.0},
+        },
     ],
 )
 def test_what_goes_together_is_no_fault(sections: dict[str, Any], tmp_path: Path) -> None:
@@ -369,7 +494,14 @@ def test_what_goes_together_is_no_fault(sections: dict[str, Any], tmp_path: Path
 
 
 def test_a_model_whose_linears_are_made_ternary_does_not_grow(tmp_path: Path) -> None:
-    model = {"name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8, "float_parts": FLOATS}
+    model = {
+        "name": "decoder",
+        "width": 16,
+        "layers": 1,
+        "heads": 2,
+        "max_length": 8,
+        "float_parts": FLOATS,
+    }
     config = {
         "data": "shakespeare",
         "model": {"name": "bitnet_of", "model": model},

@@ -1,8 +1,9 @@
-"""No option is idle: changed, it changes a run's bytes or is a fault of the config. The list comes from the registry.
+"""No option is idle: changed, it changes a run's bytes or is a fault of the config. The list comes
+from the registry.
 
-Weights, the optimizer's state and the metrics of a run of three tiny steps are compared. A plugin that is installed
-adds its components and their options without an edit here; what can by its nature change none of these bytes is listed
-below with the reason.
+Weights, the optimizer's state and the metrics of a run of three tiny steps are compared. A plugin
+that is installed adds its components and their options without an edit here; what can by its nature
+change none of these bytes is listed below with the reason.
 """
 
 from __future__ import annotations
@@ -35,45 +36,87 @@ from arb_ternary_upcycle.stages import FloatModelWriter, float_config
 FLOATS: Final = ["embedding", "head", "norms", "linears"]
 MIXED: Final = ["norms", "head"]
 SPLIT: Final = {"name": "split", "ternary": {"name": "scaled_votes"}, "float": {"name": "adamw"}}
-MODEL: Final = {"name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 16, "group_size": 32}
+MODEL: Final = {
+    "name": "decoder",
+    "width": 16,
+    "layers": 1,
+    "heads": 2,
+    "max_length": 16,
+    "group_size": 32,
+}
 #: The options of a phase of three short steps, as far as it has them.
 BRIEF: Final = {
-    "steps": 3, "batch_size": 2, "block_size": 8, "eval_every": 0, "accum_threshold": 1,
-    "target_stacks": 3, "steps_per_stack": 1, "blocks_per_stack": 1,
-}  # fmt: skip
+    "steps": 3,
+    "batch_size": 2,
+    "block_size": 8,
+    "eval_every": 0,
+    "accum_threshold": 1,
+    "target_stacks": 3,
+    "steps_per_stack": 1,
+    "blocks_per_stack": 1,
+}
 
 #: Options that by their nature change none of the bytes, and why.
 BY_NATURE: Final[dict[str, str]] = {
-    **dict.fromkeys(("log_every", "eval_every", "eval_batches"), "what is shown and evaluated, not what is trained"),
-    **dict.fromkeys(("num_workers", "compile_model", "foreach"), "how fast it is computed, not what"),
-    **dict.fromkeys(("activation_checkpointing", "activation_checkpoint_threshold"), "memory for time"),
-    **dict.fromkeys(("cache_activations", "cache_bytes", "cache_folder"), "memory or disk for time"),
-    **dict.fromkeys(("teacher_memory", "cache_teacher_outputs", "cache_memory"), "memory or disk for time"),
-    **dict.fromkeys(("max_skipped", "max_stacks", "max_length"), "a limit that these runs do not reach"),
-    **dict.fromkeys(("nan_policy", "non_finite"), "of gradients that are not finite, of which there are none here"),
-    **dict.fromkeys(("init_from", "path", "train", "validation", "tokenizer"), "a path, or the name of a file"),
+    **dict.fromkeys(
+        ("log_every", "eval_every", "eval_batches"),
+        "what is shown and evaluated, not what is trained",
+    ),
+    **dict.fromkeys(
+        ("num_workers", "compile_model", "foreach"), "how fast it is computed, not what"
+    ),
+    **dict.fromkeys(
+        ("activation_checkpointing", "activation_checkpoint_threshold"), "memory for time"
+    ),
+    **dict.fromkeys(
+        ("cache_activations", "cache_bytes", "cache_folder"), "memory or disk for time"
+    ),
+    **dict.fromkeys(
+        ("teacher_memory", "cache_teacher_outputs", "cache_memory"), "memory or disk for time"
+    ),
+    **dict.fromkeys(
+        ("max_skipped", "max_stacks", "max_length"), "a limit that these runs do not reach"
+    ),
+    **dict.fromkeys(
+        ("nan_policy", "non_finite"),
+        "of gradients that are not finite, of which there are none here",
+    ),
+    **dict.fromkeys(
+        ("init_from", "path", "train", "validation", "tokenizer"), "a path, or the name of a file"
+    ),
     "teacher": "a folder",
     "blockwise_autotune_log_every": "what is shown",
     "custom_time_mapping": "the name of a function",
-    **dict.fromkeys(("dtype", "vocabulary_size"), "what a token file holds: another value is another file"),
-    **dict.fromkeys(("band", "votes.band"), "how far exponents may move: in a few steps none comes so far"),
-    **dict.fromkeys(("image_size", "channels"), "what the images are: with others, images of this size are refused"),
+    **dict.fromkeys(
+        ("dtype", "vocabulary_size"), "what a token file holds: another value is another file"
+    ),
+    **dict.fromkeys(
+        ("band", "votes.band"), "how far exponents may move: in a few steps none comes so far"
+    ),
+    **dict.fromkeys(
+        ("image_size", "channels"),
+        "what the images are: with others, images of this size are refused",
+    ),
     "dead_band": "a tolerance about the number of flips, which these runs exceed",
     "maximum": "what a finished run is judged by",
-    "validation_fraction": "where the text is cut: three steps may draw the same samples of either part",
+    "validation_fraction": "where the text is cut: three steps may draw the same samples of either "
+    "part",
     "tuning": "which part of the text is held out: three steps may draw the same samples",
-    "sliding_window": "a window as long as a sample hides nothing; it is tried with a shorter one below",
-}  # fmt: skip
+    "sliding_window": "a window as long as a sample hides nothing; it is tried with a shorter one "
+    "below",
+}
 #: The same of one component's option.
 BY_NATURE_OF: Final = {
-    "blockwise.blockwise_autotune_enabled": "by itself it only says what it sees; what it does is tried with its mode",
+    "blockwise.blockwise_autotune_enabled": "by itself it only says what it sees; what it does is "
+    "tried with its mode",
     "gqc.gnts.per_group": "each group meets or misses the threshold as all of them do",
     **dict.fromkeys(
         ("labels.augment.name", "labels.augment.amount", "labels.augment.chance"),
         "changes images, which these runs on text have not; its own tests try every change",
     ),
 }
-#: Values where those that follow from an option's type would do nothing, or something else, in three steps.
+# : Values where those that follow from an option's type would do nothing, or something else, in
+# three steps.
 VALUES: Final[dict[str, list[Any]]] = {
     "sliding_window": [3],
     "float_parts": [["norms"]],
@@ -150,22 +193,31 @@ COMPANIONS_OF: Final[dict[str, dict[str, Any]]] = {
 #: Phases that learn from a teacher, and its sizes, which are the student's.
 TAUGHT: Final = {"blockwise", "global"}
 TEACHER: Final = {key: value for key, value in MODEL.items() if key not in ("name", "group_size")}
-#: Phases that take no step of their own, because they read, convert, judge, measure or write, or that need what such a
-#: phase has made: their own tests try what each option does.
+# : Phases that take no step of their own, because they read, convert, judge, measure or write, or
+# that need what such a : phase has made: their own tests try what each option does.
 IN_A_PIPELINE: Final = {
     *("load_teacher", "fold_rotate", "surgery", "projection"),
     *("verify", "benchmark", "export"),
 }
 #: Steps of runs in which three show nothing of a component.
-STEPS: Final = {"phase.blockwise": 6, "optimizer.momentum_votes": 10, "optimizer.sign_votes": 5, "optimizer.signgsd": 5}
+STEPS: Final = {
+    "phase.blockwise": 6,
+    "optimizer.momentum_votes": 10,
+    "optimizer.sign_votes": 5,
+    "optimizer.signgsd": 5,
+}
 
 
 def registered(kind: str) -> list[Any]:
     return list(manager().registry.all(kind))
 
 
-def options(cls: type[Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], attrs.Attribute[Any]]]:
-    """Path and attribute of every option, those of nested sections too; not the components that it names."""
+def options(
+    cls: type[Any], prefix: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], attrs.Attribute[Any]]]:
+    """Path and attribute of every option, those of nested sections too; not the components that it
+    names.
+    """
     for field in config_fields(cls):
         shapes = {shape_of(arm): arm for arm in (*get_args(field.type), field.type)}
         if "choice" in shapes:
@@ -190,7 +242,9 @@ def candidates(path: tuple[str, ...], field: attrs.Attribute[Any]) -> list[Any]:
             found += [True, False]
         elif arm in (int, float) and not isinstance(default, bool):
             numbers = [default] if isinstance(default, int | float) else []
-            found += [arm(each) for number in numbers for each in (number * 2, number / 2, number + 1)] + [
+            found += [
+                arm(each) for number in numbers for each in (number * 2, number / 2, number + 1)
+            ] + [
                 arm(2),
                 arm(1),
             ]
@@ -229,9 +283,17 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
             config["model"] = {**MODEL, "name": "direct", "float_parts": FLOATS}
             config["model"].pop("group_size")
             section, where = {**SPLIT, "ternary": section}, (kind, "ternary")
-        elif any(field.name == "inner" for field in config_fields(options_class(found.spec) or object)):
+        elif any(
+            field.name == "inner" for field in config_fields(options_class(found.spec) or object)
+        ):
             section["inner"] = SPLIT if "ternary" in accepts else {"name": "adamw"}
-    images = kind_of_model(name) if kind == "model" else kind_of_masking(name) if kind == "masking" else TEXT
+    images = (
+        kind_of_model(name)
+        if kind == "model"
+        else kind_of_masking(name)
+        if kind == "masking"
+        else TEXT
+    )
     if images is not TEXT:
         return of_other_data(config, kind, section, images), where
     if kind == "model":
@@ -239,7 +301,9 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
         if name != "decoder":
             section["float_parts"] = FLOATS
             section.pop("group_size")
-            config["optimizer"] = {**SPLIT, "ternary": {"name": "dqt"}} if name == "direct" else {"name": "adamw"}
+            config["optimizer"] = (
+                {**SPLIT, "ternary": {"name": "dqt"}} if name == "direct" else {"name": "adamw"}
+            )
     if kind == "data":
         section = {"shakespeare": section, "text": config["data"]}.get(name, {})
     if kind == "phase":
@@ -260,7 +324,9 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
     return config, where
 
 
-def of_other_data(config: dict[str, Any], kind: str, section: dict[str, Any], data: KindOfData) -> dict[str, Any]:
+def of_other_data(
+    config: dict[str, Any], kind: str, section: dict[str, Any], data: KindOfData
+) -> dict[str, Any]:
     """The run ``config`` on samples that are no text, or for models that see all of it."""
     model = next((each for each in data.models if each["name"] == section["name"]), data.models[0])
     phase = {key: value for key, value in BRIEF.items() if key not in TEXT.phase}
@@ -270,7 +336,13 @@ def of_other_data(config: dict[str, Any], kind: str, section: dict[str, Any], da
         "data": config["data"] if data.data == TEXT.data else dict(data.data),
         "model": {**model, "float_parts": ["head"]},
         "masking": section if kind == "masking" else {"name": data.masking[0]},
-        "phases": [{"name": "standard", **{key: value for key, value in phase.items() if key in known}, **data.phase}],
+        "phases": [
+            {
+                "name": "standard",
+                **{key: value for key, value in phase.items() if key in known},
+                **data.phase,
+            }
+        ],
     }
 
 
@@ -287,7 +359,9 @@ def cases() -> Iterator[Any]:
             if kind == "phase" and found.spec.name in IN_A_PIPELINE:
                 continue
             cls = options_class(found.spec)
-            for path, field in options(cls) if cls is not None and context(kind, found)[0].get(kind) != {} else ():
+            for path, field in (
+                options(cls) if cls is not None and context(kind, found)[0].get(kind) != {} else ()
+            ):
                 name = f"{kind}-{found.spec.name}-{'.'.join(path)}"
                 # One in six is tried every time, whatever else is there; the rest takes minutes.
                 marks = () if crc32(name.encode()) % 6 == 0 else pytest.mark.slow
@@ -327,7 +401,11 @@ class Runs:
             loaded = load_config(path).config
             train(loaded, RunRequest(directory=directory, backend="torch", reporter=Silent))
             last = sorted((directory / "checkpoints").glob("step-*"))[-1]
-            files = (last / "model.safetensors", last / "state.safetensors", directory / "metrics.jsonl")
+            files = (
+                last / "model.safetensors",
+                last / "state.safetensors",
+                directory / "metrics.jsonl",
+            )
             self.made[name] = tuple(file.read_bytes() for file in files)
         return self.made[name]
 
@@ -351,7 +429,9 @@ def write_teacher(folder: Path) -> None:
 
     for number, block in enumerate(model.blocks):
         writer.write_block(number, neutral(block))
-    writer.write_ends({key: value for key, value in neutral(model).items() if not key.startswith("blocks.")})
+    writer.write_ends(
+        {key: value for key, value in neutral(model).items() if not key.startswith("blocks.")}
+    )
     writer.finish()
 
 
@@ -369,11 +449,21 @@ def test_an_option_changes_the_run_or_is_refused(
         pytest.skip(BY_NATURE[path[-1]])
     if reason := BY_NATURE_OF.get(f"{found.spec.name}.{'.'.join(path)}"):
         pytest.skip(reason)
-    if path[0] == "schedule" and found.spec.name.startswith("gqc.") and found.spec.name != "gqc.gnr":
-        pytest.skip("the schedule of gqc.gnr, whose quantity acts in every step; others decide the same way or not")
+    if (
+        path[0] == "schedule"
+        and found.spec.name.startswith("gqc.")
+        and found.spec.name != "gqc.gnr"
+    ):
+        pytest.skip(
+            "the schedule of gqc.gnr, whose quantity acts in every step; others decide the same "
+            "way or not"
+        )
     config, where = context(kind, found)
     tried = candidates(path, field)
-    assert tried, f"no value is known for {path}: add one to VALUES, or the reason why it changes nothing to BY_NATURE"
+    assert tried, (
+        f"no value is known for {path}: add one to VALUES, or the reason why it changes nothing to "
+        f"BY_NATURE"
+    )
     for key, given in COMPANIONS_OF.get(f"{found.spec.name}.{path[-1]}", {}).items():
         config = placed(config, where, (key,), given)
     if path[0] == "schedule" and len(path) > 1:

@@ -1,6 +1,8 @@
-"""``exact: true`` for the models of every kind of data: the same bytes on two backends, with one thread and with two.
+"""``exact: true`` for the models of every kind of data: the same bytes on two backends, with one
+thread and with two.
 
-The list is that of ``arb_ternary_testing.kinds_of_data``: a model that is added there is tried here.
+The list is that of ``arb_ternary_testing.kinds_of_data``: a model that is added there is tried
+here.
 """
 
 from __future__ import annotations
@@ -40,18 +42,24 @@ def trained(folder: Path, kind: KindOfData, model: Any, backend: str, threads: i
         "name": "exact",
         "exact": True,
         "threads": threads,
-        "data": {key: str(text) if value == "{text}" else value for key, value in kind.data.items()},
+        "data": {
+            key: str(text) if value == "{text}" else value for key, value in kind.data.items()
+        },
         "model": dict(model),
         **({"masking": {"name": kind.masking[0]}} if kind.masking else {}),
         "optimizer": {"name": "sign_votes", "accum_threshold": 2},
         "checkpoint": {"every": STEPS, "keep": 1},
         "checks": ["pure"],
-        "phases": [{"name": "standard", "steps": STEPS, "eval_every": 0, **kind.phase, "batch_size": 16}],
+        "phases": [
+            {"name": "standard", "steps": STEPS, "eval_every": 0, **kind.phase, "batch_size": 16}
+        ],
     }
     path = folder / f"{backend}.yaml"
     path.write_text(dump_yaml(config))
     directory = folder / backend
-    train(load_config(path).config, RunRequest(directory=directory, backend=backend, reporter=Silent))
+    train(
+        load_config(path).config, RunRequest(directory=directory, backend=backend, reporter=Silent)
+    )
     checkpoint = directory / "checkpoints" / f"step-{STEPS:08d}"
     return [(checkpoint / name).read_bytes() for name in ("model.safetensors", "state.safetensors")]
 

@@ -36,12 +36,16 @@ def section(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     cls = options_class(found.spec)
     fields = attrs.fields(attrs.resolve_types(cls)) if cls is not None else ()
     wraps = any(
-        field.default is attrs.NOTHING and field.type is OptimizerChoice and DEFAULT_CHOICE not in field.metadata
+        field.default is attrs.NOTHING
+        and field.type is OptimizerChoice
+        and DEFAULT_CHOICE not in field.metadata
         for field in fields
     )
     if accepts == {"stored"}:
         return {"name": "direct", **MODEL}, {"name": "split", "ternary": name}
-    parts = {frozenset({"ternary"}): [], frozenset({"float"}): FLOATS}.get(accepts, ["norms", "head"])
+    parts = {frozenset({"ternary"}): [], frozenset({"float"}): FLOATS}.get(
+        accepts, ["norms", "head"]
+    )
     inner = {} if not wraps else {"inner": "split" if "ternary" in accepts else "adamw"}
     return {"name": "decoder", "float_parts": parts, **MODEL}, {"name": name, **inner}
 
@@ -76,7 +80,11 @@ def test_a_factor_multiplies_the_rate_of_what_it_names_whatever_the_optimizer(fo
                     found |= {id(parameter): group["lr"] for parameter in group["params"]}
         return found
 
-    parts = {**trainable.ternary, **trainable.floats, **{name: m.weight for name, m in trainable.stored.items()}}
+    parts = {
+        **trainable.ternary,
+        **trainable.floats,
+        **{name: m.weight for name, m in trainable.stored.items()},
+    }
     by_factor, usual = rates(built), rates(whole)
     for name, part in parts.items():
         assert by_factor[id(part)] == usual[id(part)] * (0.25 if name in ours else 1.0), name
@@ -84,11 +92,16 @@ def test_a_factor_multiplies_the_rate_of_what_it_names_whatever_the_optimizer(fo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("found", OPTIMIZERS, ids=NAMES)
-def test_a_run_with_factors_and_frozen_parts_resumes_to_the_same_bytes(found: Any, tmp_path: Path) -> None:
+def test_a_run_with_factors_and_frozen_parts_resumes_to_the_same_bytes(
+    found: Any, tmp_path: Path
+) -> None:
     model, optimizer = section(found)
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 30)
     phase = {"name": "standard", "steps": 6, "batch_size": 2, "block_size": 8, "eval_every": 100}
-    options = {"freeze": ["*.query", "head"], "rate_factors": {"*.attention": 0.5, "embedding": 0.25}}
+    options = {
+        "freeze": ["*.query", "head"],
+        "rate_factors": {"*.attention": 0.5, "embedding": 0.25},
+    }
     config = {
         "data": {"name": "text", "path": str(tmp_path / "text.txt"), "tokenizer": "bytes"},
         "model": model,
@@ -105,5 +118,7 @@ def test_a_run_with_factors_and_frozen_parts_resumes_to_the_same_bytes(found: An
         shutil.rmtree(step)
     train(loaded, RunRequest(directory=run, backend="torch", reporter=Silent, resume="auto"))
     for file in ("model.safetensors", "state.safetensors"):
-        last = [sorted((directory / "checkpoints").glob("step-*"))[-1] for directory in (whole, run)]
+        last = [
+            sorted((directory / "checkpoints").glob("step-*"))[-1] for directory in (whole, run)
+        ]
         assert (last[0] / file).read_bytes() == (last[1] / file).read_bytes()

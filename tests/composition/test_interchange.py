@@ -1,4 +1,6 @@
-"""One model in several formats: what one plugin writes, another program or plugin reads as the same model."""
+"""One model in several formats: what one plugin writes, another program or plugin reads as the same
+model.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_transformers_loads_a_llama_from_gguf(tmp_path: Path, type_: str) -> Non
 
     model = decoder("llama")
     GgufExporter(GgufConfig(type=type_)).export(model, tmp_path / "model.gguf", METADATA)  # type: ignore[arg-type]
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="model.gguf", dtype=torch.float32
+    ).eval()
     unrounded = Decoder(evolve(model.config, activations="float"), 256).eval()
     unrounded.load_state_dict(model.state_dict())
     ids = torch.randint(0, 256, (2, 64))
@@ -80,5 +84,6 @@ def test_a_model_comes_back_the_same_from_either_format(tmp_path: Path, architec
         for name, module in ternary_modules(back):
             assert torch.equal(module.trits(), expected[name]), name
         assert imported.attachments["tokenizer"] == {"kind": "bytes"}
-        assert back.config.norm_eps == pytest.approx(model.config.norm_eps)  # GGUF has it as float32
+        # GGUF has it as float32
+        assert back.config.norm_eps == pytest.approx(model.config.norm_eps)
         assert evolve(back.config, norm_eps=1e-6, rotary_base=10000.0) == comparable(model.config)

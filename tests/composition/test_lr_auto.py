@@ -43,10 +43,12 @@ optimizer:
   float: {name: adamw, lr: 0.003}
 checkpoint: {every: 3, keep: 3}
 phases:
-  - {name: standard, steps: 6, batch_size: 2, block_size: 8, eval_every: 0, lr_schedule: linear, warmup_steps: 2}
+  - {name: standard, steps: 6, batch_size: 2, block_size: 8, eval_every: 0, lr_schedule: linear,
+      warmup_steps: 2}
 """
 REFERENCE = Course(steps=2400, tokens=2048, mean_rate=0.5, width=128)
-#: Of the config above, whose mean rate is 0.6 of the peak: 0.115 * (400 / 1.2)^(1/4) / 128^(1/8) * 8^(1/5).
+# : Of the config above, whose mean rate is 0.6 of the peak: 0.115 * (400 / 1.2)^(1/4) / 128^(1/8) *
+# 8^(1/5).
 RATE = 0.406
 
 
@@ -82,7 +84,9 @@ def ends_of(*runs: Path) -> list[dict[str, bytes]]:
         ({"mean_rate": 0.5 / 16}, 2.0),
     ],
 )
-def test_the_rate_is_a_power_law_in_length_batch_width_and_schedule(change: dict[str, Any], factor: float) -> None:
+def test_the_rate_is_a_power_law_in_length_batch_width_and_schedule(
+    change: dict[str, Any], factor: float
+) -> None:
     assert rate_of(evolve(REFERENCE, **change)) == pytest.approx(0.115 * factor, rel=1e-9)
 
 
@@ -101,10 +105,14 @@ def test_the_mean_of_a_long_schedule_is_that_of_all_its_steps() -> None:
     assert course.mean_rate == pytest.approx(0.525, abs=1e-3)
 
 
-def test_a_run_trains_as_with_the_number_says_it_and_records_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_trains_as_with_the_number_says_it_and_records_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["train", "run.yaml", "--run-dir", "chosen"]) == 0
     assert f"optimizer.ternary.lr: auto is {RATE}: 6 steps of 16 tokens" in capsys.readouterr().err
-    assert json.loads(Path("chosen/run.json").read_text())["chosen"] == {"optimizer.ternary.lr": RATE}
+    assert json.loads(Path("chosen/run.json").read_text())["chosen"] == {
+        "optimizer.ternary.lr": RATE
+    }
     written = load_config("chosen/config.yaml").config.optimizer.options
     assert (written.ternary.options.lr, written.float.options.lr) == (RATE, 0.003)
     chosen, given = ends_of(Path("chosen"), run("given", f"optimizer.ternary.lr={RATE}"))
@@ -113,7 +121,9 @@ def test_a_run_trains_as_with_the_number_says_it_and_records_it(capsys: pytest.C
 
 
 @pytest.mark.parametrize("file", ["run.yaml", "part/config.yaml"])
-def test_a_resumed_run_keeps_the_rate_that_it_began_with(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_the_rate_that_it_began_with(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, part = run("whole"), run("part")
     for late in part.glob("checkpoints/step-00000006*"):
         for each in late.iterdir():
@@ -129,20 +139,43 @@ def test_a_resumed_run_keeps_the_rate_that_it_began_with(file: str, monkeypatch:
     ("overrides", "reason"),
     [
         (("phases.0.init_from=other",), "weights of another run"),
-        (("data={name: digits}", "masking=labels", "phases.0.block_size=128"), "have a size of their own"),
         (
-            ("masking=absorbing", "model.causal=false", "data={name: text, path: text.txt, tokenizer: bytes}"),
+            ("data={name: digits}", "masking=labels", "phases.0.block_size=128"),
+            "have a size of their own",
+        ),
+        (
+            (
+                "masking=absorbing",
+                "model.causal=false",
+                "data={name: text, path: text.txt, tokenizer: bytes}",
+            ),
             "'absorbing' has only hidden tokens predicted",
         ),
         (
-            ("masking=mlm", "model.causal=false", "data={name: text, path: text.txt, tokenizer: bytes}"),
+            (
+                "masking=mlm",
+                "model.causal=false",
+                "data={name: text, path: text.txt, tokenizer: bytes}",
+            ),
             "'mlm' has only hidden tokens predicted",
         ),
-        (("model.vote_bits=2", "model.float_parts=[head]", "model.embedding_scale_rule=frozen"), "8 or 4 bits"),
-        (("phases=[{name: standard, steps: 4}, {name: standard, steps: 8}]",), r"phases\[0\] and phases\[1\] differ"),
-        (("phases=[{name: progressive, steps_per_stack: 4}]",), "'progressive', is not one training loop"),
         (
-            ("optimizer={name: gqc.gnts, inner: {name: split, ternary: {name: scaled_votes, lr: auto}}}",),
+            ("model.vote_bits=2", "model.float_parts=[head]", "model.embedding_scale_rule=frozen"),
+            "8 or 4 bits",
+        ),
+        (
+            ("phases=[{name: standard, steps: 4}, {name: standard, steps: 8}]",),
+            r"phases\[0\] and phases\[1\] differ",
+        ),
+        (
+            ("phases=[{name: progressive, steps_per_stack: 4}]",),
+            "'progressive', is not one training loop",
+        ),
+        (
+            (
+                "optimizer={name: gqc.gnts, inner: {name: split, ternary: {name: scaled_votes, lr: "
+                "auto}}}",
+            ),
             "puts steps off",
         ),
         (("optimizer.ternary.lr=-0.1",), "greater than 0, or auto"),
@@ -155,7 +188,10 @@ def test_what_auto_cannot_be_is_refused_by_name(overrides: tuple[str, ...], reas
 
 
 def test_phases_that_train_alike_share_one_rate() -> None:
-    phase = "{name: standard, steps: 6, batch_size: 2, block_size: 8, lr_schedule: linear, warmup_steps: 2}"
+    phase = (
+        "{name: standard, steps: 6, batch_size: 2, block_size: 8, lr_schedule: linear, "
+        "warmup_steps: 2}"
+    )
     assert settle(config(f"phases=[{phase}, {phase}]")).record() == {"optimizer.ternary.lr": RATE}
 
 
@@ -166,9 +202,15 @@ def test_weights_of_another_run_are_refused_before_anything_is_written() -> None
     assert not Path("second").exists()
 
 
-def test_a_config_is_shown_with_the_rate_and_what_it_follows_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_is_shown_with_the_rate_and_what_it_follows_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["config", "show", "run.yaml", "--origin"]) == 0
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("optimizer.ternary.lr "))
+    (line,) = (
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("optimizer.ternary.lr ")
+    )
     assert line.split()[1] == str(RATE)
     assert "auto, 6 steps of 16 tokens" in line
 
@@ -186,7 +228,9 @@ def test_an_optimizer_without_a_run_refuses_to_guess() -> None:
 
 
 def test_a_finished_run_of_a_manifest_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    again = PlannedRun(target="a", id="b", config=config(), directory=run("done"), previous=None, notes=())
+    again = PlannedRun(
+        target="a", id="b", config=config(), directory=run("done"), previous=None, notes=()
+    )
     monkeypatch.setattr(votes, "rate_of", lambda course: 0.5)
     assert is_finished(again)
     assert not is_finished(evolve(again, config=config("optimizer.ternary.lr=0.5")))

@@ -1,8 +1,9 @@
-"""Every backend with every optimizer, masking strategy and phase that is registered: the list comes from the registry.
+"""Every backend with every optimizer, masking strategy and phase that is registered: the list comes
+from the registry.
 
-A plugin that is installed adds its components to the product without an edit here. Each run is tiny, checkpoints after
-its first step, and is continued from there: the end must have the same bytes. `make test` takes so many combinations
-that every two components meet; the rest is slow.
+A plugin that is installed adds its components to the product without an edit here. Each run is
+tiny, checkpoints after its first step, and is continued from there: the end must have the same
+bytes. `make test` takes so many combinations that every two components meet; the rest is slow.
 """
 
 from __future__ import annotations
@@ -36,9 +37,14 @@ from arb_ternary_train.runner import RunRequest, train
 
 #: What every phase of two short steps is told, as far as it has such options.
 BRIEF = {
-    "steps": 2, "eval_every": 1000, "accum_threshold": 1,
-    "target_stacks": 2, "steps_per_stack": 1, "blocks_per_stack": 1, "max_batch_draws": 3,
-}  # fmt: skip
+    "steps": 2,
+    "eval_every": 1000,
+    "accum_threshold": 1,
+    "target_stacks": 2,
+    "steps_per_stack": 1,
+    "blocks_per_stack": 1,
+    "max_batch_draws": 3,
+}
 FLOATS = ["embedding", "head", "norms", "linears"]
 
 
@@ -48,15 +54,25 @@ def registered(kind: str) -> list[Any]:
 
 def options_of(found: Any) -> dict[str, attrs.Attribute[Any]]:
     cls = options_class(found.spec)
-    return {} if cls is None else {field.name: field for field in attrs.fields(attrs.resolve_types(cls))}
+    return (
+        {}
+        if cls is None
+        else {field.name: field for field in attrs.fields(attrs.resolve_types(cls))}
+    )
 
 
 def section(found: Any, data: KindOfData = TEXT) -> dict[str, Any]:
-    """A config section that names the component, brief where it can be; a wrapper gets an optimizer to wrap."""
+    """A config section that names the component, brief where it can be; a wrapper gets an optimizer
+    to wrap.
+    """
     fields = options_of(found)
     chosen = {key: value for key, value in {**BRIEF, **data.phase}.items() if key in fields}
     for name, field in fields.items():
-        if field.default is attrs.NOTHING and field.type is OptimizerChoice and DEFAULT_CHOICE not in field.metadata:
+        if (
+            field.default is attrs.NOTHING
+            and field.type is OptimizerChoice
+            and DEFAULT_CHOICE not in field.metadata
+        ):
             chosen.setdefault(name, "split")
     return {"name": found.spec.name, **chosen}
 
@@ -76,7 +92,9 @@ def source(data: KindOfData, folder: Path) -> dict[str, Any]:
 
 
 def model(data: KindOfData, parts: list[str], grows: bool, turn: str) -> dict[str, Any]:
-    """The section of a model for such data, whose turn it is by ``turn``, or of one that can grow."""
+    """The section of a model for such data, whose turn it is by ``turn``, or of one that can
+    grow.
+    """
     found = dict(data.models[0 if grows else crc32(turn.encode()) % len(data.models)])
     if parts == FLOATS:
         found.pop("group_size")
@@ -87,10 +105,15 @@ def model(data: KindOfData, parts: list[str], grows: bool, turn: str) -> dict[st
 def combined(kind: str) -> list[Any]:
     """What can be all that a run has of its kind.
 
-    Optimizers that train neither ternary modules nor float parameters need the models of their own distribution. Phases
-    with a teacher need a phase before them that brings it, and those that leave the model alone train nothing.
+    Optimizers that train neither ternary modules nor float parameters need the models of their own
+    distribution. Phases with a teacher need a phase before them that brings it, and those that
+    leave the model alone train nothing.
     """
-    return [found for found in registered(kind) if getattr(found.spec, "accepts", None) != {"stored"} and alone(found)]
+    return [
+        found
+        for found in registered(kind)
+        if getattr(found.spec, "accepts", None) != {"stored"} and alone(found)
+    ]
 
 
 def alone(found: Any) -> bool:
@@ -107,20 +130,22 @@ def grows(phase: Any) -> bool:
     return "target_stacks" in options_of(phase)
 
 
-#: Compiles each kernel for the sizes of its weights, a minute for those here: without a GPU it trains in tests of its
-#: own, which compare its bytes with those of torch's kernels.
+# : Compiles each kernel for the sizes of its weights, a minute for those here: without a GPU it
+# trains in tests of its : own, which compare its bytes with those of torch's kernels.
 COMPILES = "tilelang"
 
 
 def usable(backend: Any) -> bool:
     (candidate,) = [each for each in candidates() if each.name == backend.spec.name]
-    return candidate.usable and not candidate.last_resort  # a last resort is slow, and trains in tests of its own
+    # a last resort is slow, and trains in tests of its own
+    return candidate.usable and not candidate.last_resort
 
 
 def pairs(names: Sequence[str]) -> set[tuple[tuple[int, str], ...]]:
     """Every two components of a combination, each with the place of its kind in it.
 
-    But an optimizer sees models and gradients: it meets every kind of data, whose models differ, and not each strategy.
+    But an optimizer sees models and gradients: it meets every kind of data, whose models differ,
+    and not each strategy.
     """
     return {pair(*two) for two in combinations(enumerate(names), 2)}
 
@@ -133,7 +158,9 @@ def pair(one: tuple[int, str], other: tuple[int, str]) -> tuple[tuple[int, str],
 
 
 def quick(every: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
-    """Few combinations in which every pair is met: again and again the one with the most pairs that are still open."""
+    """Few combinations in which every pair is met: again and again the one with the most pairs that
+    are still open.
+    """
     taken: set[tuple[str, ...]] = set()
     still = set().union(*map(pairs, every))
     while still:
@@ -158,7 +185,9 @@ def cases() -> Iterator[Any]:
     here = {backend.spec.name for backend in quick_backends()}
     chosen = quick([names for names in every if names[0] in here])
     for names, found in every.items():
-        yield pytest.param(*found, id="-".join(names), marks=() if names in chosen else pytest.mark.slow)
+        yield pytest.param(
+            *found, id="-".join(names), marks=() if names in chosen else pytest.mark.slow
+        )
     reset_backends()
 
 
@@ -198,18 +227,23 @@ def test_components_work_together_and_resume(
     shutil.copytree(tmp_path / "whole", tmp_path / "half")
     for later in checkpoints[1:]:
         shutil.rmtree(tmp_path / "half" / "checkpoints" / later.name)
-    run(config, tmp_path / "half", resume=str(tmp_path / "half" / "checkpoints" / checkpoints[0].name))
+    run(
+        config,
+        tmp_path / "half",
+        resume=str(tmp_path / "half" / "checkpoints" / checkpoints[0].name),
+    )
     for name in ("model.safetensors", "state.safetensors", "state.json"):
         ends = [
-            (tmp_path / run / "checkpoints" / checkpoints[-1].name / name).read_bytes() for run in ("whole", "half")
+            (tmp_path / run / "checkpoints" / checkpoints[-1].name / name).read_bytes()
+            for run in ("whole", "half")
         ]
         assert ends[0] == ends[1], name
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param(each, id=each.spec.name) for each in combined("optimizer")])
-def test_growth_with_any_optimizer_is_planned_without_a_step_of_it_and_needs_what_the_run_then_keeps(
-    optimizer: Any, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(each, id=each.spec.name) for each in combined("optimizer")]
+)
+def test_planned_memory_of_growth_matches_the_run(optimizer: Any, tmp_path: Path) -> None:
     phase = {**section(manager().registry.get("phase", "progressive")), "steps_per_stack": 2}
     config = {
         "name": "planned",
@@ -232,7 +266,8 @@ def test_growth_with_any_optimizer_is_planned_without_a_step_of_it_and_needs_wha
     state = read_checkpoint(CheckpointStore(tmp_path / "run" / "checkpoints").latest()).state
     kept = state_bytes(state["phase"]["loop"]["optimizer"])
     planned = stages[-1].memory.optimizer
-    # Between steps a wrapper that puts steps off holds no sum of gradients; one that looks back has seen too little.
+    # Between steps a wrapper that puts steps off holds no sum of gradients; one that looks back has
+    # seen too little.
     grows = {"max_batch_draws", "window"} & set(options_of(optimizer))
     assert planned > kept if grows else planned == kept
 
@@ -240,7 +275,13 @@ def test_growth_with_any_optimizer_is_planned_without_a_step_of_it_and_needs_wha
 def state_bytes(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         return value.nbytes
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    items = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
     return sum(map(state_bytes, items))
 
 
@@ -255,7 +296,9 @@ def test_the_product_holds_every_registered_component() -> None:
     for kind in ("backend", "optimizer", "masking", "phase"):
         names = {found.spec.name for found in combined(kind)}
         assert names
-        assert names <= {part for combination in COMBINATIONS for part in str(combination.id).split("-")}
+        assert names <= {
+            part for combination in COMBINATIONS for part in str(combination.id).split("-")
+        }
 
 
 def test_models_of_every_kind_of_data_meet() -> None:

@@ -1,10 +1,11 @@
-"""Runs with ``exact: true`` end with the bytes that were recorded, on the backends that `auto` takes on a CPU.
+"""Runs with ``exact: true`` end with the bytes that were recorded, on the backends that `auto`
+takes on a CPU.
 
-The hashes are of the checkpoints that version 0.1.0 wrote before training, text and votes became distributions of
-their own; those of ``exact``, whose steps have two micro-batches, of the first ones in which the votes of a step are
-summed. They change when the arithmetic does, or the names of stored tensors: both need a line in CHANGELOG.md.
-They were recorded with the AVX2 of torch and of MKL, which sum floats in another order with AVX-512: runs are children
-in which both use no more.
+The hashes are of the checkpoints that version 0.1.0 wrote before training, text and votes became
+distributions of their own; those of ``exact``, whose steps have two micro-batches, of the first
+ones in which the votes of a step are summed. They change when the arithmetic does, or the names of
+stored tensors: both need a line in CHANGELOG.md. They were recorded with the AVX2 of torch and of
+MKL, which sum floats in another order with AVX-512: runs are children in which both use no more.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 
 for config, backend in zip(sys.argv[1::2], sys.argv[2::2]):
-    train(load_config(config).config, RunRequest(directory=Path(Path(config).stem), backend=backend, reporter=Silent))
+    train(load_config(config).config, RunRequest(directory=Path(Path(config).stem), backend=backend,
+        reporter=Silent))
 """
 
 
@@ -58,15 +60,28 @@ for config, backend in zip(sys.argv[1::2], sys.argv[2::2]):
     "runs",
     [
         pytest.param({"exact": "cpu", "exact_pure": "torch"}, id="each once"),
-        pytest.param({"exact": "torch", "exact_pure": "cpu"}, id="the others", marks=pytest.mark.slow),
+        pytest.param(
+            {"exact": "torch", "exact_pure": "cpu"}, id="the others", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_exact_runs_end_with_the_recorded_bytes(runs: dict[str, str], tmp_path: Path) -> None:
     usable = [each.name for each in candidates() if each.usable]
     here = {config: backend for config, backend in runs.items() if backend in usable}
-    arguments = [text for config, backend in here.items() for text in (str(CONFIGS / f"{config}.yaml"), backend)]
-    subprocess.run([sys.executable, "-c", CHILD, *arguments], check=True, cwd=tmp_path, env={**os.environ, **AVX2})
+    arguments = [
+        text
+        for config, backend in here.items()
+        for text in (str(CONFIGS / f"{config}.yaml"), backend)
+    ]
+    subprocess.run(
+        [sys.executable, "-c", CHILD, *arguments],
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, **AVX2},
+    )
     for config in here:
         checkpoint = tmp_path / config / "checkpoints" / "step-00000060"
         for name, recorded in RECORDED[config].items():
-            assert hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() == recorded, f"{config}: {name}"
+            assert hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() == recorded, (
+                f"{config}: {name}"
+            )

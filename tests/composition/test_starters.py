@@ -1,4 +1,6 @@
-"""The configs to start from name components of several distributions: each is valid and means what it says."""
+"""The configs to start from name components of several distributions: each is valid and means what
+it says.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_uncommenting_every_option_changes_nothing(name: str) -> None:
     before = run(text)
     if before.exact:
         # There the model's own defaults contradict `exact`, and are written as comments.
-        uncommented = re.sub(r"^ *(activations|gradients): .*$", "", uncommented, flags=re.MULTILINE)
+        uncommented = re.sub(
+            r"^ *(activations|gradients): .*$", "", uncommented, flags=re.MULTILINE
+        )
     assert to_plain(run(uncommented), given=False) == to_plain(before, given=False)
 
 
@@ -76,4 +80,7 @@ def test_the_commands_write_the_small_one_and_say_what_it_trains(
     assert new.output == "arb.yaml: written; run it with: arb train arb.yaml\n"
     assert Path("arb.yaml").read_text().startswith("# A small pure-ternary decoder on Shakespeare")
     validate = CliRunner().invoke(config, ["validate", "arb.yaml"])
-    assert validate.output == "arb.yaml: valid: decoder on shakespeare, scaled_votes, phases standard\n"
+    assert (
+        validate.output
+        == "arb.yaml: valid: decoder on shakespeare, scaled_votes, phases standard\n"
+    )

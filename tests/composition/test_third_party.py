@@ -1,4 +1,6 @@
-"""A plugin that somebody else wrote for interface 1.0 loads, trains and resumes, through every hook that 1.0 had."""
+"""A plugin that somebody else wrote for interface 1.0 loads, trains and resumes, through every hook
+that 1.0 had.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ checkpoint: {every: 1, keep: 9}
 trackers: [heron]
 checks: [heron]
 phases:
-  - {name: standard, steps: 3, batch_size: 2, block_size: 8, eval_every: 2, eval_batches: 1, policy: heron}
+  - {name: standard, steps: 3, batch_size: 2, block_size: 8, eval_every: 2, eval_batches: 1,
+      policy: heron}
   - {name: heron, naps: 2}
 """
 
@@ -64,7 +67,10 @@ def test_it_loads_with_one_component_of_every_kind_of_interface_1_0() -> None:
 
 def test_it_implements_every_hook_of_interface_1_0() -> None:
     source = "".join(path.read_text() for path in (FIXTURE / "arb_ternary_heron").glob("*.py"))
-    hooks = [hook.name for hook in describe_hooks([*KINDS, CheckSpec, ExporterSpec, ImporterSpec, TrackerSpec])]
+    hooks = [
+        hook.name
+        for hook in describe_hooks([*KINDS, CheckSpec, ExporterSpec, ImporterSpec, TrackerSpec])
+    ]
     assert [name for name in hooks if f"def {name}(" not in source] == []
 
 
@@ -76,13 +82,18 @@ def test_its_own_kind_of_component_is_found_and_built() -> None:
 
 def test_its_own_kind_of_config_file_is_started_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "model.yaml"
-    for arguments in (["new", str(path), "--template", "heron"], ["validate", str(path), "--document", "heron"]):
+    for arguments in (
+        ["new", str(path), "--template", "heron"],
+        ["validate", str(path), "--document", "heron"],
+    ):
         done = CliRunner().invoke(arb, ["config", *arguments])
         assert done.exit_code == 0, done.output
     assert "width: 24" in path.read_text()
 
 
-def test_it_trains_in_its_own_layout_is_observed_and_resumes_with_the_same_bytes(tmp_path: Path) -> None:
+def test_it_trains_in_its_own_layout_is_observed_and_resumes_with_the_same_bytes(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "heron.yaml"
     path.write_text(CONFIG)
     config = load_config(path).config
@@ -98,7 +109,9 @@ def test_it_trains_in_its_own_layout_is_observed_and_resumes_with_the_same_bytes
         "eval_end 3",
         "run_end finished",
     ]
-    assert [event for event in events if event.startswith("step_end")] == [f"step_end {n} True" for n in (1, 2, 3)]
+    assert [event for event in events if event.startswith("step_end")] == [
+        f"step_end {n} True" for n in (1, 2, 3)
+    ]
     assert report.audit.pure
     assert report.checks[0][1].passed
 
@@ -123,19 +136,27 @@ def test_its_importer_makes_a_run(tmp_path: Path) -> None:
 
 
 EXACT_DECODER = """exact: true
-model: {name: decoder, width: 20, layers: 2, heads: 2, max_length: 8, group_size: 32, learned_norms: true}
+model: {name: decoder, width: 20, layers: 2, heads: 2, max_length: 8, group_size: 32,
+    learned_norms: true}
 """
 
 
-@pytest.mark.parametrize("model", ["model: {name: heron, width: 20}\n", EXACT_DECODER], ids=["float", "exact"])
+@pytest.mark.parametrize(
+    "model", ["model: {name: heron, width: 20}\n", EXACT_DECODER], ids=["float", "exact"]
+)
 def test_a_layout_of_its_own_gives_the_bytes_of_the_reference(model: str, tmp_path: Path) -> None:
     path = tmp_path / "heron.yaml"
     path.write_text(
-        CONFIG.replace("trackers: [heron]", "trackers: []").replace("model: {name: heron, width: 20}\n", model)
+        CONFIG.replace("trackers: [heron]", "trackers: []").replace(
+            "model: {name: heron, width: 20}\n", model
+        )
     )
     finals = []
     for backend in ("heron", "torch"):
-        train(load_config(path).config, RunRequest(directory=tmp_path / backend, backend=backend, reporter=Silent))
+        train(
+            load_config(path).config,
+            RunRequest(directory=tmp_path / backend, backend=backend, reporter=Silent),
+        )
         checkpoint = sorted((tmp_path / backend / "checkpoints").glob("step-*"))[-1]
         finals.append((checkpoint / "model.safetensors").read_bytes())
     assert finals[0] == finals[1]

@@ -1,4 +1,6 @@
-"""The YAML texts of the training guide (``tests/fixtures/guide``, as they stand) are manifests, or parts of one."""
+"""The YAML texts of the training guide (``tests/fixtures/guide``, as they stand) are manifests, or
+parts of one.
+"""
 
 from __future__ import annotations
 
@@ -42,22 +44,43 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    known = {name: canonical(source) for name, source in project["entry-points"]["arb_ternary.known"].items()}
+    known = {
+        name: canonical(source)
+        for name, source in project["entry-points"]["arb_ternary.known"].items()
+    }
     monkeypatch.setattr("arb_ternary.plugins.registry.announced", lambda: known)
 
 
 def put_into_the_hub(folder: Path, **options: Any) -> None:
     """A small float Llama where the hub's cache would have the guide's."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "feed_forward": 96, **options}
+    sizes: dict[str, Any] = {
+        "width": 64,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "feed_forward": 96,
+        **options,
+    }
     config = DecoderConfig(
-        architecture="llama", max_length=2048, activations="float", float_parts=FLOAT_PARTS, rotary_base=5e5, **sizes
+        architecture="llama",
+        max_length=2048,
+        activations="float",
+        float_parts=FLOAT_PARTS,
+        rotary_base=5e5,
+        **sizes,
     )
     cache = folder / "hub" / "models--meta-llama--Llama-3.2-1B"
     (cache / "refs").mkdir(parents=True)
     (cache / "snapshots").mkdir()
     (cache / "refs" / "main").write_text("a" * 40)
-    metadata = {"name": "llama", "step": 1, "model": {}, "versions": {}, "tokenizer": {"kind": "bytes"}}
+    metadata = {
+        "name": "llama",
+        "step": 1,
+        "model": {},
+        "versions": {},
+        "tokenizer": {"kind": "bytes"},
+    }
     HfExporter(HfExportConfig(layout="dense")).export(
         Decoder(config, 256).eval(), cache / "snapshots" / ("a" * 40), metadata
     )
@@ -66,16 +89,25 @@ def put_into_the_hub(folder: Path, **options: Any) -> None:
 def manifest(name: str) -> Path:
     """A text of the guide as a manifest: what stands around a part of one is added."""
     text = (GUIDE / f"{name}.yaml").read_text(encoding="utf-8")
-    trainer = "trainer.upcycle" if re.search(r"phase: (blockwise|global)|compare", text) else "trainer.standard"
+    trainer = (
+        "trainer.upcycle"
+        if re.search(r"phase: (blockwise|global)|compare", text)
+        else "trainer.standard"
+    )
     if text.startswith("train:"):
         first = FIRST if "phase: global" in text else ""
-        text = f"    runs:\n{first}      - id: run\n" + "".join(f"        {line}\n" for line in text.splitlines())
+        text = f"    runs:\n{first}      - id: run\n" + "".join(
+            f"        {line}\n" for line in text.splitlines()
+        )
         text = f"trainer: {trainer}\n" + text.replace("    runs", "runs", 1)
-    if text.startswith("runs:"):  # the run of the guide's upcycling, with what verification adds to it
+    # the run of the guide's upcycling, with what verification adds to it
+    if text.startswith("runs:"):
         upcycle = (GUIDE / "upcycle.yaml").read_text(encoding="utf-8")
         text = upcycle.replace("  - id: blockwise\n", text.removeprefix("runs:\n"))
     if text.startswith("trainer:"):
-        text = "targets:\n  - name: guide\n" + "".join(f"    {line}\n" for line in text.splitlines())
+        text = "targets:\n  - name: guide\n" + "".join(
+            f"    {line}\n" for line in text.splitlines()
+        )
     if text.startswith("targets:"):
         text = "version: 2\n" + text
     path = Path("guide.yaml")
@@ -83,7 +115,9 @@ def manifest(name: str) -> Path:
     return path
 
 
-def dry_run(path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[Any], str]:
+def dry_run(
+    path: Path, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, list[Any], str]:
     before = sorted(Path().rglob("*"))
     code = main(["run", str(path), "--dry-run", "--no-probe", "--json", *arguments])
     assert sorted(Path().rglob("*")) == before
@@ -91,7 +125,9 @@ def dry_run(path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> 
     return code, json.loads(shown.out) if code == 0 else [], shown.err
 
 
-@pytest.mark.parametrize("name", ["overview", "basic", "full_options", "from_scratch", "complete_reference"])
+@pytest.mark.parametrize(
+    "name", ["overview", "basic", "full_options", "from_scratch", "complete_reference"]
+)
 def test_standard_training_of_the_guide(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown, told = dry_run(manifest(name), capsys)
     assert code == 0, told
@@ -128,11 +164,18 @@ def test_upcycling_of_the_guide(
     assert [[phase["name"] for phase in run["phases"]] for run in shown] == phases
     # Four linears of attention, two of them of half the heads, and three of the feed-forward layer.
     assert all(run["ternary_weights"] == 2 * (3 * 64 * 64 + 3 * 64 * 96) for run in shown)
-    steps = {"upcycle": 500 * 2, "verification": 500 * 2, "blockwise": 2000 * 2, "global": 1000 * 2}[name]
+    steps = {
+        "upcycle": 500 * 2,
+        "verification": 500 * 2,
+        "blockwise": 2000 * 2,
+        "global": 1000 * 2,
+    }[name]
     assert shown[0]["phases"][-1]["steps"] == steps
 
 
-def test_the_autopilot_of_the_guide_needs_a_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_autopilot_of_the_guide_needs_a_teacher(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     put_into_the_hub(tmp_path)
     path = manifest("autopilot")
     code, _, told = dry_run(path, capsys)
@@ -156,10 +199,13 @@ def test_the_guides_llama_becomes_decoupled_whether_or_not_it_is_here(
         ["load_teacher", "fold_rotate", "surgery", "projection", "blockwise"],
         ["global"],
     ]
-    # 8 key heads of 4 and 8 features beside values of 64; the placeholder of the feed-forward layers is the default.
+    # 8 key heads of 4 and 8 features beside values of 64; the placeholder of the feed-forward
+    # layers is the default.
     queries, keys, values = 2048 * 32 * 12, 2048 * 8 * 12, 2048 * 8 * 64
     assert shown[0]["layers"] == 16
-    assert shown[0]["ternary_weights"] == 16 * (queries + keys + values + 2048 * 2048 + 3 * 2048 * 5472)
+    assert shown[0]["ternary_weights"] == 16 * (
+        queries + keys + values + 2048 * 2048 + 3 * 2048 * 5472
+    )
 
     put_into_the_hub(tmp_path)
     code, _, told = dry_run(path, capsys)
@@ -173,7 +219,9 @@ def without_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def others() -> tuple[list[PluginRecord], list[str]]:
         found, notes = discover()
-        return [record for record in found if record.distribution != "arb-ternary-orchestrator"], notes
+        return [
+            record for record in found if record.distribution != "arb-ternary-orchestrator"
+        ], notes
 
     monkeypatch.setattr("arb_ternary.plugins.manager.discover", others)
     reset_manager()
@@ -182,7 +230,9 @@ def without_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_the_orchestrator")
-def test_what_is_orchestrated_names_the_plugin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_orchestrated_names_the_plugin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     put_into_the_hub(tmp_path)
     for name in ("overview", "complete_reference"):  # which say that it does not take part
         code, _, told = dry_run(manifest(name), capsys)
@@ -252,8 +302,8 @@ def test_the_preset_has_the_guides_steps(
     assert phases["global"]["steps"] == {"quick": 100, "paper": 2000}[target]
 
 
-#: For each key of the guide's complete reference another value, and which settings of the run it decides; a text is
-#: what the key is refused with. The phase of the second half is blockwise.
+# : For each key of the guide's complete reference another value, and which settings of the run it
+# decides; a text is : what the key is refused with. The phase of the second half is blockwise.
 STANDARD: dict[str, tuple[str, set[str] | str]] = {
     "phase": ("phase: dreaming", "must be 'standard'"),
     "batch_size": ("batch_size: 3", {"batch_size"}),
@@ -272,28 +322,48 @@ STANDARD: dict[str, tuple[str, set[str] | str]] = {
     "use_amp": ("use_amp: true, amp_dtype: bfloat16", {"use_amp"}),
     "amp_dtype": ("use_amp: true, amp_dtype: float16", "float16 needs loss scaling"),
     "compile_model": ("compile_model: true", {"compile_model"}),
-    "gradient_accumulation_steps": ("gradient_accumulation_steps: 2", {"gradient_accumulation_steps"}),
+    "gradient_accumulation_steps": (
+        "gradient_accumulation_steps: 2",
+        {"gradient_accumulation_steps"},
+    ),
     "activation_checkpointing": ("activation_checkpointing: true", {"activation_checkpointing"}),
-    "activation_checkpoint_threshold": ("activation_checkpoint_threshold: 5", "has no effect without"),
+    "activation_checkpoint_threshold": (
+        "activation_checkpoint_threshold: 5",
+        "has no effect without",
+    ),
     "num_workers": ("num_workers: 2", {"num_workers"}),
     "pin_memory": ("pin_memory: true, device: cuda", {"pin_memory", "device"}),
 }
 UPCYCLE: dict[str, tuple[str, set[str] | str]] = {
     "cache_teacher_outputs": ("cache_teacher_outputs: true", {"cache_teacher_outputs"}),
-    "convergence_target": ("convergence_target: 0.5", {"convergence_target", "convergence_max_steps"}),
-    "convergence_patience": ("convergence_patience: 7", "has no effect because 'convergence_target' is null"),
-    "convergence_max_steps": ("convergence_max_steps: 7", "has no effect because 'convergence_target' is null"),
+    "convergence_target": (
+        "convergence_target: 0.5",
+        {"convergence_target", "convergence_max_steps"},
+    ),
+    "convergence_patience": (
+        "convergence_patience: 7",
+        "has no effect because 'convergence_target' is null",
+    ),
+    "convergence_max_steps": (
+        "convergence_max_steps: 7",
+        "has no effect because 'convergence_target' is null",
+    ),
 }
 
 
 def config_of(train: str, trainer: str) -> RunConfig:
-    head = f"version: 2\ntargets:\n  - trainer: trainer.{trainer}\n    runs: [{{id: a, train: {{{train}}}}}]\n"
+    head = (
+        f"version: 2\ntargets:\n  - trainer: trainer.{trainer}\n    runs: [{{id: a, train: "
+        f"{{{train}}}}}]\n"
+    )
     Path("guide.yaml").write_text(head)
     (run,) = plan(read_manifest(Path("guide.yaml")), Path("out"), dry=True, files=Path)
     return run.config
 
 
-def test_every_key_of_the_complete_reference_decides_a_setting_or_is_refused(tmp_path: Path) -> None:
+def test_every_key_of_the_complete_reference_decides_a_setting_or_is_refused(
+    tmp_path: Path,
+) -> None:
     put_into_the_hub(tmp_path)
     listed = re.findall(r"^  (\w+):", (GUIDE / "complete_reference.yaml").read_text(), flags=re.M)
     assert [key for key in listed if not key.startswith("orchestrator_")] == sorted(
@@ -311,23 +381,38 @@ def test_every_key_of_the_complete_reference_decides_a_setting_or_is_refused(tmp
                     config_of(extra, trainer)
                 continue
             after = dict(leaves(to_plain(config_of(extra, trainer), given=False)))
-            changed = {show_path(path).rpartition(".")[2] for path in after if after[path] != before.get(path)}
+            changed = {
+                show_path(path).rpartition(".")[2]
+                for path in after
+                if after[path] != before.get(path)
+            }
             assert changed == outcome, key
 
 
 SMALL = [
-    "-o", "targets.0.config.data={name: text, path: text.txt}", "-o", "targets.0.config.checkpoint={every: 100}",
-]  # fmt: skip
+    "-o",
+    "targets.0.config.data={name: text, path: text.txt}",
+    "-o",
+    "targets.0.config.checkpoint={every: 100}",
+]
 
 
 def test_the_guides_small_transformer_trains(capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text(load_text("train")[:20_000])
-    loop = "{phase: standard, batch_size: 2, block_size: 16, lr: 0.001, warmup_steps: 1, lr_schedule: cosine}"
+    loop = (
+        "{phase: standard, batch_size: 2, block_size: 16, lr: 0.001, warmup_steps: 1, "
+        "lr_schedule: cosine}"
+    )
     run = [
-        "-o", "targets.0.runs.0.steps=2", "-o", f"targets.0.runs.0.train={loop}",
-        "-o", "targets.0.system={ref: system.language_model, config: {width: 32, layers: 1, heads: 2}}",
-        "-o", "targets.0.runs.0.train.device=cpu",
-    ]  # fmt: skip
+        "-o",
+        "targets.0.runs.0.steps=2",
+        "-o",
+        f"targets.0.runs.0.train={loop}",
+        "-o",
+        "targets.0.system={ref: system.language_model, config: {width: 32, layers: 1, heads: 2}}",
+        "-o",
+        "targets.0.runs.0.train.device=cpu",
+    ]
     model = "targets.0.system.config.float_parts=[embedding, head, norms]"
     assert main(["run", str(manifest("from_scratch")), *SMALL, *run, "-o", model]) == 0
     result = json.loads(Path("runs/train_from_scratch/baseline/train/result.json").read_text())
@@ -335,7 +420,9 @@ def test_the_guides_small_transformer_trains(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-def test_the_guides_llama_of_a_small_size_is_upcycled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_guides_llama_of_a_small_size_is_upcycled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("text.txt").write_text(load_text("train")[:20_000])
     put_into_the_hub(tmp_path)
     path = manifest("llama_to_dba")
@@ -352,7 +439,8 @@ def test_the_guides_llama_of_a_small_size_is_upcycled(tmp_path: Path, capsys: py
         "targets.0.runs.0.train.convergence_max_steps=2",
         f"targets.0.runs.0.train.load_teacher={tiny}",
         "targets.0.runs.0.train.surgery={probe_tokens: 0, calibration_tokens: 256, block_size: 32}",
-        "targets.0.runs.0.train.projection={calibration_tokens: 256, held_out_tokens: 128, block_size: 32}",
+        "targets.0.runs.0.train.projection={calibration_tokens: 256, held_out_tokens: 128, "
+        "block_size: 32}",
         "targets.0.runs.1.train.force=true",
         "targets.0.runs.1.verify={type: fidelity, max_ppl_ratio: 100}",
     ]
@@ -361,7 +449,12 @@ def test_the_guides_llama_of_a_small_size_is_upcycled(tmp_path: Path, capsys: py
     finished = load_run(Path("runs/llama_to_dba/upcycle/finetune"))
     assert isinstance(finished.model, Decoder)
     config = finished.model.config
-    assert (config.attention, config.sem_dim, config.geo_dim, config.rotary_dim) == ("decoupled", 8, 8, 16)
+    assert (config.attention, config.sem_dim, config.geo_dim, config.rotary_dim) == (
+        "decoupled",
+        8,
+        8,
+        16,
+    )
     assert config.feed_forward == 96  # the teacher's, for the topology leaves it open
     result = json.loads(Path("runs/llama_to_dba/upcycle/finetune/result.json").read_text())
     assert result["checks"][0]["name"] == "fidelity"

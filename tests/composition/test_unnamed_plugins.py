@@ -97,9 +97,14 @@ CLOCK = {"logs/train.log", "result.json", ".lock"}
 
 
 def run(folder: Path, name: str) -> dict[str, bytes]:
-    train(load_config(folder / "plain.yaml").config, RunRequest(directory=folder / name, reporter=Silent))
+    train(
+        load_config(folder / "plain.yaml").config,
+        RunRequest(directory=folder / name, reporter=Silent),
+    )
     found = {
-        str(path.relative_to(folder / name)): path for path in sorted((folder / name).rglob("*")) if path.is_file()
+        str(path.relative_to(folder / name)): path
+        for path in sorted((folder / name).rglob("*"))
+        if path.is_file()
     }
     return {path: found[path].read_bytes() for path in found if path not in CLOCK}
 
@@ -120,16 +125,25 @@ def test_installing_a_plugin_that_no_config_names_changes_no_byte_of_a_run(
     tmp_path: Path,
 ) -> None:
     generator = random.Random(0)
-    (tmp_path / "text.txt").write_text(" ".join(generator.choice(["to", "be", "or", "not"]) for _ in range(600)))
+    (tmp_path / "text.txt").write_text(
+        " ".join(generator.choice(["to", "be", "or", "not"]) for _ in range(600))
+    )
     (tmp_path / "plain.yaml").write_text(CONFIG.format(text=tmp_path / "text.txt"))
     without = run(tmp_path, "without")
     files = {"arb_ternary_bystander/plugin.py": PLUGIN, "arb_ternary_bystander/parts.py": PARTS}
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(install_fake_plugin(tmp_path / "site", "arb-ternary-bystander", files))
+        patch.syspath_prepend(
+            install_fake_plugin(tmp_path / "site", "arb-ternary-bystander", files)
+        )
         reset_manager()
         reset_backends()
         record = next(record for record in manager().records if record.name == "bystander")
         assert record.status is Status.OK
         assert len(record.components) == 11
         assert run(tmp_path, "with") == without
-    assert {"metrics.jsonl", "config.yaml", "run.json", "checkpoints/step-00000004/model.safetensors"} <= set(without)
+    assert {
+        "metrics.jsonl",
+        "config.yaml",
+        "run.json",
+        "checkpoints/step-00000004/model.safetensors",
+    } <= set(without)

@@ -2,8 +2,8 @@
 
     TRITON_INTERPRET=1 pytest tests/conformance
 
-A backend that is not installed, or cannot work on a device of this machine, is skipped with the reason. Each backend's
-own tests run the kit too, so that ``make test`` leaves this out.
+A backend that is not installed, or cannot work on a device of this machine, is skipped with the
+reason. Each backend's own tests run the kit too, so that ``make test`` leaves this out.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ def reason_against(backend: str, device: str) -> str | None:
 
 
 def suite(backend: str, device: str) -> type[Any]:
-    """The kit's tests of a backend on a device; one that is skipped in place of all where there is a reason."""
-    body: dict[str, Any] = {"pytestmark": [pytest.mark.gpu if device == "cuda" else pytest.mark.slow]}
+    """The kit's tests of a backend on a device; one that is skipped in place of all where there is
+    a reason.
+    """
+    body: dict[str, Any] = {
+        "pytestmark": [pytest.mark.gpu if device == "cuda" else pytest.mark.slow]
+    }
     name, reason = f"Test{backend.title()}On{device.title()}", reason_against(backend, device)
     if reason is not None:
 
@@ -39,7 +43,11 @@ def suite(backend: str, device: str) -> type[Any]:
             pytest.skip(reason)
 
         return type(name, (), body | {"test_every_op": test_every_op})
-    return type(name, (BackendSuite,), body | {"component": backend, "device": device, "__module__": __name__})
+    return type(
+        name,
+        (BackendSuite,),
+        body | {"component": backend, "device": device, "__module__": __name__},
+    )
 
 
 for _backend in BACKENDS:

@@ -1,4 +1,6 @@
-"""The README's demo, shortened: the same config learns below the bigram entropy, pure and within its process."""
+"""The README's demo, shortened: the same config learns below the bigram entropy, pure and within
+its process.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ DEVICES = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_sixteenth_of_the_demo_is_pure_and_predicts_better_than_bigrams(device: str, tmp_path: Path) -> None:
+def test_a_sixteenth_of_the_demo_is_pure_and_predicts_better_than_bigrams(
+    device: str, tmp_path: Path
+) -> None:
     loaded = load_config(DEMO / "demo.yaml", [*SHORT, f"device={device}"])
     report = train(loaded.config, RunRequest(directory=tmp_path / "run"))
     assert report.audit.pure
@@ -48,24 +52,42 @@ def test_a_sixteenth_of_the_demo_is_pure_and_predicts_better_than_bigrams(device
     assert report.validation_loss < report.baselines["bigram_entropy"]
     # Of the whole text; the last window is cut short.
     assert report.baselines["bigram_entropy"] == pytest.approx(2.4486, abs=2e-3)
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["validation_loss"] == report.validation_loss
+    assert (
+        json.loads((tmp_path / "run" / "result.json").read_text())["validation_loss"]
+        == report.validation_loss
+    )
     if device == "cpu":
         writes_in_llama_cpp_what_it_writes_here(tmp_path)
 
 
 def writes_in_llama_cpp_what_it_writes_here(folder: Path) -> None:
-    """As README says of the demo: the likeliest bytes, for a file of floats, and one of ternary blocks is read."""
+    """As README says of the demo: the likeliest bytes, for a file of floats, and one of ternary
+    blocks is read.
+    """
     pytest.importorskip("xllamacpp")
     for kind in ("f32", "auto"):
-        export = ["export", str(folder / "run"), str(folder / f"{kind}.gguf"), "--format", "gguf", "--type", kind]
+        export = [
+            "export",
+            str(folder / "run"),
+            str(folder / f"{kind}.gguf"),
+            "--format",
+            "gguf",
+            "--type",
+            kind,
+        ]
         assert main(export) == 0
     sample = run_path(str(STUDIES / "sample.py"))
     wanted = sample["by_run"](folder / "run", "MACBETH.", 60)
-    assert sample["by_llama_cpp"](folder / "f32.gguf", "MACBETH.", max_tokens=60, temperature=0) == wanted
+    assert (
+        sample["by_llama_cpp"](folder / "f32.gguf", "MACBETH.", max_tokens=60, temperature=0)
+        == wanted
+    )
     assert sample["by_llama_cpp"](folder / "auto.gguf", "MACBETH.", max_tokens=60, seed=0)
 
 
-@pytest.mark.parametrize("other", ["plain.yaml", "vectors.yaml", "float-ends.yaml", "float32.yaml", "bitnet.yaml"])
+@pytest.mark.parametrize(
+    "other", ["plain.yaml", "vectors.yaml", "float-ends.yaml", "float32.yaml", "bitnet.yaml"]
+)
 def test_what_the_demo_is_compared_with_has_the_same_shape_data_and_tokens(other: str) -> None:
     """Rates and their schedules are each side's own: they are tuned."""
     ternary, compared = (to_plain(load_config(DEMO / name).config) for name in ("demo.yaml", other))

@@ -1,7 +1,8 @@
 """Runs on several ranks, each a process, forked from a helper that has imported everything.
 
-A run then starts in a fraction of a second. The helper hosts the place where ranks meet, as torchrun does, and says how
-each rank ended; what real torchrun adds to that is in ``test_torchrun``.
+A run then starts in a fraction of a second. The helper hosts the place where ranks meet, as
+torchrun does, and says how each rank ended; what real torchrun adds to that is in
+``test_torchrun``.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ import torch
 import torch._dynamo  # torch's AdamW imports it, which takes longer than a whole run
 import torch.distributed as dist
 torch.set_num_threads(1)
-import arb_ternary_text.models.decoder, arb_ternary_train.optim.split, arb_ternary_votes.scaled_votes
-import arb_ternary_train.optim.adamw, arb_ternary_train.standard, arb_ternary_train.ranks.sharded_weights
+import arb_ternary_text.models.decoder
+import arb_ternary_train.optim.split
+import arb_ternary_votes.scaled_votes
+import arb_ternary_train.optim.adamw
+import arb_ternary_train.standard
+import arb_ternary_train.ranks.sharded_weights
 from pathlib import Path
 from arb_ternary.errors import ArbError, render
 from arb_ternary_train.loading import load_config
@@ -34,8 +39,8 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 
 COLLECTIVES = [
-    "all_reduce", "all_gather_single", "all_gather_into_tensor", "all_to_all_single", "broadcast_object_list",
-    "all_gather_object",
+    "all_reduce", "all_gather_single", "all_gather_into_tensor", "all_to_all_single",
+    "broadcast_object_list", "all_gather_object",
 ]
 
 def moments(order, rank):
@@ -93,7 +98,8 @@ print("ready", flush=True)
 store, port = None, 0
 for line in sys.stdin:
     order = json.loads(line)
-    for name in [each for each in os.environ if each.startswith(("WORLD_", "MASTER_", "TORCHELASTIC_"))]:
+    for name in [each for each in os.environ if each.startswith(("WORLD_", "MASTER_",
+        "TORCHELASTIC_"))]:
         del os.environ[name]  # one process is started without a launcher
     os.environ.update(order["environment"])
     if order["size"] > 1:
@@ -182,17 +188,27 @@ class Ranks:
             attempt: how often a launcher has started the ranks anew before.
             kill: rank, and the moment at which it gets SIGKILL.
             ask: rank, and the moment at which it gets SIGTERM.
-            halt: rank, and the moment at which it gets SIGSTOP; it is killed when the others have ended.
+            halt: rank, and the moment at which it gets SIGSTOP; it is killed when the others have
+                ended.
             fail: rank, and the moment at which it raises an error that nobody expects.
             seconds: after which all are killed.
         """
         log = self.folder / f"{directory.name}.log"
         order = {
-            "config": str(config), "directory": str(directory), "overrides": overrides, "size": size,
-            "attempt": attempt, "resume": resume, "kill": kill, "ask": ask, "halt": halt, "fail": fail,
-            "environment": {"ARB_TERNARY_RANK_TIMEOUT": "60", **(environment or {})}, "log": str(log),
+            "config": str(config),
+            "directory": str(directory),
+            "overrides": overrides,
+            "size": size,
+            "attempt": attempt,
+            "resume": resume,
+            "kill": kill,
+            "ask": ask,
+            "halt": halt,
+            "fail": fail,
+            "environment": {"ARB_TERNARY_RANK_TIMEOUT": "60", **(environment or {})},
+            "log": str(log),
             "seconds": seconds,
-        }  # fmt: skip
+        }
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
@@ -233,7 +249,9 @@ def text(ranks: Ranks) -> Path:
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
-    """Every file of a run, without what the clock decides: lines of the log, and the speed in ``result.json``."""
+    """Every file of a run, without what the clock decides: lines of the log, and the speed in
+    ``result.json``.
+    """
     found = {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))

@@ -1,4 +1,6 @@
-"""Ranks that are killed, halted or asked to stop, at any moment: named, saved, and the same bytes in the end."""
+"""Ranks that are killed, halted or asked to stop, at any moment: named, saved, and the same bytes
+in the end.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,23 @@ Compare = Callable[[Path, Path], None]
 
 @pytest.fixture(scope="module")
 def config(ranks: Any, text: Path) -> Path:
-    shape = {"width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32, "float_parts": ["norms"]}
+    shape = {
+        "width": 16,
+        "layers": 1,
+        "heads": 2,
+        "max_length": 8,
+        "group_size": 32,
+        "float_parts": ["norms"],
+    }
     phase = {
-        "name": "standard", "steps": 12, "batch_size": 2, "block_size": 8, "eval_every": 5, "eval_batches": 3,
+        "name": "standard",
+        "steps": 12,
+        "batch_size": 2,
+        "block_size": 8,
+        "eval_every": 5,
+        "eval_batches": 3,
         "gradient_accumulation_steps": 3,
-    }  # fmt: skip
+    }
     path: Path = ranks.folder / "lost.yaml"
     path.write_text(
         dump_yaml(
@@ -67,7 +81,8 @@ def killed_and_restarted(
     ended = ranks.run(config, directory, size=2, kill=at)
     rank, other = at[0], 1 - at[0]
     assert ended.codes[rank] == -9
-    # The other ends by itself, and says so; if it had nothing left to do with the first one, it may have finished.
+    # The other ends by itself, and says so; if it had nothing left to do with the first one, it may
+    # have finished.
     assert ended.codes[other] in (0, 1)
     if ended.codes[other]:
         assert "has ended" in ended.said[other]
@@ -91,25 +106,36 @@ def test_a_random_rank_killed_at_twenty_random_moments(
     for number in range(20):
         rank = generator.randrange(2)
         at = (rank, generator.randrange(1, moments[rank] + 1))
-        killed_and_restarted(ranks, config, whole, same_files, ranks.folder / f"killed {number}", at)
+        killed_and_restarted(
+            ranks, config, whole, same_files, ranks.folder / f"killed {number}", at
+        )
 
 
 @pytest.mark.slow
-def test_a_halted_rank_is_named_with_its_host_and_process(ranks: Any, config: Path, moments: list[int]) -> None:
+def test_a_halted_rank_is_named_with_its_host_and_process(
+    ranks: Any, config: Path, moments: list[int]
+) -> None:
     halted(ranks, config, "halted", (1, moments[1] // 2), size=2)
 
 
 @pytest.mark.slow
-def test_a_halted_rank_0_is_named_while_it_saves(ranks: Any, config: Path, moments: list[int]) -> None:
+def test_a_halted_rank_0_is_named_while_it_saves(
+    ranks: Any, config: Path, moments: list[int]
+) -> None:
     halted(ranks, config, "halted 0", (0, moments[0] * 2 // 3), size=3)
 
 
 @pytest.mark.slow
-def test_an_error_of_one_rank_ends_all_and_is_told_by_its_rank(ranks: Any, config: Path, moments: list[int]) -> None:
+def test_an_error_of_one_rank_ends_all_and_is_told_by_its_rank(
+    ranks: Any, config: Path, moments: list[int]
+) -> None:
     ended = ranks.run(config, ranks.folder / "failed", size=2, fail=(1, moments[1] // 2))
     assert ended.codes == [1, 1]
     assert "ValueError: bad luck" in ended.said[1]
-    assert f"rank 0: rank 1 (host {_host()}, pid {ended.pids[1]}) has ended: ValueError: bad luck" in ended.said[0]
+    assert (
+        f"rank 0: rank 1 (host {_host()}, pid {ended.pids[1]}) has ended: ValueError: bad luck"
+        in ended.said[0]
+    )
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -138,17 +164,25 @@ def test_a_run_moves_between_numbers_of_ranks(
     whole, moved = (ranks.folder / f"{name} {len(options)}" for name in ("whole of", "moved"))
     ranks.must(config, whole, *options)
     for share, size in ((3, 2), (2, 4)):
-        seen = ranks.must(config, ranks.folder / f"{len(options)} undisturbed on {size}", *options, size=size).moments
+        seen = ranks.must(
+            config, ranks.folder / f"{len(options)} undisturbed on {size}", *options, size=size
+        ).moments
         resume = "auto" if moved.exists() else None
-        stopped = ranks.run(config, moved, *options, size=size, resume=resume, ask=(1, seen[1] // share))
+        stopped = ranks.run(
+            config, moved, *options, size=size, resume=resume, ask=(1, seen[1] // share)
+        )
         assert set(stopped.codes) == {130}, "\n".join(stopped.said)
     ranks.must(config, moved, *options, resume="auto")
     same_files(whole, moved)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "shared"), [(3, ()), (4, ()), (3, SHARDED)], ids=["3", "4", "3-sharded"])
-def test_more_ranks(ranks: Any, config: Path, same_files: Compare, size: int, shared: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("size", "shared"), [(3, ()), (4, ()), (3, SHARDED)], ids=["3", "4", "3-sharded"]
+)
+def test_more_ranks(
+    ranks: Any, config: Path, same_files: Compare, size: int, shared: tuple[str, ...]
+) -> None:
     options = ("phases.0.gradient_accumulation_steps=5", *shared)
     one, more = (ranks.folder / f"{name} {size} {len(options)}" for name in ("one for", "ranks"))
     ranks.must(config, one, *options)
@@ -164,10 +198,13 @@ def test_ranks_that_share_weights_are_killed_and_named_while_votes_leave_in_back
     ranks.must(config, whole, *SHARDED)
     moments = ranks.must(config, seen, *SHARDED, size=2).moments
     same_files(whole, seen)
-    # All kinds of collectives of a step are near the middle of a run: gathers, messages of votes, sums, flips.
+    # All kinds of collectives of a step are near the middle of a run: gathers, messages of votes,
+    # sums, flips.
     for number, share in enumerate((0.45, 0.5, 0.52, 0.55)):
         rank, directory = number % 2, ranks.folder / f"sharded killed {number}"
-        ended = ranks.run(config, directory, *SHARDED, size=2, kill=(rank, int(moments[rank] * share)))
+        ended = ranks.run(
+            config, directory, *SHARDED, size=2, kill=(rank, int(moments[rank] * share))
+        )
         assert (ended.codes[rank], ended.codes[1 - rank]) == (-9, 1)
         assert "has ended" in ended.said[1 - rank]
         ranks.must(config, directory, *SHARDED, size=2, attempt=1)
@@ -175,15 +212,22 @@ def test_ranks_that_share_weights_are_killed_and_named_while_votes_leave_in_back
     halted(ranks, config, "sharded halted", (1, moments[1] // 2), *SHARDED, size=2)
 
 
-def halted(ranks: Any, config: Path, name: str, at: tuple[int, int], *overrides: str, size: int) -> None:
+def halted(
+    ranks: Any, config: Path, name: str, at: tuple[int, int], *overrides: str, size: int
+) -> None:
     """A rank that is halted at a moment is named by every other one, within the limit."""
     environment = {"ARB_TERNARY_RANK_TIMEOUT": "2"}
-    ended = ranks.run(config, ranks.folder / name, *overrides, size=size, halt=at, environment=environment)
+    ended = ranks.run(
+        config, ranks.folder / name, *overrides, size=size, halt=at, environment=environment
+    )
     rank = at[0]
     assert ended.codes == [-9 if other == rank else 1 for other in range(size)]
     for other in range(size):
         if other != rank:
-            assert f"rank {rank} (host {_host()}, pid {ended.pids[rank]}): no sign of life for 2 s" in ended.said[other]
+            assert (
+                f"rank {rank} (host {_host()}, pid {ended.pids[rank]}): no sign of life for 2 s"
+                in ended.said[other]
+            )
 
 
 def _host() -> str:

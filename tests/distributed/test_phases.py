@@ -1,4 +1,6 @@
-"""Phases with loops of their own train on ranks as in one process, to the byte, and go on with fewer or more."""
+"""Phases with loops of their own train on ranks as in one process, to the byte, and go on with
+fewer or more.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,23 @@ threads: 1
 deterministic: true
 data: {{name: text, path: {text}, tokenizer: bytes}}
 model:
-  {{name: decoder, architecture: llama, width: 16, layers: 2, heads: 2, feed_forward: 32, max_length: 16,
+  {{name: decoder, architecture: llama, width: 16, layers: 2, heads: 2, feed_forward: 32,
+      max_length: 16,
    group_size: 32, float_parts: [norms, embedding]}}
 optimizer: {{name: split, ternary: {{name: scaled_votes}}, float: adamw}}
 checkpoint: {{every: 2, keep: 40}}
 phases: [{phases}]
 """
-LOOP = "batch_size: 2, block_size: 8, eval_every: 3, eval_batches: 1, gradient_accumulation_steps: 3"
+LOOP = (
+    "batch_size: 2, block_size: 8, eval_every: 3, eval_batches: 1, gradient_accumulation_steps: 3"
+)
 PHASES = {
-    "blockwise": "{name: blockwise, steps: 6, teacher: TEACHER, cache_teacher_outputs: true, cache_memory: 3000, "
+    "blockwise": "{name: blockwise, steps: 6, teacher: TEACHER, cache_teacher_outputs: true, "
+    "cache_memory: 3000, "
     "blockwise_autotune_enabled: true, blockwise_autotune_plateau_patience: 1, " + LOOP + "}",
-    "global": "{name: global, steps: 6, teacher: TEACHER, kd_weight: 0.5, force: true, " + LOOP + "}",
+    "global": "{name: global, steps: 6, teacher: TEACHER, kd_weight: 0.5, force: true, "
+    + LOOP
+    + "}",
     "progressive": "{name: progressive, target_stacks: 2, steps_per_stack: 3, " + LOOP + "}",
 }
 
@@ -50,17 +58,26 @@ def make_runs(folder: Path) -> None:
     model = Decoder(float_config(DecoderConfig(architecture="llama", **sizes)), 256)
     writer = FloatModelWriter(folder / "teacher", model.config, 256, {"kind": "bytes"})
     for number, block in enumerate(model.blocks):
-        writer.write_block(number, {key.removesuffix(".weight"): value for key, value in block.state_dict().items()})
+        writer.write_block(
+            number,
+            {key.removesuffix(".weight"): value for key, value in block.state_dict().items()},
+        )
     ends = {key.removesuffix(".weight"): value for key, value in model.state_dict().items()}
-    writer.write_ends({name: value for name, value in ends.items() if not name.startswith("blocks.")})
+    writer.write_ends(
+        {name: value for name, value in ends.items() if not name.startswith("blocks.")}
+    )
     writer.finish()
     for name, phase in PHASES.items():
-        text = CONFIG.format(text=folder / "text.txt", phases=phase.replace("TEACHER", str(folder / "teacher")))
+        text = CONFIG.format(
+            text=folder / "text.txt", phases=phase.replace("TEACHER", str(folder / "teacher"))
+        )
         (folder / f"{name}.yaml").write_text(text)
 
 
 def trained(world: World, folder: str, runs: Iterable[tuple[str, str, int]]) -> list[str]:
-    """Train runs (the phase, the directory, the step at which to stop) as far as told; how each ended."""
+    """Train runs (the phase, the directory, the step at which to stop) as far as told; how each
+    ended.
+    """
     record_step, ends = TrainingContext.record_step, []
     for phase, directory, stop in runs:
 
@@ -71,7 +88,9 @@ def trained(world: World, folder: str, runs: Iterable[tuple[str, str, int]]) -> 
 
         TrainingContext.record_step = recorded  # type: ignore[method-assign]
         config = load_config(Path(folder, f"{phase}.yaml")).config
-        request = RunRequest(directory=Path(folder, directory), resume="auto", reporter=Silent, world=world)
+        request = RunRequest(
+            directory=Path(folder, directory), resume="auto", reporter=Silent, world=world
+        )
         try:
             train(config, request)
             ends.append("finished")
@@ -96,13 +115,22 @@ def test_phases_write_the_files_of_one_process_whatever_ranks_there_are(tmp_path
     for ends in on_ranks(2, trained, str(tmp_path), [*two, *begun], seconds=600):
         assert ends == [*["finished"] * 3, *["Interrupted"] * 3]
     # Then on three ranks, in one process, and on two.
-    for ends in on_ranks(3, trained, str(tmp_path), [(phase, f"{phase}-moved", 3) for phase in PHASES], seconds=600):
+    for ends in on_ranks(
+        3, trained, str(tmp_path), [(phase, f"{phase}-moved", 3) for phase in PHASES], seconds=600
+    ):
         assert ends == ["Interrupted"] * 3
-    assert trained(Alone(), str(tmp_path), [(p, f"{p}-moved", 5) for p in PHASES]) == ["Interrupted"] * 3
-    for ends in on_ranks(2, trained, str(tmp_path), [(phase, f"{phase}-moved", 0) for phase in PHASES], seconds=600):
+    assert (
+        trained(Alone(), str(tmp_path), [(p, f"{p}-moved", 5) for p in PHASES])
+        == ["Interrupted"] * 3
+    )
+    for ends in on_ranks(
+        2, trained, str(tmp_path), [(phase, f"{phase}-moved", 0) for phase in PHASES], seconds=600
+    ):
         assert ends == ["finished"] * 3
     for phase in PHASES:
-        whole, both, moved = (files_of(tmp_path / f"{phase}-{how}") for how in ("whole", "two", "moved"))
+        whole, both, moved = (
+            files_of(tmp_path / f"{phase}-{how}") for how in ("whole", "two", "moved")
+        )
         assert [name for name in whole if both.get(name) != whole[name]] == []
         assert both.keys() == whole.keys()
         last = max(name.split("/")[1] for name in whole if name.startswith("checkpoints/step"))
@@ -115,5 +143,8 @@ def test_a_folder_that_ranks_would_all_write_to_is_refused(tmp_path: Path) -> No
     make_runs(tmp_path)
     config = load_config(tmp_path / "progressive.yaml", ["phases.0.cache_folder=cache"]).config
     refuse_config(config, Alone())
-    with pytest.raises(ConfigError, match="phase 'progressive', cache_folder: several ranks would write to one folder"):
+    with pytest.raises(
+        ConfigError,
+        match="phase 'progressive', cache_folder: several ranks would write to one folder",
+    ):
         refuse_config(config, Alone(size=2))

@@ -55,7 +55,9 @@ def test_a_policy(config: Any) -> None:
     )
 
 
-def test_a_phase_on_rank_0_that_changes_what_the_model_is_made_of(config: Any, monkeypatch: Any) -> None:
+def test_a_phase_on_rank_0_that_changes_what_the_model_is_made_of(
+    config: Any, monkeypatch: Any
+) -> None:
     standard = "{name: standard, block_size: 8, gradient_accumulation_steps: 2}"
     run = config(f"phases=[{standard}, {{name: load_teacher, teacher: here}}]")
     refuse_config(run, Alone(size=2))
@@ -65,10 +67,15 @@ def test_a_phase_on_rank_0_that_changes_what_the_model_is_made_of(config: Any, m
 
 
 def test_a_phase_that_may_run_parts_of_a_model_whose_weights_are_sharded(config: Any) -> None:
-    growing = "{name: progressive, target_stacks: 2, steps_per_stack: 3, block_size: 8, gradient_accumulation_steps: 2}"
+    growing = (
+        "{name: progressive, target_stacks: 2, steps_per_stack: 3, block_size: 8, "
+        "gradient_accumulation_steps: 2}"
+    )
     phases = f"phases=[{growing}]"
     refuse_config(config(phases), Alone(size=2))
-    assert "phases.0: 'progressive' may run parts of a model" in refused(config(phases, "ranks.weights=sharded"))
+    assert "phases.0: 'progressive' may run parts of a model" in refused(
+        config(phases, "ranks.weights=sharded")
+    )
 
 
 def test_integer_weights_of_another_format(config: Any) -> None:

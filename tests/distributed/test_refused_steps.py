@@ -1,4 +1,6 @@
-"""A step that an optimizer refuses, because of its gradients, leaves no trace on several ranks either."""
+"""A step that an optimizer refuses, because of its gradients, leaves no trace on several ranks
+either.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,15 @@ name: refused
 threads: 1
 deterministic: true
 data: {name: text, path: TEXT, tokenizer: characters}
-model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, float_parts: [norms]}
+model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32,
+    float_parts: [norms]}
 optimizer:
-  {name: split, ternary: {name: sign_votes, accum_threshold: 2}, float: {name: adagc, inner: {name: adamw}}}
+  {name: split, ternary: {name: sign_votes, accum_threshold: 2}, float: {name: adagc,
+      inner: {name: adamw}}}
 checkpoint: {every: 1, keep: 9}
 phases:
-  - {name: standard, steps: 4, batch_size: 2, block_size: 8, eval_every: 0, gradient_accumulation_steps: 3}
+  - {name: standard, steps: 4, batch_size: 2, block_size: 8, eval_every: 0,
+      gradient_accumulation_steps: 3}
 """
 #: Micro-batches whose gradients are not finite, though their losses are: one of each rank.
 BROKEN = (5, 7)
@@ -49,7 +54,9 @@ def trained(world: World, folder: str, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_refuse_the_steps_that_one_process_refuses(tmp_path: Path, same_files: Any) -> None:
+def test_two_ranks_refuse_the_steps_that_one_process_refuses(
+    tmp_path: Path, same_files: Any
+) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question; " * 20)
     (tmp_path / "run.yaml").write_text(CONFIG.replace("TEXT", str(tmp_path / "text.txt")))
     trained(Alone(), str(tmp_path), "one")

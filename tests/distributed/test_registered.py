@@ -1,7 +1,8 @@
-"""Every registered optimizer on two ranks: the bytes of one process, or a refusal by name before there is a folder.
+"""Every registered optimizer on two ranks: the bytes of one process, or a refusal by name before
+there is a folder.
 
-The list comes from the registry: a rule that is installed is tested without an edit here, and one that several ranks
-refuse has to be named here.
+The list comes from the registry: a rule that is installed is tested without an edit here, and one
+that several ranks refuse has to be named here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from arb_ternary.plugins.manager import manager
 
 #: What several ranks refuse, and by which words.
 REFUSED = {
-    **{f"gqc.{name}": f"optimizer 'gqc.{name}': it puts steps off" for name in ("gns", "gnts", "mht", "sbc")},
+    **{
+        f"gqc.{name}": f"optimizer 'gqc.{name}': it puts steps off"
+        for name in ("gns", "gnts", "mht", "sbc")
+    },
 }
 #: Those that `make test` takes.
 NORMAL = {"scaled_votes"}
@@ -30,17 +34,27 @@ FLOATS = ["embedding", "head", "norms", "linears"]
 
 def registered() -> list[Any]:
     """Optimizers that train models of the program's own decoder."""
-    return [found for found in manager().registry.all("optimizer") if found.spec.accepts != {"stored"}]
+    return [
+        found for found in manager().registry.all("optimizer") if found.spec.accepts != {"stored"}
+    ]
 
 
 def section(found: Any) -> dict[str, Any]:
     """A config section of the optimizer, whose rule flips soon; a wrapper gets one to wrap."""
     cls = options_class(found.spec)
-    fields = {} if cls is None else {field.name: field for field in attrs.fields(attrs.resolve_types(cls))}
+    fields = (
+        {}
+        if cls is None
+        else {field.name: field for field in attrs.fields(attrs.resolve_types(cls))}
+    )
     chosen: dict[str, Any] = {"name": found.spec.name}
     chosen.update({name: 2 for name in ("accum_threshold", "e_accum_threshold") if name in fields})
     for name, field in fields.items():
-        if field.default is attrs.NOTHING and field.type is OptimizerChoice and DEFAULT_CHOICE not in field.metadata:
+        if (
+            field.default is attrs.NOTHING
+            and field.type is OptimizerChoice
+            and DEFAULT_CHOICE not in field.metadata
+        ):
             chosen[name] = "split"
     return chosen
 
@@ -48,13 +62,24 @@ def section(found: Any) -> dict[str, Any]:
 def config_of(found: Any, text: Path) -> dict[str, Any]:
     accepts = found.spec.accepts
     parts = [] if accepts == {"ternary"} else FLOATS if accepts == {"float"} else ["norms", "head"]
-    shape: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "max_length": 8, "float_parts": parts}
+    shape: dict[str, Any] = {
+        "width": 16,
+        "layers": 1,
+        "heads": 2,
+        "max_length": 8,
+        "float_parts": parts,
+    }
     if "ternary" in accepts:
         shape["group_size"] = 32
     phase = {
-        "name": "standard", "steps": 6, "batch_size": 2, "block_size": 8, "eval_every": 4, "eval_batches": 3,
+        "name": "standard",
+        "steps": 6,
+        "batch_size": 2,
+        "block_size": 8,
+        "eval_every": 4,
+        "eval_batches": 3,
         "gradient_accumulation_steps": 3,
-    }  # fmt: skip
+    }
     return {
         "name": "same",
         "data": {"name": "text", "path": str(text), "tokenizer": "characters"},

@@ -33,12 +33,21 @@ def config_of(
     tuned: Any = (),
     **model: Any,
 ) -> str:
-    """A run of ``steps`` steps of ``n`` micro-batches, with an evaluation and checkpoints on the way."""
+    """A run of ``steps`` steps of ``n`` micro-batches, with an evaluation and checkpoints on the
+    way.
+    """
     shape = {"width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32}
     phase = {
-        "name": "standard", "steps": steps, "batch_size": 2, "block_size": 8, "eval_every": 7, "eval_batches": 3,
-        "gradient_accumulation_steps": n, "grad_clip": clip, **dict(tuned),
-    }  # fmt: skip
+        "name": "standard",
+        "steps": steps,
+        "batch_size": 2,
+        "block_size": 8,
+        "eval_every": 7,
+        "eval_batches": 3,
+        "gradient_accumulation_steps": n,
+        "grad_clip": clip,
+        **dict(tuned),
+    }
     return dump_yaml(
         {
             "name": "same",
@@ -48,7 +57,9 @@ def config_of(
             "threads": 1,
             "deterministic": True,
             "checkpoint": {"every": 8, "keep": 5},
-            "phases": [phase, {"name": "export", "exporter": "safetensors"}, phase] if export else [phase],
+            "phases": [phase, {"name": "export", "exporter": "safetensors"}, phase]
+            if export
+            else [phase],
             **dict(more),
         }
     )
@@ -57,10 +68,14 @@ def config_of(
 #: One run for each thing that ranks have to agree on, and what is different about it.
 CASES: dict[str, dict[str, Any]] = {
     "8-bit votes and float parts": {
-        "optimizer": with_floats(RULE), "float_parts": ["norms", "embedding", "head"],
+        "optimizer": with_floats(RULE),
+        "float_parts": ["norms", "embedding", "head"],
     },
     "4-bit votes": {"vote_bits": 4, "n": 3},
-    "2-bit votes": {"vote_bits": 2, "optimizer": {"name": "sign_votes", "accum_threshold": 1, "e_accum_threshold": 1}},
+    "2-bit votes": {
+        "vote_bits": 2,
+        "optimizer": {"name": "sign_votes", "accum_threshold": 1, "e_accum_threshold": 1},
+    },
     "exact": {"more": {"exact": True}},
     "scaled votes": {"optimizer": SCALED},
     "scaled votes of three levels": {"optimizer": {**SCALED, "vote_levels": 3}},
@@ -70,18 +85,30 @@ CASES: dict[str, dict[str, Any]] = {
     "tied head": {"tie_embeddings": True},
     "experts": {"n": 2, "experts": 3, "experts_per_token": 1},
     "sharded weights and moments": {
-        "optimizer": with_floats(SCALED), "float_parts": ["norms", "embedding"], "n": 3,
+        "optimizer": with_floats(SCALED),
+        "float_parts": ["norms", "embedding"],
+        "n": 3,
         "more": {"backend": "torch", "ranks": {"weights": "sharded", "optimizer_state": "sharded"}},
     },
     "sharded weights, some of them whole": {"width": 32, "more": {"ranks": {"weights": "sharded"}}},
-    "clipped float parts": {"optimizer": with_floats(SCALED), "float_parts": ["norms"], "clip": 0.1},
+    "clipped float parts": {
+        "optimizer": with_floats(SCALED),
+        "float_parts": ["norms"],
+        "clip": 0.1,
+    },
     "a phase on rank 0 alone": {"export": True},
     "parts that are frozen or learn more slowly": {
-        "optimizer": with_floats(SCALED), "float_parts": ["norms", "head"], "steps": 10, "export": True,
-        "tuned": {"freeze": ["embedding", "*.query"], "rate_factors": {"*.attention": 0.5, "head": 0.25}},
+        "optimizer": with_floats(SCALED),
+        "float_parts": ["norms", "head"],
+        "steps": 10,
+        "export": True,
+        "tuned": {
+            "freeze": ["embedding", "*.query"],
+            "rate_factors": {"*.attention": 0.5, "head": 0.25},
+        },
         "more": {"ranks": {"optimizer_state": "sharded"}},
     },
-}  # fmt: skip
+}
 #: Those that `make test` takes.
 NORMAL = {
     "8-bit votes and float parts",
@@ -91,15 +118,26 @@ NORMAL = {
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name in NORMAL else pytest.mark.slow, id=name) for name in CASES]
+    "case",
+    [
+        pytest.param(name, marks=() if name in NORMAL else pytest.mark.slow, id=name)
+        for name in CASES
+    ],
 )
-def test_two_ranks_write_the_files_of_one_process(ranks: Any, text: Path, same_files: Compare, case: str) -> None:
+def test_two_ranks_write_the_files_of_one_process(
+    ranks: Any, text: Path, same_files: Compare, case: str
+) -> None:
     write_and_compare(ranks, text, same_files, case, CASES[case])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [name for name, made in CASES.items() if "export" not in made and "ranks" not in made.get("more", {})]
+    "case",
+    [
+        name
+        for name, made in CASES.items()
+        if "export" not in made and "ranks" not in made.get("more", {})
+    ],
 )
 def test_ranks_that_share_weights_and_sums_of_votes_write_them_too(
     ranks: Any, text: Path, same_files: Compare, case: str
@@ -109,7 +147,9 @@ def test_ranks_that_share_weights_and_sums_of_votes_write_them_too(
     write_and_compare(ranks, text, same_files, f"sharded {case}", {**made, "more": more})
 
 
-def write_and_compare(ranks: Any, text: Path, same_files: Compare, name: str, options: dict[str, Any]) -> None:
+def write_and_compare(
+    ranks: Any, text: Path, same_files: Compare, name: str, options: dict[str, Any]
+) -> None:
     config = ranks.folder / "same.yaml"
     config.write_text(config_of(text, **options))
     places = [ranks.folder / f"{name} {size}" for size in (1, 2)]

@@ -1,4 +1,6 @@
-"""The command as people start it: torchrun, which starts ranks anew, and exported variables as srun has them."""
+"""The command as people start it: torchrun, which starts ranks anew, and exported variables as srun
+has them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from arb_ternary.environment import for_child
 
 Compare = Callable[[Path, Path], None]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-#: A tracker, which only rank 0 has, that kills its process when torchrun has not started it anew yet.
+# : A tracker, which only rank 0 has, that kills its process when torchrun has not started it anew
+# yet.
 KILLER = """
 import os, signal
 from arb_ternary import hookimpl
@@ -43,8 +46,21 @@ def arb_register_trackers():
 
 @pytest.fixture
 def config(text: Path, tmp_path: Path) -> Path:
-    shape = {"width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32, "float_parts": ["norms"]}
-    phase = {"name": "standard", "steps": 8, "batch_size": 2, "block_size": 8, "gradient_accumulation_steps": 2}
+    shape = {
+        "width": 16,
+        "layers": 1,
+        "heads": 2,
+        "max_length": 8,
+        "group_size": 32,
+        "float_parts": ["norms"],
+    }
+    phase = {
+        "name": "standard",
+        "steps": 8,
+        "batch_size": 2,
+        "block_size": 8,
+        "gradient_accumulation_steps": 2,
+    }
     path = tmp_path / "run.yaml"
     path.write_text(
         dump_yaml(
@@ -73,10 +89,14 @@ def command(config: Path, directory: Path, *more: str) -> list[str]:
 
 def finish(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     # What a test writes can be imported too.
-    paths = [str(Path(arguments[arguments.index("train") + 1]).parent)] if "train" in arguments else []
+    paths = (
+        [str(Path(arguments[arguments.index("train") + 1]).parent)] if "train" in arguments else []
+    )
     paths += [path for path in sys.path if path]
     environment = for_child(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(paths), **variables)
-    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        arguments, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.mark.slow  # docs/test_many_machines.py starts torchrun in the normal tests
@@ -93,13 +113,16 @@ def test_torchrun_starts_killed_ranks_anew_and_the_bytes_are_those_of_one_proces
     assert launched.returncode == 0, launched.stderr
     assert "continuing from step-00000003" in launched.stderr
     # One progress display, and one report.
-    assert launched.stderr.count("step 4: validation loss") == 1 + 1  # once before the kill, once after it
+    # once before the kill, once after it
+    assert launched.stderr.count("step 4: validation loss") == 1 + 1
     assert launched.stdout.count("tokens trained on") == 1
     same_files(one, two)
 
 
 @pytest.mark.slow
-def test_torchrun_starts_one_killed_process_anew(config: Path, tmp_path: Path, same_files: Compare) -> None:
+def test_torchrun_starts_one_killed_process_anew(
+    config: Path, tmp_path: Path, same_files: Compare
+) -> None:
     (tmp_path / "killer.py").write_text(KILLER)
     with config.open("a") as file:
         file.write("plugins: [killer.py]\ntrackers: [killer]\n")
@@ -127,7 +150,13 @@ def test_a_restart_does_not_go_on_with_what_was_refused(config: Path, tmp_path: 
 def test_torchrun_that_is_stopped_saves_and_the_same_command_with_resume_goes_on(
     config: Path, tmp_path: Path, same_files: Compare
 ) -> None:
-    long = [*command(config, tmp_path / "two"), "-o", "phases.0.steps=3000", "-o", "phases.0.eval_every=0"]
+    long = [
+        *command(config, tmp_path / "two"),
+        "-o",
+        "phases.0.steps=3000",
+        "-o",
+        "phases.0.eval_every=0",
+    ]
     long += ["-o", "phases.0.eval_batches=8"]
     stopped = subprocess.Popen(
         [*TORCHRUN, *long],
@@ -147,15 +176,24 @@ def test_torchrun_that_is_stopped_saves_and_the_same_command_with_resume_goes_on
 
 
 @pytest.mark.slow
-def test_ranks_with_exported_variables_as_srun_has_them(config: Path, tmp_path: Path, same_files: Compare) -> None:
+def test_ranks_with_exported_variables_as_srun_has_them(
+    config: Path, tmp_path: Path, same_files: Compare
+) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert finish([sys.executable, *command(config, one)]).returncode == 0
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURM_NTASKS": "2", "OMP_NUM_THREADS": "1"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "SLURM_NTASKS": "2",
+        "OMP_NUM_THREADS": "1",
+    }
     children = [
-        subprocess.Popen([sys.executable, *command(config, two)], env=for_child(SLURM_PROCID=str(rank), **shared))
+        subprocess.Popen(
+            [sys.executable, *command(config, two)], env=for_child(SLURM_PROCID=str(rank), **shared)
+        )
         for rank in range(2)
     ]
     assert [child.wait(300) for child in children] == [0, 0]
@@ -170,7 +208,8 @@ def test_ranks_that_disagree_are_told_by_rank(config: Path, tmp_path: Path) -> N
     script = tmp_path / "start.py"
     script.write_text(
         "import os, sys\nfrom arb_ternary.cli.main import main\n"
-        "sys.exit(main(['train', sys.argv[1 + int(os.environ['RANK'])], '--run-dir', sys.argv[3]]))\n"
+        "sys.exit(main(['train', sys.argv[1 + int(os.environ['RANK'])], '--run-dir', "
+        "sys.argv[3]]))\n"
     )
     ended = finish([*TORCHRUN, str(script), str(config), str(other), str(tmp_path / "two")])
     assert ended.returncode != 0

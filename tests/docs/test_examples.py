@@ -1,9 +1,10 @@
 """The examples in the documentation work as they stand.
 
-A code block with a title is a file. The files of a page are written into a folder; a ``pyproject.toml`` among them
-makes the folder an installed distribution. Then everything that can be run is run there: tests, Python blocks behind a
-``<!-- run -->`` line, in their order, and every YAML block is checked as a config: whole where it has a title, as a
-change to a small config where it has none.
+A code block with a title is a file. The files of a page are written into a folder; a
+``pyproject.toml`` among them makes the folder an installed distribution. Then everything that can
+be run is run there: tests, Python blocks behind a ``<!-- run -->`` line, in their order, and every
+YAML block is checked as a config: whole where it has a title, as a change to a small config where
+it has none.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ from arb_ternary_testing import install_fake_plugin
 from arb_ternary_train.cli.generate import Handover
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "reference")]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "reference"),
+]
 FENCE = re.compile(
-    r"(?P<run><!-- run -->\n)?^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.M | re.S
+    r"(?P<run><!-- run -->\n)?^```(?P<language>\w*)(?: "
+    r"title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
+    re.M | re.S,
 )
 Python = Callable[..., str]
 BASE = {
@@ -67,7 +73,11 @@ def lay_out(path: Path, folder: Path) -> list[Block]:
         project = tomllib.loads(files["pyproject.toml"])["project"]
         entry_points = project["entry-points"]["arb_ternary.plugins"]
         install_fake_plugin(
-            folder, project["name"], files, entry_points=entry_points, version=project.get("version", "1.0")
+            folder,
+            project["name"],
+            files,
+            entry_points=entry_points,
+            version=project.get("version", "1.0"),
         )
     else:
         for name, text in files.items():
@@ -82,13 +92,23 @@ def test_the_python_of_a_page_runs(path: Path, tmp_path: Path, python: Python) -
     python(tmp_path, "-W", "error", "-c", code)
 
 
-@pytest.mark.parametrize("path", [p for p in PAGES if any("test_" in b.title for b in blocks(p))], ids=page_id)
+@pytest.mark.parametrize(
+    "path", [p for p in PAGES if any("test_" in b.title for b in blocks(p))], ids=page_id
+)
 def test_the_tests_of_a_page_pass(path: Path, tmp_path: Path, python: Python) -> None:
-    tests = [block.title for block in lay_out(path, tmp_path) if Path(block.title).name.startswith("test_")]
-    python(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", *tests)
+    tests = [
+        block.title
+        for block in lay_out(path, tmp_path)
+        if Path(block.title).name.startswith("test_")
+    ]
+    python(
+        tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", *tests
+    )
 
 
-@pytest.mark.parametrize("path", [p for p in PAGES if any(b.language == "yaml" for b in blocks(p))], ids=page_id)
+@pytest.mark.parametrize(
+    "path", [p for p in PAGES if any(b.language == "yaml" for b in blocks(p))], ids=page_id
+)
 def test_the_configs_of_a_page_are_valid(path: Path, tmp_path: Path, python: Python) -> None:
     names = []
     for index, block in enumerate(lay_out(path, tmp_path)):
@@ -97,16 +117,20 @@ def test_the_configs_of_a_page_are_valid(path: Path, tmp_path: Path, python: Pyt
         name = block.title
         if not name:
             name = f"fragment-{index}.yaml"
-            (tmp_path / name).write_text(yaml.safe_dump({**BASE, **yaml.safe_load(block.text)}), encoding="utf-8")
+            (tmp_path / name).write_text(
+                yaml.safe_dump({**BASE, **yaml.safe_load(block.text)}), encoding="utf-8"
+            )
         names.append(name)
-    # One process for all of them, but each with its own plugins: a plugin file is loaded by the config that names it.
+    # One process for all of them, but each with its own plugins: a plugin file is loaded by the
+    # config that names it.
     code = (
         "import sys\n"
         "from arb_ternary.cli.main import main\n"
         "from arb_ternary.plugins.manager import reset_manager\n"
         "for name in sys.argv[1:]:\n"
         "    manifest = 'targets:' in open(name, encoding='utf-8').read()\n"
-        "    status = main(['config', 'validate', name, '--document', 'manifest' if manifest else 'run'])\n"
+        "    status = main(['config', 'validate', name, '--document', 'manifest' if manifest else "
+        "'run'])\n"
         "    assert status == 0, (name, status)\n"
         "    reset_manager()\n"
     )
@@ -147,6 +171,10 @@ def test_a_command_line_in_the_documentation_exists(page: str, line: str) -> Non
     if isinstance(command, Handover):  # its other options are those of the generator for the run
         taking += [found.load() for found in manager().registry.all("generator")]
     parameters = [parameter for each in taking for parameter in each.params]
-    options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+    options = {
+        option
+        for parameter in parameters
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     used = {word.partition("=")[0] for word in words if word.startswith("-")} - {"--help", "-h"}
     assert used <= options, f"{page}: {line}"

@@ -1,4 +1,6 @@
-"""The commands of docs/how-to/fine-tune.md, with fewer steps: they run, and what they say about the files holds."""
+"""The commands of docs/how-to/fine-tune.md, with fewer steps: they run, and what they say about the
+files holds.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,19 @@ from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
 from arb_ternary_train.directory import RunDirectory
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/fine-tune.md").read_text(encoding="utf-8")
-LINES = [line for text in re.findall(r"```console\n(.*?)```", PAGE, re.S) for line in text.splitlines()]
+LINES = [
+    line for text in re.findall(r"```console\n(.*?)```", PAGE, re.S) for line in text.splitlines()
+]
 
 
 def arb(folder: Path, line: str, *more: str) -> str:
     words = [*shlex.split(line)[1:], *more]
     done = subprocess.run(
-        [sys.executable, "-m", "arb_ternary", *words], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "arb_ternary", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout if done.returncode == 0 else f"FAILED {done.stderr}"
 
@@ -49,7 +57,11 @@ def test_a_classifier_gets_another_head(folder: Path) -> None:
         tensors.append({key: model[key] for key in model})
     before, frozen, learnt = tensors
     assert [len(each["head.votes"]) for each in tensors] == [10, 2, 2]
-    body = [key for key in before if key.startswith(("embedding", "blocks")) and not key.endswith("control")]
+    body = [
+        key
+        for key in before
+        if key.startswith(("embedding", "blocks")) and not key.endswith("control")
+    ]
     assert all(before[key].equal(frozen[key]) for key in body)
     assert not all(before[key].equal(learnt[key]) for key in body)
 
@@ -58,11 +70,21 @@ def test_a_classifier_gets_another_head(folder: Path) -> None:
 def test_a_text_model_goes_on_and_says_what_to_do_where_it_cannot(folder: Path) -> None:
     (line,) = [line for line in LINES if "hamlet" in line]
     (folder / "hamlet.txt").write_text("to be or not to be, that is the question. " * 200)
-    short = ("-o", "phases.0.steps=2", "-o", "phases.0.batch_size=2", "-o", "phases.0.eval_batches=1")
+    short = (
+        "-o",
+        "phases.0.steps=2",
+        "-o",
+        "phases.0.batch_size=2",
+        "-o",
+        "phases.0.eval_batches=1",
+    )
     first = arb(folder, "arb train hamlet.yaml --run-dir runs/shakespeare", *short)
     assert not first.startswith("FAILED"), first
     again = arb(folder, line, *short)
     assert not again.startswith("FAILED"), again
     (folder / "hamlet.txt").write_text("".join(map(chr, range(0x100, 0x300))) * 20)
     larger = arb(folder, line, *short, "-o", "data.tokenizer=characters")
-    assert "Everything else fits. To start embedding and head afresh, add: --init-skip embedding --init-skip" in larger
+    assert (
+        "Everything else fits. To start embedding and head afresh, add: --init-skip embedding "
+        "--init-skip" in larger
+    )

@@ -1,4 +1,6 @@
-"""The commands of docs/how-to/train-on-many-machines.md run as they stand, but for fewer processes where it has 8."""
+"""The commands of docs/how-to/train-on-many-machines.md run as they stand, but for fewer processes
+where it has 8.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ PAGE = (ROOT / "docs" / "how-to" / "train-on-many-machines.md").read_text(encodi
 FILES = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', PAGE, re.M | re.S))
 COMMANDS = {
     name: text.strip().splitlines()
-    for name, text in re.findall(r"<!-- run: ([\w ]+) -->\n```console\n(.*?)^```$", PAGE, re.M | re.S)
+    for name, text in re.findall(
+        r"<!-- run: ([\w ]+) -->\n```console\n(.*?)^```$", PAGE, re.M | re.S
+    )
 }
 
 
@@ -42,10 +46,20 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def started(folder: Path, line: str) -> subprocess.Popen[str]:
     """A command line of the page, with the programs of this environment and one thread."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ARB_", "PYTEST"))}
-    environment |= {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("ARB_", "PYTEST"))
+    }
+    environment |= {
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
     process = subprocess.Popen(
-        ["bash", "-c", line], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ["bash", "-c", line],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     RUNNING.append(process)
     return process
@@ -62,14 +76,20 @@ def same_run(one: Path, other: Path) -> bool:
     """Whether the last checkpoints and the metrics are the same bytes."""
     files = [
         "metrics.jsonl",
-        *(f"checkpoints/step-00000008/{file}" for file in ("model.safetensors", "state.safetensors")),
+        *(
+            f"checkpoints/step-00000008/{file}"
+            for file in ("model.safetensors", "state.safetensors")
+        ),
     ]
     return all((one / file).read_bytes() == (other / file).read_bytes() for file in files)
 
 
 def workers(torchrun: subprocess.Popen[str]) -> list[int]:
     """The processes that a torchrun has started."""
-    return [int(pid) for pid in Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()]
+    return [
+        int(pid)
+        for pid in Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
+    ]
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -90,7 +110,11 @@ def test_two_processes_write_the_bytes_of_one(folder: Path) -> None:
 @pytest.mark.slow
 def test_two_machines_meet_and_write_the_same(folder: Path) -> None:
     (line,) = COMMANDS["two machines"]
-    for there, here in (("--nproc_per_node 8", "--nproc_per_node 1"), ("first-machine", "localhost"), ("/shared/", "")):
+    for there, here in (
+        ("--nproc_per_node 8", "--nproc_per_node 1"),
+        ("first-machine", "localhost"),
+        ("/shared/", ""),
+    ):
         assert there in line
         line = line.replace(there, here)
     machines = [started(folder, line) for _ in range(2)]
@@ -102,7 +126,9 @@ def test_two_machines_meet_and_write_the_same(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_replaced_and_the_bytes_are_those_of_an_undisturbed_run(folder: Path) -> None:
+def test_a_killed_process_is_replaced_and_the_bytes_are_those_of_an_undisturbed_run(
+    folder: Path,
+) -> None:
     (line,) = COMMANDS["restarts"]
     running = started(folder, line)
     wait_for(folder / "runs" / "safe" / "checkpoints" / "step-00000002", running)
@@ -140,7 +166,15 @@ def test_the_program_of_the_page_trains_by_two_processes(folder: Path) -> None:
 
 
 def test_no_command_of_the_page_is_left_out() -> None:
-    assert sorted(COMMANDS) == ["alone", "compared", "one machine", "python", "restarts", "resume", "two machines"]
+    assert sorted(COMMANDS) == [
+        "alone",
+        "compared",
+        "one machine",
+        "python",
+        "restarts",
+        "resume",
+        "two machines",
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".sbatch")])
@@ -153,7 +187,11 @@ def test_the_scripts_for_slurm_are_scripts_and_train_the_config_of_the_page(name
 def test_the_manifests_for_kubernetes_start_torchrun_in_containers_of_their_own(name: str) -> None:
     *_, job = yaml.safe_load_all(FILES[name])
     spec = job["spec"]
-    template = spec["template"] if job["kind"] == "Job" else spec["pytorchReplicaSpecs"]["Worker"]["template"]
+    template = (
+        spec["template"]
+        if job["kind"] == "Job"
+        else spec["pytorchReplicaSpecs"]["Worker"]["template"]
+    )
     (container,) = template["spec"]["containers"]
     words = [*container["command"], *container["args"]]
     assert words[0] == "torchrun"

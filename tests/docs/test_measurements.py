@@ -18,12 +18,16 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_tables_are_those_of_the_committed_results() -> None:
     script = ROOT / "docs" / "scripts" / "measurements.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_readme_states_the_mean_loss_of_each_side() -> None:
-    figures = json.loads((ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo.json").read_text())
+    figures = json.loads(
+        (ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo.json").read_text()
+    )
     readme = (ROOT / "README.md").read_text()
     for row in figures["configs"]:
         mean = sum(row["validation_losses"]) / len(row["validation_losses"])
@@ -32,8 +36,12 @@ def test_the_readme_states_the_mean_loss_of_each_side() -> None:
 
 
 @pytest.mark.parametrize("config", ["demo.yaml", "plain.yaml", "bitnet.yaml", "float32.yaml"])
-def test_the_demo_and_what_it_is_compared_with_are_run_with_the_settings_that_tuning_chose(config: str) -> None:
-    tuning = json.loads((ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo-tuning.json").read_text())
+def test_the_demo_and_what_it_is_compared_with_are_run_with_the_settings_that_tuning_chose(
+    config: str,
+) -> None:
+    tuning = json.loads(
+        (ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo-tuning.json").read_text()
+    )
     losses: dict[str, float] = tuning["losses"][config]
     schedule, rate = min(losses, key=losses.__getitem__).split()
     text = (ROOT / "docs" / "examples" / config).read_text()
@@ -42,19 +50,27 @@ def test_the_demo_and_what_it_is_compared_with_are_run_with_the_settings_that_tu
 
 
 def test_the_demo_with_float_ends_is_run_with_the_two_rates_that_tuning_chose() -> None:
-    tuning = json.loads((ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo-tuning.json").read_text())
+    tuning = json.loads(
+        (ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo-tuning.json").read_text()
+    )
     losses: dict[str, float] = tuning["losses"]["float-ends.yaml"]
     schedule, votes, _, floats = min(losses, key=losses.__getitem__).split()
     example = yaml.safe_load((ROOT / "docs" / "examples" / "float-ends.yaml").read_text())
     assert example["phases"][0]["lr_schedule"] == schedule
-    assert (example["optimizer"]["ternary"]["lr"], example["optimizer"]["float"]["lr"]) == (float(votes), float(floats))
+    assert (example["optimizer"]["ternary"]["lr"], example["optimizer"]["float"]["lr"]) == (
+        float(votes),
+        float(floats),
+    )
 
 
 @pytest.mark.parametrize(
-    ("method", "config"), [("pure", "digits"), ("qat", "digits-bitnet"), ("float32", "digits-float32")]
+    ("method", "config"),
+    [("pure", "digits"), ("qat", "digits-bitnet"), ("float32", "digits-float32")],
 )
 def test_the_digits_are_read_with_the_rates_that_tuning_chose(method: str, config: str) -> None:
-    runs = json.loads((ROOT / "plugins" / "arb-ternary-vision" / "results" / "digits.json").read_text())["runs"]
+    runs = json.loads(
+        (ROOT / "plugins" / "arb-ternary-vision" / "results" / "digits.json").read_text()
+    )["runs"]
     tried = [run for run in runs if run["method"] == method and run["tuning"]]
     assert len(tried) == 3
     best = max(tried, key=lambda run: (run["accuracy"], -run["loss"]))["rate"]

@@ -39,16 +39,23 @@ def ours(kind: str) -> list[Any]:
 def test_the_generated_pages_are_up_to_date() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ARB_")}
     script = ROOT / "docs" / "scripts" / "reference.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
 
 
-# --- hooks: signatures read from the source, not through the generator -----------------------------------------------
+# --- hooks: signatures read from the source, not through the generator
 
 
 def hook_functions() -> dict[str, ast.FunctionDef]:
-    trees = [ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")) for module in (hookspecs, of_a_run)]
-    return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}
+    trees = [
+        ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+        for module in (hookspecs, of_a_run)
+    ]
+    return {
+        node.name: node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)
+    }
 
 
 HOOKS = [*STATED, *specified_in(of_a_run)]
@@ -71,7 +78,7 @@ def test_a_hook_says_when_it_is_called(hook: str) -> None:
     assert documentation.splitlines()[0].replace("``", "`") in page("hooks.md")
 
 
-# --- commands, variables, keys, errors -------------------------------------------------------------------------------
+# --- commands, variables, keys, errors
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -95,7 +102,9 @@ def test_every_command_and_option_is_documented() -> None:
         assert command.help, f"{path} has no help"
         for parameter in command.params:
             if isinstance(parameter, click.Option):
-                assert parameter.help or parameter.show_default, f"{path} {parameter.opts[-1]} has no help"
+                assert parameter.help or parameter.show_default, (
+                    f"{path} {parameter.opts[-1]} has no help"
+                )
                 for option in parameter.opts:
                     assert option in section, f"{path} {option} is missing"
 
@@ -116,7 +125,9 @@ def test_no_other_module_reads_the_environment() -> None:
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
-            assert not reads, f"{file}:{node.lineno}: variables are read through arb_ternary.environment"
+            assert not reads, (
+                f"{file}:{node.lineno}: variables are read through arb_ternary.environment"
+            )
 
 
 def test_every_config_key_is_documented_with_its_default() -> None:
@@ -127,7 +138,9 @@ def test_every_config_key_is_documented_with_its_default() -> None:
         _, _, components = text.partition(f'{{ id="{kind}" }}')
         components, _, _ = components.partition("\n## ")
         for found in (
-            ours(kind) if kind not in ("backend", "command", "generator", "recipe", "document", "starter") else ()
+            ours(kind)
+            if kind not in ("backend", "command", "generator", "recipe", "document", "starter")
+            else ()
         ):
             cls = options_class(found.spec)
             assert f"### `{found.name}`" in components, f"{kind} {found.name} is missing"
@@ -142,7 +155,11 @@ def test_every_config_key_is_documented_with_its_default() -> None:
 
 def test_every_error_is_documented_with_its_exit_code() -> None:
     tree = ast.parse(Path(errors.__file__).read_text(encoding="utf-8"))
-    for name in [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]:
+    for name in [
+        node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    ]:
         section = page("errors.md").partition(f"## `{name}`\n")[2]
         found = getattr(errors, name)
-        assert section.strip().startswith(f"Exit code {found.exit_code}." if isinstance(found, type) else "```python")
+        assert section.strip().startswith(
+            f"Exit code {found.exit_code}." if isinstance(found, type) else "```python"
+        )

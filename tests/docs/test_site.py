@@ -26,7 +26,16 @@ def page_id(path: Path) -> str:
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "reference" / "hooks" / "index.html").is_file()
@@ -48,7 +57,10 @@ def make_targets() -> set[str]:
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_the_make_targets_that_a_page_names_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    named = {one or other for one, other in re.findall(r"`make ([a-z]+)`|^make ([a-z]+)$", text, flags=re.MULTILINE)}
+    named = {
+        one or other
+        for one, other in re.findall(r"`make ([a-z]+)`|^make ([a-z]+)$", text, flags=re.MULTILINE)
+    }
     assert named <= make_targets()
 
 
@@ -63,8 +75,17 @@ def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
 
 
 def test_the_table_of_distributions_is_complete() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Distributions")[2].partition("\n## ")[0]
-    files = [ROOT / "pyproject.toml", ROOT / "core" / "pyproject.toml", *ROOT.glob("*/arb-ternary-*/pyproject.toml")]
+    table = (
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .partition("## Distributions")[2]
+        .partition("\n## ")[0]
+    )
+    files = [
+        ROOT / "pyproject.toml",
+        ROOT / "core" / "pyproject.toml",
+        *ROOT.glob("*/arb-ternary-*/pyproject.toml"),
+    ]
     for file in files:
         name = tomllib.loads(file.read_text(encoding="utf-8"))["project"]["name"]
         assert f"| `{name}` |" in table
@@ -75,5 +96,7 @@ def test_every_distribution_is_in_the_development_requirements() -> None:
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert lines[0].startswith("torch=="), "torch is pinned, and first"
     folders = [file.parent for file in ROOT.glob("*/arb-ternary-*/pyproject.toml")]
-    editable = {line.removeprefix("-e ").partition("[")[0] for line in lines if line.startswith("-e ")}
+    editable = {
+        line.removeprefix("-e ").partition("[")[0] for line in lines if line.startswith("-e ")
+    }
     assert editable == {"core", *(folder.relative_to(ROOT).as_posix() for folder in folders)}

@@ -1,10 +1,11 @@
-"""What is to be found out on a machine with a GPU, in parts of less than ten minutes: ``make gpu-offline``.
+"""What is to be found out on a machine with a GPU, in parts of less than ten minutes: ``make
+gpu-offline``.
 
-``facts`` says what the machine is and multiplies once; ``sanitizer`` takes a few training steps under
-compute-sanitizer, where it is there; ``tests`` runs those that need a GPU; ``bytes`` trains the exact configs on the
-device with torch's kernels and with those of every other backend that works there; ``steps`` times training steps, and
-``bench`` kernels. Each part leaves its files in ``--out``, ends with exit code 1 where something is wrong, and can be
-run alone.
+``facts`` says what the machine is and multiplies once; ``sanitizer`` takes a few training steps
+under compute-sanitizer, where it is there; ``tests`` runs those that need a GPU; ``bytes`` trains
+the exact configs on the device with torch's kernels and with those of every other backend that
+works there; ``steps`` times training steps, and ``bench`` kernels. Each part leaves its files in
+``--out``, ends with exit code 1 where something is wrong, and can be run alone.
 """
 
 from __future__ import annotations
@@ -53,12 +54,21 @@ class Part:
     until: float
     named: bool = False
 
-    def run(self, name: str, *command: str, under: tuple[str, ...] = (), limit: float = LIMIT, **variables: str) -> int:
-        """Run a command of Python with its output in ``out/name.log``, its end on the screen; returns its exit code.
+    def run(
+        self,
+        name: str,
+        *command: str,
+        under: tuple[str, ...] = (),
+        limit: float = LIMIT,
+        **variables: str,
+    ) -> int:
+        """Run a command of Python with its output in ``out/name.log``, its end on the screen;
+        returns its exit code.
 
         Args:
             under: a program that starts Python, with its options.
-            limit: seconds that it may take; never more than are left of the part. The exit code is 124 after these.
+            limit: seconds that it may take; never more than are left of the part. The exit code is
+                124 after these.
             variables: added to the environment.
         """
         left = max(1.0, min(limit, self.until - time.monotonic()))
@@ -90,7 +100,9 @@ class Part:
         from arb_ternary.backends.select import candidates
 
         found = candidates(self.device)
-        return [one.name for one in found if one.usable and not one.last_resort and one.name != "torch"]
+        return [
+            one.name for one in found if one.usable and not one.last_resort and one.name != "torch"
+        ]
 
 
 def facts(part: Part) -> bool:
@@ -103,7 +115,10 @@ def facts(part: Part) -> bool:
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         found |= {"gpu": properties.name, "capability": [properties.major, properties.minor]}
-        found |= {"memory": properties.total_memory, "multiprocessors": properties.multi_processor_count}
+        found |= {
+            "memory": properties.total_memory,
+            "multiprocessors": properties.multi_processor_count,
+        }
     x = torch.randn(5, 200)
     backends: dict[str, str] = {}
     for candidate in candidates(device):
@@ -117,11 +132,14 @@ def facts(part: Part) -> bool:
         try:
             got = layer.to(device)(x.to(device))
             got.square().sum().backward()
-        except Exception as error:  # whatever it is, it is to be told, and the other backends are tried
+        # whatever it is, it is to be told, and the other backends are tried
+        except Exception as error:
             backends[candidate.name] = f"{type(error).__name__}: {error}"
             continue
         same = torch.equal(got.detach().cpu(), wanted(x).detach())
-        backends[candidate.name] = "works" if same else "multiplies, and another result than on the CPU"
+        backends[candidate.name] = (
+            "works" if same else "multiplies, and another result than on the CPU"
+        )
     found["backends"] = backends
     part.tell("facts", found)
     return all(said == "works" or said.startswith("cannot") for said in backends.values())
@@ -135,19 +153,52 @@ def sanitizer(part: Part) -> bool:
     home = os.environ.get("CUDA_HOME")
     tool = shutil.which(SANITIZER) or (home and shutil.which(SANITIZER, path=f"{home}/bin"))
     if not tool:
-        print(f"--- sanitizer: {SANITIZER} is neither in PATH nor in CUDA_HOME/bin: nothing was checked", flush=True)
+        print(
+            f"--- sanitizer: {SANITIZER} is neither in PATH nor in CUDA_HOME/bin: nothing was "
+            f"checked",
+            flush=True,
+        )
         return not part.named
     backends = part.backends()
     if not backends:
-        print(f"--- sanitizer: no backend beside torch works on {part.device}: nothing was checked", flush=True)
+        print(
+            f"--- sanitizer: no backend beside torch works on {part.device}: nothing was checked",
+            flush=True,
+        )
         return False
-    under = (tool, "--tool", "memcheck", "--target-processes", "application-only", "--error-exitcode", str(FOUND))
+    under = (
+        tool,
+        "--tool",
+        "memcheck",
+        "--target-processes",
+        "application-only",
+        "--error-exitcode",
+        str(FOUND),
+    )
     found = {}
     for number, backend in enumerate(backends):
         left = (part.until - time.monotonic()) / (len(backends) - number)
-        command = [str(SHORT), "--backend", backend, "--device", part.device, "--seconds", f"{left / 2:.0f}"]
-        code = part.run(f"sanitizer-{backend}", *command, under=under, limit=left, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-        said = {0: "nothing found", FOUND: f"errors: see sanitizer-{backend}.log", 124: "it took too long"}
+        command = [
+            str(SHORT),
+            "--backend",
+            backend,
+            "--device",
+            part.device,
+            "--seconds",
+            f"{left / 2:.0f}",
+        ]
+        code = part.run(
+            f"sanitizer-{backend}",
+            *command,
+            under=under,
+            limit=left,
+            PYTORCH_NO_CUDA_MEMORY_CACHING="1",
+        )
+        said = {
+            0: "nothing found",
+            FOUND: f"errors: see sanitizer-{backend}.log",
+            124: "it took too long",
+        }
         found[backend] = said.get(code, f"exit code {code}")
     part.tell("sanitizer", found)
     return all(said == "nothing found" for said in found.values())
@@ -156,17 +207,39 @@ def sanitizer(part: Part) -> bool:
 def tests(part: Part) -> bool:
     """The tests that need a GPU; on the CPU a few of those that the interpreter serves."""
     on_gpu = part.device == "cuda"
-    chosen = ["-m", "gpu or (interpreted and not slow)"] if on_gpu else ["-m", "interpreted", "-k", "pack"]
+    chosen = (
+        ["-m", "gpu or (interpreted and not slow)"]
+        if on_gpu
+        else ["-m", "interpreted", "-k", "pack"]
+    )
     folders = ["core/tests", "plugins/arb-ternary-testing", "backends/arb-ternary-triton"]
     if "tilelang" in part.backends():
         folders.append("backends/arb-ternary-tilelang")
-    options = ["-q", "-p", "no:cacheprovider", "--tb=short", "-n", "4", "--maxfail=40", "-W", "default"]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        "-n",
+        "4",
+        "--maxfail=40",
+        "-W",
+        "default",
+    ]
     return part.run("tests", "-m", "pytest", *options, *chosen, *folders) == 0
 
 
 def _trained(part: Part, config: str, backend: str, device: str, number: int) -> dict[str, str]:
     name = f"{config}-{backend}-{device}-{number}"
-    command = [*ARB, "train", str(CONFIGS / f"{config}.yaml"), "-o", f"device={device}", "-o", f"backend={backend}"]
+    command = [
+        *ARB,
+        "train",
+        str(CONFIGS / f"{config}.yaml"),
+        "-o",
+        f"device={device}",
+        "-o",
+        f"backend={backend}",
+    ]
     folder = part.out / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier call
     code = part.run(name, *command, "--run-dir", str(folder), limit=120)
@@ -178,10 +251,15 @@ def _trained(part: Part, config: str, backend: str, device: str, number: int) ->
 
 
 def training_bytes(part: Part) -> bool:
-    """Exact runs: every backend's, twice, and torch's have the same bytes on the device; the CPU's are told beside."""
+    """Exact runs: every backend's, twice, and torch's have the same bytes on the device; the CPU's
+    are told beside.
+    """
     backends = part.backends()
     if not backends:
-        print(f"--- bytes: no backend beside torch works on {part.device}: nothing was compared", flush=True)
+        print(
+            f"--- bytes: no backend beside torch works on {part.device}: nothing was compared",
+            flush=True,
+        )
         return False
     fine, told = True, {}
     for config in sorted(path.stem for path in CONFIGS.glob("*.yaml")):
@@ -192,19 +270,35 @@ def training_bytes(part: Part) -> bool:
         first, *others = on_device.values()
         same = "failed" not in first and all(hashes == first for hashes in others)
         on_cpu = _trained(part, config, "torch", "cpu", 1)
-        told[config] = {"same bytes on the device": same, f"on {device}": on_device, "torch on the CPU": on_cpu}
+        told[config] = {
+            "same bytes on the device": same,
+            f"on {device}": on_device,
+            "torch on the CPU": on_cpu,
+        }
         fine &= same
     part.tell("bytes", told)
     return fine
 
 
 def steps(part: Part) -> bool:
-    """Training steps of a linear and of a block; what is compiled by torch is left out for its time."""
+    """Training steps of a linear and of a block; what is compiled by torch is left out for its
+    time.
+    """
     on_gpu, codes = part.device == "cuda", []
     for kind, shape, more in (("linear", "4096x4096", ()), ("block", "2816x1024", ("--block",))):
         sizes = ["--shape", shape if on_gpu else "96x64", "--m", "2048" if on_gpu else "128", *more]
-        options = ["--no-compile", "--seconds", "2" if on_gpu else "0.01", "--out", str(part.out / f"steps-{kind}")]
-        codes.append(part.run(f"steps-{kind}", *ARB, "bench", "step", "--device", part.device, *sizes, *options))
+        options = [
+            "--no-compile",
+            "--seconds",
+            "2" if on_gpu else "0.01",
+            "--out",
+            str(part.out / f"steps-{kind}"),
+        ]
+        codes.append(
+            part.run(
+                f"steps-{kind}", *ARB, "bench", "step", "--device", part.device, *sizes, *options
+            )
+        )
     return codes == [0, 0]
 
 
@@ -213,7 +307,17 @@ def bench(part: Part) -> bool:
     shapes = SHAPES if part.device == "cuda" else "64x128"
     command = [*ARB, "bench", "kernels", "--device", part.device, "--seconds", "0.05"]
     return (
-        part.run("bench", *command, "--m", "1,16,512,2048", "--shapes", shapes, "--out", str(part.out / "kernels")) == 0
+        part.run(
+            "bench",
+            *command,
+            "--m",
+            "1,16,512,2048",
+            "--shapes",
+            shapes,
+            "--out",
+            str(part.out / "kernels"),
+        )
+        == 0
     )
 
 
@@ -228,21 +332,31 @@ PARTS: Final[dict[str, Callable[[Part], bool]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts that were named, all of them by default; ``arguments`` are those of the command line."""
+    """Run the parts that were named, all of them by default; ``arguments`` are those of the command
+    line.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu", help="folder for what is found")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to try this program out")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "runs/gpu", help="folder for what is found"
+    )
+    parser.add_argument(
+        "--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to try this program out"
+    )
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.parts) - set(PARTS):
-        parser.error(f"no part is called {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+        parser.error(
+            f"no part is called {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}"
+        )
     if chosen.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU here")
     out = chosen.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     wrong = []
     for name in chosen.parts or PARTS:
-        part = Part(out=out, device=chosen.device, until=time.monotonic() + LIMIT, named=bool(chosen.parts))
+        part = Part(
+            out=out, device=chosen.device, until=time.monotonic() + LIMIT, named=bool(chosen.parts)
+        )
         if not PARTS[name](part):
             wrong.append(name)
     print(f"wrong: {', '.join(wrong)}" if wrong else "nothing is wrong")

@@ -1,7 +1,9 @@
-"""A few training steps with the kernels of one backend, for a tool that watches them: the part ``sanitizer``.
+"""A few training steps with the kernels of one backend, for a tool that watches them: the part
+``sanitizer``.
 
-Sizes are ones, odd and a little over a tile, since kernels read and write past the end there if anywhere. Combinations
-are taken until the time is up; the last line says how many, and exit code 1 is none at all.
+Sizes are ones, odd and a little over a tile, since kernels read and write past the end there if
+anywhere. Combinations are taken until the time is up; the last line says how many, and exit code 1
+is none at all.
 """
 
 from __future__ import annotations
@@ -41,14 +43,21 @@ class Combination:
 
     def __str__(self) -> str:
         sizes = " x ".join(map(str, self.sizes))
-        return f"{sizes}, group_size {self.group_size}, {self.gradients} gradients, {self.optimizer.__name__}"
+        return (
+            f"{sizes}, group_size {self.group_size}, {self.gradients} gradients, "
+            f"{self.optimizer.__name__}"
+        )
 
 
 def combinations() -> Iterator[Combination]:
     """All of them, the default rule's first."""
     groups: tuple[GroupSize, ...] = (32, "row")
-    for optimizer, gradients, group_size, sizes in product((ScaledVotes, SignVotes), ("int8", "float"), groups, SIZES):
-        yield Combination(sizes=sizes, group_size=group_size, gradients=gradients, optimizer=optimizer)
+    for optimizer, gradients, group_size, sizes in product(
+        (ScaledVotes, SignVotes), ("int8", "float"), groups, SIZES
+    ):
+        yield Combination(
+            sizes=sizes, group_size=group_size, gradients=gradients, optimizer=optimizer
+        )
 
 
 def train(chosen: Combination, backend: str, device: str) -> None:
@@ -56,9 +65,21 @@ def train(chosen: Combination, backend: str, device: str) -> None:
     rows, outputs, inputs = chosen.sizes
     torch.manual_seed(0)
     model = nn.Sequential(
-        TernaryEmbedding(outputs, inputs, group_size=chosen.group_size, gradients=chosen.gradients, backend=backend),
+        TernaryEmbedding(
+            outputs,
+            inputs,
+            group_size=chosen.group_size,
+            gradients=chosen.gradients,
+            backend=backend,
+        ),
         TernaryRMSNorm(inputs, gradients=chosen.gradients, backend=backend),
-        TernaryLinear(inputs, outputs, group_size=chosen.group_size, gradients=chosen.gradients, backend=backend),
+        TernaryLinear(
+            inputs,
+            outputs,
+            group_size=chosen.group_size,
+            gradients=chosen.gradients,
+            backend=backend,
+        ),
     ).to(device)
     optimizer = chosen.optimizer(dict(ternary_modules(model)))
     ids = torch.randint(outputs, (rows,)).to(device)
@@ -73,7 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", required=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=120.0, help="after these nothing new is begun")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="after these nothing new is begun"
+    )
     chosen = parser.parse_args(arguments)
     until, every, done = time.monotonic() + chosen.seconds, list(combinations()), 0
     for combination in every:

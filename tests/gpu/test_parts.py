@@ -21,7 +21,8 @@ from arb_ternary.backends import select
 PARTS = Path(__file__).with_name("parts.py")
 
 
-#: Takes note of its arguments and ends as it is told to; without being told, as the program that it was to watch.
+# : Takes note of its arguments and ends as it is told to; without being told, as the program that
+# it was to watch.
 WATCHER = """#!/bin/sh
 printf '%s\\n' "$PYTORCH_NO_CUDA_MEMORY_CACHING" "$@" >> "$(dirname "$0")/arguments"
 echo "watched by a fake"
@@ -57,7 +58,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so() -> None:
-    done = subprocess.run([sys.executable, str(PARTS), "facts"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(PARTS), "facts"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "torch sees no GPU here" in done.stderr
 
@@ -66,10 +69,15 @@ def test_an_unknown_part_is_refused(loaded: ModuleType, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as ended:
         loaded.main(["fact", "--device", "cpu"])
     assert ended.value.code == 2
-    assert "no part is called fact: there are facts, sanitizer, tests, bytes, steps, bench" in capsys.readouterr().err
+    assert (
+        "no part is called fact: there are facts, sanitizer, tests, bytes, steps, bench"
+        in capsys.readouterr().err
+    )
 
 
-def test_facts_say_what_every_backend_does(loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_say_what_every_backend_does(
+    loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Not TileLang's, which would compile kernels of sizes that no other test has.
     found = [each for each in select.candidates("cpu") if each.name != "tilelang"]
     monkeypatch.setattr(select, "candidates", lambda device: found)
@@ -79,11 +87,14 @@ def test_facts_say_what_every_backend_does(loaded: ModuleType, tmp_path: Path, m
     assert told["torch"] == "works"
 
 
-# --- the sanitizer ---------------------------------------------------------------------------------------------------
+# --- the sanitizer
 
 
 def test_without_the_sanitizer_it_says_that_nothing_was_checked_and_fails_only_by_name(
-    loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    loaded: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
@@ -91,11 +102,16 @@ def test_without_the_sanitizer_it_says_that_nothing_was_checked_and_fails_only_b
         part = loaded.Part(out=tmp_path, device="cpu", until=time.monotonic() + 60, named=named)
         assert loaded.sanitizer(part) is not named
         said = capsys.readouterr().out
-        assert "compute-sanitizer is neither in PATH nor in CUDA_HOME/bin: nothing was checked" in said
+        assert (
+            "compute-sanitizer is neither in PATH nor in CUDA_HOME/bin: nothing was checked" in said
+        )
 
 
 def test_a_part_is_named_where_it_is_asked_for(
-    loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    loaded: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", "")
@@ -114,20 +130,30 @@ def test_the_sanitizer_watches_steps_of_every_backend_that_works(
     monkeypatch.setenv("CUDA_HOME", str(tools.parent) if where == "CUDA_HOME" else "")
     monkeypatch.setenv("PATH", f"{tools}:{rest}" if where == "PATH" else rest)
     monkeypatch.setenv("FAKE_PYTHON", sys.executable)
-    monkeypatch.setenv("FAKE_CODE", "" if where == "PATH" else "0")  # the steps themselves are taken once
+    # the steps themselves are taken once
+    monkeypatch.setenv("FAKE_CODE", "" if where == "PATH" else "0")
     monkeypatch.setattr(loaded.Part, "backends", lambda part: ["torch"])
     part = loaded.Part(out=tmp_path, device="cpu", until=time.monotonic() + 120)
     assert loaded.sanitizer(part)
     assert json.loads((tmp_path / "sanitizer.json").read_text()) == {"torch": "nothing found"}
     given = (tools / "arguments").read_text().splitlines()
     assert given[:8] == [
-        "1", "--tool", "memcheck", "--target-processes", "application-only", "--error-exitcode", "86", sys.executable,
-    ]  # fmt: skip
+        "1",
+        "--tool",
+        "memcheck",
+        "--target-processes",
+        "application-only",
+        "--error-exitcode",
+        "86",
+        sys.executable,
+    ]
     assert given[9:13] == ["--backend", "torch", "--device", "cpu"]
     assert "watched by a fake" in (tmp_path / "sanitizer-torch.log").read_text()
 
 
-def test_what_the_sanitizer_finds_is_wrong(loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_sanitizer_finds_is_wrong(
+    loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tools = _fake_sanitizer(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_CODE", "86")
@@ -135,8 +161,9 @@ def test_what_the_sanitizer_finds_is_wrong(loaded: ModuleType, tmp_path: Path, m
     part = loaded.Part(out=tmp_path, device="cpu", until=time.monotonic() + 60)
     assert not loaded.sanitizer(part)
     assert json.loads((tmp_path / "sanitizer.json").read_text()) == {
-        "triton": "errors: see sanitizer-triton.log", "tilelang": "errors: see sanitizer-tilelang.log",
-    }  # fmt: skip
+        "triton": "errors: see sanitizer-triton.log",
+        "tilelang": "errors: see sanitizer-tilelang.log",
+    }
 
 
 def test_the_watched_steps_end_when_their_time_is_up(
@@ -147,7 +174,7 @@ def test_the_watched_steps_end_when_their_time_is_up(
     assert capsys.readouterr().out == "torch on cpu: 0 of 24 combinations\n"
 
 
-# --- parts of less than ten minutes ----------------------------------------------------------------------------------
+# --- parts of less than ten minutes
 
 
 def test_the_commands_of_a_part_share_its_time(
@@ -178,11 +205,14 @@ def test_a_command_that_takes_too_long_is_ended(loaded: ModuleType, tmp_path: Pa
     assert part.run("sleep", "-c", "import time; time.sleep(60)") == 124
 
 
-# --- backends that work ----------------------------------------------------------------------------------------------
+# --- backends that work
 
 
 def test_bytes_compare_every_backend_that_works_and_something_must(
-    loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    loaded: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     part = loaded.Part(out=tmp_path, device="cpu", until=time.monotonic() + 60)
     trained: list[tuple[str, str]] = []
@@ -204,7 +234,9 @@ def test_bytes_compare_every_backend_that_works_and_something_must(
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-@pytest.mark.parametrize("wheel", ["tilelang-0.1.15-py3-none-any.whl", "attrs-25.1.0-py3-none-any.whl"])
+@pytest.mark.parametrize(
+    "wheel", ["tilelang-0.1.15-py3-none-any.whl", "attrs-25.1.0-py3-none-any.whl"]
+)
 def test_tilelang_is_installed_where_its_wheel_is(wheel: str, tmp_path: Path) -> None:
     (tmp_path / wheel).touch()
     command = ["make", "--dry-run", "--no-print-directory", "gpu-offline", f"WHEELS={tmp_path}"]
@@ -213,7 +245,9 @@ def test_tilelang_is_installed_where_its_wheel_is(wheel: str, tmp_path: Path) ->
     assert "./backends/arb-ternary-triton" in done.stdout
 
 
-def test_steps_are_timed_on_the_device(loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_timed_on_the_device(
+    loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, ...]] = []
 
     def run(part: Any, name: str, *command: str, **options: Any) -> int:

@@ -46,12 +46,17 @@ class Project:
         """What it requires, with extras: the root's stand in the table of its own metadata hook."""
         found = self.metadata if "dependencies" in self.metadata else self.metadata["hook"]
         optional = found.get("optional-dependencies", {})
-        texts = [*found["dependencies"], *(text for extra in extras for text in optional.get(extra, ()))]
+        texts = [
+            *found["dependencies"],
+            *(text for extra in extras for text in optional.get(extra, ())),
+        ]
         return [Requirement(text) for text in texts]
 
 
 def closure(projects: Mapping[str, Project], name: str, *extras: str) -> dict[str, Project]:
-    """The distribution ``name`` and all of this repository that it needs, directly or not, with its ``extras``."""
+    """The distribution ``name`` and all of this repository that it needs, directly or not, with its
+    ``extras``.
+    """
     found: dict[str, Project] = {}
     waiting = [(name, extras)]
     while waiting:
@@ -66,7 +71,9 @@ def closure(projects: Mapping[str, Project], name: str, *extras: str) -> dict[st
 
 def _projects() -> dict[str, Project]:
     files = [ROOT / "pyproject.toml", ROOT / "core" / "pyproject.toml"]
-    files += sorted([*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("backends/*/pyproject.toml")])
+    files += sorted(
+        [*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("backends/*/pyproject.toml")]
+    )
     tables = {file.parent: tomllib.loads(file.read_text(encoding="utf-8")) for file in files}
     hook = tables[ROOT]["tool"]["hatch"]["metadata"]["hooks"]["custom"]
     metadata = {folder: table["project"] for folder, table in tables.items()}
@@ -89,9 +96,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[Project], Path]:
-    """Builds the wheel of a distribution, each once a session: workers share them, and none builds where one does.
+    """Builds the wheel of a distribution, each once a session: workers share them, and none builds
+    where one does.
 
-    A native distribution is compiled in the folder of its editable installation, so that only what is new is compiled.
+    A native distribution is compiled in the folder of its editable installation, so that only what
+    is new is compiled.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "wheels"
@@ -105,7 +114,12 @@ def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not out.exists():
                 # A release: the metapackage requires versions, and not the folders of this clone.
-                command = [sys.executable, "-m", *(FRONT_END if project.native else BACK_END), str(out)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    *(FRONT_END if project.native else BACK_END),
+                    str(out),
+                ]
                 done = subprocess.run(
                     command,
                     cwd=project.folder,
@@ -122,7 +136,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable
 
 
 def _with_tools() -> dict[str, str]:
-    """The environment with the tools of this interpreter's own environment first, as where it is activated."""
+    """The environment with the tools of this interpreter's own environment first, as where it is
+    activated.
+    """
     scripts = sysconfig.get_path("scripts")
     return {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"}
 
@@ -135,7 +151,15 @@ class Environment:
 
     def pip(self, *arguments: str) -> str:
         """Run pip on this environment."""
-        command = [sys.executable, "-m", "pip", "--python", str(self.python), "--disable-pip-version-check", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(self.python),
+            "--disable-pip-version-check",
+            *arguments,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -153,7 +177,9 @@ class Environment:
         """Run the installed ``arb`` as a user does, with ``variables`` in the environment."""
         command = [str(self.python.with_name("arb")), *arguments]
         environment = {**_plain_environment(), **variables}
-        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        )
 
     def run(self, code: str, *, cwd: Path) -> str:
         """What a Python program prints there."""
@@ -162,7 +188,9 @@ class Environment:
     def python_run(self, *arguments: str, cwd: Path) -> str:
         """What its Python prints, given these arguments."""
         command = [str(self.python), *arguments]
-        done = subprocess.run(command, cwd=cwd, env=_plain_environment(), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=cwd, env=_plain_environment(), capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -174,7 +202,9 @@ def _plain_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that shows what is installed here, without our own distributions (and their ``.pth`` files)."""
+    """A folder that shows what is installed here, without our own distributions (and their ``.pth``
+    files).
+    """
     folder = tmp_path_factory.mktemp("third_party")
     for source in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for entry in Path(source).iterdir():
@@ -186,9 +216,13 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def install(
-    clean_environment: Environment, projects: Mapping[str, Project], wheels: Callable[[Project], Path]
+    clean_environment: Environment,
+    projects: Mapping[str, Project],
+    wheels: Callable[[Project], Path],
 ) -> Callable[..., dict[str, Project]]:
-    """Installs a distribution, with extras, and what it needs of this repository; returns what was installed."""
+    """Installs a distribution, with extras, and what it needs of this repository; returns what was
+    installed.
+    """
 
     def install_all(name: str, *extras: str) -> dict[str, Project]:
         needed = closure(projects, name, *extras)

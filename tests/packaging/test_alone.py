@@ -1,4 +1,6 @@
-"""Each distribution passes its own tests in an environment that holds what it declares and nothing else of ours."""
+"""Each distribution passes its own tests in an environment that holds what it declares and nothing
+else of ours.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ QUICK = {
 
 
 def run_alone(
-    name: str, folders: Sequence[str], clean_environment: Any, install: Callable[..., Any], tmp_path: Path
+    name: str,
+    folders: Sequence[str],
+    clean_environment: Any,
+    install: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     folder = install(name, "test")[name].folder
     marks = "not slow and not gpu and not interpreted"

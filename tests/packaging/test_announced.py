@@ -1,4 +1,6 @@
-"""The metapackage announces every component of the workspace with the distribution that brings it."""
+"""The metapackage announces every component of the workspace with the distribution that brings
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def test_every_component_that_is_not_the_cores_is_announced() -> None:
     expected = {}
     for found in manager().registry.everything():
         if found.distribution in workspace:
-            family = found.name.partition(".")[0]  # announced as one, except for commands, which stand in groups
+            # announced as one, except for commands, which stand in groups
+            family = found.name.partition(".")[0]
             name = found.name if found.kind == "command" else family
             expected[f"{found.kind}.{name}"] = str(found.distribution).replace("-", "_")
     for folder in ROOT.glob("*/arb-ternary-*"):
@@ -33,6 +36,7 @@ def test_every_component_that_is_not_the_cores_is_announced() -> None:
 def test_a_name_that_is_not_installed_says_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
     with pytest.raises(
-        ImportError, match=r"arb_ternary.TernaryConv2d is not installed: pip install arb-ternary-vision"
+        ImportError,
+        match=r"arb_ternary.TernaryConv2d is not installed: pip install arb-ternary-vision",
     ):
         from arb_ternary import TernaryConv2d  # noqa: F401

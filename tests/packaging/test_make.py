@@ -18,15 +18,27 @@ def lines_of_demo(tmp_path: Path, *variables: str) -> list[str]:
     """The commands of `make demo` in a fresh clone."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "-n", "demo", f"VENV={tmp_path / 'venv'}", *variables]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
     return done.stdout.splitlines()
 
 
 def test_the_demo_builds_the_native_backend_with_the_compiler_that_is_there(tmp_path: Path) -> None:
     lines = lines_of_demo(tmp_path, "COMPILER=c++")
-    told = next(number for number, line in enumerate(lines) if "native backend with c++: about half a minute" in line)
-    built = next(number for number, line in enumerate(lines) if line.endswith("--editable backends/arb-ternary-cpu"))
-    trained = next(number for number, line in enumerate(lines) if "arb train docs/examples/demo.yaml" in line)
+    told = next(
+        number
+        for number, line in enumerate(lines)
+        if "native backend with c++: about half a minute" in line
+    )
+    built = next(
+        number
+        for number, line in enumerate(lines)
+        if line.endswith("--editable backends/arb-ternary-cpu")
+    )
+    trained = next(
+        number for number, line in enumerate(lines) if "arb train docs/examples/demo.yaml" in line
+    )
     assert told < built < trained
 
 
@@ -38,4 +50,6 @@ def test_without_a_compiler_the_demo_says_so_and_trains(tmp_path: Path) -> None:
 
 
 def test_the_config_of_the_demo_leaves_the_backend_open() -> None:
-    assert "\nbackend:" not in (ROOT / "docs" / "examples" / "demo.yaml").read_text(encoding="utf-8")
+    assert "\nbackend:" not in (ROOT / "docs" / "examples" / "demo.yaml").read_text(
+        encoding="utf-8"
+    )

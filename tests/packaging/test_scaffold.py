@@ -1,4 +1,6 @@
-"""A generated plugin is a complete distribution: it builds, installs, passes its own tests and the conformance kit."""
+"""A generated plugin is a complete distribution: it builds, installs, passes its own tests and the
+conformance kit.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from arb_ternary_testing.scaffold.generate import KINDS, new_plugin
 
 
 def run(*command: str | Path, folder: Path, site: Path | None = None) -> str:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("ARB_", "PYTEST_"))}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("ARB_", "PYTEST_"))
+    }
     if site is not None:
         environment["PYTHONPATH"] = str(site)
     done = subprocess.run(
@@ -32,19 +36,33 @@ def run(*command: str | Path, folder: Path, site: Path | None = None) -> str:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def generated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
+def generated(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Path]:
     """Kind, folder of the new distribution, and a folder that its wheel is installed in."""
     folder = tmp_path_factory.mktemp(request.param)
     made = new_plugin(f"trial-{request.param}", request.param, folder)
     run("build", "--wheel", "--no-isolation", "--outdir", folder / "dist", made, folder=folder)
     (wheel,) = (folder / "dist").glob("*.whl")
     site = folder / "site"
-    run("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel, folder=folder)
+    run(
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        site,
+        wheel,
+        folder=folder,
+    )
     return request.param, made, site
 
 
 def own_tests_pass(folder: Path, site: Path, python: Callable[..., str]) -> None:
-    output = python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", place=site)
+    output = python(
+        folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", place=site
+    )
     assert " passed" in output
     assert " failed" not in output
 
@@ -68,9 +86,13 @@ def test_all_of_its_own_tests_pass_against_the_installed_wheel(
 
 # Its own tests hold the same suite; the command is tested with the kit, on smaller plugins.
 @pytest.mark.slow
-def test_the_conformance_kit_passes_from_the_command_line(generated: tuple[str, Path, Path]) -> None:
+def test_the_conformance_kit_passes_from_the_command_line(
+    generated: tuple[str, Path, Path],
+) -> None:
     kind, folder, site = generated
-    output = run("arb_ternary.cli.main", "plugins", "check", f"trial-{kind}", folder=folder, site=site)
+    output = run(
+        "arb_ternary.cli.main", "plugins", "check", f"trial-{kind}", folder=folder, site=site
+    )
     assert f"{kind} trial_{kind}" in output
     assert output.rstrip().endswith("all passed")
 
@@ -100,14 +122,32 @@ def test_the_templates_travel_in_the_wheel_of_the_kit(
 ) -> None:
     wheel = wheels(projects["arb-ternary-testing"])
     site = tmp_path / "site"
-    run("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel, folder=tmp_path)
-    code = "import sys; from pathlib import Path; from arb_ternary_testing.scaffold.generate import *\n"
+    run(
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        site,
+        wheel,
+        folder=tmp_path,
+    )
+    code = (
+        "import sys; from pathlib import Path; from arb_ternary_testing.scaffold.generate "
+        "import *\n"
+    )
     code += "assert str(Path(new_plugin.__code__.co_filename)).startswith(sys.argv[1])\n"
     code += "for kind in KINDS: print(new_plugin('x-' + kind, kind, Path(sys.argv[2])))\n"
     script = tmp_path / "generate.py"
     script.write_text(code)
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    subprocess.run([sys.executable, script, site, tmp_path / "out"], env=environment, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, script, site, tmp_path / "out"],
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
     source = {path.relative_to(tmp_path / "here") for path in _generate_all(tmp_path / "here")}
     assert {path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*")} == source
 
@@ -128,7 +168,9 @@ def test_what_is_generated_names_the_plugin_and_leaves_no_placeholder(tmp_path: 
             assert not {"PACKAGE", "template"} & set(path.name.replace(".", "/").split("/"))
             if path.is_file():
                 assert "$" not in path.read_text(), path
-        assert 'word-drop = "arb_ternary_word_drop.plugin"' in (folder / "pyproject.toml").read_text()
+        assert (
+            'word-drop = "arb_ternary_word_drop.plugin"' in (folder / "pyproject.toml").read_text()
+        )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +205,10 @@ def test_the_name_of_a_distribution_that_exists_is_refused(name: str, tmp_path: 
 def test_a_kind_without_a_template_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem) as caught:
         new_plugin("x", "optimiser", tmp_path)
-    assert caught.value.hint == "did you mean 'optimizer'?\ntemplates: backend, masking, optimizer, phase"
+    assert (
+        caught.value.hint
+        == "did you mean 'optimizer'?\ntemplates: backend, masking, optimizer, phase"
+    )
 
 
 def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The distributions as users get them: built into wheels, installed into a clean environment, run, one removed."""
+"""The distributions as users get them: built into wheels, installed into a clean environment, run,
+one removed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ checks: [pure]
 
 
 def read_wheel(wheel: Path) -> tuple[set[str], Message, str]:
-    """Names of the files, METADATA, and the text of entry_points.txt (empty where there is none)."""
+    """Names of the files, METADATA, and the text of entry_points.txt (empty where there is
+    none).
+    """
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
@@ -42,20 +46,28 @@ def read_wheel(wheel: Path) -> tuple[set[str], Message, str]:
 
 
 def write_config(folder: Path, optimizer: str) -> Path:
-    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40, encoding="utf-8")
+    (folder / "text.txt").write_text(
+        "the quick brown fox jumps over the lazy dog\n" * 40, encoding="utf-8"
+    )
     path = folder / "config.yaml"
     path.write_text(CONFIG.replace("OPTIMIZER", optimizer), encoding="utf-8")
     return path
 
 
-# --- what is in them -------------------------------------------------------------------------------------------------
+# --- what is in them
 
 
-def test_a_wheel_holds_every_file_of_its_package_and_nothing_else(project: Any, wheels: Callable[..., Path]) -> None:
+def test_a_wheel_holds_every_file_of_its_package_and_nothing_else(
+    project: Any, wheels: Callable[..., Path]
+) -> None:
     names, _, _ = read_wheel(wheels(project))
     sources = project.folder / "src"
     packaged = {name for name in names if ".dist-info/" not in name}
-    folders = [] if project.name == METAPACKAGE else [file.parent for file in sources.glob("*/__init__.py")]
+    folders = (
+        []
+        if project.name == METAPACKAGE
+        else [file.parent for file in sources.glob("*/__init__.py")]
+    )
     expected = {
         file.relative_to(sources).as_posix()
         for folder in folders
@@ -63,11 +75,15 @@ def test_a_wheel_holds_every_file_of_its_package_and_nothing_else(project: Any, 
         if file.is_file() and file.suffix != ".pyc"
     }
     if project.native:  # what is compiled is in the wheel, and what it was compiled from is not
-        expected |= {f"{folder.name}/_native{sysconfig.get_config_var('EXT_SUFFIX')}" for folder in folders}
+        expected |= {
+            f"{folder.name}/_native{sysconfig.get_config_var('EXT_SUFFIX')}" for folder in folders
+        }
     assert packaged == expected
 
 
-def test_a_wheel_is_for_every_machine_unless_it_holds_machine_code(project: Any, wheels: Callable[..., Path]) -> None:
+def test_a_wheel_is_for_every_machine_unless_it_holds_machine_code(
+    project: Any, wheels: Callable[..., Path]
+) -> None:
     *_, platform = wheels(project).stem.split("-")
     assert (platform == "any") == (not project.native)
 
@@ -80,14 +96,18 @@ def test_a_wheel_holds_the_licence(project: Any, wheels: Callable[..., Path]) ->
     assert (project.folder / "LICENSE").read_bytes() == root_licence
 
 
-def test_a_wheel_says_what_it_is_and_which_python_it_needs(project: Any, wheels: Callable[..., Path]) -> None:
+def test_a_wheel_says_what_it_is_and_which_python_it_needs(
+    project: Any, wheels: Callable[..., Path]
+) -> None:
     _, metadata, _ = read_wheel(wheels(project))
     assert metadata["Summary"]
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata.get_payload().strip(), "the README is empty"
 
 
-def test_a_package_is_typed_and_a_plugin_has_a_hook_module(project: Any, wheels: Callable[..., Path]) -> None:
+def test_a_package_is_typed_and_a_plugin_has_a_hook_module(
+    project: Any, wheels: Callable[..., Path]
+) -> None:
     if project.name == METAPACKAGE:
         pytest.skip("has no package")
     names, _, entry_points = read_wheel(wheels(project))
@@ -114,7 +134,9 @@ def test_data_files_travel_in_the_wheel(
         assert [packaged for packaged in names if file in packaged], file
 
 
-def test_the_core_brings_the_command(projects: Mapping[str, Any], wheels: Callable[..., Path]) -> None:
+def test_the_core_brings_the_command(
+    projects: Mapping[str, Any], wheels: Callable[..., Path]
+) -> None:
     _, _, entry_points = read_wheel(wheels(projects[CORE]))
     assert "arb = arb_ternary.cli.main:main" in entry_points
 
@@ -140,7 +162,9 @@ def test_every_extra_of_the_metapackage_fits_the_distributions_of_this_repositor
         for requirement in map(Requirement, requirements):
             assert requirement.name in projects, f"extra {name!r}"
             version = read_wheel(wheels(projects[requirement.name]))[1]["Version"]
-            assert requirement.specifier.contains(version), f"extra {name!r}: {requirement} against {version}"
+            assert requirement.specifier.contains(version), (
+                f"extra {name!r}: {requirement} against {version}"
+            )
     needed = {canonicalize_name(Requirement(text).name) for text in extras["all"]}
     assert needed | set(PARTS) == set(projects) - {METAPACKAGE}, "`all` is every plugin and backend"
 
@@ -156,7 +180,7 @@ def test_a_distribution_asks_for_versions_that_are_here(
     assert project.name == CORE or CORE in requirements
 
 
-# --- installed -------------------------------------------------------------------------------------------------------
+# --- installed
 
 
 def test_the_core_alone_lists_itself_and_says_what_brings_training(
@@ -166,19 +190,33 @@ def test_the_core_alone_lists_itself_and_says_what_brings_training(
     assert clean_environment.distributions(cwd=tmp_path) == {CORE: "ok"}
     place = clean_environment.run("import arb_ternary; print(arb_ternary.__file__)", cwd=tmp_path)
     assert place.startswith(str(tmp_path)), "the editable installation was imported"
-    refused = clean_environment.arb("train", str(write_config(tmp_path, "sign_votes")), cwd=tmp_path)
+    refused = clean_environment.arb(
+        "train", str(write_config(tmp_path, "sign_votes")), cwd=tmp_path
+    )
     assert refused.returncode == 2
     assert "pip install arb-ternary brings" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
-#: Installed one by one in every test run; the others, which differ in nothing but what they hold, in `make test-alone`.
-INSTALLED = (METAPACKAGE, CORE, BACKEND, "arb-ternary-bench", "arb-ternary-testing", "arb-ternary-gguf")
+# : Installed one by one in every test run; the others, which differ in nothing but what they hold,
+# in `make test-alone`.
+INSTALLED = (
+    METAPACKAGE,
+    CORE,
+    BACKEND,
+    "arb-ternary-bench",
+    "arb-ternary-testing",
+    "arb-ternary-gguf",
+)
 
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_a_distribution_installs_with_what_it_requires_and_lists_itself(
-    name: str, projects: Mapping[str, Any], clean_environment: Any, install: Callable[..., Any], tmp_path: Path
+    name: str,
+    projects: Mapping[str, Any],
+    clean_environment: Any,
+    install: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     installs_and_lists_itself(projects[name], clean_environment, install, tmp_path)
 
@@ -202,9 +240,13 @@ def installs_and_lists_itself(
         assert place.startswith(str(tmp_path)), "the editable installation was imported"
 
 
-def test_pip_install_of_a_clone_gives_a_program_that_trains(clean_environment: Any, tmp_path: Path) -> None:
+def test_pip_install_of_a_clone_gives_a_program_that_trains(
+    clean_environment: Any, tmp_path: Path
+) -> None:
     root = Path(__file__).parents[2]
-    clean_environment.pip("install", "--quiet", "--no-index", "--no-build-isolation", "--no-compile", str(root))
+    clean_environment.pip(
+        "install", "--quiet", "--no-index", "--no-build-isolation", "--no-compile", str(root)
+    )
     assert clean_environment.distributions(cwd=tmp_path) == dict.fromkeys(PARTS, "ok")
     config = write_config(tmp_path, "scaled_votes")
     trained = clean_environment.arb("train", str(config), "--run-dir", "run", cwd=tmp_path)
@@ -223,7 +265,10 @@ def test_a_plugin_that_is_removed_is_missed_with_the_line_that_installs_it(
 
     clean_environment.pip("uninstall", "--yes", "--quiet", PLUGIN)
 
-    for command in (["config", "validate", str(config)], ["train", str(config), "--run-dir", "run"]):
+    for command in (
+        ["config", "validate", str(config)],
+        ["train", str(config), "--run-dir", "run"],
+    ):
         refused = clean_environment.arb(*command, cwd=tmp_path)
         assert refused.returncode == 3
         assert f"pip install {PLUGIN}" in refused.stderr
@@ -241,7 +286,9 @@ def test_a_native_backend_that_is_installed_trains_by_default(
     assert trained.returncode == 0, trained.stderr
     record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert record["backend"] == {"name": "cpu", "source": "default"}
-    place = clean_environment.run("import arb_ternary_cpu._native as n; print(n.__file__)", cwd=tmp_path)
+    place = clean_environment.run(
+        "import arb_ternary_cpu._native as n; print(n.__file__)", cwd=tmp_path
+    )
     assert place.startswith(str(tmp_path)), "the editable installation was imported"
 
 
@@ -262,7 +309,9 @@ def test_the_tilelang_backend_works_on_the_core_alone(
     install("arb-ternary-tilelang")
     explained = clean_environment.arb("backends", "explain", "--backend", "tilelang", cwd=tmp_path)
     assert explained.returncode == 0, explained.stderr
-    place = clean_environment.run("import arb_ternary_tilelang.backend as b; print(b.__file__)", cwd=tmp_path)
+    place = clean_environment.run(
+        "import arb_ternary_tilelang.backend as b; print(b.__file__)", cwd=tmp_path
+    )
     assert place.startswith(str(tmp_path)), "the editable installation was imported"
 
 

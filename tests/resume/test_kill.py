@@ -1,7 +1,7 @@
 """SIGKILL at any moment, resume, and end with the bytes of the run that was never killed.
 
-The runs are children of a helper that has imported everything, so that a run starts in a fraction of a second and
-most kills hit training and checkpoints rather than the start of Python.
+The runs are children of a helper that has imported everything, so that a run starts in a fraction
+of a second and most kills hit training and checkpoints rather than the start of Python.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from attrs import frozen
 CONFIG = """
 name: killed
 data: {{name: text, path: {text}, tokenizer: characters}}
-model: {{name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, float_parts: [norms]}}
+model: {{name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32,
+    float_parts: [norms]}}
 optimizer: {{name: split, ternary: {{name: sign_votes, accum_threshold: 2}}, float: adamw}}
 checkpoint: {{every: 3, keep: 2}}
 trackers: []
 phases:
-  - {{name: standard, steps: {first}, batch_size: 2, block_size: 8, eval_every: 8, eval_batches: 1, num_workers: 1}}
-  - {{name: standard, steps: {second}, batch_size: 2, block_size: 8, gradient_accumulation_steps: 3, eval_every: 0}}
+  - {{name: standard, steps: {first}, batch_size: 2, block_size: 8, eval_every: 8, eval_batches: 1,
+      num_workers: 1}}
+  - {{name: standard, steps: {second}, batch_size: 2, block_size: 8, gradient_accumulation_steps: 3,
+      eval_every: 0}}
 """
 
 HELPER = """
@@ -52,7 +55,8 @@ def run(order):
             os.kill(os.getpid(), signal.SIGKILL)
     train(
         load_config(order["config"]).config,
-        RunRequest(directory=Path(order["directory"]), resume="auto", reporter=Silent, faults=faults),
+        RunRequest(directory=Path(order["directory"]), resume="auto", reporter=Silent,
+            faults=faults),
     )
 
 print("ready", flush=True)
@@ -87,16 +91,25 @@ class Helper:
         )
         assert self._line() == "ready"
 
-    def run(self, config: str, directory: Path, *, after: float | None = None, point: int | None = None) -> int:
-        """Start or resume a run; kill it after so many seconds, or at so many points of the writer. Its wait status."""
-        order = {"config": str(self.folder / f"{config}.yaml"), "directory": str(directory), "point": point}
+    def run(
+        self, config: str, directory: Path, *, after: float | None = None, point: int | None = None
+    ) -> int:
+        """Start or resume a run; kill it after so many seconds, or at so many points of the writer.
+        Its wait status.
+        """
+        order = {
+            "config": str(self.folder / f"{config}.yaml"),
+            "directory": str(directory),
+            "point": point,
+        }
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         child = int(self._line())
         if after is not None:
             time.sleep(after)
-            # The helper has not read the child's status while the child lives; a pid is not used again before that.
+            # The helper has not read the child's status while the child lives; a pid is not used
+            # again before that.
             os.kill(child, signal.SIGKILL)
         return int(self._line())
 
@@ -139,7 +152,11 @@ def whole(helper: Helper) -> dict[str, Whole]:
 
 def files_in(directory: Path) -> dict[str, bytes]:
     found = [directory / "metrics.jsonl", *directory.glob("checkpoints/**/*")]
-    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(found) if path.is_file()}
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(found)
+        if path.is_file()
+    }
 
 
 def killed(status: int) -> bool:
@@ -153,7 +170,8 @@ def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bytes(
     kills = finished = 0
     while kills < 20 or not finished:
         directory = helper.folder / f"random{finished}"
-        # Long enough on average to get on by a few checkpoints; once there were enough kills, to the end.
+        # Long enough on average to get on by a few checkpoints; once there were enough kills, to
+        # the end.
         after = generator.uniform(0.0, whole["long"].seconds / 2) if kills < 20 else None
         try:
             status = helper.run("long", directory, after=after)
@@ -168,11 +186,14 @@ def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bytes(
     assert kills >= 20
 
 
-@pytest.mark.parametrize(("save", "point"), [(1, 1), (1, 6), (1, 8), *((4, point) for point in range(1, 11))])
+@pytest.mark.parametrize(
+    ("save", "point"), [(1, 1), (1, 6), (1, 8), *((4, point) for point in range(1, 11))]
+)
 def test_a_run_killed_inside_the_checkpoint_writer_ends_with_the_same_bytes(
     helper: Helper, whole: dict[str, Whole], save: int, point: int
 ) -> None:
-    # A save passes nine points, and a tenth when it deletes an old one, which the third and later ones do.
+    # A save passes nine points, and a tenth when it deletes an old one, which the third and later
+    # ones do.
     before = {1: 0, 4: 9 + 9 + 10}[save]
     directory = helper.folder / f"writer{save}-{point}"
     assert killed(helper.run("short", directory, point=before + point))

@@ -1,6 +1,7 @@
 """The public surface as text: what other people's code, configs and scripts rely on.
 
-``python tests/surface/surface.py --write`` replaces ``surface.txt`` beside this file; without ``--write`` it prints.
+``python tests/surface/surface.py --write`` replaces ``surface.txt`` beside this file; without
+``--write`` it prints.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def describe() -> str:
-    """Every public name, spec field, hook, environment variable, command and config key, one a line."""
+    """Every public name, spec field, hook, environment variable, command and config key, one a
+    line.
+    """
     sections = {
         "names of arb_ternary": _names("arb_ternary"),
         "names of arb_ternary.config.options": _names("arb_ternary.config.options"),
@@ -39,7 +42,9 @@ def describe() -> str:
         "commands": _commands(),
         "config keys": _config_keys(),
     }
-    return "\n".join(line for title, lines in sections.items() for line in (f"[{title}]", *lines, ""))
+    return "\n".join(
+        line for title, lines in sections.items() for line in (f"[{title}]", *lines, "")
+    )
 
 
 def _import(name: str) -> Any:
@@ -58,7 +63,11 @@ def _names(module: str) -> Iterator[str]:
 
 def _defined(module: Any) -> list[str]:
     """What a module defines itself under a name without an underscore, sorted."""
-    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    own = [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__
+    ]
     constants = {name for name in vars(module) if name.isupper()} - {"TYPE_CHECKING"}
     return sorted(name for name in {*own, *constants} if not name.startswith("_"))
 
@@ -87,13 +96,19 @@ def _protocols() -> Iterator[str]:
 
 def _specs() -> Iterator[str]:
     for found in _kinds().values():
-        fields = [field.name if field.default is attrs.NOTHING else f"{field.name}=" for field in attrs.fields(found)]
+        fields = [
+            field.name if field.default is attrs.NOTHING else f"{field.name}="
+            for field in attrs.fields(found)
+        ]
         yield f"{found.__module__}.{found.__name__}({', '.join(fields)})"
 
 
 def _hooks() -> Iterator[str]:
     specified_in = _import("arb_ternary.plugins.hooks").specified_in
-    modules = ["arb_ternary.hookspecs", *(kind.hookspecs for kind in _kinds().values() if kind.hookspecs)]
+    modules = [
+        "arb_ternary.hookspecs",
+        *(kind.hookspecs for kind in _kinds().values() if kind.hookspecs),
+    ]
     yield f"API version {_import('arb_ternary').API_VERSION}"
     for kind in _kinds().values():
         yield f"{kind.hook}() -> {kind.__name__} [{kind.kind}: {kind.noun}]"
@@ -129,13 +144,15 @@ def _variables() -> Iterator[str]:
         yield f"{variable.name}={variable.default}"
 
 
-# --- what the distributions of this repository register ------------------------------------------------------------
+# --- what the distributions of this repository register
 
 
 def _workspace() -> frozenset[str]:
     files = [ROOT / "core" / "pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")]
     files += ROOT.glob("backends/*/pyproject.toml")
-    return frozenset(tomllib.loads(file.read_text(encoding="utf-8"))["project"]["name"] for file in files)
+    return frozenset(
+        tomllib.loads(file.read_text(encoding="utf-8"))["project"]["name"] for file in files
+    )
 
 
 def _registered(kind: str) -> list[Any]:

@@ -1,4 +1,6 @@
-"""A package imports the core and what its own pyproject.toml requires, at module level and inside functions."""
+"""A package imports the core and what its own pyproject.toml requires, at module level and inside
+functions.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,30 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(
-    file.parent for file in [*ROOT.glob("core/pyproject.toml"), *ROOT.glob("*/arb-ternary-*/pyproject.toml")]
+    file.parent
+    for file in [*ROOT.glob("core/pyproject.toml"), *ROOT.glob("*/arb-ternary-*/pyproject.toml")]
 )
 INSTALLED = {**packages_distributions(), "tvm": ["tilelang"]}
 #: What finds out whether it is installed, and is measured beside our own where it is.
 PEERS = {"bitblas", "gemlite", "gguf", "litespark_inference", "llama_cpp"}
 
 #: Modules that a test puts into ``sys.modules``.
-MADE_BY_TESTS = {"arb_config_test_components", "arb_run_test_components", "arb_study_test_components"}
+MADE_BY_TESTS = {
+    "arb_config_test_components",
+    "arb_run_test_components",
+    "arb_study_test_components",
+}
 
 
 def required(project: dict[str, Any], *, tests: bool) -> set[str]:
-    """Names of the distributions that a project may import: its own, and all that it requires in whichever extra."""
+    """Names of the distributions that a project may import: its own, and all that it requires in
+    whichever extra.
+    """
     extras = project.get("optional-dependencies", {})
-    texts = [*project["dependencies"], *(text for name in extras if tests or name != "test" for text in extras[name])]
+    texts = [
+        *project["dependencies"],
+        *(text for name in extras if tests or name != "test" for text in extras[name]),
+    ]
     return {project["name"], *(canonicalize_name(Requirement(text).name) for text in texts)}
 
 
@@ -61,7 +73,11 @@ def distribution(module: str) -> str:
 def test_a_package_imports_the_core_and_what_it_requires(folder: Path, part: str) -> None:
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     allowed = required(project, tests=part == "tests")
-    beside = set() if part == "src" else {path.stem for path in (folder / part).rglob("*.py")} | MADE_BY_TESTS
+    beside = (
+        set()
+        if part == "src"
+        else {path.stem for path in (folder / part).rglob("*.py")} | MADE_BY_TESTS
+    )
     strangers = sorted(
         f"{file.relative_to(ROOT)}: {module}"
         for file, module in imports(folder / part)

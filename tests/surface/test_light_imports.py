@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "triton", "tilelang", "numpy", "yaml", "cattrs", "rich", "matplotlib", "safetensors")
+HEAVY = (
+    "torch",
+    "triton",
+    "tilelang",
+    "numpy",
+    "yaml",
+    "cattrs",
+    "rich",
+    "matplotlib",
+    "safetensors",
+)
 LIGHT = (
     "arb_ternary",
     "arb_ternary.specs",
@@ -24,7 +34,9 @@ PLUGINS = sorted([*ROOT.glob("plugins/*/src/*"), *ROOT.glob("backends/*/src/*")]
 PACKAGES = [folder.name for folder in PLUGINS if (folder / "plugin.py").is_file()]
 
 
-@pytest.mark.parametrize("module", [*LIGHT, "arb_ternary.builtin.plugin", *(f"{name}.plugin" for name in PACKAGES)])
+@pytest.mark.parametrize(
+    "module", [*LIGHT, "arb_ternary.builtin.plugin", *(f"{name}.plugin" for name in PACKAGES)]
+)
 def test_a_light_module_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*(name for name in {HEAVY} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -33,7 +45,11 @@ def test_a_light_module_imports_nothing_heavy(module: str) -> None:
 
 
 def test_no_config_module_imports_torch() -> None:
-    names = sorted(file.stem for file in (ROOT / "core/src/arb_ternary/config").glob("*.py") if file.stem != "__init__")
+    names = sorted(
+        file.stem
+        for file in (ROOT / "core/src/arb_ternary/config").glob("*.py")
+        if file.stem != "__init__"
+    )
     modules = ", ".join(f"arb_ternary.config.{name}" for name in names)
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -46,7 +62,10 @@ NO_TORCH = "import sys; sys.modules['torch'] = None"
 
 def without_torch(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", f"{NO_TORCH}\n{code}", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"{NO_TORCH}\n{code}", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -55,7 +74,8 @@ def test_the_options_of_every_component_are_known_without_torch() -> None:
         "from arb_ternary.plugins.manager import manager\n"
         "from arb_ternary.specs import resolve\n"
         "for found in manager().registry.everything():\n"
-        "    print(found.spec.kind, found.spec.name, found.spec.config and resolve(found.spec.config))\n"
+        "    print(found.spec.kind, found.spec.name, found.spec.config and "
+        "resolve(found.spec.config))\n"
     )
     done = without_torch(code)
     assert done.returncode == 0, done.stderr
@@ -71,7 +91,9 @@ phases: [{name: progressive, target_stacks: 3, block_size: 128}]
 """
 
 
-@pytest.mark.parametrize("text", [(ROOT / "docs/examples/demo.yaml").read_text(), GROWN], ids=["demo", "grown"])
+@pytest.mark.parametrize(
+    "text", [(ROOT / "docs/examples/demo.yaml").read_text(), GROWN], ids=["demo", "grown"]
+)
 def test_a_config_is_validated_without_torch(text: str, tmp_path: Path) -> None:
     arb, path = "from arb_ternary.cli.main import main; sys.exit(main())", tmp_path / "run.yaml"
     path.write_text(text)
@@ -81,7 +103,10 @@ def test_a_config_is_validated_without_torch(text: str, tmp_path: Path) -> None:
     path.write_text(text.replace("max_length: 128", "max_length: 64"))
     done = without_torch(arb, "config", "validate", str(path))
     assert done.returncode == 2, done.stderr
-    assert "phases[0].block_size: 128 exceeds the context of the model: max_length is 64" in done.stderr
+    assert (
+        "phases[0].block_size: 128 exceeds the context of the model: max_length is 64"
+        in done.stderr
+    )
 
 
 def test_training_a_pure_model_does_not_import_the_compiler(tmp_path: Path) -> None:
@@ -98,7 +123,15 @@ def test_training_a_pure_model_does_not_import_the_compiler(tmp_path: Path) -> N
         "try: main()\n"
         "finally: print('torch._dynamo' in sys.modules)\n"
     )
-    command = [sys.executable, "-c", code, "train", str(tmp_path / "config.yaml"), "--run-dir", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "train",
+        str(tmp_path / "config.yaml"),
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (tmp_path / "run" / "result.json").exists(), done.stderr
     assert done.stdout.split()[-1] == "False"

@@ -1,6 +1,8 @@
-"""Another build of the extension module may be put to the same tests: ARB_NATIVE_BUILD names its folder.
+"""Another build of the extension module may be put to the same tests: ARB_NATIVE_BUILD names its
+folder.
 
-Without a C++ compiler the backend is not installed, which `make test` says, and nothing here is collected.
+Without a C++ compiler the backend is not installed, which `make test` says, and nothing here is
+collected.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ if _build:
 
 @pytest.fixture
 def by_modules() -> Callable[[Any], Any]:
-    """Gives a decoder's weights in a class that steps through its modules, which no kernel for whole tokens serves."""
+    """Gives a decoder's weights in a class that steps through its modules, which no kernel for
+    whole tokens serves.
+    """
     from arb_ternary_text.models.decoder import Decoder
 
     class Modules(Decoder):

@@ -49,12 +49,16 @@ def call(request: pytest.FixtureRequest) -> Call:
     return lambda name, *arguments: kernels[name](*arguments)
 
 
-def drawn(case: Case, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], tuple[Tensor, Tensor] | None]:
+def drawn(
+    case: Case, dtype: torch.dtype = torch.float32
+) -> tuple[list[Tensor], tuple[Tensor, Tensor] | None]:
     """Queries, keys, values and a gradient; angles."""
     made = torch.Generator().manual_seed(case.length)
     rows = case.batch * case.length
     counts = (case.heads, case.key_heads, case.key_heads, case.heads)
-    tensors = [torch.randn(rows, count * case.features, generator=made).to(dtype) for count in counts]
+    tensors = [
+        torch.randn(rows, count * case.features, generator=made).to(dtype) for count in counts
+    ]
     angle = torch.rand(case.length, case.features // 2, generator=made) * 7
     return tensors, (angle.cos(), angle.sin()) if case.turns else None
 
@@ -66,7 +70,9 @@ def gains_of(case: Case) -> list[Tensor | None]:
     return [gain if wanted else None for gain, wanted in zip(drawn, case.gains, strict=True)]
 
 
-def run(call: Call, case: Case, tensors: list[Tensor], angles: tuple[Tensor, Tensor] | None) -> list[Tensor]:
+def run(
+    call: Call, case: Case, tensors: list[Tensor], angles: tuple[Tensor, Tensor] | None
+) -> list[Tensor]:
     """What is seen, and the gradients of queries, keys and values, and of the gains."""
     *inputs, grad = tensors
     gains = gains_of(case)
@@ -77,12 +83,16 @@ def run(call: Call, case: Case, tensors: list[Tensor], angles: tuple[Tensor, Ten
     return [seen, *gradients, *(each for each in sums if each is not None)]
 
 
-def in_float64(case: Case, tensors: list[Tensor], angles: tuple[Tensor, Tensor] | None) -> tuple[list[Tensor], float]:
+def in_float64(
+    case: Case, tensors: list[Tensor], angles: tuple[Tensor, Tensor] | None
+) -> tuple[list[Tensor], float]:
     """The same by torch, and the largest score."""
     leaves = [each.double().requires_grad_() for each in tensors[:3]]
     gains = [None if gain is None else gain.double().requires_grad_() for gain in gains_of(case)]
 
-    def heads(x: Tensor, count: int, eps: float | None, turns: bool, gain: Tensor | None = None) -> Tensor:
+    def heads(
+        x: Tensor, count: int, eps: float | None, turns: bool, gain: Tensor | None = None
+    ) -> Tensor:
         x = x.view(case.batch, case.length, count, case.features)
         if eps is not None:
             x = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
@@ -110,12 +120,14 @@ def in_float64(case: Case, tensors: list[Tensor], angles: tuple[Tensor, Tensor] 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_attention_and_its_gradients_are_those_of_float64(call: Call, dtype: torch.dtype, case: Case) -> None:
+def test_attention_and_its_gradients_are_those_of_float64(
+    call: Call, dtype: torch.dtype, case: Case
+) -> None:
     tensors, angles = drawn(case, dtype)
     wanted, largest = in_float64(case, tensors, angles)
-    # An error of a score, in sums of as many terms as there are features, is one of its weight relative to itself; a
-    # sum over keys is one of 16 partial sums. What is rounded to the dtype beside the result: turned queries and keys,
-    # weights, and their gradients.
+    # An error of a score, in sums of as many terms as there are features, is one of its weight
+    # relative to itself; a sum over keys is one of 16 partial sums. What is rounded to the dtype
+    # beside the result: turned queries and keys, weights, and their gradients.
     roundings = (case.features + case.length / 16 + 32) * UNIT
     if dtype != torch.float32:
         roundings += 4 * torch.finfo(dtype).eps / 2
@@ -135,11 +147,16 @@ def test_gradients_are_the_slopes_of_what_is_seen(call: Call) -> None:
         direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(place))
         ends = []
         for sign in (1, -1):
-            moved = [each + sign * step * direction if i == place else each for i, each in enumerate(tensors)]
+            moved = [
+                each + sign * step * direction if i == place else each
+                for i, each in enumerate(tensors)
+            ]
             ends.append((run(call, case, moved, angles)[0].double() * tensors[3]).sum())
         slope = (ends[0] - ends[1]) / (2 * step)
         # The third derivative times a square of the step, and float32 over the step.
-        torch.testing.assert_close(slope, (gradient.double() * direction).sum(), rtol=2e-3, atol=2e-2)
+        torch.testing.assert_close(
+            slope, (gradient.double() * direction).sum(), rtol=2e-3, atol=2e-2
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -193,7 +210,9 @@ def test_results_depend_neither_on_threads_nor_on_other_sequences() -> None:
                 assert torch.equal(one, other)
             second = [each[70:140] for each in tensors]
             # Gains are those of all sequences.
-            for one, other in zip(alone[:4], run(native, case._replace(batch=1), second, angles)[:4], strict=True):
+            for one, other in zip(
+                alone[:4], run(native, case._replace(batch=1), second, angles)[:4], strict=True
+            ):
                 assert torch.equal(one[70:140], other)
     finally:
         torch.set_num_threads(before)
@@ -206,7 +225,8 @@ def test_rows_that_are_not_contiguous_are_read_right() -> None:
     apart = [torch.stack((each, -each), dim=-1)[..., 0] for each in tensors]
     assert not apart[0].is_contiguous()
     found, wanted = (
-        run(lambda name, *arguments: kernels[name](*arguments), case, each, None) for each in (apart, tensors)
+        run(lambda name, *arguments: kernels[name](*arguments), case, each, None)
+        for each in (apart, tensors)
     )
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
@@ -218,7 +238,9 @@ def test_tensors_without_elements_give_such(call: Call) -> None:
         seen, logs = call("attend", none, none, none, None, 2, 2, length, None, None)
         assert seen.shape == shape
         assert logs.shape == (shape[0] // length, 2, length)
-        grads = call("attend_backward", none, none, none, none, seen, logs, None, 2, 2, length, None, None)
+        grads = call(
+            "attend_backward", none, none, none, none, seen, logs, None, 2, 2, length, None, None
+        )
         assert [each.shape for each in grads] == [shape] * 3
 
 
@@ -233,14 +255,38 @@ ONE, LOGS = torch.ones(4, 8), torch.ones(2, 2, 2)
         ("attend", (ONE, ONE, ONE, None, 2, 3, 2, None, None), "multiple of key_heads"),
         ("attend", (ONE, torch.ones(4, 6), ONE, None, 2, 2, 2, None, None), "key must be"),
         ("attend", (ONE, ONE, ONE.bfloat16(), None, 2, 2, 2, None, None), "value must be"),
-        ("attend", (ONE.double(), ONE, ONE, None, 2, 2, 2, None, None), "float32, bfloat16 and float16"),
+        (
+            "attend",
+            (ONE.double(), ONE, ONE, None, 2, 2, 2, None, None),
+            "float32, bfloat16 and float16",
+        ),
         ("attend", (ONE, ONE, ONE, (torch.ones(2, 3),) * 2, 2, 2, 2, None, None), "cos must be"),
         ("attend", (ONE, ONE, ONE, None, 2, 2, 2, 0.1, None, torch.ones(3)), "query_gain must be"),
-        ("attend", (ONE, ONE, ONE, None, 2, 2, 2, 0.1, None, None, torch.ones(4)), "key_gain needs rows"),
-        ("attend_backward", (ONE,) * 5 + (LOGS, None, 2, 2, 2, 0.1, 0.1, torch.ones(4)), "given together"),
-        ("attend_backward", (ONE[:2], ONE, ONE, ONE, ONE, LOGS, None, 2, 2, 2, None, None), "grad must be"),
-        ("attend_backward", (ONE, ONE, ONE, ONE, ONE[:2], LOGS, None, 2, 2, 2, None, None), "seen must be"),
-        ("attend_backward", (ONE, ONE, ONE, ONE, ONE, LOGS[:1], None, 2, 2, 2, None, None), "logs must be"),
+        (
+            "attend",
+            (ONE, ONE, ONE, None, 2, 2, 2, 0.1, None, None, torch.ones(4)),
+            "key_gain needs rows",
+        ),
+        (
+            "attend_backward",
+            (ONE,) * 5 + (LOGS, None, 2, 2, 2, 0.1, 0.1, torch.ones(4)),
+            "given together",
+        ),
+        (
+            "attend_backward",
+            (ONE[:2], ONE, ONE, ONE, ONE, LOGS, None, 2, 2, 2, None, None),
+            "grad must be",
+        ),
+        (
+            "attend_backward",
+            (ONE, ONE, ONE, ONE, ONE[:2], LOGS, None, 2, 2, 2, None, None),
+            "seen must be",
+        ),
+        (
+            "attend_backward",
+            (ONE, ONE, ONE, ONE, ONE, LOGS[:1], None, 2, 2, 2, None, None),
+            "logs must be",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(name: str, arguments: tuple[Any, ...], fault: str) -> None:

@@ -1,4 +1,6 @@
-"""What lies between the products of a block, against float64 arithmetic and against the torch backend's integers."""
+"""What lies between the products of a block, against float64 arithmetic and against the torch
+backend's integers.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def unit_of(dtype: torch.dtype) -> float:
 
 
 def assert_near(found: Tensor, wanted: Tensor, roundings: float) -> None:
-    """Up to ``roundings`` of float32, relative to the largest number of a row, and one of the result's dtype."""
+    """Up to ``roundings`` of float32, relative to the largest number of a row, and one of the
+    result's dtype.
+    """
     wanted = wanted.double()
     largest = wanted.abs().amax(dim=-1, keepdim=True)
     bound = roundings * UNIT * largest + unit_of(found.dtype) * wanted.abs() * (1 + 1e-6)
@@ -44,17 +48,25 @@ def assert_near(found: Tensor, wanted: Tensor, roundings: float) -> None:
 
 
 def roundings(columns: int) -> float:
-    """Of a row whose mean is a sum of so many terms: those of a sum of 16 partial ones, and a dozen beside it."""
+    """Of a row whose mean is a sum of so many terms: those of a sum of 16 partial ones, and a dozen
+    beside it.
+    """
     return columns / 16 + 4 + 16
 
 
 def assert_quantised(q: Tensor, scale: Tensor, y: Tensor) -> None:
-    """Integers next to ``y / scale``: nothing is further from it than half a step and the rounding of ``y``."""
+    """Integers next to ``y / scale``: nothing is further from it than half a step and the rounding
+    of ``y``.
+    """
     largest = y.abs().amax(dim=1)
     columns = y.shape[1]
-    torch.testing.assert_close(scale.double(), largest / 127, rtol=roundings(columns) * UNIT, atol=0)
+    torch.testing.assert_close(
+        scale.double(), largest / 127, rtol=roundings(columns) * UNIT, atol=0
+    )
     step = scale.double()[:, None]
-    assert ((q.double() * step - y).abs() <= step * (0.5 + 127 * 2 * roundings(columns) * UNIT)).all()
+    assert (
+        (q.double() * step - y).abs() <= step * (0.5 + 127 * 2 * roundings(columns) * UNIT)
+    ).all()
 
 
 def normed(x: Tensor, eps: float | None) -> Tensor:
@@ -69,7 +81,9 @@ def activated(gate: Tensor | None, up: Tensor, kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "columns", "eps"), [(3, 15, None), (1, 1, 0.1), (5, 16, 1e-6), (7, 161, 1e-6)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "eps"), [(3, 15, None), (1, 1, 0.1), (5, 16, 1e-6), (7, 161, 1e-6)]
+)
 def test_rows_are_normalised_and_quantised(
     call: Call, dtype: torch.dtype, rows: int, columns: int, eps: float | None
 ) -> None:
@@ -105,7 +119,9 @@ def test_the_gradient_of_a_norm_is_that_of_float64(
     assert found.dtype == dtype
     # Terms of both signs cancel; they are as large as the gradient of the normalised row times r.
     scale = 1.0 if eps is None else (leaf.detach().square().mean(-1, keepdim=True) + eps).rsqrt()
-    size = (torch.stack([grad.double().abs() for grad in grads]).sum(0) * scale).amax(-1, keepdim=True) * (1 + columns)
+    size = (torch.stack([grad.double().abs() for grad in grads]).sum(0) * scale).amax(
+        -1, keepdim=True
+    ) * (1 + columns)
     bound = roundings(columns) * UNIT * size + unit_of(dtype) * leaf.grad.abs() * (1 + 1e-6) + 1e-7
     assert ((found.double() - leaf.grad).abs() <= bound).all()
 
@@ -118,12 +134,17 @@ def gain_of(columns: int) -> Tensor:
 def assert_sums(found: Tensor, wanted: Tensor | None, terms: int, size: float) -> None:
     """Sums of so many terms of this size, in float32."""
     assert wanted is not None
-    assert float((found.double() - wanted).abs().max()) <= (terms + 16) * UNIT * size * terms**0.5 + 1e-7
+    assert (
+        float((found.double() - wanted).abs().max())
+        <= (terms + 16) * UNIT * size * terms**0.5 + 1e-7
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "columns"), [(3, 15), (1, 1), (300, 161)])
-def test_a_gain_follows_the_norm_and_learns(call: Call, dtype: torch.dtype, rows: int, columns: int) -> None:
+def test_a_gain_follows_the_norm_and_learns(
+    call: Call, dtype: torch.dtype, rows: int, columns: int
+) -> None:
     made = torch.Generator().manual_seed(columns)
     x, grad, other = (torch.randn(rows, columns, generator=made).to(dtype) for _ in range(3))
     gain = gain_of(columns)
@@ -135,7 +156,12 @@ def test_a_gain_follows_the_norm_and_learns(call: Call, dtype: torch.dtype, rows
     grad_gain = torch.full_like(gain, 2.0)
     found = call("normalise_quantize_backward", [grad, other], x, r, x.shape, gain, grad_gain)
     assert leaf.grad is not None
-    size = float((grad.double().abs() + other.double().abs()).max()) * float(r.max()) * 1.5 * (1 + columns)
+    size = (
+        float((grad.double().abs() + other.double().abs()).max())
+        * float(r.max())
+        * 1.5
+        * (1 + columns)
+    )
     bound = roundings(columns) * UNIT * size + unit_of(dtype) * leaf.grad.abs() * (1 + 1e-6) + 1e-7
     assert ((found.double() - leaf.grad).abs() <= bound).all()
     # What was there stays.
@@ -144,13 +170,18 @@ def test_a_gain_follows_the_norm_and_learns(call: Call, dtype: torch.dtype, rows
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "columns"), [(3, 15), (70, 161)])
-def test_a_gain_follows_the_norm_of_an_activation(call: Call, kind: str, rows: int, columns: int) -> None:
+def test_a_gain_follows_the_norm_of_an_activation(
+    call: Call, kind: str, rows: int, columns: int
+) -> None:
     made = torch.Generator().manual_seed(columns)
     gate, up, grad = (torch.randn(rows, columns, generator=made) for _ in range(3))
     gain, grad_gain = gain_of(columns), torch.zeros(columns)
     given_gate = None if kind == "relu2" else gate
     q, scale, r = call("activate_quantize", given_gate, up, kind, 1e-6, gain)
-    leaves, factors = [each.double().requires_grad_() for each in (gate, up)], gain.double().requires_grad_()
+    leaves, factors = (
+        [each.double().requires_grad_() for each in (gate, up)],
+        gain.double().requires_grad_(),
+    )
     y = normed(activated(None if kind == "relu2" else leaves[0], leaves[1], kind), 1e-6) * factors
     assert_quantised(q, scale, y.detach())
     y.backward(grad.double())  # type: ignore[no-untyped-call]
@@ -223,7 +254,11 @@ def test_activations_and_their_gradients_are_those_of_float64(
                 * (1 + columns)
                 * max(1.0, float(gate.abs().max()), float(up.abs().max())) ** 3
             )
-            bound = roundings(columns) * UNIT * size + unit_of(dtype) * leaf.grad.abs() * (1 + 1e-6) + 1e-7
+            bound = (
+                roundings(columns) * UNIT * size
+                + unit_of(dtype) * leaf.grad.abs() * (1 + 1e-6)
+                + 1e-7
+            )
             assert ((one.double() - leaf.grad).abs() <= bound).all()
 
 
@@ -232,7 +267,8 @@ def test_silu_has_a_relative_error_of_a_few_roundings(call: Call) -> None:
     ones = torch.ones_like(gate)
     _, silu = call("activate_quantize_backward", ones, gate, ones, "swiglu", None)
     wanted = F.silu(gate.double())
-    # exp to 4e-7, two more roundings and that of the result; below -16 the whole value is that of exp.
+    # exp to 4e-7, two more roundings and that of the result; below -16 the whole value is that of
+    # exp.
     error = ((silu.double() - wanted).abs() / wanted.abs().clamp_min(1e-300))[gate != 0]
     assert error.max() < 4e-7 + 3 * UNIT
 
@@ -265,7 +301,13 @@ def test_what_is_not_finite_reaches_the_scale(call: Call) -> None:
     ],
 )
 def test_heads_are_normalised_and_turned(
-    call: Call, dtype: torch.dtype, heads: int, features: int, eps: float | None, turns: bool, gains: bool
+    call: Call,
+    dtype: torch.dtype,
+    heads: int,
+    features: int,
+    eps: float | None,
+    turns: bool,
+    gains: bool,
 ) -> None:
     batch, length = 2, 3
     made = torch.Generator().manual_seed(features)
@@ -291,11 +333,20 @@ def test_heads_are_normalised_and_turned(
     assert leaf.grad is not None
     for given_grad in (grad, grad.transpose(1, 2).contiguous().transpose(1, 2)):
         grad_gain = None if gain is None else torch.zeros_like(gain)
-        found = call("turn_heads_backward", given_grad, None if r is None else x, angles, r, gain, grad_gain)
+        found = call(
+            "turn_heads_backward", given_grad, None if r is None else x, angles, r, gain, grad_gain
+        )
         if grad_gain is not None:
             assert_sums(grad_gain, factors.grad, batch * length * heads, 20)
-        size = 1.5 * grad.double().abs().amax() * (1 + features) * (1.0 if r is None else float(r.max()))
-        bound = roundings(features) * UNIT * size + unit_of(dtype) * leaf.grad.abs() * (1 + 1e-6) + 1e-7
+        size = (
+            1.5
+            * grad.double().abs().amax()
+            * (1 + features)
+            * (1.0 if r is None else float(r.max()))
+        )
+        bound = (
+            roundings(features) * UNIT * size + unit_of(dtype) * leaf.grad.abs() * (1 + 1e-6) + 1e-7
+        )
         assert ((found.double() - leaf.grad).abs() <= bound).all()
 
 
@@ -353,7 +404,9 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
             kernels["turn_heads_backward"](y, x, angles, r_heads),
             *kernels["quantize_gradients"](x, scale, 1, 2, 3, 4),
             kernels["normalise_quantize_backward"]([gate, x], x, r, x.shape, x[0].clone(), sums[0]),
-            *kernels["activate_quantize_backward"](gate, gate, x, "swiglu", hidden[2], x[0].clone(), sums[1]),
+            *kernels["activate_quantize_backward"](
+                gate, gate, x, "swiglu", hidden[2], x[0].clone(), sums[1]
+            ),
             kernels["turn_heads_backward"](y, x, angles, r_heads, x[0, :40].clone(), sums[2]),
             kernels["scale_columns_backward"](gate, x, x[0].clone(), sums[0]),
             *sums,
@@ -380,30 +433,69 @@ def test_tensors_without_elements_give_such(call: Call) -> None:
     assert call("normalise_quantize", torch.ones(3, 0), None)[1].tolist() == [0, 0, 0]
     assert call("turn_heads", torch.empty(0, 8), None, 2, 4, None)[0].shape == (0, 2, 4, 4)
     assert call("activate_quantize", None, torch.empty(0, 8), "relu2", None)[0].shape == (0, 8)
-    assert call("quantize_gradients", torch.empty(0, 4), torch.empty(0), 1, 2, 3, 4)[0].shape == (0, 4)
+    assert call("quantize_gradients", torch.empty(0, 4), torch.empty(0), 1, 2, 3, 4)[0].shape == (
+        0,
+        4,
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "fault"),
     [
         ("normalise_quantize", (torch.ones(3), 1e-6), "2 or 4 dimensions"),
-        ("normalise_quantize", (torch.ones(2, 3, dtype=torch.float64), 1e-6), "float32, bfloat16 and float16"),
+        (
+            "normalise_quantize",
+            (torch.ones(2, 3, dtype=torch.float64), 1e-6),
+            "float32, bfloat16 and float16",
+        ),
         ("normalise_quantize_backward", ([], None, None, (2, 3)), "1 to 3 gradients"),
-        ("normalise_quantize_backward", ([torch.ones(2, 3)], None, torch.ones(2), (2, 3)), "x must be"),
+        (
+            "normalise_quantize_backward",
+            ([torch.ones(2, 3)], None, torch.ones(2), (2, 3)),
+            "x must be",
+        ),
         ("normalise_quantize_backward", ([torch.ones(2, 4)], None, None, (2, 3)), "grad must be"),
         ("normalise_quantize", (torch.ones(2, 3), 1e-6, torch.ones(4)), "gain must be"),
-        ("normalise_quantize", (torch.ones(2, 3), None, torch.ones(3)), "gain needs rows that are normalised"),
-        ("normalise_quantize_backward", ([torch.ones(2, 3)], *NORMED, torch.ones(3)), "given together"),
-        ("normalise_quantize_backward", ([torch.ones(2, 3)], *NORMED, None, torch.ones(3)), "given together"),
+        (
+            "normalise_quantize",
+            (torch.ones(2, 3), None, torch.ones(3)),
+            "gain needs rows that are normalised",
+        ),
+        (
+            "normalise_quantize_backward",
+            ([torch.ones(2, 3)], *NORMED, torch.ones(3)),
+            "given together",
+        ),
+        (
+            "normalise_quantize_backward",
+            ([torch.ones(2, 3)], *NORMED, None, torch.ones(3)),
+            "given together",
+        ),
         (
             "normalise_quantize_backward",
             ([torch.ones(2, 3)], *NORMED, *(torch.ones(3), torch.ones(2))),
             "grad_gain must",
         ),
-        ("activate_quantize", (None, torch.ones(2, 4), "relu2", 0.1, torch.ones(3)), "gain must be"),
-        ("scale_columns_backward", (torch.ones(2, 3), torch.ones(2, 4), *[torch.ones(3)] * 2), "x must be"),
-        ("scale_columns_backward", (torch.ones(2, 3), torch.ones(2, 3), *[torch.ones(4)] * 2), "factor must be"),
-        ("scale_columns_backward", (torch.ones(3), torch.ones(3), *[torch.ones(3)] * 2), "2 dimensions"),
+        (
+            "activate_quantize",
+            (None, torch.ones(2, 4), "relu2", 0.1, torch.ones(3)),
+            "gain must be",
+        ),
+        (
+            "scale_columns_backward",
+            (torch.ones(2, 3), torch.ones(2, 4), *[torch.ones(3)] * 2),
+            "x must be",
+        ),
+        (
+            "scale_columns_backward",
+            (torch.ones(2, 3), torch.ones(2, 3), *[torch.ones(4)] * 2),
+            "factor must be",
+        ),
+        (
+            "scale_columns_backward",
+            (torch.ones(3), torch.ones(3), *[torch.ones(3)] * 2),
+            "2 dimensions",
+        ),
         ("turn_heads", (torch.ones(4, 8), None, 2, 2, 0.1, torch.ones(8)), "gain must be"),
         ("activate_quantize", (None, torch.ones(2, 4), "swiglu", None), "needs a gate"),
         ("activate_quantize", (torch.ones(2, 4), torch.ones(2, 4), "relu2", None), "has no gate"),
@@ -411,9 +503,17 @@ def test_tensors_without_elements_give_such(call: Call) -> None:
         ("activate_quantize", (torch.ones(2, 5), torch.ones(2, 4), "swiglu", None), "gate must be"),
         ("turn_heads", (torch.ones(4, 6), None, 2, 2, None), "even number"),
         ("turn_heads", (torch.ones(4, 8), None, 2, 3, None), r"B \* 3"),
-        ("turn_heads", (torch.ones(4, 8), (torch.ones(2, 3), torch.ones(2, 3)), 2, 2, None), "cos must be"),
+        (
+            "turn_heads",
+            (torch.ones(4, 8), (torch.ones(2, 3), torch.ones(2, 3)), 2, 2, None),
+            "cos must be",
+        ),
         ("turn_heads_backward", (torch.ones(2, 2, 2, 3), None, None, None), "even C"),
-        ("turn_heads_backward", (torch.ones(2, 2, 2, 4), None, None, torch.ones(4, 2)), "x is needed"),
+        (
+            "turn_heads_backward",
+            (torch.ones(2, 2, 2, 4), None, None, torch.ones(4, 2)),
+            "x is needed",
+        ),
         ("quantize_gradients", (torch.ones(2, 4), torch.ones(3), 1, 2, 3, 4), "row_scale must be"),
         ("quantize_gradients", (torch.ones(4), torch.ones(1), 1, 2, 3, 4), "2 dimensions"),
     ],

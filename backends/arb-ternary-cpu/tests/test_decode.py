@@ -1,4 +1,6 @@
-"""A token of a decoder in one native call, beside the modules of that decoder, which torch runs one by one."""
+"""A token of a decoder in one native call, beside the modules of that decoder, which torch runs one
+by one.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,37 @@ from arb_ternary_text.models.trit_vector import TritVector
 
 VOCABULARY = 45
 FLOATS = ("embedding", "head", "norms")
-#: Kinds of norms, gains, heads, embeddings and activations; sizes that are no multiples of 16, or of a group.
+# : Kinds of norms, gains, heads, embeddings and activations; sizes that are no multiples of 16, or
+# of a group.
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},
     {"kv_heads": 2, "activation": "swiglu", "head_dim": 24, "rotary_scaling": 2.0},
     {"architecture": "bitnet", "learned_norms": True, "inner_gains": True, "group_size": 32},
-    {"architecture": "qwen3", "kv_heads": 1, "inner_gains": True, "float_parts": ("embedding", "norms")},
+    {
+        "architecture": "qwen3",
+        "kv_heads": 1,
+        "inner_gains": True,
+        "float_parts": ("embedding", "norms"),
+    },
     {"tie_embeddings": True, "logit_scale": -2, "residual_scale": -1, "sliding_window": 5},
     {"tie_embeddings": True, "float_parts": FLOATS, "rotary_factors": tuple(range(1, 9))},
-    {"width": 20, "heads": 5, "head_dim": 6, "feed_forward": 7, "linear_scales": True, "stored_eps": True},
+    {
+        "width": 20,
+        "heads": 5,
+        "head_dim": 6,
+        "feed_forward": 7,
+        "linear_scales": True,
+        "stored_eps": True,
+    },
     {"width": 144, "feed_forward": 300, "head_dim": 160, "group_size": "row"},
     {"row_scales": True, "feed_forward": 150, "residual_scale": -1, "logit_scale": 1},
-    {"row_scales": True, "vector_trits": 8, "learned_norms": True, "inner_gains": True, "stored_eps": True},
+    {
+        "row_scales": True,
+        "vector_trits": 8,
+        "learned_norms": True,
+        "inner_gains": True,
+        "stored_eps": True,
+    },
 )
 
 
@@ -57,7 +78,8 @@ class Counted:
             self.steps += 1
             result = step(*arguments)
             if self.steps == self.interrupted:
-                signal.raise_signal(signal.SIGINT)  # which Python hears of when a native call is over
+                # which Python hears of when a native call is over
+                signal.raise_signal(signal.SIGINT)
             return result
 
         return None if step is None else one
@@ -106,12 +128,16 @@ def decoder(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
 
 
 def tokens(batch: int, length: int) -> Tensor:
-    return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
+    return torch.randint(
+        0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length)
+    )
 
 
 @torch.no_grad()
 def decoded(model: Any, ids: Tensor, prompt: int = 4) -> Tensor:
-    """Logits ``[B, S - prompt, V]`` of one token after another, behind a prompt that is read at once."""
+    """Logits ``[B, S - prompt, V]`` of one token after another, behind a prompt that is read at
+    once.
+    """
     cache = model.new_cache(ids.size(0))
     model(ids[:, :prompt], cache)
     return torch.cat([model(token, cache) for token in ids[:, prompt:].split(1, dim=1)], dim=1)
@@ -121,10 +147,11 @@ def decoded(model: Any, ids: Tensor, prompt: int = 4) -> Tensor:
 class Distance:
     """How far steps are from those of the modules.
 
-    Both compute in float32 and add in different orders: a product of K terms is off by at most K roundings of its
-    terms, sqrt(K) of it; a layer has six of them, each followed by a norm that keeps relative errors, and an activation
-    that at most doubles them. Only where an entry lies that close to the middle of two integers does its rounding to
-    int8 turn the other way, which moves it by one of 127 steps.
+    Both compute in float32 and add in different orders: a product of K terms is off by at most K
+    roundings of its terms, sqrt(K) of it; a layer has six of them, each followed by a norm that
+    keeps relative errors, and an activation that at most doubles them. Only where an entry lies
+    that close to the middle of two integers does its rounding to int8 turn the other way, which
+    moves it by one of 127 steps.
     """
 
     relative: Tensor
@@ -185,7 +212,8 @@ def test_the_keys_and_values_of_a_step_are_those_of_the_modules(
     assert caches[0].length == caches[1].length == 6
     for mine, theirs in zip(caches[0].layers[:1], caches[1].layers[:1], strict=True):
         for stored, expected in zip(mine.stored, theirs.stored, strict=True):
-            # What enters the first layer is the same; the modules round to the dtype after each operation.
+            # What enters the first layer is the same; the modules round to the dtype after each
+            # operation.
             bound = 16 * torch.finfo(dtype).eps * float(expected.abs().amax())
             torch.testing.assert_close(stored[:, :, :6], expected[:, :, :6], rtol=0, atol=bound)
 
@@ -194,15 +222,22 @@ def test_a_batch_gives_the_bits_of_its_sequences(native: Counted) -> None:
     model, ids = decoder(kv_heads=2, activation="swiglu"), tokens(9, 8)
     together = decoded(model, ids)
     alone = torch.cat([decoded(model, row) for row in ids.split(1)])
-    # The prompt is read by the modules, whose attention over a batch may round otherwise than that over one sequence.
+    # The prompt is read by the modules, whose attention over a batch may round otherwise than that
+    # over one sequence.
     assert native.steps == 4 * 10
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
-    fresh = decoded(model, ids[:, :5], 1), torch.cat([decoded(model, row, 1) for row in ids[:, :5].split(1)])
+    fresh = (
+        decoded(model, ids[:, :5], 1),
+        torch.cat([decoded(model, row, 1) for row in ids[:, :5].split(1)]),
+    )
     assert torch.equal(*fresh)
 
 
-def test_the_number_of_threads_changes_no_bit(native: Counted, threads: Callable[[int], None]) -> None:
-    model = decoder(width=512, feed_forward=1400, layers=3, heads=8)  # large enough for several threads
+def test_the_number_of_threads_changes_no_bit(
+    native: Counted, threads: Callable[[int], None]
+) -> None:
+    # large enough for several threads
+    model = decoder(width=512, feed_forward=1400, layers=3, heads=8)
     ids = tokens(2, 7)
     results = []
     for count in (1, 2, 3, 5):
@@ -246,7 +281,9 @@ def test_texts_that_are_abandoned_leave_the_next_one_its_tokens(
 
 @pytest.fixture
 def heard() -> Iterator[None]:
-    """SIGINT interrupts, also in a process that was begun in the background of a shell and ignores it."""
+    """SIGINT interrupts, also in a process that was begun in the background of a shell and ignores
+    it.
+    """
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, handler)
@@ -318,7 +355,9 @@ def test_texts_of_several_threads_at_once_are_those_of_one(
     threads(2)
     expected = list(text(shared_work))
     texts: list[list[int]] = []
-    together = [threading.Thread(target=lambda: texts.append(list(text(shared_work)))) for _ in range(3)]
+    together = [
+        threading.Thread(target=lambda: texts.append(list(text(shared_work)))) for _ in range(3)
+    ]
     for one in together:
         one.start()
     for one in together:
@@ -326,21 +365,32 @@ def test_texts_of_several_threads_at_once_are_those_of_one(
     assert texts == [expected] * 3
 
 
-def test_greedy_text_is_that_of_the_modules(best: Counted, by_modules: Callable[[Any], Any]) -> None:
+def test_greedy_text_is_that_of_the_modules(
+    best: Counted, by_modules: Callable[[Any], Any]
+) -> None:
     model = decoder(layers=3, activation="swiglu", kv_heads=2)
     # Likeliest tokens of random weights are no close calls: their logits have unit variance.
-    texts = [list(generate(runs, [1, 2, 3], max_new_tokens=30, temperature=0.0)) for runs in (model, by_modules(model))]
+    texts = [
+        list(generate(runs, [1, 2, 3], max_new_tokens=30, temperature=0.0))
+        for runs in (model, by_modules(model))
+    ]
     assert best.steps == 29
     assert texts[0] == texts[1]
 
 
-def test_a_step_follows_weights_that_learn_in_place(best: Counted, by_modules: Callable[[Any], Any]) -> None:
+def test_a_step_follows_weights_that_learn_in_place(
+    best: Counted, by_modules: Callable[[Any], Any]
+) -> None:
     model, ids = decoder(learned_norms=True), tokens(1, 12)
     cache = model.new_cache(1)
     with torch.no_grad():
         model(ids[:, :1], cache)
         before = model(ids[:, 1:2], cache)
-        for module in (model.blocks[0].attention.value, model.blocks[1].feed_forward.norm, model.head):
+        for module in (
+            model.blocks[0].attention.value,
+            model.blocks[1].feed_forward.norm,
+            model.head,
+        ):
             module.exponent += 1
         model.blocks[0].feed_forward.up.set_trits(-model.blocks[0].feed_forward.up.trits())
         steps, twin = model(ids[:, 2:3], cache), model.new_cache(1)

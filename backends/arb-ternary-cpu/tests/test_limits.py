@@ -34,7 +34,9 @@ def total(buffer: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("count", [0, 1, 7, 31, 32, 33, 1000, 32768, 70001])
-def test_the_sum_is_that_of_every_word_modulo_two_to_the_64(backend: CpuBackend, count: int, threads: int) -> None:
+def test_the_sum_is_that_of_every_word_modulo_two_to_the_64(
+    backend: CpuBackend, count: int, threads: int
+) -> None:
     torch.set_num_threads(threads)
     for offset in (0, 3):
         buffer = words(count, offset)
@@ -60,19 +62,26 @@ def test_a_word_that_changes_anywhere_changes_the_sum(backend: CpuBackend) -> No
         (torch.zeros(16, dtype=torch.uint8, device="meta"), TypeError, "on the CPU"),
     ],
 )
-def test_a_buffer_that_cannot_be_read_is_refused(buffer: torch.Tensor, kind: type[Exception], message: str) -> None:
+def test_a_buffer_that_cannot_be_read_is_refused(
+    buffer: torch.Tensor, kind: type[Exception], message: str
+) -> None:
     probing: Any = build()
     with pytest.raises(kind, match=message):
         probing.probe_read(buffer)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_peak_is_a_rate_that_does_not_depend_on_how_long_it_is_measured(backend: CpuBackend, threads: int) -> None:
+def test_the_peak_is_a_rate_that_does_not_depend_on_how_long_it_is_measured(
+    backend: CpuBackend, threads: int
+) -> None:
     torch.set_num_threads(threads)
     # The best of three: a process that loses its core in the middle of a millisecond has no rate.
-    rates = [max(backend.probe_int8_peak(seconds) for _ in range(3)) for seconds in (1e-4, 1e-3, 4e-3)]
+    rates = [
+        max(backend.probe_int8_peak(seconds) for _ in range(3)) for seconds in (1e-4, 1e-3, 4e-3)
+    ]
     torch.set_num_threads(1)
-    # No processor is as slow or as fast as this; a time, a count of operations or a rate per call would be.
+    # No processor is as slow or as fast as this; a time, a count of operations or a rate per call
+    # would be.
     assert all(1e7 < rate < 1e15 for rate in rates), rates
 
 

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from arb_ternary.backends.protocol import BLOCK_OPS, CONVOLUTION_OPS, OPTIONAL_OPS, REQUIRED_OPS, SUM_OPS, WIRE_OPS
+from arb_ternary.backends.protocol import (
+    BLOCK_OPS,
+    CONVOLUTION_OPS,
+    OPTIONAL_OPS,
+    REQUIRED_OPS,
+    SUM_OPS,
+    WIRE_OPS,
+)
 from arb_ternary.backends.select import BackendRequest, get_backend, select
 from arb_ternary.environment import for_child
 from arb_ternary.errors import EnvironmentProblem, UsageProblem
@@ -61,7 +68,8 @@ def test_the_variable_forces_an_instruction_set(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_variable_is_read_in_a_process_of_its_own() -> None:
     program = (
-        "from arb_ternary.backends.select import get_backend; import torch; b = get_backend('cpu'); "
+        "from arb_ternary.backends.select import get_backend; import torch; b = "
+        "get_backend('cpu'); "
         "print(b.isa, b.kernels['pack'](torch.zeros(3, 3, dtype=torch.int8)).shape)"
     )
     done = subprocess.run(
@@ -76,17 +84,21 @@ def test_the_variable_is_read_in_a_process_of_its_own() -> None:
 
 @pytest.mark.skipif("amx" not in usable_isas(), reason="a processor without AMX")
 def test_a_process_that_is_refused_tiles_goes_without_them() -> None:
-    # Linux gives them to nobody whose stack for signals could not hold them: 8 KiB of tiles and what was there before.
+    # Linux gives them to nobody whose stack for signals could not hold them: 8 KiB of tiles and
+    # what was there before.
     program = """
 import ctypes
 class Stack(ctypes.Structure):
     _fields_ = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
 room = ctypes.create_string_buffer(8192)
-assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, len(room))), None) == 0
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, len(room))),
+    None) == 0
 from arb_ternary_cpu.isa import usable_isas
 print(usable_isas()[0])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "avx512bf16"
 
 
@@ -114,7 +126,14 @@ def test_the_probe_refuses_other_devices() -> None:
 
 def test_every_op_is_native() -> None:
     kernels = get_backend("cpu").kernels
-    assert set(kernels) == {*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUTION_OPS, *BLOCK_OPS}
+    assert set(kernels) == {
+        *REQUIRED_OPS,
+        *OPTIONAL_OPS,
+        *WIRE_OPS,
+        *SUM_OPS,
+        *CONVOLUTION_OPS,
+        *BLOCK_OPS,
+    }
     for op, kernel in kernels.items():
         function = getattr(kernel, "func", kernel)
         assert function.__module__.startswith("arb_ternary_cpu"), op
@@ -127,9 +146,12 @@ def test_auto_prefers_it_on_the_cpu() -> None:
 def test_probing_and_registering_import_no_torch() -> None:
     program = (
         "import sys, arb_ternary_cpu.plugin; arb_ternary_cpu.plugin.arb_register_backends(); "
-        "from arb_ternary_cpu.probe import probe; assert probe('cpu').usable; print('torch' in sys.modules)"
+        "from arb_ternary_cpu.probe import probe; assert probe('cpu').usable; print('torch' in "
+        "sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "False"
 
 
@@ -142,7 +164,14 @@ def _trained(backend: str, steps: int = 4) -> list[torch.Tensor]:
         y = layer(x)
         y.square().sum().backward()
         results += [y.detach(), x.grad]
-    return [*results, *(value for _, value in sorted(layer.state_dict().items()) if isinstance(value, torch.Tensor))]
+    return [
+        *results,
+        *(
+            value
+            for _, value in sorted(layer.state_dict().items())
+            if isinstance(value, torch.Tensor)
+        ),
+    ]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -1,4 +1,6 @@
-"""Convolutions against torch's unfold and fold, and against the torch backend on the patches: the same bits."""
+"""Convolutions against torch's unfold and fold, and against the torch backend on the patches: the
+same bits.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def cases(draw: st.DrawFn) -> tuple[Window, tuple[int, int, int, int]]:
     window: list[int] = []
     size: list[int] = []
     for _ in range(2):
-        taps, dilation, padding, stride = (draw(st.integers(1, 4)), *(draw(st.integers(low, 3)) for low in (1, 0, 1)))
+        taps, dilation, padding, stride = (
+            draw(st.integers(1, 4)),
+            *(draw(st.integers(low, 3)) for low in (1, 0, 1)),
+        )
         window += [taps, dilation, padding, stride]
         size.append(draw(st.integers(max(1, dilation * (taps - 1) + 1 - 2 * padding), 40)))
     batch, channels = draw(st.integers(1, 3)), draw(st.sampled_from((1, 2, 3, 16, 17, 33)))
@@ -46,7 +51,8 @@ def cases(draw: st.DrawFn) -> tuple[Window, tuple[int, int, int, int]]:
 def image(seed: int, size: Sequence[int], dtype: torch.dtype, layout: str, content: str) -> Tensor:
     torch.manual_seed(seed)
     x = torch.randn(*size)
-    if content == "ties":  # multiples of a quarter of the scale: quotients half-way between integers
+    # multiples of a quarter of the scale: quotients half-way between integers
+    if content == "ties":
         x = torch.randint(-508, 509, x.shape) / 4
         x.view(-1)[0] = 127
     elif content == "sparse":
@@ -81,7 +87,9 @@ def assert_same(found: Tensor, wanted: Tensor) -> None:
 @given(
     case=cases(),
     seed=st.integers(0, 999),
-    dtype=st.sampled_from((torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)),
+    dtype=st.sampled_from(
+        (torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    ),
     layout=st.sampled_from(("first", "last", "turned")),
     content=st.sampled_from(("normal", "normal", "ties", "sparse", "tiny", "not finite")),
     spread=st.sampled_from((0, 3, 6, 12)),
@@ -110,12 +118,18 @@ def test_every_bit_is_that_of_patches_as_rows(
     trits = torch.randint(-1, 2, (outputs, shape.in_features), dtype=torch.int8)
     exponent = torch.randint(-9, -8 + spread, (outputs, shape.groups), dtype=torch.int8)
     bias = torch.randn(outputs) if seed % 2 else None
-    wanted = reference.linear(wanted_q, wanted_scale, reference.pack(trits), exponent, bias, shape, dtype)
-    assert_same(kernels["convolve"](x, kernels["pack"](trits), exponent, bias, shape, window), wanted)
+    wanted = reference.linear(
+        wanted_q, wanted_scale, reference.pack(trits), exponent, bias, shape, dtype
+    )
+    assert_same(
+        kernels["convolve"](x, kernels["pack"](trits), exponent, bias, shape, window), wanted
+    )
 
     grad = torch.randn_like(rows)
     patches = grad.view(size[0], -1, rows.shape[1]).transpose(1, 2)
-    summed = fold(patches, size[2:], window[:2], window[2:4], window[4:6], window[6:]).permute(0, 2, 3, 1)
+    summed = fold(patches, size[2:], window[:2], window[2:4], window[4:6], window[6:]).permute(
+        0, 2, 3, 1
+    )
     found = kernels["fold_patches"](grad, (size[0], *size[2:], size[1]), window)
     assert_same(found, summed.contiguous())
 
@@ -130,8 +144,12 @@ def test_large_images_are_cut_into_bands(threads: int) -> None:
     shape = WeightShape(24, 360, 128)
     trits = torch.randint(-1, 2, (24, 360), dtype=torch.int8)
     exponent = torch.zeros(24, 3, dtype=torch.int8)
-    wanted = reference.linear(wanted_q, wanted_scale, reference.pack(trits), exponent, None, shape, torch.float32)
-    assert_same(kernels["convolve"](x, kernels["pack"](trits), exponent, None, shape, window), wanted)
+    wanted = reference.linear(
+        wanted_q, wanted_scale, reference.pack(trits), exponent, None, shape, torch.float32
+    )
+    assert_same(
+        kernels["convolve"](x, kernels["pack"](trits), exponent, None, shape, window), wanted
+    )
 
 
 @pytest.mark.parametrize("gradients", ["float", "int8"])
@@ -139,12 +157,16 @@ def test_a_layer_learns_as_on_the_torch_backend(gradients: str, threads: int) ->
     outcomes = []
     for backend in ("torch", "cpu"):
         torch.manual_seed(1)
-        layer = TernaryConv2d(5, 20, 3, stride=2, padding=1, gradients=gradients, bias=True, backend=backend)
+        layer = TernaryConv2d(
+            5, 20, 3, stride=2, padding=1, gradients=gradients, bias=True, backend=backend
+        )
         x = torch.randn(6, 5, 11, 13, requires_grad=True)
         y = layer(x)
         y.backward(torch.randn_like(y))
         assert x.grad is not None
-        outcomes.append((y.detach(), x.grad, layer.logical_votes(), layer.exponent_votes, layer.bias_votes))
+        outcomes.append(
+            (y.detach(), x.grad, layer.logical_votes(), layer.exponent_votes, layer.bias_votes)
+        )
     for index, (theirs, ours) in enumerate(zip(*outcomes, strict=True)):
         if gradients == "float" and index == 1:  # the order of float sums differs
             torch.testing.assert_close(ours, theirs)
@@ -157,11 +179,16 @@ def test_a_layer_learns_as_on_the_torch_backend(gradients: str, threads: int) ->
 def test_nothing_in_or_out() -> None:
     kernels, window = kernels_of(get_backend("cpu")), (1, 1, 1, 1, 0, 0, 1, 1)
     shape = WeightShape(4, 3, 32)
-    packed, exponent = kernels["pack"](torch.ones(4, 3, dtype=torch.int8)), torch.zeros(4, 1, dtype=torch.int8)
+    packed, exponent = (
+        kernels["pack"](torch.ones(4, 3, dtype=torch.int8)),
+        torch.zeros(4, 1, dtype=torch.int8),
+    )
     y = kernels["convolve"](torch.zeros(0, 3, 5, 5), packed, exponent, None, shape, window)
     assert y.shape == (0, 4)
     assert_same(
-        kernels["convolve"](torch.zeros(1, 3, 1, 2), packed, exponent, torch.arange(4.0), shape, window),
+        kernels["convolve"](
+            torch.zeros(1, 3, 1, 2), packed, exponent, torch.arange(4.0), shape, window
+        ),
         torch.arange(4.0).expand(2, 4),
     )
 
@@ -176,8 +203,13 @@ def test_wrong_arguments_are_refused() -> None:
         kernels["unfold_quantize"](torch.zeros(1, 3, 5, 5), (3, 3, 1, 1, 0, 0, 0, 1))
     with pytest.raises(TypeError, match="float32, bfloat16 and float16"):
         kernels["unfold_quantize"](torch.zeros(1, 3, 5, 5, dtype=torch.int8), window)
-    packed, exponent = kernels["pack"](torch.ones(4, 9, dtype=torch.int8)), torch.zeros(4, 1, dtype=torch.int8)
+    packed, exponent = (
+        kernels["pack"](torch.ones(4, 9, dtype=torch.int8)),
+        torch.zeros(4, 1, dtype=torch.int8),
+    )
     with pytest.raises(ValueError, match="27 elements do not fit"):
-        kernels["convolve"](torch.zeros(1, 3, 5, 5), packed, exponent, None, WeightShape(4, 9, 32), window)
+        kernels["convolve"](
+            torch.zeros(1, 3, 5, 5), packed, exponent, None, WeightShape(4, 9, 32), window
+        )
     with pytest.raises(ValueError, match="rows must be"):
         kernels["fold_patches"](torch.zeros(4, 27), (1, 5, 5, 3), window)

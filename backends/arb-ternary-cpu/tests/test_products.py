@@ -1,4 +1,6 @@
-"""Layout, quantisation, products, lookup against the torch backend, in sizes that cross panels, strips and chunks."""
+"""Layout, quantisation, products, lookup against the torch backend, in sizes that cross panels,
+strips and chunks.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from arb_ternary.backends.protocol import KernelBackend, WeightShape
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
 
-#: ``(M, N, K, G)``: one row, few rows, one panel more; strips and blocks that are cut; a row as one group. Whole tiles
-#: of a matrix unit, 16 x 64, and one row, output and term more; more rows than sums are kept of.
+# : ``(M, N, K, G)``: one row, few rows, one panel more; strips and blocks that are cut; a row as
+# one group. Whole tiles : of a matrix unit, 16 x 64, and one row, output and term more; more rows
+# than sums are kept of.
 SIZES = (
     (1, 1, 1, 1),
     (1, 33, 300, 128),
@@ -37,7 +40,9 @@ EXPONENTS = ((-3, -3), (-6, 0), (-11, -1), (-100, -60))
 
 
 def numbers(seed: int, low: int, high: int, *size: int) -> Tensor:
-    return torch.randint(low, high + 1, size, generator=torch.Generator().manual_seed(seed)).to(torch.int8)
+    return torch.randint(low, high + 1, size, generator=torch.Generator().manual_seed(seed)).to(
+        torch.int8
+    )
 
 
 def normal(seed: int, *size: int) -> Tensor:
@@ -60,13 +65,22 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 class Weight:
     """A weight under the backend and under torch."""
 
-    def __init__(self, backend: KernelBackend, rows: int, columns: int, group: int, exponents: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        backend: KernelBackend,
+        rows: int,
+        columns: int,
+        group: int,
+        exponents: tuple[int, int],
+    ) -> None:
         self.shape = WeightShape(rows, columns, group)
         self.trits = numbers(rows, -1, 1, rows, columns)
         self.exponent = numbers(columns, *exponents, rows, self.shape.groups)
         self.packed = backend.kernels["pack"](self.trits)
         self.reference = reference.pack(self.trits)
-        self.dense = reference.dense_weight(self.reference, self.exponent, self.shape, torch.float64)
+        self.dense = reference.dense_weight(
+            self.reference, self.exponent, self.shape, torch.float64
+        )
 
 
 def within(got: Tensor, left: Tensor, right: Tensor, roundings: int) -> bool:
@@ -80,15 +94,23 @@ def within(got: Tensor, left: Tensor, right: Tensor, roundings: int) -> bool:
 def int8_case(
     size: tuple[int, int, int, int], exponents: tuple[int, int]
 ) -> tuple[tuple[Tensor, ...], dict[torch.dtype, Tensor]]:
-    """Operands, and the torch backend's products of them: made once for all instruction sets and numbers of threads."""
+    """Operands, and the torch backend's products of them: made once for all instruction sets and
+    numbers of threads.
+    """
     rows, out_features, columns, group = size
     shape = WeightShape(out_features, columns, group)
-    q, scale, bias = numbers(1, -128, 127, rows, columns), normal(2, rows).abs(), normal(3, out_features)
+    q, scale, bias = (
+        numbers(1, -128, 127, rows, columns),
+        normal(2, rows).abs(),
+        normal(3, out_features),
+    )
     grad, unit = numbers(4, -128, 127, rows, out_features), torch.tensor(2.0**-9)
     trits = numbers(out_features, -1, 1, out_features, columns)
     exponent = numbers(columns, *exponents, out_features, shape.groups)
     packed, dtypes = reference.pack(trits), (torch.float32, torch.bfloat16, torch.float16)
-    products = {dtype: reference.linear(q, scale, packed, exponent, bias, shape, dtype) for dtype in dtypes}
+    products = {
+        dtype: reference.linear(q, scale, packed, exponent, bias, shape, dtype) for dtype in dtypes
+    }
     return (q, scale, bias, grad, unit, trits, exponent), products
 
 
@@ -104,13 +126,18 @@ def int8_grad_input(size: tuple[int, int, int, int], exponents: tuple[int, int])
 @pytest.mark.parametrize("exponents", EXPONENTS)
 @pytest.mark.parametrize("size", SIZES)
 def test_int8_products_have_the_bits_of_the_torch_backend(
-    backend: KernelBackend, threads: int, size: tuple[int, int, int, int], exponents: tuple[int, int]
+    backend: KernelBackend,
+    threads: int,
+    size: tuple[int, int, int, int],
+    exponents: tuple[int, int],
 ) -> None:
     operands, wanted = int8_case(size, exponents)
     q, scale, bias, grad, unit, trits, exponent = operands
     shape, packed = WeightShape(*size[1:]), backend.kernels["pack"](trits)
     for dtype, y in wanted.items():
-        assert torch.equal(backend.kernels["linear"](q, scale, packed, exponent, bias, shape, dtype), y)
+        assert torch.equal(
+            backend.kernels["linear"](q, scale, packed, exponent, bias, shape, dtype), y
+        )
     got = backend.kernels["linear_grad_input"](grad, unit, packed, exponent, shape, torch.float32)
     assert torch.equal(got, int8_grad_input(size, exponents))
 
@@ -119,12 +146,15 @@ def test_int8_products_have_the_bits_of_the_torch_backend(
 def test_results_larger_than_a_cache_have_the_bits_of_the_torch_backend(
     backend: KernelBackend, threads: int, exponents: tuple[int, int]
 ) -> None:
-    # 8.4 MB of float32 and half as many of the others, which are written past the caches where that is possible.
+    # 8.4 MB of float32 and half as many of the others, which are written past the caches where that
+    # is possible.
     operands, wanted = int8_case((1100, 1920, 16, 16), exponents)
     q, scale, bias, _, _, trits, exponent = operands
     packed = backend.kernels["pack"](trits)
     for dtype, y in wanted.items():
-        out = backend.kernels["linear"](q, scale, packed, exponent, bias, WeightShape(1920, 16, 16), dtype)
+        out = backend.kernels["linear"](
+            q, scale, packed, exponent, bias, WeightShape(1920, 16, 16), dtype
+        )
         assert torch.equal(out, y)
 
 
@@ -136,10 +166,17 @@ def test_float_products_are_as_near_as_their_roundings_allow(
     rows, out_features, columns, group = size
     weight = Weight(backend, out_features, columns, group, (-100, -60))
     x, grad = normal(1, rows, columns).to(dtype), normal(2, rows, out_features).to(dtype)
-    y = backend.kernels["linear"](x, None, weight.packed, weight.exponent, None, weight.shape, torch.float32)
+    y = backend.kernels["linear"](
+        x, None, weight.packed, weight.exponent, None, weight.shape, torch.float32
+    )
     assert within(y, x, weight.dense.T, 2 * columns + 1)
     arguments = (None, weight.packed, weight.exponent, weight.shape, torch.float32)
-    assert within(backend.kernels["linear_grad_input"](grad, *arguments), grad, weight.dense, 2 * out_features + 1)
+    assert within(
+        backend.kernels["linear_grad_input"](grad, *arguments),
+        grad,
+        weight.dense,
+        2 * out_features + 1,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -153,7 +190,9 @@ def test_float_products_do_not_depend_on_the_number_of_threads(
     for count in (1, 2, 5):
         torch.set_num_threads(count)
         arguments = (weight.exponent, None) if op == "linear" else (weight.exponent,)
-        results.append(backend.kernels[op](x, None, weight.packed, *arguments, weight.shape, torch.float32))
+        results.append(
+            backend.kernels[op](x, None, weight.packed, *arguments, weight.shape, torch.float32)
+        )
     torch.set_num_threads(1)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -163,12 +202,19 @@ def test_float_products_do_not_depend_on_the_number_of_threads(
 def test_float_products_serve_every_float_dtype(backend: KernelBackend, dtype: torch.dtype) -> None:
     weight = Weight(backend, 40, 200, 64, (-5, -1))
     x = normal(1, 5, 200).to(dtype)
-    y = backend.kernels["linear"](x, None, weight.packed, weight.exponent, None, weight.shape, dtype)
+    y = backend.kernels["linear"](
+        x, None, weight.packed, weight.exponent, None, weight.shape, dtype
+    )
     assert y.dtype == dtype
     roundoff = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float64: 2.0**-44}[dtype]
     wanted = x.double() @ weight.dense.T
     terms = x.double().abs() @ weight.dense.abs().T
-    assert bool(((y.double() - wanted).abs() <= roundoff * wanted.abs() + terms * 402 * min(2.0**-24, roundoff)).all())
+    assert bool(
+        (
+            (y.double() - wanted).abs()
+            <= roundoff * wanted.abs() + terms * 402 * min(2.0**-24, roundoff)
+        ).all()
+    )
 
 
 def test_a_scale_of_float64_results_is_that_of_float32(backend: KernelBackend) -> None:
@@ -179,12 +225,18 @@ def test_a_scale_of_float64_results_is_that_of_float32(backend: KernelBackend) -
     assert torch.equal(y, reference.linear(q, scale, weight.reference, *arguments, torch.float64))
 
 
-def test_exponents_that_spread_too_far_are_refused_as_by_the_torch_backend(backend: KernelBackend) -> None:
+def test_exponents_that_spread_too_far_are_refused_as_by_the_torch_backend(
+    backend: KernelBackend,
+) -> None:
     weight = Weight(backend, 20, 64, 32, (0, 0))
     weight.exponent[17, 1] = -41
     q, grad = numbers(1, -127, 127, 3, 64), numbers(2, -127, 127, 3, 20)
-    with pytest.raises(ValueError, match="exponents spread over 41; the exact integer product takes at most 40"):
-        backend.kernels["linear"](q, torch.ones(3), weight.packed, weight.exponent, None, weight.shape, torch.float32)
+    with pytest.raises(
+        ValueError, match="exponents spread over 41; the exact integer product takes at most 40"
+    ):
+        backend.kernels["linear"](
+            q, torch.ones(3), weight.packed, weight.exponent, None, weight.shape, torch.float32
+        )
     with pytest.raises(ValueError, match="spread over 41"):
         backend.kernels["linear_grad_input"](
             grad, torch.tensor(1.0), weight.packed, weight.exponent, weight.shape, torch.float32
@@ -200,7 +252,9 @@ def test_sums_beyond_32_bits_are_exact(backend: KernelBackend, rows: int) -> Non
     exponent[:, 0] = 0
     x = torch.full((rows, columns), -128, dtype=torch.int8)
     y = backend.kernels["linear"](x, torch.ones(rows), packed, exponent, None, shape, torch.float32)
-    assert y.unique().tolist() == [float(torch.tensor(-128 * (256 + 64 * (columns - 256)), dtype=torch.float32))]
+    assert y.unique().tolist() == [
+        float(torch.tensor(-128 * (256 + 64 * (columns - 256)), dtype=torch.float32))
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -212,14 +266,20 @@ def test_rows_are_quantised_with_the_bits_of_the_torch_backend(
     x[3] = 0
     x[4] *= torch.tensor(1e-6).to(dtype)
     x[5, 0], x[6, -1], x[7, 0] = torch.nan, torch.inf, -torch.inf
-    for got, wanted in zip(backend.kernels["quantize_rows"](x), reference.quantize_rows(x), strict=True):
+    for got, wanted in zip(
+        backend.kernels["quantize_rows"](x), reference.quantize_rows(x), strict=True
+    ):
         assert torch.equal(got.nan_to_num(nan=-5.0), wanted.nan_to_num(nan=-5.0))
 
 
-def test_subnormal_rows_are_quantised_with_the_bits_of_the_torch_backend(backend: KernelBackend) -> None:
+def test_subnormal_rows_are_quantised_with_the_bits_of_the_torch_backend(
+    backend: KernelBackend,
+) -> None:
     x = torch.arange(-400, 401, dtype=torch.int32).repeat(40, 1).float() * 2.0**-149
     x = x * torch.arange(40).unsqueeze(1)
-    for got, wanted in zip(backend.kernels["quantize_rows"](x), reference.quantize_rows(x), strict=True):
+    for got, wanted in zip(
+        backend.kernels["quantize_rows"](x), reference.quantize_rows(x), strict=True
+    ):
         assert torch.equal(got, wanted)
 
 
@@ -227,8 +287,12 @@ ROUNDING = (-7, (3 << 20) + 1, 8 * 0xDEADBEEF + 1)
 
 
 @cache
-def rounded_gradient(special: float | None, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A gradient, and what the torch backend rounds it to: once for all instruction sets and numbers of threads."""
+def rounded_gradient(
+    special: float | None, dtype: torch.dtype
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A gradient, and what the torch backend rounds it to: once for all instruction sets and
+    numbers of threads.
+    """
     grad = normal(1, 131, 257).mul_(1e-3).to(dtype)
     if special == 0.0:
         grad.zero_()
@@ -243,16 +307,22 @@ def test_gradients_are_rounded_with_the_bits_of_the_torch_backend(
     backend: KernelBackend, threads: int, special: float | None, dtype: torch.dtype
 ) -> None:
     grad, rounded = rounded_gradient(special, dtype)
-    for got, wanted in zip(backend.kernels["quantize_gradient"](grad, *ROUNDING), rounded, strict=True):
+    for got, wanted in zip(
+        backend.kernels["quantize_gradient"](grad, *ROUNDING), rounded, strict=True
+    ):
         assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_lookup_has_the_bits_of_the_torch_backend(backend: KernelBackend, threads: int, dtype: torch.dtype) -> None:
+def test_a_lookup_has_the_bits_of_the_torch_backend(
+    backend: KernelBackend, threads: int, dtype: torch.dtype
+) -> None:
     weight = Weight(backend, 1000, 157, 32, (-30, 3))
     ids = torch.randint(0, 1000, (900,), generator=torch.Generator().manual_seed(0))
     got = backend.kernels["embedding"](ids, weight.packed, weight.exponent, weight.shape, dtype)
-    assert torch.equal(got, reference.embedding(ids, weight.reference, weight.exponent, weight.shape, dtype))
+    assert torch.equal(
+        got, reference.embedding(ids, weight.reference, weight.exponent, weight.shape, dtype)
+    )
 
 
 def test_the_layout_is_sixteen_by_sixteen_blocks_of_two_bits(backend: KernelBackend) -> None:
@@ -263,7 +333,8 @@ def test_the_layout_is_sixteen_by_sixteen_blocks_of_two_bits(backend: KernelBack
     expected = torch.full((2, 2, 64), 0b01010101, dtype=torch.uint8)
     # Row 1 is dword 1; column 5 = 4 * 1 + 1 is byte 1, bits 2 and 3.
     expected[0, 0, 5] = 0b01011001
-    # Row 16 is dword 0 of the second strip; column 17 is column 1 of the second block: byte 1, bits 0 and 1.
+    # Row 16 is dword 0 of the second strip; column 17 is column 1 of the second block: byte 1, bits
+    # 0 and 1.
     expected[1, 1, 1] = 0b01010100
     assert torch.equal(packed, expected)
 
@@ -287,7 +358,9 @@ def test_any_size_gives_the_bits_of_the_torch_backend(
     assert torch.equal(kernels["unpack"](packed, shape), trits)
     q, scale = kernels["quantize_rows"](normal(seed, batch, columns))
     tail = (exponent, None, shape, torch.float32)
-    assert torch.equal(kernels["linear"](q, scale, packed, *tail), reference.linear(q, scale, wanted, *tail))
+    assert torch.equal(
+        kernels["linear"](q, scale, packed, *tail), reference.linear(q, scale, wanted, *tail)
+    )
     grad, unit = numbers(seed, -127, 127, batch, rows), torch.tensor(0.25)
     tail = (exponent, shape, torch.float32)
     got = kernels["linear_grad_input"](grad, unit, packed, *tail)

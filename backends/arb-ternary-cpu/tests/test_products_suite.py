@@ -1,4 +1,6 @@
-"""The kit's tests of layout and products, for every instruction set that this processor runs; and all of it once."""
+"""The kit's tests of layout and products, for every instruction set that this processor runs; and
+all of it once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Arguments that are wrong, odd or empty; forks, threads and interpreters: an error that says what, never a crash."""
+"""Arguments that are wrong, odd or empty; forks, threads and interpreters: an error that says what,
+never a crash.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ def kernels() -> Any:
 
 def weight(kernels: Any, shape: WeightShape = SHAPE) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    trits = torch.randint(-1, 2, (shape.out_features, shape.in_features), generator=generator).to(torch.int8)
-    exponent = torch.randint(-5, 0, (shape.out_features, shape.groups), generator=generator).to(torch.int8)
+    trits = torch.randint(-1, 2, (shape.out_features, shape.in_features), generator=generator).to(
+        torch.int8
+    )
+    exponent = torch.randint(-5, 0, (shape.out_features, shape.groups), generator=generator).to(
+        torch.int8
+    )
     return kernels["pack"](trits), exponent
 
 
@@ -43,18 +49,25 @@ def test_offset_and_strided_operands_give_the_same_bits(kernels: Any) -> None:
         room = torch.zeros(tensor.numel() + by, dtype=tensor.dtype)
         return room[by:].view(tensor.shape).copy_(tensor)
 
-    assert torch.equal(kernels["linear"](offset(q, 3), offset(scale, 1), offset(packed, 7), *tail), wanted)
+    assert torch.equal(
+        kernels["linear"](offset(q, 3), offset(scale, 1), offset(packed, 7), *tail), wanted
+    )
     strided = torch.zeros((18, 140), dtype=torch.int8)[::2, ::2].copy_(q)
-    assert torch.equal(kernels["linear"](strided, scale.repeat_interleave(2)[::2], packed, *tail), wanted)
+    assert torch.equal(
+        kernels["linear"](strided, scale.repeat_interleave(2)[::2], packed, *tail), wanted
+    )
     spread = torch.zeros((20, 2 * SHAPE.groups), dtype=torch.int8)[:, ::2].copy_(exponent)
     assert torch.equal(kernels["linear"](q, scale, packed, spread, *tail[1:]), wanted)
     assert torch.equal(
-        kernels["quantize_rows"](torch.ones(1).expand(4, 70))[0], torch.full((4, 70), 127).to(torch.int8)
+        kernels["quantize_rows"](torch.ones(1).expand(4, 70))[0],
+        torch.full((4, 70), 127).to(torch.int8),
     )
 
 
 @pytest.mark.parametrize("sizes", [(0, 5, 7), (3, 0, 7), (3, 5, 0), (0, 0, 0)])
-def test_nothing_to_do_gives_zeros_of_the_right_shape(kernels: Any, sizes: tuple[int, int, int]) -> None:
+def test_nothing_to_do_gives_zeros_of_the_right_shape(
+    kernels: Any, sizes: tuple[int, int, int]
+) -> None:
     rows, out_features, columns = sizes
     shape = WeightShape(out_features, columns, 32)
     packed, exponent = weight(kernels, shape)
@@ -62,38 +75,109 @@ def test_nothing_to_do_gives_zeros_of_the_right_shape(kernels: Any, sizes: tuple
     tail = (packed, exponent, bias, shape, torch.float32)
     y = kernels["linear"](torch.zeros((rows, columns), dtype=torch.int8), torch.ones(rows), *tail)
     assert torch.equal(y, torch.ones((rows, out_features)))
-    assert torch.equal(kernels["linear"](torch.zeros((rows, columns)), None, *tail), torch.ones((rows, out_features)))
+    assert torch.equal(
+        kernels["linear"](torch.zeros((rows, columns)), None, *tail),
+        torch.ones((rows, out_features)),
+    )
     tail = (packed, exponent, shape, torch.float32)
-    for grad, scale in ((torch.zeros((rows, out_features)), None), (torch.zeros((rows, out_features)).char(), 1.0)):
+    for grad, scale in (
+        (torch.zeros((rows, out_features)), None),
+        (torch.zeros((rows, out_features)).char(), 1.0),
+    ):
         unit = None if scale is None else torch.tensor(scale)
-        assert torch.equal(kernels["linear_grad_input"](grad, unit, *tail), torch.zeros((rows, columns)))
+        assert torch.equal(
+            kernels["linear_grad_input"](grad, unit, *tail), torch.zeros((rows, columns))
+        )
     ids = torch.zeros(0, dtype=torch.int64)
     assert kernels["embedding"](ids, *tail).shape == (0, columns)
-    assert kernels["rms_norm_quantize"](torch.zeros((rows, columns)), 1e-6)[0].shape == (rows, columns)
+    assert kernels["rms_norm_quantize"](torch.zeros((rows, columns)), 1e-6)[0].shape == (
+        rows,
+        columns,
+    )
     assert kernels["quantize_gradient"](torch.zeros((rows, columns)), 1, 2, 3)[1].item() == 1.0
 
 
 WRONG: dict[str, tuple[type[Exception], str, Callable[[dict[str, Any]], None]]] = {
-    "x of another width": (ValueError, r"x must be \[M, 70\]", lambda a: a.update(x=a["x"][:, :69])),
-    "x with one dimension": (ValueError, "x must have 2 dimensions", lambda a: a.update(x=a["x"][0])),
-    "x of another dtype": (TypeError, "x must be torch.int8", lambda a: a.update(x=a["x"].to(torch.int16))),
-    "x on another device": (TypeError, "x must be a dense tensor on the CPU", lambda a: a.update(x=a["x"].to("meta"))),
+    "x of another width": (
+        ValueError,
+        r"x must be \[M, 70\]",
+        lambda a: a.update(x=a["x"][:, :69]),
+    ),
+    "x with one dimension": (
+        ValueError,
+        "x must have 2 dimensions",
+        lambda a: a.update(x=a["x"][0]),
+    ),
+    "x of another dtype": (
+        TypeError,
+        "x must be torch.int8",
+        lambda a: a.update(x=a["x"].to(torch.int16)),
+    ),
+    "x on another device": (
+        TypeError,
+        "x must be a dense tensor on the CPU",
+        lambda a: a.update(x=a["x"].to("meta")),
+    ),
     "x that is sparse": (
         TypeError,
         "x must be a dense tensor",
         lambda a: a.update(x=a["x"].float().to_sparse().char()),
     ),
-    "a scale too few": (ValueError, r"scale must be \[9\]", lambda a: a.update(scale=a["scale"][:8])),
-    "a scale of float64": (TypeError, "scale must be torch.float32", lambda a: a.update(scale=a["scale"].double())),
-    "another layout": (ValueError, "packed must be", lambda a: a.update(packed=a["packed"].flatten())),
-    "a weight too small": (ValueError, "packed must be", lambda a: a.update(packed=a["packed"][:1])),
-    "a weight of int8": (TypeError, "packed must be torch.uint8", lambda a: a.update(packed=a["packed"].char())),
-    "exponents too few": (ValueError, r"exponent must be \[20, 3\]", lambda a: a.update(exponent=a["exponent"][:, :2])),
-    "exponents of int32": (TypeError, "exponent must be", lambda a: a.update(exponent=a["exponent"].int())),
-    "a bias too long": (ValueError, r"bias must be \[20\]", lambda a: a.update(bias=torch.ones(21))),
-    "an integer result": (TypeError, "dtype: the cpu backend serves", lambda a: a.update(dtype=torch.int32)),
-    "groups that cut blocks": (ValueError, "multiple of 16", lambda a: a.update(shape=WeightShape(20, 70, 24))),
-    "a negative size": (ValueError, "must not be negative", lambda a: a.update(shape=WeightShape(-20, 70, 32))),
+    "a scale too few": (
+        ValueError,
+        r"scale must be \[9\]",
+        lambda a: a.update(scale=a["scale"][:8]),
+    ),
+    "a scale of float64": (
+        TypeError,
+        "scale must be torch.float32",
+        lambda a: a.update(scale=a["scale"].double()),
+    ),
+    "another layout": (
+        ValueError,
+        "packed must be",
+        lambda a: a.update(packed=a["packed"].flatten()),
+    ),
+    "a weight too small": (
+        ValueError,
+        "packed must be",
+        lambda a: a.update(packed=a["packed"][:1]),
+    ),
+    "a weight of int8": (
+        TypeError,
+        "packed must be torch.uint8",
+        lambda a: a.update(packed=a["packed"].char()),
+    ),
+    "exponents too few": (
+        ValueError,
+        r"exponent must be \[20, 3\]",
+        lambda a: a.update(exponent=a["exponent"][:, :2]),
+    ),
+    "exponents of int32": (
+        TypeError,
+        "exponent must be",
+        lambda a: a.update(exponent=a["exponent"].int()),
+    ),
+    "a bias too long": (
+        ValueError,
+        r"bias must be \[20\]",
+        lambda a: a.update(bias=torch.ones(21)),
+    ),
+    "an integer result": (
+        TypeError,
+        "dtype: the cpu backend serves",
+        lambda a: a.update(dtype=torch.int32),
+    ),
+    "groups that cut blocks": (
+        ValueError,
+        "multiple of 16",
+        lambda a: a.update(shape=WeightShape(20, 70, 24)),
+    ),
+    "a negative size": (
+        ValueError,
+        "must not be negative",
+        lambda a: a.update(shape=WeightShape(-20, 70, 32)),
+    ),
     "more rows than memory": (
         ValueError,
         "packed must be",
@@ -107,7 +191,14 @@ def test_a_wrong_argument_is_named(kernels: Any, fault: str) -> None:
     kind, message, change = WRONG[fault]
     packed, exponent = weight(kernels)
     q, scale = kernels["quantize_rows"](torch.randn(9, 70))
-    arguments = {"x": q, "scale": scale, "packed": packed, "exponent": exponent, "bias": None, "shape": SHAPE}
+    arguments = {
+        "x": q,
+        "scale": scale,
+        "packed": packed,
+        "exponent": exponent,
+        "bias": None,
+        "shape": SHAPE,
+    }
     arguments["dtype"] = torch.float32
     change(arguments)
     with pytest.raises(kind, match=message):
@@ -132,8 +223,13 @@ def test_codes_that_no_trit_has_do_no_harm(kernels: Any) -> None:
     packed, exponent = weight(kernels)
     packed.fill_(255)
     q, scale = kernels["quantize_rows"](torch.randn(9, 70))
-    assert kernels["linear"](q, scale, packed, exponent, None, SHAPE, torch.float32).shape == (9, 20)
-    assert kernels["linear_grad_input"](torch.randn(9, 20), None, packed, exponent, SHAPE, torch.float32).shape == (
+    assert kernels["linear"](q, scale, packed, exponent, None, SHAPE, torch.float32).shape == (
+        9,
+        20,
+    )
+    assert kernels["linear_grad_input"](
+        torch.randn(9, 20), None, packed, exponent, SHAPE, torch.float32
+    ).shape == (
         9,
         70,
     )
@@ -179,7 +275,9 @@ def test_a_forked_child_computes_with_threads_of_its_own(kernels: Any) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
-@pytest.mark.skipif("OpenMP" not in torch.__config__.parallel_info(), reason="torch has threads of another kind")
+@pytest.mark.skipif(
+    "OpenMP" not in torch.__config__.parallel_info(), reason="torch has threads of another kind"
+)
 def test_torch_and_the_kernels_share_their_threads() -> None:
     program = """
 import os, torch
@@ -192,10 +290,13 @@ packed = kernels["pack"](torch.ones(512, 1024, dtype=torch.int8))
 (torch.rand(1 << 22) + 1).sum()
 before = len(os.listdir("/proc/self/task"))
 q, scale = kernels["quantize_rows"](torch.ones(300, 1024))
-kernels["linear"](q, scale, packed, torch.zeros(512, 8, dtype=torch.int8), None, shape, torch.float32)
+kernels["linear"](q, scale, packed, torch.zeros(512, 8, dtype=torch.int8), None, shape,
+    torch.float32)
 print(before, len(os.listdir("/proc/self/task")))
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
     before, after = map(int, run.stdout.split())
     assert after == before
@@ -227,9 +328,12 @@ except ImportError:
     import _xxsubinterpreters as interpreters
 import arb_ternary_cpu._native
 run = getattr(interpreters, "exec", None) or interpreters.run_string
-print("error:", run(interpreters.create(), "try:\\n import arb_ternary_cpu._native\\nexcept ImportError: pass"))
+print("error:", run(interpreters.create(),
+    "try:\\n import arb_ternary_cpu._native\\nexcept ImportError: pass"))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "error: None"
 

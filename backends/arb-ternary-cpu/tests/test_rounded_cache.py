@@ -1,4 +1,6 @@
-"""Steps of the native decoder over keys and values kept as int8, beside the modules, and beside steps over floats."""
+"""Steps of the native decoder over keys and values kept as int8, beside the modules, and beside
+steps over floats.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def taken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
 
         return one
 
-    monkeypatch.setattr(native_decode, "get_backend", lambda _: SimpleNamespace(kernels={"decode_step": counting}))
+    monkeypatch.setattr(
+        native_decode, "get_backend", lambda _: SimpleNamespace(kernels={"decode_step": counting})
+    )
     return steps
 
 
@@ -65,11 +69,15 @@ def decoder(dtype: torch.dtype = torch.float32, **options: Any) -> Decoder:
 
 
 def tokens(batch: int, length: int) -> Tensor:
-    return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
+    return torch.randint(
+        0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length)
+    )
 
 
 def decoded(model: Decoder, ids: Tensor, prompt: int, numbers: CacheNumbers = "int8") -> Tensor:
-    """Logits ``[B, S - prompt, V]`` of one token after another, behind a prompt that is read at once."""
+    """Logits ``[B, S - prompt, V]`` of one token after another, behind a prompt that is read at
+    once.
+    """
     cache = model.new_cache(ids.size(0), numbers)
     if prompt:
         model(ids[:, :prompt], cache)
@@ -83,15 +91,22 @@ def distances(steps: Tensor, expected: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(options) or "default")
-@pytest.mark.parametrize(("prompt", "length"), [(4, 14), (60, 70)], ids=["short", "beyond the first room"])
+@pytest.mark.parametrize(
+    ("prompt", "length"), [(4, 14), (60, 70)], ids=["short", "beyond the first room"]
+)
 def test_a_step_gives_the_logits_of_the_modules(
-    taken: list[bool], options: dict[str, Any], prompt: int, length: int, by_modules: Callable[[Any], Any]
+    taken: list[bool],
+    options: dict[str, Any],
+    prompt: int,
+    length: int,
+    by_modules: Callable[[Any], Any],
 ) -> None:
     model, ids = decoder(**options), tokens(2, length)
     steps, expected = decoded(model, ids, prompt), decoded(by_modules(model), ids, prompt)
     assert taken == [True] * 10
     relative = distances(steps, expected)
-    # As of float caches: a number that lies next to the middle of two integers may be rounded the other way.
+    # As of float caches: a number that lies next to the middle of two integers may be rounded the
+    # other way.
     rounding = 2 * 6 * 2 * 256**1.5 * torch.finfo(torch.float32).eps
     assert relative.amax() < 8 / 127
     assert relative.quantile(0.75) < rounding
@@ -100,7 +115,9 @@ def test_a_step_gives_the_logits_of_the_modules(
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(options) or "default")
-def test_the_bytes_that_a_step_keeps_are_those_of_quantize_rows(taken: list[bool], options: dict[str, Any]) -> None:
+def test_the_bytes_that_a_step_keeps_are_those_of_quantize_rows(
+    taken: list[bool], options: dict[str, Any]
+) -> None:
     # What is kept in the first layer does not depend on what attention reads.
     model, ids = decoder(**(options | {"layers": 1, "sliding_window": None})), tokens(3, 9)
     floats, rounded = model.new_cache(3), model.new_cache(3, "int8")
@@ -130,7 +147,8 @@ def test_bfloat16_is_no_farther_from_float32_than_the_modules_are(
 
 
 def test_neither_threads_nor_other_sequences_change_a_bit(taken: list[bool]) -> None:
-    model = decoder(width=512, feed_forward=1400, layers=3, heads=8, kv_heads=4)  # large enough for several threads
+    # large enough for several threads
+    model = decoder(width=512, feed_forward=1400, layers=3, heads=8, kv_heads=4)
     ids = tokens(3, 6)
     before = torch.get_num_threads()
     results = []
@@ -158,11 +176,15 @@ def test_a_cache_that_was_saved_is_continued(taken: list[bool]) -> None:
     assert torch.equal(rest, whole[:, 15:])
 
 
-def test_a_greedy_text_is_drawn_by_the_kernel(taken: list[bool], by_modules: Callable[[Any], Any]) -> None:
+def test_a_greedy_text_is_drawn_by_the_kernel(
+    taken: list[bool], by_modules: Callable[[Any], Any]
+) -> None:
     model = decoder(kv_heads=2)
     text = list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0, cache="int8"))
     assert taken == [True] * 19
-    assert text == list(generate(by_modules(model), [1, 2, 3], max_new_tokens=20, temperature=0.0, cache="int8"))
+    assert text == list(
+        generate(by_modules(model), [1, 2, 3], max_new_tokens=20, temperature=0.0, cache="int8")
+    )
 
 
 @pytest.mark.parametrize("broken", ["codes", "scales", "shape", "stride", "too few"])
@@ -171,7 +193,9 @@ def test_a_rounded_cache_of_another_form_is_refused(broken: str) -> None:
     plan, _ = native_decode.plan_of(model)
     step = build(None).kernels["decode_step"](plan)
     codes, scales = (1, 4, 8, 16), (1, 4, 8)
-    layer = [torch.zeros(codes, dtype=torch.int8) for _ in range(2)] + [torch.zeros(scales) for _ in range(2)]
+    layer = [torch.zeros(codes, dtype=torch.int8) for _ in range(2)] + [
+        torch.zeros(scales) for _ in range(2)
+    ]
     cache = [tensor.clone() for tensor in layer * 2]
     assert step(torch.tensor([1]), cache, 0, 0, 0.0) is not None
     if broken == "too few":

@@ -1,4 +1,6 @@
-"""Whole training runs under ``exact: true``: the bytes of the torch backend, whatever the processor and the threads."""
+"""Whole training runs under ``exact: true``: the bytes of the torch backend, whatever the processor
+and the threads.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,16 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 
 STEPS = 10
-#: Widths that fill no block and no group, a rule that learns exponents, and rates at which a few steps flip many trits.
+# : Widths that fill no block and no group, a rule that learns exponents, and rates at which a few
+# steps flip many trits.
 CONFIG = """
 name: exact
 exact: true
 seed: 5
 data: {{name: text, path: {text}, tokenizer: characters}}
 model:
-  {{name: decoder, width: 40, layers: 2, heads: 2, feed_forward: 72, max_length: 16, group_size: 32}}
+  {{name: decoder, width: 40, layers: 2, heads: 2, feed_forward: 72, max_length: 16,
+      group_size: 32}}
 optimizer: {optimizer}
 checkpoint: {{every: 1000, keep: 1}}
 phases:
@@ -42,13 +46,16 @@ OPTIMIZERS = {
     "three_levels": "{name: scaled_votes, lr: 0.5, exponent_rate: 0.5, vote_levels: 3}",
 }
 RULES = [*list(OPTIMIZERS)[:2], pytest.param("three_levels", marks=pytest.mark.slow)]
-#: A norm is a float sum of squares, in an order of each backend's own; nothing but the log reads it here.
+# : A norm is a float sum of squares, in an order of each backend's own; nothing but the log reads
+# it here.
 NORM_TOLERANCE = 2.0**-18
 
 
 @frozen
 class Trained:
-    """What a run left behind: weights, exponents and accumulators; the optimizer's state; what was logged."""
+    """What a run left behind: weights, exponents and accumulators; the optimizer's state; what was
+    logged.
+    """
 
     model: bytes
     state: bytes
@@ -61,7 +68,10 @@ class Trained:
     @property
     def rest(self) -> list[dict[str, Any]]:
         """Everything that was logged but the norms: losses, flips, rates."""
-        return [{key: value for key, value in record.items() if key != "grad_norm"} for record in self.metrics]
+        return [
+            {key: value for key, value in record.items() if key != "grad_norm"}
+            for record in self.metrics
+        ]
 
 
 Run = Callable[[str, str], Trained]
@@ -81,7 +91,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("runs")
     generator = random.Random(0)
     text = folder / "text.txt"
-    text.write_text(" ".join(generator.choice(["to", "be", "or", "not", "that", "is"]) for _ in range(900)))
+    text.write_text(
+        " ".join(generator.choice(["to", "be", "or", "not", "that", "is"]) for _ in range(900))
+    )
     made = 0
 
     def start(optimizer: str, backend: str) -> Trained:
@@ -114,7 +126,9 @@ def wanted(run: Run) -> Callable[[str], Trained]:
 
 
 def cases() -> Iterator[Any]:
-    """Every rule with all instructions and numbers of threads: half of them, in which every two meet, and slow ones."""
+    """Every rule with all instructions and numbers of threads: half of them, in which every two
+    meet, and slow ones.
+    """
     for place in product(enumerate(OPTIMIZERS), enumerate(usable_isas()), enumerate((1, 2))):
         indices, names = zip(*place, strict=True)
         slow = names[0] == "three_levels" or sum(indices) % 2
@@ -141,12 +155,18 @@ def test_an_exact_run_has_the_bytes_of_the_torch_backend(
 
 
 @pytest.mark.parametrize("optimizer", RULES)
-def test_such_a_run_moves_trits_exponents_and_accumulators(optimizer: str, wanted: Callable[[str], Trained]) -> None:
+def test_such_a_run_moves_trits_exponents_and_accumulators(
+    optimizer: str, wanted: Callable[[str], Trained]
+) -> None:
     """Otherwise equal bytes would say little."""
     expected = wanted(optimizer)
     model = load(expected.model)
     assert any(bool(model[name].any()) for name in model if name.endswith(".votes"))
-    spreads = [int(model[name].max()) - int(model[name].min()) for name in model if name.endswith(".exponent")]
+    spreads = [
+        int(model[name].max()) - int(model[name].min())
+        for name in model
+        if name.endswith(".exponent")
+    ]
     assert max(spreads) > 0
     steps = [record for record in expected.rest if record["event"] == "train"]
     assert len({step["loss"] for step in steps}) == STEPS

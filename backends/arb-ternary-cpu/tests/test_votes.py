@@ -36,26 +36,37 @@ def threads(request: pytest.FixtureRequest) -> int:
 
 @contextmanager
 def native_threads(count: int) -> Iterator[None]:
-    """The number of threads that the kernels are told; torch itself goes on with as many as before."""
+    """The number of threads that the kernels are told; torch itself goes on with as many as
+    before.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(votes, "get_num_threads", lambda: count)
         yield
 
 
 def numbers(seed: int, low: int, high: int, *size: int, dtype: torch.dtype = torch.int8) -> Tensor:
-    return torch.randint(low, high + 1, size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randint(low, high + 1, size, generator=torch.Generator().manual_seed(seed)).to(
+        dtype
+    )
 
 
 class Layer:
     """A weight and its accumulators under two backends."""
 
     def __init__(
-        self, backend: KernelBackend, shape: WeightShape, seed: int = 0, low: int | None = None, threads: int = 1
+        self,
+        backend: KernelBackend,
+        shape: WeightShape,
+        seed: int = 0,
+        low: int | None = None,
+        threads: int = 1,
     ) -> None:
         self.threads = threads
         rows, columns = shape.out_features, shape.in_features
         trits = numbers(seed, -1, 1, rows, columns)
-        held = numbers(seed + 1, shape.smallest_vote if low is None else low, shape.largest_vote, rows, columns)
+        held = numbers(
+            seed + 1, shape.smallest_vote if low is None else low, shape.largest_vote, rows, columns
+        )
         bits = () if shape.vote_bits == 8 else (shape.vote_bits,)
         self.shape = shape
         self.kernels = TORCH, backend.kernels
@@ -76,13 +87,22 @@ class Layer:
     def change(self, **fields: Any) -> None:
         """Replace fields of both states, by a copy each."""
         for i, state in enumerate(self.states):
-            copies = {name: value.clone() if isinstance(value, Tensor) else value for name, value in fields.items()}
+            copies = {
+                name: value.clone() if isinstance(value, Tensor) else value
+                for name, value in fields.items()
+            }
             self.states[i] = state._replace(**copies)
 
     def both(self, field: str) -> list[Any]:
         return [getattr(state, field) for state in self.states]
 
-    def cast(self, op: str, *operands: Any, vote_scale: Tensor | None = None, limits: tuple[int, ...] = ()) -> None:
+    def cast(
+        self,
+        op: str,
+        *operands: Any,
+        vote_scale: Tensor | None = None,
+        limits: tuple[int, ...] = (),
+    ) -> None:
         """Cast votes by both kernels."""
         self.change(vote_scale=vote_scale, limits=torch.tensor(VoteLimits(*limits)))
         with native_threads(self.threads):
@@ -92,12 +112,20 @@ class Layer:
     def apply(self, op: str, *settings: Any) -> list[int]:
         """What both kernels say that changed."""
         with native_threads(self.threads):
-            return [int(kernels[op](s, *settings)) for kernels, s in zip(self.kernels, self.states, strict=True)]
+            return [
+                int(kernels[op](s, *settings))
+                for kernels, s in zip(self.kernels, self.states, strict=True)
+            ]
 
     def check(self) -> None:
-        unpacked = [k["unpack"](state.weight, self.shape) for k, state in zip(self.kernels, self.states, strict=True)]
+        unpacked = [
+            k["unpack"](state.weight, self.shape)
+            for k, state in zip(self.kernels, self.states, strict=True)
+        ]
         assert torch.equal(*unpacked), "trits differ"
-        assert torch.equal(self.states[1].weight, self.kernels[1]["pack"](unpacked[1])), "padding has changed"
+        assert torch.equal(self.states[1].weight, self.kernels[1]["pack"](unpacked[1])), (
+            "padding has changed"
+        )
         for field in ("votes", "exponent", "exponent_votes"):
             assert torch.equal(*self.both(field)), f"{field} differ"
 
@@ -129,7 +157,12 @@ SIZES = [
     ],
 )
 def test_votes_by_shifts_are_the_torch_backends_bit_for_bit(
-    backend: KernelBackend, threads: int, sizes: tuple[int, int, int, int], low: int, high: int, bits: int
+    backend: KernelBackend,
+    threads: int,
+    sizes: tuple[int, int, int, int],
+    low: int,
+    high: int,
+    bits: int,
 ) -> None:
     tokens, rows, columns, group = sizes
     layer = Layer(backend, WeightShape(rows, columns, group, bits), low=-1, threads=threads)
@@ -149,7 +182,9 @@ def test_votes_by_factors_of_an_integer_gradient_are_the_torch_backends_bit_for_
     layer = Layer(backend, WeightShape(rows, columns, group), threads=threads)
     grad, x = numbers(5, -128, 127, tokens, rows), numbers(6, -128, 127, tokens, columns)
     factors = torch.rand(rows + columns, generator=torch.Generator().manual_seed(1)) * 0.05
-    layer.cast("cast_scaled_votes", grad, x, torch.tensor(0.25), vote_scale=factors, limits=(4000, 3))
+    layer.cast(
+        "cast_scaled_votes", grad, x, torch.tensor(0.25), vote_scale=factors, limits=(4000, 3)
+    )
     layer.check()
     assert torch.equal(*layer.both("magnitudes"))
 
@@ -214,19 +249,28 @@ def test_shifts_that_leave_32_bits_are_added_in_64(backend: KernelBackend) -> No
     layer = Layer(backend, WeightShape(40, 70, 32))
     grad, x = numbers(5, -127, 127, 6, 40), numbers(6, -127, 127, 6, 70)
     largest = 2**31 - 1
-    shifts = torch.tensor([largest, -largest - 1, 3, -largest], dtype=torch.int32).repeat(28)[:110].contiguous()
+    shifts = (
+        torch.tensor([largest, -largest - 1, 3, -largest], dtype=torch.int32)
+        .repeat(28)[:110]
+        .contiguous()
+    )
     operands = (grad, x, torch.tensor(0.5))
     layer.cast("cast_scaled_votes", *operands, vote_scale=shifts, limits=(5000, 3))
     layer.check()
 
 
-@pytest.mark.parametrize("columns", [[0.0, 1.0, 1e-38], [1.0, -2.0, 1e-38]], ids=["some are 0", "none is 0"])
+@pytest.mark.parametrize(
+    "columns", [[0.0, 1.0, 1e-38], [1.0, -2.0, 1e-38]], ids=["some are 0", "none is 0"]
+)
 @pytest.mark.parametrize("row", [1.0, 1e20])
 def test_products_beyond_float32_are_clipped_and_count_as_none_times_0(
     backend: KernelBackend, row: float, columns: list[float]
 ) -> None:
     layer = Layer(backend, WeightShape(3, 150, 32), low=-1)
-    grad, x = torch.tensor([[1e30, -1.0, -torch.inf]]), torch.tensor([[1.0, -3e8, 0.5]]).repeat(1, 50).contiguous()
+    grad, x = (
+        torch.tensor([[1e30, -1.0, -torch.inf]]),
+        torch.tensor([[1.0, -3e8, 0.5]]).repeat(1, 50).contiguous(),
+    )
     factors = torch.cat([torch.full((3,), row), torch.tensor(columns).repeat_interleave(50)])
     layer.cast("cast_scaled_votes", grad, x, None, vote_scale=factors, limits=(900, 2))
     layer.check()
@@ -243,7 +287,10 @@ def test_votes_of_a_lookup_are_the_torch_backends_bit_for_bit(
     ids[100:140] = 5
     grad = numbers(4, -127, 127, tokens, columns)
     if mode == "sign":
-        correlation, steps = numbers(8, -(2**15), 2**15 - 1, rows, 10, dtype=torch.int16), torch.full((rows, 10), 2)
+        correlation, steps = (
+            numbers(8, -(2**15), 2**15 - 1, rows, 10, dtype=torch.int16),
+            torch.full((rows, 10), 2),
+        )
         layer.change(correlation=correlation, steps=steps.to(torch.int32))
         layer.cast("embedding_votes", ids, grad, torch.tensor(1.0))
         assert torch.equal(*layer.both("correlation"))
@@ -261,7 +308,9 @@ def test_votes_of_a_lookup_are_the_torch_backends_bit_for_bit(
 
 @pytest.mark.slow
 def test_the_noise_goes_on_beyond_2_to_the_32_elements() -> None:
-    """The high half of an index is part of the hash's key; row 4095 of this table has elements on either side."""
+    """The high half of an index is part of the hash's key; row 4095 of this table has elements on
+    either side.
+    """
     backend = build()
     rows, columns = 4098, 2**20 + 37
     shape = WeightShape(rows, columns, columns, 2)
@@ -271,14 +320,30 @@ def test_the_noise_goes_on_beyond_2_to_the_32_elements() -> None:
     results = []
     for kernels in (TORCH, backend.kernels):
         # Zeros are trits of -1 and accumulators of -1. Memory that is never touched is never there.
-        packed_shape = (rows, -(-columns // 4)) if kernels is TORCH else (-(-rows // 16), -(-columns // 16), 64)
+        packed_shape = (
+            (rows, -(-columns // 4))
+            if kernels is TORCH
+            else (-(-rows // 16), -(-columns // 16), 64)
+        )
         packed, held = (
             torch.zeros(packed_shape, dtype=torch.uint8),
             torch.zeros(rows, -(-columns // 4), dtype=torch.uint8),
         )
-        others = {"magnitudes": torch.zeros(rows + columns), "limits": torch.tensor(VoteLimits(900, 20))}
+        others = {
+            "magnitudes": torch.zeros(rows + columns),
+            "limits": torch.tensor(VoteLimits(900, 20)),
+        }
         exponent = torch.zeros(rows, 1, dtype=torch.int8)
-        state = new_state(shape, packed, exponent, held, "", vote_scale=shifts, control=torch.tensor(CONTROL), **others)
+        state = new_state(
+            shape,
+            packed,
+            exponent,
+            held,
+            "",
+            vote_scale=shifts,
+            control=torch.tensor(CONTROL),
+            **others,
+        )
         kernels["embedding_scaled_votes"](ids, grad, torch.tensor(1.0), state)
         results.append((held[ids], state.learned, state.scaling[0]))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -319,7 +384,9 @@ def test_flips_are_the_torch_backends_bit_for_bit(
 
 
 @pytest.mark.parametrize("spread", ["one", "row", "all", "column"])
-def test_exponents_move_as_the_torch_backends(backend: KernelBackend, threads: int, spread: str) -> None:
+def test_exponents_move_as_the_torch_backends(
+    backend: KernelBackend, threads: int, spread: str
+) -> None:
     rows, groups = 70, 1000
     origin = {
         "one": numbers(1, -5, 5, 1, 1),
@@ -331,14 +398,17 @@ def test_exponents_move_as_the_torch_backends(backend: KernelBackend, threads: i
         layer = Layer(backend, WeightShape(rows, 16 * groups, 16), threads=threads)
         exponent = (origin + numbers(2, -1, 1, rows, groups)).contiguous()
         layer.change(exponent=exponent, exponent_votes=numbers(3, -128, 127, rows, groups))
-        layer.states = [state._replace(origin=origin) for state in layer.states]  # with the strides that it has
+        # with the strides that it has
+        layer.states = [state._replace(origin=origin) for state in layer.states]
         moved = layer.apply("apply_exponent_votes", threshold, band, leak)
         assert moved[0] == moved[1]
         layer.check()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_float_votes_do_not_depend_on_the_number_of_threads(backend: KernelBackend, dtype: torch.dtype) -> None:
+def test_float_votes_do_not_depend_on_the_number_of_threads(
+    backend: KernelBackend, dtype: torch.dtype
+) -> None:
     shape = WeightShape(200, 1100, 64)
     generator = torch.Generator().manual_seed(0)
     grad, x = (torch.randn(150, size, generator=generator).to(dtype) for size in (200, 1100))
@@ -361,7 +431,11 @@ def test_integer_votes_and_statistics_are_the_same_for_every_instruction_set() -
     for isa in usable_isas():
         chosen = build(isa)
         layer = Layer(chosen, WeightShape(100, 1100, 32))
-        operands = (numbers(5, -127, 127, 90, 100), numbers(6, -127, 127, 90, 1100), torch.tensor(0.25))
+        operands = (
+            numbers(5, -127, 127, 90, 100),
+            numbers(6, -127, 127, 90, 1100),
+            torch.tensor(0.25),
+        )
         state = layer.states[1]
         chosen.kernels["cast_votes"](*operands, state)
         results.append((state.votes, state.learned, state.stats))
@@ -370,7 +444,9 @@ def test_integer_votes_and_statistics_are_the_same_for_every_instruction_set() -
 
 
 @pytest.mark.parametrize("bits", [4, 2])
-def test_narrow_votes_have_the_storage_of_the_torch_backend(backend: KernelBackend, threads: int, bits: int) -> None:
+def test_narrow_votes_have_the_storage_of_the_torch_backend(
+    backend: KernelBackend, threads: int, bits: int
+) -> None:
     for rows, columns in ((300, 257), (2, 5000), (3, 0), (0, 7)):
         shape = WeightShape(rows, columns, 32, bits)
         held = numbers(1, -shape.largest_vote, shape.largest_vote, rows, columns)
@@ -385,7 +461,9 @@ def test_operands_need_not_be_contiguous_but_what_is_changed_must(backend: Kerne
     grad, x = numbers(5, -9, 9, 40, 6).t(), numbers(6, -9, 9, 6, 140)[:, ::2]
     layer.cast("cast_votes", grad, x, None)
     layer.check()
-    turned = layer.states[1]._replace(votes=layer.states[1].votes.t().contiguous().t(), exponent_votes=None)
+    turned = layer.states[1]._replace(
+        votes=layer.states[1].votes.t().contiguous().t(), exponent_votes=None
+    )
     with pytest.raises(ValueError, match="votes is written in place and must be contiguous"):
         backend.kernels["cast_votes"](grad, x, None, turned)
 
@@ -398,9 +476,16 @@ def test_offset_tensors_are_read_and_written_where_they_lie(backend: KernelBacke
         return whole[3:].view(tensor.shape).copy_(tensor)
 
     state = layer.states[1]
-    moved = {name: offset(getattr(state, name)) for name in ("weight", "votes", "exponent_votes", "stats")}
+    moved = {
+        name: offset(getattr(state, name))
+        for name in ("weight", "votes", "exponent_votes", "stats")
+    }
     layer.states[1] = state._replace(**moved)
-    operands = offset(numbers(5, -9, 9, 6, 40)), offset(numbers(6, -9, 9, 6, 70)), offset(torch.tensor(0.5))
+    operands = (
+        offset(numbers(5, -9, 9, 6, 40)),
+        offset(numbers(6, -9, 9, 6, 70)),
+        offset(torch.tensor(0.5)),
+    )
     layer.cast("cast_votes", *operands)
     layer.apply("apply_scaled_votes", 9, 500, True)
     layer.check()
@@ -412,11 +497,16 @@ def test_what_does_not_fit_is_refused_by_name(backend: KernelBackend) -> None:
     grad, x = numbers(5, -9, 9, 6, 40), numbers(6, -9, 9, 6, 70)
     state = layer.states[1]
 
-    def cast(grad: Tensor = grad, x: Tensor = x, scale: Tensor | None = None, **changed: Tensor) -> None:
+    def cast(
+        grad: Tensor = grad, x: Tensor = x, scale: Tensor | None = None, **changed: Tensor
+    ) -> None:
         backend.kernels["cast_votes"](grad, x, scale, state._replace(**changed))
 
     cast()
-    for name, called in (("weight", "packed"), *((name, name) for name in ("votes", "exponent_votes", "stats"))):
+    for name, called in (
+        ("weight", "packed"),
+        *((name, name) for name in ("votes", "exponent_votes", "stats")),
+    ):
         tensor = getattr(state, name)
         with pytest.raises(ValueError, match=called):
             cast(**{name: tensor[..., :-1].contiguous()})
@@ -446,11 +536,15 @@ def test_what_does_not_fit_is_refused_by_name(backend: KernelBackend) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 40, 2**40])
-def test_an_id_beyond_the_table_is_an_index_error_and_changes_nothing(backend: KernelBackend, wrong: int) -> None:
+def test_an_id_beyond_the_table_is_an_index_error_and_changes_nothing(
+    backend: KernelBackend, wrong: int
+) -> None:
     layer = Layer(backend, WeightShape(40, 70, 32))
     before = layer.states[1].votes.clone()
     with pytest.raises(IndexError, match=r"ids must be in 0\.\.39"):
-        backend.kernels["embedding_votes"](torch.tensor([1, wrong]), torch.ones(2, 70), None, layer.states[1])
+        backend.kernels["embedding_votes"](
+            torch.tensor([1, wrong]), torch.ones(2, 70), None, layer.states[1]
+        )
     assert torch.equal(layer.states[1].votes, before)
 
 

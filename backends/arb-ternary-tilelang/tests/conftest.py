@@ -1,7 +1,9 @@
-"""Which cases of the kit's suite are part of `make test`: here, each compiles C++ and starts it, which takes a while.
+"""Which cases of the kit's suite are part of `make test`: here, each compiles C++ and starts it,
+which takes a while.
 
-Of every test the first case and a twelfth of the others, always the same, and of narrow votes, whose kernels take ten
-seconds each to compile, the first case alone; `make gpu-compile` runs the rest.
+Of every test the first case and a twelfth of the others, always the same, and of narrow votes,
+whose kernels take ten seconds each to compile, the first case alone; `make gpu-compile` runs the
+rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Compiled kernels on disk: what distinguishes them, two processes that want the same, an entry that is broken."""
+"""Compiled kernels on disk: what distinguishes them, two processes that want the same, an entry
+that is broken.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ from arb_ternary_tilelang import cache
 from arb_ternary_tilelang.kernels import storage
 from arb_ternary_tilelang.lane import cpu_lane
 
-#: Starts processes, one for each file that a line of its input names, and prints their exit codes. Each of them packs a
-#: matrix, and tells in its file how often a compiler was run for it; beside it is what it said on standard error. Those
-#: of one line begin together. They are forks: what takes several seconds to import is imported once.
+# : Starts processes, one for each file that a line of its input names, and prints their exit codes.
+# Each of them packs a : matrix, and tells in its file how often a compiler was run for it; beside
+# it is what it said on standard error. Those : of one line begin together. They are forks: what
+# takes several seconds to import is imported once.
 PROGRAM = """
 import json, os, sys, time, traceback
 from pathlib import Path
@@ -43,7 +46,8 @@ def work(mine, everyone):
     while not all(Path(one + ".begins").exists() for one in everyone):
         time.sleep(0.01)
     packed = kernels["pack"](trits)
-    expected = sum((int(trits[1, k]) + 1 if k < 7 else 1) << (8 * (k % 4) + 2 * (k // 4)) for k in range(16))
+    expected = sum((int(trits[1,
+        k]) + 1 if k < 7 else 1) << (8 * (k % 4) + 2 * (k // 4)) for k in range(16))
     right = packed.view(torch.int32)[1].item() == expected
     Path(mine).write_text(json.dumps({"compiled": len(compiled), "right": right}))
 
@@ -74,7 +78,12 @@ class Processes:
         environment = for_child(TILELANG_CACHE_DIR=str(kernels), TMPDIR=str(temporary))
         pipe = subprocess.PIPE
         self.program = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+            [sys.executable, "-c", PROGRAM],
+            env=environment,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
         )
 
     def run(self, *names: str) -> list[tuple[dict[str, Any], str]]:
@@ -86,7 +95,10 @@ class Processes:
         codes = self.program.stdout.readline()
         complaints = [file.with_name(f"{file.name}.err").read_text() for file in files]
         assert json.loads(codes) == [0] * len(files), complaints
-        return [(json.loads(file.read_text()), said) for file, said in zip(files, complaints, strict=True)]
+        return [
+            (json.loads(file.read_text()), said)
+            for file, said in zip(files, complaints, strict=True)
+        ]
 
     def end(self) -> str:
         """End the program; what it said on standard error."""
@@ -98,7 +110,9 @@ def entries(folder: Path) -> list[Path]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_two_processes_share_one_build_and_a_broken_one_is_compiled_again_with_a_warning(tmp_path: Path) -> None:
+def test_two_processes_share_one_build_and_a_broken_one_is_compiled_again_with_a_warning(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "kernels"
     processes = Processes(tmp_path, folder)
     found = [one for one, _ in processes.run("first", "second")]
@@ -117,10 +131,14 @@ def test_two_processes_share_one_build_and_a_broken_one_is_compiled_again_with_a
     assert last == {"compiled": 0, "right": True}
     assert complaints == ""
     assert processes.end() == ""
-    assert not list((tmp_path / "temporary").glob("*.so")) + list((tmp_path / "temporary").glob("*.cpp"))
+    assert not list((tmp_path / "temporary").glob("*.so")) + list(
+        (tmp_path / "temporary").glob("*.cpp")
+    )
 
 
-def test_a_lock_is_of_one_kernel_and_ends_with_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_of_one_kernel_and_ends_with_its_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
     with cache.taking_turns("pack", "c"), cache.taking_turns("unpack", "c"):
         pass
@@ -129,14 +147,17 @@ def test_a_lock_is_of_one_kernel_and_ends_with_its_block(tmp_path: Path, monkeyp
     assert len(list((tmp_path / "arb-ternary-locks").iterdir())) == 2
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(file))
     with pytest.raises(EnvironmentProblem) as caught, cache.taking_turns("pack"):
         pass
     assert caught.value.what == (
-        f"backend 'tilelang' keeps its compiled kernels in {file} and cannot write there: Not a directory"
+        f"backend 'tilelang' keeps its compiled kernels in {file} and cannot write there: Not a "
+        f"directory"
     )
     assert caught.value.hint == "name another folder: TILELANG_CACHE_DIR=..."
 
@@ -167,7 +188,9 @@ def test_a_build_is_shared_where_releases_compiler_and_processor_are_the_same(
     with monkeypatch.context() as patch:
         patch.setattr(cache, "_processor", lambda: "another processor")
         flags.add(cache.build_flag(first, native=True))
-        assert cache.build_flag(first, native=False) in flags, "only native code depends on the processor"
+        assert cache.build_flag(first, native=False) in flags, (
+            "only native code depends on the processor"
+        )
     assert len(flags) == 7
     assert all(one.startswith("-DARB_TERNARY_BUILD=0x") for one in flags)
 
@@ -177,6 +200,8 @@ def test_the_flag_is_part_of_every_compilation(monkeypatch: pytest.MonkeyPatch) 
     import tilelang
 
     seen: list[list[str]] = []
-    monkeypatch.setattr(tilelang, "compile", lambda _function, target, compile_flags: seen.append(compile_flags))
+    monkeypatch.setattr(
+        tilelang, "compile", lambda _function, target, compile_flags: seen.append(compile_flags)
+    )
     lane.kernel(storage.pack, N=1, K=1)
     assert seen[0][-1].startswith("-DARB_TERNARY_BUILD=0x")

@@ -1,4 +1,6 @@
-"""Kernels compiled for GPUs that need not be here: no register is spilled, and the int8 matrix units are used."""
+"""Kernels compiled for GPUs that need not be here: no register is spilled, and the int8 matrix
+units are used.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,19 @@ import pytest
 from arb_ternary_tilelang.compiled import ARCHITECTURES, HOT_KERNELS, compile_kernel
 from arb_ternary_tilelang.probe import cuda_compiler
 
-pytestmark = pytest.mark.skipif(cuda_compiler() is None, reason="no nvcc: kernels for CUDA cannot be compiled here")
+pytestmark = pytest.mark.skipif(
+    cuda_compiler() is None, reason="no nvcc: kernels for CUDA cannot be compiled here"
+)
 
 #: What the assembly must contain, by the beginning of the instruction.
-INT8 = {"sm_80": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8", "sm_90a": "wgmma.mma_async.sync.aligned"}
-HALF = {"sm_80": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16", "sm_90a": "wgmma.mma_async.sync.aligned"}
+INT8 = {
+    "sm_80": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8",
+    "sm_90a": "wgmma.mma_async.sync.aligned",
+}
+HALF = {
+    "sm_80": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16",
+    "sm_90a": "wgmma.mma_async.sync.aligned",
+}
 
 
 #: Compiled on every run of the tests: a product for one GPU. The rest takes minutes.
@@ -24,7 +34,9 @@ COMPILED = [
 
 
 @pytest.mark.parametrize(("name", "arch"), COMPILED)
-def test_a_hot_kernel_spills_no_register_and_uses_the_units_that_it_is_written_for(name: str, arch: str) -> None:
+def test_a_hot_kernel_spills_no_register_and_uses_the_units_that_it_is_written_for(
+    name: str, arch: str
+) -> None:
     made = compile_kernel(name, arch)
     assert (made.spill_stores, made.spill_loads) == (0, 0)
     assert 0 < made.registers <= 255

@@ -10,7 +10,9 @@ from arb_ternary_tilelang.probe import probe
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available() or torch.version.cuda is None, reason="no CUDA device")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.version.cuda is None, reason="no CUDA device"
+)
 class TestCuda(BackendSuite):
     """Every op, on the current device."""
 

@@ -53,7 +53,9 @@ KERNELS: Final[dict[str, Callable[[Lane], Any]]] = {
 
 
 def _extents(program: Any, many: int) -> dict[str, int]:
-    """Blocks along each extent of a grid, with ``many`` in place of the sizes that only a call knows."""
+    """Blocks along each extent of a grid, with ``many`` in place of the sizes that only a call
+    knows.
+    """
     from tvm import arith, tirx
 
     found: dict[str, int] = {}

@@ -59,29 +59,40 @@ def test_it_is_used_when_it_is_named_and_not_otherwise() -> None:
 
 def test_probing_and_registering_import_nothing_heavy() -> None:
     program = (
-        "import sys, arb_ternary_tilelang.plugin; arb_ternary_tilelang.plugin.arb_register_backends(); "
+        "import sys, arb_ternary_tilelang.plugin; "
+        "arb_ternary_tilelang.plugin.arb_register_backends(); "
         "from arb_ternary_tilelang.probe import probe; probe('cpu'), probe('cuda'); "
         "print([name for name in ('torch', 'tilelang', 'tvm', 'numpy') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_importing_tilelang_leaves_the_environment_alone() -> None:
     program = (
-        "import os; before = dict(os.environ); from arb_ternary_tilelang.lane import cpu_lane; cpu_lane(); "
+        "import os; before = dict(os.environ); from arb_ternary_tilelang.lane import cpu_lane; "
+        "cpu_lane(); "
         "print(dict(os.environ) == before)"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=for_child(), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=for_child(), capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "True"
 
 
 @pytest.mark.parametrize("missing", ["torch", "tilelang"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_missing_library_is_named(missing: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "find_spec", lambda name: None if name == missing else find_spec(name))
+def test_a_missing_library_is_named(
+    missing: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        probes, "find_spec", lambda name: None if name == missing else find_spec(name)
+    )
     assert refusal(device) == (
-        f"ARB_TERNARY_BACKEND: backend 'tilelang' cannot be used on {device}: {missing} is not installed"
+        f"ARB_TERNARY_BACKEND: backend 'tilelang' cannot be used on {device}: {missing} is not "
+        f"installed"
     )
 
 
@@ -94,7 +105,9 @@ def test_a_missing_compiler_for_the_cpu_is_named() -> None:
 
 
 @pytest.mark.usefixtures("no_programs")
-def test_a_compiler_that_was_chosen_and_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_was_chosen_and_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CXX", "icpx")
     assert refusal("cpu").endswith("its kernels need a C++ compiler (icpx): none was found")
 
@@ -103,40 +116,67 @@ def test_a_compiler_that_was_chosen_and_is_missing_is_named(monkeypatch: pytest.
     ("torch_release", "visible", "driver", "reason"),
     [
         ("2.13.0+cpu", "all", True, "torch 2.13.0+cpu is built without CUDA"),
-        ("2.13.0+rocm7.0", "all", True, "torch 2.13.0+rocm7.0 is built for ROCm, and the kernels are for CUDA"),
+        (
+            "2.13.0+rocm7.0",
+            "all",
+            True,
+            "torch 2.13.0+rocm7.0 is built for ROCm, and the kernels are for CUDA",
+        ),
         ("2.13.0+cu130", "-1", True, "CUDA_VISIBLE_DEVICES hides every device"),
         ("2.13.0+cu130", "all", False, "no CUDA driver was found"),
-        ("2.13.0+cu130", "all", True, "its kernels need nvcc: none was found in CUDA_HOME, PATH or /usr/local/cuda"),
+        (
+            "2.13.0+cu130",
+            "all",
+            True,
+            "its kernels need nvcc: none was found in CUDA_HOME, PATH or /usr/local/cuda",
+        ),
     ],
 )
 @pytest.mark.usefixtures("no_programs")
 def test_what_is_missing_for_cuda_is_named(
-    torch_release: str, visible: str, driver: bool, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    torch_release: str,
+    visible: str,
+    driver: bool,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     node = tmp_path / "nvidiactl"
     if driver:
         node.touch()
     monkeypatch.setattr(probes, "_DEVICE_NODES", (str(node),))
-    monkeypatch.setattr(probes, "_version", lambda name: torch_release if name == "torch" else "0.1.15")
+    monkeypatch.setattr(
+        probes, "_version", lambda name: torch_release if name == "torch" else "0.1.15"
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert refusal("cuda") == f"ARB_TERNARY_BACKEND: backend 'tilelang' cannot be used on cuda: {reason}"
+    assert (
+        refusal("cuda")
+        == f"ARB_TERNARY_BACKEND: backend 'tilelang' cannot be used on cuda: {reason}"
+    )
 
 
 def test_a_device_that_nobody_wrote_kernels_for_is_refused() -> None:
-    assert refusal("mps") == "ARB_TERNARY_BACKEND: backend 'tilelang' cannot be used on mps: it serves cuda, cpu"
+    assert (
+        refusal("mps")
+        == "ARB_TERNARY_BACKEND: backend 'tilelang' cannot be used on mps: it serves cuda, cpu"
+    )
     assert probes.probe("mps").reason == "it has no kernels for 'mps'"
 
 
 @pytest.mark.usefixtures("no_programs")
 @pytest.mark.parametrize(
-    ("kind", "wanted"), [("c", "g++ or clang++ or c++"), ("cuda", "nvcc, in CUDA_HOME, PATH or /usr/local/cuda")]
+    ("kind", "wanted"),
+    [("c", "g++ or clang++ or c++"), ("cuda", "nvcc, in CUDA_HOME, PATH or /usr/local/cuda")],
 )
-def test_a_compiler_that_goes_missing_later_is_an_error_that_says_so(kind: str, wanted: str) -> None:
+def test_a_compiler_that_goes_missing_later_is_an_error_that_says_so(
+    kind: str, wanted: str
+) -> None:
     made = lanes.cpu_lane() if kind == "c" else lanes.cuda_lane("sm_90a")
     with pytest.raises(EnvironmentProblem) as caught:
         made.kernel(storage.pack, N=1, K=1)
     assert caught.value.what == (
-        f"backend 'tilelang' compiles its kernels when they are first used, and found no compiler: {wanted}"
+        f"backend 'tilelang' compiles its kernels when they are first used, and found no compiler: "
+        f"{wanted}"
     )
     assert caught.value.hint == "install one, or choose another backend: arb backends list"
 
@@ -153,7 +193,8 @@ def test_a_compiler_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(EnvironmentProblem) as caught:
         lane.kernel(storage.pack, N=1, K=1)
     assert caught.value.what == (
-        "backend 'tilelang': /usr/bin/g++ with -O3 -march=native -ffp-contract=off -w could not build a kernel: "
+        "backend 'tilelang': /usr/bin/g++ with -O3 -march=native -ffp-contract=off -w could not "
+        "build a kernel: "
         "cc1plus: out of memory"
     )
 
@@ -161,7 +202,9 @@ def test_a_compiler_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = lanes.cpu_lane()
     built: list[Any] = []
-    monkeypatch.setattr(Lane, "_compile", lambda self, function, name: built.append(function) or print)
+    monkeypatch.setattr(
+        Lane, "_compile", lambda self, function, name: built.append(function) or print
+    )
     assert made.kernel(storage.pack, N=1, K=1) is made.kernel(storage.pack, N=7, K=300)
     assert len(built) == 1
 
@@ -174,31 +217,38 @@ def test_options_are_constants_of_a_kernel_on_cuda_and_arguments_as_cpp() -> Non
     assert lanes.given(None, 0) is False
 
 
-# --- arguments -------------------------------------------------------------------------------------------------------
+# --- arguments
 
 
 def test_a_dtype_that_the_kernels_do_not_serve_is_refused() -> None:
     kernels = get_backend("tilelang").kernels
     with pytest.raises(
-        TypeError, match=r"x: the tilelang backend serves float32, bfloat16 and float16, got torch\.float64"
+        TypeError,
+        match=r"x: the tilelang backend serves float32, bfloat16 and float16, got torch\.float64",
     ):
         kernels["quantize_rows"](torch.zeros(2, 3, dtype=torch.float64))
 
 
 def test_a_group_that_cuts_a_word_is_refused() -> None:
     packed = torch.zeros(2, 12, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="group_size must be a multiple of 16, or all of a row, got 24"):
+    with pytest.raises(
+        ValueError, match="group_size must be a multiple of 16, or all of a row, got 24"
+    ):
         get_backend("tilelang").kernels["unpack"](packed, WeightShape(2, 48, 24))
 
 
 def test_a_weight_of_another_layout_is_refused() -> None:
     with pytest.raises(ValueError, match=r"packed must be \[2, 12\], got \[2, 10\]"):
-        get_backend("tilelang").kernels["unpack"](torch.zeros(2, 10, dtype=torch.uint8), WeightShape(2, 40, 32))
+        get_backend("tilelang").kernels["unpack"](
+            torch.zeros(2, 10, dtype=torch.uint8), WeightShape(2, 40, 32)
+        )
 
 
 def test_votes_that_are_not_contiguous_cannot_be_written_in_place() -> None:
     packed, votes = torch.zeros(2, 12, dtype=torch.uint8), torch.zeros(40, 2, dtype=torch.int8).t()
-    state = new_state(WeightShape(2, 40, 32), packed, torch.zeros(2, 2, dtype=torch.int8), votes, "tilelang")
+    state = new_state(
+        WeightShape(2, 40, 32), packed, torch.zeros(2, 2, dtype=torch.int8), votes, "tilelang"
+    )
     with pytest.raises(ValueError, match="votes is written in place and must be contiguous"):
         get_backend("tilelang").kernels["apply_votes"](state, 3, 0)
 
@@ -207,4 +257,6 @@ def test_ids_outside_the_table_are_refused() -> None:
     shape = WeightShape(2, 40, 32)
     packed, exponent = torch.zeros(2, 12, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.int8)
     with pytest.raises(IndexError, match=r"ids must be in 0..1, got -1..0"):
-        get_backend("tilelang").kernels["embedding"](torch.tensor([0, -1]), packed, exponent, shape, torch.float32)
+        get_backend("tilelang").kernels["embedding"](
+            torch.tensor([0, -1]), packed, exponent, shape, torch.float32
+        )

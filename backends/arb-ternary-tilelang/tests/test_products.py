@@ -1,4 +1,6 @@
-"""Paths that the kit's shapes do not reach, against the torch backend: split sums, many rows, kept levels."""
+"""Paths that the kit's shapes do not reach, against the torch backend: split sums, many rows, kept
+levels.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,22 @@ def kernels() -> Mapping[str, Callable[..., Tensor]]:
 
 
 def numbers(low: int, high: int, *size: int) -> Tensor:
-    return torch.randint(low, high + 1, size, generator=torch.Generator().manual_seed(sum(size))).to(torch.int8)
+    return torch.randint(
+        low, high + 1, size, generator=torch.Generator().manual_seed(sum(size))
+    ).to(torch.int8)
 
 
 @pytest.mark.parametrize("rows", [GEMV_ROWS, GEMV_ROWS + 1, FEW_ROWS, FEW_ROWS + 1])
-def test_every_way_to_sum_gives_the_same_bits(rows: int, kernels: Mapping[str, Callable[..., Tensor]]) -> None:
+def test_every_way_to_sum_gives_the_same_bits(
+    rows: int, kernels: Mapping[str, Callable[..., Tensor]]
+) -> None:
     shape = WeightShape(35, 2100, 64)
     trits, exponent = numbers(-1, 1, 35, 2100), numbers(-6, -1, 35, shape.groups)
     q, scale, bias = numbers(-127, 127, rows, 2100), torch.rand(rows), torch.randn(35)
     got = kernels["linear"](q, scale, kernels["pack"](trits), exponent, bias, shape, torch.float32)
-    assert torch.equal(got, reference.linear(q, scale, reference.pack(trits), exponent, bias, shape, torch.float32))
+    assert torch.equal(
+        got, reference.linear(q, scale, reference.pack(trits), exponent, bias, shape, torch.float32)
+    )
 
 
 @pytest.mark.parametrize("rows", [3, FEW_ROWS + 1])
@@ -43,19 +51,31 @@ def test_a_gradient_that_is_summed_over_many_rows_is_exact(
     shape = WeightShape(2100, 35, 35)
     trits, exponent = numbers(-1, 1, 2100, 35), numbers(-6, -1, 2100, 1)
     grad, scale = numbers(-127, 127, rows, 2100), torch.tensor(2.0**-9)
-    got = kernels["linear_grad_input"](grad, scale, kernels["pack"](trits), exponent, shape, torch.bfloat16)
-    wanted = reference.linear_grad_input(grad, scale, reference.pack(trits), exponent, shape, torch.bfloat16)
+    got = kernels["linear_grad_input"](
+        grad, scale, kernels["pack"](trits), exponent, shape, torch.bfloat16
+    )
+    wanted = reference.linear_grad_input(
+        grad, scale, reference.pack(trits), exponent, shape, torch.bfloat16
+    )
     assert got.dtype == torch.bfloat16
     assert torch.equal(got, wanted)
 
 
-def test_int8_activations_meet_a_float_gradient(kernels: Mapping[str, Callable[..., Tensor]]) -> None:
+def test_int8_activations_meet_a_float_gradient(
+    kernels: Mapping[str, Callable[..., Tensor]],
+) -> None:
     shape = WeightShape(17, 50, 32)
     trits = numbers(-1, 1, 17, 50)
     grad, x = numbers(-3, 3, 6, 17).to(torch.bfloat16), numbers(-127, 127, 6, 50)
     kept = []
-    for cast, pack in ((kernels["cast_votes"], kernels["pack"]), (reference_votes.cast_votes, reference.pack)):
-        votes, exponent = torch.zeros(17, 50, dtype=torch.int8), torch.zeros(17, 2, dtype=torch.int8)
+    for cast, pack in (
+        (kernels["cast_votes"], kernels["pack"]),
+        (reference_votes.cast_votes, reference.pack),
+    ):
+        votes, exponent = (
+            torch.zeros(17, 50, dtype=torch.int8),
+            torch.zeros(17, 2, dtype=torch.int8),
+        )
         state = new_state(shape, pack(trits), exponent, votes, "")
         cast(grad, x, None, state)
         kept.append((state.votes, state.learned))
@@ -82,27 +102,37 @@ def test_levels_are_found_out_once_when_the_exponents_change(
     packed, none = kernels["pack"](numbers(-1, 1, 4, 96)), torch.zeros(4, 96, dtype=torch.int8)
     state = new_state(shape, packed, exponent, none, "tilelang", exponent_votes=votes)
     kernels["apply_exponent_votes"](state, 1, 3, 0)
-    assert len(sent) == 4  # on their way before a product asks, so that the step's own transfer comes after them
+    # on their way before a product asks, so that the step's own transfer comes after them
+    assert len(sent) == 4
     second = levels_of(exponent, shape, False)
     assert second is not first
     assert torch.equal(second.floor, first.floor + 1)
     exponent[0, 0] = 9
-    assert int(levels_of(exponent, shape, True).above.amax()) == int(exponent[:, 0].amax() - exponent[:, 0].amin())
+    assert int(levels_of(exponent, shape, True).above.amax()) == int(
+        exponent[:, 0].amax() - exponent[:, 0].amin()
+    )
     assert len(sent) == 5
 
 
-def test_exponents_that_spread_too_far_are_refused(kernels: Mapping[str, Callable[..., Tensor]]) -> None:
+def test_exponents_that_spread_too_far_are_refused(
+    kernels: Mapping[str, Callable[..., Tensor]],
+) -> None:
     shape = WeightShape(1, 64, 32)
     exponent = torch.tensor([[-41, 0]], dtype=torch.int8)
     packed = kernels["pack"](numbers(-1, 1, 1, 64))
-    with pytest.raises(ValueError, match="exponents spread over 41; the exact integer product takes at most 40"):
-        kernels["linear"](numbers(-9, 9, 2, 64), torch.ones(2), packed, exponent, None, shape, torch.float32)
+    with pytest.raises(
+        ValueError, match="exponents spread over 41; the exact integer product takes at most 40"
+    ):
+        kernels["linear"](
+            numbers(-9, 9, 2, 64), torch.ones(2), packed, exponent, None, shape, torch.float32
+        )
 
 
 def test_gradients_that_are_a_last_place_from_an_integer_round_as_the_number_format_says(
     kernels: Mapping[str, Callable[..., Tensor]],
 ) -> None:
-    grad = 9 - uniform((64, 128), 5, 2, 3)  # with the random number a tie of float32, or the place beside it
+    # with the random number a tie of float32, or the place beside it
+    grad = 9 - uniform((64, 128), 5, 2, 3)
     grad[0, 0] = 100.0  # a scale of one
     ours, scale = kernels["quantize_gradient"](grad, 5, 2, 3)
     wanted, unit = reference.build().kernels["quantize_gradient"](grad, 5, 2, 3)

@@ -1,4 +1,6 @@
-"""Whole training runs on the CPU: under ``exact: true`` the bytes of the torch backend, otherwise its losses."""
+"""Whole training runs on the CPU: under ``exact: true`` the bytes of the torch backend, otherwise
+its losses.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from arb_ternary_train.runner import RunRequest, train
 
 STEPS = 20
 DEMO = Path(__file__).parents[3] / "docs" / "examples" / "demo.yaml"
-#: The README's demo, made small: fewer weights, a text of three thousand characters, and a few steps at a higher
-#: rate, since fewer votes are cast.
+# : The README's demo, made small: fewer weights, a text of three thousand characters, and a few
+# steps at a higher : rate, since fewer votes are cast.
 TINY = (
     "model.width=32",
     "model.layers=1",
@@ -38,14 +40,16 @@ TINY = (
     "phases.0.eval_every=1000",
     "checkpoint.every=1000",
 )
-#: Widths that fill no word and no group, a rule that learns exponents, and rates at which a few steps flip many trits.
+# : Widths that fill no word and no group, a rule that learns exponents, and rates at which a few
+# steps flip many trits.
 CONFIG = """
 name: exact
 exact: true
 seed: 5
 data: {{name: text, path: {text}, tokenizer: characters}}
 model:
-  {{name: decoder, width: 24, layers: 1, heads: 2, feed_forward: 40, max_length: 16, group_size: 32}}
+  {{name: decoder, width: 24, layers: 1, heads: 2, feed_forward: 40, max_length: 16,
+      group_size: 32}}
 optimizer: {optimizer}
 checkpoint: {{every: 1000, keep: 1}}
 phases:
@@ -59,7 +63,9 @@ OPTIMIZERS = {
 
 @frozen
 class Trained:
-    """What a run left behind: weights, exponents and accumulators; the optimizer's state; the losses."""
+    """What a run left behind: weights, exponents and accumulators; the optimizer's state; the
+    losses.
+    """
 
     model: bytes
     state: bytes
@@ -82,7 +88,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What there is to learn."""
     generator = random.Random(0)
     path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text(" ".join(generator.choice(["to", "be", "or", "not", "that", "is"]) for _ in range(900)))
+    path.write_text(
+        " ".join(generator.choice(["to", "be", "or", "not", "that", "is"]) for _ in range(900))
+    )
     return path
 
 
@@ -96,10 +104,15 @@ def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Run:
         config.write_text(CONFIG.format(text=text, optimizer=OPTIMIZERS[optimizer], steps=STEPS))
         directory = folder / f"{optimizer}-{backend}"
         torch.manual_seed(0)
-        train(load_config(config).config, RunRequest(directory=directory, backend=backend, reporter=Silent))
+        train(
+            load_config(config).config,
+            RunRequest(directory=directory, backend=backend, reporter=Silent),
+        )
         (last,) = directory.glob("checkpoints/step-*")
         kept = [(last / f"{name}.safetensors").read_bytes() for name in ("model", "state")]
-        records: list[dict[str, Any]] = [r for r in read_metrics(directory / "metrics.jsonl") if r["event"] == "train"]
+        records: list[dict[str, Any]] = [
+            r for r in read_metrics(directory / "metrics.jsonl") if r["event"] == "train"
+        ]
         return Trained(*kept, tuple(record["loss"] for record in records))
 
     return start
@@ -115,15 +128,21 @@ def test_exact_steps_have_the_bytes_of_the_torch_backend(optimizer: str, run: Ru
     # Trits, accumulators and exponents have moved: otherwise equal bytes would say little.
     model = load(wanted.model)
     assert any(bool(model[name].any()) for name in model if name.endswith(".votes"))
-    assert any(int(model[name].max()) > int(model[name].min()) for name in model if name.endswith(".exponent"))
+    assert any(
+        int(model[name].max()) > int(model[name].min())
+        for name in model
+        if name.endswith(".exponent")
+    )
 
 
-# --- the command line ------------------------------------------------------------------------------------------------
+# --- the command line
 
 
 @pytest.fixture
 def demo(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> Demo:
-    """Runs ``arb train`` on the small demo with a backend that the environment names; returns the run's folder."""
+    """Runs ``arb train`` on the small demo with a backend that the environment names; returns the
+    run's folder.
+    """
 
     def start(backend: str, *overrides: str) -> Path:
         monkeypatch.setenv("ARB_TERNARY_BACKEND", backend)
@@ -147,7 +166,10 @@ def _loss(directory: Path) -> float:
 
 
 def test_the_demo_trains_to_the_bytes_of_the_torch_backend_under_exact(demo: Demo) -> None:
-    wanted, got = (demo(backend, "exact=true", "optimizer.orthogonal=false") for backend in ("torch", "tilelang"))
+    wanted, got = (
+        demo(backend, "exact=true", "optimizer.orthogonal=false")
+        for backend in ("torch", "tilelang")
+    )
     assert _kept(got) == _kept(wanted)
     assert _loss(got) == _loss(wanted)
 

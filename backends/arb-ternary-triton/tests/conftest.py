@@ -1,4 +1,6 @@
-"""Triton's interpreter is chosen for a whole process, at its start: tests that need it have a run of their own."""
+"""Triton's interpreter is chosen for a whole process, at its start: tests that need it have a run
+of their own.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The table of what is compiled for GPUs that need not be there: kernels, sizes and targets, with counts.
+"""The table of what is compiled for GPUs that need not be there: kernels, sizes and targets, with
+counts.
 
-``python backends/arb-ternary-triton/tests/lane.py`` goes through the tests of ``test_shapes.py`` and counts what they
-translate instead of translating it; ``--write`` puts the table into docs/reference/gpu-kernels.md.
+``python backends/arb-ternary-triton/tests/lane.py`` goes through the tests of ``test_shapes.py``
+and counts what they translate instead of translating it; ``--write`` puts the table into
+docs/reference/gpu-kernels.md.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Counted:
     """
 
     def __init__(self) -> None:
-        self.found: dict[str, dict[str, set[tuple[str, Specialised]]]] = defaultdict(lambda: defaultdict(set))
+        self.found: dict[str, dict[str, set[tuple[str, Specialised]]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
         self.sizes: dict[str, set[tuple[tuple[str, int], ...]]] = defaultdict(set)
         self._column = KIT
 
@@ -55,14 +59,21 @@ class Counted:
             self.found[kernel][self._column].add((target, specialise(launch)))
             if self._column == KIT:
                 named = zip(launch.kernel.arg_names, launch.arguments, strict=False)
-                self.sizes[kernel].add(tuple((name, value) for name, value in named if name in _SIZES))
+                self.sizes[kernel].add(
+                    tuple((name, value) for name, value in named if name in _SIZES)
+                )
 
 
 def table(counted: Counted) -> str:
-    """Rows are kernels. Columns are M x N x K, the kit, its sizes, and all, where what is equal counts once."""
+    """Rows are kernels. Columns are M x N x K, the kit, its sizes, and all, where what is equal
+    counts once.
+    """
     found = counted.found
     columns = [*dict.fromkeys(sizes for of in found.values() for sizes in of if sizes != KIT), KIT]
-    lines = [f"| kernel | {' | '.join(columns)} | its sizes | all |", "|---|" + "---:|" * (len(columns) + 2)]
+    lines = [
+        f"| kernel | {' | '.join(columns)} | its sizes | all |",
+        "|---|" + "---:|" * (len(columns) + 2),
+    ]
     rows = []
     for kernel in sorted(found):
         each = [len(found[kernel][sizes]) for sizes in columns]
@@ -87,7 +98,9 @@ def main() -> int:
     print(made)
     if write:
         page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(_PLACE.sub(lambda place: f"{place[1]}\n{made}\n\n{place[2]}", page), encoding="utf-8")
+        PAGE.write_text(
+            _PLACE.sub(lambda place: f"{place[1]}\n{made}\n\n{place[2]}", page), encoding="utf-8"
+        )
     return 0
 
 

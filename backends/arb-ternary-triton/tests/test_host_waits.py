@@ -1,4 +1,6 @@
-"""What a step with learned exponents reads: spreads arrive with a transfer that the step makes anyway."""
+"""What a step with learned exponents reads: spreads arrive with a transfer that the step makes
+anyway.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ def test_a_step_that_moves_exponents_finds_how_far_they_spread_on_the_host(
     transfers = {}
     for depth in (1, 2):
         torch.manual_seed(0)
-        layers = [TernaryLinear(32, 32, group_size=32, gradients="int8", backend="triton") for _ in range(depth)]
+        layers = [
+            TernaryLinear(32, 32, group_size=32, gradients="int8", backend="triton")
+            for _ in range(depth)
+        ]
         model, moves = nn.Sequential(*layers), 0
         host = [tensor for layer in layers for tensor in (layer.control, layer.vote_limits)]
 
@@ -77,8 +82,12 @@ def test_a_step_that_moves_exponents_finds_how_far_they_spread_on_the_host(
             patched.setattr(Tensor, "tolist", tolist)
             for step in range(3):
                 if step == 1:
-                    log.clear()  # of spreads asked for when nothing had been found out about these exponents
-                    log += [("sent", floors.floors_of(each.exponent, each.shape).spreads) for each in layers]
+                    # of spreads asked for when nothing had been found out about these exponents
+                    log.clear()
+                    log += [
+                        ("sent", floors.floors_of(each.exponent, each.shape).spreads)
+                        for each in layers
+                    ]
                     log.append(("transfer", None))
                 with Reads() as reads:
                     outcome = ternary_update(model, optimizer, model(x).square().mean())
@@ -89,7 +98,8 @@ def test_a_step_that_moves_exponents_finds_how_far_they_spread_on_the_host(
         for place, (event, which) in enumerate(log):
             if event == "asked":
                 assert ("transfer", None) in log[log.index(("sent", which)) : place]
-        assert sum(event == "asked" for event, _ in log) >= 4 * depth - 2  # every product but the first layer's for x
+        # every product but the first layer's for x
+        assert sum(event == "asked" for event, _ in log) >= 4 * depth - 2
         transfers[depth] = sum(event == "transfer" for event, _ in log)
     assert transfers[1] == transfers[2]
 
@@ -99,7 +109,10 @@ def test_spreads_that_nobody_foresaw_are_read_when_they_are_asked_for() -> None:
 
     shape, exponent = WeightShape(2, 64, 32), torch.tensor([[-3, 1], [0, 0]], dtype=torch.int8)
     renew_floors(exponent)  # no product has asked for these: nothing to find out
-    assert (floors_of(exponent, shape).row_spread, floors_of(exponent, shape).column_spread) == (4, 3)
+    assert (floors_of(exponent, shape).row_spread, floors_of(exponent, shape).column_spread) == (
+        4,
+        3,
+    )
     exponent[0, 0] = -1
     found = floors_of(exponent, shape)
     assert (found.row_spread, found.column_spread) == (2, 1)

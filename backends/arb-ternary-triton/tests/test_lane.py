@@ -16,7 +16,9 @@ from arb_ternary_triton.compiling import CASES, OTHERS
 LANE = Path(__file__).with_name("lane.py")
 PAGE = Path(__file__).parents[3] / "docs/reference/gpu-kernels.md"
 
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside this package")
+pytestmark = pytest.mark.skipif(
+    not PAGE.exists(), reason="the documentation is not beside this package"
+)
 
 
 def _table() -> list[str]:
@@ -28,9 +30,15 @@ def _table() -> list[str]:
 def test_every_kernel_of_the_package_is_translated_for_some_sizes() -> None:
     source = Path(arb_ternary_triton.__file__).parent
     written = {
-        name for file in source.rglob("*.py") for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.M)
+        name
+        for file in source.rglob("*.py")
+        for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.M)
     }
-    rows = {row.split("`")[1]: int(row.rstrip(" |").rpartition("| ")[2]) for row in _table() if "`" in row}
+    rows = {
+        row.split("`")[1]: int(row.rstrip(" |").rpartition("| ")[2])
+        for row in _table()
+        if "`" in row
+    }
     assert rows.keys() == written
     assert all(count > 0 for count in rows.values())
 
@@ -44,6 +52,8 @@ def test_the_page_says_how_many_cases_are_compiled() -> None:
 @pytest.mark.slow
 def test_the_table_is_what_is_translated() -> None:
     environment = for_child(TRITON_INTERPRET="0")
-    done = subprocess.run([sys.executable, str(LANE)], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(LANE)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert [line for line in done.stdout.splitlines() if line.startswith("|")] == _table()

@@ -50,7 +50,9 @@ def test_every_op_is_its_own() -> None:
         assert kernel.__module__.startswith("arb_ternary_triton"), op
 
 
-def test_without_triton_a_forced_backend_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_a_forced_backend_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(probing, "find_spec", lambda _name: None)
     error = _forced("cpu")
     assert error.what == (
@@ -60,7 +62,9 @@ def test_without_triton_a_forced_backend_says_what_to_install(monkeypatch: pytes
     assert re.fullmatch(r"usable on cpu: (\w+, )*torch(, \w+)*", error.hint)
 
 
-def test_an_old_triton_is_named_with_the_release_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_triton_is_named_with_the_release_that_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(probing, "_release", lambda: "3.1.0+git")
     assert _forced("cpu").what == (
         "ARB_TERNARY_BACKEND: backend 'triton' cannot be used on cpu: "
@@ -72,7 +76,8 @@ def test_an_old_triton_is_named_with_the_release_that_is_needed(monkeypatch: pyt
 def test_without_cuda_in_torch_a_forced_backend_says_so(triton_release: pytest.MonkeyPatch) -> None:
     triton_release.setenv(INTERPRET.name, "0")
     assert _forced("cuda").what == (
-        f"ARB_TERNARY_BACKEND: backend 'triton' cannot be used on cuda: torch {TORCH} is built without CUDA and ROCm"
+        f"ARB_TERNARY_BACKEND: backend 'triton' cannot be used on cuda: torch {TORCH} is built "
+        f"without CUDA and ROCm"
     )
 
 
@@ -84,7 +89,8 @@ def test_without_a_driver_a_forced_backend_says_so(triton_release: pytest.Monkey
     triton_release.setattr(reference_probe, "_DEVICE_NODES", ())
     triton_release.setattr(reference_probe.shutil, "which", lambda _name: None)
     assert _forced("cuda:1").what == (
-        "ARB_TERNARY_BACKEND: backend 'triton' cannot be used on cuda:1: no CUDA or ROCm driver was found"
+        "ARB_TERNARY_BACKEND: backend 'triton' cannot be used on cuda:1: no CUDA or ROCm driver "
+        "was found"
     )
 
 
@@ -104,14 +110,20 @@ def test_a_gpu_is_refused_with_the_interpreter(triton_release: pytest.MonkeyPatc
     triton_release.setenv(INTERPRET.name, "1")
     triton_release.setattr(probing, "probe_torch", lambda _device: ProbeResult(True, "torch"))
     result = probing.probe("cuda")
-    assert (result.usable, result.reason) == (False, "TRITON_INTERPRET=1 runs kernels on the CPU; unset it")
+    assert (result.usable, result.reason) == (
+        False,
+        "TRITON_INTERPRET=1 runs kernels on the CPU; unset it",
+    )
 
 
 @pytest.mark.parametrize("value", ["1", "true", " ON "])
 def test_the_interpreter_serves_the_cpu(value: str, triton_release: pytest.MonkeyPatch) -> None:
     triton_release.setenv(INTERPRET.name, value)
     result = probing.probe("cpu")
-    assert (result.usable, result.reason) == (True, "triton 3.9.0 in its interpreter, for tests: slow")
+    assert (result.usable, result.reason) == (
+        True,
+        "triton 3.9.0 in its interpreter, for tests: slow",
+    )
     assert result.last_resort
 
 
@@ -128,7 +140,9 @@ def test_probing_and_registering_import_neither_torch_nor_triton() -> None:
         "from arb_ternary_triton.probe import probe; probe('cpu'), probe('cuda'); "
         "print([name for name in ('torch', 'triton', 'numpy') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 

@@ -1,4 +1,6 @@
-"""Whole training runs: under ``exact: true`` the bytes of the torch backend, else a loss like its own."""
+"""Whole training runs: under ``exact: true`` the bytes of the torch backend, else a loss like its
+own.
+"""
 
 from __future__ import annotations
 
@@ -33,30 +35,36 @@ pytestmark = pytest.mark.interpreted
 #: Of a whole run: the interpreter is slow. The fifty steps are those of two layers.
 STEPS = 3
 FIFTY = 50
-#: Widths that fill no block and no group, a rule that learns exponents, and rates at which a few steps flip many trits.
+# : Widths that fill no block and no group, a rule that learns exponents, and rates at which a few
+# steps flip many trits.
 CONFIG = """
 name: exact
 exact: true
 seed: 5
 data: {{name: text, path: {text}, tokenizer: characters}}
 model:
-  {{name: decoder, width: 40, layers: 1, heads: 2, feed_forward: 72, max_length: 16, group_size: 32}}
+  {{name: decoder, width: 40, layers: 1, heads: 2, feed_forward: 72, max_length: 16,
+      group_size: 32}}
 optimizer: {optimizer}
 checkpoint: {{every: 1000, keep: 1}}
 phases:
-  - {{name: standard, steps: {steps}, batch_size: 2, block_size: 12, eval_every: 3, eval_batches: 1}}
+  - {{name: standard, steps: {steps}, batch_size: 2, block_size: 12, eval_every: 3,
+      eval_batches: 1}}
 """
 OPTIMIZERS = {
     "scaled_votes": "{name: scaled_votes, lr: 0.5, exponent_rate: 0.5}",
     "sign_votes": "{name: sign_votes, accum_threshold: 2, e_accum_threshold: 2}",
 }
-#: A norm is a float sum of squares, in an order of each backend's own; nothing but the log reads it here.
+# : A norm is a float sum of squares, in an order of each backend's own; nothing but the log reads
+# it here.
 NORM_TOLERANCE = 2.0**-18
 
 
 @frozen
 class Trained:
-    """What a run left behind: weights, exponents and accumulators; the optimizer's state; what was logged."""
+    """What a run left behind: weights, exponents and accumulators; the optimizer's state; what was
+    logged.
+    """
 
     model: bytes
     state: bytes
@@ -69,17 +77,24 @@ class Trained:
     @property
     def rest(self) -> list[dict[str, Any]]:
         """Everything that was logged but the norms: losses, flips, rates."""
-        return [{key: value for key, value in record.items() if key != "grad_norm"} for record in self.metrics]
+        return [
+            {key: value for key, value in record.items() if key != "grad_norm"}
+            for record in self.metrics
+        ]
 
 
 Run = Callable[[str, str], Trained]
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the interpreter is for machines without a GPU"
+)
 
 
 def _text(folder: Path) -> Path:
     generator = random.Random(0)
     text = folder / "text.txt"
-    text.write_text(" ".join(generator.choice(["to", "be", "or", "not", "that", "is"]) for _ in range(900)))
+    text.write_text(
+        " ".join(generator.choice(["to", "be", "or", "not", "that", "is"]) for _ in range(900))
+    )
     return text
 
 
@@ -93,7 +108,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         config = folder / f"{optimizer}.yaml"
         config.write_text(CONFIG.format(text=text, optimizer=OPTIMIZERS[optimizer], steps=STEPS))
         directory = folder / f"{optimizer}-{backend}-{len(list(folder.iterdir()))}"
-        train(load_config(config).config, RunRequest(directory=directory, backend=backend, reporter=Silent))
+        train(
+            load_config(config).config,
+            RunRequest(directory=directory, backend=backend, reporter=Silent),
+        )
         (last,) = directory.glob("checkpoints/step-*")
         kept = [(last / f"{name}.safetensors").read_bytes() for name in ("model", "state")]
         return Trained(*kept, tuple(read_metrics(directory / "metrics.jsonl")))
@@ -102,7 +120,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def _fifty_steps(backend: str) -> tuple[list[float], int, dict[str, torch.Tensor]]:
-    """Losses, flips, and the state in its form at rest, after fifty steps of a lookup and a linear."""
+    """Losses, flips, and the state in its form at rest, after fifty steps of a lookup and a
+    linear.
+    """
     torch.manual_seed(0)
     modules = {
         "table": TernaryEmbedding(11, 40, group_size=32, gradients="int8", backend=backend),
@@ -118,7 +138,15 @@ def _fifty_steps(backend: str) -> tuple[list[float], int, dict[str, torch.Tensor
         loss = torch.nn.functional.cross_entropy(model(ids), (ids * 3 + 1) % 11)
         flips += ternary_update(model, optimizer, loss).flips
         losses.append(loss.item())
-    return losses, flips, {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    return (
+        losses,
+        flips,
+        {
+            name: value
+            for name, value in model.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        },
+    )
 
 
 @interpreted
@@ -132,16 +160,24 @@ def test_fifty_exact_steps_leave_the_bits_of_the_torch_backend() -> None:
     assert state.keys() == wanted.keys()
     for name, value in wanted.items():
         assert torch.equal(state[name], value), name
-    spreads = [int(value.max()) - int(value.min()) for name, value in wanted.items() if name.endswith(".exponent")]
+    spreads = [
+        int(value.max()) - int(value.min())
+        for name, value in wanted.items()
+        if name.endswith(".exponent")
+    ]
     assert max(spreads) > 0, "no exponent moved"
 
 
 @interpreted
-@pytest.mark.parametrize("optimizer", ["scaled_votes", pytest.param("sign_votes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "optimizer", ["scaled_votes", pytest.param("sign_votes", marks=pytest.mark.slow)]
+)
 def test_an_exact_run_has_the_bytes_of_the_torch_backend(optimizer: str, run: Run) -> None:
     wanted = run(optimizer, "torch")
     model = load(wanted.model)
-    assert any(bool(model[name].any()) for name in model if name.endswith(".votes")), "equal bytes would say little"
+    assert any(bool(model[name].any()) for name in model if name.endswith(".votes")), (
+        "equal bytes would say little"
+    )
     got = run(optimizer, "triton")
     assert got.rest == wanted.rest
     assert got.model == wanted.model
@@ -153,7 +189,9 @@ def test_an_exact_run_has_the_bytes_of_the_torch_backend(optimizer: str, run: Ru
 def test_a_run_whose_device_the_kernels_serve_only_after_the_move_has_the_bytes_of_torch(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU: the model is made on the CPU, which the kernels do not serve, and moved to the device."""
+    """As on a GPU: the model is made on the CPU, which the kernels do not serve, and moved to the
+    device.
+    """
     moved: list[str] = []
     monkeypatch.setattr(module, "serves", lambda name, device: bool(moved))
 
@@ -183,17 +221,26 @@ def test_a_module_is_made_on_the_cpu_and_computes_on_the_gpu() -> None:
     assert layer.backend == "torch"
 
 
-# --- the demo --------------------------------------------------------------------------------------------------------
+# --- the demo
 
 DEMO = Path(__file__).parents[3] / "docs" / "examples" / "demo.yaml"
 #: The demo orthogonalises gradients, which are floats.
 EXACT = ("exact=true", "optimizer.orthogonal=false")
 #: The demo, small: its recipe on a narrower model, a short text and a few steps.
 TINY = [
-    "model.width=32", "model.layers=1", "model.heads=2", "model.feed_forward=64", "model.max_length=16",
-    "phases.0.steps=3", "phases.0.batch_size=2", "phases.0.block_size=16", "phases.0.eval_every=1000",
-    "phases.0.warmup_steps=0", "checkpoint.every=1000", "optimizer.lr=1",
-]  # fmt: skip
+    "model.width=32",
+    "model.layers=1",
+    "model.heads=2",
+    "model.feed_forward=64",
+    "model.max_length=16",
+    "phases.0.steps=3",
+    "phases.0.batch_size=2",
+    "phases.0.block_size=16",
+    "phases.0.eval_every=1000",
+    "phases.0.warmup_steps=0",
+    "checkpoint.every=1000",
+    "optimizer.lr=1",
+]
 
 
 def _train_demo(folder: Path, name: str, *changes: str) -> list[str]:
@@ -221,13 +268,25 @@ def test_the_tiny_demo_trains_from_the_command_line_to_the_bytes_of_torch(
 ) -> None:
     monkeypatch.setenv("ARB_TERNARY_BACKEND", "torch")
     assert main(_train_demo(tmp_path, "torch", *EXACT)) == 0
-    command = [sys.executable, "-m", "arb_ternary.cli.main", *_train_demo(tmp_path, "triton", *EXACT)]
+    command = [
+        sys.executable,
+        "-m",
+        "arb_ternary.cli.main",
+        *_train_demo(tmp_path, "triton", *EXACT),
+    ]
     environment = for_child(TRITON_INTERPRET="1", ARB_TERNARY_BACKEND="triton")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     recorded = json.loads((tmp_path / "triton" / "run.json").read_text())
     assert recorded["backend"] == {"name": "triton", "source": "ARB_TERNARY_BACKEND"}
-    assert sum(each["flips"] for each in read_metrics(tmp_path / "torch" / "metrics.jsonl") if "flips" in each) > 0
+    assert (
+        sum(
+            each["flips"]
+            for each in read_metrics(tmp_path / "torch" / "metrics.jsonl")
+            if "flips" in each
+        )
+        > 0
+    )
     assert _left(tmp_path / "triton") == _left(tmp_path / "torch")
 
 

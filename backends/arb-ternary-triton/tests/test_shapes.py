@@ -1,7 +1,7 @@
 """The launches of small shapes and of the kit's suite, translated for GPUs that need not be there.
 
-Triton's interpreter takes what its compiler refuses: there an integer argument that equals 1 is a tensor like others,
-while the compiler makes a constant of it, which has no methods.
+Triton's interpreter takes what its compiler refuses: there an integer argument that equals 1 is a
+tensor like others, while the compiler makes a constant of it, which has no methods.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from attrs import field, frozen
 from torch import Tensor
 
 from arb_ternary.backends import reference
-from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, ROW_SHARDS, KernelBackend, WeightShape
+from arb_ternary.backends.protocol import (
+    NARROW_NOISE,
+    NARROW_VOTES,
+    ROW_SHARDS,
+    KernelBackend,
+    WeightShape,
+)
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.counters.hashing import counter_hash
 from arb_ternary_testing import BackendSuite
@@ -27,9 +33,17 @@ from arb_ternary_triton.arguments import packed_columns, vote_columns
 from arb_ternary_triton.compiling import OPS, call_of, launches_of
 from arb_ternary_triton.gpu import KNOWN
 from arb_ternary_triton.launch import INTERPRETED, Launch, recording
-from arb_ternary_triton.translation import TARGETS, Specialised, compile_launch, specialise, translate
+from arb_ternary_triton.translation import (
+    TARGETS,
+    Specialised,
+    compile_launch,
+    specialise,
+    translate,
+)
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="kernels were made for the interpreter: unset TRITON_INTERPRET")
+pytestmark = pytest.mark.skipif(
+    INTERPRETED, reason="kernels were made for the interpreter: unset TRITON_INTERPRET"
+)
 
 #: ``(M, N, K)`` whose sizes, numbers of groups and numbers of tiles are ones here and there.
 SIZES: Final = ((1, 1, 1), (2, 5, 1), (3, 1, 9), (16, 64, 256))
@@ -49,11 +63,14 @@ def _translate(launches: Iterable[Launch], target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", [pytest.param(each, marks=() if each == TARGET else pytest.mark.slow) for each in TARGETS]
+    "target",
+    [pytest.param(each, marks=() if each == TARGET else pytest.mark.slow) for each in TARGETS],
 )
 @pytest.mark.parametrize("group_size", [32, 0], ids=["groups of 32", "rows"])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_every_op_is_translated_for_sizes_of_one(sizes: tuple[int, int, int], group_size: int, target: str) -> None:
+def test_every_op_is_translated_for_sizes_of_one(
+    sizes: tuple[int, int, int], group_size: int, target: str
+) -> None:
     terms, rows, columns = sizes
     shape = WeightShape(rows, columns, group_size or columns)
     for op in OPS:
@@ -72,12 +89,14 @@ def test_exact_kernels_neither_drop_subnormal_numbers_nor_fuse_nor_approximate(n
             assert not inexact, launch.kernel.__name__
 
 
-# --- the kit's suite -------------------------------------------------------------------------------------------------
+# --- the kit's suite
 
 
 @frozen
 class _Recorded:
-    """The torch backend, whose results the suite is content with; each call is recorded as one of ours beside it."""
+    """The torch backend, whose results the suite is content with; each call is recorded as one of
+    ours beside it.
+    """
 
     name: str = "triton, recorded"
     capabilities: frozenset[str] = frozenset({NARROW_NOISE, NARROW_VOTES, ROW_SHARDS})
@@ -90,16 +109,24 @@ def _weight(shape: WeightShape) -> Tensor:
 
 def _votes(shape: WeightShape) -> Tensor:
     dtype = torch.int8 if shape.vote_bits == 8 else torch.uint8
-    return torch.zeros(shape.out_features, vote_columns(shape.in_features, shape.vote_bits), dtype=dtype)
+    return torch.zeros(
+        shape.out_features, vote_columns(shape.in_features, shape.vote_bits), dtype=dtype
+    )
 
 
 def _in_our_layout(name: str, value: Any, shape: WeightShape | None) -> Any:
-    """An argument for kernels that read and write nothing: a copy, in our layout where that differs."""
+    """An argument for kernels that read and write nothing: a copy, in our layout where that
+    differs.
+    """
     if isinstance(value, VoteState):
         copies: dict[str, Any] = {
-            field: each.clone() for field, each in value._asdict().items() if isinstance(each, Tensor)
+            field: each.clone()
+            for field, each in value._asdict().items()
+            if isinstance(each, Tensor)
         }
-        return value._replace(**copies)._replace(weight=_weight(value.shape), votes=_votes(value.shape))
+        return value._replace(**copies)._replace(
+            weight=_weight(value.shape), votes=_votes(value.shape)
+        )
     if not isinstance(value, Tensor):
         return value
     if shape is not None and name in ("packed", "weight", "before", "after"):
@@ -125,7 +152,9 @@ def _recorded(ours: Callable[..., Any], wanted: Callable[..., Any]) -> Callable[
     return call
 
 
-def _quanta(sums: Tensor, whole: int, fraction: int, words: tuple[int, int, int], start: int) -> Tensor:
+def _quanta(
+    sums: Tensor, whole: int, fraction: int, words: tuple[int, int, int], start: int
+) -> Tensor:
     noise = counter_hash(sums.numel(), *words, start=start).view(sums.shape) >> 8 & (1 << 24) - 1
     return ((sums.long() * ((whole << 24) + fraction) + noise) >> 24).to(torch.int32)
 

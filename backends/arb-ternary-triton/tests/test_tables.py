@@ -1,4 +1,6 @@
-"""Choices of tiles: what is shipped, what is measured and kept on disk, and what decides between them."""
+"""Choices of tiles: what is shipped, what is measured and kept on disk, and what decides between
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from arb_ternary_triton.entries import KINDS, ROWS, Entry, modelled, operands_of
 from arb_ternary_triton.gpu import KNOWN, Gpu
 from arb_ternary_triton.launch import recording
 from arb_ternary_triton.plugin import TUNE
-from arb_ternary_triton.tables import Measured, UserTable, bucket_of, shipped, shipped_document, user_table
+from arb_ternary_triton.tables import (
+    Measured,
+    UserTable,
+    bucket_of,
+    shipped,
+    shipped_document,
+    user_table,
+)
 from arb_ternary_triton.tuning import best_of, call_on, candidates, tune
 
 H200 = Gpu("sm_90", 132, "NVIDIA H200")
@@ -54,7 +63,7 @@ def chosen() -> Entry:
     return chosen_entry(LINEAR, 9, 4000, 4096, DEVICE)
 
 
-# --- shipped ---------------------------------------------------------------------------------------------------------
+# --- shipped
 
 
 def test_the_shipped_table_holds_the_choices_of_the_model_and_says_so() -> None:
@@ -64,7 +73,9 @@ def test_the_shipped_table_holds_the_choices_of_the_model_and_says_so() -> None:
     assert set(json.loads(text)["gpus"]) == {"sm_80", "sm_90", "gfx942"}
 
 
-@pytest.mark.parametrize("gpu", [*KNOWN.values(), H200, Gpu("sm_120", 170)], ids=lambda gpu: gpu.name or gpu.family)
+@pytest.mark.parametrize(
+    "gpu", [*KNOWN.values(), H200, Gpu("sm_120", 170)], ids=lambda gpu: gpu.name or gpu.family
+)
 def test_every_gpu_has_a_choice_for_every_kind_and_number_of_rows(gpu: Gpu) -> None:
     for kind in KINDS:
         for rows in (1, 2, 16, 17, 33, 129, 513, 10**6):
@@ -94,8 +105,16 @@ def test_shapes_that_one_choice_serves_share_a_bucket() -> None:
     assert bucket_of(1, 1, 1) == (1, 128, 128)
     assert bucket_of(10**6, 10**6, 11008) == (2048, 65536, 16384)
     assert [row_bound(rows) for rows in (1, 2, 17, 32, 33, 512, 513, 2048, 2049)] == [
-        1, 16, 32, 32, 128, 512, 2048, 2048, 2048,
-    ]  # fmt: skip
+        1,
+        16,
+        32,
+        32,
+        128,
+        512,
+        2048,
+        2048,
+        2048,
+    ]
 
 
 def test_operands_are_told_apart_by_what_they_cost() -> None:
@@ -106,7 +125,7 @@ def test_operands_are_told_apart_by_what_they_cost() -> None:
     assert operands_of(torch.float32) == "float32"
 
 
-# --- choosing --------------------------------------------------------------------------------------------------------
+# --- choosing
 
 
 def test_what_was_measured_comes_before_what_is_shipped(on_h200: Path) -> None:
@@ -118,7 +137,9 @@ def test_what_was_measured_comes_before_what_is_shipped(on_h200: Path) -> None:
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_deterministic_runs_take_the_shipped_choices(on_h200: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_runs_take_the_shipped_choices(
+    on_h200: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(TUNE.name, "1")
     user_table(H200).keep(LINEAR, BUCKET, FASTER)
     assert chosen() == shipped(LINEAR, 16, H200)
@@ -135,7 +156,9 @@ def test_nothing_is_measured_unasked(on_h200: Path, monkeypatch: pytest.MonkeyPa
     assert not on_h200.exists()
 
 
-def test_the_variable_has_every_bucket_measured_once(on_h200: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_has_every_bucket_measured_once(
+    on_h200: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def measure(kind: Any, bucket: Any, gpu: Gpu, _device: Any, table: UserTable) -> Measured:
@@ -160,16 +183,20 @@ def test_a_choice_becomes_a_tile_whose_sums_are_shared_until_the_gpu_is_full(
 ) -> None:
     monkeypatch.setattr(tiles, "INTERPRETED", False)
     assert tiles.choose_row(4096, 4096, True, DEVICE) == tiles.RowTile(16, 4, 2, 4, 3)
-    assert tiles.choose_linear(16, 4096, 4096, torch.int8, False, DEVICE) == tiles.ProductTile(16, 64, 2, 4, 4, 3)
+    assert tiles.choose_linear(16, 4096, 4096, torch.int8, False, DEVICE) == tiles.ProductTile(
+        16, 64, 2, 4, 4, 3
+    )
     large = tiles.choose_linear(2048, 4096, 4096, torch.int8, False, DEVICE)
     assert large == tiles.ProductTile(128, 128, 1, 1, 8, 3)
     grad = tiles.choose_grad_input(16, 4096, 4096, torch.int8, False, DEVICE)
     assert grad == tiles.ProductTile(16, 64, 2, 5, 4, 3)
-    assert tiles.choose_votes(2048, 4096, 4096, torch.int8, True, DEVICE) == tiles.VoteTile(64, 128, 64, 8, 3)
+    assert tiles.choose_votes(2048, 4096, 4096, torch.int8, True, DEVICE) == tiles.VoteTile(
+        64, 128, 64, 8, 3
+    )
     assert not on_h200.exists()
 
 
-# --- measuring -------------------------------------------------------------------------------------------------------
+# --- measuring
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
@@ -193,7 +220,9 @@ def test_the_fastest_candidate_is_taken_and_one_that_cannot_run_passed_over() ->
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
-def test_a_candidate_is_timed_on_a_call_of_its_own_kernel(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_is_timed_on_a_call_of_its_own_kernel(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
 
     class Reached(Exception):
@@ -224,7 +253,7 @@ def test_a_gpu_measures_a_choice_and_keeps_it(kind: Any, tmp_path: Path) -> None
     assert UserTable(table.path, "3").find(kind, bucket) == found
 
 
-# --- on disk ---------------------------------------------------------------------------------------------------------
+# --- on disk
 
 
 def test_what_is_kept_is_found_by_the_next_process(tmp_path: Path) -> None:
@@ -268,7 +297,9 @@ def test_two_processes_that_write_at_a_time_keep_both_of_their_findings(tmp_path
         process.join()
     assert [process.exitcode for process in running] == [0, 0]
     table = UserTable(path, "3.9.0")
-    assert all(table.find(LINEAR, (start + number, 128, 128)) for start in (0, 100) for number in range(20))
+    assert all(
+        table.find(LINEAR, (start + number, 128, 128)) for start in (0, 100) for number in range(20)
+    )
 
 
 DAMAGED = {
@@ -279,7 +310,8 @@ DAMAGED = {
     "without tiles": b'{"format": "arb-ternary-triton-tiles", "version": 1, "triton": "3.9.0"}',
     "an impossible tile": (
         b'{"format": "arb-ternary-triton-tiles", "version": 1, "triton": "3.9.0",'
-        b' "measured": {"linear int8, 16 x 4096 x 4096": {"tile": [3, 64, 1, 4, 3, 0], "seconds": 1}}}'
+        b' "measured": {"linear int8, 16 x 4096 x 4096": {"tile": [3, 64, 1, 4, 3, 0], "seconds": '
+        b"1}}}"
     ),
 }
 
@@ -309,7 +341,9 @@ def test_a_folder_that_cannot_be_written_is_told_of_and_the_finding_holds_here(
     assert table.find(LINEAR, BUCKET) == FASTER
 
 
-def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = UserTable(tmp_path / "gpu.json", "3.9.0")
     table.keep(LINEAR, BUCKET, FASTER)
 
@@ -334,7 +368,7 @@ def test_the_cache_is_in_the_home_directory_unless_the_variable_names_a_place(
     )
 
 
-# --- explaining ------------------------------------------------------------------------------------------------------
+# --- explaining
 
 
 def test_what_was_measured_is_explained(on_h200: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""``python -m arb_ternary``: the command ``arb``, for launchers that start modules (``torchrun -m``)."""
+"""``python -m arb_ternary``: the command ``arb``, for launchers that start modules (``torchrun
+-m``).
+"""
 
 import sys
 

@@ -1,8 +1,8 @@
 """Environment variables: how they are declared and read, and those of the core.
 
-No other module looks at the environment. A distribution declares its variables beside the component that reads them
-(``Spec.variables``). A variable is read when its value is needed, never at import, so that a test or a notebook can
-change it.
+No other module looks at the environment. A distribution declares its variables beside the component
+that reads them (``Spec.variables``). A variable is read when its value is needed, never at import,
+so that a test or a notebook can change it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from attrs import frozen
 
 from arb_ternary.errors import UsageProblem, nearest
 
-_SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off", ""), False)
+_SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off", ""), False
+)
 
 
 @frozen
 class Variable:
-    """An environment variable: its name, the value that stands for an unset one, and one line of documentation."""
+    """An environment variable: its name, the value that stands for an unset one, and one line of
+    documentation.
+    """
 
     name: str
     default: str
@@ -32,11 +36,15 @@ class Variable:
         return os.environ.get(self.name, self.default)
 
     def set_default(self) -> None:
-        """Set it to its default where it is unset, for a library that reads it when it is loaded."""
+        """Set it to its default where it is unset, for a library that reads it when it is
+        loaded.
+        """
         os.environ.setdefault(self.name, self.default)
 
     def flag(self) -> bool:
-        """The value as a switch: 1, true, yes, on against 0, false, no, off and the empty value; no other."""
+        """The value as a switch: 1, true, yes, on against 0, false, no, off and the empty value; no
+        other.
+        """
         value = self.read().strip().lower()
         if value not in _SWITCH:
             raise UsageProblem(f"{self.name}: {self.read()!r} is neither on nor off", "use 1 or 0")
@@ -56,26 +64,40 @@ class Variable:
 
 
 PLUGINS: Final = Variable(
-    "ARB_PLUGINS", "*", "plugins to load, by name, with commas between; `*`: every installed one; an empty value: none"
+    "ARB_PLUGINS",
+    "*",
+    "plugins to load, by name, with commas between; `*`: every installed one; an empty value: none",
 )
-PLUGINS_DISABLED: Final = Variable("ARB_PLUGINS_DISABLED", "", "plugins not to load, by name, separated by commas")
+PLUGINS_DISABLED: Final = Variable(
+    "ARB_PLUGINS_DISABLED", "", "plugins not to load, by name, separated by commas"
+)
 PLUGINS_STRICT: Final = Variable(
-    "ARB_PLUGINS_STRICT", "0", "1 makes a plugin that cannot be loaded an error instead of a warning"
+    "ARB_PLUGINS_STRICT",
+    "0",
+    "1 makes a plugin that cannot be loaded an error instead of a warning",
 )
 TRACE_PLUGINS: Final = Variable(
     "ARB_TRACE_PLUGINS", "0", "1 prints what the plugin loader does, with times, on standard error"
 )
 BACKEND: Final = Variable(
-    "ARB_TERNARY_BACKEND", "", "kernel backend: `auto`, or names with commas, the preferred first; empty: the config's"
+    "ARB_TERNARY_BACKEND",
+    "",
+    "kernel backend: `auto`, or names with commas, the preferred first; empty: the config's",
 )
 STRICT: Final = Variable(
-    "ARB_TERNARY_STRICT", "0", "1 makes an optional op that the backend lacks an error instead of a fallback"
+    "ARB_TERNARY_STRICT",
+    "0",
+    "1 makes an optional op that the backend lacks an error instead of a fallback",
 )
 DECODE_CACHE_MB: Final = Variable(
-    "ARB_TERNARY_DECODE_CACHE_MB", "256", "MiB of decoded weights that the torch backend keeps; 0 keeps none"
+    "ARB_TERNARY_DECODE_CACHE_MB",
+    "256",
+    "MiB of decoded weights that the torch backend keeps; 0 keeps none",
 )
 CUDA_VISIBLE_DEVICES: Final = Variable(
-    "CUDA_VISIBLE_DEVICES", "all", "the driver's own list of visible devices; an empty one hides them all"
+    "CUDA_VISIBLE_DEVICES",
+    "all",
+    "the driver's own list of visible devices; an empty one hides them all",
 )
 
 #: The variables that the core itself reads: those above.
@@ -84,13 +106,23 @@ VARIABLES: Final = tuple(value for value in list(globals().values()) if isinstan
 
 def given(variables: Iterable[Variable]) -> dict[str, str]:
     """Those of ``variables`` that are set, with their values."""
-    return {variable.name: os.environ[variable.name] for variable in variables if variable.name in os.environ}
+    return {
+        variable.name: os.environ[variable.name]
+        for variable in variables
+        if variable.name in os.environ
+    }
 
 
 def unrecognised(variables: Iterable[Variable]) -> dict[str, str | None]:
-    """What is set, looks like the program's own (``ARB_...``), and is not listed; with the nearest that is."""
+    """What is set, looks like the program's own (``ARB_...``), and is not listed; with the nearest
+    that is.
+    """
     known = {variable.name for variable in variables}
-    return {name: nearest(name, known) for name in sorted(os.environ) if name.startswith("ARB_") and name not in known}
+    return {
+        name: nearest(name, known)
+        for name in sorted(os.environ)
+        if name.startswith("ARB_") and name not in known
+    }
 
 
 def for_child(**changes: str) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """The errors that a user meets, and the one function that prints them.
 
-Every error says what is wrong and, where there is one, what to do about it (``hint``). The command line turns an
-:class:`ArbError` into a message without a traceback and into the exit code of its class; a library user catches it
-as an ordinary exception.
+Every error says what is wrong and, where there is one, what to do about it (``hint``). The command
+line turns an :class:`ArbError` into a message without a traceback and into the exit code of its
+class; a library user catches it as an ordinary exception.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any
 class ArbError(Exception):
     """A failure that the user can understand and act on.
 
-    ``what`` is one sentence, path or name first: what is wrong and where. ``hint`` is what to do about it; it may span
-    lines, and is empty when there is nothing to add.
+    ``what`` is one sentence, path or name first: what is wrong and where. ``hint`` is what to do
+    about it; it may span lines, and is empty when there is nothing to add.
     """
 
     exit_code = 1
-    #: Every single thing that is wrong with a config (``config.errors.Fault``); empty for all other failures.
+    # : Every single thing that is wrong with a config (``config.errors.Fault``); empty for all
+    # other failures.
     faults: Sequence[Any] = ()
 
     def __init__(self, what: str, hint: str = "") -> None:
@@ -45,7 +46,9 @@ class ConfigError(ArbError):
 
 
 class EnvironmentProblem(ArbError):
-    """Something that the run names is not installed, failed to load or cannot work on this machine."""
+    """Something that the run names is not installed, failed to load or cannot work on this
+    machine.
+    """
 
     exit_code = 3
 
@@ -75,7 +78,9 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def render(error: ArbError) -> str:
-    """The text that the command line prints for ``error``: ``error:`` line, then the indented hint."""
+    """The text that the command line prints for ``error``: ``error:`` line, then the indented
+    hint.
+    """
     lines = [f"error: {error.what}"]
     lines.extend(f"  {line}" if line else "" for line in error.hint.splitlines())
     return "\n".join(lines)

@@ -1,7 +1,8 @@
 """What a plugin hands to the program: frozen descriptions with lazy targets.
 
-A hook returns specs, never components, so that collecting every installed plugin costs no heavy import. ``target``,
-``config`` and ``probe`` are ``"module:attribute"`` strings; they are imported only when a run names the component.
+A hook returns specs, never components, so that collecting every installed plugin costs no heavy
+import. ``target``, ``config`` and ``probe`` are ``"module:attribute"`` strings; they are imported
+only when a run names the component.
 """
 
 from __future__ import annotations
@@ -69,12 +70,15 @@ def load_target(what: str, target: str) -> Any:
     except AttributeError as error:
         raise ComponentError(f"{what} {target} does not exist: {error}") from error
     except Exception as error:
-        raise EnvironmentProblem(f"{what} {target} cannot be imported: {type(error).__name__}: {error}") from error
+        raise EnvironmentProblem(
+            f"{what} {target} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
 
 
 @frozen(kw_only=True)
 class Spec:
-    """A component. A subclass is a kind of component, and all that the program knows of the kind stands on it.
+    """A component. A subclass is a kind of component, and all that the program knows of the kind
+    stands on it.
 
     A distribution adds a kind by returning its subclass from ``arb_register_kinds``.
 
@@ -82,17 +86,18 @@ class Spec:
         kind: class attribute: what code and messages of plugins call the kind.
         hook: class attribute: the hook that registers components of the kind.
         noun: class attribute: how messages speak of one.
-        hookspecs: class attribute: the module that specifies the hooks of a run which components of the kind implement;
-            None where they implement none.
-        conformance: class attribute: the test suite of the kind, ``"module:attribute"``; None where the conformance
-            kit brings it or there is none.
+        hookspecs: class attribute: the module that specifies the hooks of a run which components of
+            the kind implement; None where they implement none.
+        conformance: class attribute: the test suite of the kind, ``"module:attribute"``; None where
+            the conformance kit brings it or there is none.
         name: what a config calls the component.
         target: factory, ``"module:attribute"``; its signature is in the docstring of the subclass.
-        config: the attrs class that the component's config section is structured into, ``"module:attribute"``;
-            None for a component without options.
+        config: the attrs class that the component's config section is structured into,
+            ``"module:attribute"``; None for a component without options.
         summary: one line for listings.
         variables: environment variables that the component reads.
-        libraries: distributions whose versions ``arb doctor`` prints, because they decide what works.
+        libraries: distributions whose versions ``arb doctor`` prints, because they decide what
+            works.
     """
 
     kind: ClassVar[str]
@@ -108,7 +113,9 @@ class Spec:
     variables: tuple[Variable, ...] = field(
         default=(), converter=_as_variables, validator=deep_iterable(instance_of(Variable))
     )
-    libraries: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
+    libraries: tuple[str, ...] = field(
+        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
+    )
 
 
 @frozen(kw_only=True)
@@ -116,8 +123,9 @@ class BackendSpec(Spec):
     """A kernel backend. Factory: ``() -> KernelBackend``.
 
     Attributes:
-        probe: ``(device: str) -> ProbeResult``, ``"module:attribute"``. It must not import the kernel library, and must
-            not initialise an accelerator: ``importlib.util.find_spec`` and package metadata come first.
+        probe: ``(device: str) -> ProbeResult``, ``"module:attribute"``. It must not import the
+            kernel library, and must not initialise an accelerator: ``importlib.util.find_spec`` and
+            package metadata come first.
         priority: ``auto`` tries the highest first; the reference backend has 0.
         devices: the torch device types that the backend can serve.
     """
@@ -126,7 +134,9 @@ class BackendSpec(Spec):
 
     probe: str = field(validator=_target)
     priority: int = field(default=10, validator=instance_of(int))
-    devices: tuple[str, ...] = field(default=("cpu",), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
+    devices: tuple[str, ...] = field(
+        default=("cpu",), converter=_as_tuple, validator=deep_iterable(instance_of(str))
+    )
 
 
 @frozen(kw_only=True)
@@ -134,9 +144,9 @@ class OptimizerSpec(Spec):
     """An optimizer. Factory: ``(config, trainable: Trainable) -> torch.optim.Optimizer``.
 
     Attributes:
-        accepts: which parts of a model the optimizer can train: ternary modules, float parameters, or modules with
-            integer weights of their own format (``stored``, see ``arb_ternary.ternary.models``). A wrapper accepts what
-            its inner optimizer accepts.
+        accepts: which parts of a model the optimizer can train: ternary modules, float parameters,
+            or modules with integer weights of their own format (``stored``, see
+            ``arb_ternary.ternary.models``). A wrapper accepts what its inner optimizer accepts.
     """
 
     kind, hook, noun = "optimizer", "arb_register_optimizers", "optimizer"
@@ -164,7 +174,8 @@ class PhaseSpec(Spec):
 class ModelSpec(Spec):
     """A model.
 
-    Factory: ``(config, vocabulary_size: int) -> torch.nn.Module`` with ``forward(tokens_BS) -> logits_BSV``.
+    Factory: ``(config, vocabulary_size: int) -> torch.nn.Module`` with ``forward(tokens_BS) ->
+    logits_BSV``.
     """
 
     kind, hook, noun = "model", "arb_register_models", "model"
@@ -179,7 +190,8 @@ class DataSpec(Spec):
 
 @frozen(kw_only=True)
 class CommandSpec(Spec):
-    """A command of ``arb``. The target is a ``click.Command`` (or group), imported when the command is invoked.
+    """A command of ``arb``. The target is a ``click.Command`` (or group), imported when the command
+    is invoked.
 
     A name with a dot is a command of a group: ``plugins.check`` is ``arb plugins check``.
     """
@@ -189,7 +201,8 @@ class CommandSpec(Spec):
 
 @frozen(kw_only=True)
 class DocumentSpec(Spec):
-    """A kind of config file. Target: ``(path, overrides: Sequence[str]) -> LoadedConfig``; ``config``: its root class.
+    """A kind of config file. Target: ``(path, overrides: Sequence[str]) -> LoadedConfig``;
+    ``config``: its root class.
 
     The root class says what the file may hold, so ``config`` is required here.
 
@@ -204,4 +217,13 @@ class DocumentSpec(Spec):
 
 
 #: The kinds of the core.
-KINDS: Final = (BackendSpec, OptimizerSpec, MaskingSpec, PhaseSpec, ModelSpec, DataSpec, CommandSpec, DocumentSpec)
+KINDS: Final = (
+    BackendSpec,
+    OptimizerSpec,
+    MaskingSpec,
+    PhaseSpec,
+    ModelSpec,
+    DataSpec,
+    CommandSpec,
+    DocumentSpec,
+)

@@ -52,7 +52,9 @@ def test_the_budget_is_kept(monkeypatch: pytest.MonkeyPatch, cache: DecodeCache)
     assert cache.nbytes == 2 * (640 * 640 + 640 * 4)
 
 
-def test_a_budget_of_zero_turns_the_cache_off(monkeypatch: pytest.MonkeyPatch, cache: DecodeCache) -> None:
+def test_a_budget_of_zero_turns_the_cache_off(
+    monkeypatch: pytest.MonkeyPatch, cache: DecodeCache
+) -> None:
     monkeypatch.setenv("ARB_TERNARY_DECODE_CACHE_MB", "0")
     TernaryLinear(64, 64)(torch.randn(1, 64))
     assert cache.nbytes == 0

@@ -1,4 +1,6 @@
-"""The reference stands in for optional kernels, whatever the layout of the backend that lacks them."""
+"""The reference stands in for optional kernels, whatever the layout of the backend that lacks
+them.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def wide(own_votes: bool) -> Wide:
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wide]:
     made = wide(request.param)
     for module in ("arb_ternary.backends.dispatch", "arb_ternary.ternary.module"):
-        monkeypatch.setattr(f"{module}.get_backend", lambda name: reference.build() if name == "torch" else made)
+        monkeypatch.setattr(
+            f"{module}.get_backend", lambda name: reference.build() if name == "torch" else made
+        )
     monkeypatch.setattr("arb_ternary.ternary.module.serves", lambda name, device: True)
     with use_backend("torch"):  # of modules that name none
         yield made
@@ -75,13 +79,17 @@ def states(backend: Wide, bits: int) -> tuple[VoteState, VoteState]:
     shape = WeightShape(7, 45, 32, bits)
     generator = torch.Generator().manual_seed(bits)
     trits = torch.randint(-1, 2, (7, 45), dtype=torch.int8, generator=generator)
-    votes = torch.randint(-1, 2, (7, 45), dtype=torch.int8, generator=generator) * shape.largest_vote
+    votes = (
+        torch.randint(-1, 2, (7, 45), dtype=torch.int8, generator=generator) * shape.largest_vote
+    )
     theirs = backend.kernels["pack"](trits), dispatch.pack_votes("wide", votes, bits)
     ours = reference.pack(trits), reference.pack_votes(votes, bits)
     made = []
     for name, (weight, held) in (("wide", theirs), ("torch", ours)):
         state = new_state(shape, weight, torch.zeros(7, 2, dtype=torch.int8), held, name)
-        state = state._replace(control=torch.tensor([1, 0, 1, 2]), limits=torch.tensor(VoteLimits(1024, 2)))
+        state = state._replace(
+            control=torch.tensor([1, 0, 1, 2]), limits=torch.tensor(VoteLimits(1024, 2))
+        )
         made.append(state._replace(magnitudes=torch.zeros(52), vote_scale=torch.ones(52)))
     return made[0], made[1]
 
@@ -90,7 +98,9 @@ def assert_same(backend: Wide, theirs: VoteState, ours: VoteState) -> None:
     """Logical weight and votes, and all else as it is."""
     shape = ours.shape
     unpack_votes = backend.kernels.get("unpack_votes", reference.unpack_votes)
-    assert torch.equal(backend.kernels["unpack"](theirs.weight, shape), reference.unpack(ours.weight, shape))
+    assert torch.equal(
+        backend.kernels["unpack"](theirs.weight, shape), reference.unpack(ours.weight, shape)
+    )
     assert torch.equal(unpack_votes(theirs.votes, shape), reference.unpack_votes(ours.votes, shape))
     for name in ("exponent_votes", "stats", "magnitudes"):
         assert torch.equal(getattr(theirs, name), getattr(ours, name)), name
@@ -99,7 +109,10 @@ def assert_same(backend: Wide, theirs: VoteState, ours: VoteState) -> None:
 def test_scaled_votes_are_cast_in_the_layout_of_the_backend(backend: Wide) -> None:
     grad, x, ids = torch.randn(5, 7), torch.randn(5, 45), torch.tensor([3, 3, 0, 6, 3])
     for bits in vote_bits(backend):
-        for op, operands in (("cast_scaled_votes", (grad, x)), ("embedding_scaled_votes", (ids, torch.randn(5, 45)))):
+        for op, operands in (
+            ("cast_scaled_votes", (grad, x)),
+            ("embedding_scaled_votes", (ids, torch.randn(5, 45))),
+        ):
             theirs, ours = states(backend, bits)
             before = ours.votes.clone()
             dispatch.kernel("wide", op)(*operands, None, theirs)
@@ -152,7 +165,9 @@ def assert_learns_as_the_reference(kind: str, noise_shift: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "embedding"])
-def test_a_module_learns_by_scaled_votes_on_a_backend_without_them(backend: Wide, kind: str) -> None:
+def test_a_module_learns_by_scaled_votes_on_a_backend_without_them(
+    backend: Wide, kind: str
+) -> None:
     assert_learns_as_the_reference(kind, noise_shift=0)
 
 
@@ -169,7 +184,9 @@ def test_votes_with_less_noise_are_the_references_on_a_backend_without_them(
     assert_learns_as_the_reference(kind, noise_shift=2)
 
 
-def test_a_kernel_without_a_needed_capability_does_not_serve(backend: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_a_needed_capability_does_not_serve(
+    backend: Wide, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def own(*_arguments: object) -> None: ...
 
     made = evolve(backend, kernels={**backend.kernels, "cast_scaled_votes": own})
@@ -177,18 +194,24 @@ def test_a_kernel_without_a_needed_capability_does_not_serve(backend: Wide, monk
     ops = ("cast_votes", "cast_scaled_votes")
     _, state = states(backend, 8)
     state = state._replace(backend="wide")
-    assert dispatch.vote_kernel(state._replace(vote_scale=None), *ops) is backend.kernels["cast_votes"]
+    assert (
+        dispatch.vote_kernel(state._replace(vote_scale=None), *ops) is backend.kernels["cast_votes"]
+    )
     assert dispatch.vote_kernel(state, *ops) is own
     state = state._replace(limits=torch.tensor(VoteLimits(noise_shift=1)))
     assert dispatch.vote_kernel(state, *ops) is not own
     monkeypatch.setenv("ARB_TERNARY_STRICT", "1")
-    with pytest.raises(EnvironmentProblem, match="no kernel for 'cast_scaled_votes with narrow_noise'"):
+    with pytest.raises(
+        EnvironmentProblem, match="no kernel for 'cast_scaled_votes with narrow_noise'"
+    ):
         dispatch.vote_kernel(state, *ops)
     made = evolve(made, capabilities=frozenset({NARROW_NOISE}))
     assert dispatch.vote_kernel(state, *ops) is own
 
 
-def test_votes_of_some_rows_go_to_a_kernel_that_knows_which(backend: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_votes_of_some_rows_go_to_a_kernel_that_knows_which(
+    backend: Wide, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def own(*_arguments: object) -> None: ...
 
     made = evolve(backend, kernels={**backend.kernels, "apply_scaled_votes": own})

@@ -1,4 +1,6 @@
-"""The ops: schemas, fakes and autograd through ``opcheck``, and one graph under ``torch.compile``."""
+"""The ops: schemas, fakes and autograd through ``opcheck``, and one graph under
+``torch.compile``.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +34,26 @@ def scale_votes(module: TernaryModule, integer: bool = False) -> None:
 
 MODES = [("int8", "float"), ("int8", "int8"), ("float", "float"), ("float", "int8")]
 USABLE = [found.name for found in candidates() if found.usable]
-#: The reference and the one that `auto` takes each time; others, which may compile at first use, are slow.
+# : The reference and the one that `auto` takes each time; others, which may compile at first use,
+# are slow.
 QUICK = ("torch", USABLE[0])
 every_backend = pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in USABLE]
+    "backend",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in USABLE],
 )
 
 
 def compiled_on(choices: Sequence[Any]) -> list[Any]:
-    """Each choice with each backend. What is compiled sees ops and not their kernels: on others than torch's, slow."""
+    """Each choice with each backend. What is compiled sees ops and not their kernels: on others
+    than torch's, slow.
+    """
     return [
         pytest.param(
             choice,
             name,
-            marks=() if name == "torch" or (name in QUICK and choice == choices[0]) else pytest.mark.slow,
+            marks=()
+            if name == "torch" or (name in QUICK and choice == choices[0])
+            else pytest.mark.slow,
         )
         for choice in choices
         for name in USABLE
@@ -55,7 +63,9 @@ def compiled_on(choices: Sequence[Any]) -> list[Any]:
 Arguments = tuple[Any, ...]
 
 
-def linear_arguments(activations: str, gradients: str, bias: bool = True, scaled: bool = False) -> Arguments:
+def linear_arguments(
+    activations: str, gradients: str, bias: bool = True, scaled: bool = False
+) -> Arguments:
     layer = TernaryLinear(40, 33, group_size=32, activations=activations, gradients=gradients)
     if scaled:
         scale_votes(layer)
@@ -75,7 +85,12 @@ def embedding_arguments(rule: str, scaled: bool = False) -> Arguments:
 def vote_arguments(rule: str, scaled: bool = False) -> Arguments:
     """Of an embedding's votes, or, without a rule, of a linear's."""
     if rule:
-        return (torch.tensor([3, 3, 19, 0]), torch.randn(4, 12), None, *embedding_arguments(rule, scaled)[2:-2])
+        return (
+            torch.tensor([3, 3, 19, 0]),
+            torch.randn(4, 12),
+            None,
+            *embedding_arguments(rule, scaled)[2:-2],
+        )
     return (*int8_operands(), *linear_arguments("int8", "int8", scaled=scaled)[3:-2])
 
 
@@ -86,7 +101,15 @@ def int8_operands() -> tuple[Tensor, Tensor, Tensor]:
 
 def input_gradient_arguments() -> Arguments:
     state = TernaryLinear(40, 33, group_size=32).vote_state()
-    return (torch.randn(6, 33), None, state.weight, state.exponent, state.sizes, torch.float32, state.backend)
+    return (
+        torch.randn(6, 33),
+        None,
+        state.weight,
+        state.exponent,
+        state.sizes,
+        torch.float32,
+        state.backend,
+    )
 
 
 def bias_arguments() -> Arguments:
@@ -106,7 +129,12 @@ CASES: dict[str, Callable[[], Arguments]] = {
     "cast_embedding_votes": lambda: vote_arguments("correlation"),
     "cast_embedding_votes[scaled]": lambda: vote_arguments("residual", scaled=True),
     "linear_grad_input": input_gradient_arguments,
-    "quantize_gradient": lambda: (torch.randn(3, 4), torch.tensor([1, 2, 3, 4]), 0, current_backend()),
+    "quantize_gradient": lambda: (
+        torch.randn(3, 4),
+        torch.tensor([1, 2, 3, 4]),
+        0,
+        current_backend(),
+    ),
     "bias": bias_arguments,
     "cast_bias_votes": lambda: (torch.randn(5), torch.zeros(5, dtype=torch.int8)),
 }
@@ -122,7 +150,9 @@ def test_opcheck_accepts(case: str, backend: str) -> None:
 
 
 def test_every_op_of_the_namespace_is_checked() -> None:
-    registered = {name for name in dir(torch.ops.arb_ternary) if isinstance(vars(ops).get(name), Op)}
+    registered = {
+        name for name in dir(torch.ops.arb_ternary) if isinstance(vars(ops).get(name), Op)
+    }
     assert registered == {case.split("[")[0] for case in CASES}
 
 
@@ -141,7 +171,9 @@ class Model(nn.Module):
         super().__init__()
         self.table = TernaryEmbedding(30, 40, gradients=gradients)
         self.norm = TernaryRMSNorm(40, gradients=gradients)
-        self.hidden = TernaryLinear(40, 24, bias=True, group_size=32, activations=activations, gradients=gradients)
+        self.hidden = TernaryLinear(
+            40, 24, bias=True, group_size=32, activations=activations, gradients=gradients
+        )
         self.head = TernaryLinear(24, 30, activations=activations, gradients=gradients)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -151,7 +183,9 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize(("mode", "backend"), compiled_on(MODES))
-def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(mode: tuple[str, str], backend: str) -> None:
+def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(
+    mode: tuple[str, str], backend: str
+) -> None:
     ids = torch.randint(0, 30, (4, 7))
     states = []
     torch._dynamo.reset()  # every backend and mode is another graph, and their number is limited
@@ -191,7 +225,9 @@ def test_a_compiled_model_casts_the_same_scaled_votes_and_is_not_compiled_again_
                 module.take_votes()  # as a step does
             run(ids).square().sum().backward()
         assert graphs.frame_count == int(compiled)
-        magnitudes = {f"{name}.magnitudes": module.magnitudes for name, module in ternary_modules(model)}
+        magnitudes = {
+            f"{name}.magnitudes": module.magnitudes for name, module in ternary_modules(model)
+        }
         states.append(model.state_dict() | magnitudes)
     for key, value in states[0].items():
         assert torch.equal(value, states[1][key]), key
@@ -218,20 +254,26 @@ def test_backward_casts_exactly_the_sign_of_the_dense_gradient() -> None:
     assert torch.equal(layer.votes, -dense.grad.sign().to(torch.int8))
     score = (dense.grad.sign() * layer.trits()).sum(dim=1, keepdim=True)
     assert torch.equal(layer.exponent_votes, -score.sign().to(torch.int8))
-    torch.testing.assert_close(layer.gradient_square_sum(), dense.grad.square().sum(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        layer.gradient_square_sum(), dense.grad.square().sum(), rtol=1e-5, atol=0
+    )
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_votes_are_cast_of_what_a_rules_transform_makes_of_the_gradient(
     monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
-    def only_first_row(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) -> tuple[Any, ...]:
+    def only_first_row(
+        grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState
+    ) -> tuple[Any, ...]:
         state.stats[0] += 5  # of the module itself, while the cast counts elsewhere
         kept = torch.zeros_like(grad)
         kept[:, 0] = -grad[:, 0]
         return kept, x, scale, state._replace(stats=torch.zeros_like(state.stats))
 
-    monkeypatch.setitem(sys.modules, "a_rule", cast("ModuleType", SimpleNamespace(transform=only_first_row)))
+    monkeypatch.setitem(
+        sys.modules, "a_rule", cast("ModuleType", SimpleNamespace(transform=only_first_row))
+    )
     torch._dynamo.reset()
     layer = TernaryLinear(12, 7, group_size=32, activations="float")
     layer.transform = "a_rule:transform"
@@ -260,7 +302,9 @@ def test_backward_casts_the_scaled_gradient_and_sums_its_magnitudes(activations:
     for _ in range(2):
         layer(x).backward(grad)
     dense = grad.t() @ x
-    torch.testing.assert_close(layer.magnitudes, 2 * torch.cat([dense.abs().sum(1), dense.abs().sum(0)]))
+    torch.testing.assert_close(
+        layer.magnitudes, 2 * torch.cat([dense.abs().sum(1), dense.abs().sum(0)])
+    )
     assert int(layer.control[MICRO]) == 2
     inside = dense.abs() < 800
     # Each of the two votes is g / 16, rounded down or up.
@@ -282,9 +326,13 @@ def test_without_a_scale_written_no_vote_is_cast_but_magnitudes_are_summed() -> 
 
 @every_backend
 @pytest.mark.parametrize("gradients", ["float", "int8"])
-def test_the_correlation_counts_the_signs_of_gradients_under_scaled_votes_too(gradients: str, backend: str) -> None:
+def test_the_correlation_counts_the_signs_of_gradients_under_scaled_votes_too(
+    gradients: str, backend: str
+) -> None:
     with use_backend(backend):
-        table = TernaryEmbedding(5, 40, group_size=32, scale_rule="correlation", gradients=gradients)
+        table = TernaryEmbedding(
+            5, 40, group_size=32, scale_rule="correlation", gradients=gradients
+        )
     table.set_trits(torch.randint(-1, 2, (5, 40), dtype=torch.int8))
     table.use_scaled_votes()
     assert table.vote_scale is not None

@@ -25,7 +25,9 @@ def random_weight(
     rng: np.random.Generator, shape: WeightShape, low: int = -9, spread: int = 4
 ) -> tuple[np.ndarray, np.ndarray]:
     trits = rng.integers(-1, 2, (shape.out_features, shape.in_features), dtype=np.int8)
-    exponent = rng.integers(low, low + spread + 1, (shape.out_features, shape.groups), dtype=np.int8)
+    exponent = rng.integers(
+        low, low + spread + 1, (shape.out_features, shape.groups), dtype=np.int8
+    )
     return trits, exponent
 
 
@@ -37,14 +39,18 @@ def packed_of(trits: np.ndarray) -> torch.Tensor:
     return reference.pack(torch.from_numpy(trits))
 
 
-# --- quantisation ---
+# --- quantisation
 
 
 @given(st.integers(0, 5), st.integers(1, 40), st.floats(1e-20, 1e20), st.integers(0, 2**32 - 1))
 def test_quantised_rows_equal_the_formula(m: int, k: int, scale: float, seed: int) -> None:
     x = (np.random.default_rng(seed).standard_normal((m, k)) * scale).astype(np.float32)
     q, s = reference.quantize_rows(torch.from_numpy(x))
-    expected_s = (np.abs(x).max(axis=1) / np.float32(127)).astype(np.float32) if m else np.zeros(0, np.float32)
+    expected_s = (
+        (np.abs(x).max(axis=1) / np.float32(127)).astype(np.float32)
+        if m
+        else np.zeros(0, np.float32)
+    )
     assert np.array_equal(s.numpy(), expected_s)
     assert np.array_equal(q.numpy(), np.rint(x / expected_s[:, None]).astype(np.int8))
 
@@ -70,15 +76,24 @@ def test_a_non_finite_entry_reaches_the_scale(bad: float) -> None:
 def test_normalised_rows_have_the_root_mean_square_removed_first() -> None:
     x = np.random.default_rng(0).standard_normal((4, 24)).astype(np.float32)
     q, s = reference.rms_norm_quantize(torch.from_numpy(x), 1e-6)
-    y = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-6)
+    y = x.astype(np.float64) / np.sqrt(
+        (x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-6
+    )
     np.testing.assert_allclose(s.numpy(), np.abs(y).max(axis=1) / 127, rtol=1e-6)
     assert np.abs(q.numpy() - y / s.numpy()[:, None]).max() <= 0.5 + 1e-4
 
 
-# --- products ---
+# --- products
 
 
-@given(st.integers(0, 6), st.integers(0, 9), st.integers(0, 300), GROUPS, st.integers(0, 8), st.integers(0, 2**32 - 1))
+@given(
+    st.integers(0, 6),
+    st.integers(0, 9),
+    st.integers(0, 300),
+    GROUPS,
+    st.integers(0, 8),
+    st.integers(0, 2**32 - 1),
+)
 def test_the_int8_forward_is_the_exact_integer_sum(
     m: int, n: int, k: int, group: int | str, width: int, seed: int
 ) -> None:
@@ -123,12 +138,25 @@ def test_the_product_that_overflows_16_bits_is_right() -> None:
     exponent = torch.zeros(1, 1, dtype=torch.int8)
     q = torch.full((1, 4096), 127, dtype=torch.int8)
     y = reference.linear(
-        q, torch.ones(1), reference.pack(torch.ones(1, 4096, dtype=torch.int8)), exponent, None, shape, torch.float32
+        q,
+        torch.ones(1),
+        reference.pack(torch.ones(1, 4096, dtype=torch.int8)),
+        exponent,
+        None,
+        shape,
+        torch.float32,
     )
     assert float(y) == 127 * 4096
 
 
-@given(st.integers(0, 6), st.integers(1, 9), st.integers(1, 200), GROUPS, st.integers(0, 12), st.integers(0, 2**32 - 1))
+@given(
+    st.integers(0, 6),
+    st.integers(1, 9),
+    st.integers(1, 200),
+    GROUPS,
+    st.integers(0, 12),
+    st.integers(0, 2**32 - 1),
+)
 def test_the_int8_input_gradient_is_the_exact_integer_sum(
     m: int, n: int, k: int, group: int | str, width: int, seed: int
 ) -> None:
@@ -137,11 +165,18 @@ def test_the_int8_input_gradient_is_the_exact_integer_sum(
     trits, exponent = random_weight(rng, shape, spread=width)
     g = rng.integers(-127, 128, (m, n), dtype=np.int8)
     got = reference.linear_grad_input(
-        torch.from_numpy(g), torch.tensor(0.25), packed_of(trits), torch.from_numpy(exponent), shape, torch.float32
+        torch.from_numpy(g),
+        torch.tensor(0.25),
+        packed_of(trits),
+        torch.from_numpy(exponent),
+        shape,
+        torch.float32,
     )
     floor = spread(exponent.min(axis=0, keepdims=True), shape)
     acc = g.astype(np.int64) @ (trits.astype(np.int64) << (spread(exponent, shape) - floor))
-    assert np.array_equal(got.numpy(), acc.astype(np.float32) * np.float32(0.25) * np.exp2(floor.astype(np.float32)))
+    assert np.array_equal(
+        got.numpy(), acc.astype(np.float32) * np.float32(0.25) * np.exp2(floor.astype(np.float32))
+    )
 
 
 @given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 150), GROUPS, st.integers(0, 2**32 - 1))
@@ -154,7 +189,13 @@ def test_float_products_stay_within_the_error_of_a_dot_product(
     weight = trits * np.exp2(spread(exponent, shape).astype(np.float64))
     x = rng.standard_normal((m, k)).astype(np.float32)
     y = reference.linear(
-        torch.from_numpy(x), None, packed_of(trits), torch.from_numpy(exponent), None, shape, torch.float32
+        torch.from_numpy(x),
+        None,
+        packed_of(trits),
+        torch.from_numpy(exponent),
+        None,
+        shape,
+        torch.float32,
     )
     # Higham: |error| <= gamma_K * |x| . |w| with gamma_K = K u / (1 - K u), u = 2**-24.
     unit = 2.0**-24
@@ -162,7 +203,12 @@ def test_float_products_stay_within_the_error_of_a_dot_product(
     assert (np.abs(y.numpy() - x.astype(np.float64) @ weight.T) <= bound + 1e-300).all()
     g = rng.standard_normal((m, n)).astype(np.float32)
     got = reference.linear_grad_input(
-        torch.from_numpy(g), None, packed_of(trits), torch.from_numpy(exponent), shape, torch.float32
+        torch.from_numpy(g),
+        None,
+        packed_of(trits),
+        torch.from_numpy(exponent),
+        shape,
+        torch.float32,
     )
     bound = n * unit / (1 - n * unit) * (np.abs(g).astype(np.float64) @ np.abs(weight))
     assert (np.abs(got.numpy() - g.astype(np.float64) @ weight) <= bound + 1e-300).all()
@@ -183,7 +229,9 @@ def test_shifted_products_are_exact_for_every_width_of_exponents(largest: int) -
 def test_exponents_that_spread_too_far_for_64_bits_are_refused() -> None:
     with pytest.raises(ValueError, match="spread over 41"):
         shifted_weight_product(
-            torch.ones(1, 2, dtype=torch.int8), torch.ones(2, 1, dtype=torch.int8), torch.tensor([[0], [41]])
+            torch.ones(1, 2, dtype=torch.int8),
+            torch.ones(2, 1, dtype=torch.int8),
+            torch.tensor([[0], [41]]),
         )
 
 
@@ -208,7 +256,7 @@ def test_long_inner_dimensions_leave_32_bits() -> None:
     assert int(int_matmul(a, a.t().contiguous())) == 127 * 127 * k
 
 
-# --- gradients to int8 ---
+# --- gradients to int8
 
 
 @given(st.integers(1, 6), st.integers(1, 30), st.floats(1e-25, 1e25), st.integers(0, 2**32 - 1))
@@ -222,7 +270,9 @@ def test_the_gradient_scale_is_the_smallest_power_of_two_that_holds_the_maximum(
     if float(scale) > 2.0**-126:
         assert largest <= 127 * float(scale)
         assert largest > 127 * float(scale) / 2
-    assert (np.abs(q.numpy().astype(np.float64) - g.astype(np.float64) / float(scale)) <= 1 + 1e-6).all()
+    assert (
+        np.abs(q.numpy().astype(np.float64) - g.astype(np.float64) / float(scale)) <= 1 + 1e-6
+    ).all()
 
 
 def test_the_quantised_gradient_is_unbiased() -> None:
@@ -241,7 +291,7 @@ def test_a_gradient_without_finite_maximum_casts_nothing(bad: float) -> None:
     assert float(scale) == 1.0
 
 
-# --- votes ---
+# --- votes
 
 
 def cast(
@@ -253,14 +303,20 @@ def cast(
     shape: WeightShape,
     scale: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    state = state_of(trits, np.zeros(ev.shape, np.int8), votes, shape, exponent_votes=torch.from_numpy(ev.copy()))
+    state = state_of(
+        trits, np.zeros(ev.shape, np.int8), votes, shape, exponent_votes=torch.from_numpy(ev.copy())
+    )
     unit = None if scale is None else torch.tensor(scale)
     rv.cast_votes(torch.from_numpy(g_MN), torch.from_numpy(x), unit, state)
     return state.votes.numpy(), state.learned.numpy(), state.stats.numpy()
 
 
 def state_of(
-    trits: np.ndarray, exponent: np.ndarray, votes: np.ndarray, shape: WeightShape, **others: torch.Tensor | None
+    trits: np.ndarray,
+    exponent: np.ndarray,
+    votes: np.ndarray,
+    shape: WeightShape,
+    **others: torch.Tensor | None,
 ) -> VoteState:
     e, a = torch.from_numpy(exponent.copy()), torch.from_numpy(votes.copy())
     return new_state(shape, packed_of(trits), e, a, "torch", **others)
@@ -273,7 +329,11 @@ def restated_votes(
     a = np.clip(votes.astype(np.int64) - s, -128, 127)
     product = s * trits
     score = np.stack(
-        [product[:, j * shape.group_size : (j + 1) * shape.group_size].sum(axis=1) for j in range(shape.groups)], axis=1
+        [
+            product[:, j * shape.group_size : (j + 1) * shape.group_size].sum(axis=1)
+            for j in range(shape.groups)
+        ],
+        axis=1,
     )
     return a, np.clip(ev.astype(np.int64) - np.sign(score), -128, 127)
 
@@ -292,14 +352,25 @@ def test_integer_votes_equal_the_rule(m: int, n: int, k: int, group: int | str, 
     expected_a, expected_b = restated_votes(gradient, trits, votes, ev, shape)
     assert np.array_equal(a, expected_a)
     assert np.array_equal(b, expected_b)
-    np.testing.assert_allclose(stats[1 : 1 + n], (0.5 * gradient).astype(float).__pow__(2).sum(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(stats[1 + n :], (0.5 * gradient).astype(float).__pow__(2).sum(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        stats[1 : 1 + n], (0.5 * gradient).astype(float).__pow__(2).sum(axis=1), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        stats[1 + n :], (0.5 * gradient).astype(float).__pow__(2).sum(axis=0), rtol=1e-5
+    )
 
 
 def test_votes_saturate_at_both_ends() -> None:
     shape = weight_shape(1, 2, "row")
     g, x = np.array([[1.0]], np.float32), np.array([[1.0, -1.0]], np.float32)
-    a, _, _ = cast(g, x, np.zeros((1, 2), np.int8), np.array([[-128, 127]], np.int8), np.zeros((1, 1), np.int8), shape)
+    a, _, _ = cast(
+        g,
+        x,
+        np.zeros((1, 2), np.int8),
+        np.array([[-128, 127]], np.int8),
+        np.zeros((1, 1), np.int8),
+        shape,
+    )
     assert a.tolist() == [[-128, 127]]
 
 
@@ -336,8 +407,16 @@ def test_tiles_do_not_change_the_votes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array_equal(one, other)
 
 
-@given(st.integers(1, 5), st.integers(1, 140), st.integers(1, 127), st.integers(0, 3), st.integers(0, 2**32 - 1))
-def test_flips_equal_the_rule_and_move_one_step_at_most(n: int, k: int, theta: int, leak: int, seed: int) -> None:
+@given(
+    st.integers(1, 5),
+    st.integers(1, 140),
+    st.integers(1, 127),
+    st.integers(0, 3),
+    st.integers(0, 2**32 - 1),
+)
+def test_flips_equal_the_rule_and_move_one_step_at_most(
+    n: int, k: int, theta: int, leak: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     shape = weight_shape(n, k, "row")
     trits, _ = random_weight(rng, shape)
@@ -363,7 +442,9 @@ def test_flips_equal_the_rule_and_move_one_step_at_most(n: int, k: int, theta: i
     st.integers(0, 3),
     st.integers(0, 2**32 - 1),
 )
-def test_exponents_move_one_step_within_their_band(n: int, j: int, theta: int, band: int, leak: int, seed: int) -> None:
+def test_exponents_move_one_step_within_their_band(
+    n: int, j: int, theta: int, band: int, leak: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     origin = rng.integers(-20, 20, (n, j), dtype=np.int8)
     exponent = (origin + rng.integers(-band, band + 1, (n, j))).astype(np.int8)
@@ -385,7 +466,9 @@ def test_exponents_stay_where_powers_of_two_are_normal_floats() -> None:
     assert state.exponent.tolist() == [[-126]]
 
 
-def exponents_of(exponent: np.ndarray, votes: np.ndarray, origin: torch.Tensor | None = None) -> VoteState:
+def exponents_of(
+    exponent: np.ndarray, votes: np.ndarray, origin: torch.Tensor | None = None
+) -> VoteState:
     """A state of weights that are all 0, in groups of 32."""
     rows, groups = exponent.shape
     zeros = np.zeros((rows, 32 * groups), np.int8)
@@ -401,7 +484,8 @@ def test_embedding_votes_sum_duplicates_before_the_sign_and_leave_other_rows() -
     ids = torch.tensor([2, 0, 2])
     grad = torch.tensor([[3.0, -1.0], [-1.0, 5.0], [-4.0, -1.0]])
     rv.embedding_votes(ids, grad, None, state)
-    # Row 2: 3 - 4 = -1 and -2 vote up. Row 0: -1 votes up, 5 down; its score is -2: the exponent up.
+    # Row 2: 3 - 4 = -1 and -2 vote up. Row 0: -1 votes up, 5 down; its score is -2: the exponent
+    # up.
     assert state.votes.tolist() == [[1, -1], [0, 0], [1, 1], [0, 0]]
     assert state.learned.tolist() == [[1], [0], [1], [0]]
     assert state.stats[1:5].tolist() == [26.0, 0.0, 5.0, 0.0]
@@ -412,7 +496,9 @@ def test_the_correlation_rule_counts_scores_and_updates_with_saturation() -> Non
     correlation = torch.tensor([[2**15 - 2], [0]], dtype=torch.int16)
     steps = torch.tensor([[2**31 - 1], [0]], dtype=torch.int32)
     ones, zeros = np.ones((2, 2), np.int8), np.zeros((2, 2), np.int8)
-    state = state_of(ones, zeros[:, :1], zeros, shape, exponent_votes=None, correlation=correlation, steps=steps)
+    state = state_of(
+        ones, zeros[:, :1], zeros, shape, exponent_votes=None, correlation=correlation, steps=steps
+    )
     rv.embedding_votes(torch.tensor([0, 1]), torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), None, state)
     assert correlation.tolist() == [[2**15 - 1], [-2]]
     assert steps.tolist() == [[2**31 - 1], [1]]

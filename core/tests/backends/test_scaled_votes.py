@@ -1,4 +1,6 @@
-"""Scaled votes and the storage of accumulators in the torch backend, beyond what the backend suite asks of everyone."""
+"""Scaled votes and the storage of accumulators in the torch backend, beyond what the backend suite
+asks of everyone.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,16 @@ def cast(shape: WeightShape, vote_scale: torch.Tensor, integer: bool) -> list[to
     kind = torch.int8 if integer else torch.float32
     g = torch.randint(-127, 128, (9, shape.out_features), generator=generator).to(kind)
     x = torch.randint(-127, 128, (9, shape.in_features), generator=generator).to(kind)
-    packed = reference.pack(torch.randint(-1, 2, (shape.out_features, shape.in_features), generator=generator).char())
-    votes = reference.pack_votes(torch.zeros(shape.out_features, shape.in_features, dtype=torch.int8), shape.vote_bits)
+    packed = reference.pack(
+        torch.randint(-1, 2, (shape.out_features, shape.in_features), generator=generator).char()
+    )
+    votes = reference.pack_votes(
+        torch.zeros(shape.out_features, shape.in_features, dtype=torch.int8), shape.vote_bits
+    )
     exponent = torch.zeros(shape.out_features, shape.groups, dtype=torch.int8)
-    state = scaled(new_state(shape, packed, exponent, votes, "torch"), vote_scale, VoteLimits(700, 1))
+    state = scaled(
+        new_state(shape, packed, exponent, votes, "torch"), vote_scale, VoteLimits(700, 1)
+    )
     sv.cast_scaled_votes(g, x, torch.tensor(0.25) if integer else None, state)
     flips = sv.apply_scaled_votes(state, 1, 5000, True)
     return [votes, state.learned, state.scaling[0], packed, flips]
@@ -37,7 +45,9 @@ def scaled(state: VoteState, vote_scale: torch.Tensor, limits: VoteLimits) -> Vo
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("integer", [False, True])
-def test_tiles_do_not_change_scaled_votes(monkeypatch: pytest.MonkeyPatch, integer: bool, bits: int) -> None:
+def test_tiles_do_not_change_scaled_votes(
+    monkeypatch: pytest.MonkeyPatch, integer: bool, bits: int
+) -> None:
     shape = WeightShape(10, 41, 32, bits)
     vote_scale = torch.full((51,), 4, dtype=torch.int32) if integer else torch.full((51,), 0.01)
     whole = cast(shape, vote_scale, integer)

@@ -59,7 +59,9 @@ def backend(
     devices: tuple[str, ...] = ("cpu", "cuda"),
     ops: tuple[str, ...] = REQUIRED_OPS,
 ) -> str:
-    text = BACKEND.replace("NAME", name).replace("RESULT", result).replace("PRIORITY", str(priority))
+    text = (
+        BACKEND.replace("NAME", name).replace("RESULT", result).replace("PRIORITY", str(priority))
+    )
     return text.replace("DEVICES", repr(devices)).replace("OPS", repr(ops))
 
 
@@ -82,7 +84,7 @@ def chosen(value: str, device: str = "cpu") -> Selection:
     return select(BackendRequest(value, "ARB_TERNARY_BACKEND", device))
 
 
-# --- where a request comes from --------------------------------------------------------------------------------------
+# --- where a request comes from
 
 
 @pytest.mark.parametrize(
@@ -109,11 +111,13 @@ def test_the_command_line_overrules_the_variable_and_the_variable_the_config(
     assert request.device == "cuda:1"
 
 
-# --- auto ------------------------------------------------------------------------------------------------------------
+# --- auto
 
 
 @pytest.mark.parametrize("value", ["auto", "", "  ", " AUTO "])
-def test_auto_takes_the_highest_priority_that_is_usable_and_says_why_in_one_line(install_plugin, log, value):
+def test_auto_takes_the_highest_priority_that_is_usable_and_says_why_in_one_line(
+    install_plugin, log, value
+):
     install_plugin("slow", backend("slow", priority=5))
     install_plugin("fast", backend("fast", priority=30))
     install_plugin("old", backend("old", UNUSABLE, priority=99))
@@ -133,7 +137,10 @@ def test_auto_takes_the_highest_priority_that_is_usable_and_says_why_in_one_line
 
 
 def test_auto_takes_a_last_resort_only_after_every_other_backend(install_plugin):
-    install_plugin("odd", backend("odd", "return ProbeResult(True, 'an interpreter', last_resort=True)", priority=99))
+    install_plugin(
+        "odd",
+        backend("odd", "return ProbeResult(True, 'an interpreter', last_resort=True)", priority=99),
+    )
 
     assert chosen("auto").name == "torch"
     assert dict(chosen("auto").rejected) == {"odd": "an interpreter"}
@@ -151,7 +158,10 @@ def test_auto_passes_over_a_backend_that_does_not_serve_the_device(install_plugi
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        ("raise OSError('libcuda.so not found')", "its probe failed: OSError: libcuda.so not found"),
+        (
+            "raise OSError('libcuda.so not found')",
+            "its probe failed: OSError: libcuda.so not found",
+        ),
         ("return True", "its probe returned True instead of a ProbeResult"),
     ],
 )
@@ -172,7 +182,10 @@ def test_auto_on_a_device_that_nothing_serves_is_an_error_of_the_environment():
     with pytest.raises(EnvironmentProblem) as caught:
         chosen("auto", "xla")
 
-    assert render(caught.value) == "error: no backend can be used on xla\n  torch: it serves cpu, cuda, mps"
+    assert (
+        render(caught.value)
+        == "error: no backend can be used on xla\n  torch: it serves cpu, cuda, mps"
+    )
 
 
 class Opinion:
@@ -214,7 +227,7 @@ def test_a_named_backend_is_never_put_to_a_vote(install_plugin):
     assert opinion.asked == []
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
+# --- names
 
 
 @pytest.mark.parametrize("value", ["torch", " Torch ", "TORCH"])
@@ -231,7 +244,8 @@ def test_a_named_backend_that_cannot_work_is_an_error_and_never_a_fallback(insta
         chosen("old")
 
     assert render(caught.value) == (
-        "error: ARB_TERNARY_BACKEND: backend 'old' cannot be used on cpu: the kernel library is too old\n"
+        "error: ARB_TERNARY_BACKEND: backend 'old' cannot be used on cpu: the kernel library is "
+        "too old\n"
         "  usable on cpu: torch"
     )
     assert caught.value.exit_code == 3
@@ -245,7 +259,10 @@ def test_a_list_is_an_order_of_preference_and_each_rejection_is_logged(install_p
     assert selection == Selection(
         "torch",
         "ARB_TERNARY_BACKEND",
-        (("triton", "it is not installed (pip install arb-ternary-triton)"), ("old", "the kernel library is too old")),
+        (
+            ("triton", "it is not installed (pip install arb-ternary-triton)"),
+            ("old", "the kernel library is too old"),
+        ),
         TORCH,
     )
     assert log.messages == [
@@ -264,7 +281,8 @@ def test_a_list_in_which_nothing_can_be_used_is_an_error_with_every_reason(insta
 
     assert render(caught.value) == (
         "error: ARB_TERNARY_BACKEND: "
-        "backend 'triton' cannot be used on cpu: it is not installed (pip install arb-ternary-triton); "
+        "backend 'triton' cannot be used on cpu: it is not installed (pip install "
+        "arb-ternary-triton); "
         "backend 'old' cannot be used on cpu: the kernel library is too old\n"
         "  usable on cpu: torch"
     )
@@ -297,7 +315,8 @@ def test_a_known_backend_that_is_not_installed_is_an_error_of_the_environment_wi
         chosen("triton")
 
     assert render(caught.value) == (
-        "error: ARB_TERNARY_BACKEND: backend 'triton' is not installed\n  pip install arb-ternary-triton"
+        "error: ARB_TERNARY_BACKEND: backend 'triton' is not installed\n  pip install "
+        "arb-ternary-triton"
     )
     assert caught.value.exit_code == 3
 
@@ -309,7 +328,8 @@ def test_a_backend_whose_plugin_failed_says_so(install_plugin):
         chosen("triton")
 
     assert render(caught.value) == (
-        "error: ARB_TERNARY_BACKEND: backend 'triton' may come from plugin 'triton' (arb-ternary-triton 1.0), "
+        "error: ARB_TERNARY_BACKEND: backend 'triton' may come from plugin 'triton' "
+        "(arb-ternary-triton 1.0), "
         "which failed to load: RuntimeError: half written\n"
         "  see: arb plugins show triton"
     )
@@ -326,7 +346,7 @@ def test_auto_does_not_mix_with_names():
         chosen("torch,auto")
 
 
-# --- the backend in use ----------------------------------------------------------------------------------------------
+# --- the backend in use
 
 
 def test_the_current_backend_follows_the_variable(install_plugin, monkeypatch):
@@ -401,9 +421,15 @@ def test_use_backend_takes_exactly_one_name(name):
 def test_use_backend_refuses_what_cannot_work_and_leaves_the_current_one(install_plugin):
     install_plugin("old", backend("old", UNUSABLE))
 
-    with pytest.raises(EnvironmentProblem, match="backend 'old' cannot be used on cpu"), use_backend("old"):
+    with (
+        pytest.raises(EnvironmentProblem, match="backend 'old' cannot be used on cpu"),
+        use_backend("old"),
+    ):
         pass
-    with pytest.raises(UsageProblem, match="use_backend: no backend is called 'tritn'"), use_backend("tritn"):
+    with (
+        pytest.raises(UsageProblem, match="use_backend: no backend is called 'tritn'"),
+        use_backend("tritn"),
+    ):
         pass
     assert current_backend() == "torch"
 
@@ -427,37 +453,54 @@ def test_the_reference_keeps_the_protocol():
 @pytest.mark.parametrize(
     ("source", "problem", "message"),
     [
-        (backend("bad", ops=REQUIRED_OPS[2:]), ComponentError, r"lacks required ops: pack, unpack$"),
+        (
+            backend("bad", ops=REQUIRED_OPS[2:]),
+            ComponentError,
+            r"lacks required ops: pack, unpack$",
+        ),
         (
             backend("bad", ops=(*REQUIRED_OPS, "embeding")),
             ComponentError,
             r"has an unknown op 'embeding'\n.*'embedding'",
         ),
         (backend("bad").replace('    name = "bad"\n', ""), ComponentError, r"lacks: name$"),
-        (backend("bad").replace('    name = "bad"\n', '    name = "good"\n'), ComponentError, "calls itself 'good'"),
+        (
+            backend("bad").replace('    name = "bad"\n', '    name = "good"\n'),
+            ComponentError,
+            "calls itself 'good'",
+        ),
         (
             backend("bad").replace("fake_bad:build", "fake_bad:built"),
             EnvironmentProblem,
             "cannot be built: AttributeError",
         ),
-        (backend("bad").replace("return Backend()", "return 1 / 0"), EnvironmentProblem, "ZeroDivisionError: division"),
+        (
+            backend("bad").replace("return Backend()", "return 1 / 0"),
+            EnvironmentProblem,
+            "ZeroDivisionError: division",
+        ),
     ],
 )
-def test_a_backend_that_breaks_the_protocol_is_named_with_what_is_wrong(install_plugin, source, problem, message):
+def test_a_backend_that_breaks_the_protocol_is_named_with_what_is_wrong(
+    install_plugin, source, problem, message
+):
     install_plugin("bad", source)
 
-    with pytest.raises(problem, match=r"^backend 'bad' of plugin 'bad' \(arb-ternary-bad 1.0\) .*" + message):
+    with pytest.raises(
+        problem, match=r"^backend 'bad' of plugin 'bad' \(arb-ternary-bad 1.0\) .*" + message
+    ):
         get_backend("bad")
 
 
-# --- the probe of the reference --------------------------------------------------------------------------------------
+# --- the probe of the reference
 
 
 def test_the_probe_of_the_reference_imports_no_torch():
     check = (
         "import sys\n"
         "from arb_ternary.backends.reference_probe import probe\n"
-        "print(probe('cpu').usable, probe('cuda').usable in (True, False), 'torch' in sys.modules)\n"
+        "print(probe('cpu').usable, probe('cuda').usable in (True, False), 'torch' in "
+        "sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
 

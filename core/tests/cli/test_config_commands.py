@@ -36,7 +36,8 @@ def load_as(cls, path, overrides):
         origins[key,] = Origin("override", f"-o {text}")
     config = structure(cls, evolve(document, origins=origins), manager().registry)
     values = leaves(to_plain(config, given=False))
-    return LoadedConfig(config, {where: origins.get(where, Origin("default", "default")) for where, _ in values})
+    return LoadedConfig(config, {where: origins.get(where, Origin("default", "default")) for where,
+        _ in values})
 """
 
 #: A plugin with the kind of config file NAME, whose top level is `Study`, and two optimizers.
@@ -74,12 +75,14 @@ def load(path, overrides):
 def arb_register_optimizers():
     accepts = frozenset({"float"})
     slow = OptimizerSpec(name="slow", target="fake_NAME:load", accepts=accepts)
-    return [slow, OptimizerSpec(name="quick", target="fake_NAME:load", config="fake_NAME:Quick", accepts=accepts)]
+    return [slow, OptimizerSpec(name="quick", target="fake_NAME:load", config="fake_NAME:Quick",
+        accepts=accepts)]
 
 
 @hookimpl
 def arb_register_documents():
-    return [DocumentSpec(name="NAME", target="fake_NAME:load", config="fake_NAME:Study", command="arb do")]
+    return [DocumentSpec(name="NAME", target="fake_NAME:load", config="fake_NAME:Study",
+        command="arb do")]
 """
 )
 
@@ -107,7 +110,8 @@ def load(path, overrides):
 
 @hookimpl
 def arb_register_documents():
-    return [DocumentSpec(name="other", target="fake_other:load", config="fake_other:Other", command="arb other")]
+    return [DocumentSpec(name="other", target="fake_other:load", config="fake_other:Other",
+        command="arb other")]
 """
 )
 
@@ -134,7 +138,7 @@ def output(*arguments: str) -> str:
     return result.output
 
 
-# --- validate --------------------------------------------------------------------------------------------------------
+# --- validate
 
 
 @pytest.mark.usefixtures("study")
@@ -153,13 +157,24 @@ def test_validate_prints_faults_as_json_with_the_same_exit_code() -> None:
     Path("arb.yaml").write_text("steps: 10\noptimizer: slow\n")
     result = run("validate", "arb.yaml", "--json", "-o", "sed=1")
     assert result.exit_code == 2
-    fault = {"where": "-o sed=1", "path": "sed", "message": "unknown key; did you mean 'seed'?", "hint": ""}
+    fault = {
+        "where": "-o sed=1",
+        "path": "sed",
+        "message": "unknown key; did you mean 'seed'?",
+        "hint": "",
+    }
     assert json.loads(result.output) == {"path": "arb.yaml", "valid": False, "faults": [fault]}
-    assert json.loads(output("validate", "arb.yaml", "--json")) == {"path": "arb.yaml", "valid": True, "faults": []}
+    assert json.loads(output("validate", "arb.yaml", "--json")) == {
+        "path": "arb.yaml",
+        "valid": True,
+        "faults": [],
+    }
 
 
 def test_validate_exits_with_3_when_only_something_is_not_installed(install_plugin: Any) -> None:
-    lost = PLUGIN.replace("NAME", "study").replace('config="fake_study:Quick"', 'config="no_such_module:Quick"')
+    lost = PLUGIN.replace("NAME", "study").replace(
+        'config="fake_study:Quick"', 'config="no_such_module:Quick"'
+    )
     install_plugin("study", lost)
     Path("arb.yaml").write_text("steps: 3\noptimizer: quick\n")
     result = run("validate", "arb.yaml", "--json")
@@ -189,13 +204,16 @@ def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem
     assert "document 'study': gone:" in capsys.readouterr().err
 
 
-# --- kinds of config files -------------------------------------------------------------------------------------------
+# --- kinds of config files
 
 
 @pytest.mark.usefixtures("install_plugin")
 def test_the_core_alone_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "validate", "arb.yaml"]) == 3
-    assert capsys.readouterr().err == "error: no kind of config file is installed\n  pip install arb-ternary\n"
+    assert (
+        capsys.readouterr().err
+        == "error: no kind of config file is installed\n  pip install arb-ternary\n"
+    )
 
 
 def test_of_several_kinds_the_one_called_run_is_meant(install_plugin: Any) -> None:

@@ -81,7 +81,7 @@ def as_json(capsys, *arguments: str, code: int = 0):
     return json.loads(printed(capsys, *arguments, "--json", code=code))
 
 
-# --- plugins ---------------------------------------------------------------------------------------------------------
+# --- plugins
 
 
 def test_the_list_of_plugins_shows_status_and_reason(install_plugin, monkeypatch, capsys):
@@ -187,20 +187,25 @@ def test_every_hook_is_listed_with_its_arguments(install_plugin, capsys):
     }
 
 
-# --- backends --------------------------------------------------------------------------------------------------------
+# --- backends
 
 
 def test_the_list_of_backends_shows_usable_unusable_and_not_installed(install_plugin, capsys):
     install_plugin("old", OLD_BACKEND)
 
-    assert {row["name"]: (row["status"], row["reason"]) for row in as_json(capsys, "backends", "list")} == {
+    assert {
+        row["name"]: (row["status"], row["reason"]) for row in as_json(capsys, "backends", "list")
+    } == {
         "old": ("unusable", "the kernel library is too old"),
         "torch": ("usable", f"torch {version('torch')}"),
         "cpu": ("not installed", "pip install arb-ternary-cpu"),
         "triton": ("not installed", "pip install arb-ternary-triton"),
     }
     text = printed(capsys, "backends", "list", "--device", "xla")
-    assert "torch    unusable       0         arb-ternary-core    cpu cuda mps  it serves cpu, cuda, mps\n" in text
+    assert (
+        "torch    unusable       0         arb-ternary-core    cpu cuda mps  it serves cpu, cuda, "
+        "mps\n" in text
+    )
 
 
 def test_the_choice_of_a_backend_is_explained(install_plugin, capsys):
@@ -245,7 +250,7 @@ def test_an_explanation_of_an_unknown_backend_is_the_error(install_plugin, capsy
     assert capsys.readouterr().err.startswith("error: command line: no backend is called 'tritn'\n")
 
 
-# --- doctor ----------------------------------------------------------------------------------------------------------
+# --- doctor
 
 
 def test_doctor_reports_what_there_is(install_plugin, monkeypatch, capsys):
@@ -259,7 +264,10 @@ def test_doctor_reports_what_there_is(install_plugin, monkeypatch, capsys):
     assert facts["python"]["executable"] == sys.executable
     assert facts["torch"]["threads"] == 1
     assert facts["distributions"]["torch"] == version("torch")
-    assert {row["name"]: row["status"] for row in facts["plugins"]} == {"builtin": "ok", "good": "ok"}
+    assert {row["name"]: row["status"] for row in facts["plugins"]} == {
+        "builtin": "ok",
+        "good": "ok",
+    }
     assert facts["backend"] == {
         "request": "torch",
         "source": "ARB_TERNARY_BACKEND",
@@ -275,7 +283,10 @@ def test_doctor_reports_what_there_is(install_plugin, monkeypatch, capsys):
 
     text = printed(capsys, "doctor")
     assert f"arb       {__version__} (plugins 1.0)\n" in text
-    assert f"backend   torch on cpu, 'torch' from ARB_TERNARY_BACKEND: torch {version('torch')}\n" in text
+    assert (
+        f"backend   torch on cpu, 'torch' from ARB_TERNARY_BACKEND: torch {version('torch')}\n"
+        in text
+    )
     assert "ARB_TERNARY_BACKEND  torch\n" in text
     assert "ARB_PLUGIN is not a variable of arb; did you mean ARB_PLUGINS?\n" in text
 
@@ -296,7 +307,9 @@ def test_doctor_explains_a_misspelt_backend_and_exits_with_2(install_plugin, mon
     assert "builtin  ok" in report.out, "the report comes out all the same"
 
 
-def test_doctor_exits_with_3_when_the_named_backend_is_not_installed(install_plugin, monkeypatch, capsys):
+def test_doctor_exits_with_3_when_the_named_backend_is_not_installed(
+    install_plugin, monkeypatch, capsys
+):
     monkeypatch.setenv("ARB_TERNARY_BACKEND", "triton")
 
     facts = as_json(capsys, "doctor", code=3)
@@ -309,14 +322,17 @@ def test_doctor_exits_with_3_when_the_named_backend_is_not_installed(install_plu
     ]
 
 
-def test_doctor_exits_with_3_when_a_plugin_that_is_asked_for_failed(install_plugin, monkeypatch, capsys):
+def test_doctor_exits_with_3_when_a_plugin_that_is_asked_for_failed(
+    install_plugin, monkeypatch, capsys
+):
     install_plugin("broken", "raise RuntimeError('half written')")
     assert main(["doctor"]) == 0, "it is merely installed"
     monkeypatch.setenv("ARB_PLUGINS", "broken")
 
     assert main(["doctor"]) == 3
     assert capsys.readouterr().err.endswith(
-        "error: ARB_PLUGINS: plugin 'broken' (arb-ternary-broken 1.0): failed: RuntimeError: half written\n"
+        "error: ARB_PLUGINS: plugin 'broken' (arb-ternary-broken 1.0): failed: RuntimeError: half "
+        "written\n"
     )
 
 
@@ -339,7 +355,7 @@ def test_the_report_is_a_block_of_markdown_with_every_distribution(install_plugi
     assert "\npytest " not in printed(capsys, "doctor")
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
+# --- tables
 
 
 class Terminal(io.StringIO):

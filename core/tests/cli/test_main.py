@@ -27,7 +27,8 @@ COMMAND = (
     + """
 @hookimpl
 def arb_register_commands():
-    return [CommandSpec(name="dance", target="fake_dance_command:dance", summary="Dance to the music.")]
+    return [CommandSpec(name="dance", target="fake_dance_command:dance",
+        summary="Dance to the music.")]
 """
 )
 DANCE = """
@@ -67,7 +68,7 @@ def dance(install_plugin):
     install_plugin("dance", COMMAND).joinpath("fake_dance_command.py").write_text(DANCE)
 
 
-# --- help ------------------------------------------------------------------------------------------------------------
+# --- help
 
 
 def test_help_lists_every_command_with_its_summary_and_imports_no_target(dance, capsys):
@@ -121,8 +122,12 @@ def test_the_version_is_that_of_the_distribution(capsys):
     ],
     ids=["broken", "too new", "conflicting", "unknown hook"],
 )
-@pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"], ["plugins", "show", "bad"], ["doctor"]])
-def test_a_plugin_that_cannot_be_used_leaves_the_program_working(install_plugin, capsys, source, arguments):
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plugins", "list"], ["plugins", "show", "bad"], ["doctor"]]
+)
+def test_a_plugin_that_cannot_be_used_leaves_the_program_working(
+    install_plugin, capsys, source, arguments
+):
     install_plugin("bad", source)
 
     assert main(arguments) == 0
@@ -132,7 +137,7 @@ def test_a_plugin_that_cannot_be_used_leaves_the_program_working(install_plugin,
     assert "plugins" in printed.out or "bad" in printed.out
 
 
-# --- running commands ------------------------------------------------------------------------------------------------
+# --- running commands
 
 
 @pytest.mark.parametrize(
@@ -156,7 +161,9 @@ def test_an_interrupt_exits_with_130(dance, capsys):
     assert capsys.readouterr().err.endswith("interrupted\n")
 
 
-@pytest.mark.parametrize(("error", "code", "said"), [(EOFError, 1, "aborted"), (KeyboardInterrupt, 130, "interrupted")])
+@pytest.mark.parametrize(
+    ("error", "code", "said"), [(EOFError, 1, "aborted"), (KeyboardInterrupt, 130, "interrupted")]
+)
 def test_an_end_of_input_in_a_prompt_is_a_failure_and_an_interrupt_is_one(
     dance, monkeypatch, capsys, error, code, said
 ):
@@ -192,7 +199,10 @@ def test_a_bug_is_not_dressed_up_as_a_user_error(dance):
         (["dance"], "Missing argument 'HOW'"),
         (["dance", "well", "--loud"], "No such option"),
         (["--loud"], "No such option"),
-        (["plugins", "lst"], "error: no command is called 'plugins.lst'\n  did you mean 'plugins.list'?"),
+        (
+            ["plugins", "lst"],
+            "error: no command is called 'plugins.lst'\n  did you mean 'plugins.list'?",
+        ),
     ],
 )
 def test_a_wrong_use_exits_with_2(dance, capsys, arguments, message):
@@ -216,19 +226,28 @@ def test_an_unknown_command_gets_the_nearest_name(dance, capsys):
 
 def test_a_command_that_is_not_installed_names_the_command_that_installs_it(install_plugin, capsys):
     assert main(["upcycle", "manifest.yaml"]) == 3
-    assert capsys.readouterr().err == "error: command 'upcycle' is not installed\n  pip install arb-ternary-upcycle\n"
+    assert (
+        capsys.readouterr().err
+        == "error: command 'upcycle' is not installed\n  pip install arb-ternary-upcycle\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "distribution"),
-    [(["plugins", "check", "mine"], "arb-ternary-testing"), (["config", "new"], "arb-ternary-train")],
+    [
+        (["plugins", "check", "mine"], "arb-ternary-testing"),
+        (["config", "new"], "arb-ternary-train"),
+    ],
 )
 def test_a_command_of_a_group_that_is_not_installed_names_the_command_that_installs_it(
     install_plugin, capsys, arguments, distribution
 ):
     assert main(arguments) == 3
     name = ".".join(arguments[:2])
-    assert capsys.readouterr().err == f"error: command '{name}' is not installed\n  pip install {distribution}\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: command '{name}' is not installed\n  pip install {distribution}\n"
+    )
 
 
 def test_a_plugin_adds_a_command_to_a_group_of_the_core(install_plugin, capsys):
@@ -271,11 +290,16 @@ def test_a_command_that_is_no_click_command_is_an_error_of_its_plugin(install_pl
     )
 
 
-def test_a_wrong_name_in_a_variable_is_an_error_of_usage_everywhere(install_plugin, monkeypatch, capsys):
+def test_a_wrong_name_in_a_variable_is_an_error_of_usage_everywhere(
+    install_plugin, monkeypatch, capsys
+):
     monkeypatch.setenv("ARB_PLUGINS", "nonesuch")
 
     assert main(["--help"]) == 2
-    assert capsys.readouterr().err == "error: ARB_PLUGINS: no plugin is called 'nonesuch'\n  installed: builtin\n"
+    assert (
+        capsys.readouterr().err
+        == "error: ARB_PLUGINS: no plugin is called 'nonesuch'\n  installed: builtin\n"
+    )
 
 
 def test_a_plugin_file_adds_its_commands(install_plugin, tmp_path, capsys):
@@ -293,7 +317,9 @@ def test_a_plugin_file_adds_its_commands(install_plugin, tmp_path, capsys):
 
 def test_a_plugin_file_that_does_not_exist_is_a_usage_error(install_plugin, tmp_path, capsys):
     assert main(["--plugin", str(tmp_path / "none.py"), "plugins", "list"]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path / 'none.py'}: there is no such plugin file\n"
+    assert (
+        capsys.readouterr().err == f"error: {tmp_path / 'none.py'}: there is no such plugin file\n"
+    )
 
 
 def test_the_choice_of_a_backend_is_shown_on_standard_error(install_plugin, capsys):
@@ -302,7 +328,9 @@ def test_the_choice_of_a_backend_is_shown_on_standard_error(install_plugin, caps
 
     current_backend()
 
-    assert capsys.readouterr().err.startswith("backend torch on cpu, auto: highest priority (0), torch ")
+    assert capsys.readouterr().err.startswith(
+        "backend torch on cpu, auto: highest priority (0), torch "
+    )
     assert logging.getLogger("arb_ternary").level == logging.INFO
 
 
@@ -311,7 +339,7 @@ def test_completion_of_an_unknown_command_does_not_fail(install_plugin):
         assert arb.resolve_command(context, ["trian"])[1] is None
 
 
-# --- cost ------------------------------------------------------------------------------------------------------------
+# --- cost
 
 
 def arb_help(*prefix: str) -> list[str]:
@@ -321,20 +349,26 @@ def arb_help(*prefix: str) -> list[str]:
 def test_help_imports_nothing_heavy(tmp_path):
     record = (
         "import atexit, json, sys\n"
-        f"atexit.register(lambda: json.dump(sorted(sys.modules), open({str(tmp_path / 'modules.json')!r}, 'w')))\n"
+        f"atexit.register(lambda: json.dump(sorted(sys.modules), "
+        f"open({str(tmp_path / 'modules.json')!r}, 'w')))\n"
         "from arb_ternary.cli.main import main\n"
         "sys.exit(main(['--help']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", record], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", record], capture_output=True, text=True, check=True
+    )
 
-    loaded = {module.partition(".")[0] for module in json.loads((tmp_path / "modules.json").read_text())}
+    loaded = {
+        module.partition(".")[0] for module in json.loads((tmp_path / "modules.json").read_text())
+    }
     assert "Commands:" in done.stdout
     assert loaded & set(HEAVY) == set()
     assert "click" in loaded, "the list of modules is a real one"
 
 
 def test_help_costs_little_more_than_the_libraries_it_stands_on():
-    # 150 ms of CPU time on an idle machine; as a ratio, since other work on the same cores makes both dearer.
+    # 150 ms of CPU time on an idle machine; as a ratio, since other work on the same cores makes
+    # both dearer.
     def cpu_seconds(arguments: list[str]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(arguments, stdout=subprocess.DEVNULL, env=dict(os.environ), check=True)

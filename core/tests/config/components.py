@@ -1,4 +1,6 @@
-"""Components for tests of configs: a registry of their own, with config classes of every supported shape."""
+"""Components for tests of configs: a registry of their own, with config classes of every supported
+shape.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from typing import Any, Literal
 from attrs import field, frozen
 from attrs.validators import ge, in_
 
-from arb_ternary.config.choice import Choice, DataChoice, MaskingChoice, ModelChoice, OptimizerChoice, PhaseChoice
+from arb_ternary.config.choice import (
+    Choice,
+    DataChoice,
+    MaskingChoice,
+    ModelChoice,
+    OptimizerChoice,
+    PhaseChoice,
+)
 from arb_ternary.config.options import (
     Rule,
     default_choice,
@@ -57,13 +66,18 @@ class Stack:
 
     def __attrs_post_init__(self) -> None:
         if self.width % self.heads:
-            raise ValueError(f"'width' must be a multiple of 'heads'; {self.width} is not a multiple of {self.heads}")
+            raise ValueError(
+                f"'width' must be a multiple of 'heads'; {self.width} is not a multiple of "
+                f"{self.heads}"
+            )
 
 
 @frozen(kw_only=True)
 class Standard:
     steps: int = option(help="optimizer steps", validator=positive)
-    lr: float | None = option(None, "learning rate; null = the optimizer's", validator=optional(positive))
+    lr: float | None = option(
+        None, "learning rate; null = the optimizer's", validator=optional(positive)
+    )
     share: float = option(0.5, "a share", validator=fraction)
     every: int = option(0, "a cadence", validator=[non_negative, ge(0)])
 
@@ -92,7 +106,9 @@ class Span:
     steps: tuple[int, ...] = option(
         (),
         "in between",
-        validator=Rule("numbers from 0, in order", lambda values: values == tuple(sorted(map(abs, values))), {}),
+        validator=Rule(
+            "numbers from 0, in order", lambda values: values == tuple(sorted(map(abs, values))), {}
+        ),
         converter=_sorted,
     )
 
@@ -150,7 +166,9 @@ class Study:
     """The top level of a file."""
 
     name: str = option(
-        "study", "what it is called", validator=Rule("short", lambda value: len(value) < 9, {"maxLength": 8})
+        "study",
+        "what it is called",
+        validator=Rule("short", lambda value: len(value) < 9, {"maxLength": 8}),
     )
     seed: int = option(0, "seed of all randomness", validator=non_negative)
     data: DataChoice = option(help="where it comes from")
@@ -158,7 +176,8 @@ class Study:
     masking: MaskingChoice = default_choice("shift", "what is hidden")
     optimizer: OptimizerChoice = option(help="how the model learns")
     phases: tuple[PhaseChoice, ...] = option(
-        help="what is done, in order", validator=Rule("a list of at least one item", bool, {"minItems": 1})
+        help="what is done, in order",
+        validator=Rule("a list of at least one item", bool, {"minItems": 1}),
     )
     rules: tuple[Choice[RuleSpec], ...] = option((), "what must hold")
     saving: Saving = option(help="when files are written", factory=Saving)
@@ -201,14 +220,18 @@ SPECS = (
 
 
 class FakeRegistry:
-    """As the plugins' registry: ``adam``, ``sgd`` ...; a name that begins with ``absent`` is not installed."""
+    """As the plugins' registry: ``adam``, ``sgd`` ...; a name that begins with ``absent`` is not
+    installed.
+    """
 
     def __init__(self, specs: Sequence[Spec] = SPECS) -> None:
         self.specs = {(spec.kind, spec.name): spec for spec in specs}
 
     def get(self, kind: str, name: str) -> Registered:
         if name.startswith("absent"):
-            raise EnvironmentProblem(f"{kind} '{name}' is not installed", f"pip install arb-ternary-{name}")
+            raise EnvironmentProblem(
+                f"{kind} '{name}' is not installed", f"pip install arb-ternary-{name}"
+            )
         if (kind, name) not in self.specs:
             close = nearest(name, self.names(kind))
             raise UsageProblem(

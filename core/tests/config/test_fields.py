@@ -46,7 +46,9 @@ OPTIMIZERS = st.recursive(
 )
 INNER = mapping(size=st.sampled_from([1, 2, 4]), weight=NUMBERS)
 MODELS = (
-    component("stack", heads=st.sampled_from([1, 2, 4]), group_size=st.sampled_from([32, 64, "row"]))
+    component(
+        "stack", heads=st.sampled_from([1, 2, 4]), group_size=st.sampled_from([32, 64, "row"])
+    )
     | st.just("bare")
     | component(
         "everything",
@@ -64,10 +66,17 @@ MODELS = (
         table=st.dictionaries(WORDS, INNER, max_size=2),
         rows=st.lists(INNER, max_size=2),
         shape=WORDS | INNER,
-        anything=st.none() | st.lists(st.integers() | WORDS, max_size=2) | st.dictionaries(WORDS, NUMBERS, max_size=2),
+        anything=st.none()
+        | st.lists(st.integers() | WORDS, max_size=2)
+        | st.dictionaries(WORDS, NUMBERS, max_size=2),
     )
 )
-PHASES = component("standard", {"steps": st.integers(1, 99)}, lr=st.none() | st.floats(1e-9, 1), share=st.floats(0, 1))
+PHASES = component(
+    "standard",
+    {"steps": st.integers(1, 99)},
+    lr=st.none() | st.floats(1e-9, 1),
+    share=st.floats(0, 1),
+)
 STUDIES = mapping(
     {
         "data": st.just("letters"),
@@ -106,7 +115,9 @@ def test_without_given_the_same_options_are_there(raw: Any) -> None:
 
 
 def holds(plain: Any, raw: Any) -> bool:
-    """Whether everything in ``raw`` is in ``plain``, where a component's name may have become a mapping."""
+    """Whether everything in ``raw`` is in ``plain``, where a component's name may have become a
+    mapping.
+    """
     if isinstance(raw, dict):
         return all(key in plain and holds(plain[key], value) for key, value in raw.items())
     if isinstance(raw, list):
@@ -144,14 +155,22 @@ def test_a_resolved_config_keeps_what_the_user_gave() -> None:
     raw = {"name": "adam", "lr": 1e-3}
     choice = structure(components.OptimizerChoice, Document(raw), REGISTRY)
     plain = to_plain(choice)
-    assert plain == {"name": "adam", "lr": 1e-3, "betas": [0.9, 0.95], "mode": "plain", "given": ["lr"]}
+    assert plain == {
+        "name": "adam",
+        "lr": 1e-3,
+        "betas": [0.9, 0.95],
+        "mode": "plain",
+        "given": ["lr"],
+    }
     assert structure(components.OptimizerChoice, Document(plain), REGISTRY).given == {"lr"}
 
 
 def test_number_keys_survive_a_file() -> None:
     wrapper = structure(components.Wrapper, read_yaml("limits: {3: 0.5}", "demo.yaml"), REGISTRY)
     assert wrapper.limits == {3: 0.5}
-    again = structure(components.Wrapper, read_yaml(dump_yaml(to_plain(wrapper)), "resolved.yaml"), REGISTRY)
+    again = structure(
+        components.Wrapper, read_yaml(dump_yaml(to_plain(wrapper)), "resolved.yaml"), REGISTRY
+    )
     assert again == wrapper
 
 

@@ -25,7 +25,9 @@ def test_an_option_without_help_cannot_be_declared() -> None:
         (optional(positive), [None, 1], [0], "'value' must be greater than 0, not "),
     ],
 )
-def test_rules_hold_where_they_say(rule: Any, good: list[Any], bad: list[Any], message: str) -> None:
+def test_rules_hold_where_they_say(
+    rule: Any, good: list[Any], bad: list[Any], message: str
+) -> None:
     @frozen
     class Config:
         value: Any = option(help="a value", validator=rule)

@@ -55,7 +55,9 @@ def test_an_empty_mapping_gives_the_defaults(registry: Any) -> None:
         ("anything", {"a": [1, "x", None]}, {"a": [1, "x", None]}),
     ],
 )
-def test_a_value_of_the_right_type_is_kept(registry: Any, option: str, value: Any, expected: Any) -> None:
+def test_a_value_of_the_right_type_is_kept(
+    registry: Any, option: str, value: Any, expected: Any
+) -> None:
     found = getattr(everything(registry, **{option: value}), option)
     assert found == expected
     assert type(found) is type(expected)
@@ -63,9 +65,15 @@ def test_a_value_of_the_right_type_is_kept(registry: Any, option: str, value: An
 
 def test_nested_classes_are_structured_wherever_they_stand(registry: Any) -> None:
     small, large = {"size": 2}, {"size": 4, "weight": 0.25}
-    found = everything(registry, nested=small, maybe=large, table={"a": small}, rows=[small, large], shape=large)
+    found = everything(
+        registry, nested=small, maybe=large, table={"a": small}, rows=[small, large], shape=large
+    )
     inner_small, inner_large = components.Inner(size=2), components.Inner(size=4, weight=0.25)
-    assert (found.nested, found.maybe, found.table) == (inner_small, inner_large, {"a": inner_small})
+    assert (found.nested, found.maybe, found.table) == (
+        inner_small,
+        inner_large,
+        {"a": inner_small},
+    )
     assert (found.rows, found.shape) == ((inner_small, inner_large), inner_large)
 
 
@@ -83,7 +91,11 @@ def test_nested_classes_are_structured_wherever_they_stand(registry: Any) -> Non
         ("number", "1e-3", "number: must be a number, not '1e-3' (text)"),
         ("number", False, "number: must be a number, not false"),
         ("path", 3, "path: must be a path, not 3"),
-        ("window", "al", "window: must be a whole number or 'all', not 'al' (text); did you mean 'all'?"),
+        (
+            "window",
+            "al",
+            "window: must be a whole number or 'all', not 'al' (text); did you mean 'all'?",
+        ),
         ("window", 1.5, "window: must be a whole number or 'all', not 1.5"),
         ("either", "x", "either: must be a number, a whole number or null, not 'x' (text)"),
         ("words", "a", "words: must be a list, not 'a' (text)"),
@@ -102,11 +114,14 @@ def test_nested_classes_are_structured_wherever_they_stand(registry: Any) -> Non
         ("xyz", 3, None),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused(faults: Any, option: str, value: Any, message: str | None) -> None:
+def test_a_value_of_the_wrong_type_is_refused(
+    faults: Any, option: str, value: Any, message: str | None
+) -> None:
     found = faults(components.Everything, {option: value})
     if message is None:
         message = (
-            "xyz: unknown key; the keys here are anything, count, either, flag, level, maybe, names, "
+            "xyz: unknown key; the keys here are anything, count, either, flag, level, maybe, "
+            "names, "
             "nested, number, path, ranks, rows, shape, table, text, window, words"
         )
     assert found == [message]
@@ -114,13 +129,19 @@ def test_a_value_of_the_wrong_type_is_refused(faults: Any, option: str, value: A
 
 def test_a_tuple_of_fixed_length_has_that_length(faults: Any) -> None:
     assert faults(components.Adam, {"betas": [0.9]}) == ["betas: must have 2 items, not 1"]
-    assert faults(components.Adam, {"betas": [0.9, "x"]}) == ["betas[1]: must be a number, not 'x' (text)"]
+    assert faults(components.Adam, {"betas": [0.9, "x"]}) == [
+        "betas[1]: must be a number, not 'x' (text)"
+    ]
 
 
 def test_number_keys_may_be_text_as_those_of_overrides_are(registry: Any, faults: Any) -> None:
-    found = structure(components.Wrapper, Document({"limits": {"10": 0.5, 20: 1}, "inner": "sgd"}), registry)
+    found = structure(
+        components.Wrapper, Document({"limits": {"10": 0.5, 20: 1}, "inner": "sgd"}), registry
+    )
     assert found.limits == {10: 0.5, 20: 1.0}
-    assert faults(components.Wrapper, {"limits": {"x": 1}}) == ["limits.x: must be a whole number, not 'x' (text)"]
+    assert faults(components.Wrapper, {"limits": {"x": 1}}) == [
+        "limits.x: must be a whole number, not 'x' (text)"
+    ]
 
 
 def test_all_faults_are_reported_at_once_validators_included(faults: Any) -> None:
@@ -134,11 +155,16 @@ def test_all_faults_are_reported_at_once_validators_included(faults: Any) -> Non
     ]
 
 
-@pytest.mark.parametrize(("word", "meant"), [("learning_rate", "lr"), ("Learning_Rate", "lr"), ("max_steps", "steps")])
+@pytest.mark.parametrize(
+    ("word", "meant"), [("learning_rate", "lr"), ("Learning_Rate", "lr"), ("max_steps", "steps")]
+)
 def test_a_key_by_the_name_that_other_programs_give_it_is_explained_by_meaning(
     word: str, meant: str, faults: Any
 ) -> None:
-    assert faults(components.Standard, {"steps": 1, word: 1})[0] == f"{word}: unknown key; did you mean '{meant}'?"
+    assert (
+        faults(components.Standard, {"steps": 1, word: 1})[0]
+        == f"{word}: unknown key; did you mean '{meant}'?"
+    )
 
 
 def test_a_failure_of_the_whole_class_is_located_at_the_option_it_names(faults: Any) -> None:
@@ -147,24 +173,34 @@ def test_a_failure_of_the_whole_class_is_located_at_the_option_it_names(faults: 
     ]
 
 
-def test_a_validator_that_looks_at_another_option_is_asked_once_all_of_them_are_there(faults: Any) -> None:
-    assert faults(components.Span, {"start": 3, "end": 2}) == ["end: must not be before 'start', which is 3"]
-    assert faults(components.Span, {"start": -1, "end": -2}) == ["start: must be 0 or greater, not -1"]
+def test_a_validator_that_looks_at_another_option_is_asked_once_all_of_them_are_there(
+    faults: Any,
+) -> None:
+    assert faults(components.Span, {"start": 3, "end": 2}) == [
+        "end: must not be before 'start', which is 3"
+    ]
+    assert faults(components.Span, {"start": -1, "end": -2}) == [
+        "start: must be 0 or greater, not -1"
+    ]
 
 
-def test_an_error_of_a_validator_that_says_nothing_about_the_config_is_not_taken_for_a_fault(registry: Any) -> None:
+def test_an_error_of_a_validator_that_says_nothing_about_the_config_is_not_taken_for_a_fault(
+    registry: Any,
+) -> None:
     with pytest.raises(RuntimeError, match="broken"):
         structure(components.Span, Document({"start": 13, "end": 14}), registry)
 
 
 def test_a_converter_sees_the_value_before_the_validator_does(registry: Any, faults: Any) -> None:
-    assert structure(components.Span, Document({"start": 1, "end": 2, "steps": [2, 1]}), registry).steps == (1, 2)
+    assert structure(
+        components.Span, Document({"start": 1, "end": 2, "steps": [2, 1]}), registry
+    ).steps == (1, 2)
     assert faults(components.Span, {"start": 1, "end": 2, "steps": [2, -1]}) == [
         "steps: must be numbers from 0, in order, not (-1, 2)"
     ]
 
 
-# --- components ------------------------------------------------------------------------------------------------------
+# --- components
 
 
 def test_a_name_alone_and_a_mapping_with_a_name_choose_the_same_component(registry: Any) -> None:
@@ -203,7 +239,10 @@ def test_build_calls_the_factory_with_the_options_first(registry: Any) -> None:
 
 
 def test_a_component_without_options_is_built_with_none(registry: Any) -> None:
-    assert structure(OptimizerChoice, Document("sgd"), registry).build("parameters") == (None, "parameters")
+    assert structure(OptimizerChoice, Document("sgd"), registry).build("parameters") == (
+        None,
+        "parameters",
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,10 +258,19 @@ def test_a_component_without_options_is_built_with_none(registry: Any) -> None:
             "needs the 'name' of the optimizer: "
             "adam, lost, no_class, not_attrs, odd_type, reserved, sgd, unresolvable, wrapper",
         ),
-        ({"name": "adam", "lr": 1.0, "given": ["mode"]}, "given[0]: 'mode' is not among the options here"),
+        (
+            {"name": "adam", "lr": 1.0, "given": ["mode"]},
+            "given[0]: 'mode' is not among the options here",
+        ),
         ({"name": "adam", "given": 3}, "given: must be a list, not 3"),
-        ({"name": "wrapper", "inner": {"name": "adam", "mod": 1}}, "inner.mod: unknown key; did you mean 'mode'?"),
-        ({"name": "wrapper", "others": ["adm"]}, "others[0]: no optimizer is called 'adm'; did you mean 'adam'?"),
+        (
+            {"name": "wrapper", "inner": {"name": "adam", "mod": 1}},
+            "inner.mod: unknown key; did you mean 'mode'?",
+        ),
+        (
+            {"name": "wrapper", "others": ["adm"]},
+            "others[0]: no optimizer is called 'adm'; did you mean 'adam'?",
+        ),
     ],
 )
 def test_a_choice_that_cannot_be_made_is_explained(faults: Any, data: Any, message: str) -> None:
@@ -234,7 +282,9 @@ def test_a_component_that_is_not_installed_is_an_environment_problem(registry: A
     with pytest.raises(EnvironmentProblem) as caught:
         structure(OptimizerChoice, Document("absent"), registry)
     assert caught.value.exit_code == 3
-    assert str(caught.value) == "optimizer 'absent' is not installed\npip install arb-ternary-absent"
+    assert (
+        str(caught.value) == "optimizer 'absent' is not installed\npip install arb-ternary-absent"
+    )
 
 
 def test_a_fault_of_the_config_wins_over_an_absent_component_and_lists_both(faults: Any) -> None:
@@ -248,7 +298,8 @@ def test_a_fault_of_the_config_wins_over_an_absent_component_and_lists_both(faul
 def test_a_config_class_that_cannot_be_imported_is_an_environment_problem(registry: Any) -> None:
     with pytest.raises(
         EnvironmentProblem,
-        match="the config class no_such_module:Config cannot be imported: ModuleNotFoundError: No module",
+        match="the config class no_such_module:Config cannot be imported: ModuleNotFoundError: No "
+        "module",
     ):
         structure(OptimizerChoice, Document("lost"), registry)
 
@@ -274,7 +325,9 @@ def test_an_option_of_an_unsupported_type_is_the_plugins_error(registry: Any) ->
 
 def test_build_says_which_target_cannot_be_imported(registry: Any) -> None:
     spec = type(registry.get("model", "bare").spec)(name="bare", target="no_such_module:build")
-    with pytest.raises(EnvironmentProblem, match="model 'bare': no_such_module:build cannot be imported"):
+    with pytest.raises(
+        EnvironmentProblem, match="model 'bare': no_such_module:build cannot be imported"
+    ):
         ModelChoice("bare", None, frozenset(), spec).build(84)
     spec = type(spec)(name="bare", target="os:no_such_function")
     with pytest.raises(ComponentError, match="model 'bare': os:no_such_function does not exist"):

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from arb_ternary.config.yaml_document import dump_inline, dump_yaml, parse_yaml_value, read_yaml
 from arb_ternary.errors import ConfigError
 
-TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="\ufeff\u2028\u2029"))
+TEXT = st.text(
+    st.characters(
+        codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="\ufeff\u2028\u2029"
+    )
+)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT
-PLAIN = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4))
+PLAIN = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4)
+)
 #: Text that some YAML reads as something else.
 TRICKY = [
     "yes",
@@ -122,7 +128,10 @@ def test_every_value_has_the_line_of_its_key() -> None:
 
 
 def test_merge_keys_mean_what_pyyaml_says_they_mean() -> None:
-    text = "base: &b {x: 1, y: 2}\nmore: &m {y: 3, z: 4}\none:\n  <<: *b\n  x: 5\nboth: {<<: [*m, *b], w: 6}\n"
+    text = (
+        "base: &b {x: 1, y: 2}\nmore: &m {y: 3, z: 4}\none:\n  <<: *b\n  x: 5\nboth: {<<: [*m, "
+        "*b], w: 6}\n"
+    )
     assert data(text) == yaml.safe_load(text)
 
 
@@ -144,7 +153,10 @@ def test_an_alias_gives_the_anchors_value() -> None:
         ("a: 1\nb: &b\n  - *b\n", ["demo.yaml:2: an alias to a value that contains it"]),
         ("a: &a\n  <<: *a\n", ["demo.yaml:1: an alias to a value that contains it"]),
         ("a:\n  <<: 3\n", ["demo.yaml:2: a merge key (<<) needs a mapping, or a list of mappings"]),
-        ("a: &a {x: 1, x: 2}\nb: {<<: *a}\n", ["demo.yaml:1: the key is here twice; the first is in line 1"]),
+        (
+            "a: &a {x: 1, x: 2}\nb: {<<: *a}\n",
+            ["demo.yaml:1: the key is here twice; the first is in line 1"],
+        ),
         ("a: 1\n1.5: 2\n", ["demo.yaml:2: a key must be text or a whole number"]),
         ("? [a]\n: 2\n", ["demo.yaml:1: a key must be text or a whole number"]),
         (
@@ -157,7 +169,9 @@ def test_an_alias_gives_the_anchors_value() -> None:
         ("a: !!int x\n", ["demo.yaml:1: 'x' is not what its tag !!int says"]),
     ],
 )
-def test_what_yaml_allows_and_a_config_does_not_is_a_fault_with_its_line(text: str, expected: list[str]) -> None:
+def test_what_yaml_allows_and_a_config_does_not_is_a_fault_with_its_line(
+    text: str, expected: list[str]
+) -> None:
     assert faults(text) == expected
 
 
@@ -166,12 +180,14 @@ def test_what_yaml_allows_and_a_config_does_not_is_a_fault_with_its_line(text: s
     [
         (
             "a: 1\nb: [1, 2\nc: 3\n",
-            "demo.yaml:3: not valid YAML: while parsing a flow sequence: expected ',' or ']', but got ':'",
+            "demo.yaml:3: not valid YAML: while parsing a flow sequence: expected ',' or ']', but "
+            "got ':'",
         ),
         ("a: b: c\n", "demo.yaml:1: not valid YAML: mapping values are not allowed here"),
         (
             "a: 1\n---\nb: 2\n",
-            "demo.yaml:2: not valid YAML: expected a single document in the stream: but found another document",
+            "demo.yaml:2: not valid YAML: expected a single document in the stream: but found "
+            "another document",
         ),
         ("a: *b\n", "demo.yaml:1: not valid YAML: found undefined alias 'b'"),
     ],

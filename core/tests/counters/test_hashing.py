@@ -6,7 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arb_ternary.counters.hashing import counter_hash, counter_hash_rows, hash_key, stream_id, uniform
+from arb_ternary.counters.hashing import (
+    counter_hash,
+    counter_hash_rows,
+    hash_key,
+    stream_id,
+    uniform,
+)
 
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
 
@@ -32,7 +38,9 @@ words = st.integers(0, 2**48)
 
 
 @given(words, words, st.integers(0, 2**34), st.integers(0, 2**33), st.integers(1, 40))
-def test_the_hash_equals_its_definition(seed: int, step: int, stream: int, start: int, count: int) -> None:
+def test_the_hash_equals_its_definition(
+    seed: int, step: int, stream: int, start: int, count: int
+) -> None:
     got = [value & M32 for value in counter_hash(count, seed, step, stream, start=start).tolist()]
     assert got == [restated_hash(start + i, seed, step, stream) for i in range(count)]
 
@@ -49,14 +57,19 @@ def test_long_ranges_do_not_depend_on_how_they_are_cut() -> None:
 
 
 @given(
-    st.lists(st.one_of(st.integers(0, 50), st.integers(2**31 - 3, 2**31 + 3), st.integers(2**40, 2**41)), max_size=5),
+    st.lists(
+        st.one_of(st.integers(0, 50), st.integers(2**31 - 3, 2**31 + 3), st.integers(2**40, 2**41)),
+        max_size=5,
+    ),
     st.sampled_from([0, 1, 2, 7]),
 )
 def test_rows_are_hashed_by_the_index_in_the_whole_matrix(rows: list[int], columns: int) -> None:
     got = counter_hash_rows(torch.tensor(rows, dtype=torch.int64), columns, 1, 2, 3)
     assert got.shape == (len(rows), columns)
     for row, values in zip(rows, got.tolist(), strict=True):
-        assert [value & M32 for value in values] == [restated_hash(row * columns + k, 1, 2, 3) for k in range(columns)]
+        assert [value & M32 for value in values] == [
+            restated_hash(row * columns + k, 1, 2, 3) for k in range(columns)
+        ]
 
 
 def test_known_values_stay_the_same() -> None:
@@ -68,7 +81,8 @@ def test_uniform_numbers_have_mean_and_variance_of_the_uniform_distribution() ->
     u = uniform((1000, 1000), 1, 2, 3).double()
     assert float(u.min()) >= 0
     assert float(u.max()) < 1
-    # Standard errors: 1/sqrt(12 n) for the mean, 1/sqrt(180 n) for the variance; bounds at five of them.
+    # Standard errors: 1/sqrt(12 n) for the mean, 1/sqrt(180 n) for the variance; bounds at five of
+    # them.
     assert abs(float(u.mean()) - 0.5) < 5 / (12e6) ** 0.5
     assert abs(float(u.var()) - 1 / 12) < 5 / (180e6) ** 0.5
 

@@ -50,7 +50,9 @@ def arb_register_backends():
 
 def record_of(name: str, distribution: str | None = None) -> PluginRecord:
     (found,) = [
-        record for record in manager().records if record.name == name and distribution in (None, record.distribution)
+        record
+        for record in manager().records
+        if record.name == name and distribution in (None, record.distribution)
     ]
     return found
 
@@ -73,9 +75,9 @@ def test_a_good_plugin_is_ok_and_its_component_is_found_with_its_origin(install_
 
 
 def test_targets_are_not_imported_by_loading(install_plugin):
-    install_plugin("good", GOOD.replace("fake_good:build", "fake_heavy:build")).joinpath("fake_heavy.py").write_text(
-        "def build(config):\n    return 'built'\n"
-    )
+    install_plugin("good", GOOD.replace("fake_good:build", "fake_heavy:build")).joinpath(
+        "fake_heavy.py"
+    ).write_text("def build(config):\n    return 'built'\n")
 
     found = manager().registry.get("masking", "stripes")
 
@@ -83,7 +85,9 @@ def test_targets_are_not_imported_by_loading(install_plugin):
     assert found.load()(None) == "built"
 
 
-def test_a_plugin_that_cannot_be_imported_costs_one_warning_and_the_rest_works(install_plugin, capsys):
+def test_a_plugin_that_cannot_be_imported_costs_one_warning_and_the_rest_works(
+    install_plugin, capsys
+):
     install_plugin("broken", BROKEN)
     install_plugin("good", GOOD)
 
@@ -106,7 +110,8 @@ def test_a_plugin_that_cannot_be_imported_costs_one_warning_and_the_rest_works(i
             "arb_register_masking is not marked with @arb_ternary.hookimpl",
         ),
         (
-            HEAD + "@hookimpl\ndef arb_register_masking():\n    raise ValueError('no luck\\ntoday')\n",
+            HEAD
+            + "@hookimpl\ndef arb_register_masking():\n    raise ValueError('no luck\\ntoday')\n",
             "ValueError: no luck",
         ),
         (
@@ -140,14 +145,20 @@ def test_an_argument_that_the_hook_does_not_have_is_a_failure_that_names_it(inst
     install_plugin("bad", HEAD + "@hookimpl\ndef arb_register_masking(width):\n    return ()\n")
 
     assert record_of("bad").status is Status.FAILED
-    assert "{'width'} are declared in the hookimpl but can not be found in the hookspec" in record_of("bad").reason
+    assert (
+        "{'width'} are declared in the hookimpl but can not be found in the hookspec"
+        in record_of("bad").reason
+    )
 
 
 def test_a_plugin_that_fails_half_way_leaves_nothing_behind(install_plugin):
     install_plugin(
         "half",
         OPTIMIZER
-        + "@hookimpl\ndef arb_register_phases():\n    raise RuntimeError('after the optimizers were collected')\n",
+        + (
+            "@hookimpl\ndef arb_register_phases():\n    raise RuntimeError('after the optimizers "
+            "were collected')\n"
+        ),
     )
 
     plugins = manager()
@@ -157,7 +168,9 @@ def test_a_plugin_that_fails_half_way_leaves_nothing_behind(install_plugin):
     assert plugins.implemented_by("half") == ()
 
 
-def test_a_hook_that_does_not_exist_is_an_unknown_hook_with_the_nearest_name(install_plugin, capsys):
+def test_a_hook_that_does_not_exist_is_an_unknown_hook_with_the_nearest_name(
+    install_plugin, capsys
+):
     install_plugin("typo", GOOD.replace("arb_register_masking", "arb_register_maskings"))
 
     assert record_of("typo").status is Status.UNKNOWN_HOOK
@@ -169,7 +182,10 @@ def test_a_hook_that_does_not_exist_is_an_unknown_hook_with_the_nearest_name(ins
 
 
 def test_a_hook_that_is_marked_optional_may_be_unknown(install_plugin):
-    install_plugin("later", GOOD + "@hookimpl(optionalhook=True)\ndef arb_register_samplers():\n    return ()\n")
+    install_plugin(
+        "later",
+        GOOD + "@hookimpl(optionalhook=True)\ndef arb_register_samplers():\n    return ()\n",
+    )
 
     assert record_of("later").status is Status.OK
 
@@ -179,8 +195,10 @@ def test_a_plugin_for_a_newer_interface_is_incompatible_and_says_what_to_do(inst
 
     assert record_of("future").status is Status.INCOMPATIBLE
     assert capsys.readouterr().err == (
-        "warning: plugin 'future' (arb-ternary-future 1.0): incompatible: it is written for plugin interface 2.0, "
-        "this program provides 1.0; upgrade arb-ternary-core or install an older release of the plugin\n"
+        "warning: plugin 'future' (arb-ternary-future 1.0): incompatible: it is written for plugin "
+        "interface 2.0, "
+        "this program provides 1.0; upgrade arb-ternary-core or install an older release of the "
+        "plugin\n"
     )
 
 
@@ -217,10 +235,12 @@ def test_a_plugin_for_1_0_fits_this_program():
     assert API_VERSION[0] == 1
 
 
-# --- one name twice --------------------------------------------------------------------------------------------------
+# --- one name twice
 
 
-def test_a_name_that_two_plugins_provide_belongs_to_neither_and_the_error_names_both(install_plugin, capsys):
+def test_a_name_that_two_plugins_provide_belongs_to_neither_and_the_error_names_both(
+    install_plugin, capsys
+):
     install_plugin("one", OPTIMIZER)
     install_plugin("two", OPTIMIZER + GOOD.removeprefix(HEAD), version="2.0")
 
@@ -234,12 +254,16 @@ def test_a_name_that_two_plugins_provide_belongs_to_neither_and_the_error_names_
     )
     assert caught.value.exit_code == 3
     assert "swift" not in manager().registry.names("optimizer")
-    assert manager().registry.find("masking", "stripes") is not None, "what is not in conflict works"
+    assert manager().registry.find("masking", "stripes") is not None, (
+        "what is not in conflict works"
+    )
     assert (record_of("one").status, record_of("two").status) == (Status.CONFLICT, Status.CONFLICT)
     assert capsys.readouterr().err == (
-        "warning: plugin 'one' (arb-ternary-one 1.0): conflict: optimizer 'swift' is also provided by "
+        "warning: plugin 'one' (arb-ternary-one 1.0): conflict: optimizer 'swift' is also provided "
+        "by "
         "plugin 'two' (arb-ternary-two 2.0); neither is used\n"
-        "warning: plugin 'two' (arb-ternary-two 2.0): conflict: optimizer 'swift' is also provided by "
+        "warning: plugin 'two' (arb-ternary-two 2.0): conflict: optimizer 'swift' is also provided "
+        "by "
         "plugin 'one' (arb-ternary-one 1.0); neither is used\n"
     )
 
@@ -256,7 +280,8 @@ def test_a_plugin_cannot_take_a_component_of_the_core_silently(install_plugin):
     install_plugin("rival", BACKEND)
 
     with pytest.raises(
-        EnvironmentProblem, match=r"'builtin' \(arb-ternary-core .*\) and 'rival' \(arb-ternary-rival 1.0\)"
+        EnvironmentProblem,
+        match=r"'builtin' \(arb-ternary-core .*\) and 'rival' \(arb-ternary-rival 1.0\)",
     ):
         manager().registry.get("backend", "torch")
 
@@ -265,7 +290,10 @@ def test_a_plugin_cannot_take_a_command_of_the_core(install_plugin, capsys):
     install_plugin(
         "rival",
         HEAD
-        + "@hookimpl\ndef arb_register_commands():\n    return [CommandSpec(name='plugins', target='nowhere:x')]\n",
+        + (
+            "@hookimpl\ndef arb_register_commands():\n    return [CommandSpec(name='plugins', "
+            "target='nowhere:x')]\n"
+        ),
     )
 
     assert manager().registry.get("command", "plugins").plugin.name == "builtin"
@@ -287,7 +315,8 @@ def test_two_distributions_with_a_plugin_of_one_name_are_both_left_out(install_p
 
 def test_a_distribution_that_is_on_the_path_twice_counts_once_and_the_first_counts(install_plugin):
     install_plugin("good", GOOD, version="1.0")
-    install_plugin("good", GOOD, version="2.0", distribution="Arb_Ternary.good")  # put in front, in another spelling
+    # put in front, in another spelling
+    install_plugin("good", GOOD, version="2.0", distribution="Arb_Ternary.good")
 
     assert record_of("good").version == "2.0"
     assert manager().registry.get("masking", "stripes").distribution == "Arb_Ternary.good"
@@ -295,7 +324,9 @@ def test_a_distribution_that_is_on_the_path_twice_counts_once_and_the_first_coun
 
 def test_a_distribution_with_damaged_entry_points_is_recorded_and_the_rest_works(install_plugin):
     folder = install_plugin("odd")
-    next(folder.glob("*.dist-info/entry_points.txt")).write_text("[arb_ternary.plugins]\nno equals sign\n")
+    next(folder.glob("*.dist-info/entry_points.txt")).write_text(
+        "[arb_ternary.plugins]\nno equals sign\n"
+    )
     install_plugin("good", GOOD)
 
     assert record_of("arb-ternary-odd").status is Status.FAILED
@@ -307,11 +338,14 @@ def test_metadata_without_a_name_does_not_keep_a_plugin_out(install_plugin):
     folder = install_plugin("good", GOOD)
     next(folder.glob("*.dist-info/METADATA")).write_text("")
 
-    assert (record_of("good").distribution, record_of("good").version) == ("unnamed-distribution", "0")
+    assert (record_of("good").distribution, record_of("good").version) == (
+        "unnamed-distribution",
+        "0",
+    )
     assert record_of("good").status is Status.OK
 
 
-# --- allow and block -------------------------------------------------------------------------------------------------
+# --- allow and block
 
 
 def test_a_blocked_plugin_is_not_imported_and_gives_no_warning(install_plugin, monkeypatch, capsys):
@@ -345,7 +379,9 @@ def test_an_empty_allow_list_leaves_only_the_core(install_plugin, monkeypatch):
 
 
 @pytest.mark.parametrize("variable", ["ARB_PLUGINS", "ARB_PLUGINS_DISABLED"])
-def test_a_listed_name_that_matches_no_plugin_is_an_error_with_the_nearest_name(install_plugin, monkeypatch, variable):
+def test_a_listed_name_that_matches_no_plugin_is_an_error_with_the_nearest_name(
+    install_plugin, monkeypatch, variable
+):
     install_plugin("good", GOOD)
     monkeypatch.setenv(variable, "goof")
 
@@ -353,7 +389,8 @@ def test_a_listed_name_that_matches_no_plugin_is_an_error_with_the_nearest_name(
         manager()
 
     assert render(caught.value) == (
-        f"error: {variable}: no plugin is called 'goof'\n  did you mean 'good'?\n  installed: builtin, good"
+        f"error: {variable}: no plugin is called 'goof'\n  did you mean 'good'?\n  installed: "
+        f"builtin, good"
     )
     assert caught.value.exit_code == 2
 
@@ -396,7 +433,10 @@ def test_the_trace_says_what_was_loaded_from_where(install_plugin, monkeypatch, 
     manager()
 
     trace = capsys.readouterr().err
-    assert "plugins: arb-ternary-good 1.0 ignored: arb-ternary-good 0.9 comes first on sys.path\n" in trace
+    assert (
+        "plugins: arb-ternary-good 1.0 ignored: arb-ternary-good 0.9 comes first on sys.path\n"
+        in trace
+    )
     assert "plugins: 'good' (arb-ternary-good 0.9) from fake_good: ok: masking stripes\n" in trace
     assert "plugins: fake_good imported [" in trace
 
@@ -411,7 +451,10 @@ def test_plugins_are_loaded_in_the_order_of_their_names(install_plugin):
 def test_a_plugin_that_asks_for_the_manager_while_it_is_loaded_fails_alone(install_plugin):
     install_plugin("eager", "from arb_ternary.plugins.manager import manager\nmanager()\n")
 
-    assert record_of("eager").reason == "RuntimeError: manager() was called by a plugin while plugins are being loaded"
+    assert (
+        record_of("eager").reason
+        == "RuntimeError: manager() was called by a plugin while plugins are being loaded"
+    )
 
 
 def test_the_manager_is_loaded_once(install_plugin):
@@ -423,7 +466,9 @@ def test_the_manager_is_loaded_once(install_plugin):
 
 def test_warnings_of_deprecated_hooks_reach_the_user(install_plugin, monkeypatch):
     monkeypatch.setitem(
-        hookspecs.arb_plugin_info.arb_ternary_spec, "warn_on_impl", DeprecationWarning("use the metadata")
+        hookspecs.arb_plugin_info.arb_ternary_spec,
+        "warn_on_impl",
+        DeprecationWarning("use the metadata"),
     )
     install_plugin("old", GOOD + "@hookimpl\ndef arb_plugin_info():\n    return {}\n")
 
@@ -433,7 +478,7 @@ def test_warnings_of_deprecated_hooks_reach_the_user(install_plugin, monkeypatch
     assert record_of("old").status is Status.OK
 
 
-# --- kinds of component ----------------------------------------------------------------------------------------------
+# --- kinds of component
 
 KIND = (
     HEAD
@@ -471,7 +516,9 @@ def test_a_plugin_adds_a_kind_of_component_that_others_register(install_plugin):
     install_plugin("sampling", KIND)
 
     assert manager().registry.get("sampler", "uniform").plugin.name == "a_sampler"
-    assert [(found.kind, found.name) for found in record_of("a_sampler").components] == [("sampler", "uniform")]
+    assert [(found.kind, found.name) for found in record_of("a_sampler").components] == [
+        ("sampler", "uniform")
+    ]
     with pytest.raises(UsageProblem, match="no sampler of rows is called 'weighted'"):
         manager().registry.get("sampler", "weighted")
 
@@ -496,7 +543,9 @@ class Hooks:
 
 def watched_kind() -> str:
     kind = KIND.replace('"sampler of rows"\n', f'"sampler of rows"{WATCHED}')
-    return kind.replace("import hookimpl\n", "import hookimpl\nfrom arb_ternary.hookspecs import hookspec\n")
+    return kind.replace(
+        "import hookimpl\n", "import hookimpl\nfrom arb_ternary.hookspecs import hookspec\n"
+    )
 
 
 def test_a_plugin_cannot_itself_implement_a_hook_of_a_kinds_components(install_plugin):
@@ -506,11 +555,14 @@ def test_a_plugin_cannot_itself_implement_a_hook_of_a_kinds_components(install_p
     assert record_of("sampling").status is Status.OK
     assert record_of("a_watcher").status is Status.FAILED
     assert record_of("a_watcher").reason == (
-        "arb_row_drawn is called on the observers of a run only: register a tracker that implements it"
+        "arb_row_drawn is called on the observers of a run only: register a tracker that "
+        "implements it"
     )
 
 
-def test_a_kind_whose_hooks_cannot_be_imported_is_a_fault_of_the_plugin_that_brings_it(install_plugin):
+def test_a_kind_whose_hooks_cannot_be_imported_is_a_fault_of_the_plugin_that_brings_it(
+    install_plugin,
+):
     install_plugin("good", GOOD)
     install_plugin("sampling", watched_kind().replace("fake_sampling:Hooks", "gone:Hooks"))
 
@@ -520,7 +572,10 @@ def test_a_kind_whose_hooks_cannot_be_imported_is_a_fault_of_the_plugin_that_bri
 
 
 def test_what_is_registered_is_held_to_the_kind(install_plugin):
-    install_plugin("a_sampler", SAMPLER.replace("from fake_sampling import SamplerSpec", "SamplerSpec = MaskingSpec"))
+    install_plugin(
+        "a_sampler",
+        SAMPLER.replace("from fake_sampling import SamplerSpec", "SamplerSpec = MaskingSpec"),
+    )
     install_plugin("sampling", KIND)
 
     assert record_of("a_sampler").status is Status.FAILED
@@ -532,7 +587,12 @@ def test_what_is_registered_is_held_to_the_kind(install_plugin):
     ("before", "after", "status", "reason"),
     [
         ("[SamplerSpec]", "1 / 0", Status.FAILED, "ZeroDivisionError: division by zero"),
-        ("[SamplerSpec]", "[MaskingSpec(name='x', target='m:b')]", Status.FAILED, "must be a subclass of Spec"),
+        (
+            "[SamplerSpec]",
+            "[MaskingSpec(name='x', target='m:b')]",
+            Status.FAILED,
+            "must be a subclass of Spec",
+        ),
         ("arb_register_samplers", "samplers", Status.FAILED, "hook arb_register_..."),
         (
             '"sampler"',
@@ -540,7 +600,12 @@ def test_what_is_registered_is_held_to_the_kind(install_plugin):
             Status.CONFLICT,
             "there is a kind 'backend' or a hook arb_register_samplers already",
         ),
-        ("arb_register_samplers", "arb_register_masking", Status.CONFLICT, "or a hook arb_register_masking already"),
+        (
+            "arb_register_samplers",
+            "arb_register_masking",
+            Status.CONFLICT,
+            "or a hook arb_register_masking already",
+        ),
     ],
 )
 def test_a_kind_that_is_none_or_is_taken_is_refused(install_plugin, before, after, status, reason):
@@ -556,11 +621,13 @@ def test_a_kind_comes_from_an_installed_plugin_only(install_plugin, tmp_path):
     file = tmp_path / "sampling_file.py"
     file.write_text(KIND)
 
-    with pytest.raises(EnvironmentProblem, match="kinds of component come from installed plugins only"):
+    with pytest.raises(
+        EnvironmentProblem, match="kinds of component come from installed plugins only"
+    ):
         manager().load_file(file)
 
 
-# --- by hand ---------------------------------------------------------------------------------------------------------
+# --- by hand
 
 
 class Stripes:
@@ -597,12 +664,16 @@ def test_registering_a_component_that_exists_is_refused_as_a_whole(install_plugi
     class Rival:
         @hookimpl
         def arb_register_masking(self):
-            return [MaskingSpec(name="fresh", target="m:b"), MaskingSpec(name="stripes", target="m:b")]
+            return [
+                MaskingSpec(name="fresh", target="m:b"),
+                MaskingSpec(name="stripes", target="m:b"),
+            ]
 
     install_plugin("good", GOOD)
 
     with pytest.raises(
-        EnvironmentProblem, match=r"conflict: masking strategy 'stripes' is also provided by plugin 'good'"
+        EnvironmentProblem,
+        match=r"conflict: masking strategy 'stripes' is also provided by plugin 'good'",
     ):
         manager().register(Rival())
 
@@ -618,7 +689,9 @@ def test_only_what_was_registered_by_hand_can_be_removed(install_plugin):
 
 def test_a_plugin_file_is_loaded_once_and_can_name_its_own_targets(install_plugin, tmp_path):
     file = tmp_path / "stripes_plugin.py"
-    file.write_text(GOOD.replace("fake_good", "stripes_plugin") + "\ndef build(config):\n    return 'built'\n")
+    file.write_text(
+        GOOD.replace("fake_good", "stripes_plugin") + "\ndef build(config):\n    return 'built'\n"
+    )
 
     record = manager().load_file(file)
 
@@ -636,7 +709,8 @@ def test_a_plugin_file_that_fails_is_an_error_and_leaves_no_module(install_plugi
         manager().load_file(file)
 
     assert render(caught.value) == (
-        f"error: plugin file {file}: failed: ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
+        f"error: plugin file {file}: failed: ModuleNotFoundError: No module named "
+        f"'a_module_that_is_not_there'"
     )
     assert "broken_file" not in sys.modules
     assert manager().files == ()
@@ -661,7 +735,9 @@ def test_a_plugin_file_for_another_interface_leaves_no_module(install_plugin, tm
         ("json.py", "a module called 'json' exists already"),
     ],
 )
-def test_a_path_that_cannot_be_a_plugin_file_is_a_usage_error(install_plugin, tmp_path: Path, name, message):
+def test_a_path_that_cannot_be_a_plugin_file_is_a_usage_error(
+    install_plugin, tmp_path: Path, name, message
+):
     if name != "missing.py":
         (tmp_path / name).write_text(GOOD)
 
@@ -672,7 +748,9 @@ def test_a_path_that_cannot_be_a_plugin_file_is_a_usage_error(install_plugin, tm
 
 
 def test_facts_about_a_plugin_come_from_its_own_hook(install_plugin):
-    install_plugin("good", GOOD + "@hookimpl\ndef arb_plugin_info():\n    return {'summary': 'stripes'}\n")
+    install_plugin(
+        "good", GOOD + "@hookimpl\ndef arb_plugin_info():\n    return {'summary': 'stripes'}\n"
+    )
     install_plugin("other", OPTIMIZER)
 
     assert manager().plugin_info("good") == {"summary": "stripes"}
@@ -687,7 +765,9 @@ def test_specs_refuse_names_and_targets_that_are_none():
         OptimizerSpec(name="swift", target="m.b", accepts={"float"})
 
 
-def test_a_plugin_file_whose_folder_is_on_the_path_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_file_whose_folder_is_on_the_path_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "beside_the_notebook.py").write_text(GOOD, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     reset_manager()

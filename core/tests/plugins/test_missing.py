@@ -29,14 +29,22 @@ def problem(kind: str, name: str) -> ArbError:
 def test_an_optimizer_that_is_not_installed_names_the_command_that_installs_it(install_plugin):
     error = problem("optimizer", "signgsd")
 
-    assert render(error) == "error: optimizer 'signgsd' is not installed\n  pip install arb-ternary-signgsd"
+    assert (
+        render(error)
+        == "error: optimizer 'signgsd' is not installed\n  pip install arb-ternary-signgsd"
+    )
     assert error.exit_code == 3
 
 
-def test_a_member_of_a_family_that_is_not_installed_names_the_distribution_of_the_family(install_plugin):
+def test_a_member_of_a_family_that_is_not_installed_names_the_distribution_of_the_family(
+    install_plugin,
+):
     error = problem("optimizer", "gqc.gnts")
 
-    assert render(error) == "error: optimizer 'gqc.gnts' is not installed\n  pip install arb-ternary-gqc"
+    assert (
+        render(error)
+        == "error: optimizer 'gqc.gnts' is not installed\n  pip install arb-ternary-gqc"
+    )
     assert error.exit_code == 3
 
 
@@ -83,7 +91,9 @@ def test_an_announced_component_whose_plugin_is_blocked_says_so(install_plugin, 
     )
 
 
-def test_an_installed_plugin_that_does_not_have_the_announced_component_is_not_offered_for_installation(install_plugin):
+def test_installed_plugin_without_the_component_is_not_suggested(
+    install_plugin,
+):
     install_plugin("signgsd", OPTIMIZER)
 
     error = problem("optimizer", "signgsd")
@@ -100,8 +110,10 @@ def test_an_unheard_of_name_may_come_from_any_plugin_that_failed(install_plugin)
     error = problem("optimizer", "zigzag")
 
     assert render(error) == (
-        "error: optimizer 'zigzag' may come from plugin 'one' (arb-ternary-one 1.0), which failed to load: "
-        "ModuleNotFoundError: No module named 'a_module_that_is_not_there' or from plugin 'two' (arb-ternary-two 1.0), "
+        "error: optimizer 'zigzag' may come from plugin 'one' (arb-ternary-one 1.0), which failed "
+        "to load: "
+        "ModuleNotFoundError: No module named 'a_module_that_is_not_there' or from plugin 'two' "
+        "(arb-ternary-two 1.0), "
         "which is incompatible: it is written for plugin interface 1.9, this program provides 1.0; "
         "upgrade arb-ternary-core or install an older release of the plugin\n"
         "  see: arb plugins show one two"
@@ -126,7 +138,8 @@ def test_blocked_plugins_are_mentioned_to_whoever_misses_a_name(install_plugin, 
     monkeypatch.setenv("ARB_PLUGINS", "")
 
     assert problem("optimizer", "swift").hint.endswith(
-        "not loaded: plugin 'extra' (arb-ternary-extra 1.0), which is blocked: ARB_PLUGINS does not list it"
+        "not loaded: plugin 'extra' (arb-ternary-extra 1.0), which is blocked: ARB_PLUGINS does "
+        "not list it"
     )
 
 

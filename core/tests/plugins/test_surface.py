@@ -1,4 +1,6 @@
-"""The hook surface is frozen, documented, and complete; so are the environment variables of the core."""
+"""The hook surface is frozen, documented, and complete; so are the environment variables of the
+core.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 
 def test_the_hook_surface_is_the_published_one():
-    assert [f"{hook.name}({', '.join(hook.arguments)})" for hook in describe_hooks(specs.KINDS)] == [
+    assert [
+        f"{hook.name}({', '.join(hook.arguments)})" for hook in describe_hooks(specs.KINDS)
+    ] == [
         "arb_register_backends()",
         "arb_register_optimizers()",
         "arb_register_masking()",
@@ -40,13 +44,17 @@ def test_every_hook_says_when_it_is_called_and_what_none_means(hook):
 
 
 def test_every_kind_of_the_core_is_registered_by_the_core(install_plugin):
-    stated = [spec for spec in vars(specs).values() if isinstance(spec, type) and issubclass(spec, specs.Spec)]
+    stated = [
+        spec
+        for spec in vars(specs).values()
+        if isinstance(spec, type) and issubclass(spec, specs.Spec)
+    ]
 
     assert set(stated) - {specs.Spec} == set(specs.KINDS)
     assert list(manager().registry.kinds.values()) == list(specs.KINDS)
 
 
-# --- environment variables -------------------------------------------------------------------------------------------
+# --- environment variables
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: "/".join(path.parts[-3:]))
@@ -54,12 +62,22 @@ def test_variables_are_read_in_one_module_only(path):
     if path == SOURCE / "environment.py":
         return
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-        assert name not in ("environ", "environb", "getenv"), f"{path}:{node.lineno}: use arb_ternary.environment"
+        name = (
+            node.attr
+            if isinstance(node, ast.Attribute)
+            else node.id
+            if isinstance(node, ast.Name)
+            else ""
+        )
+        assert name not in ("environ", "environb", "getenv"), (
+            f"{path}:{node.lineno}: use arb_ternary.environment"
+        )
 
 
 def test_every_variable_of_the_core_is_listed_and_read():
-    stated = {name for name, value in vars(environment).items() if isinstance(value, environment.Variable)}
+    stated = {
+        name for name, value in vars(environment).items() if isinstance(value, environment.Variable)
+    }
     used = {
         node.id if isinstance(node, ast.Name) else node.attr
         for path in MODULES
@@ -105,7 +123,9 @@ def test_an_unset_variable_has_its_default(monkeypatch):
     assert DECODE_CACHE_MB.integer() == 256
 
 
-@pytest.mark.parametrize(("text", "value"), [("1", True), (" On ", True), ("0", False), ("", False), ("false", False)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), (" On ", True), ("0", False), ("", False), ("false", False)]
+)
 def test_a_switch_is_read_leniently(monkeypatch, text, value):
     monkeypatch.setenv("ARB_TERNARY_STRICT", text)
 
@@ -123,7 +143,9 @@ def test_a_switch_that_is_neither_on_nor_off_is_an_error(monkeypatch):
 def test_a_number_that_is_none_is_an_error(monkeypatch, text):
     monkeypatch.setenv("ARB_TERNARY_DECODE_CACHE_MB", text)
 
-    with pytest.raises(UsageProblem, match=r"ARB_TERNARY_DECODE_CACHE_MB: .* is not a whole number of 0 or more"):
+    with pytest.raises(
+        UsageProblem, match=r"ARB_TERNARY_DECODE_CACHE_MB: .* is not a whole number of 0 or more"
+    ):
         DECODE_CACHE_MB.integer()
 
 
@@ -137,4 +159,7 @@ def test_variables_that_look_like_ours_and_are_not_are_found(monkeypatch):
     monkeypatch.setenv("ARB_PLUGIN", "x")
     monkeypatch.setenv("ARB_SOMETHING_ELSE_ENTIRELY", "x")
 
-    assert environment.unrecognised(VARIABLES) == {"ARB_PLUGIN": "ARB_PLUGINS", "ARB_SOMETHING_ELSE_ENTIRELY": None}
+    assert environment.unrecognised(VARIABLES) == {
+        "ARB_PLUGIN": "ARB_PLUGINS",
+        "ARB_SOMETHING_ELSE_ENTIRELY": None,
+    }

@@ -17,12 +17,16 @@ def encode_in_python(trits: list[list[int]]) -> list[list[int]]:
     rows = []
     for row in trits:
         padded = row + [0] * (-len(row) % 5)
-        rows.append([sum((padded[i + j] + 1) * 3**j for j in range(5)) for i in range(0, len(padded), 5)])
+        rows.append(
+            [sum((padded[i + j] + 1) * 3**j for j in range(5)) for i in range(0, len(padded), 5)]
+        )
     return rows
 
 
 @given(st.integers(0, 4), st.integers(0, 33), st.integers(0, 2**32 - 1))
-def test_encoding_equals_integer_arithmetic_and_decodes_to_the_same_trits(rows: int, columns: int, seed: int) -> None:
+def test_encoding_equals_integer_arithmetic_and_decodes_to_the_same_trits(
+    rows: int, columns: int, seed: int
+) -> None:
     trits = np.random.default_rng(seed).integers(-1, 2, (rows, columns), dtype=np.int8)
     encoded = encode_at_rest(torch.from_numpy(trits))
     assert encoded.shape == (rows, -(-columns // 5))
@@ -72,7 +76,9 @@ def test_a_row_takes_a_byte_for_five_trits() -> None:
     assert [bytes_per_row(k) for k in (0, 1, 5, 6, 10, 11)] == [0, 1, 1, 2, 2, 3]
 
 
-def test_rows_are_converted_a_few_at_a_time_with_the_same_bytes_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_converted_a_few_at_a_time_with_the_same_bytes_and_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trits = torch.from_numpy(np.random.default_rng(0).integers(-1, 2, (7, 8), dtype=np.int8))
     whole = encode_at_rest(trits)
     monkeypatch.setattr(encoding, "_AT_ONCE", 16)  # two rows

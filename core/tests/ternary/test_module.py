@@ -25,8 +25,15 @@ from arb_ternary.ternary.models import seed_votes
 from arb_ternary.ternary.module import initial_trits
 
 
-@given(st.integers(1, 5), st.integers(1, 300), st.sampled_from([32, 64, 128, 256, "row"]), st.integers(0, 2**31))
-def test_a_state_dict_is_at_rest_and_restores_every_bit(n: int, k: int, group: int | str, seed: int) -> None:
+@given(
+    st.integers(1, 5),
+    st.integers(1, 300),
+    st.sampled_from([32, 64, 128, 256, "row"]),
+    st.integers(0, 2**31),
+)
+def test_a_state_dict_is_at_rest_and_restores_every_bit(
+    n: int, k: int, group: int | str, seed: int
+) -> None:
     torch.manual_seed(seed)
     source = TernaryLinear(k, n, group_size=group, bias=True)  # type: ignore[arg-type]
     source.votes.random_(-128, 128)
@@ -61,11 +68,17 @@ def test_exponents_of_their_own_survive_a_state_dict() -> None:
 def test_set_trits_refuses_bad_input_and_changes_nothing() -> None:
     layer = TernaryLinear(8, 2)
     before = copy.deepcopy(layer.state_dict())
-    for bad in (torch.full((2, 8), 2, dtype=torch.int8), torch.zeros(2, 7, dtype=torch.int8), torch.zeros(2, 8)):
+    for bad in (
+        torch.full((2, 8), 2, dtype=torch.int8),
+        torch.zeros(2, 7, dtype=torch.int8),
+        torch.zeros(2, 8),
+    ):
         with pytest.raises(ValueError, match="trits must be"):
             layer.set_trits(bad)
     with pytest.raises(ValueError, match="exponents must lie"):
-        layer.set_trits(torch.zeros(2, 8, dtype=torch.int8), torch.full((2, 1), -127, dtype=torch.int8))
+        layer.set_trits(
+            torch.zeros(2, 8, dtype=torch.int8), torch.full((2, 1), -127, dtype=torch.int8)
+        )
     for key, value in layer.state_dict().items():
         assert torch.equal(value, before[key])
 
@@ -83,7 +96,8 @@ def test_the_dense_weight_is_trits_times_powers_of_two() -> None:
 def test_initial_weights_keep_unit_variance_within_a_power_of_two(fan_in: int) -> None:
     layer = TernaryLinear(fan_in, 512, activations="float")
     y = layer(torch.randn(256, fan_in)).detach()
-    # The nearest power of two is off by at most sqrt(2) in scale, 2 in variance; sampling adds a few percent.
+    # The nearest power of two is off by at most sqrt(2) in scale, 2 in variance; sampling adds a
+    # few percent.
     assert 0.45 < float(y.var()) < 2.2
 
 
@@ -104,7 +118,9 @@ def test_a_norm_starts_with_unit_gain_and_equals_torch() -> None:
 
 def test_a_norm_gain_scales_each_feature_and_votes_by_its_gradient() -> None:
     norm = TernaryRMSNorm(4)
-    norm.set_trits(torch.tensor([[1, 0, -1, 1]], dtype=torch.int8), torch.tensor([[1]], dtype=torch.int8))
+    norm.set_trits(
+        torch.tensor([[1, 0, -1, 1]], dtype=torch.int8), torch.tensor([[1]], dtype=torch.int8)
+    )
     x = torch.randn(3, 4)
     y = nn.functional.rms_norm(x, (4,), eps=1e-6)
     torch.testing.assert_close(norm(x), y * torch.tensor([2.0, 0.0, -2.0, 2.0]))
@@ -175,7 +191,9 @@ def test_statistics_are_not_in_the_state_dict() -> None:
 
 def test_votes_are_not_cast_inside_of_distributed_data_parallel(tmp_path: Path) -> None:
     layer = TernaryLinear(8, 4)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
+    )
     try:
         model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), layer))
         with pytest.raises(UsageProblem, match="rank 0's") as told:

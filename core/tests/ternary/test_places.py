@@ -1,4 +1,6 @@
-"""Layout follows device: weights rest in torch's layout wherever the chosen backend does not serve them."""
+"""Layout follows device: weights rest in torch's layout wherever the chosen backend does not serve
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from arb_ternary.ternary import module as modules
 
 
 class _Elsewhere:
-    """The torch backend with its bytes the other way round, on a device that is reached when the test says so."""
+    """The torch backend with its bytes the other way round, on a device that is reached when the
+    test says so.
+    """
 
     name = "elsewhere"
     capabilities = frozenset({"narrow_votes"})
@@ -40,7 +44,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> _Elsewhere:
 
     monkeypatch.setattr(modules, "get_backend", named)
     monkeypatch.setattr("arb_ternary.backends.dispatch.get_backend", named)
-    monkeypatch.setattr(modules, "serves", lambda name, device: name != backend.name or backend.reached)
+    monkeypatch.setattr(
+        modules, "serves", lambda name, device: name != backend.name or backend.reached
+    )
     return backend
 
 
@@ -97,7 +103,9 @@ def test_the_way_to_another_device_leads_through_the_layout_of_torch(
     assert seen == ["torch"]
 
 
-def test_a_backend_is_asked_once_whether_it_serves_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_is_asked_once_whether_it_serves_a_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from arb_ternary.backends import select
 
     select.reset_backends()

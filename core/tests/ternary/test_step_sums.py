@@ -38,7 +38,9 @@ def collect(module: Any, unit: int = 1) -> None:
 
 
 def signs(module: TernaryLinear, votes: Tensor) -> None:
-    """Cast the votes ``votes`` (int8 ``[N, K]`` in -1..1) of one micro-batch: activations are the identity."""
+    """Cast the votes ``votes`` (int8 ``[N, K]`` in -1..1) of one micro-batch: activations are the
+    identity.
+    """
     identity = torch.eye(module.in_features)
     ops.cast_votes(-votes.T.to(torch.float32), identity, None, *module.vote_state())
 
@@ -150,7 +152,9 @@ def test_what_was_summed_can_be_dropped() -> None:
 
 
 def test_what_is_kept_of_a_sum_has_one_order() -> None:
-    """A checkpoint within a step stores it: in the order of a set, its bytes would differ from process to process."""
+    """A checkpoint within a step stores it: in the order of a set, its bytes would differ from
+    process to process.
+    """
     module = TernaryLinear(4, 4, activations="float")
     module.use_scaled_votes()
     module.sum_votes()

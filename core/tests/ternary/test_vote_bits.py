@@ -22,7 +22,9 @@ from arb_ternary.ternary.module import TernaryModule
 def with_votes(bits: int, rows: int = 6, columns: int = 45) -> TernaryLinear:
     layer = TernaryLinear(columns, rows, group_size=32, vote_bits=bits)
     largest = layer.shape.largest_vote
-    layer.set_trits(layer.trits(), votes=torch.randint(-largest, largest + 1, (rows, columns), dtype=torch.int8))
+    layer.set_trits(
+        layer.trits(), votes=torch.randint(-largest, largest + 1, (rows, columns), dtype=torch.int8)
+    )
     return layer
 
 
@@ -45,7 +47,10 @@ def test_votes_of_other_bits_are_refused_by_name() -> None:
         narrow.load_state_dict(wide.state_dict())
     with pytest.raises(CheckpointError, match=r"0\.votes: 45 trits a row"):
         narrowest.load_state_dict(narrow.state_dict())
-    with pytest.raises(CheckpointError, match=r"0\.votes: accumulators of 8 bits are int8 at rest, got torch\.uint8"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"0\.votes: accumulators of 8 bits are int8 at rest, got torch\.uint8",
+    ):
         wide.load_state_dict(narrowest.state_dict())
 
 
@@ -75,12 +80,17 @@ def test_every_module_takes_the_bits_and_a_threshold_within_them(bits: int) -> N
 
 @pytest.mark.parametrize("bits", [4, 2])
 def test_narrow_sign_votes_follow_a_numpy_restatement(bits: int) -> None:
-    layer = TernaryLinear(16, 8, group_size=32, activations="float", scale_rule="frozen", vote_bits=bits)
+    layer = TernaryLinear(
+        16, 8, group_size=32, activations="float", scale_rule="frozen", vote_bits=bits
+    )
     largest = layer.shape.largest_vote
     rng = np.random.default_rng(0)
     trits, votes = layer.trits().numpy().astype(np.int64), np.zeros((8, 16), np.int64)
     for _ in range(30):
-        x, g = rng.integers(-3, 4, (5, 16)).astype(np.float32), rng.integers(-3, 4, (5, 8)).astype(np.float32)
+        x, g = (
+            rng.integers(-3, 4, (5, 16)).astype(np.float32),
+            rng.integers(-3, 4, (5, 8)).astype(np.float32),
+        )
         layer(torch.from_numpy(x)).backward(torch.from_numpy(g))
         flips = layer.apply_votes("apply_votes", largest, 0)
         votes = np.clip(votes - np.sign(g.T @ x).astype(np.int64), -largest, largest)

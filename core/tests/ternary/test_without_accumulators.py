@@ -18,7 +18,10 @@ _IDS = torch.tensor([0, 3, 3, 5])
 _ROWS = torch.linspace(-2, 2, 4 * 40).view(4, 40)
 _KINDS: dict[str, tuple[Callable[[int], TernaryModule], Tensor]] = {
     "linear": (lambda bits: TernaryLinear(40, 6, group_size=32, bias=True, vote_bits=bits), _ROWS),
-    "float": (lambda bits: TernaryLinear(40, 6, group_size="row", activations="float", vote_bits=bits), _ROWS),
+    "float": (
+        lambda bits: TernaryLinear(40, 6, group_size="row", activations="float", vote_bits=bits),
+        _ROWS,
+    ),
     "embedding": (lambda bits: TernaryEmbedding(6, 40, vote_bits=bits), _IDS),
     "norm": (lambda bits: TernaryRMSNorm(40, vote_bits=bits), _ROWS),
 }
@@ -34,18 +37,24 @@ def without(make: Callable[[], TernaryModule]) -> TernaryModule:
 
 @pytest.fixture(params=[(kind, bits) for kind in _KINDS for bits in (8, 4, 2)], ids=str)
 def pair(request: pytest.FixtureRequest) -> tuple[TernaryModule, TernaryModule, Tensor]:
-    """A module with accumulators that hold something, one without that has its state, and an input."""
+    """A module with accumulators that hold something, one without that has its state, and an
+    input.
+    """
     kind, bits = request.param
     make, x = _KINDS[kind]
     torch.manual_seed(1)
     learns = make(bits)
-    learns.set_trits(torch.randint_like(learns.trits(), -1, 2), votes=torch.ones_like(learns.trits()))
+    learns.set_trits(
+        torch.randint_like(learns.trits(), -1, 2), votes=torch.ones_like(learns.trits())
+    )
     computes = without(lambda: make(bits))
     computes.load_state_dict(learns.state_dict())
     return learns, computes, x
 
 
-def test_one_computes_bit_for_bit_what_the_other_does(pair: tuple[TernaryModule, TernaryModule, Tensor]) -> None:
+def test_one_computes_bit_for_bit_what_the_other_does(
+    pair: tuple[TernaryModule, TernaryModule, Tensor],
+) -> None:
     learns, computes, x = pair
     assert torch.equal(computes(x), learns(x))
     assert torch.equal(copy.deepcopy(computes)(x), learns(x))
@@ -96,7 +105,10 @@ def test_a_frozen_one_lets_gradients_through() -> None:
 
 
 def test_weights_can_be_set_and_a_model_around_it_loads_a_whole_state_dict() -> None:
-    learns, computes = nn.Sequential(TernaryLinear(40, 6)), nn.Sequential(without(lambda: TernaryLinear(40, 6)))
+    learns, computes = (
+        nn.Sequential(TernaryLinear(40, 6)),
+        nn.Sequential(without(lambda: TernaryLinear(40, 6))),
+    )
     computes.load_state_dict(learns.state_dict())
     layer = computes[0]
     layer.set_trits(torch.ones(6, 40, dtype=torch.int8))

@@ -2,7 +2,8 @@
 
     python plugins/arb-ternary-audio/studies/picture.py RUN --out docs/images/words.png
 
-One sound of each class, the first of the held-out ones; below them sounds that the model takes for something else.
+One sound of each class, the first of the held-out ones; below them sounds that the model takes for
+something else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from arb_ternary_train.restore import load_run
 
 def main() -> None:
     """Draw the picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--wrong", type=int, default=5, help="misunderstood sounds to show at most")
@@ -36,7 +39,9 @@ def main() -> None:
     columns = 5
     shown = [*first, *wrong]
     rows = -(-len(shown) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(2.2 * columns, 1.9 * rows), layout="constrained")
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(2.2 * columns, 1.9 * rows), layout="constrained"
+    )
     for axis in axes.flat:
         axis.axis("off")
     sounds, features = source.validation_sounds, source.features
@@ -44,13 +49,20 @@ def main() -> None:
     for axis, index in zip(axes.flat, shown, strict=False):
         axis.axis("on")
         axis.imshow(
-            batch.data[index, 0], origin="lower", aspect="auto", cmap="magma", extent=(0, seconds, 0, features.mels)
+            batch.data[index, 0],
+            origin="lower",
+            aspect="auto",
+            cmap="magma",
+            extent=(0, seconds, 0, features.mels),
         )
         said, heard = source.classes[int(labels[index])], source.classes[int(taken_for[index])]
         right = said == heard
         share = f"{float(chance[index].max()):.0%}"
-        axis.set_title(f"{said}: {share}" if right else f"{said}, heard {heard}: {share}", fontsize=9,
-                       color="black" if right else "firebrick")  # fmt: skip
+        axis.set_title(
+            f"{said}: {share}" if right else f"{said}, heard {heard}: {share}",
+            fontsize=9,
+            color="black" if right else "firebrick",
+        )
         axis.tick_params(labelsize=7)
         if index == shown[0]:
             axis.set_xlabel("seconds", fontsize=7)

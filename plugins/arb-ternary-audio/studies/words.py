@@ -1,11 +1,13 @@
-"""Synthetic words: pure ternary, quantisation-aware training and float32, and what a linear classifier makes of them.
+"""Synthetic words: pure ternary, quantisation-aware training and float32, and what a linear
+classifier makes of them.
 
     python plugins/arb-ternary-audio/studies/words.py --work DIR --out RESULT.json [--most N]
 
-The three configs are those of docs/examples. Rates are chosen with the same number of trials each on a fifth of the
-training words that is held aside (``tuning: true``), in runs of half the steps; the held-out words take no part in
-that. Then three seeds, of weights and order, with the best rate. What is in ``--out`` already is not repeated, so that
-the study can be made in pieces: with ``--most`` it ends after so many runs.
+The three configs are those of docs/examples. Rates are chosen with the same number of trials each
+on a fifth of the training words that is held aside (``tuning: true``), in runs of half the steps;
+the held-out words take no part in that. Then three seeds, of weights and order, with the best rate.
+What is in ``--out`` already is not repeated, so that the study can be made in pieces: with
+``--most`` it ends after so many runs.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ TUNING_SEED: Final = 100
 def measured(method: str, rate: float, seed: int, tuning: bool, work: Path) -> dict[str, Any]:
     """One run, and what it comes to."""
     name, option, _ = METHODS[method]
-    overrides = [f"{option}={rate}", f"seed={seed}", f"data.tuning={str(tuning).lower()}", "phases.0.eval_every=500"]
+    overrides = [
+        f"{option}={rate}",
+        f"seed={seed}",
+        f"data.tuning={str(tuning).lower()}",
+        "phases.0.eval_every=500",
+    ]
     if tuning:
         overrides.append("phases.0.steps=250")
     directory = work / f"{method}-{rate}-{seed}{'-tuning' if tuning else ''}"
@@ -70,9 +77,14 @@ def measured(method: str, rate: float, seed: int, tuning: bool, work: Path) -> d
 
 
 def linear_baselines() -> dict[str, Any]:
-    """Logistic regression on spectra averaged over time, and on whole pictures; its penalty chosen as rates are."""
+    """Logistic regression on spectra averaged over time, and on whole pictures; its penalty chosen
+    as rates are.
+    """
     found: dict[str, Any] = {}
-    sources = {part: formants.build(FormantsConfig(tuning=part == "tuning")) for part in ("tuning", "held_out")}
+    sources = {
+        part: formants.build(FormantsConfig(tuning=part == "tuning"))
+        for part in ("tuning", "held_out")
+    }
     for features in ("mean spectrum", "whole picture"):
         scores = {}
         for strength in (0.01, 0.1, 1.0):
@@ -81,11 +93,17 @@ def linear_baselines() -> dict[str, Any]:
                 for samples in (source.train, source.validation):
                     pictures = samples.data[:, 0].astype(np.float64)
                     parts.append(
-                        pictures.mean(axis=2) if features == "mean spectrum" else pictures.reshape(len(pictures), -1)
+                        pictures.mean(axis=2)
+                        if features == "mean spectrum"
+                        else pictures.reshape(len(pictures), -1)
                     )
-                model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
+                model = make_pipeline(
+                    StandardScaler(), LogisticRegression(C=strength, max_iter=1000)
+                )
                 model.fit(parts[0], source.train.extras["labels"])
-                scores[part, strength] = float(model.score(parts[1], source.validation.extras["labels"]))
+                scores[part, strength] = float(
+                    model.score(parts[1], source.validation.extras["labels"])
+                )
         best = max((0.01, 0.1, 1.0), key=lambda strength: scores["tuning", strength])
         found[features] = {"strength": best, "accuracy": scores["held_out", best]}
     return found
@@ -109,7 +127,9 @@ def missing(records: list[dict[str, Any]]) -> tuple[str, float, int, bool] | Non
 
 def main() -> None:
     """Make the runs that are missing, and write the results after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder for run directories")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--most", type=int, default=1000, help="runs to make at most")
@@ -117,7 +137,9 @@ def main() -> None:
     torch.set_num_threads(1)
     # The same words are made once, and not for every run.
     formants.synthetic_words = functools.cache(formants.synthetic_words)
-    results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": []}
+    results: dict[str, Any] = (
+        json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": []}
+    )
     if "linear" not in results:
         results["linear"] = linear_baselines()
     for _ in range(arguments.most):

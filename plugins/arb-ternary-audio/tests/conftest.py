@@ -7,7 +7,9 @@ import pytest
 import soundfile
 
 
-def tone(hertz: float, seconds: float = 0.2, rate: int = 8000, amplitude: float = 0.5) -> np.ndarray:
+def tone(
+    hertz: float, seconds: float = 0.2, rate: int = 8000, amplitude: float = 0.5
+) -> np.ndarray:
     return amplitude * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
 
 

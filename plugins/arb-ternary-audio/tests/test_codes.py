@@ -38,7 +38,10 @@ def test_clusters_that_lie_apart_are_found():
     centres = np.array([[20, 20], [20, 200], [200, 20], [200, 200]])
     frames = (centres[rng.integers(0, 4, 400)] + rng.integers(-5, 6, (400, 2))).astype(np.uint8)
     book = fit_codebook(frames, 4, 50, 0)
-    means = [frames[(np.abs(frames.astype(int) - centre) < 50).all(axis=1)].mean(axis=0) for centre in centres]
+    means = [
+        frames[(np.abs(frames.astype(int) - centre) < 50).all(axis=1)].mean(axis=0)
+        for centre in centres
+    ]
     found = book[np.lexsort((book[:, 1], book[:, 0]))]
     np.testing.assert_allclose(found, means, atol=0.5)
 
@@ -46,13 +49,16 @@ def test_clusters_that_lie_apart_are_found():
 def test_the_codebook_is_as_good_as_that_of_another_library():
     frames = _frames(400)
     begun, done = fit_codebook(frames, 12, 0, 3), fit_codebook(frames, 12, 300, 3)
-    other = KMeans(12, init=begun.astype(np.float64), n_init=1, max_iter=300, tol=0).fit(frames.astype(np.float64))
+    other = KMeans(12, init=begun.astype(np.float64), n_init=1, max_iter=300, tol=0).fit(
+        frames.astype(np.float64)
+    )
     mine = ((frames.astype(float) - done[nearest_codes(frames, done)]) ** 2).sum()
     assert mine == pytest.approx(other.inertia_, rel=0.01)
 
 
 def test_a_code_that_nothing_is_nearest_to_moves_to_the_farthest_frame(monkeypatch):
-    # 200 becomes the code that had none, which leaves 68, the mean of 1, 2 and 200, with none: it becomes 2.
+    # 200 becomes the code that had none, which leaves 68, the mean of 1, 2 and 200, with none: it
+    # becomes 2.
     frames = np.array([[0], [1], [2], [200]], dtype=np.uint8)
     first = np.array([[1], [1], [0]], dtype=np.uint8)
     monkeypatch.setattr("arb_ternary_audio.codes.codebook._first", lambda *_: first)
@@ -66,7 +72,9 @@ def test_too_few_different_frames_are_refused():
 
 @pytest.fixture(scope="module")
 def words():
-    return formants.build(FormantsConfig(words=20, held_out=10, noise_db=30.0, features=MelConfig(hop=128)))
+    return formants.build(
+        FormantsConfig(words=20, held_out=10, noise_db=30.0, features=MelConfig(hop=128))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +97,9 @@ def test_codes_are_those_of_the_sounds(codes, words):
     ids = codes.codec.encode(words.validation_sounds.samples)
     np.testing.assert_array_equal(codes.validation[:-1].reshape(10, 51)[:, 1:], ids)
     levels = words.validation.data[:, 0].transpose(0, 2, 1).reshape(-1, 32)
-    np.testing.assert_array_equal(ids.reshape(-1), cdist(levels, codes.codec.codebook).argmin(axis=1))
+    np.testing.assert_array_equal(
+        ids.reshape(-1), cdist(levels, codes.codec.codebook).argmin(axis=1)
+    )
 
 
 def test_the_codec_comes_back_from_what_a_run_keeps(codes):
@@ -101,7 +111,9 @@ def test_the_codec_comes_back_from_what_a_run_keeps(codes):
 
 
 def test_what_is_decoded_looks_like_its_codes(codes):
-    """Phases are made up; the spectrogram of what comes out is that of the codes all the same, within some decibels."""
+    """Phases are made up; the spectrogram of what comes out is that of the codes all the same,
+    within some decibels.
+    """
     from arb_ternary_audio.data.recordings import as_pcm
     from arb_ternary_audio.features.spectrogram import mel_pictures
 
@@ -121,7 +133,12 @@ def test_codes_that_are_no_frames_are_refused(codes):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("codebook", [[1, 2]]), ("codebook", [[300] * 32]), ("features", {"mel": 3}), ("sample_rate", "x")],
+    [
+        ("codebook", [[1, 2]]),
+        ("codebook", [[300] * 32]),
+        ("features", {"mel": 3}),
+        ("sample_rate", "x"),
+    ],
 )
 def test_a_damaged_codec_is_refused(codes, key, value):
     with pytest.raises(DataError, match="sound codec: "):

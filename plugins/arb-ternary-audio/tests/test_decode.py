@@ -42,7 +42,9 @@ def test_a_long_sound_is_an_error_or_is_cut(tmp_path):
     soundfile.write(tmp_path / "a.wav", wave, 8000)
     with pytest.raises(DataError, match=r"a\.wav: 0\.12 s, and a sample has 0\.1 s"):
         read_sound(tmp_path / "a.wav", 8000, 0.1)
-    np.testing.assert_allclose(read_sound(tmp_path / "a.wav", 8000, 0.1, "cut"), wave[:800], atol=1e-4)
+    np.testing.assert_allclose(
+        read_sound(tmp_path / "a.wav", 8000, 0.1, "cut"), wave[:800], atol=1e-4
+    )
 
 
 def _garbage(path):

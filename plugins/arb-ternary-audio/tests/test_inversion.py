@@ -16,7 +16,10 @@ def _wave():
 
 
 def test_power_comes_back_from_a_picture():
-    power = torch.rand((2, 32, 9), dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1e-3
+    power = (
+        torch.rand((2, 32, 9), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        + 1e-3
+    )
     picture = decibels(power, 80.0) / 40.0 + 1.0
     relative = power / power.flatten(1).amax(dim=1)[:, None, None]
     torch.testing.assert_close(band_power(picture, CONFIG), relative)
@@ -37,7 +40,9 @@ def test_griffin_and_lim_come_nearer_to_magnitudes_that_a_sound_has():
 
     def distance(iterations):
         samples = griffin_lim(magnitude, CONFIG, iterations)
-        return float((short_time_spectrum(samples, CONFIG).abs() - magnitude).norm() / magnitude.norm())
+        return float(
+            (short_time_spectrum(samples, CONFIG).abs() - magnitude).norm() / magnitude.norm()
+        )
 
     distances = [distance(iterations) for iterations in (0, 5, 60)]
     assert distances == sorted(distances, reverse=True)

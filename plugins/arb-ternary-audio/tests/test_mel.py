@@ -10,7 +10,8 @@ from arb_ternary_audio.features.mel import MelConfig, from_mel, mel_filter_bank,
 
 
 def test_a_thousand_hertz_are_a_thousand_mel_and_every_mel_has_its_frequency():
-    assert to_mel(1000.0) == pytest.approx(1000.0, abs=0.02)  # the constants 2595 and 700 are rounded
+    # the constants 2595 and 700 are rounded
+    assert to_mel(1000.0) == pytest.approx(1000.0, abs=0.02)
     assert to_mel(0.0) == 0.0
     assert to_mel(700.0) == pytest.approx(2595.0 * math.log10(2.0))
     for mel in (0.0, 123.4, 2000.0):
@@ -21,7 +22,10 @@ def test_triangles_are_those_of_the_formula():
     config = MelConfig(mels=20, window=512, low=100.0, high=3800.0)
     corners = 700.0 * (10.0 ** (np.linspace(to_mel(100.0), to_mel(3800.0), 22) / 2595.0) - 1.0)
     frequencies = np.fft.rfftfreq(512, 1 / 8000)
-    expected = [np.interp(frequencies, corners[i : i + 3], [0.0, 1.0, 0.0], left=0.0, right=0.0) for i in range(20)]
+    expected = [
+        np.interp(frequencies, corners[i : i + 3], [0.0, 1.0, 0.0], left=0.0, right=0.0)
+        for i in range(20)
+    ]
     np.testing.assert_allclose(mel_filter_bank(config, 8000).numpy(), expected, atol=1e-12)
 
 

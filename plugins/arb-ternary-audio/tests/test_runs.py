@@ -30,7 +30,8 @@ data:
   codes: 16
 model: {{name: decoder, width: 32, layers: 1, heads: 2, max_length: 41, group_size: row}}
 optimizer: {{name: scaled_votes, lr: 0.1}}
-phases: [{{name: standard, steps: 6, batch_size: 4, block_size: 41, eval_every: 3, eval_batches: 1}}]
+phases: [{{name: standard, steps: 6, batch_size: 4, block_size: 41, eval_every: 3,
+    eval_batches: 1}}]
 checks: [pure]
 checkpoint: {{every: 2, keep: 9}}
 """
@@ -49,8 +50,12 @@ checkpoint: {{every: 2, keep: 9}}
 
 KINDS = {
     "codes": CODES,
-    "vit": WORDS.replace("{model}", "vit").replace("{options}", ", patch_size: [32, 2], heads: 2, positions: learned"),
-    "convnet": WORDS.replace("{model}", "convnet").replace("{options}", ", stages: 1, kernel_size: 1"),
+    "vit": WORDS.replace("{model}", "vit").replace(
+        "{options}", ", patch_size: [32, 2], heads: 2, positions: learned"
+    ),
+    "convnet": WORDS.replace("{model}", "convnet").replace(
+        "{options}", ", stages: 1, kernel_size: 1"
+    ),
 }
 
 
@@ -148,12 +153,16 @@ def test_a_run_on_something_else_has_no_sounds(tmp_path, capsys):
     text.write_text("to be or not to be " * 60)
     data = f"data: {{name: text, path: {text}}}\n"
     config = CODES.format(exact="false")
-    run = _train(tmp_path, config[: config.index("data:")] + data + config[config.index("model:") :], "run").path
+    run = _train(
+        tmp_path, config[: config.index("data:")] + data + config[config.index("model:") :], "run"
+    ).path
     assert main(["generate", str(run), "--with", "sound", "--output", str(tmp_path / "a.wav")]) == 2
     assert "its data 'text' has no codec of sounds" in capsys.readouterr().err
 
 
-def test_a_run_on_words_keeps_what_makes_pictures_of_other_sounds_and_counts_sounds(tmp_path, capsys):
+def test_a_run_on_words_keeps_what_makes_pictures_of_other_sounds_and_counts_sounds(
+    tmp_path, capsys
+):
     run = _train(tmp_path, KINDS["vit"].format(exact="false"), "run").path
     assert json.loads((run / "classes.json").read_text())[:2] == ["masi", "sima"]
     assert json.loads((run / "sounds.json").read_text())["features"]["mels"] == 32
@@ -177,7 +186,10 @@ def test_what_is_in_sound_files_is_what_the_model_says_of_their_pictures(tmp_pat
         chances = load_run(run).model(source.validation.read(np.arange(2)).data).softmax(dim=1)
     for file, chance in zip(files, chances, strict=True):
         (line,) = (line for line in told.splitlines() if str(file) in line)
-        assert line.split()[-2:] == [source.classes[int(chance.argmax())], f"{float(chance.max()):.3f}"]
+        assert line.split()[-2:] == [
+            source.classes[int(chance.argmax())],
+            f"{float(chance.max()):.3f}",
+        ]
     long = tmp_path / "long.wav"
     soundfile.write(long, np.zeros(8000), 8000)
     assert main(["generate", str(run), str(long)]) == 1

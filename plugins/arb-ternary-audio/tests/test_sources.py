@@ -37,13 +37,18 @@ def test_a_word_depends_on_seed_part_and_place_alone():
     many = synthetic_words(FEW, 0, 40)
     np.testing.assert_array_equal(many.samples[:10], synthetic_words(FEW, 0, 10).samples)
     assert not (many.samples[:10] == synthetic_words(FEW, 1, 10).samples).all(axis=1).any()
-    assert not (many.samples[:10] == synthetic_words(attrs.evolve(FEW, seed=1), 0, 10).samples).all(axis=1).any()
+    assert (
+        not (many.samples[:10] == synthetic_words(attrs.evolve(FEW, seed=1), 0, 10).samples)
+        .all(axis=1)
+        .any()
+    )
     assert np.abs(many.samples).max() <= round(0.9 * 32768)
 
 
 def test_tuning_leaves_the_held_out_words_alone():
     source, tuning = formants.build(FEW), formants.build(attrs.evolve(FEW, tuning=True))
-    assert (len(tuning.train), len(tuning.validation)) == (30, 10)  # of four words of a class one is a fifth, rounded
+    # of four words of a class one is a fifth, rounded
+    assert (len(tuning.train), len(tuning.validation)) == (30, 10)
     both = np.concatenate((tuning.train_sounds.samples, tuning.validation_sounds.samples))
     assert {row.tobytes() for row in both} == {row.tobytes() for row in source.train_sounds.samples}
 
@@ -52,7 +57,12 @@ def test_fingerprints_tell_sounds_and_features_apart():
     same = [formants.build(FEW).fingerprint() for _ in range(2)]
     others = [
         formants.build(attrs.evolve(FEW, **change)).fingerprint()
-        for change in ({"seed": 1}, {"noise_db": 11.0}, {"features": MelConfig(range_db=60.0)}, {"held_out": 21})
+        for change in (
+            {"seed": 1},
+            {"noise_db": 11.0},
+            {"features": MelConfig(range_db=60.0)},
+            {"held_out": 21},
+        )
     ]
     assert same[0] == same[1]
     assert len({same[0], *others}) == 5
@@ -76,7 +86,12 @@ def test_a_folder_by_class(tones):
 
 def test_other_rates_are_resampled(tones):
     slow = sounds.build(
-        SoundsConfig(path=str(tones), sample_rate=6000, features=MelConfig(high=3000.0), validation_fraction=0.25)
+        SoundsConfig(
+            path=str(tones),
+            sample_rate=6000,
+            features=MelConfig(high=3000.0),
+            validation_fraction=0.25,
+        )
     )
     assert slow.train_sounds.samples.shape[1] == 6000
 

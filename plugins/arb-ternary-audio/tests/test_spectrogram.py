@@ -46,7 +46,8 @@ def test_parseval_energies_of_a_window_and_of_its_spectrum_are_equal():
     wave = np.random.default_rng(2).standard_normal(640)
     spectrum = short_time_spectrum(torch.from_numpy(wave)[None], CONFIG)[0].abs().square().numpy()
     windowed = wave[160 * 2 - 128 : 160 * 2 + 128] * get_window("hann", 256, fftbins=True)
-    twice = 2 * spectrum[:, 2].sum() - spectrum[0, 2] - spectrum[-1, 2]  # all but the ends stand for two frequencies
+    # all but the ends stand for two frequencies
+    twice = 2 * spectrum[:, 2].sum() - spectrum[0, 2] - spectrum[-1, 2]
     assert twice / 256 == pytest.approx((windowed**2).sum())
 
 

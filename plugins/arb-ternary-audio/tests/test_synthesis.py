@@ -20,7 +20,9 @@ def _power_around(wave, hertz, width=80.0):
     return spectrum[np.abs(frequencies - hertz) < width].mean()
 
 
-@pytest.mark.parametrize(("vowel", "formants"), [("i", (270, 2290, 3010)), ("e", (530, 1840)), ("u", (300, 870))])
+@pytest.mark.parametrize(
+    ("vowel", "formants"), [("i", (270, 2290, 3010)), ("e", (530, 1840)), ("u", (300, 870))]
+)
 def test_vowels_resonate_where_their_formants_are(vowel, formants):
     wave = utter(PHONES[vowel], _voice(1), RandomState(0))
     for formant, following in itertools.pairwise(formants):

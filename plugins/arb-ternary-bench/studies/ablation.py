@@ -1,9 +1,10 @@
 """Recipes that take the default rule apart: where the distance to float32 training comes from.
 
-    arb bench quality --plugin plugins/arb-ternary-bench/studies/ablation.py --rules float32,scaled_votes,...
+    arb bench quality --plugin plugins/arb-ternary-bench/studies/ablation.py --rules
+    float32,scaled_votes,...
 
-Each differs from ``float32`` or from ``scaled_votes`` in one thing. They are not installed with a package, because
-nobody trains with them.
+Each differs from ``float32`` or from ``scaled_votes`` in one thing. They are not installed with a
+package, because nobody trains with them.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,9 @@ def votes_learned_exponents(steps: int) -> Recipe:
 
 def votes_ternary_embedding(steps: int) -> Recipe:
     """The default rule with a ternary embedding; the head stays float."""
-    return _changed(scaled_votes(steps), model={"float_parts": ["head"], "embedding_scale_rule": "frozen"})
+    return _changed(
+        scaled_votes(steps), model={"float_parts": ["head"], "embedding_scale_rule": "frozen"}
+    )
 
 
 def votes_ternary_head(steps: int) -> Recipe:
@@ -51,7 +54,10 @@ def votes_ternary_head(steps: int) -> Recipe:
 
 def pure_learned_exponents(steps: int) -> Recipe:
     """Pure ternary with exponents that learn, in the head and the embedding too."""
-    return _changed(scaled_votes_pure(steps), model={"scale_rule": "residual", "embedding_scale_rule": "residual"})
+    return _changed(
+        scaled_votes_pure(steps),
+        model={"scale_rule": "residual", "embedding_scale_rule": "residual"},
+    )
 
 
 @hookimpl
@@ -66,7 +72,9 @@ def arb_register_recipes() -> Sequence[RecipeSpec]:
     )
     return [
         RecipeSpec(
-            name=recipe.__name__, target=f"ablation:{recipe.__name__}", summary=str(recipe.__doc__).split(".")[0]
+            name=recipe.__name__,
+            target=f"ablation:{recipe.__name__}",
+            summary=str(recipe.__doc__).split(".")[0],
         )
         for recipe in recipes
     ]

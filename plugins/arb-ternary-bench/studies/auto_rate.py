@@ -1,10 +1,12 @@
-"""``lr: auto`` of scaled votes beside the best of a grid of rates, on three configs that its rule was not made from.
+"""``lr: auto`` of scaled votes beside the best of a grid of rates, on three configs that its rule
+was not made from.
 
     python plugins/arb-ternary-bench/studies/auto_rate.py --work DIR --out RESULT.json
 
-Two configs more are of the studies that the rule was made from, and one is of a model that it is refused for. Losses
-are those on a part of the training text that is held aside, means over the seeds that every rate of a config has. A run
-whose result is in ``--work`` already is not repeated, and every finished run is written at once.
+Two configs more are of the studies that the rule was made from, and one is of a model that it is
+refused for. Losses are those on a part of the training text that is held aside, means over the
+seeds that every rate of a config has. A run whose result is in ``--work`` already is not repeated,
+and every finished run is written at once.
 """
 
 from __future__ import annotations
@@ -25,15 +27,24 @@ BASE: Final = Path(__file__).with_name("pure_start.yaml")
 #: Bytes of a text that is made here, at most.
 LONGEST: Final = 1_000_000
 _SMALL: Final = {"model.width": 64, "model.layers": 2, "model.feed_forward": 128}
-_SHORT: Final = {"phases.0.lr_schedule": "cosine", "phases.0.warmup_steps": 30, "phases.0.block_size": 64}
-_SPLIT: Final = {"name": "split", "ternary": {"name": "scaled_votes"}, "float": {"name": "adamw", "lr": 0.006}}
+_SHORT: Final = {
+    "phases.0.lr_schedule": "cosine",
+    "phases.0.warmup_steps": 30,
+    "phases.0.block_size": 64,
+}
+_SPLIT: Final = {
+    "name": "split",
+    "ternary": {"name": "scaled_votes"},
+    "float": {"name": "adamw", "lr": 0.006},
+}
 _FLOAT_ENDS: Final = {
     "model.float_parts": ["embedding", "head"],
     "model.embedding_scale_rule": "residual",
     "model.logit_scale": 0,
     "optimizer": _SPLIT,
 }
-#: A text, what is changed in the base config, the option that is the rate, and rates a factor of 1.5 apart.
+# : A text, what is changed in the base config, the option that is the rate, and rates a factor of
+# 1.5 apart.
 CONFIGS: Final[dict[str, tuple[str, dict[str, Any], str, tuple[float, ...]]]] = {
     "source code, pure, 600 steps of 512 tokens, cosine": (
         "library",
@@ -105,7 +116,9 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any], str, tuple[float, ...]]]] = 
 #: Of which the rates took part in the rule of today; an earlier rule was measured on them.
 FITTED: Final = frozenset(tuple(CONFIGS)[:2])
 #: Where ``auto`` is refused: it counts every place of a sample.
-REFUSED: Final = frozenset(name for name, (_, changes, *_) in CONFIGS.items() if "masking" in changes)
+REFUSED: Final = frozenset(
+    name for name, (_, changes, *_) in CONFIGS.items() if "masking" in changes
+)
 
 
 def data_of(text: str, folder: Path) -> dict[str, Any]:
@@ -114,7 +127,12 @@ def data_of(text: str, folder: Path) -> dict[str, Any]:
         return {"name": text, "tokenizer": "bytes", "tuning": True}
     content = help_topics() if text == "topics" else library_source()
     parts = divide_text(content[:LONGEST], folder, f"{text}-")
-    return {"name": "text", "tokenizer": "bytes", "path": str(parts["train"]), "validation": str(parts["choice"])}
+    return {
+        "name": "text",
+        "tokenizer": "bytes",
+        "path": str(parts["train"]),
+        "validation": str(parts["choice"]),
+    }
 
 
 def run(work: Path, name: str, rate: float | str, seed: int) -> tuple[float, float]:
@@ -122,12 +140,20 @@ def run(work: Path, name: str, rate: float | str, seed: int) -> tuple[float, flo
     text, changes, option, _ = CONFIGS[name]
     directory = work / f"{tuple(CONFIGS).index(name)}-{text}-{rate}-{seed}"
     if not (directory / "result.json").exists():
-        settings = {"data": data_of(text, work), "seed": seed, "threads": 1, "phases.0.eval_every": 1000, **changes}
+        settings = {
+            "data": data_of(text, work),
+            "seed": seed,
+            "threads": 1,
+            "phases.0.eval_every": 1000,
+            **changes,
+        }
         overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
         child = ChildRun.start(BASE, directory, [*overrides, f"{option}={rate}"], threads=1)
         if ended := child.wait().code:
             sys.exit(f"{directory}: the run ended with {ended}\n{child.log_tail()}")
-    chosen = json.loads((directory / "run.json").read_text(encoding="utf-8")).get("chosen", {option: rate})
+    chosen = json.loads((directory / "run.json").read_text(encoding="utf-8")).get(
+        "chosen", {option: rate}
+    )
     result = json.loads((directory / "result.json").read_text(encoding="utf-8"))
     return chosen[option], result["validation_loss"]
 
@@ -140,17 +166,27 @@ def asked_of(name: str) -> tuple[float | str, ...]:
 def seeds_of(runs: dict[str, dict[str, Any]], name: str) -> list[int]:
     """The seeds that a config has all of its runs with."""
     found = {(each["asked"], each["seed"]) for each in runs.values() if each["config"] == name}
-    return [seed for seed in sorted({seed for _, seed in found}) if {(each, seed) for each in asked_of(name)} <= found]
+    return [
+        seed
+        for seed in sorted({seed for _, seed in found})
+        if {(each, seed) for each in asked_of(name)} <= found
+    ]
 
 
 def table(runs: dict[str, dict[str, Any]]) -> str:
     """A line a config: the losses of the grid, and of ``auto``; means over seeds."""
-    lines = ["| config | seeds | rates: losses | auto | behind the best |", "|---|---:|---|---:|---:|"]
+    lines = [
+        "| config | seeds | rates: losses | auto | behind the best |",
+        "|---|---:|---|---:|---:|",
+    ]
     for name, (*_, grid) in CONFIGS.items():
         seeds = seeds_of(runs, name)
         if not seeds:
             continue
-        found = {asked: [runs[f"{name}, {asked}, seed {seed}"]["loss"] for seed in seeds] for asked in asked_of(name)}
+        found = {
+            asked: [runs[f"{name}, {asked}, seed {seed}"]["loss"] for seed in seeds]
+            for asked in asked_of(name)
+        }
         losses = {rate: statistics.fmean(found[rate]) for rate in grid}
         best = min(losses, key=lambda each: losses[each])
         shown = ", ".join(f"{rate}: {loss:.4f}" for rate, loss in losses.items())
@@ -170,10 +206,14 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run what is missing, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
-    parser.add_argument("--seeds", type=int, default=3, help="of the configs beside the fit (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="of the configs beside the fit (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -184,7 +224,13 @@ def main() -> None:
                 key = f"{name}, {asked}, seed {seed}"
                 if key not in result["runs"]:
                     rate, loss = run(work, name, asked, seed)
-                    found = {"config": name, "asked": asked, "rate": rate, "seed": seed, "loss": loss}
+                    found = {
+                        "config": name,
+                        "asked": asked,
+                        "rate": rate,
+                        "seed": seed,
+                        "loss": loss,
+                    }
                     result["runs"][key] = found
                     write_result(arguments.out, result)
     print(table(result["runs"]))

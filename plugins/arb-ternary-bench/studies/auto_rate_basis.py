@@ -1,9 +1,11 @@
-"""What the rule of ``lr: auto`` gives up against rates that were tuned in earlier studies, which it was made from.
+"""What the rule of ``lr: auto`` gives up against rates that were tuned in earlier studies, which it
+was made from.
 
     python plugins/arb-ternary-bench/studies/auto_rate_basis.py
 
-Reads result files only. The loss at the rate of the rule is that of a parabola through the three rates around the best,
-over the logarithm of the rate; beyond the rates that were tried it is an extrapolation.
+Reads result files only. The loss at the rate of the rule is that of a parabola through the three
+rates around the best, over the logarithm of the rate; beyond the rates that were tried it is an
+extrapolation.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def course(steps: int, tokens: int, width: int, schedule: ScheduleName, warmup: 
 
 def read(plugin: str, name: str) -> Any:
     """A result file."""
-    return json.loads((PLUGINS / f"arb-ternary-{plugin}" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(
+        (PLUGINS / f"arb-ternary-{plugin}" / "results" / f"{name}.json").read_text(encoding="utf-8")
+    )
 
 
 def trials(name: str, rule: str) -> dict[float, float]:
@@ -49,7 +53,9 @@ def trials(name: str, rule: str) -> dict[float, float]:
 
 
 def tuned() -> Iterator[Tuned]:
-    """Every study of rates of scaled votes with training from random weights and a course that its file tells."""
+    """Every study of rates of scaled votes with training from random weights and a course that its
+    file tells.
+    """
     for width, losses in read("bench", "transfer")["runs"].items():
         if len(losses) > 2:
             found = {float(rate): loss for rate, loss in losses.items()}
@@ -63,16 +69,32 @@ def tuned() -> Iterator[Tuned]:
     demo = read("bench", "demo-tuning")
     losses = {float(key.split()[1]): loss for key, loss in demo["plain_votes"].items()}
     yield "the demo", course(2400, 1024, 128, "linear", 100), losses
-    quieter = {float(key.split()[2]): loss for key, loss in demo["logit_scale"].items() if key.startswith("0,")}
+    quieter = {
+        float(key.split()[2]): loss
+        for key, loss in demo["logit_scale"].items()
+        if key.startswith("0,")
+    }
     yield "the demo, quieter logits", course(2400, 1024, 128, "linear", 100), quieter
     small = course(2560, 2048, 192, "linear", 100)
     yield "float embedding and head", small, trials("small", "scaled_votes")
     yield "pure", small, trials("small", "scaled_votes_pure")
-    yield "float embedding and head", course(256, 2048, 320, "linear", 25), trials("medium", "scaled_votes")
-    yield "4-bit accumulators", course(256, 4096, 192, "linear", 51), trials("survey", "scaled_votes_4bit")
+    yield (
+        "float embedding and head",
+        course(256, 2048, 320, "linear", 25),
+        trials("medium", "scaled_votes"),
+    )
+    yield (
+        "4-bit accumulators",
+        course(256, 4096, 192, "linear", 51),
+        trials("survey", "scaled_votes_4bit"),
+    )
     for width in (96, 640):
         for way, what in (("votes8", "float embedding and head"), ("pure", "pure")):
-            yield f"{what}, the ladder", course(256, 2048, width, "linear", 25), ladder_trials(way, width)
+            yield (
+                f"{what}, the ladder",
+                course(256, 2048, width, "linear", 25),
+                ladder_trials(way, width),
+            )
     runs = read("bench", "auto-rate")["runs"].values()
     yield "pure, source code", course(600, 512, 64, "cosine", 30), grid(runs, "source code, pure")
     of_topics = course(150, 2048, 96, "linear", 15)
@@ -80,12 +102,18 @@ def tuned() -> Iterator[Tuned]:
 
 
 def ladder_trials(way: str, width: int) -> dict[float, float]:
-    """Loss by rate of votes, of the ladder's trials that share the rate of float parts with two others or more."""
+    """Loss by rate of votes, of the ladder's trials that share the rate of float parts with two
+    others or more.
+    """
     found = [
-        each for name, each in read("bench", "ladder")["trials"].items() if name.startswith(f"trial-{way}-{width}-")
+        each
+        for name, each in read("bench", "ladder")["trials"].items()
+        if name.startswith(f"trial-{way}-{width}-")
     ]
     ((shared, _),) = Counter(each["floats"] for each in found).most_common(1)
-    return {rate_for(256, each["votes"]): each["loss"] for each in found if each["floats"] == shared}
+    return {
+        rate_for(256, each["votes"]): each["loss"] for each in found if each["floats"] == shared
+    }
 
 
 def grid(runs: Iterable[dict[str, Any]], config: str) -> dict[float, float]:
@@ -111,7 +139,8 @@ def main() -> None:
         rate, best = rate_of(given), min(losses, key=lambda each: losses[each])
         tried = ", ".join(f"{each:g}" for each in sorted(losses))
         print(
-            f"| {name} | {given.width} | {given.steps:,} | {given.tokens:,} | {tried} | {best:g} | {rate:g} "
+            f"| {name} | {given.width} | {given.steps:,} | {given.tokens:,} | {tried} | {best:g} | "
+            f"{rate:g} "
             f"| {behind(losses, rate):+.4f} |"
         )
 

@@ -1,8 +1,9 @@
-"""``plain.yaml`` alone, and beside a busy loop on every core: what a machine that does something else as well costs.
+"""``plain.yaml`` alone, and beside a busy loop on every core: what a machine that does something
+else as well costs.
 
-``python plugins/arb-ternary-bench/studies/busy.py``, on an otherwise idle machine, trains the demo twice, prints
-seconds, speeds and their ratio, and fails where the second run takes more than ``--limit`` times as long. With
-``-o phases.0.steps=240`` it takes a tenth of the time.
+``python plugins/arb-ternary-bench/studies/busy.py``, on an otherwise idle machine, trains the demo
+twice, prints seconds, speeds and their ratio, and fails where the second run takes more than
+``--limit`` times as long. With ``-o phases.0.steps=240`` it takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -56,9 +57,15 @@ def measured(directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, and compare with the limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, default=2.5, help="largest ratio of the times; default: 2.5")
-    parser.add_argument("-o", dest="overrides", action="append", default=[], help="override of the demo's config")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--limit", type=float, default=2.5, help="largest ratio of the times; default: 2.5"
+    )
+    parser.add_argument(
+        "-o", dest="overrides", action="append", default=[], help="override of the demo's config"
+    )
     options = parser.parse_args()
     cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory(prefix="arb-busy-") as folder:
@@ -66,7 +73,13 @@ def main() -> None:
         with busy_loops(cores):
             beside = measured(Path(folder) / "beside", options.overrides)
     ratio = round(beside["seconds"] / alone["seconds"], 2)
-    result = {"machine": machine_facts(), "busy_loops": cores, "alone": alone, "beside": beside, "ratio": ratio}
+    result = {
+        "machine": machine_facts(),
+        "busy_loops": cores,
+        "alone": alone,
+        "beside": beside,
+        "ratio": ratio,
+    }
     print(json.dumps(result, indent=1))
     if ratio > options.limit:
         sys.exit(f"{ratio} times as long beside busy loops; the limit is {options.limit}")

@@ -1,11 +1,14 @@
-"""Ternary convolutions of the cpu backend beside torch's float32 convolution, on shapes of small networks of images.
+"""Ternary convolutions of the cpu backend beside torch's float32 convolution, on shapes of small
+networks of images.
 
-    python plugins/arb-ternary-bench/studies/convolution.py --out plugins/arb-ternary-bench/results/convolution.json
+    python plugins/arb-ternary-bench/studies/convolution.py --out
+    plugins/arb-ternary-bench/results/convolution.json
 
-Everything of a shape is timed in turns in one process: torch with channels first and with channels last in memory, the
-kernel, the layer without gradients, and a training pass of both, forward, backward to the input and to the weight
-(float gradients, or votes of int8 gradients). Results of the ternary side are first compared with torch's. One thread
-is timed by what the processor spends on it, which leaves out what others take on a machine that is not idle.
+Everything of a shape is timed in turns in one process: torch with channels first and with channels
+last in memory, the kernel, the layer without gradients, and a training pass of both, forward,
+backward to the input and to the weight (float gradients, or votes of int8 gradients). Results of
+the ternary side are first compared with torch's. One thread is timed by what the processor spends
+on it, which leaves out what others take on a machine that is not idle.
 """
 
 from __future__ import annotations
@@ -43,7 +46,10 @@ class Shape:
     @property
     def title(self) -> str:
         """As in the table."""
-        return f"{self.batch} x {self.channels} x {self.size} x {self.size}, {self.outputs}, {self.stride}"
+        return (
+            f"{self.batch} x {self.channels} x {self.size} x {self.size}, {self.outputs}, "
+            f"{self.stride}"
+        )
 
 
 SHAPES: Final = (
@@ -76,7 +82,13 @@ def variants_of(shape: Shape) -> list[Variant]:
     """What is timed for a shape."""
     torch.manual_seed(0)
     layer = TernaryConv2d(
-        shape.channels, shape.outputs, 3, stride=shape.stride, padding=1, gradients="int8", backend="cpu"
+        shape.channels,
+        shape.outputs,
+        3,
+        stride=shape.stride,
+        padding=1,
+        gradients="int8",
+        backend="cpu",
     )
     x = torch.randn(shape.batch, shape.channels, shape.size, shape.size)
     weight = layer.dense_weight().view(shape.outputs, shape.channels, 3, 3)
@@ -105,7 +117,10 @@ def variants_of(shape: Shape) -> list[Variant]:
 
     return [
         Variant(name="torch", call=lambda _: conv2d(x, weight, None, shape.stride, 1)),
-        Variant(name="torch, channels last", call=lambda _: conv2d(last, weight_last, None, shape.stride, 1)),
+        Variant(
+            name="torch, channels last",
+            call=lambda _: conv2d(last, weight_last, None, shape.stride, 1),
+        ),
         Variant(name="kernel", call=lambda _: ternary(x)),
         Variant(name="kernel, channels last", call=lambda _: ternary(last)),
         Variant(name="layer", call=lambda _: quietly(last)),
@@ -133,7 +148,14 @@ def run(threads: tuple[int, ...], seconds: float) -> dict[str, Any]:
             for shape in SHAPES:
                 found = measure(variants_of(shape), seconds, clock)
                 micros = {name: round(timing.least * 1e6, 1) for name, timing in found.items()}
-                rows.append({"threads": count, "shape": asdict(shape), "title": shape.title, "least_us": micros})
+                rows.append(
+                    {
+                        "threads": count,
+                        "shape": asdict(shape),
+                        "title": shape.title,
+                        "least_us": micros,
+                    }
+                )
                 print(count, shape.title, micros, flush=True)
     return {"machine": facts, "load_average_at_the_end": load_average(), "rows": rows}
 
@@ -145,27 +167,39 @@ def ratios(least: dict[str, float]) -> dict[str, float]:
         "first": least["torch"] / least["kernel"],
         "best": best / min(least["kernel"], least["kernel, channels last"]),
         "layer": best / least["layer"],
-        "trains": min(least["torch trains"], least["torch trains, channels last"]) / least["layer trains"],
+        "trains": min(least["torch trains"], least["torch trains, channels last"])
+        / least["layer trains"],
     }
 
 
 def table(result: dict[str, Any]) -> str:
     """Least times and how they compare, as Markdown; what misses the goal is in italics."""
     lines = [
-        "| images, outputs, stride | threads | torch µs | channels last | kernel µs | channels last | x torch | x best "
+        "| images, outputs, stride | threads | torch µs | channels last | kernel µs | channels "
+        "last | x torch | x best "
         "| layer: x best | training: x best |",
         "|---|" + "---:|" * 9,
     ]
     for row in result["rows"]:
         least = row["least_us"]
         names = ("torch", "torch, channels last", "kernel", "kernel, channels last")
-        factors = [f"{value:.2f}" if value >= GOAL else f"*{value:.2f}*" for value in ratios(least).values()]
-        cells = [row["title"], str(row["threads"]), *(f"{least[name]:,.0f}" for name in names), *factors]
+        factors = [
+            f"{value:.2f}" if value >= GOAL else f"*{value:.2f}*"
+            for value in ratios(least).values()
+        ]
+        cells = [
+            row["title"],
+            str(row["threads"]),
+            *(f"{least[name]:,.0f}" for name in names),
+            *factors,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     machine = result["machine"]
     note = (
-        f"3 x 3 taps, padding 1; images are batch x channels x height x width. Least times. {machine['processor']}, "
-        f"torch {machine['torch']} ({machine['torch_cpu_capability']}), load average {machine['load_average']} at the "
+        f"3 x 3 taps, padding 1; images are batch x channels x height x width. Least times. "
+        f"{machine['processor']}, "
+        f"torch {machine['torch']} ({machine['torch_cpu_capability']}), load average "
+        f"{machine['load_average']} at the "
         f"start and {result['load_average_at_the_end']} at the end."
     )
     return "\n".join([*lines, "", note])
@@ -173,7 +207,9 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure and write, or print the table of a result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="result, JSON")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=0.3, help="for each variant of a shape")

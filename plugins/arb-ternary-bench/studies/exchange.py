@@ -1,15 +1,16 @@
 """What an exchange of votes costs: its kernels one by one, and all of it on ranks of this machine.
 
-    python plugins/arb-ternary-bench/studies/exchange.py                      both, 11 million weights, 2 ranks
-    python plugins/arb-ternary-bench/studies/exchange.py --only kernels --threads 2
+    python plugins/arb-ternary-bench/studies/exchange.py both, 11 million weights, 2 ranks python
+    plugins/arb-ternary-bench/studies/exchange.py --only kernels --threads 2
 
-Kernels are those of the named backends, on one matrix, the shortest of several calls. The whole exchange is that of a
-decoder of 42 weights (6 layers, width 384) under scaled votes of three levels, one cast a rank and step, on ranks that
-talk over gloo, one thread each; a step is collected, applied and shared as in a run, but nothing hides it.
-Its times are those of the slowest rank, the median over the steps, and waiting for the others is counted as sending.
-"exchange" is what a step of one process does not have, and is also told of the step in which it was shortest. The load
-of the machine is told with the result: with fewer free cores than ranks elapsed times say nothing, and those of the
-processors are a floor.
+Kernels are those of the named backends, on one matrix, the shortest of several calls. The whole
+exchange is that of a decoder of 42 weights (6 layers, width 384) under scaled votes of three
+levels, one cast a rank and step, on ranks that talk over gloo, one thread each; a step is
+collected, applied and shared as in a run, but nothing hides it. Its times are those of the slowest
+rank, the median over the steps, and waiting for the others is counted as sending. "exchange" is
+what a step of one process does not have, and is also told of the step in which it was shortest. The
+load of the machine is told with the result: with fewer free cores than ranks elapsed times say
+nothing, and those of the processors are a floor.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ LAYERS, WIDTH, FEED_FORWARD = 6, 384, 1024
 FLIPS: Final = 0.0028
 _CALLS: Final = 9
 _MILLI: Final = 1e3
-#: Elapsed time, or that of all threads on a processor, which other programs do not lengthen by waiting.
+# : Elapsed time, or that of all threads on a processor, which other programs do not lengthen by
+# waiting.
 _CLOCKS: Final = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -78,16 +80,27 @@ def kernel_times(backend: str) -> dict[str, float]:
     for limit in (1, 7, 127):
         base = base_for(limit)
         values = torch.randint(-limit, limit + 1, (count,), dtype=torch.int16, generator=generator)
-        packed, total = wire_kernel(backend, "digits_to_bytes")(values, base), torch.zeros(count, dtype=torch.int16)
-        found[f"pack, base {base}"] = shortest(lambda: wire_kernel(backend, "digits_to_bytes")(values, base))  # noqa: B023
-        found[f"add, base {base}"] = shortest(lambda: wire_kernel(backend, "add_digits_")(total.zero_(), packed, base))  # noqa: B023
+        packed, total = (
+            wire_kernel(backend, "digits_to_bytes")(values, base),
+            torch.zeros(count, dtype=torch.int16),
+        )
+        found[f"pack, base {base}"] = shortest(
+            lambda: wire_kernel(backend, "digits_to_bytes")(values, base)  # noqa: B023
+        )
+        found[f"add, base {base}"] = shortest(
+            lambda: wire_kernel(backend, "add_digits_")(total.zero_(), packed, base)  # noqa: B023
+        )
         found[f"bits a weight, base {base}"] = 8 * packed.numel() / count
     trits = torch.randint(-1, 2, (ROWS, COLUMNS), dtype=torch.int8, generator=generator)
     moved = (torch.rand(ROWS, COLUMNS, generator=generator) < FLIPS) * torch.where(trits < 1, 1, -1)
-    before, after = (kernel(backend, "pack")(each.to(torch.int8)) for each in (trits, trits + moved))
+    before, after = (
+        kernel(backend, "pack")(each.to(torch.int8)) for each in (trits, trits + moved)
+    )
     places, directions = wire_kernel(backend, "flip_list")(before, after, shape)
     message = encode_flips(places, directions, count)
-    found["list of flips"] = shortest(lambda: wire_kernel(backend, "flip_list")(before, after, shape))
+    found["list of flips"] = shortest(
+        lambda: wire_kernel(backend, "flip_list")(before, after, shape)
+    )
     found["encode flips"] = shortest(lambda: encode_flips(places, directions, count))
     found["decode flips"] = shortest(lambda: decode_flips(message, count))
     found["bits a weight, flips"] = 8 * message.numel() / count
@@ -108,7 +121,9 @@ class Blocks(nn.Module):
         super().__init__()
         sizes = [(WIDTH, WIDTH)] * 4 + [(WIDTH, FEED_FORWARD)] * 2 + [(FEED_FORWARD, WIDTH)]
         self.linears = nn.ModuleList(
-            TernaryLinear(columns, rows, scale_rule="frozen") for _ in range(LAYERS) for columns, rows in sizes
+            TernaryLinear(columns, rows, scale_rule="frozen")
+            for _ in range(LAYERS)
+            for columns, rows in sizes
         )
 
 
@@ -164,14 +179,22 @@ class Clock:
         with (
             patch.object(exchange, "wire_kernel", timed_kernel),
             patch.object(delivery, "wire_kernel", timed_kernel),
-            patch.object(exchange, "encode_flips", self.timed("encode, decode", exchange.encode_flips)),
-            patch.object(exchange, "decode_flips", self.timed("encode, decode", exchange.decode_flips)),
-            patch.object(dist, "all_to_all_single", self.sent("send votes", dist.all_to_all_single)),
+            patch.object(
+                exchange, "encode_flips", self.timed("encode, decode", exchange.encode_flips)
+            ),
+            patch.object(
+                exchange, "decode_flips", self.timed("encode, decode", exchange.decode_flips)
+            ),
+            patch.object(
+                dist, "all_to_all_single", self.sent("send votes", dist.all_to_all_single)
+            ),
             patch.object(delivery, "all_gather_single", gathered),
             patch.object(collectives, "all_gather_single", gathered),
             patch.object(dist, "all_reduce", self.sent("send counts and flips", dist.all_reduce)),
             patch.object(TernaryModule, "settle", self.timed("settle", TernaryModule.settle)),
-            patch.object(ScaledVotes, "whole_votes", self.timed("in quanta", ScaledVotes.whole_votes)),
+            patch.object(
+                ScaledVotes, "whole_votes", self.timed("in quanta", ScaledVotes.whole_votes)
+            ),
         ):
             yield
 
@@ -179,7 +202,9 @@ class Clock:
 def on_rank(rank: int, size: int, folder: str, backend: str, steps: int, clock_name: str) -> None:
     """Exchange made-up votes for some steps, and write what each took."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size
+    )
     world = Ranks(torch.device("cpu"))
     torch.manual_seed(0)
     with use_backend(backend):
@@ -192,7 +217,8 @@ def on_rank(rank: int, size: int, folder: str, backend: str, steps: int, clock_n
         assert module.magnitudes is not None
         module.magnitudes.fill_(1.0)
         module.control[MICRO] = 1
-    optimizer.step()  # from here on the rule has magnitudes, without which no vote is worth anything
+    # from here on the rule has magnitudes, without which no vote is worth anything
+    optimizer.step()
     own_rows(model, world)
     share_votes(optimizer, world)
     assert isinstance(optimizer.exchange, OwnerRows)
@@ -210,7 +236,9 @@ def on_rank(rank: int, size: int, folder: str, backend: str, steps: int, clock_n
         with clock.watching():
             optimizer.exchange.collect(optimizer)
             collected = clock.read()
-            flips = [module.apply_votes("apply_scaled_votes", 64, 0, 1) for module in modules.values()]
+            flips = [
+                module.apply_votes("apply_scaled_votes", 64, 0, 1) for module in modules.values()
+            ]
             applied = clock.read()
             optimizer.exchange.share(optimizer, flips)
         ended = clock.read()
@@ -218,7 +246,9 @@ def on_rank(rank: int, size: int, folder: str, backend: str, steps: int, clock_n
             assert module.sums is not None
             module.control[STEP] += 1
             module.sums.clear()
-        weights = sum(module.shape.out_features * module.shape.in_features for module in modules.values())
+        weights = sum(
+            module.shape.out_features * module.shape.in_features for module in modules.values()
+        )
         told.append(
             {
                 **clock.spent,
@@ -236,7 +266,10 @@ def exchange_times(size: int, backend: str, steps: int, clock: str) -> dict[str,
     """The median step of the slowest rank, by what its time was spent on."""
     with tempfile.TemporaryDirectory(prefix="arb-exchange-") as folder:
         processes.spawn(on_rank, (size, folder, backend, steps, clock), size)
-        told = [json.loads(Path(folder, f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(size)]
+        told = [
+            json.loads(Path(folder, f"rank-{rank}.json").read_text(encoding="utf-8"))
+            for rank in range(size)
+        ]
     # The first steps allocate.
     slowest = max(told, key=lambda steps: median(step["all"] for step in steps[2:]))[2:]
     found = {what: median(step.get(what, 0.0) for step in slowest) for what in slowest[-1]}
@@ -245,7 +278,9 @@ def exchange_times(size: int, backend: str, steps: int, clock: str) -> dict[str,
     # A step of one process turns sums into quanta, settles and applies them too, of all rows.
     in_any_case = ("in quanta", "settle", "apply votes")
     found["exchange"] = found["all"] - sum(found[what] for what in in_any_case)
-    found["exchange, shortest"] = min(step["all"] - sum(step[what] for what in in_any_case) for step in slowest)
+    found["exchange, shortest"] = min(
+        step["all"] - sum(step[what] for what in in_any_case) for step in slowest
+    )
     return found
 
 
@@ -257,20 +292,28 @@ def table(columns: dict[str, dict[str, float]], ratio: Sequence[str] = ()) -> st
         cells = [f"{column.get(what, 0.0):.4g}" for column in columns.values()]
         if ratio:
             times = [columns[name].get(what, 0.0) for name in ratio]
-            cells.append(f"{times[0] / times[1]:.1f}" if times[1] and not what.startswith("bits") else "")
+            cells.append(
+                f"{times[0] / times[1]:.1f}" if times[1] and not what.startswith("bits") else ""
+            )
         lines.append(f"| {what} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=("kernels", "ranks"), help="one of the two parts")
     parser.add_argument("--backends", nargs="+", default=["torch", "cpu"])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the kernels; default: 1 2")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1, 2], help="of the kernels; default: 1 2"
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--clocks", nargs="+", choices=_CLOCKS, default=["wall", "cpu"], help="of the exchange")
+    parser.add_argument(
+        "--clocks", nargs="+", choices=_CLOCKS, default=["wall", "cpu"], help="of the exchange"
+    )
     given = parser.parse_args()
     facts = machine_facts()
     print(json.dumps({**facts, "load of the last minute": round(os.getloadavg()[0], 2)}))
@@ -278,8 +321,13 @@ def main() -> None:
         columns = {}
         for threads in given.threads:
             torch.set_num_threads(threads)
-            columns |= {f"{backend}, {threads}": kernel_times(backend) for backend in given.backends}
-        print(f"\nMilliseconds, {ROWS} x {COLUMNS} weights, by backend and threads; load {os.getloadavg()[0]:.2f}\n")
+            columns |= {
+                f"{backend}, {threads}": kernel_times(backend) for backend in given.backends
+            }
+        print(
+            f"\nMilliseconds, {ROWS} x {COLUMNS} weights, by backend and threads; load "
+            f"{os.getloadavg()[0]:.2f}\n"
+        )
         first = [f"{backend}, {given.threads[0]}" for backend in given.backends[:2]]
         print(table(columns, first if len(first) == 2 else ()))
     if given.only != "kernels":
@@ -288,7 +336,10 @@ def main() -> None:
             for backend in given.backends
             for clock in given.clocks
         }
-        print(f"\nMilliseconds of a step on {given.ranks} ranks, one thread each; load {os.getloadavg()[0]:.2f}\n")
+        print(
+            f"\nMilliseconds of a step on {given.ranks} ranks, one thread each; load "
+            f"{os.getloadavg()[0]:.2f}\n"
+        )
         print(table(columns))
 
 

@@ -1,10 +1,13 @@
-"""Final runs of recipes of ``arb bench quality`` whose settings are known: no trials, as many seeds as are asked for.
+"""Final runs of recipes of ``arb bench quality`` whose settings are known: no trials, as many seeds
+as are asked for.
 
-    python plugins/arb-ternary-bench/studies/finals.py --work DIR --out RESULT.json --trials bitnet_gains=2,...
+    python plugins/arb-ternary-bench/studies/finals.py --work DIR --out RESULT.json --trials
+    bitnet_gains=2,...
 
-The model, text and tokens of the bench; a recipe is followed by the number of its trial, counted from 0. ``--float32``
-multiplies in float32 instead of bfloat16, which a processor without instructions for it does much faster. The same
-command continues one that was stopped, and rules that ``--out`` has of other commands stay in it.
+The model, text and tokens of the bench; a recipe is followed by the number of its trial, counted
+from 0. ``--float32`` multiplies in float32 instead of bfloat16, which a processor without
+instructions for it does much faster. The same command continues one that was stopped, and rules
+that ``--out`` has of other commands stay in it.
 """
 
 from __future__ import annotations
@@ -44,41 +47,69 @@ def merge(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """``new``, and the rules of ``before`` that it has not."""
     for fact in ("size", "tokens", "float32"):
         if before[fact] != new[fact]:
-            sys.exit(f"--out holds runs with {fact} {before[fact]}, and these have {new[fact]}; give another")
+            sys.exit(
+                f"--out holds runs with {fact} {before[fact]}, and these have {new[fact]}; give "
+                f"another"
+            )
     names = {rule["name"] for rule in new["rules"]}
-    return {**new, "rules": [*(rule for rule in before["rules"] if rule["name"] not in names), *new["rules"]]}
+    return {
+        **new,
+        "rules": [*(rule for rule in before["rules"] if rule["name"] not in names), *new["rules"]],
+    }
 
 
 def main() -> None:
     """Run what is missing, write the result, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
-    parser.add_argument("--trials", required=True, help="RULE=TRIAL,... of each recipe, the setting that it has")
+    parser.add_argument(
+        "--trials", required=True, help="RULE=TRIAL,... of each recipe, the setting that it has"
+    )
     parser.add_argument("--size", choices=SIZES, default="small", help="(default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="(default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at once, a thread each (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="runs at once, a thread each (default: %(default)s)"
+    )
     parser.add_argument("--float32", action="store_true", help="multiply in float32")
     arguments = parser.parse_args()
-    chosen = {rule: int(number) for rule, number in (each.split("=") for each in arguments.trials.split(","))}
+    chosen = {
+        rule: int(number)
+        for rule, number in (each.split("=") for each in arguments.trials.split(","))
+    }
     size = SIZES[arguments.size]
     trials = final_trials(size, chosen, range(arguments.seeds), size.tokens)
     if arguments.float32:
         trials = [in_float32(trial) for trial in trials]
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    with locked(work, UsageProblem(f"{work}: another study is at work here")), StopRequest() as stop:
-        pool = Pool(folder=work, jobs=arguments.jobs, threads=1, stop=stop, say=print, finished=tell)
+    with (
+        locked(work, UsageProblem(f"{work}: another study is at work here")),
+        StopRequest() as stop,
+    ):
+        pool = Pool(
+            folder=work, jobs=arguments.jobs, threads=1, stop=stop, say=print, finished=tell
+        )
         outcomes = pool.run(trials)
     found = {rule: manager().registry.get("recipe", rule) for rule in chosen}
     facts = {
-        "machine": machine_facts(), "size": size.name, "tokens": size.tokens, "float32": arguments.float32,
-        "seeds": list(range(arguments.seeds)), "jobs": arguments.jobs, "threads": 1,
+        "machine": machine_facts(),
+        "size": size.name,
+        "tokens": size.tokens,
+        "float32": arguments.float32,
+        "seeds": list(range(arguments.seeds)),
+        "jobs": arguments.jobs,
+        "threads": 1,
         "recipes": {
-            rule: {"summary": each.spec.summary, "distribution": each.distribution} for rule, each in found.items()
+            rule: {"summary": each.spec.summary, "distribution": each.distribution}
+            for rule, each in found.items()
         },
-    }  # fmt: skip
-    finals = {rule: [outcomes[trial.name] for trial in trials if trial.rule == rule] for rule in chosen}
+    }
+    finals = {
+        rule: [outcomes[trial.name] for trial in trials if trial.rule == rule] for rule in chosen
+    }
     new = make_result(facts, {rule: [] for rule in chosen}, dict(chosen), finals)
     result = merge(read_result(arguments.out, new), new)
     write_result(arguments.out, result)

@@ -1,16 +1,19 @@
-"""A published ternary model, fine-tuned by votes and by quantisation-aware training: the same start, text and steps.
+"""A published ternary model, fine-tuned by votes and by quantisation-aware training: the same
+start, text and steps.
 
     python plugins/arb-ternary-bench/studies/finetune.py --work DIR --out RESULT.json
 
-Of each seed a small BitNet is trained on the built-in text with float masters (plugin qat), and then meets a text that
-it has not seen, the topics of Python's own ``help()``:
+Of each seed a small BitNet is trained on the built-in text with float masters (plugin qat), and
+then meets a text that it has not seen, the topics of Python's own ``help()``:
 
 * ``qat`` goes on from its float masters, with AdamW;
-* ``votes`` knows only what is published: the packed export of the plugin hf, imported, learns by votes. ``votes`` keeps
-  the float embedding, which AdamW trains; ``votes_pure`` makes it ternary too.
+* ``votes`` knows only what is published: the packed export of the plugin hf, imported, learns by
+  votes. ``votes`` keeps the float embedding, which AdamW trains; ``votes_pure`` makes it ternary
+  too.
 
-Rates are chosen with seed 0 on a part of the training text that is held aside; the last tenth of the text, on which the
-losses are measured, takes no part in that. What is in ``--work`` already is not repeated.
+Rates are chosen with seed 0 on a part of the training text that is held aside; the last tenth of
+the text, on which the losses are measured, takes no part in that. What is in ``--work`` already is
+not repeated.
 """
 
 from __future__ import annotations
@@ -76,26 +79,53 @@ class Study:
         for name, sources in (("votes", "keep"), ("votes_pure", "ternary")):
             if not (self.folder / f"imported-{name}").exists():
                 imported = self.folder / f"imported-{name}"
-                arb("import", published, imported, "--scales", "float", "-o", f"float_sources={sources}")
+                arb(
+                    "import",
+                    published,
+                    imported,
+                    "--scales",
+                    "float",
+                    "-o",
+                    f"float_sources={sources}",
+                )
         return float(report["validation_loss"])
 
-    def tuned(self, rule: str, rate: float, measured_on: str, steps: int | None = None) -> dict[str, Any]:
+    def tuned(
+        self, rule: str, rate: float, measured_on: str, steps: int | None = None
+    ) -> dict[str, Any]:
         """The report of one fine-tuning."""
         steps = self.steps if steps is None else steps
         source = self.folder / ("base" if rule == "qat" else f"imported-{rule}")
         phase = {
-            "name": "standard", "steps": steps, "batch_size": 8, "block_size": 128, "lr_schedule": "linear",
-            "warmup_steps": steps // 20, "eval_every": steps, "eval_batches": 1, "log_every": 100,
+            "name": "standard",
+            "steps": steps,
+            "batch_size": 8,
+            "block_size": 128,
+            "lr_schedule": "linear",
+            "warmup_steps": steps // 20,
+            "eval_every": steps,
+            "eval_batches": 1,
+            "log_every": 100,
             "init_from": str(source),
-        }  # fmt: skip
+        }
         optimizer: dict[str, Any] = {"name": "scaled_votes", "lr": rate}
         if rule == "qat":
             optimizer = {"name": "bitnet_adamw", "lr": rate, "weight_decay": 0.01}
             phase["grad_clip"] = 1.0
         elif rule == "votes":
-            optimizer = {"name": "split", "ternary": optimizer, "float": {"name": "adamw", "lr": EMBEDDING_RATE}}
+            optimizer = {
+                "name": "split",
+                "ternary": optimizer,
+                "float": {"name": "adamw", "lr": EMBEDDING_RATE},
+            }
         data = {"name": "text", "path": self.texts["train"], "validation": self.texts[measured_on]}
-        overrides = {"seed": self.seed, "threads": 1, "data": data, "optimizer": optimizer, "phases": [phase]}
+        overrides = {
+            "seed": self.seed,
+            "threads": 1,
+            "data": data,
+            "optimizer": optimizer,
+            "phases": [phase],
+        }
         overrides["checkpoint"] = {"every": 0}
         text = [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
         directory = self.folder / f"{rule}-{rate}-{measured_on}-{steps}"
@@ -104,10 +134,14 @@ class Study:
 
 def main() -> None:
     """Choose rates with seed 0, run all seeds, write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
-    parser.add_argument("--steps", type=int, default=400, help="of a fine-tuning (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=400, help="of a fine-tuning (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     texts = divide_text(help_topics(), arguments.work)
@@ -127,7 +161,10 @@ def main() -> None:
     for rule, losses_by_rate in trials.items():
         rate = min(losses_by_rate, key=lambda rate: losses_by_rate[rate])
         reports = {seed: study.tuned(rule, rate, "validation") for seed, study in studies.items()}
-        before = {seed: study.tuned(rule, NO_RATE, "validation", steps=1) for seed, study in studies.items()}
+        before = {
+            seed: study.tuned(rule, NO_RATE, "validation", steps=1)
+            for seed, study in studies.items()
+        }
         losses = {seed: report["validation_loss"] for seed, report in reports.items()}
         result["rules"][rule] = {
             "trials": losses_by_rate,

@@ -21,7 +21,8 @@ RESULTS = Path(__file__).parents[1] / "results"
 def main() -> None:
     """Merge the two studies, which differ in nothing but the length of trials, and draw."""
     studies: list[dict[str, Any]] = [
-        json.loads((RESULTS / f"quality-{name}.json").read_text(encoding="utf-8")) for name in ("small", "survey")
+        json.loads((RESULTS / f"quality-{name}.json").read_text(encoding="utf-8"))
+        for name in ("small", "survey")
     ]
     for what in ("size", "tokens", "seeds"):
         values = [study[what] for study in studies]

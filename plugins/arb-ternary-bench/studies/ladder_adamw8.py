@@ -1,10 +1,11 @@
 """AdamW whose two moments are kept in 8 bits: a plugin file for ``ladder.py`` alone.
 
-After Dettmers and others, "8-bit Optimizers via Block-wise Quantization" (2022): a moment is divided into blocks of
-256 numbers, each block is divided by its largest magnitude, and each number becomes the nearest of 256 values of a
-dynamic code, which are close to each other near zero. The first moment has a code with signs, the second one without.
-A step decodes both, takes AdamW's step in float32 and encodes them again. As in the authors' library, tensors of fewer
-than 4,096 numbers keep their moments in float32.
+After Dettmers and others, "8-bit Optimizers via Block-wise Quantization" (2022): a moment is
+divided into blocks of 256 numbers, each block is divided by its largest magnitude, and each number
+becomes the nearest of 256 values of a dynamic code, which are close to each other near zero. The
+first moment has a code with signs, the second one without. A step decodes both, takes AdamW's step
+in float32 and encodes them again. As in the authors' library, tensors of fewer than 4,096 numbers
+keep their moments in float32.
 """
 
 from __future__ import annotations
@@ -27,42 +28,56 @@ BLOCK: Final = 256
 LEAST: Final = 4096
 #: Powers of ten that a dynamic code spans.
 _DECADES: Final = 7
-#: Low bits of a float32 that the table of codes does without: sign, exponent and 12 bits of the mantissa are left.
+# : Low bits of a float32 that the table of codes does without: sign, exponent and 12 bits of the
+# mantissa are left.
 _DROPPED: Final = 11
 
 
 def dynamic_code(*, signed: bool) -> Tensor:
     """The 256 values of a dynamic code, ascending, at most 1: float32, ``[256]``.
 
-    The decade below ``10 ** -i`` has half as many values as the one above it; with signs, both signs share them. Zero
-    and one are values too.
+    The decade below ``10 ** -i`` has half as many values as the one above it; with signs, both
+    signs share them. Zero and one are values too.
     """
     values = [0.0, 1.0]
     for decade in range(_DECADES):
-        ends = torch.linspace(0.1, 1.0, 2 ** (decade if signed else decade + 1) + 1, dtype=torch.float64)
+        ends = torch.linspace(
+            0.1, 1.0, 2 ** (decade if signed else decade + 1) + 1, dtype=torch.float64
+        )
         means = 10.0 ** (decade + 1 - _DECADES) * (ends[:-1] + ends[1:]) / 2
         values += means.tolist() + ((-means).tolist() if signed else [])
     return torch.tensor(sorted(values), dtype=torch.float32)
 
 
 class CodedMoment:
-    """What a running moment is between steps: a byte a number, and a float32 scale a block of :data:`BLOCK`."""
+    """What a running moment is between steps: a byte a number, and a float32 scale a block of
+    :data:`BLOCK`.
+    """
 
     def __init__(self, *, signed: bool) -> None:
         self.values = dynamic_code(signed=signed)
         middles = (self.values[1:] + self.values[:-1]) / 2
-        # Of all floats that differ in dropped bits alone, the least one; no two middles lie between such floats.
+        # Of all floats that differ in dropped bits alone, the least one; no two middles lie between
+        # such floats.
         keys = torch.arange(1 << (32 - _DROPPED), dtype=torch.int64)
-        low = torch.where(keys < len(keys) // 2, keys << _DROPPED, ((keys + 1) << _DROPPED) - 1 - (1 << 32))
-        self._table = torch.bucketize(low.to(torch.int32).view(torch.float32), middles).to(torch.uint8)
+        low = torch.where(
+            keys < len(keys) // 2, keys << _DROPPED, ((keys + 1) << _DROPPED) - 1 - (1 << 32)
+        )
+        self._table = torch.bucketize(low.to(torch.int32).view(torch.float32), middles).to(
+            torch.uint8
+        )
         self._middles = torch.cat((middles, middles.new_tensor([torch.inf])))
 
     def encode(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes ``uint8 [n]`` and scales ``float32 [ceil(n / 256)]`` of ``numbers``, float32 ``[n]``."""
+        """Codes ``uint8 [n]`` and scales ``float32 [ceil(n / 256)]`` of ``numbers``, float32
+        ``[n]``.
+        """
         count = numbers.numel()
         rows = torch.nn.functional.pad(numbers, (0, -count % BLOCK)).view(-1, BLOCK)
         scales = rows.abs().amax(dim=1)
-        shares = (rows / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).view(-1)[:count]
+        shares = (rows / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).view(-1)[
+            :count
+        ]
         keys = (shares.view(torch.int32) >> _DROPPED).bitwise_and_(len(self._table) - 1)
         codes = self._table.index_select(0, keys)
         codes += shares > self._middles.index_select(0, codes.int())
@@ -71,14 +86,20 @@ class CodedMoment:
     def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
         """The numbers that codes and scales stand for, float32 ``[n]``."""
         count = codes.numel()
-        rows = torch.nn.functional.pad(self.values.index_select(0, codes.int()), (0, -count % BLOCK)).view(-1, BLOCK)
+        rows = torch.nn.functional.pad(
+            self.values.index_select(0, codes.int()), (0, -count % BLOCK)
+        ).view(-1, BLOCK)
         return (rows * scales[:, None]).view(-1)[:count]
 
 
 class AdamW8(torch.optim.Optimizer):
-    """AdamW (Loshchilov and Hutter, 2019) with moments in 8 bits; weights and gradients stay float32."""
+    """AdamW (Loshchilov and Hutter, 2019) with moments in 8 bits; weights and gradients stay
+    float32.
+    """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
+    ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         self._moments = {"first": CodedMoment(signed=True), "second": CodedMoment(signed=False)}
         # torch loads state in the number format of its parameter; a code is a byte.
@@ -135,7 +156,9 @@ def _bytes_again(optimizer: torch.optim.Optimizer) -> None:
 
 
 def build(config: AdamWConfig, trainable: Trainable) -> AdamW8:
-    """Factory of the optimizer ``adamw8``: all float parameters of ``trainable``; only matrices decay."""
+    """Factory of the optimizer ``adamw8``: all float parameters of ``trainable``; only matrices
+    decay.
+    """
     groups = float_groups("adamw8", trainable, config.weight_decay)
     return AdamW8(groups, config.lr, (config.beta1, config.beta2), config.eps)
 

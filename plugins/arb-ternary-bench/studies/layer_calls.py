@@ -1,14 +1,16 @@
-"""What one row costs in a ternary linear of 256 to 1024 when it is a part of a layer's call, beside llama.cpp.
+"""What one row costs in a ternary linear of 256 to 1024 when it is a part of a layer's call, beside
+llama.cpp.
 
-    python plugins/arb-ternary-bench/studies/layer_calls.py --out layer-calls.json --threads 1 2 --seconds 0.5
+    python plugins/arb-ternary-bench/studies/layer_calls.py --out layer-calls.json --threads 1 2
+    --seconds 0.5
 
-A product of these sizes takes a microsecond or two, which is less than what it takes to ask for it; nobody asks for one
-alone. So two decoders are timed that differ in the number of their blocks and in nothing else, by the least time of a
-token: what they differ by, over the blocks that one has more and over seven, is what a linear of ``width x width``
-costs with its share of norms, rounding, attention over a short text, activation, residual additions and threads that
-meet.
-Queries, keys, values, output, gate, up and down are all ``width x width``; llama.cpp runs files of the same sizes, and
-both take turns by :func:`~arb_ternary_bench.generation.bench.run_generate_bench`.
+A product of these sizes takes a microsecond or two, which is less than what it takes to ask for it;
+nobody asks for one alone. So two decoders are timed that differ in the number of their blocks and
+in nothing else, by the least time of a token: what they differ by, over the blocks that one has
+more and over seven, is what a linear of ``width x width`` costs with its share of norms, rounding,
+attention over a short text, activation, residual additions and threads that meet. Queries, keys,
+values, output, gate, up and down are all ``width x width``; llama.cpp runs files of the same sizes,
+and both take turns by :func:`~arb_ternary_bench.generation.bench.run_generate_bench`.
 """
 
 from __future__ import annotations
@@ -55,9 +57,16 @@ def rows_of(result: Mapping[str, Any], threads: int) -> list[dict[str, Any]]:
     rates: dict[tuple[int, str], dict[int, float]] = {}
     for row in result["rows"]:
         width, layers = map(int, row["shape"].split("x"))
-        rates.setdefault((width, row["contender"]), {})[layers] = row["decode_tokens_per_second_best"]
+        rates.setdefault((width, row["contender"]), {})[layers] = row[
+            "decode_tokens_per_second_best"
+        ]
     return [
-        {"threads": threads, "width": width, "contender": name, "seconds": seconds_of_a_linear(found)}
+        {
+            "threads": threads,
+            "width": width,
+            "contender": name,
+            "seconds": seconds_of_a_linear(found),
+        }
         for (width, name), found in rates.items()
         if len(found) == len((FEW, MANY))
     ]
@@ -79,14 +88,25 @@ def run(threads: tuple[int, ...], seconds: float, rounds: int) -> dict[str, Any]
             rounds=rounds,
         )
         found = run_generate_bench(bench, say=lambda line: print(line, flush=True))
-        machines.append({**found["machine"], "llama_cpp": found["llama_cpp"], "excluded": found["excluded"]})
+        machines.append(
+            {**found["machine"], "llama_cpp": found["llama_cpp"], "excluded": found["excluded"]}
+        )
         rows += rows_of(found, count)
-    return {"machine": machines[0], "load_average_at_end": machines[-1]["load_average_at_end"], "rows": rows}
+    return {
+        "machine": machines[0],
+        "load_average_at_end": machines[-1]["load_average_at_end"],
+        "rows": rows,
+    }
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Microseconds of a linear, and how they compare, as Markdown; what misses the goal is in italics."""
-    found = {(row["width"], row["threads"], row["contender"]): row["seconds"] * 1e6 for row in result["rows"]}
+    """Microseconds of a linear, and how they compare, as Markdown; what misses the goal is in
+    italics.
+    """
+    found = {
+        (row["width"], row["threads"], row["contender"]): row["seconds"] * 1e6
+        for row in result["rows"]
+    }
     lines = ["| linear | threads | cpu µs | TQ2_0 µs | x TQ2_0 |", "|---|" + "---:|" * 4]
     for width, threads in dict.fromkeys((width, threads) for width, threads, _ in found):
         times = [found.get((width, threads, name)) for name in ("cpu", BASELINE)]
@@ -98,8 +118,10 @@ def table(result: Mapping[str, Any]) -> str:
         lines.append(f"| {width} x {width} | {threads} | {' | '.join(shown)} | {ratio} |")
     machine = result["machine"]
     note = (
-        f"One row, weights in the caches; {MANY} blocks less {FEW}, least times. {machine['processor']}, "
-        f"{machine['cores']} cores, torch {machine['torch']}, llama.cpp of {machine['llama_cpp']}, load average "
+        f"One row, weights in the caches; {MANY} blocks less {FEW}, least times. "
+        f"{machine['processor']}, "
+        f"{machine['cores']} cores, torch {machine['torch']}, llama.cpp of {machine['llama_cpp']}, "
+        f"load average "
         f"{machine['load_average']} at the start and {result['load_average_at_end']} at the end."
     )
     return "\n".join([*lines, "", note])
@@ -107,10 +129,14 @@ def table(result: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Measure and write, or print the table of a result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="result, JSON")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each decoder of a contender in a round")
+    parser.add_argument(
+        "--seconds", type=float, default=0.5, help="for each decoder of a contender in a round"
+    )
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
     result = run(tuple(arguments.threads), arguments.seconds, arguments.rounds)

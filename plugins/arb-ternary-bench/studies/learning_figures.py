@@ -1,10 +1,11 @@
-"""Figures of what the studies of votes found: starts, shapes, ends of runs, orthogonalised gradients, rates by a rule.
+"""Figures of what the studies of votes found: starts, shapes, ends of runs, orthogonalised
+gradients, rates by a rule.
 
     python plugins/arb-ternary-bench/studies/learning_figures.py docs/images
 
-Reads ``pure-start.json``, ``run-end.json``, ``quality-small.json``, ``quality-orthogonal.json``, ``ladder.json`` and
-``auto-rate.json`` among the results and writes ``pure-start.png``, ``shapes.png``, ``run-end.png``, ``orthogonal.png``
-and ``auto-rate.png`` into the folder.
+Reads ``pure-start.json``, ``run-end.json``, ``quality-small.json``, ``quality-orthogonal.json``,
+``ladder.json`` and ``auto-rate.json`` among the results and writes ``pure-start.png``,
+``shapes.png``, ``run-end.png``, ``orthogonal.png`` and ``auto-rate.png`` into the folder.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ GREEN: Final = "#009E73"
 ORANGE: Final = "#E69F00"
 BLUE: Final = "#0072B2"
 PINK: Final = "#CC79A7"
-TEXTS: Final = {"shakespeare": "the built-in text", "topics": "help topics", "library": "source code"}
+TEXTS: Final = {
+    "shakespeare": "the built-in text",
+    "topics": "help topics",
+    "library": "source code",
+}
 STARTS: Final = {
     "pure": ("ternary,\nlogits x 2", PINK),
     "logits_1": ("ternary,\nlogits x 1", RED),
@@ -85,7 +90,9 @@ WAYS: Final = {
 
 def runs_of(name: str) -> dict[str, dict[str, Any]]:
     """The runs of a result file."""
-    found: dict[str, dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["runs"]
+    found: dict[str, dict[str, Any]] = json.loads(
+        (RESULTS / f"{name}.json").read_text(encoding="utf-8")
+    )["runs"]
     return found
 
 
@@ -102,8 +109,15 @@ def draw_start(path: Path) -> None:
         for place, (variant, (_, colour)) in enumerate(STARTS.items()):
             found = chosen(runs, text=text, variant=variant, measured_on="validation", steps=1000)
             losses = [run["loss"] for run in found]
-            axes.scatter([place] * len(losses), losses, color=colour, s=36, alpha=0.8, edgecolor="white")
-            axes.plot([place - 0.25, place + 0.25], [statistics.fmean(losses)] * 2, color=colour, linewidth=2)
+            axes.scatter(
+                [place] * len(losses), losses, color=colour, s=36, alpha=0.8, edgecolor="white"
+            )
+            axes.plot(
+                [place - 0.25, place + 0.25],
+                [statistics.fmean(losses)] * 2,
+                color=colour,
+                linewidth=2,
+            )
         axes.set_xticks(range(len(STARTS)), [label for label, _ in STARTS.values()], fontsize=8)
         axes.set_xlim(-0.6, len(STARTS) - 0.4)
         axes.set_title(title, fontsize=10)
@@ -112,9 +126,13 @@ def draw_start(path: Path) -> None:
 
 
 def draw_shapes(path: Path) -> None:
-    """Losses of shapes and starts of equal bits, of one seed, and what two runs of one setting differ by."""
+    """Losses of shapes and starts of equal bits, of one seed, and what two runs of one setting
+    differ by.
+    """
     runs = runs_of("pure-start").values()
-    losses = [chosen(runs, variant=each, measured_on="choice", steps=400)[0]["loss"] for each in SHAPES]
+    losses = [
+        chosen(runs, variant=each, measured_on="choice", steps=400)[0]["loss"] for each in SHAPES
+    ]
     figure, axes = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
     axes.axvspan(losses[0] - 0.03, losses[0] + 0.03, color="0.93", zorder=0)
     colours = [BLUE if each == "rest_float" else RED for each in SHAPES]
@@ -133,14 +151,18 @@ def draw_ends(path: Path) -> None:
         rivals = chosen(runs, size=size, variant=base)
         theirs, seeds = _twelfths(rivals), {run["seed"] for run in rivals}
         for variant, (label, colour) in variants.items():
-            mine = _twelfths([run for run in chosen(runs, size=size, variant=variant) if run["seed"] in seeds])
+            mine = _twelfths(
+                [run for run in chosen(runs, size=size, variant=variant) if run["seed"] in seeds]
+            )
             # The first quarter is the warm-up, where differences are ten times as large.
             apart = [a - b for a, b in zip(mine, theirs, strict=True)][3:]
             axes.plot(range(4, 13), apart, color=colour, marker="o", markersize=4, label=label)
         axes.axhline(0.0, color="0.4", linewidth=0.8)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("twelfth of the tokens")
-        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+        axes.legend(
+            frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2
+        )
     panels[0].set_ylabel("training loss less that of QAT, nats")
     finish(figure, panels, path)
 
@@ -151,14 +173,27 @@ def _twelfths(runs: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def draw_orthogonal(path: Path) -> None:
-    """Over a long run what orthogonalised gradients are ahead of the plain rule, and at every width behind float32."""
-    figure, (over_tokens, over_widths) = plt.subplots(1, 2, figsize=(9.6, 4.2), layout="constrained")
-    curves = {rule["name"]: _curve(rule) for name in ("small", "orthogonal") for rule in _rules(f"quality-{name}")}
+    """Over a long run what orthogonalised gradients are ahead of the plain rule, and at every width
+    behind float32.
+    """
+    figure, (over_tokens, over_widths) = plt.subplots(
+        1, 2, figsize=(9.6, 4.2), layout="constrained"
+    )
+    curves = {
+        rule["name"]: _curve(rule)
+        for name in ("small", "orthogonal")
+        for rule in _rules(f"quality-{name}")
+    }
     plain = curves["scaled_votes"]
     for name, (label, colour) in RULES.items():
         apart = [loss - other for (_, loss), (_, other) in zip(curves[name], plain, strict=True)]
         over_tokens.plot(
-            [tokens / 1e6 for tokens, _ in plain], apart, color=colour, marker="o", markersize=3, label=label
+            [tokens / 1e6 for tokens, _ in plain],
+            apart,
+            color=colour,
+            marker="o",
+            markersize=3,
+            label=label,
         )
     over_tokens.axhline(0.0, color="0.4", linewidth=0.8)
     over_tokens.set_xlabel("tokens, millions; 1.1 million weights")
@@ -180,7 +215,9 @@ def draw_orthogonal(path: Path) -> None:
 
 
 def _rules(name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rules"]
+    found: list[dict[str, Any]] = json.loads(
+        (RESULTS / f"{name}.json").read_text(encoding="utf-8")
+    )["rules"]
     return found
 
 
@@ -193,7 +230,9 @@ def _curve(rule: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def draw_rates(path: Path) -> None:
-    """Loss over the rate of votes on the configs that the rule was not made from, and the rule's rate."""
+    """Loss over the rate of votes on the configs that the rule was not made from, and the rule's
+    rate.
+    """
     runs = runs_of("auto-rate")
     names = [name for name in CONFIGS if name not in FITTED | REFUSED]
     figure, panels = plt.subplots(1, len(names), figsize=(11.4, 3.8), layout="constrained")
@@ -204,7 +243,14 @@ def draw_rates(path: Path) -> None:
             losses = [run["loss"] for run in found]
             colour, marker, size = (RED, "*", 190) if asked == "auto" else (BLUE, "o", 40)
             axes.scatter([run["rate"] for run in found], losses, color=colour, s=12, alpha=0.5)
-            axes.scatter([found[0]["rate"]], [statistics.fmean(losses)], color=colour, marker=marker, s=size, zorder=3)
+            axes.scatter(
+                [found[0]["rate"]],
+                [statistics.fmean(losses)],
+                color=colour,
+                marker=marker,
+                s=size,
+                zorder=3,
+            )
         axes.set_xscale("log")
         axes.set_xticks(CONFIGS[name][-1], [f"{rate:g}" for rate in CONFIGS[name][-1]])
         axes.minorticks_off()

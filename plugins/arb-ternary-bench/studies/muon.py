@@ -1,10 +1,12 @@
-"""Muon for float weights, beside which votes of orthogonalised gradients stand: a plugin file for the bench alone.
+"""Muon for float weights, beside which votes of orthogonalised gradients stand: a plugin file for
+the bench alone.
 
-    arb bench quality --plugin plugins/arb-ternary-bench/studies/muon.py --rules bitnet_muon,float32_muon --jobs 2
+    arb bench quality --plugin plugins/arb-ternary-bench/studies/muon.py --rules
+    bitnet_muon,float32_muon --jobs 2
 
-torch's own Muon (Jordan et al., 2024) trains the matrices of the blocks, with a momentum in float32 and five rounds of
-orthogonalisation; AdamW trains embedding, head and vectors, as its authors have it. Two rates, and four settings of
-them a recipe.
+torch's own Muon (Jordan et al., 2024) trains the matrices of the blocks, with a momentum in float32
+and five rounds of orthogonalisation; AdamW trains embedding, head and vectors, as its authors have
+it. Two rates, and four settings of them a recipe.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class MuonConfig:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Two optimizers of torch behind one: groups whose ``rule`` is ``muon``, and the others by AdamW."""
+    """Two optimizers of torch behind one: groups whose ``rule`` is ``muon``, and the others by
+    AdamW.
+    """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         # They write their defaults into the groups, which become this object's.
@@ -70,18 +74,29 @@ def _muon(groups: list[dict[str, Any]]) -> torch.optim.Muon:
 
 
 def build(config: MuonConfig, trainable: Trainable) -> MuonAdamW:
-    """Factory of the optimizer ``muon``: matrices of blocks by Muon, all other float parameters by AdamW.
+    """Factory of the optimizer ``muon``: matrices of blocks by Muon, all other float parameters by
+    AdamW.
 
     Raises:
         ConfigError: there are no matrices in blocks.
     """
     named = trainable.floats
-    hidden = {name for name, each in named.items() if each.dim() == 2 and name.startswith("blocks.")}
+    hidden = {
+        name for name, each in named.items() if each.dim() == 2 and name.startswith("blocks.")
+    }
     if not hidden:
-        raise ConfigError("optimizer: muon trains the matrices of a decoder's blocks, and there are none", "use adamw")
+        raise ConfigError(
+            "optimizer: muon trains the matrices of a decoder's blocks, and there are none",
+            "use adamw",
+        )
     others = [(name, each) for name, each in named.items() if name not in hidden]
     parts = (
-        ("muon", config.muon_lr, config.weight_decay, [named[name] for name in named if name in hidden]),
+        (
+            "muon",
+            config.muon_lr,
+            config.weight_decay,
+            [named[name] for name in named if name in hidden],
+        ),
         ("adamw", config.lr, config.weight_decay, [each for _, each in others if each.dim() >= 2]),
         ("adamw", config.lr, 0.0, [each for _, each in others if each.dim() < 2]),
     )
@@ -96,9 +111,14 @@ def build(config: MuonConfig, trainable: Trainable) -> MuonAdamW:
 
 def _recipe(steps: int, model: dict[str, Any]) -> Recipe:
     return Recipe(
-        overrides={"model": model, "optimizer": {"name": "muon"}, "phase": {"lr_schedule": "linear"}},
+        overrides={
+            "model": model,
+            "optimizer": {"name": "muon"},
+            "phase": {"lr_schedule": "linear"},
+        },
         trials=tuple(
-            {"optimizer": {"muon_lr": rate_for(steps, muon), "lr": rate_for(steps, adamw)}} for muon, adamw in RATES
+            {"optimizer": {"muon_lr": rate_for(steps, muon), "lr": rate_for(steps, adamw)}}
+            for muon, adamw in RATES
         ),
         without=("model.group_size", "model.scale_rule"),
     )
@@ -111,7 +131,9 @@ def bitnet_muon(steps: int) -> Recipe:
 
 def float32_muon(steps: int) -> Recipe:
     """Every part in float32, by Muon."""
-    return _recipe(steps, {"float_parts": ["embedding", "head", "norms", "linears"], "activations": "float"})
+    return _recipe(
+        steps, {"float_parts": ["embedding", "head", "norms", "linears"], "activations": "float"}
+    )
 
 
 @hookimpl
@@ -130,6 +152,14 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
 @hookimpl
 def arb_register_recipes() -> Sequence[RecipeSpec]:
     return (
-        RecipeSpec(name="bitnet_muon", target="muon:bitnet_muon", summary="quantisation-aware training by Muon"),
-        RecipeSpec(name="float32_muon", target="muon:float32_muon", summary="every part in float32, by Muon"),
+        RecipeSpec(
+            name="bitnet_muon",
+            target="muon:bitnet_muon",
+            summary="quantisation-aware training by Muon",
+        ),
+        RecipeSpec(
+            name="float32_muon",
+            target="muon:float32_muon",
+            summary="every part in float32, by Muon",
+        ),
     )

@@ -1,11 +1,13 @@
-"""What each preset of an architecture costs against a decoder of none: sizes, data, steps of ``plain.yaml``, 3 seeds.
+"""What each preset of an architecture costs against a decoder of none: sizes, data, steps of
+``plain.yaml``, 3 seeds.
 
-    python plugins/arb-ternary-bench/studies/presets.py --out plugins/arb-ternary-bench/results/presets.json
+    python plugins/arb-ternary-bench/studies/presets.py --out
+    plugins/arb-ternary-bench/results/presets.json
 
-``sub_norms`` has norms of queries and keys and sub-norms besides, which is no preset; ``qwen3`` is that file's. Hidden
-sizes are such that all have its number of weights, within 2 %; the tied bitnet has one table for embedding and
-head, and wider feed-forward layers in its place. A run that is in the file already is not repeated; every finished run
-is written at once.
+``sub_norms`` has norms of queries and keys and sub-norms besides, which is no preset; ``qwen3`` is
+that file's. Hidden sizes are such that all have its number of weights, within 2 %; the tied bitnet
+has one table for embedding and head, and wider feed-forward layers in its place. A run that is in
+the file already is not repeated; every finished run is written at once.
 """
 
 from __future__ import annotations
@@ -30,15 +32,27 @@ MODELS: dict[str, dict[str, Any]] = {
     "sub_norms": {"architecture": None, "activation": "swiglu", "query_key_norm": True},
     "llama": {"architecture": "llama", "activation": None, "query_key_norm": None},
     "qwen3": {"architecture": "qwen3", "activation": None, "query_key_norm": None},
-    "arcee": {"architecture": "arcee", "activation": None, "query_key_norm": None, "feed_forward": 384},
-    "bitnet": {"architecture": "bitnet", "activation": None, "query_key_norm": None, "feed_forward": 288},
+    "arcee": {
+        "architecture": "arcee",
+        "activation": None,
+        "query_key_norm": None,
+        "feed_forward": 384,
+    },
+    "bitnet": {
+        "architecture": "bitnet",
+        "activation": None,
+        "query_key_norm": None,
+        "feed_forward": 288,
+    },
 }
 #: Help of an option.
 CHOICE = f"run only these of {', '.join(MODELS)} (default: all)"
 
 
 def trained(model: str, seed: int, steps: int) -> dict[str, float]:
-    """Validation loss in nats a byte and number of weights of one run, on the cpu backend with one thread."""
+    """Validation loss in nats a byte and number of weights of one run, on the cpu backend with one
+    thread.
+    """
     overrides = {
         "seed": seed,
         "threads": 1,
@@ -47,14 +61,26 @@ def trained(model: str, seed: int, steps: int) -> dict[str, float]:
         **{f"model.{key}": value for key, value in MODELS[model].items()},
     }
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "arb_ternary.cli.main", "train", str(PLAIN), "--json", "--backend", "cpu"]
+        command = [
+            sys.executable,
+            "-m",
+            "arb_ternary.cli.main",
+            "train",
+            str(PLAIN),
+            "--json",
+            "--backend",
+            "cpu",
+        ]
         command += ["--run-dir", f"{directory}/run"]
         for key, value in overrides.items():
             command += ["-o", f"{key}={json.dumps(value)}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     report = json.loads(done.stdout)
-    return {"validation_loss": report["validation_loss"], "weights": report["audit"]["ternary_weights"]}
+    return {
+        "validation_loss": report["validation_loss"],
+        "weights": report["audit"]["ternary_weights"],
+    }
 
 
 def summary(runs: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -66,10 +92,16 @@ def summary(runs: dict[str, dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     """Run what is missing, one seed of every model before the next."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2400, help="optimizer steps of each run (default: %(default)s)")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL", help=CHOICE)
+    parser.add_argument(
+        "--steps", type=int, default=2400, help="optimizer steps of each run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL", help=CHOICE
+    )
     arguments = parser.parse_args()
     out: Path = arguments.out
     command = f"python plugins/arb-ternary-bench/studies/presets.py --steps {arguments.steps}"
@@ -78,7 +110,10 @@ def main() -> None:
     new = {"command": command, "machine": machine_facts(), "steps": arguments.steps, "models": {}}
     result = read_result(out, new)
     if result["steps"] != arguments.steps:
-        parser.error(f"{out} holds runs of {result['steps']} steps: give --steps {result['steps']}, or another --out")
+        parser.error(
+            f"{out} holds runs of {result['steps']} steps: give --steps {result['steps']}, or "
+            f"another --out"
+        )
     for seed in SEEDS:
         for name in arguments.models:
             found = result["models"].setdefault(name, {"changes": MODELS[name], "runs": {}})
@@ -86,7 +121,11 @@ def main() -> None:
                 continue
             found["runs"][str(seed)] = run = trained(name, seed, arguments.steps)
             found["summary"] = summary(found["runs"])
-            print(f"{name}, seed {seed}: {run['validation_loss']:.4f} with {run['weights']:,} weights", flush=True)
+            print(
+                f"{name}, seed {seed}: {run['validation_loss']:.4f} with {run['weights']:,} "
+                f"weights",
+                flush=True,
+            )
             write_result(out, result)
 
 

@@ -1,7 +1,8 @@
 """A decoder whose head is a sum of ternary planes: a plugin file for ``pure_start.py`` alone.
 
-The planes of a head have one scale each, powers of two apart. With ``digits`` they are the binary digits of one
-integer: the last plane alone has votes, and what a flip carries beyond it moves the digits above.
+The planes of a head have one scale each, powers of two apart. With ``digits`` they are the binary
+digits of one integer: the last plane alone has votes, and what a flip carries beyond it moves the
+digits above.
 """
 
 from __future__ import annotations
@@ -33,11 +34,19 @@ CELL: Final = 64
 class PlanesConfig(DecoderConfig):
     """A decoder, and the planes of its head."""
 
-    head_offsets: tuple[int, ...] = option((), "exponent offset of each plane of the head; none = a head as ever")
-    digits: bool = option(False, "planes are the digits of integers; each plane's offset is one less than the last's")
-    dither: bool = option(False, "accumulators of planes begin anywhere in the middle half of their cell")
+    head_offsets: tuple[int, ...] = option(
+        (), "exponent offset of each plane of the head; none = a head as ever"
+    )
+    digits: bool = option(
+        False, "planes are the digits of integers; each plane's offset is one less than the last's"
+    )
+    dither: bool = option(
+        False, "accumulators of planes begin anywhere in the middle half of their cell"
+    )
     head_bias: bool = option(False, "an integer bias in the head")
-    linears_density: float | None = option(None, "share of the trits of the blocks that are not zero at birth")
+    linears_density: float | None = option(
+        None, "share of the trits of the blocks that are not zero at birth"
+    )
 
 
 class Planes(nn.Module):
@@ -63,7 +72,9 @@ def set_digits(planes: Sequence[TernaryModule], value: Tensor, votes: Tensor | N
 
 def digits_of(planes: Sequence[TernaryModule]) -> Tensor:
     """The integers of planes, int32 ``[N, K]``."""
-    value = torch.zeros(planes[0].shape.out_features, planes[0].shape.in_features, dtype=torch.int32)
+    value = torch.zeros(
+        planes[0].shape.out_features, planes[0].shape.in_features, dtype=torch.int32
+    )
     for plane in planes:
         value = 2 * value + plane.trits().to(torch.int32)
     return value
@@ -115,10 +126,14 @@ class DigitVotes(PartedVotes):
 
     def __init__(self, trainable: Trainable, config: PartedVotesConfig) -> None:
         super().__init__(trainable.ternary, config)
-        self._planes = [module for name, module in trainable.ternary.items() if name.startswith("head.planes.")]
+        self._planes = [
+            module for name, module in trainable.ternary.items() if name.startswith("head.planes.")
+        ]
         self._carries = len(self._planes) > 1 and self._planes[0].frozen
 
-    def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
+    def _flip(
+        self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool
+    ) -> Tensor:
         if not self._carries or module is not self._planes[-1]:
             return super()._flip(group, module, place, voted)
         module.take_votes()
@@ -129,7 +144,9 @@ class DigitVotes(PartedVotes):
         rest = torch.where(moved != value, votes - CELL * flip, votes)
         rest = torch.where((flip != 0) & (moved == value), votes.sign() * (CELL // 2), rest)
         noise = torch.rand(rest.shape, generator=self._noise)
-        rest -= rest.sign() * (rest.abs() * (group["leak"] * group["lr"]) + noise).floor().to(torch.int32)
+        rest -= rest.sign() * (rest.abs() * (group["leak"] * group["lr"]) + noise).floor().to(
+            torch.int32
+        )
         changed = moved != value
         if bool(changed.any()):
             set_digits(self._planes, moved, rest.to(torch.int8))

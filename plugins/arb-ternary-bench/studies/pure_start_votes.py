@@ -1,4 +1,6 @@
-"""Scaled votes of which those of embedding and head differ: a plugin file for ``pure_start.py`` alone."""
+"""Scaled votes of which those of embedding and head differ: a plugin file for ``pure_start.py``
+alone.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,33 @@ class PartedVotesConfig(ScaledVotesConfig):
     head_mean: Literal["geometric", "arithmetic"] = option(
         "geometric", "mean over time of a magnitude of the head: of its logarithm, or of itself"
     )
-    dense: float | None = option(None, "share of trits that are not zero from which on a row of the head grows")
+    dense: float | None = option(
+        None, "share of trits that are not zero from which on a row of the head grows"
+    )
     outward: float | None = option(
         None, "mean of accumulator times trit, in trits, from which on a row of the head grows"
     )
-    head_exponents: bool = option(False, "the exponents of the head alone learn, of a model whose exponents do")
+    head_exponents: bool = option(
+        False, "the exponents of the head alone learn, of a model whose exponents do"
+    )
 
 
 class ArithmeticMagnitudes(Magnitudes):
-    """Running magnitudes whose mean over time is that of the magnitudes: a rare large one counts as what it is."""
+    """Running magnitudes whose mean over time is that of the magnitudes: a rare large one counts as
+    what it is.
+    """
 
     @classmethod
     def update_all(
-        cls, tracked: Sequence[Magnitudes], sums: Sequence[Tensor], weight: float, casts: Sequence[int]
+        cls,
+        tracked: Sequence[Magnitudes],
+        sums: Sequence[Tensor],
+        weight: float,
+        casts: Sequence[int],
     ) -> None:
-        """See :class:`Magnitudes`; rows and columns that have no gradient count as 0, after their first one."""
+        """See :class:`Magnitudes`; rows and columns that have no gradient count as 0, after their
+        first one.
+        """
         for each, total, count in zip(tracked, sums, casts, strict=True):
             assert isinstance(each, cls)
             each._take_in(total, weight, count)
@@ -64,19 +78,27 @@ class ArithmeticMagnitudes(Magnitudes):
         counts[: self._rows] = self._columns * casts
         kept = (old.double() / FRACTION).exp2() * (1.0 - share)
         mean = (kept + share * (sums / counts).double()).clamp_min(2.0**-100)
-        self._logarithms.copy_((mean.log2() * FRACTION).round().clamp_(-(2**15), 2**15 - 1).to(torch.int16))
+        self._logarithms.copy_(
+            (mean.log2() * FRACTION).round().clamp_(-(2**15), 2**15 - 1).to(torch.int16)
+        )
 
 
 class PartedVotes(ScaledVotes):
-    """Scaled votes with a clip of their own for embedding and head, and another mean for the head."""
+    """Scaled votes with a clip of their own for embedding and head, and another mean for the
+    head.
+    """
 
     def __init__(self, modules: Mapping[str, TernaryModule], config: PartedVotesConfig) -> None:
         clips = {"head": config.head_clip, "embedding": config.embedding_clip}
         self._clips = {
-            module: clips[name.split(".")[0]] for name, module in modules.items() if name.split(".")[0] in clips
+            module: clips[name.split(".")[0]]
+            for name, module in modules.items()
+            if name.split(".")[0] in clips
         }
         options = {field.name for field in fields(ScaledVotesConfig)}
-        super().__init__(modules, **{name: value for name, value in asdict(config).items() if name in options})
+        super().__init__(
+            modules, **{name: value for name, value in asdict(config).items() if name in options}
+        )
         for name, module in modules.items() if config.head_exponents else ():
             if name != "head":
                 module.scale_rule = "frozen"
@@ -85,10 +107,14 @@ class PartedVotes(ScaledVotes):
             if name.split(".")[0] == "head":
                 group, place = self._places[module]
                 shape = module.shape
-                self._magnitudes[group][place] = ArithmeticMagnitudes(shape.out_features, shape.in_features)
+                self._magnitudes[group][place] = ArithmeticMagnitudes(
+                    shape.out_features, shape.in_features
+                )
         self._config, self._noise = config, torch.Generator().manual_seed(1)
 
-    def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
+    def _flip(
+        self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool
+    ) -> Tensor:
         flipped = super()._flip(group, module, place, voted)
         share, outward = self._config.dense, self._config.outward
         asked = share is not None or outward is not None
@@ -105,7 +131,9 @@ class PartedVotes(ScaledVotes):
         return flipped
 
     def _grow(self, module: TernaryModule, trits: Tensor, rows: Tensor) -> None:
-        """Double the scale of some rows and halve their numbers, so that the weights stay what they are on average."""
+        """Double the scale of some rows and halve their numbers, so that the weights stay what they
+        are on average.
+        """
         module.take_votes()
         votes = module.logical_votes().clone()
         half = (trits[rows].to(torch.float32) + votes[rows].to(torch.float32) / 64) / 2
@@ -116,7 +144,9 @@ class PartedVotes(ScaledVotes):
         module.set_trits(trits, module.exponent + rows.to(torch.int8)[:, None], votes)
         module.exponent_origin = origin
 
-    def _scaling(self, group: Mapping[str, Any], module: TernaryModule, quanta: float) -> tuple[float, float, int]:
+    def _scaling(
+        self, group: Mapping[str, Any], module: TernaryModule, quanta: float
+    ) -> tuple[float, float, int]:
         factor, largest, noise_shift = super()._scaling(group, module, quanta)
         return factor, largest * self._clips.get(module, group["clip"]) / group["clip"], noise_shift
 

@@ -39,7 +39,8 @@ class PartsConfig(StandardConfig):
     """Options of the phase, whose schedule and batches are given in parts."""
 
     parts: list[str] = option(
-        help="'STEPS BATCHES FROM TO': so many steps of so many batches each, the rate on a line between two factors"
+        help="'STEPS BATCHES FROM TO': so many steps of so many batches each, the rate on a line "
+        "between two factors"
     )
 
     def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
@@ -84,7 +85,9 @@ class PartsLoop(TrainingLoop):
         rates: dict[str, float] = {}
         for group in scheduled_groups(self.optimizer):
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
-            rates.setdefault("lr" if group.get("kind", "float") == "float" else "rate", float(group["lr"]))
+            rates.setdefault(
+                "lr" if group.get("kind", "float") == "float" else "rate", float(group["lr"])
+            )
         return rates
 
 
@@ -105,12 +108,17 @@ def build_phase(config: PartsConfig) -> PartsPhase:
 
 @frozen(kw_only=True)
 class BranchesConfig(PartsConfig):
-    """Options of a phase whose last steps are taken several times, each time from the same state."""
+    """Options of a phase whose last steps are taken several times, each time from the same
+    state.
+    """
 
     branches: list[str] = option(
-        help='JSON: {"name": ..., "parts": [as in parts], "votes": {options of end_votes}, "turn": [shares]}'
+        help='JSON: {"name": ..., "parts": [as in parts], "votes": {options of end_votes}, "turn": '
+        "[shares]}"
     )
-    judged: int = option(200, "batches of the training data that follow, on which each end is judged")
+    judged: int = option(
+        200, "batches of the training data that follow, on which each end is judged"
+    )
 
 
 class BranchesPhase(PartsPhase):
@@ -137,7 +145,9 @@ class BranchesPhase(PartsPhase):
             while loop.step < loop.length:
                 if (report := loop.train_micro_batch()) is not None:
                     losses.append(report.loss * loop.joined)
-            base = sum(int(steps) * int(batches) for steps, batches, *_ in map(str.split, branch["parts"]))
+            base = sum(
+                int(steps) * int(batches) for steps, batches, *_ in map(str.split, branch["parts"])
+            )
             context.record(
                 "branch",
                 {
@@ -168,14 +178,23 @@ class BranchesPhase(PartsPhase):
         return total / count
 
 
-def _turned(context: TrainingContext, config: PartsConfig, shares: Sequence[float]) -> list[list[float]]:
-    """By share of a cell: share of trits that turn where accumulators beyond it all do so at once, the loss then."""
+def _turned(
+    context: TrainingContext, config: PartsConfig, shares: Sequence[float]
+) -> list[list[float]]:
+    """By share of a cell: share of trits that turn where accumulators beyond it all do so at once,
+    the loss then.
+    """
     found = []
-    before = [(module, module.trits(), module.logical_votes()) for _, module in ternary_modules(context.model)]
+    before = [
+        (module, module.trits(), module.logical_votes())
+        for _, module in ternary_modules(context.model)
+    ]
     for share in shares:
         changed = 0
         for module, trits, votes in before:
-            beyond = (votes >= share * CELLS[8]).to(torch.int8) - (votes <= -share * CELLS[8]).to(torch.int8)
+            beyond = (votes >= share * CELLS[8]).to(torch.int8) - (votes <= -share * CELLS[8]).to(
+                torch.int8
+            )
             turned = (trits + beyond).clamp_(-1, 1)
             changed += int((turned != trits).sum())
             module.set_trits(turned)
@@ -195,7 +214,9 @@ class EndVotesConfig(ScaledVotesConfig):
 
     tail_below: float = option(0.0, "votes of the tail below so many quanta a standard deviation")
     tail_noise: int = option(2, "the noise of a vote of the tail is 2**-this of a quantum, from 0")
-    sticky: int = option(0, "where an accumulator is after a flip, on the side of the flip, of a rule without carry")
+    sticky: int = option(
+        0, "where an accumulator is after a flip, on the side of the flip, of a rule without carry"
+    )
     rail: int = option(0, "likewise after a flip that the end of the trits' range prevents")
     flip_cell: int = option(0, "quanta that make a trit turn and leave by it; 0 = the cell")
 
@@ -206,14 +227,18 @@ class EndVotes(ScaledVotes):
     def __init__(self, modules: Mapping[str, TernaryModule], config: EndVotesConfig) -> None:
         self.own = config
         own = ("tail_below", "tail_noise", "flip_cell", "sticky", "rail")
-        super().__init__(modules, **{name: value for name, value in asdict(config).items() if name not in own})
+        super().__init__(
+            modules, **{name: value for name, value in asdict(config).items() if name not in own}
+        )
 
     def become(self, config: EndVotesConfig) -> None:
         """Go on by other options."""
         self.own = config
         self._refresh_scales()
 
-    def _scaling(self, group: Mapping[str, Any], module: TernaryModule, quanta: float) -> tuple[float, float, int]:
+    def _scaling(
+        self, group: Mapping[str, Any], module: TernaryModule, quanta: float
+    ) -> tuple[float, float, int]:
         own = self.own
         if quanta >= own.tail_below:
             return super()._scaling(group, module, quanta)
@@ -222,12 +247,17 @@ class EndVotes(ScaledVotes):
         noise = 2.0**-own.tail_noise
         return 0.5 / tau, 1.0 + noise, own.tail_noise
 
-    def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
+    def _flip(
+        self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool
+    ) -> Tensor:
         if self.own.sticky or self.own.rail:
             trits, held, cell = module.trits(), module.logical_votes(), group["cell"] or 7
             changed = super()._flip(group, module, place, voted)
             wanted = (held >= cell).to(torch.int8) - (held <= -cell).to(torch.int8)
-            after = torch.where(module.trits() != trits, self.own.sticky, self.own.rail).to(torch.int8) * wanted
+            after = (
+                torch.where(module.trits() != trits, self.own.sticky, self.own.rail).to(torch.int8)
+                * wanted
+            )
             module.set_votes(torch.where(wanted != 0, after, module.logical_votes()))
             return changed
         if not self.own.flip_cell:

@@ -1,4 +1,5 @@
-"""What llama.cpp writes with the export of a run: README's sample, and whether it is what the run itself writes.
+"""What llama.cpp writes with the export of a run: README's sample, and whether it is what the run
+itself writes.
 
     arb export runs/demo demo.gguf --format gguf
     python plugins/arb-ternary-bench/studies/sample.py demo.gguf --out RESULT
@@ -6,10 +7,11 @@
     arb export runs/demo float.gguf --format gguf --type f32
     python plugins/arb-ternary-bench/studies/sample.py float.gguf --like runs/demo
 
-The first draws a continuation of ``--prompt`` and prints it; ``make generate`` puts the result, where it is
-``plugins/arb-ternary-bench/results/demo-sample.json``, into README.md. The second takes the likeliest token each time,
-in llama.cpp and in the run with activations that are not rounded, as a file of type ``f32`` computes, and fails where
-the two texts part. Models of bytes; needs ``pip install xllamacpp``.
+The first draws a continuation of ``--prompt`` and prints it; ``make generate`` puts the result,
+where it is ``plugins/arb-ternary-bench/results/demo-sample.json``, into README.md. The second takes
+the likeliest token each time, in llama.cpp and in the run with activations that are not rounded, as
+a file of type ``f32`` computes, and fails where the two texts part. Models of bytes; needs ``pip
+install xllamacpp``.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ PROMPT = "MACBETH."
 
 
 def by_llama_cpp(path: Path, prompt: str, **options: Any) -> str:
-    """What the file's model writes after ``prompt``, on one thread, with keys and values in float32."""
+    """What the file's model writes after ``prompt``, on one thread, with keys and values in
+    float32.
+    """
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()
@@ -59,22 +63,33 @@ def by_run(run: Path, prompt: str, tokens: int) -> str:
 def table(result: dict[str, Any]) -> str:
     """The sample as README.md shows it."""
     machine = result["machine"]
-    settings = f"seed {result['seed']}, temperature {result['temperature']}, top-p {result['top_p']}"
-    told = f"xllamacpp {result['xllamacpp']}, {settings}; {machine['processor']}, {machine['cores']} cores"
+    settings = (
+        f"seed {result['seed']}, temperature {result['temperature']}, top-p {result['top_p']}"
+    )
+    told = (
+        f"xllamacpp {result['xllamacpp']}, {settings}; {machine['processor']}, "
+        f"{machine['cores']} cores"
+    )
     text = (result["prompt"] + result["text"]).rstrip()
     return f"```\n{text}\n```\n\n{told}. Command: `{result['command']}`."
 
 
 def main() -> int:
     """Draw and print, or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path, help="a GGUF file")
     parser.add_argument("--prompt", default=PROMPT)
-    parser.add_argument("--tokens", type=int, default=110, help="how many bytes to write (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=int, default=110, help="how many bytes to write (default: %(default)s)"
+    )
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--top-p", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--like", type=Path, metavar="RUN", help="compare the likeliest text with that of this run")
+    parser.add_argument(
+        "--like", type=Path, metavar="RUN", help="compare the likeliest text with that of this run"
+    )
     parser.add_argument("--out", type=Path, help="write the sample here, as JSON")
     arguments = parser.parse_args()
     prompt, tokens = arguments.prompt, arguments.tokens
@@ -87,7 +102,11 @@ def main() -> int:
             return 1
         print(f"the run writes the same {tokens} bytes")
         return 0
-    options = {"temperature": arguments.temperature, "top_p": arguments.top_p, "seed": arguments.seed}
+    options = {
+        "temperature": arguments.temperature,
+        "top_p": arguments.top_p,
+        "seed": arguments.seed,
+    }
     text = by_llama_cpp(arguments.file, prompt, max_tokens=tokens, **options)
     print(prompt + text)
     if arguments.out is not None:

@@ -1,9 +1,11 @@
-"""Whether one rate serves models of every width: pure-ternary decoders of widths 64 to 1024, each with several rates.
+"""Whether one rate serves models of every width: pure-ternary decoders of widths 64 to 1024, each
+with several rates.
 
-    python plugins/arb-ternary-bench/studies/transfer.py --out plugins/arb-ternary-bench/results/transfer.json
+    python plugins/arb-ternary-bench/studies/transfer.py --out
+    plugins/arb-ternary-bench/results/transfer.json
 
-Losses are those of the end of the training text. A run that is in the file already is not repeated; every finished
-run is written at once. Draws the losses beside the file.
+Losses are those of the end of the training text. A run that is in the file already is not repeated;
+every finished run is written at once. Draws the losses beside the file.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ HEAD = 64
 def loss(width: int, rate: float) -> float:
     """The loss of one run on the end of the training text, in nats a byte."""
     settings = {"width": width, "heads": width // HEAD, "feed_forward": 2 * width}
-    overrides = [f"model.{key}={value}" for key, value in settings.items()] + [f"optimizer.lr={rate}"]
+    overrides = [f"model.{key}={value}" for key, value in settings.items()] + [
+        f"optimizer.lr={rate}"
+    ]
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "arb_ternary.cli.main", "train", str(BASE), "--json"]
         command += ["--run-dir", f"{directory}/run"]
@@ -59,7 +63,9 @@ def draw(runs: dict[str, dict[str, float]], path: Path) -> None:
 
 def main() -> None:
     """Run what is missing, narrow models first."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     out: Path = parser.parse_args().out
     command = "python plugins/arb-ternary-bench/studies/transfer.py"

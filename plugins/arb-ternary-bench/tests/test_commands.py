@@ -33,9 +33,13 @@ def write_configs(folder: Path) -> list[str]:
     return paths
 
 
-def test_configs_are_trained_with_the_same_seeds_and_counted_from_their_tensors(tmp_path: Path) -> None:
+def test_configs_are_trained_with_the_same_seeds_and_counted_from_their_tensors(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "figures.json"
-    result = CliRunner().invoke(bench, ["compare", *write_configs(tmp_path), "--seeds", "1", "--out", str(out)])
+    result = CliRunner().invoke(
+        bench, ["compare", *write_configs(tmp_path), "--seeds", "1", "--out", str(out)]
+    )
     assert result.exit_code == 0, result.output
     figures = json.loads(out.read_text())
     ternary, float32 = figures["configs"]
@@ -72,8 +76,17 @@ def test_two_configs_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_means_and_spreads_are_those_of_the_seeds() -> None:
     row = Compared(
-        name="x", config="x.yaml", validation_losses=(1.0, 2.0, 3.0), tokens_per_second=(5.0, 50.0, 6.0),
-        peak_bytes=(1, 2, 3), parameters=1, state_bits_per_parameter=8.0, state_bytes=1, float_parameters=0, tokens=1,
-        bigram_entropy=0.0, unigram_entropy=0.0,
-    )  # fmt: skip
+        name="x",
+        config="x.yaml",
+        validation_losses=(1.0, 2.0, 3.0),
+        tokens_per_second=(5.0, 50.0, 6.0),
+        peak_bytes=(1, 2, 3),
+        parameters=1,
+        state_bits_per_parameter=8.0,
+        state_bytes=1,
+        float_parameters=0,
+        tokens=1,
+        bigram_entropy=0.0,
+        unigram_entropy=0.0,
+    )
     assert (row.loss, row.spread, row.speed) == (2.0, pytest.approx(1.0), 6.0)

@@ -1,4 +1,6 @@
-"""The ladder's AdamW with moments in 8 bits: its code, its rounding and its steps against a restatement in float64."""
+"""The ladder's AdamW with moments in 8 bits: its code, its rounding and its steps against a
+restatement in float64.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_a_code_has_256_values_from_a_millionth_to_one(adamw8: ModuleType) -> No
 @pytest.mark.parametrize("signed", [True, False])
 def test_a_number_becomes_the_nearest_value_of_its_block(adamw8: ModuleType, signed: bool) -> None:
     random = np.random.default_rng(0)
-    numbers = (random.standard_normal(1000) * 10.0 ** random.uniform(-9, 3, 1000)).astype(np.float32)
+    numbers = (random.standard_normal(1000) * 10.0 ** random.uniform(-9, 3, 1000)).astype(
+        np.float32
+    )
     numbers[300:310] = 0.0
     if not signed:
         numbers = np.abs(numbers)
@@ -79,7 +83,9 @@ def _restated(weight: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
         first = BETA1 * first + (1 - BETA1) * gradient
         second = BETA2 * second + (1 - BETA2) * gradient**2
         weight = weight * (1 - LR * DECAY)
-        weight = weight - LR * (first / (1 - BETA1**step)) / (np.sqrt(second / (1 - BETA2**step)) + EPS)
+        weight = weight - LR * (first / (1 - BETA1**step)) / (
+            np.sqrt(second / (1 - BETA2**step)) + EPS
+        )
     return weight
 
 
@@ -110,15 +116,22 @@ def test_moments_of_small_tensors_are_those_of_adamw(adamw8: ModuleType) -> None
     np.testing.assert_allclose(found, _restated(weight, gradients), rtol=0, atol=2e-6)
 
 
-def _decoded(adamw8: ModuleType, state: dict[str, torch.Tensor], name: str, signed: bool) -> np.ndarray:
+def _decoded(
+    adamw8: ModuleType, state: dict[str, torch.Tensor], name: str, signed: bool
+) -> np.ndarray:
     values = adamw8.dynamic_code(signed=signed).double().numpy()
     return values[state[name].numpy()] * state[f"{name}_scales"].double().numpy().repeat(256)
 
 
 def test_every_step_is_that_of_adamw_on_the_moments_that_are_kept(adamw8: ModuleType) -> None:
-    weight, gradients = _gradients((64, 80), 1)[0].reshape(-1), [each.reshape(-1) for each in _gradients((64, 80), 6)]
+    weight, gradients = (
+        _gradients((64, 80), 1)[0].reshape(-1),
+        [each.reshape(-1) for each in _gradients((64, 80), 6)],
+    )
     parameter = torch.nn.Parameter(torch.from_numpy(weight).float())
-    optimizer = adamw8.AdamW8([{"params": [parameter], "weight_decay": DECAY}], LR, (BETA1, BETA2), EPS)
+    optimizer = adamw8.AdamW8(
+        [{"params": [parameter], "weight_decay": DECAY}], LR, (BETA1, BETA2), EPS
+    )
     first, second = np.zeros_like(weight), np.zeros_like(weight)
     for step, gradient in enumerate(gradients, 1):
         before = parameter.detach().double().numpy()
@@ -128,16 +141,25 @@ def test_every_step_is_that_of_adamw_on_the_moments_that_are_kept(adamw8: Module
         second = BETA2 * second + (1 - BETA2) * gradient**2
         moved = LR * (first / (1 - BETA1**step)) / (np.sqrt(second / (1 - BETA2**step)) + EPS)
         np.testing.assert_allclose(
-            parameter.detach().double().numpy(), before * (1 - LR * DECAY) - moved, rtol=1e-5, atol=1e-6
+            parameter.detach().double().numpy(),
+            before * (1 - LR * DECAY) - moved,
+            rtol=1e-5,
+            atol=1e-6,
         )
         state = optimizer.state[parameter]
         for name, moment, steps in (("first", first, 64), ("second", second, 128)):
             kept = _decoded(adamw8, state, name, signed=name == "first")
-            # At most half a step of the uppermost decade, of the largest in a block; its ends are half a step from one.
-            bound = 0.9 / steps / 2 * 1.001 * np.abs(moment).reshape(-1, 256).max(axis=1).repeat(256)
+            # At most half a step of the uppermost decade, of the largest in a block; its ends are
+            # half a step from one.
+            bound = (
+                0.9 / steps / 2 * 1.001 * np.abs(moment).reshape(-1, 256).max(axis=1).repeat(256)
+            )
             assert (np.abs(kept - moment) <= bound).all()
             assert np.abs(kept - moment).max() > 0
-        first, second = _decoded(adamw8, state, "first", True), _decoded(adamw8, state, "second", False)
+        first, second = (
+            _decoded(adamw8, state, "first", True),
+            _decoded(adamw8, state, "second", False),
+        )
     counted = sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
     assert counted == 2 * (64 * 80 + 20 * 4)
 

@@ -31,7 +31,9 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_kernel_of_an_op_without_a_model_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_kernel_of_an_op_without_a_model_is_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     arguments = ("pack", "1,4096,4096", "--backend", "torch")
     assert json.loads(printed(capsys, *arguments, "--json")) == {
         "op": "pack",
@@ -46,7 +48,9 @@ def test_the_kernel_of_an_op_without_a_model_is_explained(capsys: pytest.Capture
     assert "no model of pack; there are models of " in text
 
 
-def test_the_roofline_of_an_op_states_bytes_operations_and_floors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_roofline_of_an_op_states_bytes_operations_and_floors(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     arguments = ("linear", "1,4096,4096", "--backend", "torch")
     least = json.loads(printed(capsys, *arguments, "--json"))["roofline"]
     assert (least["bytes"], least["operations"], least["compiled"]) == (4337668, 33554432, None)
@@ -66,7 +70,8 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_register_backends():
-    return [BackendSpec(name="NAME", target="fake_NAME:build", probe="fake_NAME:probe", priority=-5)]
+    return [BackendSpec(name="NAME", target="fake_NAME:build", probe="fake_NAME:probe",
+        priority=-5)]
 
 def probe(device):
     return ProbeResult(True, "a fake")
@@ -91,13 +96,20 @@ def test_what_backends_have_measured_of_an_op_is_listed_fastest_first(
     for name, seconds in (("slow", 4e-5), ("fast", 1.25e-5), ("idle", None)):
         told = None if seconds is None else {"seconds": seconds, "shape": [16, 4096, 4096]}
         source = BACKEND.replace("NAME", name).replace("TOLD", repr(told))
-        install_fake_plugin(tmp_path, f"arb-{name}", {f"fake_{name}.py": source}, entry_points={name: f"fake_{name}"})
+        install_fake_plugin(
+            tmp_path,
+            f"arb-{name}",
+            {f"fake_{name}.py": source},
+            entry_points={name: f"fake_{name}"},
+        )
     reset_manager()
     arguments = ("linear", "9,4000,4096", "--backend", "torch")
     measured = json.loads(printed(capsys, *arguments, "--json"))["measured"]
     assert [name for name in measured if name in ("slow", "fast", "idle")] == ["fast", "slow"]
     assert measured["fast"] == {"seconds": 1.25e-5, "shape": [16, 4096, 4096]}
-    assert "  measured  fast: 12.5 us at M x N x K = 16 x 4096 x 4096" in printed(capsys, *arguments)
+    assert "  measured  fast: 12.5 us at M x N x K = 16 x 4096 x 4096" in printed(
+        capsys, *arguments
+    )
 
 
 @pytest.mark.parametrize(

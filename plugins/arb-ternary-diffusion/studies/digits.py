@@ -1,12 +1,14 @@
-"""Digits drawn by a pure ternary model, by quantisation-aware training and in float32: how far they are from real ones.
+"""Digits drawn by a pure ternary model, by quantisation-aware training and in float32: how far they
+are from real ones.
 
     python plugins/arb-ternary-diffusion/studies/digits.py --work DIR --out RESULT.json [--most N]
 
-The three configs are those of docs/examples. Rates are chosen with as many trials each by the loss on a fifth of the
-training images that is held aside (``tuning: true``), in runs of 400 steps; the held-out images take no part in that.
-Then three seeds, of weights, noise and order, with the best rate. Of each run as many digits are drawn as are held out,
-of the same classes, without and with guidance, and compared with the training images: pixels, and the features of a
-float convolutional network that was trained to classify the same images. What is in ``--out`` already is not repeated,
+The three configs are those of docs/examples. Rates are chosen with as many trials each by the loss
+on a fifth of the training images that is held aside (``tuning: true``), in runs of 400 steps; the
+held-out images take no part in that. Then three seeds, of weights, noise and order, with the best
+rate. Of each run as many digits are drawn as are held out, of the same classes, without and with
+guidance, and compared with the training images: pixels, and the features of a float convolutional
+network that was trained to classify the same images. What is in ``--out`` already is not repeated,
 so that the study can be made in pieces: with ``--most`` it ends after so many runs.
 """
 
@@ -50,7 +52,8 @@ name: judge
 seed: 0
 data: digits
 masking: labels
-model: {name: convnet, width: 16, activations: float, float_parts: [embedding, head, norms, linears]}
+model: {name: convnet, width: 16, activations: float, float_parts: [embedding, head, norms,
+    linears]}
 optimizer: adamw
 phases: [{name: standard, steps: 300, batch_size: 32, lr: 0.003, warmup_steps: 20, eval_every: 0}]
 checkpoint: {every: 300}
@@ -61,7 +64,10 @@ def judge_in(work: Path) -> Path:
     """The run of the classifier, made where it is not there yet."""
     config = work / "judge.yaml"
     config.write_text(CLASSIFIER)
-    train(load_config(config).config, RunRequest(directory=work / "judge", resume="auto", reporter=Silent))
+    train(
+        load_config(config).config,
+        RunRequest(directory=work / "judge", resume="auto", reporter=Silent),
+    )
     return work / "judge"
 
 
@@ -93,7 +99,11 @@ def measured(method: str, rate: float, seed: int, tuning: bool, work: Path) -> d
     }
     if tuning:
         return record
-    return {**record, "cpu_seconds": round(seconds, 1), "frechet": judged(directory, judge_in(work))}
+    return {
+        **record,
+        "cpu_seconds": round(seconds, 1),
+        "frechet": judged(directory, judge_in(work)),
+    }
 
 
 def judged(directory: Path, judge: Path) -> dict[str, Any]:
@@ -102,7 +112,10 @@ def judged(directory: Path, judge: Path) -> dict[str, Any]:
     denoiser = denoiser_of(str(directory), trained.config.masking, trained.model)
     real = real_pictures(build(DigitsConfig()))
     assert real.held_out_labels is not None
-    compared = {"pixels": pixels, "features": features_of("judge", classifier.model, classifier.device)}
+    compared = {
+        "pixels": pixels,
+        "features": features_of("judge", classifier.model, classifier.device),
+    }
     found: dict[str, Any] = {}
     for guidance in GUIDANCE:
         drawn = draw_pictures(
@@ -138,31 +151,45 @@ def missing(records: list[dict[str, Any]]) -> tuple[str, float, int, bool] | Non
 def table(results: Mapping[str, Any]) -> str:
     """The results as a Markdown table, with what was measured below it."""
     columns = {
-        method: [each for each in results["runs"] if each["method"] == method and not each["tuning"]]
+        method: [
+            each for each in results["runs"] if each["method"] == method and not each["tuning"]
+        ]
         for method in METHODS
     }
     first = {method: records[0] for method, records in columns.items()}
     rows = {
         "Frechet distance of pixels": [spread(c, "pixels, guidance 1") for c in columns.values()],
         "the same with guidance 2": [spread(c, "pixels, guidance 2") for c in columns.values()],
-        "Frechet distance of a classifier's features": [spread(c, "features, guidance 1") for c in columns.values()],
+        "Frechet distance of a classifier's features": [
+            spread(c, "features, guidance 1") for c in columns.values()
+        ],
         "the same with guidance 2 ": [spread(c, "features, guidance 2") for c in columns.values()],
         "parameters": [f"{each['parameters']:,}" for each in first.values()],
         "of these float": [f"{each['float_parameters']:,}" for each in first.values()],
         "training state, bytes": [f"{each['state_bytes']:,}" for each in first.values()],
-        "training state, bits a parameter": [f"{each['bits_a_parameter']:.2f}" for each in first.values()],
+        "training state, bits a parameter": [
+            f"{each['bits_a_parameter']:.2f}" for each in first.values()
+        ],
         "chosen rate": [f"{each['rate']:g}" for each in first.values()],
         "seeds": [str(len(c)) for c in columns.values()],
     }
-    head = ["| | " + " | ".join(TITLES[method] for method in columns) + " |", "|---|" + "---:|" * len(columns)]
+    head = [
+        "| | " + " | ".join(TITLES[method] for method in columns) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
     lines = [f"| {name.strip()} | {' | '.join(cells)} |" for name, cells in rows.items()]
     real = first["pure"]["frechet"]
     note = (
-        "359 drawn digits, of the classes of the held-out ones, against the training digits; held-out digits themselves"
-        f" lie {real['pixels, held out']:.2f} (pixels) and {real['features, held out']:.2f} (features) from them, "
-        "which is as near as pictures can come. Means and standard deviations of the seeds. Rates are chosen among "
-        f"{len(METHODS['pure'][2])} each, in runs of {TUNING_STEPS} steps, on a fifth of the training digits held "
-        f"aside. {results['machine']}, one thread. Command: `python plugins/arb-ternary-diffusion/studies/digits.py "
+        "359 drawn digits, of the classes of the held-out ones, against the training digits; "
+        "held-out digits themselves"
+        f" lie {real['pixels, held out']:.2f} (pixels) and {real['features, held out']:.2f} "
+        f"(features) from them, "
+        "which is as near as pictures can come. Means and standard deviations of the seeds. Rates "
+        "are chosen among "
+        f"{len(METHODS['pure'][2])} each, in runs of {TUNING_STEPS} steps, on a fifth of the "
+        f"training digits held "
+        f"aside. {results['machine']}, one thread. Command: `python "
+        f"plugins/arb-ternary-diffusion/studies/digits.py "
         "--work DIR --out plugins/arb-ternary-diffusion/results/digits.json`."
     )
     return "\n".join([*head, *lines, "", note])
@@ -180,12 +207,17 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def main() -> None:
     """Make the runs that are missing, and write the results after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder for run directories")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--most", type=int, default=1000, help="runs to make at most")
@@ -193,7 +225,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for folder in (arguments.work, arguments.out.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": []}
+    results: dict[str, Any] = (
+        json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": []}
+    )
     results["machine"] = f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
     for _ in range(arguments.most):
         if (wanted := missing(results["runs"])) is None:

@@ -49,9 +49,13 @@ def pictures(tmp_path: Path) -> Pictures:
 
 @pytest.fixture
 def files_in() -> Callable[[Path, Iterable[str]], dict[str, bytes]]:
-    """The content of every file under a folder that matches a pattern, by its path in the folder."""
+    """The content of every file under a folder that matches a pattern, by its path in the
+    folder.
+    """
 
-    def read(folder: Path, patterns: Iterable[str] = ("metrics.jsonl", "checkpoints/step*/*")) -> dict[str, bytes]:
+    def read(
+        folder: Path, patterns: Iterable[str] = ("metrics.jsonl", "checkpoints/step*/*")
+    ) -> dict[str, bytes]:
         found = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
         return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(found)}
 

@@ -40,7 +40,7 @@ def masked(tokens: Any, *, seed: int = 0, hiding: Any = "count", **changes: Any)
     return strategy.apply(batch, torch.Generator().manual_seed(seed), context)
 
 
-# --- what is hidden ---
+# --- what is hidden
 
 
 def test_as_many_rows_as_positions_have_every_number_of_hidden_positions_once() -> None:
@@ -48,7 +48,9 @@ def test_as_many_rows_as_positions_have_every_number_of_hidden_positions_once() 
         made = masked(torch.zeros(12, 12, dtype=torch.int64), seed=seed)
         counts = (made.inputs == MASK).sum(dim=1)
         assert sorted(counts.tolist()) == list(range(1, 13))
-        assert torch.equal(made.times, (counts / 12).float()), "a model is told the share of hidden positions"
+        assert torch.equal(made.times, (counts / 12).float()), (
+            "a model is told the share of hidden positions"
+        )
 
 
 def test_a_time_of_its_own_for_each_row_decides_how_many_independent_positions_are_hidden() -> None:
@@ -57,7 +59,9 @@ def test_a_time_of_its_own_for_each_row_decides_how_many_independent_positions_a
     assert made.times is not None
     # One standard deviation of a share of 5000 is at most 0.5 / sqrt(5000) = 0.0071.
     assert float((share - made.times).abs().max()) < 5 * 0.0071
-    assert np.allclose(np.diff(np.sort(made.times.numpy())), 1 / 40, atol=1e-6), "times are spread evenly"
+    assert np.allclose(np.diff(np.sort(made.times.numpy())), 1 / 40, atol=1e-6), (
+        "times are spread evenly"
+    )
 
 
 @pytest.mark.parametrize("hiding", HIDINGS)
@@ -70,7 +74,8 @@ def test_a_row_has_every_time_and_every_position_is_hidden_equally_often(hiding:
         hidden += (made.inputs == MASK).numpy()
     # Chi-square with 3 degrees of freedom exceeds 21.1 once in 10,000 times.
     assert ((counts - 100) ** 2 / 100).sum() < 21.1
-    # The share hidden is uniform: half on average where independent, 5/8 where at least one of four is.
+    # The share hidden is uniform: half on average where independent, 5/8 where at least one of four
+    # is.
     mean = {"count": 5 / 8, "independent": 1 / 2}[hiding]
     assert np.abs(hidden / 400 - mean).max() < 5 * 0.5 / np.sqrt(400)
 
@@ -95,11 +100,13 @@ def test_a_mask_token_outside_the_vocabulary_is_refused() -> None:
         masked([[0, 1]], mask_token_id=9)
 
 
-# --- the loss ---
+# --- the loss
 
 
 def table_of(seed: int, positions: int) -> np.ndarray:
-    """Probabilities ``[state, position, id]`` of a model without meaning; a state is a number in base ``IDS + 1``."""
+    """Probabilities ``[state, position, id]`` of a model without meaning; a state is a number in
+    base ``IDS + 1``.
+    """
     logits = np.random.default_rng(seed).normal(0, 1.5, ((IDS + 1) ** positions, positions, IDS))
     return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
 
@@ -111,7 +118,9 @@ def state_of(tokens: Any) -> Any:
 
 
 def any_order(row: tuple[int, ...], table: np.ndarray) -> float:
-    """Mean over all orders of the negative log-likelihood of a model that writes ``row`` in that order."""
+    """Mean over all orders of the negative log-likelihood of a model that writes ``row`` in that
+    order.
+    """
     total = 0.0
     orders = list(permutations(range(len(row))))
     for order in orders:
@@ -134,7 +143,8 @@ def test_the_expected_loss_is_that_of_a_model_that_writes_in_any_order(hiding: s
     assert losses.shape == (rows * len(row),)
     assert losses.dtype == torch.float32
     sums = losses.view(rows, len(row)).sum(dim=1).double()
-    # Rows that are spread over the times vary less than independent ones, for which this bound is one of 5 sigma.
+    # Rows that are spread over the times vary less than independent ones, for which this bound is
+    # one of 5 sigma.
     assert abs(float(sums.mean()) - any_order(row, table)) < 5 * float(sums.std()) / rows**0.5
 
 
@@ -142,9 +152,12 @@ def test_the_loss_of_one_batch_by_hand() -> None:
     targets = torch.tensor([[0, 1, 2], [2, 2, 0]])
     inputs = torch.tensor([[0, MASK, 2], [MASK, 2, MASK]])
     logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(2))
-    made = MaskedBatch(inputs, targets, torch.ones(2, 3, dtype=torch.bool), torch.tensor([1 / 3, 2 / 3]))
+    made = MaskedBatch(
+        inputs, targets, torch.ones(2, 3, dtype=torch.bool), torch.tensor([1 / 3, 2 / 3])
+    )
     losses = AbsorbingMasking().losses(logits, made).view(2, 3)
-    allowed = np.delete(logits.double().numpy(), MASK, axis=2)  # the model has an id more than the data: 4
+    # the model has an id more than the data: 4
+    allowed = np.delete(logits.double().numpy(), MASK, axis=2)
     entropy = np.log(np.exp(allowed).sum(axis=2))[..., None] - allowed
     expected = np.zeros((2, 3))
     expected[0, 1] = 3 * entropy[0, 1, 1]
@@ -154,7 +167,9 @@ def test_the_loss_of_one_batch_by_hand() -> None:
 
 def test_what_is_not_hidden_has_no_gradient_and_the_logit_of_the_mask_neither() -> None:
     made = masked([[0, 1, 2, 0, 1, 2]], seed=4)
-    logits = torch.randn(1, 6, IDS + 1, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    logits = torch.randn(
+        1, 6, IDS + 1, generator=torch.Generator().manual_seed(1), requires_grad=True
+    )
     AbsorbingMasking().losses(logits, made).sum().backward()
     assert logits.grad is not None
     hidden = (made.inputs == MASK)[0]
@@ -182,10 +197,12 @@ def test_the_second_moment_with_counts_is_the_smaller_one() -> None:
     assert spread["count"] < 0.7 * spread["independent"]
 
 
-# --- configs ---
+# --- configs
 
 
-def test_a_causal_model_and_a_text_that_uses_every_id_are_faults_of_the_config(tmp_path: Any) -> None:
+def test_a_causal_model_and_a_text_that_uses_every_id_are_faults_of_the_config(
+    tmp_path: Any,
+) -> None:
     text = """
 name: causal
 data: shakespeare
@@ -195,11 +212,19 @@ optimizer: scaled_votes
 phases: [{name: standard, steps: 1, batch_size: 2, block_size: 32}]
 """
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="masking: asks for tokens from what stands on both sides"):
+    with pytest.raises(
+        ConfigError, match="masking: asks for tokens from what stands on both sides"
+    ):
         load_config(tmp_path / "config.yaml")
-    (tmp_path / "config.yaml").write_text(text.replace("max_length: 32", "max_length: 32, causal: false"))
+    (tmp_path / "config.yaml").write_text(
+        text.replace("max_length: 32", "max_length: 32, causal: false")
+    )
     assert load_config(tmp_path / "config.yaml").config.masking.name == "absorbing"
-    characters = text.replace("data: shakespeare", "data: {name: shakespeare, tokenizer: characters}")
-    (tmp_path / "config.yaml").write_text(characters.replace("max_length: 32", "max_length: 32, causal: false"))
+    characters = text.replace(
+        "data: shakespeare", "data: {name: shakespeare, tokenizer: characters}"
+    )
+    (tmp_path / "config.yaml").write_text(
+        characters.replace("max_length: 32", "max_length: 32, causal: false")
+    )
     with pytest.raises(ConfigError, match="masking: needs an id that the text does not use"):
         load_config(tmp_path / "config.yaml")

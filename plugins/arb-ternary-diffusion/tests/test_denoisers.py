@@ -45,7 +45,8 @@ def test_a_pure_model_has_no_float_and_every_part_of_it_learns(kind: str) -> Non
     noisy, time = asked()
     born = {name: each.trits() for name, each in ternary_modules(model)}
     optimizer = ScaledVotes(dict(ternary_modules(model)), lr=0.5)
-    for _ in range(8):  # what is zero at birth, the way from the condition into the blocks, hides what comes before it
+    # what is zero at birth, the way from the condition into the blocks, hides what comes before it
+    for _ in range(8):
         model(noisy, time, torch.tensor([0, 1, 2, 3, 3])).square().mean().backward()
         optimizer.step()
     still = [name for name, each in ternary_modules(model) if torch.equal(each.trits(), born[name])]
@@ -66,12 +67,18 @@ def test_the_float_twin_has_as_many_weights_and_nothing_ternary(kind: str) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_planned_is_what_an_optimizer_finds(kind: str) -> None:
-    for options in ({}, {"float_parts": FLOATS, "activations": "float"}, {"float_parts": ("norms", "head")}):
+    for options in (
+        {},
+        {"float_parts": FLOATS, "activations": "float"},
+        {"float_parts": ("norms", "head")},
+    ):
         model = made(kind, **options)
         assert model.options.planned().kinds == set(collect_trainable(model).parts)
 
 
-@pytest.mark.parametrize(("kind", "options"), [("dit", {"patch_size": (4, 2)}), ("unet", {"levels": 3})])
+@pytest.mark.parametrize(
+    ("kind", "options"), [("dit", {"patch_size": (4, 2)}), ("unet", {"levels": 3})]
+)
 def test_pictures_of_any_shape_come_out_as_they_came_in(kind: str, options: dict[str, Any]) -> None:
     model = made(kind, image_size=(8, 12), channels=3, **options)
     noisy, time = asked(3, 8, 12)
@@ -82,7 +89,11 @@ def test_a_patch_is_put_back_where_it_was_cut() -> None:
     model = made("dit", image_size=(4, 6), patch_size=(2, 3), channels=2)
     assert isinstance(model, DiT)
     pictures = torch.arange(2 * 2 * 4 * 6.0).view(2, 2, 4, 6)
-    cut = [pictures[:, :, row : row + 2, column : column + 3].reshape(2, -1) for row in (0, 2) for column in (0, 3)]
+    cut = [
+        pictures[:, :, row : row + 2, column : column + 3].reshape(2, -1)
+        for row in (0, 2)
+        for column in (0, 3)
+    ]
     assert torch.equal(model.joined(torch.stack(cut, dim=1)), pictures)
 
 
@@ -97,7 +108,9 @@ def test_each_picture_is_denoised_by_its_own_time_and_class(kind: str) -> None:
     found = model(noisy, time, labels)
     for changed in (model(noisy, time.flip(0), labels), model(noisy, time, (labels + 1) % 3)):
         assert not torch.allclose(changed[0], found[0], atol=1e-4)
-    alone = torch.cat([model(noisy[i : i + 1], time[i : i + 1], labels[i : i + 1]) for i in range(5)])
+    alone = torch.cat(
+        [model(noisy[i : i + 1], time[i : i + 1], labels[i : i + 1]) for i in range(5)]
+    )
     torch.testing.assert_close(alone, found, rtol=1e-4, atol=1e-5)
     any_class = model(noisy, time, torch.full((5,), 3))
     torch.testing.assert_close(model(noisy, time), any_class, rtol=0, atol=0)
@@ -135,13 +148,19 @@ def test_times_are_sines_and_cosines_of_a_thousand_units() -> None:
 @pytest.mark.parametrize(
     ("config", "options", "said"),
     [
-        (DiTConfig, {"width": 15, "heads": 1, "positions": "learned", "head_dim": 4}, "'width' must be even"),
+        (
+            DiTConfig,
+            {"width": 15, "heads": 1, "positions": "learned", "head_dim": 4},
+            "'width' must be even",
+        ),
         (DiTConfig, {"patch_size": 3}, "3 does not divide 8 pixels"),
         (DiTConfig, {"width": 20, "heads": 8}, "8 does not divide 20"),
         (UNetConfig, {"levels": 5}, "5 levels need multiples of 16"),
         (UNetConfig, {"image_size": (8, 0)}, "'image_size' must be from 1"),
     ],
 )
-def test_options_that_fit_nothing_are_named(config: Any, options: dict[str, Any], said: str) -> None:
+def test_options_that_fit_nothing_are_named(
+    config: Any, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         config(**options)

@@ -19,13 +19,18 @@ def test_it_is_heusels_formula_with_scipys_square_root(rank: int) -> None:
     one = Moments(generator.normal(size=12), covariance(12, 12, 1))
     other = Moments(generator.normal(size=12), covariance(12, rank, 2))
     root = sqrtm(one.covariance @ other.covariance).real
-    expected = ((one.mean - other.mean) ** 2).sum() + np.trace(one.covariance + other.covariance - 2 * root)
+    expected = ((one.mean - other.mean) ** 2).sum() + np.trace(
+        one.covariance + other.covariance - 2 * root
+    )
     assert frechet_distance(one, other) == pytest.approx(expected, rel=1e-6)
     assert frechet_distance(other, one) == pytest.approx(expected, rel=1e-6)
 
 
 def test_in_one_dimension_it_is_the_distance_of_means_and_deviations() -> None:
-    one, other = Moments(np.array([1.0]), np.array([[4.0]])), Moments(np.array([-2.0]), np.array([[0.25]]))
+    one, other = (
+        Moments(np.array([1.0]), np.array([[4.0]])),
+        Moments(np.array([-2.0]), np.array([[0.25]])),
+    )
     assert frechet_distance(one, other) == pytest.approx(3.0**2 + (2.0 - 0.5) ** 2)
 
 

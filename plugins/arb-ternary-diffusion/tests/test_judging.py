@@ -65,12 +65,19 @@ def test_features_are_what_enters_the_head() -> None:
 def test_the_command_tells_distances_of_pixels_and_of_features(pictures: Any) -> None:
     run, _ = pictures.run("run", "phases.0.steps=1")
     judge, _ = pictures.run(
-        "judge", "masking=labels", "model={name: convnet, width: 4, layers: 1, stages: 1}", "phases.0.steps=1"
+        "judge",
+        "masking=labels",
+        "model={name: convnet, width: 4, layers: 1, stages: 1}",
+        "phases.0.steps=1",
     )
-    told = CliRunner().invoke(diffusion, ["frechet", str(run.path), "--classifier", str(judge.path), "--steps", "2"])
+    told = CliRunner().invoke(
+        diffusion, ["frechet", str(run.path), "--classifier", str(judge.path), "--steps", "2"]
+    )
     assert told.exit_code == 0, told.output
     lines = [line for line in told.output.splitlines() if "drawn" in line]
     assert [line.partition(":")[0] for line in lines] == ["pixels", "features of judge"]
     assert all("held out (359 pictures each)" in line for line in lines)
-    drawn, held_out = (float(word) for word in lines[0].split() if word.replace(".", "").isdigit() and "." in word)
+    drawn, held_out = (
+        float(word) for word in lines[0].split() if word.replace(".", "").isdigit() and "." in word
+    )
     assert held_out < 1 < drawn, "a model that has learned nothing draws no digits"

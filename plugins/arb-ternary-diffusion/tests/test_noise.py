@@ -25,7 +25,9 @@ def test_cosine_is_the_formula_of_nichol_and_dhariwal() -> None:
     time = np.linspace(0, 0.99, 34)
     angle = (time + 0.008) / 1.008 * math.pi / 2
     expected = np.cos(angle) ** 2 / math.cos(0.008 / 1.008 * math.pi / 2) ** 2
-    np.testing.assert_allclose(alpha_bar("cosine", torch.from_numpy(time)).numpy(), expected, rtol=1e-13)
+    np.testing.assert_allclose(
+        alpha_bar("cosine", torch.from_numpy(time)).numpy(), expected, rtol=1e-13
+    )
 
 
 def test_linear_is_the_limit_of_the_product_of_ho_et_al() -> None:
@@ -37,7 +39,8 @@ def test_linear_is_the_limit_of_the_product_of_ho_et_al() -> None:
         return float(np.abs(np.log(product(steps) / alpha_bar("linear", time).numpy())).max())
 
     assert error(1000) < 0.08  # their own number of steps
-    assert error(16_000) == pytest.approx(error(1000) / 16, rel=0.05)  # and the rest falls as one over the steps
+    # and the rest falls as one over the steps
+    assert error(16_000) == pytest.approx(error(1000) / 16, rel=0.05)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -55,12 +58,16 @@ def test_variance_is_kept_and_each_sample_has_its_own_level(schedule: ScheduleNa
     assert at.alpha.shape == at.sigma.shape == (4, 1, 1, 1)
     assert at.alpha.dtype == torch.float32
     torch.testing.assert_close(at.alpha.square() + at.sigma.square(), torch.ones(4, 1, 1, 1))
-    torch.testing.assert_close(at.alpha.flatten().double().square(), alpha_bar(schedule, time), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        at.alpha.flatten().double().square(), alpha_bar(schedule, time), rtol=1e-6, atol=0
+    )
 
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_conversions_are_inverse_to_each_other(prediction: PredictionName, schedule: ScheduleName) -> None:
+def test_conversions_are_inverse_to_each_other(
+    prediction: PredictionName, schedule: ScheduleName
+) -> None:
     generator = torch.Generator().manual_seed(1)
     parts = Parts(*torch.randn(2, 6, 2, 3, generator=generator, dtype=torch.float64))
     at = level(schedule, torch.tensor([0.01, 0.1, 0.3, 0.5, 0.9, 1.0]), parts.x0)
@@ -73,7 +80,9 @@ def test_v_is_the_velocity_on_the_circle_of_salimans_and_ho() -> None:
     # x = cos(phi) x0 + sin(phi) epsilon, of which v is the derivative by phi.
     x0, epsilon, phi, step = 0.7, -1.9, 0.4, 1e-6
     at = level("cosine", torch.tensor([0.0]), torch.zeros(1, 1))
-    at = at._replace(alpha=torch.tensor(math.cos(phi)).double(), sigma=torch.tensor(math.sin(phi)).double())
+    at = at._replace(
+        alpha=torch.tensor(math.cos(phi)).double(), sigma=torch.tensor(math.sin(phi)).double()
+    )
     v = float(target_of("v", Parts(torch.tensor(x0).double(), torch.tensor(epsilon).double()), at))
     ahead, behind = (math.cos(p) * x0 + math.sin(p) * epsilon for p in (phi + step, phi - step))
     assert v == pytest.approx((ahead - behind) / (2 * step), rel=1e-6)

@@ -22,7 +22,9 @@ def batch(count: int = 64) -> Batch:
     return Batch(pictures, torch.arange(count), {"labels": torch.arange(count) % 10})
 
 
-def masked(context: MaskContext = TRAINING, seed: int = 1, count: int = 64, **options: Any) -> MaskedBatch:
+def masked(
+    context: MaskContext = TRAINING, seed: int = 1, count: int = 64, **options: Any
+) -> MaskedBatch:
     strategy = NoiseMasking(NoiseConfig(**options))
     assert isinstance(strategy, OwnLosses)
     return strategy.apply(batch(count), torch.Generator().manual_seed(seed), context)
@@ -43,7 +45,11 @@ def test_what_is_predicted_is_of_the_same_picture_and_noise(prediction: Predicti
     asked, noise = masked(prediction=prediction), masked(prediction="epsilon").targets
     assert asked.times is not None
     kept = alpha_bar("cosine", asked.times).float()[:, None, None, None]
-    known = {"x0": batch().data, "epsilon": noise, "v": kept.sqrt() * noise - (1 - kept).sqrt() * batch().data}
+    known = {
+        "x0": batch().data,
+        "epsilon": noise,
+        "v": kept.sqrt() * noise - (1 - kept).sqrt() * batch().data,
+    }
     torch.testing.assert_close(asked.targets, known[prediction], rtol=0, atol=1e-6)
 
 
@@ -52,7 +58,9 @@ def test_times_of_a_batch_lie_evenly_from_a_random_start() -> None:
     assert first is not None
     assert second is not None
     for times in (first, second):
-        torch.testing.assert_close(times.sort().values.diff(), torch.full((63,), 1 / 64), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            times.sort().values.diff(), torch.full((63,), 1 / 64), rtol=0, atol=1e-5
+        )
         assert 0 <= times.min() < 1 / 64 + 1e-6
     assert float(first.min()) != float(second.min())
     assert not torch.equal(first, first.sort().values)
@@ -61,7 +69,9 @@ def test_times_of_a_batch_lie_evenly_from_a_random_start() -> None:
 def test_evaluation_asks_at_fixed_times_and_keeps_every_class() -> None:
     asked = masked(EVALUATION, label_dropout=1.0)
     assert asked.times is not None
-    torch.testing.assert_close(asked.times.sort().values, (torch.arange(64) + 0.5) / 64, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        asked.times.sort().values, (torch.arange(64) + 0.5) / 64, rtol=0, atol=1e-6
+    )
     assert torch.equal(asked.arguments["labels"], batch().extras["labels"])
     again = masked(EVALUATION, label_dropout=1.0)
     assert torch.equal(asked.inputs, again.inputs)
@@ -98,5 +108,7 @@ def test_the_loss_of_a_picture_is_its_mean_squared_error() -> None:
 def test_ids_of_text_are_refused() -> None:
     with pytest.raises(DataError, match=r"int64 \[2, 9\], not pictures"):
         NoiseMasking(NoiseConfig()).apply(
-            Batch(torch.zeros(2, 9, dtype=torch.int64), torch.arange(2)), torch.Generator(), TRAINING
+            Batch(torch.zeros(2, 9, dtype=torch.int64), torch.arange(2)),
+            torch.Generator(),
+            TRAINING,
         )

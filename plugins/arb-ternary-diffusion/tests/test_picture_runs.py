@@ -19,7 +19,10 @@ from arb_ternary_train.cli.generate import generate
 from arb_ternary_train.restore import load_run, measure
 
 UNET = "model={name: unet, width: 8, layers: 1}"
-MODELS = {"dit": (), "unet predicting x0": (UNET, "masking={name: noise, prediction: x0, schedule: linear}")}
+MODELS = {
+    "dit": (),
+    "unet predicting x0": (UNET, "masking={name: noise, prediction: x0, schedule: linear}"),
+}
 
 
 @pytest.mark.parametrize("overrides", MODELS.values(), ids=MODELS)
@@ -37,7 +40,9 @@ def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
     assert files_in(run.path) == whole
 
 
-def test_a_grid_of_samples_is_drawn_at_evaluations_and_does_not_disturb_the_run(pictures: Any, files_in: Any) -> None:
+def test_a_grid_of_samples_is_drawn_at_evaluations_and_does_not_disturb_the_run(
+    pictures: Any, files_in: Any
+) -> None:
     tracker = "trackers=[{name: sample_grid, count: 10, steps: 2}]"
     plain, _ = pictures.run("plain")
     watched, _ = pictures.run("watched", tracker)
@@ -59,7 +64,9 @@ def test_the_tracker_refuses_a_run_that_draws_nothing(pictures: Any) -> None:
 
 def drawn(run: Path, *arguments: str) -> Any:
     file = run.parent / "drawn.png"
-    result = CliRunner().invoke(generate, [str(run), "--output", str(file), "--steps", "3", *arguments])
+    result = CliRunner().invoke(
+        generate, [str(run), "--output", str(file), "--steps", "3", *arguments]
+    )
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -73,7 +80,9 @@ def test_pictures_are_drawn_by_seed_class_sampler_and_guidance(pictures: Any) ->
     assert first.shape == (2 * 32 + 2, 2 * 32 + 2)
     assert np.array_equal(drawn(run.path, "--count", "4", "--seed", "1"), first)
     nine = drawn(run.path, "--count", "9", "--seed", "1")
-    assert np.array_equal(nine[:32, :66], first[:32]), "the first pictures do not depend on how many there are"
+    assert np.array_equal(nine[:32, :66], first[:32]), (
+        "the first pictures do not depend on how many there are"
+    )
     for changed in (
         ("--seed", "2"),
         ("--seed", "1", "--label", "7"),

@@ -1,4 +1,6 @@
-"""Samplers on Gaussian data, whose best denoiser is known: every step is then an affine map of numbers."""
+"""Samplers on Gaussian data, whose best denoiser is known: every step is then an affine map of
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ PREDICTIONS = get_args(PredictionName)
 MEAN, SPREAD = 0.4, 0.3
 
 
-def best_denoiser(prediction: PredictionName, schedule: ScheduleName, mean: float = MEAN) -> Denoiser:
+def best_denoiser(
+    prediction: PredictionName, schedule: ScheduleName, mean: float = MEAN
+) -> Denoiser:
     """``E[x0 | x_t]`` of data ``N(mean, SPREAD^2)``, said as ``prediction``."""
 
     def predicted(x_t: Tensor, time_B: Tensor) -> Tensor:
@@ -32,8 +36,13 @@ def best_denoiser(prediction: PredictionName, schedule: ScheduleName, mean: floa
 
 
 def spread_after(schedule: ScheduleName, steps: int, eta: float) -> float:
-    """Standard deviation of the samples: a recursion over Song et al.'s equation 12 in Python's own numbers."""
-    kept = [float(alpha_bar(schedule, torch.tensor(1 - k / steps, dtype=torch.float64))) for k in range(steps)]
+    """Standard deviation of the samples: a recursion over Song et al.'s equation 12 in Python's own
+    numbers.
+    """
+    kept = [
+        float(alpha_bar(schedule, torch.tensor(1 - k / steps, dtype=torch.float64)))
+        for k in range(steps)
+    ]
     variance = 1.0
     for number, now in enumerate(kept):
         alpha, sigma = math.sqrt(now), math.sqrt(1 - now)
@@ -59,10 +68,17 @@ def fresh(seed: int, count: int) -> Callable[[], Tensor]:
 
 @pytest.mark.parametrize("schedule", get_args(ScheduleName))
 @pytest.mark.parametrize("prediction", PREDICTIONS)
-def test_ddim_maps_noise_as_its_steps_say(prediction: PredictionName, schedule: ScheduleName) -> None:
+def test_ddim_maps_noise_as_its_steps_say(
+    prediction: PredictionName, schedule: ScheduleName
+) -> None:
     points = torch.tensor([[-1.0], [0.0], [2.0]])
     drawn = draw(
-        best_denoiser(prediction, schedule), points, prediction=prediction, schedule=schedule, steps=20, limit=None
+        best_denoiser(prediction, schedule),
+        points,
+        prediction=prediction,
+        schedule=schedule,
+        steps=20,
+        limit=None,
     )
     slope = float(drawn[2] - drawn[0]) / 3
     assert slope == pytest.approx(spread_after(schedule, 20, 0.0), rel=2e-4)
@@ -70,14 +86,24 @@ def test_ddim_maps_noise_as_its_steps_say(prediction: PredictionName, schedule: 
 
 @pytest.mark.parametrize("schedule", get_args(ScheduleName))
 def test_ddim_becomes_the_flow_of_the_differential_equation(schedule: ScheduleName) -> None:
-    # The flow of Gaussian data keeps the place of each point in its distribution: (x_t - alpha mu) / std(x_t) is
-    # constant on it, so that x_0 = mu + s (x_1 - alpha_1 mu) / sqrt(alpha_1^2 s^2 + sigma_1^2).
+    # The flow of Gaussian data keeps the place of each point in its distribution: (x_t - alpha mu)
+    # / std(x_t) is constant on it, so that x_0 = mu + s (x_1 - alpha_1 mu) / sqrt(alpha_1^2 s^2 +
+    # sigma_1^2).
     points = torch.tensor([[-2.0], [0.5], [1.5]], dtype=torch.float64)
     last = float(alpha_bar(schedule, torch.tensor(1.0)))
-    exact = MEAN + SPREAD * (points - math.sqrt(last) * MEAN) / math.sqrt(last * SPREAD**2 + 1 - last)
+    exact = MEAN + SPREAD * (points - math.sqrt(last) * MEAN) / math.sqrt(
+        last * SPREAD**2 + 1 - last
+    )
 
     def error(steps: int) -> float:
-        drawn = draw(best_denoiser("v", schedule), points, prediction="v", schedule=schedule, steps=steps, limit=None)
+        drawn = draw(
+            best_denoiser("v", schedule),
+            points,
+            prediction="v",
+            schedule=schedule,
+            steps=steps,
+            limit=None,
+        )
         return float((drawn - exact).abs().max())
 
     assert error(1600) < 0.01
@@ -86,7 +112,9 @@ def test_ddim_becomes_the_flow_of_the_differential_equation(schedule: ScheduleNa
 
 @pytest.mark.parametrize(("sampler", "eta"), [("ddpm", 0.0), ("ddim", 1.0), ("ddim", 0.5)])
 @pytest.mark.parametrize("prediction", PREDICTIONS)
-def test_moments_of_samplers_that_add_noise(prediction: PredictionName, sampler: str, eta: float) -> None:
+def test_moments_of_samplers_that_add_noise(
+    prediction: PredictionName, sampler: str, eta: float
+) -> None:
     count, steps = 40_000, 25
     drawn = draw(
         best_denoiser(prediction, "cosine"),
@@ -100,7 +128,8 @@ def test_moments_of_samplers_that_add_noise(prediction: PredictionName, sampler:
         fresh=fresh(4, count),
     )
     spread = spread_after("cosine", steps, 1.0 if sampler == "ddpm" else eta)
-    error = spread / math.sqrt(count)  # of the mean; that of the standard deviation is smaller by sqrt(2)
+    # of the mean; that of the standard deviation is smaller by sqrt(2)
+    error = spread / math.sqrt(count)
     assert float(drawn.mean()) == pytest.approx(MEAN, abs=5 * error)
     assert float(drawn.std()) == pytest.approx(spread, abs=4 * error)
 
@@ -130,9 +159,23 @@ def test_ddpm_is_ddim_with_all_its_noise() -> None:
 
 
 def test_samples_stay_within_the_limit() -> None:
-    drawn = draw(best_denoiser("v", "cosine"), noise(200), prediction="v", schedule="cosine", steps=10, limit=0.5)
+    drawn = draw(
+        best_denoiser("v", "cosine"),
+        noise(200),
+        prediction="v",
+        schedule="cosine",
+        steps=10,
+        limit=0.5,
+    )
     assert float(drawn.abs().max()) == 0.5
-    free = draw(best_denoiser("v", "cosine"), noise(200), prediction="v", schedule="cosine", steps=10, limit=None)
+    free = draw(
+        best_denoiser("v", "cosine"),
+        noise(200),
+        prediction="v",
+        schedule="cosine",
+        steps=10,
+        limit=None,
+    )
     assert float(free.abs().max()) > 0.6
 
 
@@ -144,18 +187,24 @@ def test_guidance_of_weight_one_and_zero_are_the_denoisers_themselves() -> None:
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 def test_guidance_is_the_same_whatever_is_predicted(prediction: PredictionName) -> None:
-    # Of two Gaussians of one variance, guidance is the Gaussian whose mean lies on the line through both.
-    both = guided(best_denoiser(prediction, "cosine", 0.2), best_denoiser(prediction, "cosine", -0.1), 2.5)
+    # Of two Gaussians of one variance, guidance is the Gaussian whose mean lies on the line through
+    # both.
+    both = guided(
+        best_denoiser(prediction, "cosine", 0.2), best_denoiser(prediction, "cosine", -0.1), 2.5
+    )
     time = torch.linspace(0.05, 1, 40)
     expected = best_denoiser(prediction, "cosine", -0.1 + 2.5 * 0.3)(noise(40), time)
     torch.testing.assert_close(both(noise(40), time), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("options", "what"), [({"steps": 0}, "steps"), ({"eta": -1.0}, "eta"), ({"sampler": "ddpm", "eta": 0.5}, "eta")]
+    ("options", "what"),
+    [({"steps": 0}, "steps"), ({"eta": -1.0}, "eta"), ({"sampler": "ddpm", "eta": 0.5}, "eta")],
 )
 def test_what_a_sampler_refuses(options: dict[str, object], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         draw(
-            best_denoiser("v", "cosine"), noise(2), **({"prediction": "v", "schedule": "cosine", "steps": 2} | options)
+            best_denoiser("v", "cosine"),
+            noise(2),
+            **({"prediction": "v", "schedule": "cosine", "steps": 2} | options),
         )  # type: ignore[arg-type]

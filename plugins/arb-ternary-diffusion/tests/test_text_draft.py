@@ -37,7 +37,9 @@ def test_without_a_gap_character_nothing_is_a_gap() -> None:
 def test_a_gap_of_several_characters_and_a_mask_in_the_prompt_are_refused() -> None:
     with pytest.raises(UsageProblem, match="gap: must be one character, not '__'"):
         draft_of("a", BYTES, "__", MASK)
-    with pytest.raises(UsageProblem, match="prompt: its token 2 is the id 1, which stands for hidden tokens"):
+    with pytest.raises(
+        UsageProblem, match="prompt: its token 2 is the id 1, which stands for hidden tokens"
+    ):
         draft_of("_cb", CharacterTokenizer("abc"), "_", 1)
 
 
@@ -71,12 +73,15 @@ def test_a_draft_within_the_context_is_filled_in_one_piece() -> None:
     states = filled(Draft((200, None, 201)), 3, 8)
     assert states[-1].ids == (200, 1, 201, 3, 4, 5)
     assert all(len(state.ids) == 6 and state.ids[0] == 200 for state in states)
-    assert [state.hidden for state in states] == sorted((state.hidden for state in states), reverse=True)
+    assert [state.hidden for state in states] == sorted(
+        (state.hidden for state in states), reverse=True
+    )
 
 
 def test_a_longer_text_is_drawn_in_pieces_that_see_half_a_context() -> None:
     states = filled(Draft((200, 201, 202)), 15, 8)
-    # The first piece sees the prompt (positions 0 to 2 of its window) and draws 5, the others see 4 and draw 4.
+    # The first piece sees the prompt (positions 0 to 2 of its window) and draws 5, the others see 4
+    # and draw 4.
     assert states[-1].ids == (200, 201, 202, 3, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5)
     assert all(len(state.ids) == 18 for state in states)
 
@@ -88,7 +93,9 @@ def test_a_prompt_longer_than_the_context_is_seen_in_its_latest_half() -> None:
 def test_nothing_to_draw_and_gaps_beyond_the_context_are_refused() -> None:
     with pytest.raises(UsageProblem, match="it has no gaps, and no tokens are to follow"):
         filled(Draft((1, 2)), 0, 8)
-    with pytest.raises(UsageProblem, match="7 tokens and 2 new ones exceed the 8 that the model sees"):
+    with pytest.raises(
+        UsageProblem, match="7 tokens and 2 new ones exceed the 8 that the model sees"
+    ):
         filled(Draft((1, None, 2, 3, 4, 5, 6)), 2, 8)
     with pytest.raises(UsageProblem, match="max_new_tokens: must be at least 0"):
         filled(Draft((1, None)), -1, 8)

@@ -22,7 +22,8 @@ from arb_ternary_train.runner import RunRequest, train
 CONFIG = """
 name: filling
 data: {name: text, path: text.txt}
-model: {name: decoder, width: 32, layers: 1, heads: 4, max_length: 32, causal: CAUSAL, group_size: row}
+model: {name: decoder, width: 32, layers: 1, heads: 4, max_length: 32, causal: CAUSAL,
+    group_size: row}
 masking: MASKING
 optimizer: {name: scaled_votes, lr: 0.3}
 phases: [{name: standard, steps: STEPS, batch_size: 4, block_size: 32, eval_every: 1000}]
@@ -31,7 +32,12 @@ checkpoint: {every: 2, keep: 9}
 
 
 def configured(
-    folder: Path, *, steps: int = 4, masking: str = "absorbing", causal: str = "false", more: str = ""
+    folder: Path,
+    *,
+    steps: int = 4,
+    masking: str = "absorbing",
+    causal: str = "false",
+    more: str = "",
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 30)
@@ -60,7 +66,7 @@ def generated(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str
     return capsys.readouterr().out
 
 
-# --- training ---
+# --- training
 
 
 def test_every_token_counts_and_the_unit_says_that_it_is_a_bound(run: Path) -> None:
@@ -69,7 +75,10 @@ def test_every_token_counts_and_the_unit_says_that_it_is_a_bound(run: Path) -> N
         4 * 32 * step for step in (1, 2, 3, 4)
     ]
     assert json.loads((run / "run.json").read_text())["loss_unit"] == "nats a token, an upper bound"
-    assert json.loads((run / "result.json").read_text())["baselines"] == ["bigram_entropy", "unigram_entropy"]
+    assert json.loads((run / "result.json").read_text())["baselines"] == [
+        "bigram_entropy",
+        "unigram_entropy",
+    ]
 
 
 class Ignorant(nn.Module):
@@ -79,12 +88,23 @@ class Ignorant(nn.Module):
         return torch.zeros(*tokens.shape, 256)
 
 
-def test_an_evaluation_of_a_model_that_knows_nothing_is_the_logarithm_of_the_ids(tmp_path: Path) -> None:
-    """Each row is asked for k of S tokens, which weigh S / k: a token costs log 255 on average, without the mask."""
+def test_an_evaluation_of_a_model_that_knows_nothing_is_the_logarithm_of_the_ids(
+    tmp_path: Path,
+) -> None:
+    """Each row is asked for k of S tokens, which weigh S / k: a token costs log 255 on average,
+    without the mask.
+    """
     config = load_config(configured(tmp_path)).config
     data, masking = config.data.build(), config.masking.build()
     measured = evaluate(
-        Ignorant(), data, masking, batch_size=4, block_size=16, batches=2, seed=0, device=torch.device("cpu")
+        Ignorant(),
+        data,
+        masking,
+        batch_size=4,
+        block_size=16,
+        batches=2,
+        seed=0,
+        device=torch.device("cpu"),
     )
     assert measured.tokens == 2 * 4 * 16
     assert abs(measured.loss - math.log(255)) < 1e-5
@@ -98,27 +118,39 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path, exact: bool) -> 
     shutil.copytree(whole, cut)
     *_, last = sorted((cut / "checkpoints").glob("[!.]*"))
     shutil.rmtree(last)
-    train(load_config(tmp_path / "whole" / "config.yaml").config, RunRequest(directory=cut, resume="auto"))
+    train(
+        load_config(tmp_path / "whole" / "config.yaml").config,
+        RunRequest(directory=cut, resume="auto"),
+    )
     assert last.exists()
-    ends = [(folder / "checkpoints" / last.name / "model.safetensors").read_bytes() for folder in (whole, cut)]
+    ends = [
+        (folder / "checkpoints" / last.name / "model.safetensors").read_bytes()
+        for folder in (whole, cut)
+    ]
     assert ends[0] == ends[1]
     assert load_config(cut / "config.yaml").config.model.options.activations == "int8"
 
 
-# --- drawing ---
+# --- drawing
 
 
-def test_text_is_drawn_by_the_generator_for_the_masking(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_drawn_by_the_generator_for_the_masking(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = generated(capsys, run, "--seed", "1", "--max-new-tokens", "20", "--prompt", "the ")
     assert text.startswith("the ")
     shown = text.removesuffix("\n")
     assert 4 < len(shown) <= 4 + 20, "a token is a byte, and a character is one byte at least"
 
 
-def test_gaps_are_filled_and_the_prompt_stays(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gaps_are_filled_and_the_prompt_stays(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompt = "the qu__k brown"
     for order in ("ancestral", "confidence"):
-        text = generated(capsys, run, "--prompt", prompt, "--order", order, "--seed", "0", "--top-k", "3")
+        text = generated(
+            capsys, run, "--prompt", prompt, "--order", order, "--seed", "0", "--top-k", "3"
+        )
         filled = text.removesuffix("\n").encode()
         # Two tokens of any bytes; what is no UTF-8 reads as U+FFFD.
         assert re.fullmatch(rb"the qu.+k brown", filled, re.DOTALL)
@@ -131,13 +163,25 @@ def test_the_same_seed_gives_the_same_text(run: Path, capsys: pytest.CaptureFixt
 
 def test_steps_are_shown_with_their_gaps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = generated(
-        capsys, run, "--prompt", "a####", "--gap", "#", "--steps", "2", "--order", "confidence", "--show-steps"
+        capsys,
+        run,
+        "--prompt",
+        "a####",
+        "--gap",
+        "#",
+        "--steps",
+        "2",
+        "--order",
+        "confidence",
+        "--show-steps",
     )
     assert text.startswith("--- step 1, 2 to go\na")
     assert text.split("\n")[1].count("#") == 2
 
 
-def test_without_a_prompt_the_text_fills_the_context(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_prompt_the_text_fills_the_context(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = load_run(run).model.max_length
     text = generated(capsys, run, "--seed", "0", "--temperature", "0", "--steps", "1")
     assert len(text.removesuffix("\n")) == seen == 32

@@ -1,4 +1,6 @@
-"""Drawing hidden tokens with a model that knows the truth, against distributions that are enumerated."""
+"""Drawing hidden tokens with a model that knows the truth, against distributions that are
+enumerated.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,20 @@ POSITIONS = 3
 TEXTS = list(product(range(IDS), repeat=POSITIONS))
 STATES = list(product(range(IDS + 1), repeat=POSITIONS))
 
-#: A chain in which a token is rarely followed by itself, so that neighbours must not be drawn independently.
+# : A chain in which a token is rarely followed by itself, so that neighbours must not be drawn
+# independently.
 FIRST = np.array([0.5, 0.3, 0.2])
 NEXT = np.array([[0.1, 0.6, 0.3], [0.7, 0.1, 0.2], [0.45, 0.45, 0.1]])
 CHAIN = np.array([FIRST[a] * NEXT[a, b] * NEXT[b, c] for a, b, c in TEXTS])
 
 
 def answers(state: tuple[int, ...]) -> np.ndarray:
-    """What a model that knows the chain says: ``[S, V]``, the distribution of each token given those in sight."""
-    agrees = np.array([all(s in {MASK, t} for s, t in zip(state, text, strict=True)) for text in TEXTS])
+    """What a model that knows the chain says: ``[S, V]``, the distribution of each token given
+    those in sight.
+    """
+    agrees = np.array(
+        [all(s in {MASK, t} for s, t in zip(state, text, strict=True)) for text in TEXTS]
+    )
     weight = CHAIN * agrees
     table = np.zeros((POSITIONS, IDS + 1))
     for text, share in zip(TEXTS, weight / weight.sum(), strict=True):
@@ -50,7 +57,9 @@ def oracle(tokens: Tensor) -> Tensor:
 
 
 def ends_of_ancestral_steps(start: tuple[int, ...], steps: int) -> dict[tuple[int, ...], float]:
-    """The exact distribution of the texts that ``steps`` equal steps of the reverse process end with."""
+    """The exact distribution of the texts that ``steps`` equal steps of the reverse process end
+    with.
+    """
     current = {start: 1.0}
     for step in range(steps):
         time, after = 1 - step / steps, 1 - (step + 1) / steps
@@ -70,7 +79,9 @@ def ends_of_ancestral_steps(start: tuple[int, ...], steps: int) -> dict[tuple[in
     return current
 
 
-def drawn(filling: Filling, rows: int, start: tuple[int, ...] = (MASK,) * POSITIONS, seed: int = 0) -> Tensor:
+def drawn(
+    filling: Filling, rows: int, start: tuple[int, ...] = (MASK,) * POSITIONS, seed: int = 0
+) -> Tensor:
     tokens = torch.tensor([start]).repeat(rows, 1)
     return filling.fill(oracle, tokens, tokens == MASK, MASK, generator_of(seed))
 
@@ -82,16 +93,20 @@ def chi_square(texts: Tensor, expected: dict[tuple[int, ...], float]) -> tuple[f
     for row in texts.tolist():
         seen[tuple(row)] += 1
     total = len(texts)
-    return sum((seen[text] - total * share) ** 2 / (total * share) for text, share in expected.items()), len(expected)
+    return sum(
+        (seen[text] - total * share) ** 2 / (total * share) for text, share in expected.items()
+    ), len(expected)
 
 
 def limit(freedom: int) -> float:
-    """What chi-square exceeds less than once in 100,000 times (Wilson and Hilferty, 1931: 4.27 standard deviations)."""
+    """What chi-square exceeds less than once in 100,000 times (Wilson and Hilferty, 1931: 4.27
+    standard deviations).
+    """
     freedom -= 1
     return freedom * (1 - 2 / (9 * freedom) + 4.27 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
-# --- ancestral ---
+# --- ancestral
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -132,7 +147,7 @@ def test_top_k_leaves_out_the_unlikely() -> None:
     assert set(tokens.tolist()) == set(range(IDS)) - {least}
 
 
-# --- confidence ---
+# --- confidence
 
 
 def test_the_surest_tokens_come_first_and_steps_have_equal_shares() -> None:
@@ -144,14 +159,17 @@ def test_the_surest_tokens_come_first_and_steps_have_equal_shares() -> None:
     filling = Filling(steps=4, order="confidence", temperature=0)
     seen = [
         hidden[0].tolist()
-        for _, hidden in filling.states(lambda _: logits.unsqueeze(0), tokens, tokens == MASK, MASK, generator_of(0))
+        for _, hidden in filling.states(
+            lambda _: logits.unsqueeze(0), tokens, tokens == MASK, MASK, generator_of(0)
+        )
     ]
     assert seen == [[place >= revealed for place in range(10)] for revealed in (3, 5, 8, 10)]
 
 
 def test_confidence_is_the_probability_that_the_model_gave_whatever_the_temperature() -> None:
     texts = drawn(Filling(steps=3, order="confidence", temperature=0), 1)
-    # By hand: the surest first token is 0 at the first position or another; follow the oracle greedily.
+    # By hand: the surest first token is 0 at the first position or another; follow the oracle
+    # greedily.
     state = [MASK] * POSITIONS
     for _ in range(POSITIONS):
         answer = ORACLE[tuple(state)].copy()
@@ -162,7 +180,7 @@ def test_confidence_is_the_probability_that_the_model_gave_whatever_the_temperat
     assert texts[0].tolist() == state
 
 
-# --- both ---
+# --- both
 
 
 @pytest.mark.parametrize("order", ["ancestral", "confidence"])
@@ -202,14 +220,19 @@ def test_nothing_hidden_is_nothing_drawn() -> None:
 
     for order in ("ancestral", "confidence"):
         filling = Filling(steps=3, order=order)  # type: ignore[arg-type]
-        assert torch.equal(filling.fill(never, tokens, tokens == MASK, MASK, generator_of(0)), tokens)
+        assert torch.equal(
+            filling.fill(never, tokens, tokens == MASK, MASK, generator_of(0)), tokens
+        )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"steps": 0}, "steps: must be at least 1, not 0"),
-        ({"steps": 1, "order": "confident"}, "order: must be ancestral or confidence, not 'confident'"),
+        (
+            {"steps": 1, "order": "confident"},
+            "order: must be ancestral or confidence, not 'confident'",
+        ),
         ({"steps": 1, "temperature": -1.0}, "temperature: must be a finite number"),
         ({"steps": 1, "top_p": 0.0}, "top_p: must be above 0"),
     ],
@@ -219,7 +242,7 @@ def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) 
         Filling(**options)
 
 
-# --- models ---
+# --- models
 
 
 class Timed(nn.Module):

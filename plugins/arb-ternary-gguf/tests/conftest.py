@@ -15,14 +15,22 @@ from arb_ternary_gguf.exporter import GgufExporter
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 
-SMALL: Mapping[str, Any] = {"width": 256, "layers": 2, "heads": 4, "feed_forward": 512, "max_length": 256}
+SMALL: Mapping[str, Any] = {
+    "width": 256,
+    "layers": 2,
+    "heads": 4,
+    "feed_forward": 512,
+    "max_length": 256,
+}
 
 
 @pytest.fixture(scope="session")
 def decoder() -> Callable[..., Decoder]:
     """Makes a decoder of an architecture with random weights; keyword arguments are options."""
 
-    def make(architecture: str, vocabulary_size: int = 256, seed: int = 0, **options: Any) -> Decoder:
+    def make(
+        architecture: str, vocabulary_size: int = 256, seed: int = 0, **options: Any
+    ) -> Decoder:
         torch.manual_seed(seed)
         heads = {} if architecture == "bitnet" else {"kv_heads": 2}
         config = DecoderConfig(architecture=architecture, **{**SMALL, **heads, **options})
@@ -53,7 +61,9 @@ def export(tmp_path: Path) -> Callable[..., Path]:
 class LlamaCpp:
     """One file in llama.cpp, keys and values in float32 (float16 is its default)."""
 
-    def __init__(self, path: Path, *, exact_cache: bool = True, context: int = 256, space: int = 32) -> None:
+    def __init__(
+        self, path: Path, *, exact_cache: bool = True, context: int = 256, space: int = 32
+    ) -> None:
         self.space = space  # the id of a character of its own
         parameters = xllamacpp.CommonParams()
         parameters.model.path = str(path)
@@ -63,7 +73,9 @@ class LlamaCpp:
         parameters.cache_ram_mib, parameters.verbosity = 0, 0
         if exact_cache:
             parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-            parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            parameters.flash_attn_type = (
+                xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            )
         self.server = xllamacpp.Server(parameters)
 
     def log_probabilities(self, prompt: str | Sequence[int], count: int = 256) -> torch.Tensor:
@@ -92,8 +104,16 @@ class LlamaCpp:
 
         The server tells tokens only over a connection, which tests do not make.
         """
-        request = {"max_tokens": 1, "logprobs": 50, "temperature": 0, "logit_bias": [[self.space, 100.0]]}
-        both = [self.server.handle_completions({"prompt": prompt, **request}) for prompt in (text, list(ids))]
+        request = {
+            "max_tokens": 1,
+            "logprobs": 50,
+            "temperature": 0,
+            "logit_bias": [[self.space, 100.0]],
+        }
+        both = [
+            self.server.handle_completions({"prompt": prompt, **request})
+            for prompt in (text, list(ids))
+        ]
         counts = [answer["usage"]["prompt_tokens"] for answer in both]
         top = [answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"] for answer in both]
         first, second = ({entry["id"]: entry["logprob"] for entry in found} for found in top)
@@ -110,7 +130,9 @@ def llama_cpp() -> Callable[..., LlamaCpp]:
 
 @pytest.fixture(scope="session")
 def ours() -> Callable[..., torch.Tensor]:
-    """Log probabilities of a decoder after each token of a text, ``[S, V]``, with int8 or float activations."""
+    """Log probabilities of a decoder after each token of a text, ``[S, V]``, with int8 or float
+    activations.
+    """
 
     def compute(model: Decoder, ids: Sequence[int], activations: str) -> torch.Tensor:
         for module in model.modules():

@@ -54,7 +54,9 @@ def test_every_kind_of_value_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "f.gguf"
     write_gguf(path, SCALARS | arrays, [])
     metadata = GgufFile(path).metadata
-    assert {key: metadata[key] for key in SCALARS} == {key: value.value for key, value in SCALARS.items()}
+    assert {key: metadata[key] for key in SCALARS} == {
+        key: value.value for key, value in SCALARS.items()
+    }
     assert {key: plain(metadata[key]) for key in arrays} == {
         "none": [],
         "texts": ["a", "", "ß"],
@@ -66,7 +68,9 @@ def test_every_kind_of_value_comes_back(tmp_path: Path) -> None:
 
 def test_a_long_text_is_stepped_over_and_not_read(tmp_path: Path) -> None:
     path = tmp_path / "f.gguf"
-    write_gguf(path, {"long": Scalar(Kind.STRING, "ü" * 40_000), "after": Scalar(Kind.UINT8, 7)}, [])
+    write_gguf(
+        path, {"long": Scalar(Kind.STRING, "ü" * 40_000), "after": Scalar(Kind.UINT8, 7)}, []
+    )
     metadata = GgufFile(path).metadata
     assert metadata["after"] == 7
     with pytest.raises(DataError, match="long has 80000 bytes; texts of up to 65535 are read"):
@@ -77,7 +81,12 @@ def test_gguf_py_reads_what_is_written(tmp_path: Path) -> None:
     path = tmp_path / "f.gguf"
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     tensor = PlannedTensor("x", (3, 4), F32, lambda: [values.view(np.uint8)])
-    write_gguf(path, {**SCALARS, "n": Array(Kind.INT32, [1, 2])}, [tensor, zeros(TQ2_0, 2, 512)], alignment=64)
+    write_gguf(
+        path,
+        {**SCALARS, "n": Array(Kind.INT32, [1, 2])},
+        [tensor, zeros(TQ2_0, 2, 512)],
+        alignment=64,
+    )
     theirs = gguf.GGUFReader(path)
     assert theirs.get_field("text").contents() == "Grüße, 世界"
     assert theirs.get_field("n").contents() == [1, 2]
@@ -110,7 +119,9 @@ def test_what_gguf_py_writes_is_read(tmp_path: Path) -> None:
         "y": ((2, 3), "F16"),
     }
     np.testing.assert_array_equal(file.bytes_of(file.tensors["x"]).view(np.float32), values)
-    np.testing.assert_array_equal(file.bytes_of(file.tensors["x"], 1, 2).view(np.float32), values[1:])
+    np.testing.assert_array_equal(
+        file.bytes_of(file.tensors["x"], 1, 2).view(np.float32), values[1:]
+    )
 
 
 @pytest.mark.parametrize("kind", [Q2_0, FORK_Q2_0])
@@ -128,7 +139,9 @@ def text(value: bytes) -> bytes:
     return struct.pack("<Q", len(value)) + value
 
 
-def tensor(name: bytes = b"t", shape: tuple[int, ...] = (4,), kind: int = 0, offset: int = 0) -> bytes:
+def tensor(
+    name: bytes = b"t", shape: tuple[int, ...] = (4,), kind: int = 0, offset: int = 0
+) -> bytes:
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
@@ -152,17 +165,38 @@ BROKEN = {
     "many tensors": (head(tensors=2**63), "claims 9223372036854775808 tensors"),
     "many keys": (head(keys=2**63), "claims 9223372036854775808 keys"),
     "missing key": (head(keys=1), "byte 24: the length of key 0 of the metadata takes 8 bytes"),
-    "long key": (head(keys=1) + struct.pack("<Q", 2**40), "key 0 of the metadata has 1099511627776 bytes"),
+    "long key": (
+        head(keys=1) + struct.pack("<Q", 2**40),
+        "key 0 of the metadata has 1099511627776 bytes",
+    ),
     "key twice": (head(keys=2) + 2 * value(b"k", 0, b"\1"), "byte 38: the key 'k' stands twice"),
-    "unknown kind": (head(keys=1) + value(b"k", 13, b"\1"), "the value of 'k' is of the unknown kind 13"),
-    "long text": (head(keys=1) + value(b"k", 8, struct.pack("<Q", 2**62)), "takes 4611686018427387904 bytes"),
+    "unknown kind": (
+        head(keys=1) + value(b"k", 13, b"\1"),
+        "the value of 'k' is of the unknown kind 13",
+    ),
+    "long text": (
+        head(keys=1) + value(b"k", 8, struct.pack("<Q", 2**62)),
+        "takes 4611686018427387904 bytes",
+    ),
     "no UTF-8": (head(keys=1) + value(b"k", 8, text(b"\xff")), "the value of 'k' is not UTF-8"),
-    "no UTF-8, late": (head(keys=1) + value(b"k", 8, text(LONG + b"\xe4")), "the value of 'k' is not UTF-8"),
-    "no UTF-8 in a key": (head(keys=1) + value(b"\xff", 0, b"\0"), "key 0 of the metadata is not UTF-8"),
+    "no UTF-8, late": (
+        head(keys=1) + value(b"k", 8, text(LONG + b"\xe4")),
+        "the value of 'k' is not UTF-8",
+    ),
+    "no UTF-8 in a key": (
+        head(keys=1) + value(b"\xff", 0, b"\0"),
+        "key 0 of the metadata is not UTF-8",
+    ),
     "boolean 2": (head(keys=1) + value(b"k", 7, b"\2"), "is 2; a boolean is 0 or 1"),
-    "boolean 2 in an array": (head(keys=1) + value(b"k", 9, array(7, 2, b"\1\2")), "neither 0 nor 1"),
+    "boolean 2 in an array": (
+        head(keys=1) + value(b"k", 9, array(7, 2, b"\1\2")),
+        "neither 0 nor 1",
+    ),
     "long array": (head(keys=1) + value(b"k", 9, array(12, 2**61)), "18446744073709551615"[:4]),
-    "long array of texts": (head(keys=1) + value(b"k", 9, array(8, 2**40)), "claims 1099511627776 items"),
+    "long array of texts": (
+        head(keys=1) + value(b"k", 9, array(8, 2**40)),
+        "claims 1099511627776 items",
+    ),
     "deep arrays": (head(keys=1) + value(b"k", 9, NESTED) + bytes(99), "deeper than 4"),
     "alignment 3": (
         head(keys=1) + value(b"general.alignment", 4, struct.pack("<I", 3)),
@@ -175,13 +209,28 @@ BROKEN = {
     "tensor twice": (head(tensors=2) + 2 * tensor() + bytes(200), "tensor 't' stands twice"),
     "no dimension": (head(tensors=1) + tensor(shape=()) + bytes(99), "has 0 dimensions; 1 to 4"),
     "many dimensions": (head(tensors=1) + tensor(shape=(1,) * 5) + bytes(99), "has 5 dimensions"),
-    "dimension 0": (head(tensors=1) + tensor(shape=(4, 0)) + bytes(99), "has a dimension of 0: (0, 4)"),
-    "absurd dimensions": (head(tensors=1) + tensor(shape=(2**63, 2**63)) + bytes(99), "more than the file can hold"),
-    "unknown type": (head(tensors=1) + tensor(kind=99) + bytes(99), "is of the unknown type 99; known are F32 0"),
+    "dimension 0": (
+        head(tensors=1) + tensor(shape=(4, 0)) + bytes(99),
+        "has a dimension of 0: (0, 4)",
+    ),
+    "absurd dimensions": (
+        head(tensors=1) + tensor(shape=(2**63, 2**63)) + bytes(99),
+        "more than the file can hold",
+    ),
+    "unknown type": (
+        head(tensors=1) + tensor(kind=99) + bytes(99),
+        "is of the unknown type 99; known are F32 0",
+    ),
     "outside": (head(tensors=1) + tensor(offset=96) + bytes(99), "and the file at"),
-    "far outside": (head(tensors=1) + tensor(offset=2**63) + bytes(99), "more than the file can hold"),
+    "far outside": (
+        head(tensors=1) + tensor(offset=2**63) + bytes(99),
+        "more than the file can hold",
+    ),
     "crooked": (head(tensors=1) + tensor(offset=1) + bytes(99), "no multiple of the alignment, 32"),
-    "half a block": (head(tensors=1) + tensor(kind=35, shape=(128,)) + bytes(99), "stores 256 columns together"),
+    "half a block": (
+        head(tensors=1) + tensor(kind=35, shape=(128,)) + bytes(99),
+        "stores 256 columns together",
+    ),
     "overlap": (
         head(tensors=2) + tensor(b"a", (16,)) + tensor(b"b", (16,), offset=32) + bytes(200),
         "tensor 'a' ends at byte 160, inside the next one",
@@ -201,7 +250,9 @@ def test_a_broken_file_is_an_error_that_says_where(tmp_path: Path, name: str) ->
     assert is_gguf(path) == data.startswith(b"GGUF")
 
 
-def test_a_whole_file_of_each_shorter_length_is_an_error_or_holds_its_tensors(tmp_path: Path) -> None:
+def test_a_whole_file_of_each_shorter_length_is_an_error_or_holds_its_tensors(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "f.gguf"
     write_gguf(path, SCALARS, [zeros(TQ2_0, 1, 256, "a"), zeros(F32, 1, 8, "b")])
     whole = path.read_bytes()

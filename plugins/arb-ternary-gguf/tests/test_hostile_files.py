@@ -1,4 +1,6 @@
-"""Files that were changed at random: an error or a model, never a crash, a hang, or memory beyond the file's size."""
+"""Files that were changed at random: an error or a model, never a crash, a hang, or memory beyond
+the file's size.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def use(path: Path) -> None:
 
 
 def fuzz(base: Path, path: Path, count: int, seed: int) -> Figures:
-    """Use ``count`` changed files; the memory of every tenth is traced, which takes ten times as long."""
+    """Use ``count`` changed files; the memory of every tenth is traced, which takes ten times as
+    long.
+    """
     rng = random.Random(seed)
     data = base.read_bytes()
     header = min(info.start for info in GgufFile(base).tensors.values())
@@ -118,12 +122,23 @@ def fuzz(base: Path, path: Path, count: int, seed: int) -> Figures:
 def bases(decoder: Make, export: Export) -> list[Path]:
     """A file of each architecture, small, with what may be in one."""
     small = {"width": 64, "layers": 1, "heads": 2, "feed_forward": 96}
-    factors = {"rotary_factors": [1.0] * 16, "rotary_scaling": 2.0, "linear_scales": True, "query_key_value_bias": True}
+    factors = {
+        "rotary_factors": [1.0] * 16,
+        "rotary_scaling": 2.0,
+        "linear_scales": True,
+        "query_key_value_bias": True,
+    }
     return [
         export(decoder("llama", **small, **factors), "auto", name="llama"),
         export(decoder("qwen3", **small, float_parts=("embedding", "head")), "auto", name="qwen3"),
-        export(decoder("arcee", **{**small, "width": 256, "feed_forward": 256}), "tq1_0", name="arcee"),
-        export(decoder("bitnet", **{**small, "width": 256, "feed_forward": 256}), "tq2_0", name="bitnet"),
+        export(
+            decoder("arcee", **{**small, "width": 256, "feed_forward": 256}), "tq1_0", name="arcee"
+        ),
+        export(
+            decoder("bitnet", **{**small, "width": 256, "feed_forward": 256}),
+            "tq2_0",
+            name="bitnet",
+        ),
     ]
 
 
@@ -141,7 +156,12 @@ def test_many_small_things_take_no_more_than_twice_the_file(tmp_path: Path) -> N
     keys = {f"k{i}": Scalar(Kind.UINT8, 0) for i in range(2000)}
     tensors = 4_000
     header = tmp_path / "header.gguf"
-    write_gguf(header, {"texts": texts, "long": Scalar(Kind.STRING, "\U0001f600" * 500_000), **keys}, [], alignment=1)
+    write_gguf(
+        header,
+        {"texts": texts, "long": Scalar(Kind.STRING, "\U0001f600" * 500_000), **keys},
+        [],
+        alignment=1,
+    )
     data = bytearray(header.read_bytes())
     infos = b"".join(_info(f"t{i}", 32 * i) for i in range(tensors))
     data[8:16] = tensors.to_bytes(8, "little")
@@ -166,5 +186,8 @@ def test_a_hundred_thousand_changed_files(bases: list[Path], tmp_path: Path) -> 
     for number, base in enumerate(bases):
         figures = fuzz(base, tmp_path / "changed.gguf", 25_000, seed=100 + number)
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(f"{base.name}, {base.stat().st_size} bytes: {figures}, {resident} KiB resident at most", flush=True)
+        print(
+            f"{base.name}, {base.stat().st_size} bytes: {figures}, {resident} KiB resident at most",
+            flush=True,
+        )
         assert figures.longest < 2

@@ -31,7 +31,9 @@ def load(path: Path, **options: Any) -> tuple[Decoder, Any]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("group", [64, 128, "row"])
-def test_a_model_comes_back_bit_for_bit(decoder: Make, export: Export, architecture: str, group: Any) -> None:
+def test_a_model_comes_back_bit_for_bit(
+    decoder: Make, export: Export, architecture: str, group: Any
+) -> None:
     model = decoder(architecture, group_size=group)
     for name, buffer in model.named_buffers():
         if name.endswith(".exponent"):
@@ -83,7 +85,10 @@ def test_inspect_is_plain_json_and_reads_no_weights(decoder: Make, export: Expor
     path = export(decoder("llama", linear_scales=False, tie_embeddings=True), "tq2_0")
     said = GgufImporter(ImportConfig()).inspect(path)
     assert json.loads(json.dumps(said)) == said
-    assert {key: said[key] for key in ("format", "architecture", "vocabulary_size", "unmapped", "scales")} == {
+    assert {
+        key: said[key]
+        for key in ("format", "architecture", "vocabulary_size", "unmapped", "scales")
+    } == {
         "format": "gguf",
         "architecture": "llama",
         "vocabulary_size": 256,
@@ -93,10 +98,21 @@ def test_inspect_is_plain_json_and_reads_no_weights(decoder: Make, export: Expor
     assert said["tokenizer"] == {"model": "gpt2", "pre": "gpt-2", "tokens": 256}
     matrices = 256 * 256 + 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256)
     assert said["parameters"] == matrices + 5 * 256
-    assert said["bits_per_weight"] == pytest.approx((matrices * 2.0625 + 5 * 256 * 32) / said["parameters"])
-    assert said["tensors"][0] == {"name": "token_embd.weight", "shape": [256, 256], "type": "TQ2_0", "bytes": 16896}
+    assert said["bits_per_weight"] == pytest.approx(
+        (matrices * 2.0625 + 5 * 256 * 32) / said["parameters"]
+    )
+    assert said["tensors"][0] == {
+        "name": "token_embd.weight",
+        "shape": [256, 256],
+        "type": "TQ2_0",
+        "bytes": 16896,
+    }
     assert said["metadata"]["tokenizer.ggml.tokens"]["length"] == 256
-    assert said["metadata"]["tokenizer.ggml.merges"] == {"items": "string", "length": 0, "first": []}
+    assert said["metadata"]["tokenizer.ggml.merges"] == {
+        "items": "string",
+        "length": 0,
+        "first": [],
+    }
 
 
 def test_inspect_lists_a_model_that_is_not_imported(tmp_path: Path) -> None:
@@ -115,4 +131,6 @@ def test_inspect_lists_a_model_that_is_not_imported(tmp_path: Path) -> None:
     assert not importer.recognises(tmp_path)
     said = importer.inspect(path)
     assert said["architecture"] == "gemma"
-    assert said["unmapped"] == [f"{path}: the architecture is 'gemma'\nImported are llama, qwen3, arcee, bitnet."]
+    assert said["unmapped"] == [
+        f"{path}: the architecture is 'gemma'\nImported are llama, qwen3, arcee, bitnet."
+    ]

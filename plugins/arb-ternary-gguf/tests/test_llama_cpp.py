@@ -20,7 +20,8 @@ Export = Callable[..., Path]
 ARCHITECTURES = ["llama", "qwen3", "arcee", "bitnet"]
 TEXT = "Now is the winter of our discontent\nMade glorious summer"
 
-#: Most that a log probability may differ where llama.cpp rounds activations to float16, bfloat16 or 8 bits.
+# : Most that a log probability may differ where llama.cpp rounds activations to float16, bfloat16
+# or 8 bits.
 ROUNDED = {"f16": 0.005, "bf16": 0.03, "tq1_0": 0.15, "tq2_0": 0.15, "q2_0": 0.1, "q4_0": 0.1}
 
 
@@ -37,7 +38,9 @@ def test_log_probabilities_and_greedy_text_are_those_of_the_float_model(
 
 
 @pytest.mark.parametrize("kind", list(ROUNDED))
-def test_every_type_loads_and_agrees(decoder: Make, export: Export, llama_cpp: Any, ours: Any, kind: str) -> None:
+def test_every_type_loads_and_agrees(
+    decoder: Make, export: Export, llama_cpp: Any, ours: Any, kind: str
+) -> None:
     for architecture in ARCHITECTURES:
         model = decoder(architecture)
         found = llama_cpp(export(model, kind, name=architecture)).log_probabilities(TEXT)
@@ -91,7 +94,9 @@ def test_options_of_the_decoder_reach_llama_cpp(
         model = decoder(architecture, **options)
         stir(model)
         found = llama_cpp(export(model, "f32", name=architecture)).log_probabilities(TEXT)
-        torch.testing.assert_close(found, ours(model, TEXT.encode(), "float")[-1], atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            found, ours(model, TEXT.encode(), "float")[-1], atol=1e-4, rtol=0
+        )
 
 
 def stir(model: Decoder) -> None:
@@ -100,7 +105,11 @@ def stir(model: Decoder) -> None:
     for name, module in model.named_modules():
         if isinstance(getattr(module, "scale", None), torch.Tensor):
             module.scale.uniform_(0.5, 2, generator=generator)
-        if name.endswith(("output_norm", "hidden_norm")) and hasattr(module, "eps") and model.config.stored_eps:
+        if (
+            name.endswith(("output_norm", "hidden_norm"))
+            and hasattr(module, "eps")
+            and model.config.stored_eps
+        ):
             module.eps = 0.3
         if isinstance(module, TritVector):
             shape = (module.shape.out_features, module.shape.in_features)
@@ -109,15 +118,21 @@ def stir(model: Decoder) -> None:
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
 
 
-def test_a_scale_of_any_linear_reaches_llama_cpp(decoder: Make, export: Export, llama_cpp: Any, ours: Any) -> None:
+def test_a_scale_of_any_linear_reaches_llama_cpp(
+    decoder: Make, export: Export, llama_cpp: Any, ours: Any
+) -> None:
     for architecture in ("llama", "arcee"):
         for part in ("query", "key", "value", "output", "gate", "up", "down", "head"):
             model = decoder(architecture, linear_scales=True, width=64, layers=1, feed_forward=64)
             for name, module in model.named_modules():
                 if name.endswith(f".{part}") or name == part:
                     module.scale.fill_(1.7)
-            found = llama_cpp(export(model, "f32", name=f"{architecture}-{part}")).log_probabilities(TEXT)
-            torch.testing.assert_close(found, ours(model, TEXT.encode(), "float")[-1], atol=1e-4, rtol=0)
+            found = llama_cpp(
+                export(model, "f32", name=f"{architecture}-{part}")
+            ).log_probabilities(TEXT)
+            torch.testing.assert_close(
+                found, ours(model, TEXT.encode(), "float")[-1], atol=1e-4, rtol=0
+            )
 
 
 class Scaled(torch.nn.Module):
@@ -132,7 +147,9 @@ class Scaled(torch.nn.Module):
 
     def ternary_weight(self) -> TernaryWeight:
         rows, columns = self.trits.shape
-        return TernaryWeight(self.trits, torch.zeros(rows, 1, dtype=torch.int8), columns, self.scale)
+        return TernaryWeight(
+            self.trits, torch.zeros(rows, 1, dtype=torch.int8), columns, self.scale
+        )
 
 
 def test_linears_of_other_distributions_reach_llama_cpp(
@@ -140,17 +157,24 @@ def test_linears_of_other_distributions_reach_llama_cpp(
 ) -> None:
     model = decoder("arcee")
     for block in model.blocks:
-        for holder, name in ((block.attention, "query"), (block.feed_forward, "up"), (block.feed_forward, "down")):
+        for holder, name in (
+            (block.attention, "query"),
+            (block.feed_forward, "up"),
+            (block.feed_forward, "down"),
+        ):
             setattr(holder, name, Scaled(getattr(holder, name).trits(), 0.07))
     found = llama_cpp(export(model, "f32")).log_probabilities(TEXT)
     torch.testing.assert_close(found, ours(model, TEXT.encode(), "float")[-1], atol=1e-4, rtol=0)
 
 
-def test_greedy_text_is_that_of_the_float_model(decoder: Make, export: Export, llama_cpp: Any, ours: Any) -> None:
+def test_greedy_text_is_that_of_the_float_model(
+    decoder: Make, export: Export, llama_cpp: Any, ours: Any
+) -> None:
     for architecture in ARCHITECTURES:
         model = decoder(architecture, float_parts=("head", "embedding"))
         table = model.head.weight if not model.config.tied else model.embedding.weight
-        table.data[:32] = table.data[127:] = 0  # printable characters only, so that every token is one of the text
+        # printable characters only, so that every token is one of the text
+        table.data[:32] = table.data[127:] = 0
         table.data *= 4
         ids = list(TEXT.encode())
         for _ in range(24):
@@ -194,6 +218,9 @@ def test_a_thousand_tokens_agree_with_int8_activations(
         targets.append(torch.tensor(list(ids[1:])))
     ours_, theirs, target = torch.cat(wanted), torch.cat(found), torch.cat(targets)
     loss = [-each.gather(1, target[:, None]).mean() for each in (ours_, theirs)]
-    print(f"{architecture} {kind}: KL {divergence(ours_, theirs):.2e}, NLL {loss[0]:.4f} and {loss[1]:.4f}")
+    print(
+        f"{architecture} {kind}: KL {divergence(ours_, theirs):.2e}, NLL {loss[0]:.4f} and "
+        f"{loss[1]:.4f}"
+    )
     assert divergence(ours_, theirs) <= 5e-4
     assert abs(float(loss[0] - loss[1])) <= 0.002

@@ -56,7 +56,12 @@ def test_every_trit_and_exponent_comes_back(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     config = DecoderConfig(
-        architecture=architecture, width=width, layers=1, heads=2, feed_forward=hidden, group_size=group
+        architecture=architecture,
+        width=width,
+        layers=1,
+        heads=2,
+        feed_forward=hidden,
+        group_size=group,
     )
     model = Decoder(config, 256)
     for name, buffer in model.named_buffers():
@@ -64,7 +69,9 @@ def test_every_trit_and_exponent_comes_back(
             buffer.copy_(torch.randint(-24, 16, buffer.shape, generator=generator))
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"
     try:
-        GgufExporter(GgufConfig(type=kind)).export(model, path, {"name": "m", "tokenizer": {"kind": "bytes"}})
+        GgufExporter(GgufConfig(type=kind)).export(
+            model, path, {"name": "m", "tokenizer": {"kind": "bytes"}}
+        )
     except ConfigError as error:
         if kind == "auto" or "exactly" not in error.what:
             raise
@@ -87,7 +94,9 @@ def test_every_trit_and_exponent_comes_back(
 
 
 @pytest.mark.parametrize("kind", ["tq1_0", "tq2_0", "q4_0"])
-def test_factors_of_rows_are_in_the_scales_of_blocks(decoder: Make, export: Export, kind: str) -> None:
+def test_factors_of_rows_are_in_the_scales_of_blocks(
+    decoder: Make, export: Export, kind: str
+) -> None:
     model = decoder("llama", row_scales=True)
     for name, factors in model.named_parameters():
         if name.endswith("row_scale"):
@@ -96,7 +105,11 @@ def test_factors_of_rows_are_in_the_scales_of_blocks(decoder: Make, export: Expo
     matrices = 0
     for name, weight in exported_weights(model):
         found = published.read(name)
-        if isinstance(weight, TernaryWeight) and isinstance(found, ScaledTrits) and name != "embedding":
+        if (
+            isinstance(weight, TernaryWeight)
+            and isinstance(found, ScaledTrits)
+            and name != "embedding"
+        ):
             assert torch.equal(found.trits, weight.trits)
             scale = columns(found.scale, found.group_size, weight.trits.shape[1])
             # The rows of queries and keys are in another order in a file, and come back from it.
@@ -108,13 +121,23 @@ def test_factors_of_rows_are_in_the_scales_of_blocks(decoder: Make, export: Expo
 def test_a_type_that_would_round_factors_is_refused(decoder: Make, export: Export) -> None:
     model = decoder("llama", row_scales=True)
     model.blocks[0].feed_forward.up.row_scale.data.fill_(1.1)
-    with pytest.raises(ConfigError, match="its rows have factors, and BF16 rounds their products") as caught:
+    with pytest.raises(
+        ConfigError, match="its rows have factors, and BF16 rounds their products"
+    ) as caught:
         export(model, "bf16")
     assert "tq2_0" in str(caught.value.hint)
 
 
 OPTIONS = [
-    ("llama", {"rotary_factors": [1.0, 2.0] * 16, "rotary_scaling": 4.0, "rotary_base": 5e5, "norm_eps": 1e-5}),
+    (
+        "llama",
+        {
+            "rotary_factors": [1.0, 2.0] * 16,
+            "rotary_scaling": 4.0,
+            "rotary_base": 5e5,
+            "norm_eps": 1e-5,
+        },
+    ),
     ("qwen3", {"tie_embeddings": True, "head_dim": 32}),
     ("arcee", {"linear_scales": True, "query_key_value_bias": True}),
     ("bitnet", {"float_parts": ("norms",)}),
@@ -122,7 +145,9 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("architecture", "options"), OPTIONS)
-def test_options_come_back(decoder: Make, export: Export, architecture: str, options: dict[str, Any]) -> None:
+def test_options_come_back(
+    decoder: Make, export: Export, architecture: str, options: dict[str, Any]
+) -> None:
     model = decoder(architecture, **options)
     published = GgufModel(GgufFile(export(model, "q4_0")))
     config = model.config
@@ -151,8 +176,15 @@ def test_options_come_back(decoder: Make, export: Export, architecture: str, opt
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_float_weights_biases_and_scales_come_back(decoder: Make, export: Export, architecture: str) -> None:
-    model = decoder(architecture, float_parts=("embedding", "norms"), linear_scales=True, query_key_value_bias=True)
+def test_float_weights_biases_and_scales_come_back(
+    decoder: Make, export: Export, architecture: str
+) -> None:
+    model = decoder(
+        architecture,
+        float_parts=("embedding", "norms"),
+        linear_scales=True,
+        query_key_value_bias=True,
+    )
     for parameter in model.parameters():
         parameter.data += torch.randn(parameter.shape)
     model.blocks[1].attention.query.scale.fill_(0.3)
@@ -210,18 +242,27 @@ def test_numbers_that_are_none_are_an_error(tmp_path: Path, kind: TensorType) ->
         read(matrix(tmp_path, data, kind, (1, 256)))
 
 
-def rewritten(path: Path, keys: Mapping[str, Value | None], drop: str = "", rename: Mapping[str, str] = {}) -> Path:
+def rewritten(
+    path: Path, keys: Mapping[str, Value | None], drop: str = "", rename: Mapping[str, str] = {}
+) -> Path:
     """The file ``path`` with other keys, without one tensor or with another name for it."""
     file = GgufFile(path)
     kinds = {key: file.metadata.kind(key) for key in file.metadata}
     metadata: dict[str, Value] = {
-        key: Scalar(kind, file.metadata[key]) for key, kind in kinds.items() if kind is not Kind.ARRAY
+        key: Scalar(kind, file.metadata[key])
+        for key, kind in kinds.items()
+        if kind is not Kind.ARRAY
     }
     metadata |= {key: value for key, value in keys.items() if value is not None}
     for key in (key for key, value in keys.items() if value is None):
         del metadata[key]
     tensors = [
-        PlannedTensor(rename.get(info.name, info.name), info.shape, info.type, lambda info=info: [file.bytes_of(info)])
+        PlannedTensor(
+            rename.get(info.name, info.name),
+            info.shape,
+            info.type,
+            lambda info=info: [file.bytes_of(info)],
+        )
         for info in file.tensors.values()
         if info.name != drop
     ]
@@ -234,8 +275,14 @@ def u32(value: int) -> Scalar:
 
 
 WRONG: dict[str, tuple[dict[str, Value | None], str]] = {
-    "architecture": ({"general.architecture": Scalar(Kind.STRING, "gemma")}, "the architecture is 'gemma'"),
-    "kind": ({"general.architecture": u32(1)}, "'general.architecture' is of kind uint32, which is no str"),
+    "architecture": (
+        {"general.architecture": Scalar(Kind.STRING, "gemma")},
+        "the architecture is 'gemma'",
+    ),
+    "kind": (
+        {"general.architecture": u32(1)},
+        "'general.architecture' is of kind uint32, which is no str",
+    ),
     "missing": ({"llama.block_count": None}, "the metadata have no 'llama.block_count'"),
     "parts": ({"split.count": Scalar(Kind.UINT16, 3)}, "it is one of 3 files of a model"),
     "experts": ({"llama.expert_count": u32(8)}, "the model has experts"),
@@ -248,15 +295,27 @@ WRONG: dict[str, tuple[dict[str, Value | None], str]] = {
         "'llama.attention.head_count' differs from layer to layer",
     ),
     "heads": ({"llama.attention.head_count": u32(0)}, "are no attention"),
-    "odd": ({"llama.attention.key_length": u32(63)}, "attention.value_length is not the 63 features of a head"),
-    "partial": ({"llama.rope.dimension_count": u32(32)}, "rope.dimension_count is not the 64 features of a head"),
+    "odd": (
+        {"llama.attention.key_length": u32(63)},
+        "attention.value_length is not the 63 features of a head",
+    ),
+    "partial": (
+        {"llama.rope.dimension_count": u32(32)},
+        "rope.dimension_count is not the 64 features of a head",
+    ),
     "eps": (
         {"llama.attention.layer_norm_rms_epsilon": Scalar(Kind.FLOAT32, -1)},
         "layer_norm_rms_epsilon is -1.0; it has to be positive",
     ),
     "many blocks": ({"llama.block_count": u32(2**31)}, "it claims 2147483648 blocks"),
-    "more blocks": ({"llama.block_count": u32(3)}, "the tensor of blocks.2.attention.norm is missing"),
-    "wide": ({"llama.feed_forward_length": u32(2**31)}, "has the shape (512, 256), and the keys say (2147483648, 256)"),
+    "more blocks": (
+        {"llama.block_count": u32(3)},
+        "the tensor of blocks.2.attention.norm is missing",
+    ),
+    "wide": (
+        {"llama.feed_forward_length": u32(2**31)},
+        "has the shape (512, 256), and the keys say (2147483648, 256)",
+    ),
 }
 
 
@@ -270,18 +329,24 @@ def test_keys_that_do_not_fit_are_an_error(decoder: Make, export: Export, name: 
     assert message in caught.value.what
 
 
-def test_scales_that_are_finer_than_the_group_size_says_are_an_error(decoder: Make, export: Export) -> None:
+def test_scales_that_are_finer_than_the_group_size_says_are_an_error(
+    decoder: Make, export: Export
+) -> None:
     model = decoder("llama", group_size=64)
     model.blocks[0].attention.query.exponent[0, 0] += 1
     path = rewritten(export(model), {"arb_ternary.group_size": Scalar(Kind.STRING, "128")})
     published = GgufModel(GgufFile(path))
-    with pytest.raises(DataError, match=r"'blk.0.attn_q.weight' has more scales than its groups \(128\)"):
+    with pytest.raises(
+        DataError, match=r"'blk.0.attn_q.weight' has more scales than its groups \(128\)"
+    ):
         published.read("blocks.0.attention.query")
     assert isinstance(published.read("blocks.0.attention.key"), ScaledTrits)
 
 
 def test_equal_numbers_of_layers_are_one(decoder: Make, export: Export) -> None:
-    path = rewritten(export(decoder("llama")), {"llama.attention.head_count": Array(Kind.UINT32, [4, 4])})
+    path = rewritten(
+        export(decoder("llama")), {"llama.attention.head_count": Array(Kind.UINT32, [4, 4])}
+    )
     assert GgufModel(GgufFile(path)).options["heads"] == 4
 
 

@@ -54,7 +54,9 @@ def byte_level() -> Callable[[str], dict[str, Any]]:
             elif part["type"] == "Digits":
                 made.append(pre_tokenizers.Digits(individual_digits=True))
             else:
-                made.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=part["use_regex"]))
+                made.append(
+                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=part["use_regex"])
+                )
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(made) if len(made) > 1 else made[0]
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
@@ -103,13 +105,22 @@ def check_ids(state: dict[str, Any], server: Any) -> None:
         assert server.reads_as(text, tokenizer.encode(text)), text
 
 
-def test_every_ascii_character_and_utf_8_are_bytes_in_llama_cpp(decoder: Make, export: Export, llama_cpp: Any) -> None:
+def test_every_ascii_character_and_utf_8_are_bytes_in_llama_cpp(
+    decoder: Make, export: Export, llama_cpp: Any
+) -> None:
     server = llama_cpp(export(decoder("llama", **TINY)))
-    for text in [*map(chr, range(128)), *SAMPLES, "\U0010ffff\u0800\u07ff", bytes(range(128)).decode()]:
+    for text in [
+        *map(chr, range(128)),
+        *SAMPLES,
+        "\U0010ffff\u0800\u07ff",
+        bytes(range(128)).decode(),
+    ]:
         assert server.reads_as(text, list(text.encode())), text
 
 
-def test_bytes_of_a_model_with_more_ids_stay_bytes(decoder: Make, export: Export, llama_cpp: Any) -> None:
+def test_bytes_of_a_model_with_more_ids_stay_bytes(
+    decoder: Make, export: Export, llama_cpp: Any
+) -> None:
     state = PaddedTokenizer(ByteTokenizer(), 260).to_json()
     path = export(decoder("llama", vocabulary_size=260, **TINY), tokenizer=state)
     assert llama_cpp(path).reads_as("Grüße", list("Grüße".encode()))
@@ -118,7 +129,11 @@ def test_bytes_of_a_model_with_more_ids_stay_bytes(decoder: Make, export: Export
 
 @pytest.mark.parametrize("name", [cut.name for cut in CUTS])
 def test_byte_level_merges_give_the_same_ids_and_come_back(
-    decoder: Make, export: Export, llama_cpp: Any, byte_level: Callable[[str], dict[str, Any]], name: str
+    decoder: Make,
+    export: Export,
+    llama_cpp: Any,
+    byte_level: Callable[[str], dict[str, Any]],
+    name: str,
 ) -> None:
     state = byte_level(name)
     path = export(decoder("llama", vocabulary_size=400, **TINY), tokenizer=state)
@@ -136,7 +151,9 @@ def test_byte_level_merges_give_the_same_ids_and_come_back(
         assert again.decode(again.encode(text)) == text
 
 
-def test_sentencepiece_merges_give_the_same_ids(decoder: Make, export: Export, llama_cpp: Any, pieces: bytes) -> None:
+def test_sentencepiece_merges_give_the_same_ids(
+    decoder: Make, export: Export, llama_cpp: Any, pieces: bytes
+) -> None:
     state = serialised(pieces)
     path = export(decoder("llama", vocabulary_size=450, **TINY), tokenizer=state)
     check_ids(state, llama_cpp(path, space=from_json(state).encode("a")[-1]))
@@ -165,7 +182,9 @@ def as_tokenizer_json(content: bytes, *, prefix: bool) -> dict[str, Any]:
     ]
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
     prepend = {"type": "Prepend", "prepend": "\u2581"}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    )
     definition = json.loads(tokenizer.to_str())
     steps = [prepend, replace] if prefix else [replace]
     definition["normalizer"] = {"type": "Sequence", "normalizers": steps} if prefix else replace
@@ -190,8 +209,14 @@ def changed(state: dict[str, Any], **parts: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"pre_tokenizer": {"type": "Whitespace"}}, "its `pre_tokenizer` is none that llama.cpp has a name for"),
-    ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "its `pre_tokenizer` is none"),
+    (
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        "its `pre_tokenizer` is none that llama.cpp has a name for",
+    ),
+    (
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
+        "its `pre_tokenizer` is none",
+    ),
     ({"ignore_merges": True}, "its `pre_tokenizer` is none"),
     ({"normalizer": {"type": "Lowercase"}}, "it normalises text by 'Lowercase'"),
     ({"decoder": None}, "its decoder is not ByteLevel"),
@@ -232,7 +257,10 @@ def test_sentencepiece_models_that_llama_cpp_would_read_otherwise_are_refused() 
         ({"model_type": "bpe"}, "it normalises text before it merges pieces"),
         ({"model_type": "bpe", "byte_fallback": False, **PLAIN}, "it has no pieces for bytes"),
         ({"model_type": "unigram"}, "it is of unigrams and writes unknown characters as bytes"),
-        ({"model_type": "char", "hard_vocab_limit": False}, "it is a sentencepiece model of words or characters"),
+        (
+            {"model_type": "char", "hard_vocab_limit": False},
+            "it is a sentencepiece model of words or characters",
+        ),
     ):
         with pytest.raises(DataError, match=message):
             vocabulary_keys(serialised(sentencepiece_model(**options)), 450)
@@ -242,4 +270,6 @@ def test_merges_that_are_not_all_of_a_vocabulary_are_refused(pieces: bytes) -> N
     state = as_tokenizer_json(pieces, prefix=True)
     merges = json.loads(state["definition"])["model"]["merges"]
     with pytest.raises(DataError, match="are not merged, although"):
-        vocabulary_keys(changed(state, merges=[m for m in merges if m != ["t", "h"]] + [["th", "e"]]), 450)
+        vocabulary_keys(
+            changed(state, merges=[m for m in merges if m != ["t", "h"]] + [["th", "e"]]), 450
+        )

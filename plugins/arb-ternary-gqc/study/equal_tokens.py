@@ -1,16 +1,19 @@
 """A fixed batch against GNTS at equal tokens, in float32 and ternary, three seeds each.
 
-    python plugins/arb-ternary-gqc/study/equal_tokens.py --out plugins/arb-ternary-gqc/study/equal_tokens.json
+    python plugins/arb-ternary-gqc/study/equal_tokens.py --out
+    plugins/arb-ternary-gqc/study/equal_tokens.json
 
-Every run sees the same number of micro-batches of 8 x 128 tokens. A fixed arm steps after 1, 2, 4 or 8 of them; a GNTS
-arm when the norm of their mean gradient is below a threshold, which falls to half after an inverted warm-up.
-Rates are functions of the micro-batch, not of the step, so that neither arm is ahead of its schedule.
+Every run sees the same number of micro-batches of 8 x 128 tokens. A fixed arm steps after 1, 2, 4
+or 8 of them; a GNTS arm when the norm of their mean gradient is below a threshold, which falls to
+half after an inverted warm-up. Rates are functions of the micro-batch, not of the step, so that
+neither arm is ahead of its schedule.
 
-Both arms have eight trials, on the end of the training text with a seed of their own: four batch sizes or thresholds,
-times two learning rates. Thresholds are multiples of the median norm of a micro-batch's gradient in the second half of
-the first fixed trial. The best trial of each arm is run with three seeds and the validation text. Losses are in nats a
-byte. A run that is in the file already is not repeated; every finished run is written at once. Draws the losses, and
-the draws of a step, beside the file.
+Both arms have eight trials, on the end of the training text with a seed of their own: four batch
+sizes or thresholds, times two learning rates. Thresholds are multiples of the median norm of a
+micro-batch's gradient in the second half of the first fixed trial. The best trial of each arm is
+run with three seeds and the validation text. Losses are in nats a byte. A run that is in the file
+already is not repeated; every finished run is written at once. Draws the losses, and the draws of a
+step, beside the file.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ def trials(arm: str) -> Iterator[tuple[float, float]]:
     yield from product(BATCHES if arm == "fixed" else THRESHOLDS, RATES)
 
 
-def overrides(kind: str, arm: str, setting: float, rate: float, count: int, unit: float) -> list[str]:
+def overrides(
+    kind: str, arm: str, setting: float, rate: float, count: int, unit: float
+) -> list[str]:
     """What makes the base config of ``kind`` that of a trial."""
     plain = read_document(HERE / f"{kind}.yaml").data["optimizer"]
     parts = [plain] if kind == "float" else [plain["ternary"], plain["float"]]
@@ -84,13 +89,24 @@ def run(kind: str, settings: list[str], count: int, seed: int, *, tuning: bool) 
     norms: list[float] = []
     draws: list[tuple[int, int]] = []
     parts.model.train()
-    with closing(parts.data.batches(BatchRequest(BATCH, BLOCK, derive_seed(seed, "order")))) as loader:
+    with closing(
+        parts.data.batches(BatchRequest(BATCH, BLOCK, derive_seed(seed, "order")))
+    ) as loader:
         for index in range(count):
             apply_schedule(
-                optimizer, "linear", index, steps=count, warmup=count // 20, lr=None, min_lr=None, min_rate=0.05
+                optimizer,
+                "linear",
+                index,
+                steps=count,
+                warmup=count // 20,
+                lr=None,
+                min_lr=None,
+                min_rate=0.05,
             )
             context = MaskContext(step=index, seed=seed, vocabulary_size=vocabulary)
-            masked = parts.masking.apply(next(loader), derived_generator(seed, "mask", index), context)
+            masked = parts.masking.apply(
+                next(loader), derived_generator(seed, "mask", index), context
+            )
             loss = masked_loss(parts.model(masked.inputs), masked)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(float(loss.detach()))
@@ -98,11 +114,20 @@ def run(kind: str, settings: list[str], count: int, seed: int, *, tuning: bool) 
                 norms.append(optimizer.last_grad_norm)
                 draws.append((index + 1, optimizer.last_num_draws))
     result = evaluate(
-        parts.model, parts.data, parts.masking, batch_size=BATCH, block_size=BLOCK, batches=None, seed=seed,
+        parts.model,
+        parts.data,
+        parts.masking,
+        batch_size=BATCH,
+        block_size=BLOCK,
+        batches=None,
+        seed=seed,
         device=torch.device("cpu"),
-    )  # fmt: skip
+    )
     width = max(1, count // POINTS)
-    curve = [statistics.fmean(losses[start : start + width]) for start in range(0, count - width + 1, width)]
+    curve = [
+        statistics.fmean(losses[start : start + width])
+        for start in range(0, count - width + 1, width)
+    ]
     return {
         "loss": result.loss,
         "steps": len(draws),
@@ -131,12 +156,16 @@ def best(result: dict[str, Any], kind: str, arm: str) -> tuple[float, float]:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Left: the loss of each seed. Right: draws of each step of the first seed over micro-batches."""
+    """Left: the loss of each seed. Right: draws of each step of the first seed over
+    micro-batches.
+    """
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     for position, (kind, arm) in enumerate(product(KINDS, ARMS)):
         runs = result["runs"][kind][arm]
         label = f"{kind}, {arm}"
-        left.plot([position] * len(runs), [each["loss"] for each in runs.values()], "o", label=label)
+        left.plot(
+            [position] * len(runs), [each["loss"] for each in runs.values()], "o", label=label
+        )
         if draws := next(iter(runs.values()))["draws"]:
             right.step(*zip(*draws, strict=True), where="pre", label=label)
     left.set_xticks(range(4), [f"{kind}\n{arm}" for kind, arm in product(KINDS, ARMS)])
@@ -153,14 +182,18 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def table(result: dict[str, Any]) -> str:
     """Mean and range of the seeds of each arm, in Markdown."""
-    lines = ["| model | arm | batch or threshold | steps | validation loss | range |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| model | arm | batch or threshold | steps | validation loss | range |",
+        "|---|---|---|---|---|---|",
+    ]
     for kind, arm in product(KINDS, ARMS):
         runs = list(result["runs"][kind][arm].values())
         losses = [each["loss"] for each in runs]
         steps = statistics.fmean(each["steps"] for each in runs)
         setting, rate = best(result, kind, arm)
         lines.append(
-            f"| {kind} | {arm} | {name(setting, rate)} | {steps:.0f} | {statistics.fmean(losses):.4f} "
+            f"| {kind} | {arm} | {name(setting, rate)} | {steps:.0f} | "
+            f"{statistics.fmean(losses):.4f} "
             f"| {min(losses):.4f} to {max(losses):.4f} |"
         )
     return "\n".join(lines)
@@ -168,9 +201,13 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run what is missing: trials, then seeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--micro-batches", type=int, default=4800, help="of each seed; a trial has half of them")
+    parser.add_argument(
+        "--micro-batches", type=int, default=4800, help="of each seed; a trial has half of them"
+    )
     options = parser.parse_args()
     out: Path = options.out
     count: int = options.micro_batches
@@ -180,10 +217,14 @@ def main() -> None:
         "micro_batches": count,
         "tokens_a_micro_batch": BATCH * BLOCK,
     }
-    empty: dict[str, Any] = {stage: {kind: {arm: {} for arm in ARMS} for kind in KINDS} for stage in ("trials", "runs")}
+    empty: dict[str, Any] = {
+        stage: {kind: {arm: {} for arm in ARMS} for kind in KINDS} for stage in ("trials", "runs")
+    }
     result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {**facts, **empty}
     if result["micro_batches"] != count:
-        parser.error(f"{out} has runs of {result['micro_batches']} micro-batches; choose another file")
+        parser.error(
+            f"{out} has runs of {result['micro_batches']} micro-batches; choose another file"
+        )
 
     def once(stage: str, kind: str, arm: str, key: str, *arguments: Any, **options: Any) -> None:
         done = result[stage][kind][arm]

@@ -25,20 +25,27 @@ def parameters() -> Callable[..., list[torch.nn.Parameter]]:
 
     def make(dtype: torch.dtype = torch.float64) -> list[torch.nn.Parameter]:
         generator = torch.Generator().manual_seed(5)
-        return [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in SHAPES]
+        return [
+            torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype))
+            for shape in SHAPES
+        ]
 
     return make
 
 
 @pytest.fixture
 def backward() -> Callable[[Sequence[Tensor], int, float], None]:
-    """One micro-batch: a backward whose gradient is noise of a size, by seed, around a gradient of ones."""
+    """One micro-batch: a backward whose gradient is noise of a size, by seed, around a gradient of
+    ones.
+    """
 
     def run(parameters: Sequence[Tensor], seed: int, size: float = 1.0) -> None:
         generator = torch.Generator().manual_seed(seed)
         loss = torch.zeros((), dtype=parameters[0].dtype)
         for parameter in parameters:
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(
+                parameter.dtype
+            )
             loss = loss + (parameter * (0.2 + size * noise)).sum()
         loss.backward()
 

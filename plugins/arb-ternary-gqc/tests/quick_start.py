@@ -1,6 +1,7 @@
 """The quick start of torch-gqc, unchanged but for the line that imports the wrapper.
 
-What the quick start leaves to its reader is above it: a model, data, and the schedules that it calls by name.
+What the quick start leaves to its reader is above it: a model, data, and the schedules that it
+calls by name.
 """
 
 import torch
@@ -22,10 +23,12 @@ def get_warmup_scheduler(optimizer, warmup_steps):
 
 
 def get_cosine_annealing_schedule(optimizer, warmup_steps):
-    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=len(train_loader), eta_min=0.2)
+    return torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, T_max=len(train_loader), eta_min=0.2
+    )
 
 
-# --- the quick start --------------------------------------------------------------------------------------------------
+# --- the quick start
 
 # ruff: noqa: E402, I001
 from arb_ternary_gqc import OptimizerWrapperGNTS, NormWarmupScheduler

@@ -1,4 +1,6 @@
-"""With torch.amp.GradScaler: a gradient that overflowed is one draw less, and scales never mix in a sum."""
+"""With torch.amp.GradScaler: a gradient that overflowed is one draw less, and scales never mix in a
+sum.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ WRAPPERS: dict[str, Callable[[torch.optim.Optimizer], gqc.OptimizerWrapper]] = {
 }
 
 
-def run(make: Any, parameters: Any, scaler: torch.amp.GradScaler | None, unscale: bool = False) -> tuple[Any, Any]:
+def run(
+    make: Any, parameters: Any, scaler: torch.amp.GradScaler | None, unscale: bool = False
+) -> tuple[Any, Any]:
     weights = parameters(torch.float32)
     wrapper = make(torch.optim.SGD(weights, lr=0.1, momentum=0.5))
     decisions = []

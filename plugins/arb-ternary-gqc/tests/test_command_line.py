@@ -1,4 +1,6 @@
-"""Wrappers that a config names: statistics in the progress line and the metrics file, resume in mid-draw, a figure."""
+"""Wrappers that a config names: statistics in the progress line and the metrics file, resume in
+mid-draw, a figure.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from arb_ternary_gqc.sbc import ScheduledBatch
 CONFIG = """
 name: drawn
 data: {name: text, path: text.txt}
-model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, float_parts: [head, norms]}
+model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32,
+    float_parts: [head, norms]}
 optimizer: OPTIMIZER
 checkpoint: {every: 1000, keep: 2}
 phases: [{name: standard, steps: 6, batch_size: 2, block_size: 8, log_every: 2, eval_every: 0}]
@@ -79,7 +82,8 @@ def test_a_config_wraps_an_optimizer_and_the_numbers_reach_the_screen_the_metric
     [
         (f"{{name: gqc.gnr, inner: {SPLIT}}}", {"target_norm"}),
         (
-            f"{{name: gqc.sbc, physical_batch_size: 2, initial_logical_batch_size: 6, inner: {SPLIT}}}",
+            f"{{name: gqc.sbc, physical_batch_size: 2, initial_logical_batch_size: 6, inner: "
+            f"{SPLIT}}}",
             {"target_draws", "target_logical_batch_size", "physical_batch_size"},
         ),
         (f"{{name: gqc.mht, max_batch_draws: 4, inner: {SPLIT}}}", {"running_avg_metric"}),
@@ -140,7 +144,9 @@ def test_a_run_stopped_between_two_draws_of_a_step_resumes_to_the_same_bytes(
         assert (ends[0] / file).read_bytes() == (ends[1] / file).read_bytes()
 
 
-def test_what_cannot_be_is_said_before_anything_is_built(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_said_before_anything_is_built(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert train("{name: gqc.gnts, threshold: -1, inner: adamw}") == 2
     assert "optimizer.threshold: must be greater than 0" in capsys.readouterr().err
     assert train("{name: gqc.gnts, threshold: 1}") == 2
@@ -152,11 +158,20 @@ def test_what_cannot_be_is_said_before_anything_is_built(capsys: pytest.CaptureF
     assert "clipping would act on a partial sum" in capsys.readouterr().err
 
 
-WRAPPERS = ["gnts, threshold: 0.05", "sbc, initial_logical_batch_size: 3", "mht", "gns, noise_multiplier: 0.01"]
+WRAPPERS = [
+    "gnts, threshold: 0.05",
+    "sbc, initial_logical_batch_size: 3",
+    "mht",
+    "gns, noise_multiplier: 0.01",
+]
 
 
-@pytest.mark.parametrize(("wrapper", "inside"), [("gnr", "float"), *product(WRAPPERS, ("ternary", "float", "both"))])
-def test_a_wrapper_inside_split_waits_for_itself_and_resumes_in_mid_draw(wrapper: str, inside: str) -> None:
+@pytest.mark.parametrize(
+    ("wrapper", "inside"), [("gnr", "float"), *product(WRAPPERS, ("ternary", "float", "both"))]
+)
+def test_a_wrapper_inside_split_waits_for_itself_and_resumes_in_mid_draw(
+    wrapper: str, inside: str
+) -> None:
     parts = {"ternary": "{name: scaled_votes, lr: 0.8}", "float": "adamw"}
     for part in parts if inside == "both" else [inside]:
         estimator = ", estimator: norm_variance" if "gns" in wrapper and part == "ternary" else ""
@@ -169,11 +184,15 @@ def test_a_wrapper_inside_split_waits_for_itself_and_resumes_in_mid_draw(wrapper
         shutil.rmtree(later)
     assert train(optimizer, "-o", "checkpoint={every: 1, keep: 9}", "--resume", "auto") == 0
     for file in ("model.safetensors", "state.safetensors"):
-        ends = [Path(run, "checkpoints", "step-00000006", file).read_bytes() for run in ("run", "whole")]
+        ends = [
+            Path(run, "checkpoints", "step-00000006", file).read_bytes() for run in ("run", "whole")
+        ]
         assert ends[0] == ends[1], file
 
 
-def test_grad_clip_is_refused_where_a_part_of_split_waits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_grad_clip_is_refused_where_a_part_of_split_waits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     optimizer = "{name: split, ternary: scaled_votes, float: {name: gqc.gnts, inner: adamw}}"
     assert train(optimizer, "-o", "phases.0.grad_clip=1.0") == 2
     assert "clipping would act on a partial sum" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""The wrappers pass the suite that every optimizer has to pass, around an optimizer of each kind of part."""
+"""The wrappers pass the suite that every optimizer has to pass, around an optimizer of each kind of
+part.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ class TestThresholdOfTernaryModules(OptimizerSuite):
 
 class TestThresholdOfSignGSD(OptimizerSuite):
     component = "gqc.gnts"
-    options: ClassVar = {"inner": {"name": "signgsd", "lr": 0.004}, "threshold": 0.5, "max_batch_draws": 3}
+    options: ClassVar = {
+        "inner": {"name": "signgsd", "lr": 0.004},
+        "threshold": 0.5,
+        "max_batch_draws": 3,
+    }
     parts = ("float", "ternary", "mixed")
     draws = 3
     learning_steps = 400
@@ -63,7 +69,11 @@ class TestScheduledBatch(OptimizerSuite):
 
 class TestHypothesisTest(OptimizerSuite):
     component = "gqc.mht"
-    options: ClassVar = {"inner": {"name": "adamw", "lr": 0.01}, "error_tolerance": 0.2, "max_batch_draws": 4}
+    options: ClassVar = {
+        "inner": {"name": "adamw", "lr": 0.01},
+        "error_tolerance": 0.2,
+        "max_batch_draws": 4,
+    }
     parts = ("float",)
     draws = 4
 
@@ -77,6 +87,8 @@ class TestNoiseScale(OptimizerSuite):
 
 class TestWrapperInAWrapper(OptimizerSuite):
     component = "gqc.gnr"
-    options: ClassVar = {"inner": {"name": "gqc.sbc", "initial_logical_batch_size": 2.0, "inner": SPLIT}}
+    options: ClassVar = {
+        "inner": {"name": "gqc.sbc", "initial_logical_batch_size": 2.0, "inner": SPLIT}
+    }
     parts = ("mixed",)
     draws = 2

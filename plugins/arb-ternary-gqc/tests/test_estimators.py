@@ -29,14 +29,18 @@ def test_on_gradients_of_known_moments_both_estimates_are_the_sample_moments(
     draws = np.random.default_rng(seed).normal(mean, spread, size=(n, 3))
     trace = float(np.trace(np.cov(draws.T)))
     signal = float(draws.mean(0) @ draws.mean(0)) - trace / n
-    found = mccandlish([float(np.linalg.norm(g)) for g in draws], float(np.linalg.norm(draws.mean(0))))
+    found = mccandlish(
+        [float(np.linalg.norm(g)) for g in draws], float(np.linalg.norm(draws.mean(0)))
+    )
     if signal < 1e-6:
         assert found is None or found > 1e5 or signal > 0
     else:
         assert found == pytest.approx(trace / signal, rel=1e-6)
 
 
-def test_over_many_draws_the_noise_scale_is_the_trace_of_the_covariance_over_the_squared_mean() -> None:
+def test_over_many_draws_the_noise_scale_is_the_trace_of_the_covariance_over_the_squared_mean() -> (
+    None
+):
     mean, spread = np.array([1.0, -2.0, 0.5]), np.array([0.5, 1.0, 2.0])
     expected = (spread**2).sum() / (mean**2).sum()
     rng = np.random.default_rng(0)
@@ -59,9 +63,13 @@ def test_opposite_gradients_have_no_noise_scale_and_lead_to_another_draw() -> No
 
 @pytest.mark.parametrize(("noise", "expected"), [(0.0, 2), (1.5, 3)])
 def test_it_draws_until_the_noise_scale_is_covered(noise: float, expected: int) -> None:
-    """Gradients 1 + noise, 1 - noise, 1: with noise 1.5, two have no positive signal, three a noise scale of 9."""
+    """Gradients 1 + noise, 1 - noise, 1: with noise 1.5, two have no positive signal, three a noise
+    scale of 9.
+    """
     weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
-    wrapper = GradientNoiseScale(torch.optim.SGD([weight], lr=1.0), noise_multiplier=4.0, max_batch_draws=9)
+    wrapper = GradientNoiseScale(
+        torch.optim.SGD([weight], lr=1.0), noise_multiplier=4.0, max_batch_draws=9
+    )
     gradients = [1 + noise, 1 - noise, 1.0]
     draws = 0
     for gradient in gradients:
@@ -79,7 +87,9 @@ def test_it_draws_until_the_noise_scale_is_covered(noise: float, expected: int) 
 def test_the_limit_of_draws_holds_for_the_estimator_that_needs_two() -> None:
     weight = torch.nn.Parameter(torch.zeros(()))
     for estimator, first in (("mccandlish", True), ("norm_variance", False)):
-        wrapper = GradientNoiseScale(torch.optim.SGD([weight], lr=1.0), max_batch_draws=1, estimator=estimator)
+        wrapper = GradientNoiseScale(
+            torch.optim.SGD([weight], lr=1.0), max_batch_draws=1, estimator=estimator
+        )
         (weight * 1.0).backward()
         assert wrapper.step() is first
         if not first:
@@ -112,7 +122,9 @@ def test_a_mean_is_precise_when_scipys_interval_lies_within_the_tolerance(
     if mean == 0:
         assert not is_precise(metrics, running, confidence, tolerance)
         return
-    low, high = scipy.stats.t.interval(confidence, len(samples) - 1, loc=mean, scale=scipy.stats.sem(samples) + 1e-12)
+    low, high = scipy.stats.t.interval(
+        confidence, len(samples) - 1, loc=mean, scale=scipy.stats.sem(samples) + 1e-12
+    )
     room = min(low - (mean - abs(mean) * tolerance), (mean + abs(mean) * tolerance) - high)
     if abs(room) > 1e-9 * abs(mean):
         assert is_precise(metrics, running, confidence, tolerance) == (room > 0)

@@ -35,11 +35,13 @@ def step(wrapper: Any, name: str, metric: float = 1.0) -> Any:
     return wrapper.step(metric) if name == "MHT" else wrapper.step()
 
 
-# --- 1: state ---------------------------------------------------------------------------------------------------------
+# --- 1: state
 
 
 @pytest.mark.parametrize("name", ["GNTS", "GNR", "SBC"])
-def test_1_state_dicts_and_new_groups_are_refused_there_and_work_here(name: str, parameters: Any) -> None:
+def test_1_state_dicts_and_new_groups_are_refused_there_and_work_here(
+    name: str, parameters: Any
+) -> None:
     new = torch.nn.Parameter(torch.ones(2))
     wrapper = wrap(theirs, name, sgd(parameters()))
     with pytest.raises((KeyError, AttributeError)):
@@ -55,7 +57,9 @@ def test_1_state_dicts_and_new_groups_are_refused_there_and_work_here(name: str,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_1_counters_are_not_in_the_state_there_and_are_here(name: str, parameters: Any, backward: Any) -> None:
+def test_1_counters_are_not_in_the_state_there_and_are_here(
+    name: str, parameters: Any, backward: Any
+) -> None:
     seen = {}
     for package in (theirs, ours):
         weights = parameters()
@@ -78,7 +82,7 @@ def test_1_counters_are_not_in_the_state_there_and_are_here(name: str, parameter
     assert seen[theirs][0] != seen[theirs][1]
 
 
-# --- 2: parameters without a gradient, parameters added later ---------------------------------------------------------
+# --- 2: parameters without a gradient, parameters added later
 
 
 @pytest.mark.parametrize(("name", "options"), [("GNTS", {}), ("GNR", {"mode": "global"})])
@@ -114,7 +118,7 @@ def test_2_a_parameter_added_later_is_not_averaged_there_and_is_here(parameters:
     assert moved[ours] == (-1.0, -1.0)
 
 
-# --- 3: gradients that are not finite ---------------------------------------------------------------------------------
+# --- 3: gradients that are not finite
 
 
 @pytest.mark.parametrize("name", ["GNTS", "GNR", "SBC", "GNS", "MHT"])
@@ -124,7 +128,9 @@ def test_3_nan_reaches_the_weights_there_and_is_dropped_and_counted_here(
     ends = {}
     for package in (theirs, ours):
         weights = parameters()
-        wrapper = wrap(package, name, sgd(weights), **({} if name == "GNR" else {"max_batch_draws": 4}))
+        wrapper = wrap(
+            package, name, sgd(weights), **({} if name == "GNR" else {"max_batch_draws": 4})
+        )
         for seed in range(8):
             backward(weights, seed, float("nan") if seed == 2 else 1.0)
             step(wrapper, name)
@@ -152,7 +158,9 @@ def test_3_under_the_policy_raise_the_error_names_the_parameter_and_keeps_the_su
     backward(weights, 0)
     wrapper.step()
     (weights[1].sum() * float("inf")).backward()
-    with pytest.raises(ours.NonFiniteGradientError, match=r"micro-batch 2: the gradient of parameter 1.* 1 before"):
+    with pytest.raises(
+        ours.NonFiniteGradientError, match=r"micro-batch 2: the gradient of parameter 1.* 1 before"
+    ):
         wrapper.step()
     assert wrapper.statistics()["num_draws"] == 1
     assert wrapper.statistics()["dropped"] == 1
@@ -172,7 +180,7 @@ def test_3_squares_that_overflow_are_no_reason_to_drop(parameters: Any) -> None:
     assert not torch.equal(weights[0], before[0])
 
 
-# --- 4: zero_grad -----------------------------------------------------------------------------------------------------
+# --- 4: zero_grad
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -203,10 +211,12 @@ def test_4_clearing_right_after_a_step_does_nothing(parameters: Any, backward: A
     wrapper.zero_grad()
 
 
-# --- 5: NormWarmupScheduler -------------------------------------------------------------------------------------------
+# --- 5: NormWarmupScheduler
 
 
-def warmed_up(package: Any, make: Callable[[Any], Any], steps: int, count: int, parameters: Any) -> list[float]:
+def warmed_up(
+    package: Any, make: Callable[[Any], Any], steps: int, count: int, parameters: Any
+) -> list[float]:
     wrapper = package.OptimizerWrapperGNTS(sgd(parameters()))
     warmup = package.NormWarmupScheduler(make(wrapper), steps)
     values = []
@@ -233,10 +243,15 @@ def alone(make: Callable[[Any], Any], count: int, parameters: Any) -> list[float
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(
     "make",
-    [lambda w: LambdaLR(w, lambda t: 1 / (1 + t)), lambda w: CosineAnnealingLR(w, T_max=20, eta_min=0.1)],
+    [
+        lambda w: LambdaLR(w, lambda t: 1 / (1 + t)),
+        lambda w: CosineAnnealingLR(w, T_max=20, eta_min=0.1),
+    ],
     ids=["closed form", "recursive"],
 )
-def test_5_after_the_warm_up_the_wrapped_schedule_is_off_there_and_itself_here(make: Any, parameters: Any) -> None:
+def test_5_after_the_warm_up_the_wrapped_schedule_is_off_there_and_itself_here(
+    make: Any, parameters: Any
+) -> None:
     expected = alone(make, 15, parameters)
     wrong, right = (warmed_up(package, make, 5, 15, parameters) for package in (theirs, ours))
     assert right[5:] == expected[5:]
@@ -270,7 +285,7 @@ def test_5_a_warm_up_cannot_be_copied_there_and_is_copied_exactly_here(parameter
             assert other.get_last_lr() == warmup.get_last_lr()
 
 
-# --- 6: types and metrics ---------------------------------------------------------------------------------------------
+# --- 6: types and metrics
 
 
 def test_6_a_step_is_a_numpy_bool_there_and_a_bool_here(parameters: Any, backward: Any) -> None:
@@ -296,13 +311,17 @@ def test_6_a_negative_metric_is_never_accepted_there_and_like_a_positive_one_her
             wrapper = wrap(package, "MHT", sgd(weights), max_batch_draws=50)
             for seed in range(20):
                 backward(weights, seed)
-                decisions.setdefault((package, sign), []).append(bool(wrapper.step(sign * (2.0 + 0.01 * (seed % 3)))))
+                decisions.setdefault((package, sign), []).append(
+                    bool(wrapper.step(sign * (2.0 + 0.01 * (seed % 3))))
+                )
     assert not any(decisions[theirs, -1])
     assert decisions[ours, -1] == decisions[ours, 1] == decisions[theirs, 1]
     assert any(decisions[ours, 1])
 
 
-def test_6_a_metric_that_is_nan_poisons_the_average_there_and_is_dropped_here(parameters: Any, backward: Any) -> None:
+def test_6_a_metric_that_is_nan_poisons_the_average_there_and_is_dropped_here(
+    parameters: Any, backward: Any
+) -> None:
     averages = {}
     for package in (theirs, ours):
         weights = parameters()
@@ -315,10 +334,12 @@ def test_6_a_metric_that_is_nan_poisons_the_average_there_and_is_dropped_here(pa
     assert averages[ours] == pytest.approx(2.0)
 
 
-# --- 7: groups, AMP, closures, ranks ----------------------------------------------------------------------------------
+# --- 7: groups, AMP, closures, ranks
 
 
-def test_7_groups_share_one_schedule_there_and_can_have_their_own_here(parameters: Any, backward: Any) -> None:
+def test_7_groups_share_one_schedule_there_and_can_have_their_own_here(
+    parameters: Any, backward: Any
+) -> None:
     def groups() -> list[dict[str, Any]]:
         return [{"params": [p]} for p in parameters()]
 
@@ -329,7 +350,8 @@ def test_7_groups_share_one_schedule_there_and_can_have_their_own_here(parameter
     wrapper = ours.OptimizerWrapperGNTS(inner, per_group=True)
     schedule = LambdaLR(wrapper, [lambda t: 5.0, lambda t: 1.0 / (t + 1)])
     weights = [group["params"][0] for group in inner.param_groups]
-    # The thresholds are 5 and 1; the second gradient, of norm 4, meets its own only at the fifth draw.
+    # The thresholds are 5 and 1; the second gradient, of norm 4, meets its own only at the fifth
+    # draw.
     decisions = []
     for _ in range(5):
         (weights[0].sum() * 0.1).backward()
@@ -354,15 +376,21 @@ def test_7_the_gradients_of_groups_can_be_rescaled_by_themselves(parameters: Any
 
 
 def test_7_a_closure_spoils_the_mean_there_and_makes_a_micro_batch_here() -> None:
-    """With the gradients 1, 2 and 3 the mean is 2; there the closure runs once more on top of it."""
+    """With the gradients 1, 2 and 3 the mean is 2; there the closure runs once more on top of
+    it.
+    """
     ends = {}
     for package in (theirs, ours):
         weight = torch.nn.Parameter(torch.zeros(()))
-        wrapper = wrap(package, "SBC", torch.optim.SGD([weight], lr=1.0), initial_logical_batch_size=3)
+        wrapper = wrap(
+            package, "SBC", torch.optim.SGD([weight], lr=1.0), initial_logical_batch_size=3
+        )
         calls = []
         for gradient in (1.0, 2.0, 3.0):
 
-            def closure(gradient: float = gradient, weight: Any = weight, calls: list[float] = calls) -> Any:
+            def closure(
+                gradient: float = gradient, weight: Any = weight, calls: list[float] = calls
+            ) -> Any:
                 calls.append(gradient)
                 loss = weight * gradient
                 loss.backward()
@@ -393,7 +421,9 @@ def test_7_a_closure_may_clear_what_it_has_added_itself() -> None:
 
 def test_7_a_closure_gives_the_metric_unless_one_is_given() -> None:
     weight = torch.nn.Parameter(torch.zeros(()))
-    wrapper = ours.MetricHypothesisTest(torch.optim.SGD([weight], lr=1.0), ema_alpha=0.5, max_batch_draws=2)
+    wrapper = ours.MetricHypothesisTest(
+        torch.optim.SGD([weight], lr=1.0), ema_alpha=0.5, max_batch_draws=2
+    )
 
     def closure() -> Any:
         (weight * 2.0).backward()
@@ -418,7 +448,10 @@ def test_counts_are_true_here_and_one_too_many_there(parameters: Any, backward: 
     for package, first in ((theirs, 1), (ours, 0)):
         weights = parameters()
         wrapper = wrap(package, "SBC", sgd(weights), initial_logical_batch_size=2)
-        assert (wrapper.statistics()["batches"], wrapper.statistics()["num_draws"]) == (first, first)
+        assert (wrapper.statistics()["batches"], wrapper.statistics()["num_draws"]) == (
+            first,
+            first,
+        )
         for seed in range(3):
             backward(weights, seed)
             wrapper.step()

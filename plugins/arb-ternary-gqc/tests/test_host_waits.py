@@ -1,4 +1,6 @@
-"""How often a decision makes the host wait for the device: a fixed number of times, however large the model is."""
+"""How often a decision makes the host wait for the device: a fixed number of times, however large
+the model is.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Reads(TorchDispatchMode):
 
 @pytest.mark.parametrize("kind", ["float", "ternary"])
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_a_draw_takes_at_most_two_transfers(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_takes_at_most_two_transfers(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transfers: list[int] = []
     bring = gradients.on_host
 
@@ -55,9 +59,13 @@ def test_a_draw_takes_at_most_two_transfers(name: str, kind: str, monkeypatch: p
         torch.manual_seed(0)
         if kind == "float":
             model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(depth)))
-            inner: torch.optim.Optimizer = torch.optim.SGD([{"params": each.parameters()} for each in model], lr=0.1)
+            inner: torch.optim.Optimizer = torch.optim.SGD(
+                [{"params": each.parameters()} for each in model], lr=0.1
+            )
         else:
-            model = nn.Sequential(*(TernaryLinear(32, 32, activations="float", backend="torch") for _ in range(depth)))
+            model = nn.Sequential(
+                *(TernaryLinear(32, 32, activations="float", backend="torch") for _ in range(depth))
+            )
             inner = SignVotes(dict(ternary_modules(model)), accum_threshold=1)
         optimizer = WRAPPERS[name](inner)
         x = torch.randn(4, 8 if kind == "float" else 32)
@@ -75,7 +83,11 @@ def test_a_draw_takes_at_most_two_transfers(name: str, kind: str, monkeypatch: p
 
 
 def test_numbers_come_to_the_host_as_they_are() -> None:
-    given = [torch.tensor(0.1), torch.tensor(0.1, dtype=torch.float64), torch.tensor(3.0, dtype=torch.bfloat16)]
+    given = [
+        torch.tensor(0.1),
+        torch.tensor(0.1, dtype=torch.float64),
+        torch.tensor(3.0, dtype=torch.bfloat16),
+    ]
     for scalar, number in zip(given, gradients.on_host(given), strict=True):
         assert number.dtype == scalar.dtype
         assert number.device.type == "cpu"

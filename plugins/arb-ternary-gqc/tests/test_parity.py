@@ -1,4 +1,6 @@
-"""The same decisions as torch-gqc 0.7.0, and the same weights to the last bit, whatever it wraps and who schedules."""
+"""The same decisions as torch-gqc 0.7.0, and the same weights to the last bit, whatever it wraps
+and who schedules.
+"""
 
 from __future__ import annotations
 
@@ -48,17 +50,30 @@ class Sequence_:
 
 sizes = st.floats(0.01, 4.0, allow_subnormal=False)
 sequences = st.lists(
-    st.tuples(st.integers(0, 10_000), sizes, st.floats(1.9, 2.1) | st.floats(0.1, 5)), min_size=1, max_size=25
+    st.tuples(st.integers(0, 10_000), sizes, st.floats(1.9, 2.1) | st.floats(0.1, 5)),
+    min_size=1,
+    max_size=25,
 ).map(lambda items: Sequence_(*zip(*items, strict=True)))
 setups = st.fixed_dictionaries(
-    {"inner": st.sampled_from(sorted(INNER)), "outer": st.sampled_from(sorted(ON_WRAPPER)),
-     "schedule": st.sampled_from(sorted(ON_INNER))}
-)  # fmt: skip
-every = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    {
+        "inner": st.sampled_from(sorted(INNER)),
+        "outer": st.sampled_from(sorted(ON_WRAPPER)),
+        "schedule": st.sampled_from(sorted(ON_INNER)),
+    }
+)
+every = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def run(
-    package: Any, name: str, sequence: Sequence_, setup: dict[str, str], parameters: Any, backward: Any, **options: Any
+    package: Any,
+    name: str,
+    sequence: Sequence_,
+    setup: dict[str, str],
+    parameters: Any,
+    backward: Any,
+    **options: Any,
 ) -> tuple[list[Any], list[torch.Tensor]]:
     """The decisions, and the weights after each micro-batch."""
     weights = parameters()
@@ -66,7 +81,10 @@ def run(
     wrapper = getattr(package, f"OptimizerWrapper{name}")(inner, **options)
     schedulers = [
         make(target)
-        for make, target in ((ON_WRAPPER[setup["outer"]], wrapper), (ON_INNER[setup["schedule"]], inner))
+        for make, target in (
+            (ON_WRAPPER[setup["outer"]], wrapper),
+            (ON_INNER[setup["schedule"]], inner),
+        )
         if make is not None
     ]
     decisions, trajectory = [], []
@@ -79,7 +97,9 @@ def run(
     return decisions, trajectory
 
 
-def compare(name: str, sequence: Sequence_, setup: dict[str, str], *fixtures: Any, **options: Any) -> list[bool]:
+def compare(
+    name: str, sequence: Sequence_, setup: dict[str, str], *fixtures: Any, **options: Any
+) -> list[bool]:
     mine, my_weights = run(ours, name, sequence, setup, *fixtures, **options)
     their, their_weights = run(theirs, name, sequence, setup, *fixtures, **options)
     assert mine == [bool(decision) for decision in their]
@@ -106,34 +126,64 @@ def test_rescaled_gradients_have_the_bits_that_they_have_there(
 
 @every
 @given(
-    sequence=sequences, setup=setups, physical=st.integers(1, 5),
-    logical=st.none() | st.integers(1, 30), draws=st.integers(1, 9),
-)  # fmt: skip
+    sequence=sequences,
+    setup=setups,
+    physical=st.integers(1, 5),
+    logical=st.none() | st.integers(1, 30),
+    draws=st.integers(1, 9),
+)
 def test_a_scheduled_batch_is_as_large_as_there(
-    parameters: Any, backward: Any, sequence: Sequence_, setup: Any, physical: int, logical: int | None, draws: int
+    parameters: Any,
+    backward: Any,
+    sequence: Sequence_,
+    setup: Any,
+    physical: int,
+    logical: int | None,
+    draws: int,
 ) -> None:
-    options = {"physical_batch_size": physical, "initial_logical_batch_size": logical, "max_batch_draws": draws}
+    options = {
+        "physical_batch_size": physical,
+        "initial_logical_batch_size": logical,
+        "max_batch_draws": draws,
+    }
     compare("SBC", sequence, setup, parameters, backward, **options)
 
 
 @every
 @given(
-    sequence=sequences, setup=setups, draws=st.integers(1, 12), confidence=st.sampled_from([0.5, 0.9, 0.98]),
-    tolerance=st.sampled_from([0.03, 0.2, 1.0]), alpha=st.sampled_from([0.01, 0.5]),
-)  # fmt: skip
+    sequence=sequences,
+    setup=setups,
+    draws=st.integers(1, 12),
+    confidence=st.sampled_from([0.5, 0.9, 0.98]),
+    tolerance=st.sampled_from([0.03, 0.2, 1.0]),
+    alpha=st.sampled_from([0.01, 0.5]),
+)
 def test_a_metric_is_as_well_known_as_there(
-    parameters: Any, backward: Any, sequence: Sequence_, setup: Any,
-    draws: int, confidence: float, tolerance: float, alpha: float,
-) -> None:  # fmt: skip
-    options = {"confidence": confidence, "error_tolerance": tolerance, "ema_alpha": alpha, "max_batch_draws": draws}
+    parameters: Any,
+    backward: Any,
+    sequence: Sequence_,
+    setup: Any,
+    draws: int,
+    confidence: float,
+    tolerance: float,
+    alpha: float,
+) -> None:
+    options = {
+        "confidence": confidence,
+        "error_tolerance": tolerance,
+        "ema_alpha": alpha,
+        "max_batch_draws": draws,
+    }
     compare("MHT", sequence, setup, parameters, backward, **options)
 
 
 @every
 @given(
-    sequence=sequences, setup=setups, draws=st.integers(1, 9),
+    sequence=sequences,
+    setup=setups,
+    draws=st.integers(1, 9),
     multiplier=st.sampled_from([1.0, 0.1, 0.03, 0.001]),
-)  # fmt: skip
+)
 def test_the_variance_of_norms_decides_as_it_does_there(
     parameters: Any, backward: Any, sequence: Sequence_, setup: Any, draws: int, multiplier: float
 ) -> None:
@@ -142,7 +192,9 @@ def test_the_variance_of_norms_decides_as_it_does_there(
 
 
 @pytest.mark.parametrize("name", ["GNTS", "SBC", "MHT", "GNS"])
-def test_the_compared_runs_have_steps_of_several_draws_and_of_few(parameters: Any, backward: Any, name: str) -> None:
+def test_the_compared_runs_have_steps_of_several_draws_and_of_few(
+    parameters: Any, backward: Any, name: str
+) -> None:
     """A comparison of two wrappers that always or never step would show nothing."""
     sequence = Sequence_(range(40), [0.6] * 40, [2.0 + 0.05 * (i % 5) for i in range(40)])
     options = {
@@ -174,21 +226,36 @@ def test_the_warm_up_of_a_schedule_in_closed_form_has_the_values_that_it_has_the
     assert values[0] == pytest.approx(values[1], rel=1e-12)
 
 
-# --- the surface, and the edges that no random sequence meets ---------------------------------------------------------
+# --- the surface, and the edges that no random sequence meets
 
 
 @pytest.mark.parametrize(
-    "name", [*(f"OptimizerWrapper{each}" for each in ("GNTS", "GNR", "SBC", "MHT", "GNS")), "NormWarmupScheduler"]
+    "name",
+    [
+        *(f"OptimizerWrapper{each}" for each in ("GNTS", "GNR", "SBC", "MHT", "GNS")),
+        "NormWarmupScheduler",
+    ],
 )
-def test_arguments_have_the_names_the_order_and_the_defaults_that_they_have_there(name: str) -> None:
-    wanted, found = (list(inspect.signature(getattr(each, name)).parameters.values()) for each in (theirs, ours))
+def test_arguments_have_the_names_the_order_and_the_defaults_that_they_have_there(
+    name: str,
+) -> None:
+    wanted, found = (
+        list(inspect.signature(getattr(each, name)).parameters.values()) for each in (theirs, ours)
+    )
     for here, there in zip(found, wanted, strict=False):
         assert here.name == there.name
         # The warm-up's number of steps has a second name here, so that either may be left out.
-        assert here.default == there.default or (here.name, here.default) == ("num_warmup_steps", None)
+        assert here.default == there.default or (here.name, here.default) == (
+            "num_warmup_steps",
+            None,
+        )
     assert len(found) >= len(wanted)
     if name == "OptimizerWrapperMHT":
-        assert list(inspect.signature(ours.OptimizerWrapperMHT.step).parameters)[:3] == ["self", "metric", "closure"]
+        assert list(inspect.signature(ours.OptimizerWrapperMHT.step).parameters)[:3] == [
+            "self",
+            "metric",
+            "closure",
+        ]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +275,9 @@ def test_statistics_have_the_names_that_they_have_there_and_those_of_the_last_st
     for package in (theirs, ours):
         weights = parameters()
         first = {"physical_batch_size": 1} if name == "SBC" else {}
-        wrapper = getattr(package, f"OptimizerWrapper{name}")(torch.optim.SGD(weights, lr=0.1), **first)
+        wrapper = getattr(package, f"OptimizerWrapper{name}")(
+            torch.optim.SGD(weights, lr=0.1), **first
+        )
         for seed in range(2):
             backward(weights, seed)
             wrapper.step(*([2.0] if name == "MHT" else []))
@@ -225,14 +294,20 @@ def test_statistics_have_the_names_that_they_have_there_and_those_of_the_last_st
 def noises(seed: int) -> list[torch.Tensor]:
     """The noise of one micro-batch of the fixture ``backward``."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 2), (4,))]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 2), (4,))
+    ]
 
 
-def decided(package: Any, name: str, gradients: Sequence[Sequence[float]], **options: Any) -> tuple[list[bool], Any]:
+def decided(
+    package: Any, name: str, gradients: Sequence[Sequence[float]], **options: Any
+) -> tuple[list[bool], Any]:
     """The decisions on these gradients of one parameter, and where it ends."""
     weight = torch.nn.Parameter(torch.zeros(len(gradients[0]), dtype=torch.float64))
     quantity = options.pop("quantity", None)
-    wrapper = getattr(package, f"OptimizerWrapper{name}")(torch.optim.SGD([weight], lr=1.0), **options)
+    wrapper = getattr(package, f"OptimizerWrapper{name}")(
+        torch.optim.SGD([weight], lr=1.0), **options
+    )
     if quantity is not None:
         LambdaLR(wrapper, lambda _: quantity)
     decisions = []
@@ -248,21 +323,40 @@ def decided(package: Any, name: str, gradients: Sequence[Sequence[float]], **opt
         # 5 is not below 5, nor is the mean of two; that of three is.
         ("GNTS", [[3, 4], [3, 4], [0, 0]], {"quantity": 5.0}, [False, False, True]),
         # Halves are rounded to even: 2.5 to 2, 3.5 to 4; and there is always one.
-        ("SBC", [[1]] * 4, {"physical_batch_size": 2, "initial_logical_batch_size": 5}, [False, True] * 2),
-        ("SBC", [[1]] * 4, {"physical_batch_size": 2, "initial_logical_batch_size": 7}, [False] * 3 + [True]),
+        (
+            "SBC",
+            [[1]] * 4,
+            {"physical_batch_size": 2, "initial_logical_batch_size": 5},
+            [False, True] * 2,
+        ),
+        (
+            "SBC",
+            [[1]] * 4,
+            {"physical_batch_size": 2, "initial_logical_batch_size": 7},
+            [False] * 3 + [True],
+        ),
         ("SBC", [[1]] * 2, {"physical_batch_size": 4, "initial_logical_batch_size": 1}, [True] * 2),
         ("SBC", [[1]] * 4, {"physical_batch_size": 3}, [True] * 4),
         # A norm as small as what is added to it ends at half the target, and nothing stays nothing.
         ("GNR", [[1e-12, 0], [0, 0]], {}, [True, True]),
         ("GNR", [[1e-12, 0], [0, 0]], {"mode": "independent"}, [True, True]),
         # Equal metrics have an interval all the same, which no tolerance of 0 holds.
-        ("MHT", [[1]] * 6, {"error_tolerance": 0.0, "max_batch_draws": 3}, [False, False, True] * 2),
+        (
+            "MHT",
+            [[1]] * 6,
+            {"error_tolerance": 0.0, "max_batch_draws": 3},
+            [False, False, True] * 2,
+        ),
         ("MHT", [[1]] * 4, {"error_tolerance": 0.01}, [False, True] * 2),
         ("GNS", [[1]] * 6, {}, [False, True] * 3),
     ],
 )
-def test_at_the_edge_of_a_rule_too(name: str, gradients: Any, options: dict[str, Any], expected: list[bool]) -> None:
-    (mine, weight), (their, other) = (decided(each, name, gradients, **options) for each in (ours, theirs))
+def test_at_the_edge_of_a_rule_too(
+    name: str, gradients: Any, options: dict[str, Any], expected: list[bool]
+) -> None:
+    (mine, weight), (their, other) = (
+        decided(each, name, gradients, **options) for each in (ours, theirs)
+    )
     assert mine == their == expected
     assert torch.equal(weight, other)
     if name == "GNR":
@@ -270,12 +364,16 @@ def test_at_the_edge_of_a_rule_too(name: str, gradients: Any, options: dict[str,
 
 
 @pytest.mark.parametrize("name", ["GNTS", "GNR", "SBC", "MHT", "GNS"])
-def test_counts_from_one_are_its_counts_before_and_after_every_step(name: str, parameters: Any, backward: Any) -> None:
+def test_counts_from_one_are_its_counts_before_and_after_every_step(
+    name: str, parameters: Any, backward: Any
+) -> None:
     first = {"SBC": {"physical_batch_size": 1, "initial_logical_batch_size": 3}}.get(name, {})
     logged = []
     for package, more in ((theirs, {}), (ours, {"count_from": 1})):
         weights = parameters()
-        wrapper = getattr(package, f"OptimizerWrapper{name}")(torch.optim.SGD(weights, lr=0.1), **first, **more)
+        wrapper = getattr(package, f"OptimizerWrapper{name}")(
+            torch.optim.SGD(weights, lr=0.1), **first, **more
+        )
         counts = []
         for seed in range(9):
             for after in (False, True):
@@ -295,7 +393,9 @@ def test_errors_can_be_caught_by_the_classes_that_it_raises(parameters: Any, bac
             package.OptimizerWrapperGNR(torch.optim.SGD(weights, lr=0.1), mode="local")
         for name in ("GNTS", "GNR", "MHT", "GNS", "SBC"):
             first = {"physical_batch_size": 1} if name == "SBC" else {}
-            wrapper = getattr(package, f"OptimizerWrapper{name}")(torch.optim.SGD(weights, lr=0.1), **first)
+            wrapper = getattr(package, f"OptimizerWrapper{name}")(
+                torch.optim.SGD(weights, lr=0.1), **first
+            )
             backward(weights, 0, 1.0)
             with pytest.raises(NotImplementedError):
                 wrapper.zero_grad()

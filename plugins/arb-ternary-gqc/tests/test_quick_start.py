@@ -54,9 +54,17 @@ for inputs, labels in pbar:
         num_batches_sampled.append(stats['num_draws'])
     pbar.set_postfix(stats)
 """
-    wanted = published.replace("500, ...", "50").replace("= 500", "=50").replace("'", '"').strip().splitlines()
+    wanted = (
+        published.replace("500, ...", "50")
+        .replace("= 500", "=50")
+        .replace("'", '"')
+        .strip()
+        .splitlines()
+    )
     text = SCRIPT.read_text(encoding="utf-8").split("# --- the quick start")[1]
-    code = [line for line in text.splitlines()[1:] if line.strip() and not line.strip().startswith("#")]
+    code = [
+        line for line in text.splitlines()[1:] if line.strip() and not line.strip().startswith("#")
+    ]
     assert code[0] == "from arb_ternary_gqc import OptimizerWrapperGNTS, NormWarmupScheduler"
     assert code[1] == "from tqdm import tqdm"
     assert code[2:] == wanted
@@ -71,6 +79,10 @@ def test_the_loop_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_config_of_the_readme_is_valid(tmp_path: Path) -> None:
     (section,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.M | re.S)
     path = tmp_path / "run.yaml"
-    base = {"name": "run", "data": "shakespeare", "model": {"name": "decoder", "float_parts": ["head"]}}
+    base = {
+        "name": "run",
+        "data": "shakespeare",
+        "model": {"name": "decoder", "float_parts": ["head"]},
+    }
     path.write_text(yaml.safe_dump({**base, "phases": ["standard"], **yaml.safe_load(section)}))
     assert load_config(path).config.optimizer.options.schedule.warmup_batches == 500

@@ -50,8 +50,12 @@ def loss_of(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return loss
 
 
-def train(name: str, net: nn.Module, rank: int | None, mode: str, group: Any = None) -> tuple[list[bool], Tensor]:
-    """All of each batch where ``rank`` is None, else this rank's half; batch 4 is poisoned, on rank 1 only."""
+def train(
+    name: str, net: nn.Module, rank: int | None, mode: str, group: Any = None
+) -> tuple[list[bool], Tensor]:
+    """All of each batch where ``rank`` is None, else this rank's half; batch 4 is poisoned, on rank
+    1 only.
+    """
     wrapped = net if rank is None else DistributedDataParallel(net, process_group=group)
     options = {} if rank is None else {"process_group": group, "local_gradients": mode == "local"}
     wrapper = WRAPPERS[name](torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5), **options)
@@ -63,7 +67,9 @@ def train(name: str, net: nn.Module, rank: int | None, mode: str, group: Any = N
         if rank is not None:
             half = slice(4 * rank, 4 * rank + 4)
             x, y = x[half], y[half]
-        with wrapped.no_sync() if mode == "local" and rank is not None else contextlib.nullcontext():
+        with (
+            wrapped.no_sync() if mode == "local" and rank is not None else contextlib.nullcontext()
+        ):
             loss = loss_of(wrapped, x, y)
             loss.backward()
         decisions.append(wrapper.step(loss) if name == "mht" else wrapper.step())
@@ -75,7 +81,9 @@ def drift(package: Any, rank: int, group: Any, **options: Any) -> Tensor:
     """The weights after a run in which each rank draws under ``no_sync``."""
     net = model()
     wrapped = DistributedDataParallel(net, process_group=group)
-    wrapper = package.OptimizerWrapperGNTS(torch.optim.SGD(net.parameters(), lr=0.1), max_batch_draws=5, **options)
+    wrapper = package.OptimizerWrapperGNTS(
+        torch.optim.SGD(net.parameters(), lr=0.1), max_batch_draws=5, **options
+    )
     for step in range(STEPS):
         x, y = batch(step)
         half = slice(4 * rank, 4 * rank + 4)
@@ -87,9 +95,15 @@ def drift(package: Any, rank: int, group: Any, **options: Any) -> Tensor:
 
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
     group = torch.distributed.group.WORLD
-    ends = {(name, mode): train(name, model(), rank, mode, group) for name in WRAPPERS for mode in ("reduced", "local")}
+    ends = {
+        (name, mode): train(name, model(), rank, mode, group)
+        for name in WRAPPERS
+        for mode in ("reduced", "local")
+    }
     ends["drift", "there"] = drift(theirs, rank, group)
     ends["drift", "here"] = drift(gqc, rank, group, process_group=group, local_gradients=True)
     torch.save(ends, f"{folder}/rank{rank}.pt")
@@ -99,24 +113,30 @@ def work(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder = tmp_path_factory.mktemp("ranks")
-    # This file as a program: a module of pytest's has no name by which another process could import it.
+    # This file as a program: a module of pytest's has no name by which another process could import
+    # it.
     subprocess.run([sys.executable, __file__, str(folder)], check=True, timeout=240)
     return [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 @pytest.mark.parametrize("mode", ["reduced", "local"])
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
-def test_two_ranks_decide_alike_and_as_one_process_with_the_joined_batch(name: str, mode: str, both: list[Any]) -> None:
+def test_two_ranks_decide_alike_and_as_one_process_with_the_joined_batch(
+    name: str, mode: str, both: list[Any]
+) -> None:
     (first, weights), (second, others) = (ends[name, mode] for ends in both)
     decisions, expected = train(name, model(), None, mode)
     assert first == second == decisions
     assert any(decisions)
     assert torch.equal(weights, others)
-    # The joined mean is summed in another order; a sum of 18 steps of 8 samples is some thousand roundings.
+    # The joined mean is summed in another order; a sum of 18 steps of 8 samples is some thousand
+    # roundings.
     torch.testing.assert_close(weights, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_ranks_that_draw_by_themselves_drift_apart_there_and_stay_together_here(both: list[Any]) -> None:
+def test_ranks_that_draw_by_themselves_drift_apart_there_and_stay_together_here(
+    both: list[Any],
+) -> None:
     first, second = both
     assert not torch.allclose(first["drift", "there"], second["drift", "there"], rtol=1e-3)
     assert torch.equal(first["drift", "here"], second["drift", "here"])
@@ -126,7 +146,9 @@ def test_the_ranks_see_parameters_that_only_some_of_them_reached(tmp_path: Path)
     from arb_ternary_gqc.gradients import Gradients
     from arb_ternary_gqc.ranks import Ranks
 
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/r", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/r", rank=0, world_size=1
+    )
     try:
         reached, unreached = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
         reached.grad = torch.ones(2)

@@ -27,7 +27,9 @@ WRAPPERS: dict[str, Callable[[torch.optim.Optimizer], gqc.OptimizerWrapper]] = {
     "gnts": lambda o: gqc.GradientNormThreshold(o, max_batch_draws=7, threshold=1.2),
     "gnts-groups": lambda o: gqc.GradientNormThreshold(o, max_batch_draws=7, per_group=True),
     "gnr": lambda o: gqc.GradientNormRescaler(o, "independent"),
-    "sbc": lambda o: gqc.ScheduledBatch(o, 2, 7, schedule=gqc.QuantitySchedule(batches=15, final=2.0)),
+    "sbc": lambda o: gqc.ScheduledBatch(
+        o, 2, 7, schedule=gqc.QuantitySchedule(batches=15, final=2.0)
+    ),
     "mht": lambda o: gqc.MetricHypothesisTest(o, error_tolerance=0.1, max_batch_draws=6),
     "gns": lambda o: gqc.GradientNoiseScale(o, noise_multiplier=0.3, max_batch_draws=6),
     "nested": lambda o: gqc.GradientNormRescaler(gqc.ScheduledBatch(o, 1, 3)),
@@ -36,7 +38,9 @@ WRAPPERS: dict[str, Callable[[torch.optim.Optimizer], gqc.OptimizerWrapper]] = {
 
 def start(name: str, parameters: Any) -> tuple[list[torch.nn.Parameter], gqc.OptimizerWrapper]:
     weights = parameters()
-    inner = torch.optim.AdamW([{"params": [weights[0]]}, {"params": [weights[1]], "lr": 0.01}], lr=0.05)
+    inner = torch.optim.AdamW(
+        [{"params": [weights[0]]}, {"params": [weights[1]], "lr": 0.01}], lr=0.05
+    )
     return weights, WRAPPERS[name](inner)
 
 
@@ -75,7 +79,9 @@ def test_a_run_restored_at_any_draw_takes_the_same_decisions_to_the_same_bits(
         assert after.statistics() == wrapper.statistics()
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))]
+)
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
 @pytest.mark.parametrize("stop", [0, 5, 11])
 def test_a_copy_goes_on_by_itself_to_the_same_bits(
@@ -90,7 +96,9 @@ def test_a_copy_goes_on_by_itself_to_the_same_bits(
 
 
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
-def test_what_it_says_it_will_keep_is_the_most_that_it_then_keeps(name: str, parameters: Any, backward: Any) -> None:
+def test_what_it_says_it_will_keep_is_the_most_that_it_then_keeps(
+    name: str, parameters: Any, backward: Any
+) -> None:
     weights, wrapper = start(name, parameters)
     planned = planned_state_bytes(wrapper)
     kept = []
@@ -104,11 +112,13 @@ def test_a_state_of_another_kind_of_wrapper_is_refused(parameters: Any) -> None:
     _, threshold = start("gnts", parameters)
     for name in ("mht", "gnts-groups"):
         _, other = start(name, parameters)
-        with pytest.raises(ConfigError, match="not of a GradientNormThreshold with the same groups"):
+        with pytest.raises(
+            ConfigError, match="not of a GradientNormThreshold with the same groups"
+        ):
             threshold.load_state_dict(other.state_dict())
 
 
-# --- torch's schedulers -----------------------------------------------------------------------------------------------
+# --- torch's schedulers
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "lambda": lambda o: LambdaLR(o, lambda t: 1 / (1 + t)),
@@ -134,7 +144,10 @@ def test_every_scheduler_drives_a_wrapper_as_it_drives_an_optimizer(
     weights, wrapper = start(name.removesuffix("-groups"), parameters)
     if name == "sbc":
         wrapper.schedule = None
-    groups = [{"params": [p], "lr": g["lr"]} for p, g in zip(parameters(), wrapper.param_groups, strict=False)]
+    groups = [
+        {"params": [p], "lr": g["lr"]}
+        for p, g in zip(parameters(), wrapper.param_groups, strict=False)
+    ]
     reference = torch.optim.SGD(groups, lr=1.0)
     one, two = SCHEDULERS[scheduler](wrapper), SCHEDULERS[scheduler](reference)
     for seed in range(11):
@@ -172,10 +185,16 @@ def test_a_schedule_on_a_wrapper_without_a_quantity_moves_the_inner_rate_and_may
 
 
 @pytest.mark.parametrize("stop", [0, 2, 3, 8])
-def test_a_warm_up_restored_at_any_step_goes_on_exactly(stop: int, parameters: Any, backward: Any) -> None:
+def test_a_warm_up_restored_at_any_step_goes_on_exactly(
+    stop: int, parameters: Any, backward: Any
+) -> None:
     def begin() -> tuple[Any, Any, Any]:
         weights, wrapper = start("gnts", parameters)
-        return weights, wrapper, gqc.NormWarmupScheduler(CosineAnnealingLR(wrapper, T_max=10), warmup_steps=3)
+        return (
+            weights,
+            wrapper,
+            gqc.NormWarmupScheduler(CosineAnnealingLR(wrapper, T_max=10), warmup_steps=3),
+        )
 
     weights, wrapper, warmup = begin()
     thresholds = []
@@ -206,7 +225,9 @@ def test_a_warm_up_restored_at_any_step_goes_on_exactly(stop: int, parameters: A
 
 def test_a_warm_up_over_a_plateau_passes_its_metric_on(parameters: Any) -> None:
     wrapper = gqc.GradientNormThreshold(torch.optim.SGD(parameters(), lr=0.1))
-    warmup = gqc.NormWarmupScheduler(ReduceLROnPlateau(wrapper, patience=0, factor=0.5), 2, warmup_start=3.0)
+    warmup = gqc.NormWarmupScheduler(
+        ReduceLROnPlateau(wrapper, patience=0, factor=0.5), 2, warmup_start=3.0
+    )
     values = [wrapper.norm_threshold]
     for _ in range(4):
         warmup.step(1.0)
@@ -222,35 +243,54 @@ def test_a_warm_up_says_how_it_wants_its_steps(parameters: Any) -> None:
             gqc.NormWarmupScheduler(schedule, **wrong)
 
 
-def test_a_schedule_from_a_config_is_a_function_of_the_micro_batch(parameters: Any, backward: Any) -> None:
-    schedule = gqc.QuantitySchedule(batches=11, kind="linear", final=0.5, warmup_batches=4, warmup_start=3.0)
+def test_a_schedule_from_a_config_is_a_function_of_the_micro_batch(
+    parameters: Any, backward: Any
+) -> None:
+    schedule = gqc.QuantitySchedule(
+        batches=11, kind="linear", final=0.5, warmup_batches=4, warmup_start=3.0
+    )
     weights = parameters()
-    wrapper = gqc.GradientNormThreshold(torch.optim.SGD(weights, lr=0.1), threshold=2.0, schedule=schedule)
+    wrapper = gqc.GradientNormThreshold(
+        torch.optim.SGD(weights, lr=0.1), threshold=2.0, schedule=schedule
+    )
     seen = []
     for seed in range(14):
         backward(weights, seed)
         wrapper.step()
         seen.append(wrapper.norm_threshold)
-    # 3 times the threshold, down a line to it at micro-batch 4, down another to half of it at micro-batch 10.
+    # 3 times the threshold, down a line to it at micro-batch 4, down another to half of it at
+    # micro-batch 10.
     expected = [6.0, 5.0, 4.0, 3.0, *(2.0 - (t - 4) / 6 for t in range(4, 11)), 1.0, 1.0, 1.0]
     assert seen == pytest.approx(expected)
 
 
-# --- the rest of the surface ------------------------------------------------------------------------------------------
+# --- the rest of the surface
 
 
 def test_what_cannot_work_is_refused(parameters: Any) -> None:
     inner = torch.optim.SGD(parameters(), lr=0.1)
     for make, words in (
-        (lambda: gqc.GradientNormThreshold(parameters()), "wraps a torch.optim.Optimizer, not a list"),
+        (
+            lambda: gqc.GradientNormThreshold(parameters()),
+            "wraps a torch.optim.Optimizer, not a list",
+        ),
         (lambda: gqc.GradientNormThreshold(inner, 0), "max_batch_draws must be at least 1"),
         (lambda: gqc.GradientNormThreshold(inner, non_finite="zero"), "non_finite must be"),
-        (lambda: gqc.GradientNormThreshold(inner, local_gradients=True), "local_gradients needs the process_group"),
+        (
+            lambda: gqc.GradientNormThreshold(inner, local_gradients=True),
+            "local_gradients needs the process_group",
+        ),
         (lambda: gqc.GradientNormRescaler(inner, "both"), "mode must be 'global' or 'independent'"),
         (lambda: gqc.ScheduledBatch(inner, 0), "physical_batch_size must be at least 1"),
         (lambda: gqc.MetricHypothesisTest(inner, 1.0), "confidence must lie between 0 and 1"),
-        (lambda: gqc.MetricHypothesisTest(inner, error_tolerance=-1), "error_tolerance must not be negative"),
-        (lambda: gqc.MetricHypothesisTest(inner, ema_alpha=2), "ema_alpha must lie between 0 and 1"),
+        (
+            lambda: gqc.MetricHypothesisTest(inner, error_tolerance=-1),
+            "error_tolerance must not be negative",
+        ),
+        (
+            lambda: gqc.MetricHypothesisTest(inner, ema_alpha=2),
+            "ema_alpha must lie between 0 and 1",
+        ),
         (lambda: gqc.GradientNoiseScale(inner, estimator="other"), "estimator must be"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -264,7 +304,9 @@ def test_sparse_gradients_are_summed_as_dense_ones_are() -> None:
     for sparse in (True, False):
         torch.manual_seed(0)
         table = torch.nn.Embedding(6, 3, sparse=sparse, dtype=torch.float64)
-        wrapper = gqc.GradientNormThreshold(torch.optim.SGD(table.parameters(), lr=0.5), threshold=6.5)
+        wrapper = gqc.GradientNormThreshold(
+            torch.optim.SGD(table.parameters(), lr=0.5), threshold=6.5
+        )
         decisions = []
         for seed in range(8):
             ids = torch.randint(0, 6, (4,), generator=torch.Generator().manual_seed(seed))
@@ -276,7 +318,9 @@ def test_sparse_gradients_are_summed_as_dense_ones_are() -> None:
     torch.testing.assert_close(ends[0][1], ends[1][1], rtol=1e-12, atol=1e-12)
 
 
-def test_every_hook_of_torch_is_called_and_the_names_of_the_source_are_there(parameters: Any, backward: Any) -> None:
+def test_every_hook_of_torch_is_called_and_the_names_of_the_source_are_there(
+    parameters: Any, backward: Any
+) -> None:
     weights = parameters()
     wrapper = gqc.OptimizerWrapperGNTS(torch.optim.SGD(weights, lr=0.1))
     calls: list[str] = []

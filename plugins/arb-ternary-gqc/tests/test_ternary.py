@@ -1,4 +1,6 @@
-"""On ternary modules: no step means no flip, and norms come from the statistics of the vote kernels."""
+"""On ternary modules: no step means no flip, and norms come from the statistics of the vote
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig
 INNER: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sign_votes": lambda m: SignVotes(collect_trainable(m).ternary, accum_threshold=2),
     "scaled_votes": lambda m: ScaledVotes(collect_trainable(m).ternary, lr=0.8),
-    "signgsd": lambda m: build_signgsd(SignGSDConfig(votes=SignVotesConfig(accum_threshold=2)), collect_trainable(m)),
+    "signgsd": lambda m: build_signgsd(
+        SignGSDConfig(votes=SignVotesConfig(accum_threshold=2)), collect_trainable(m)
+    ),
 }
 
 
@@ -36,7 +40,9 @@ def layer(gradients: str = "float") -> nn.Module:
     torch.manual_seed(3)
     activations = "int8" if gradients == "int8" else "float"
     return nn.Sequential(
-        TernaryLinear(64, 8, group_size=32, activations=activations, gradients=gradients, backend="torch")
+        TernaryLinear(
+            64, 8, group_size=32, activations=activations, gradients=gradients, backend="torch"
+        )
     )
 
 
@@ -49,7 +55,9 @@ def backward(model: nn.Module, seed: int, size: float = 1.0) -> None:
 
 
 def gradient(model: nn.Module, seed: int) -> np.ndarray:
-    """The weight gradient of a micro-batch, from a float layer with the same weights: nothing of it is stored here."""
+    """The weight gradient of a micro-batch, from a float layer with the same weights: nothing of it
+    is stored here.
+    """
     dense = nn.Linear(64, 8, bias=False)
     with torch.no_grad():
         dense.weight.copy_(model[0].dense_weight())
@@ -86,9 +94,15 @@ def test_votes_are_cast_at_every_draw_and_nothing_flips_before_the_step(inner: s
 
 @pytest.mark.parametrize("gradients", ["float", "int8"])
 @pytest.mark.parametrize("inner", sorted(INNER))
-def test_with_one_draw_a_step_the_run_is_that_of_the_inner_optimizer_to_the_bit(inner: str, gradients: str) -> None:
+def test_with_one_draw_a_step_the_run_is_that_of_the_inner_optimizer_to_the_bit(
+    inner: str, gradients: str
+) -> None:
     ends = []
-    for wrap in (lambda o: o, lambda o: gqc.ScheduledBatch(o, 1), lambda o: gqc.GradientNormThreshold(o, 1)):
+    for wrap in (
+        lambda o: o,
+        lambda o: gqc.ScheduledBatch(o, 1),
+        lambda o: gqc.GradientNormThreshold(o, 1),
+    ):
         model = layer(gradients)
         optimizer = wrap(INNER[inner](model))
         for seed in range(25):
@@ -106,14 +120,22 @@ def _takes(spec: Any) -> bool:
     return spec.accepts <= {"float", "ternary"} and not spec.name.startswith("gqc.")
 
 
-@pytest.mark.parametrize("name", [each.spec.name for each in manager().registry.all("optimizer") if _takes(each.spec)])
-def test_under_every_optimizer_a_step_of_several_draws_is_one_of_plain_accumulation_to_the_bit(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [each.spec.name for each in manager().registry.all("optimizer") if _takes(each.spec)]
+)
+def test_under_every_optimizer_a_step_of_several_draws_is_one_of_plain_accumulation_to_the_bit(
+    name: str,
+) -> None:
     accepts = manager().registry.get("optimizer", name).spec.accepts
     ends = []
     for wrapped in (True, False):
         torch.manual_seed(3)
         hidden = nn.Linear(64, 64) if "float" in accepts else nn.Identity()
-        ternary = TernaryLinear(64, 8, group_size=32, activations="float") if "ternary" in accepts else nn.Identity()
+        ternary = (
+            TernaryLinear(64, 8, group_size=32, activations="float")
+            if "ternary" in accepts
+            else nn.Identity()
+        )
         model = nn.Sequential(hidden, ternary)
         inner = make_choice("optimizer", name, {}).build(collect_trainable(model))
         wrapper = gqc.ScheduledBatch(inner, 1, 3)
@@ -131,7 +153,9 @@ def test_under_every_optimizer_a_step_of_several_draws_is_one_of_plain_accumulat
         ends.append(state(model))
         for part, present in (("0.", "float" in accepts), ("1.", "ternary" in accepts)):
             assert present == any(
-                not torch.equal(value, before[key]) for key, value in ends[-1].items() if key.startswith(part)
+                not torch.equal(value, before[key])
+                for key, value in ends[-1].items()
+                if key.startswith(part)
             )
     assert all(torch.equal(value, ends[1][key]) for key, value in ends[0].items())
 
@@ -148,19 +172,24 @@ def device_for(backend: str) -> str:
 
 
 def backends() -> Iterator[Any]:
-    """Every backend; one that compiles each kernel, which takes 20 seconds for this layer, is slow."""
+    """Every backend; one that compiles each kernel, which takes 20 seconds for this layer, is
+    slow.
+    """
     for found in manager().registry.all("backend"):
         name = found.spec.name
         yield pytest.param(name, marks=pytest.mark.slow if name == "tilelang" else ())
 
 
 @pytest.mark.parametrize("backend", list(backends()))
-def test_norms_are_those_of_the_gradients_and_of_the_reference_on_every_backend(backend: str) -> None:
+def test_norms_are_those_of_the_gradients_and_of_the_reference_on_every_backend(
+    backend: str,
+) -> None:
     model, reference = layer().to(device_for(backend)), layer()
     model[0].set_backend(backend)
     threshold = 0.6 * float(np.linalg.norm(gradient(reference, 0)))
     wrappers = [
-        gqc.GradientNormThreshold(INNER["sign_votes"](each), threshold=threshold) for each in (model, reference)
+        gqc.GradientNormThreshold(INNER["sign_votes"](each), threshold=threshold)
+        for each in (model, reference)
     ]
     squares: list[float] = []
     steps = 0
@@ -178,13 +207,18 @@ def test_norms_are_those_of_the_gradients_and_of_the_reference_on_every_backend(
         if decisions[0]:
             squares, steps = [], steps + 1
     assert 0 < steps < 20
-    assert all(torch.equal(a, b) for a, b in zip(state(model).values(), state(reference).values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(state(model).values(), state(reference).values(), strict=True)
+    )
 
 
 def test_in_a_mixed_model_both_parts_are_in_the_norm(parameters: Any) -> None:
     model = layer()
     weight = nn.Parameter(torch.zeros(4))
-    inner = JoinedOptimizer({"ternary": INNER["sign_votes"](model), "float": torch.optim.SGD([weight], lr=0.1)})
+    inner = JoinedOptimizer(
+        {"ternary": INNER["sign_votes"](model), "float": torch.optim.SGD([weight], lr=0.1)}
+    )
     wrapper = gqc.GradientNormThreshold(inner, threshold=1e-9)
     squares = 0.0
     for seed in range(3):
@@ -196,7 +230,9 @@ def test_in_a_mixed_model_both_parts_are_in_the_norm(parameters: Any) -> None:
 
 
 def test_a_step_of_many_draws_after_steps_of_one_does_not_cast_as_many_times_the_votes() -> None:
-    """64 times the votes would turn every trit, after which gradients are large and every step takes 64 draws."""
+    """64 times the votes would turn every trit, after which gradients are large and every step
+    takes 64 draws.
+    """
 
     def quanta(draws: int) -> float:
         model = layer()
@@ -224,7 +260,9 @@ def test_a_run_restored_at_any_draw_ends_with_the_same_bits(inner: str, stop: in
         model = layer("int8")
         return model, gqc.ScheduledBatch(INNER[inner](model), 1, 4)
 
-    def go_on(model: nn.Module, wrapper: gqc.OptimizerWrapper, start: int, stop: int) -> list[float | None]:
+    def go_on(
+        model: nn.Module, wrapper: gqc.OptimizerWrapper, start: int, stop: int
+    ) -> list[float | None]:
         norms = []
         for seed in range(start, stop):
             backward(model, seed)
@@ -241,10 +279,14 @@ def test_a_run_restored_at_any_draw_ends_with_the_same_bits(inner: str, stop: in
     other.load_state_dict(saved[0])
     resumed.load_state_dict(saved[1])
     assert go_on(other, resumed, stop, 24) == norms
-    assert all(torch.equal(a, b) for a, b in zip(state(model).values(), state(other).values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(state(model).values(), state(other).values(), strict=True)
+    )
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))]
+)
 @pytest.mark.parametrize("inner", sorted(INNER))
 def test_a_copy_of_model_and_wrapper_goes_on_to_the_same_bits(inner: str, duplicate: Any) -> None:
     model = layer()
@@ -257,7 +299,9 @@ def test_a_copy_of_model_and_wrapper_goes_on_to_the_same_bits(inner: str, duplic
         for net, optimizer in ((model, wrapper), (other, copied)):
             backward(net, seed)
             optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(state(model).values(), state(other).values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(state(model).values(), state(other).values(), strict=True)
+    )
     assert copied.statistics() == wrapper.statistics()
 
 
@@ -270,7 +314,11 @@ def test_a_gradient_with_nan_is_not_counted_as_a_draw_and_the_inner_policy_never
         backward(model, seed, float("nan") if seed == 1 else 1.0)
         decisions.append(wrapper.step())
         if seed == 1:
-            assert [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])] == []
+            assert [
+                name
+                for name, value in model.state_dict().items()
+                if not torch.equal(value, before[name])
+            ] == []
     assert decisions == [False, False, False, True]
     assert wrapper.statistics()["dropped"] == 1
     squares = sum(float((gradient(layer(), seed) ** 2).sum()) for seed in (0, 2, 3))
@@ -279,7 +327,9 @@ def test_a_gradient_with_nan_is_not_counted_as_a_draw_and_the_inner_policy_never
 
 def test_rescaling_warns_once_that_votes_do_not_change() -> None:
     model, plain = layer(), layer()
-    with pytest.warns(UserWarning, match="rescaling a gradient does not change the votes") as caught:
+    with pytest.warns(
+        UserWarning, match="rescaling a gradient does not change the votes"
+    ) as caught:
         wrapper = gqc.GradientNormRescaler(INNER["sign_votes"](model), target_norm=7.0)
     assert len(caught) == 1
     inner = INNER["sign_votes"](plain)
@@ -289,16 +339,23 @@ def test_rescaling_warns_once_that_votes_do_not_change() -> None:
         backward(plain, seed)
         inner.step()
         inner.zero_grad()
-    assert all(torch.equal(a, b) for a, b in zip(state(model).values(), state(plain).values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(state(model).values(), state(plain).values(), strict=True)
+    )
 
 
 def test_the_noise_scale_looks_at_float_parameters_and_needs_some() -> None:
     model = layer()
     with pytest.raises(ConfigError, match="a ternary module keeps the norm of each alone"):
         gqc.GradientNoiseScale(INNER["sign_votes"](model))
-    assert gqc.GradientNoiseScale(INNER["sign_votes"](model), estimator="norm_variance").step() is False
+    assert (
+        gqc.GradientNoiseScale(INNER["sign_votes"](model), estimator="norm_variance").step()
+        is False
+    )
     weight = nn.Parameter(torch.zeros(()))
-    inner = JoinedOptimizer({"ternary": INNER["sign_votes"](model), "float": torch.optim.SGD([weight], lr=0.1)})
+    inner = JoinedOptimizer(
+        {"ternary": INNER["sign_votes"](model), "float": torch.optim.SGD([weight], lr=0.1)}
+    )
     wrapper = gqc.GradientNoiseScale(inner, noise_multiplier=1e-9)
     for seed, value in enumerate((1.0, 2.0, 3.0)):
         backward(model, seed)
@@ -324,7 +381,11 @@ def test_in_a_joined_optimizer_a_waiting_part_keeps_its_draws_while_the_other_st
     plain, waiting = (torch.optim.SGD([weight], lr=1.0) for weight in weights)
     wrapper = gqc.ScheduledBatch(waiting, 1, 3)
     optimizer = JoinedOptimizer(
-        {"ternary": SignVotes(collect_trainable(ternary).ternary), "plain": plain, "waiting": wrapper}
+        {
+            "ternary": SignVotes(collect_trainable(ternary).ternary),
+            "plain": plain,
+            "waiting": wrapper,
+        }
     )
     gradients = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     assert optimizer.defers

@@ -16,7 +16,14 @@ from arb_ternary_hf.config import HfExportConfig
 from arb_ternary_hf.exporter import HfExporter
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 
-SIZES: dict[str, Any] = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "feed_forward": 96, "max_length": 32}
+SIZES: dict[str, Any] = {
+    "width": 64,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "feed_forward": 96,
+    "max_length": 32,
+}
 
 
 @pytest.fixture
@@ -42,7 +49,9 @@ def export() -> Callable[..., Path]:
 
 @pytest.fixture
 def cached() -> Callable[[Path, Path], Path]:
-    """Lays a folder out as org/name in a cache of the hub, as huggingface_hub does; returns its snapshot."""
+    """Lays a folder out as org/name in a cache of the hub, as huggingface_hub does; returns its
+    snapshot.
+    """
 
     def lay_out(folder: Path, cache: Path, revision: str = "5" * 40) -> Path:
         model = cache / "models--org--name"

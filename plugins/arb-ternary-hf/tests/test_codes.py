@@ -19,7 +19,9 @@ def test_bits_are_where_transformers_has_them(quarter: int, columns: int, seed: 
     trits = np.random.default_rng(seed).integers(-1, 2, (rows, columns), dtype=np.int8)
     expected = np.zeros((quarter, columns), dtype=np.uint8)
     for row in range(rows):
-        expected[row % max(quarter, 1)] |= ((trits[row] + 1) << 2 * (row // max(quarter, 1))).astype(np.uint8)
+        expected[row % max(quarter, 1)] |= (
+            (trits[row] + 1) << 2 * (row // max(quarter, 1))
+        ).astype(np.uint8)
     packed = pack(torch.from_numpy(trits))
     assert np.array_equal(packed.numpy(), expected)
     assert np.array_equal(unpack(packed, "x").numpy(), trits)

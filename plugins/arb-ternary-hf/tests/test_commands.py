@@ -36,7 +36,9 @@ def test_a_folder_becomes_a_run_and_goes_out_again(
     assert (told["format"], told["architecture"], told["tokenizer"]) == ("hf", "bitnet", "bytes")
     assert main(["import", str(first), run]) == 0
     assert main(["export", run, str(second), "--format", "hf", "--layout", "packed"]) == 0
-    before, after = (safetensors.torch.load_file(folder / "model.safetensors") for folder in (first, second))
+    before, after = (
+        safetensors.torch.load_file(folder / "model.safetensors") for folder in (first, second)
+    )
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -57,7 +59,10 @@ def test_a_model_in_the_hubs_cache_is_imported_by_its_address_without_a_network(
     cached: Callable[[Path, Path], Path],
 ) -> None:
     model = make_decoder(architecture="qwen3", group_size="tensor", scale_rule="frozen")
-    first, run = export(model, tmp_path / "first", {"kind": "bytes"}, layout="packed"), tmp_path / "run"
+    first, run = (
+        export(model, tmp_path / "first", {"kind": "bytes"}, layout="packed"),
+        tmp_path / "run",
+    )
     cached(first, tmp_path / "hub")
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
     command = [sys.executable, "-m", "arb_ternary.cli.main", "import", "hf://org/name", str(run)]

@@ -25,7 +25,9 @@ def random_trits(rows: int, columns: int, seed: int) -> torch.Tensor:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 2**32),
 )
-def test_trits_and_exponents_are_found(rows: int, columns: int, group: object, dtype: torch.dtype, seed: int) -> None:
+def test_trits_and_exponents_are_found(
+    rows: int, columns: int, group: object, dtype: torch.dtype, seed: int
+) -> None:
     size = columns if isinstance(group, str) else int(str(group))
     trits = random_trits(rows, columns, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -36,7 +38,9 @@ def test_trits_and_exponents_are_found(rows: int, columns: int, group: object, d
     assert found is not None
     assert torch.equal(found.trits, trits)
     assert found.group_size >= min(size, columns)  # neighbours may happen to agree
-    assert torch.equal(found.scale.expand(rows, -1).repeat_interleave(found.group_size, dim=1)[:, :columns], spread)
+    assert torch.equal(
+        found.scale.expand(rows, -1).repeat_interleave(found.group_size, dim=1)[:, :columns], spread
+    )
 
 
 def test_the_largest_groups_are_taken() -> None:

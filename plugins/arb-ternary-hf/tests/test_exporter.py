@@ -37,7 +37,13 @@ def dense(trits: torch.Tensor, exponent: torch.Tensor, group: int) -> np.ndarray
     ],
 )
 def test_config_json_says_what_transformers_reads(
-    tmp_path: Path, make_decoder: Make, export: Export, architecture: str, model_type: str, name: str, act: str
+    tmp_path: Path,
+    make_decoder: Make,
+    export: Export,
+    architecture: str,
+    model_type: str,
+    name: str,
+    act: str,
 ) -> None:
     model = make_decoder(architecture=architecture, rotary_base=50000.0, norm_eps=1e-5)
     folder = export(model, tmp_path / "out", layout="dense")
@@ -69,7 +75,9 @@ def test_config_json_says_what_transformers_reads(
     ]
 
 
-def test_packed_weights_are_codes_and_one_scale(tmp_path: Path, make_decoder: Make, export: Export) -> None:
+def test_packed_weights_are_codes_and_one_scale(
+    tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
     model = make_decoder(architecture="llama", residual_scale=-1, logit_scale=2, **TENSOR)
     folder = export(model, tmp_path / "out", layout="packed")
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
@@ -83,18 +91,25 @@ def test_packed_weights_are_codes_and_one_scale(tmp_path: Path, make_decoder: Ma
     stored = tensors["model.layers.1.self_attn.k_proj.weight"].numpy()
     trits = np.concatenate([((stored >> 2 * i) & 3).astype(np.int8) - 1 for i in range(4)])
     assert np.array_equal(trits, key.trits().numpy())
-    assert tensors["model.layers.1.self_attn.k_proj.weight_scale"].tolist() == [2.0 ** -int(key.exponent[0, 0])]
+    assert tensors["model.layers.1.self_attn.k_proj.weight_scale"].tolist() == [
+        2.0 ** -int(key.exponent[0, 0])
+    ]
     down = model.blocks[0].feed_forward.down  # with the residual scale, 1/2
-    assert tensors["model.layers.0.mlp.down_proj.weight_scale"].tolist() == [2.0 ** (1 - int(down.exponent[0, 0]))]
+    assert tensors["model.layers.0.mlp.down_proj.weight_scale"].tolist() == [
+        2.0 ** (1 - int(down.exponent[0, 0]))
+    ]
     assert tensors["lm_head.weight"].dtype == torch.uint8
     assert tensors["model.norm.weight"].tolist() == [4.0] * 64  # with the logit scale
     embedding = model.embedding
     assert np.array_equal(
-        tensors["model.embed_tokens.weight"].numpy(), dense(embedding.trits(), embedding.exponent, 64)
+        tensors["model.embed_tokens.weight"].numpy(),
+        dense(embedding.trits(), embedding.exponent, 64),
     )
 
 
-def test_dense_weights_are_trits_times_powers_of_two(tmp_path: Path, make_decoder: Make, export: Export) -> None:
+def test_dense_weights_are_trits_times_powers_of_two(
+    tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
     model = make_decoder(architecture="qwen3", group_size=32)
     up = model.blocks[0].feed_forward.up
     up.exponent += torch.randint(-3, 4, up.exponent.shape, dtype=torch.int8)
@@ -103,7 +118,9 @@ def test_dense_weights_are_trits_times_powers_of_two(tmp_path: Path, make_decode
         folder = export(model, tmp_path / layout, layout=layout)
         tensors = safetensors.torch.load_file(folder / "model.safetensors")
         stored = tensors["model.layers.0.mlp.up_proj.weight"]
-        assert {tensor.dtype for name, tensor in tensors.items() if not name.endswith("scale")} == {dtype}
+        assert {tensor.dtype for name, tensor in tensors.items() if not name.endswith("scale")} == {
+            dtype
+        }
         assert np.array_equal(stored.double().numpy(), expected)
         scale = tensors.get("model.layers.0.mlp.up_proj.weight_scale")
         assert (None if scale is None else scale.tolist()) == (None if layout == "dense" else [1.0])
@@ -113,18 +130,27 @@ def test_dense_weights_are_trits_times_powers_of_two(tmp_path: Path, make_decode
         )
 
 
-def test_other_scales_than_powers_of_two_are_weight_scales(tmp_path: Path, make_decoder: Make, export: Export) -> None:
+def test_other_scales_than_powers_of_two_are_weight_scales(
+    tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
     model = make_decoder(architecture="llama", linear_scales=True, **TENSOR)
     query = model.blocks[0].attention.query
     query.scale.fill_(0.3)
     name = "model.layers.0.self_attn.q_proj"
     magnitude = 0.3 * 2.0 ** int(query.exponent[0, 0])
-    for layout, weight, scale in (("packed", None, 1 / magnitude), ("dense_w1a8", magnitude / 0.3, 0.3)):
-        tensors = safetensors.torch.load_file(export(model, tmp_path / layout, layout=layout) / "model.safetensors")
+    for layout, weight, scale in (
+        ("packed", None, 1 / magnitude),
+        ("dense_w1a8", magnitude / 0.3, 0.3),
+    ):
+        tensors = safetensors.torch.load_file(
+            export(model, tmp_path / layout, layout=layout) / "model.safetensors"
+        )
         assert tensors[f"{name}.weight_scale"].tolist() == pytest.approx([scale], rel=1e-6)
         if weight is not None:
             assert float(tensors[f"{name}.weight"].max()) == weight
-    tensors = safetensors.torch.load_file(export(model, tmp_path / "dense", layout="dense") / "model.safetensors")
+    tensors = safetensors.torch.load_file(
+        export(model, tmp_path / "dense", layout="dense") / "model.safetensors"
+    )
     assert float(tensors[f"{name}.weight"].max()) == pytest.approx(magnitude, rel=1e-6)
 
 
@@ -134,20 +160,28 @@ def test_factors_of_rows_are_in_the_dense_weights_and_not_in_packed_ones(
     model = make_decoder(architecture="llama", row_scales=True, **TENSOR)
     query = model.blocks[0].attention.query
     query.row_scale.data.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(1))
-    tensors = safetensors.torch.load_file(export(model, tmp_path / "dense", layout="dense") / "model.safetensors")
+    tensors = safetensors.torch.load_file(
+        export(model, tmp_path / "dense", layout="dense") / "model.safetensors"
+    )
     factors = query.row_scale.detach().half().double().unsqueeze(1).numpy()
     expected = factors * dense(query.trits(), query.exponent, query.shape.group_size)
-    assert np.array_equal(tensors["model.layers.0.self_attn.q_proj.weight"].double().numpy(), expected)
+    assert np.array_equal(
+        tensors["model.layers.0.self_attn.q_proj.weight"].double().numpy(), expected
+    )
     with pytest.raises(ConfigError, match="packed has one scale a matrix, and the rows of"):
         export(model, tmp_path / "packed", layout="packed")
 
 
-def test_packed_needs_one_exponent_and_says_what_to_do(tmp_path: Path, make_decoder: Make, export: Export) -> None:
+def test_packed_needs_one_exponent_and_says_what_to_do(
+    tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
     model = make_decoder(architecture="llama", group_size=32)
     exponent = model.blocks[1].feed_forward.gate.exponent
     first = int(exponent[0, 0])
     exponent[3, 1] += 2
-    with pytest.raises(ConfigError, match=f"groups of blocks.1.feed_forward.gate have exponents from {first} to") as e:
+    with pytest.raises(
+        ConfigError, match=f"groups of blocks.1.feed_forward.gate have exponents from {first} to"
+    ) as e:
         export(model, tmp_path / "out", layout="packed")
     assert "dense_w1a8" in e.value.hint
     assert "group_size: tensor" in e.value.hint
@@ -176,7 +210,12 @@ def test_float_linears_are_dense_only(tmp_path: Path, make_decoder: Make, export
 def test_biases_make_a_llama_a_qwen2_and_others_get_one_more(
     tmp_path: Path, make_decoder: Make, export: Export
 ) -> None:
-    for architecture, model_type in (("llama", "qwen2"), ("qwen3", "qwen3"), ("arcee", "arcee"), ("bitnet", "bitnet")):
+    for architecture, model_type in (
+        ("llama", "qwen2"),
+        ("qwen3", "qwen3"),
+        ("arcee", "arcee"),
+        ("bitnet", "bitnet"),
+    ):
         model = make_decoder(architecture=architecture, query_key_value_bias=True)
         folder = export(model, tmp_path / architecture, layout="dense")
         config = json.loads((folder / "config.json").read_text())
@@ -192,10 +231,15 @@ def test_biases_make_a_llama_a_qwen2_and_others_get_one_more(
 
 def test_rotary_options_are_written(tmp_path: Path, make_decoder: Make, export: Export) -> None:
     folder = export(make_decoder(architecture="llama", rotary_scaling=4.0), tmp_path / "a")
-    assert json.loads((folder / "config.json").read_text())["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    assert json.loads((folder / "config.json").read_text())["rope_scaling"] == {
+        "rope_type": "linear",
+        "factor": 4.0,
+    }
     factors = tuple(1.0 + i for i in range(8))
     model = make_decoder(architecture="llama", rotary_scaling=2.0, rotary_factors=factors)
-    scaling = json.loads((export(model, tmp_path / "b") / "config.json").read_text())["rope_scaling"]
+    scaling = json.loads((export(model, tmp_path / "b") / "config.json").read_text())[
+        "rope_scaling"
+    ]
     assert scaling["short_factor"] == scaling["long_factor"] == [2.0 * factor for factor in factors]
     assert scaling["attention_factor"] == 1.0
 
@@ -206,7 +250,10 @@ def test_rotary_options_are_written(tmp_path: Path, make_decoder: Make, export: 
         ({"experts": 2, "sub_norms": False, "activation": "swiglu"}, "experts: 2"),
         ({"architecture": None, "sub_norms": True}, "sub_norms|activation|tie_embeddings"),
         ({"causal": False, "sub_norms": False, "activation": "swiglu"}, "causal: false"),
-        ({"architecture": "llama", "width": 66, "head_dim": 16}, "wants 'width' to be a multiple of 'heads'"),
+        (
+            {"architecture": "llama", "width": 66, "head_dim": 16},
+            "wants 'width' to be a multiple of 'heads'",
+        ),
     ],
 )
 def test_what_has_no_class_in_transformers_is_refused(
@@ -222,7 +269,9 @@ def test_only_decoders_are_exported(tmp_path: Path, export: Export) -> None:
         export(nn.Linear(2, 2), tmp_path / "out")
 
 
-def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path, make_decoder: Make, export: Export) -> None:
+def test_a_folder_appears_whole_or_not_at_all(
+    tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
     model = make_decoder(architecture="llama")
     (tmp_path / ".out.writing").mkdir()
     (tmp_path / ".out.writing" / "left").write_text("by a run that was killed")
@@ -237,8 +286,14 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path, make_decoder: Make
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        ({"kind": "characters", "alphabet": "ab"}, "'characters' has no form in transformers: an alphabet of single"),
-        ({"kind": "ids", "vocabulary_size": 3}, "'ids' has no form in transformers: the data is token ids"),
+        (
+            {"kind": "characters", "alphabet": "ab"},
+            "'characters' has no form in transformers: an alphabet of single",
+        ),
+        (
+            {"kind": "ids", "vocabulary_size": 3},
+            "'ids' has no form in transformers: the data is token ids",
+        ),
         ({"kind": "else"}, "'else' has no form in transformers"),
     ],
 )

@@ -35,7 +35,26 @@ Export = Callable[..., Path]
 FIXED = 1 << 20
 
 #: Values that programs stumble over.
-VALUES: list[Any] = [None, True, -1, 0, 1, 3, 2**31, 2**63, 10**30, 0.5, -0.0, 1e308, "", "x", "llama", [], [1], {}]
+VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    3,
+    2**31,
+    2**63,
+    10**30,
+    0.5,
+    -0.0,
+    1e308,
+    "",
+    "x",
+    "llama",
+    [],
+    [1],
+    {},
+]
 
 
 def mutated_bytes(content: bytes, chance: random.Random) -> bytes:
@@ -50,11 +69,15 @@ def mutated_bytes(content: bytes, chance: random.Random) -> bytes:
         elif kind == 1:
             del changed[place : place + chance.choice((1, 2, 8, 100))]
         elif kind == 2:
-            changed[place:place] = bytes(chance.randrange(256) for _ in range(chance.choice((1, 2, 8))))
+            changed[place:place] = bytes(
+                chance.randrange(256) for _ in range(chance.choice((1, 2, 8)))
+            )
         elif kind == 3:
             del changed[chance.randrange(len(changed) + 1) :]
         elif kind == 4:
-            changed[place : place + 8] = chance.choice((0, 1, 2**31, 2**63 - 1, 2**64 - 1)).to_bytes(8, "little")
+            changed[place : place + 8] = chance.choice(
+                (0, 1, 2**31, 2**63 - 1, 2**64 - 1)
+            ).to_bytes(8, "little")
         else:
             digits = [at for at in range(min(len(changed), 4000)) if 48 <= changed[at] < 58]
             if digits:
@@ -78,7 +101,9 @@ def mutated_json(value: Any, chance: random.Random) -> Any:
 
 
 def try_everything(folder: Path) -> bool:
-    """Inspect, load, fill and encode; whether the folder was accepted. Only an ``ArbError`` may be raised."""
+    """Inspect, load, fill and encode; whether the folder was accepted. Only an ``ArbError`` may be
+    raised.
+    """
     importer = HfImporter(ImportConfig())
     importer.recognises(folder)
     try:
@@ -123,7 +148,8 @@ def changed_file(folder: Path, kind: str, chance: random.Random) -> tuple[str, b
 
 
 def attack(folder: Path, source: Path, kind: str, count: int, seed: int) -> Figures:
-    """Change a file of ``source`` ``count`` times; the memory of every tenth folder is traced, which is slow.
+    """Change a file of ``source`` ``count`` times; the memory of every tenth folder is traced,
+    which is slow.
 
     Raises:
         AssertionError: a folder took more memory than twice its files.
@@ -164,11 +190,26 @@ def definition() -> str:
         pre_tokenizer={
             "type": "Sequence",
             "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": "\\s+|\\w+"}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": "\\s+|\\w+"},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                {
+                    "type": "ByteLevel",
+                    "add_prefix_space": False,
+                    "trim_offsets": True,
+                    "use_regex": False,
+                },
             ],
         },
-        decoder={"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        decoder={
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
         added=[
             {"id": number, "content": piece, "special": True}
             | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -181,14 +222,27 @@ def definition() -> str:
     start = {"id": "<s>", "ids": [0], "tokens": ["<s>"]}
     place = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     processor = {"single": place, "pair": [*place, {"Sequence": {"id": "B", "type_id": 1}}]}
-    content["post_processor"] = {"type": "TemplateProcessing", **processor, "special_tokens": {"<s>": start}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        **processor,
+        "special_tokens": {"<s>": start},
+    }
     return json.dumps(content)
 
 
 def sources(tmp_path: Path, make_decoder: Make, export: Export) -> list[Path]:
     """Packed trits in one file, and floats in two with their index; both with a tokenizer."""
-    sizes = {"width": 16, "heads": 2, "kv_heads": 1, "layers": 1, "feed_forward": 16, "max_length": 8}
-    packed = make_decoder(16, architecture="bitnet", group_size="tensor", scale_rule="frozen", **sizes)
+    sizes = {
+        "width": 16,
+        "heads": 2,
+        "kv_heads": 1,
+        "layers": 1,
+        "feed_forward": 16,
+        "max_length": 8,
+    }
+    packed = make_decoder(
+        16, architecture="bitnet", group_size="tensor", scale_rule="frozen", **sizes
+    )
     dense = make_decoder(16, architecture="llama", query_key_value_bias=True, **sizes)
     attached = {"kind": "file", "definition": definition()}
     folders = [
@@ -219,7 +273,8 @@ def test_mutated_folders_are_errors_or_models(
     figures = attack(tmp_path / "m", source, kind, 60, seed=number)
     assert figures.slowest < 5
     assert figures.refused > 10
-    assert figures.accepted > 0  # some changes are of weights only, of names, of what transformers ignores
+    # some changes are of weights only, of names, of what transformers ignores
+    assert figures.accepted > 0
 
 
 @pytest.mark.slow
@@ -233,12 +288,16 @@ def test_a_hundred_thousand_mutated_folders(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     figures = attack(tmp_path / "m", source, kind, count, seed=100 + number)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"{kind} of {source.name}: {figures}, peak resident memory grew by {grown} KiB", flush=True)
+    print(
+        f"{kind} of {source.name}: {figures}, peak resident memory grew by {grown} KiB", flush=True
+    )
     assert figures.slowest < 10
     assert grown < 100 * 1024
 
 
-def test_sizes_that_no_file_holds_take_no_memory(tmp_path: Path, make_decoder: Make, export: Export) -> None:
+def test_sizes_that_no_file_holds_take_no_memory(
+    tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
     source = sources(tmp_path, make_decoder, export)[1]
     config = json.loads((source / "config.json").read_text())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -255,7 +314,8 @@ def test_sizes_that_no_file_holds_take_no_memory(tmp_path: Path, make_decoder: M
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024
 
 
-#: Reads every tensor of a folder, and makes it a model; prints the most memory that was taken over what there was.
+# : Reads every tensor of a folder, and makes it a model; prints the most memory that was taken over
+# what there was.
 READ = """
 import sys
 from pathlib import Path
@@ -277,26 +337,45 @@ print(most() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel tells no peak of a process")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the kernel tells no peak of a process"
+)
 @pytest.mark.parametrize("layout", ["packed", "dense"])
 def test_reading_takes_no_more_than_twice_the_files(
     layout: str, tmp_path: Path, make_decoder: Make, export: Export
 ) -> None:
     """Of trits four a byte, and of a table in bfloat16 that is nearly all of its file."""
-    packed = {"width": 1024, "layers": 4, "feed_forward": 2816, "group_size": "tensor", "scale_rule": "frozen"}
-    table = {"width": 512, "layers": 1, "tie_embeddings": True, "float_parts": ("embedding", "head", "norms")}
+    packed = {
+        "width": 1024,
+        "layers": 4,
+        "feed_forward": 2816,
+        "group_size": "tensor",
+        "scale_rule": "frozen",
+    }
+    table = {
+        "width": 512,
+        "layers": 1,
+        "tie_embeddings": True,
+        "float_parts": ("embedding", "head", "norms"),
+    }
     if layout == "packed":
-        folder = export(make_decoder(architecture="bitnet", **packed), tmp_path / "m", layout=layout)
+        folder = export(
+            make_decoder(architecture="bitnet", **packed), tmp_path / "m", layout=layout
+        )
     else:
         model = make_decoder(40_000, architecture="llama", **table)
         folder = export(model, tmp_path / "m", layout=layout, dtype="bfloat16")
-    done = subprocess.run([sys.executable, "-c", READ, str(folder)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(folder)], check=True, capture_output=True, text=True
+    )
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{layout}: {int(done.stdout) / size:.2f} times the files, {size} bytes")
     assert int(done.stdout) <= 2 * size
 
 
-def test_a_tensor_of_the_file_is_read_alone(tmp_path: Path, make_decoder: Make, export: Export) -> None:
+def test_a_tensor_of_the_file_is_read_alone(
+    tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
     """What of a file is in memory is the tensor that is asked for."""
     from arb_ternary_hf.published import HfModel
 

@@ -1,4 +1,6 @@
-"""Folders read back: what was exported, bit for bit, and what transformers has made, with its logits."""
+"""Folders read back: what was exported, bit for bit, and what transformers has made, with its
+logits.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ SIZES: dict[str, Any] = {
 
 
 def load(folder: Path, changes: Any = None, **options: Any) -> tuple[Decoder, ImportedModel]:
-    """The model of a folder; ``changes`` are made to its options, which the folder does not decide."""
+    """The model of a folder; ``changes`` are made to its options, which the folder does not
+    decide.
+    """
     found = HfImporter(ImportConfig(**options)).load(folder)
     settings = {name: value for name, value in found.model.items() if name != "name"}
     model = Decoder(DecoderConfig(**{**settings, **(changes or {})}), found.vocabulary_size)
@@ -107,10 +111,16 @@ def test_what_is_exported_comes_back_bit_for_bit(
             trits = module.trits()
             trits[:, ::16] = trits[:, -1] = 1  # a group of zeros has no exponent in a dense file
             shape = (1, 1) if one and module is not model.embedding else module.exponent.shape
-            exponent = torch.randint(-9, 9, shape, dtype=torch.int8).expand(module.exponent.shape).contiguous()
+            exponent = (
+                torch.randint(-9, 9, shape, dtype=torch.int8)
+                .expand(module.exponent.shape)
+                .contiguous()
+            )
             module.set_trits(trits, exponent)
     folder = tmp_path_factory.mktemp("hf") / "out"
-    HfExporter(HfExportConfig(layout=layout)).export(model, folder, {"tokenizer": {"kind": "bytes"}})
+    HfExporter(HfExportConfig(layout=layout)).export(
+        model, folder, {"tokenizer": {"kind": "bytes"}}
+    )
     back, found = load(folder)
     expected, there = ternary(model), ternary(back)
     assert there.keys() == expected.keys()
@@ -122,9 +132,18 @@ def test_what_is_exported_comes_back_bit_for_bit(
     assert found.vocabulary_size == 256
 
 
-def test_the_same_folder_comes_out_again(tmp_path: Path, make_decoder: Make, export: Export) -> None:
-    options = {"group_size": "tensor", "scale_rule": "frozen", "linear_scales": True, "query_key_value_bias": True}
-    model = make_decoder(architecture="llama", float_parts=("embedding", "norms"), rotary_scaling=2.0, **options)
+def test_the_same_folder_comes_out_again(
+    tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
+    options = {
+        "group_size": "tensor",
+        "scale_rule": "frozen",
+        "linear_scales": True,
+        "query_key_value_bias": True,
+    }
+    model = make_decoder(
+        architecture="llama", float_parts=("embedding", "norms"), rotary_scaling=2.0, **options
+    )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if ".biases." in name or name.endswith(("norm.weight", ".scale")):
             torch.nn.init.uniform_(tensor, 0.8, 1.4)
@@ -141,15 +160,21 @@ def test_the_same_folder_comes_out_again(tmp_path: Path, make_decoder: Make, exp
         assert torch.allclose(after[name].double(), tensor.double(), rtol=1e-6, atol=0), name
 
 
-def test_float_weights_become_trits_when_asked(tmp_path: Path, make_decoder: Make, export: Export) -> None:
+def test_float_weights_become_trits_when_asked(
+    tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
     model = make_decoder(architecture="llama", float_parts=("embedding", "head", "linears"))
     folder = export(model, tmp_path / "out", layout="dense")
     kept, _ = load(folder)
     assert torch.equal(kept.head.weight, model.head.weight)
     changed, _ = load(folder, float_sources="ternary")
     assert "linears" not in changed.config.float_parts
-    dense, trits = model.blocks[0].feed_forward.up.weight.detach(), changed.blocks[0].feed_forward.up.trits()
-    assert float((trits.sign() * dense.sign()).clamp(min=0).mean()) > 0.5  # of the same sign where not zero
+    dense, trits = (
+        model.blocks[0].feed_forward.up.weight.detach(),
+        changed.blocks[0].feed_forward.up.trits(),
+    )
+    # of the same sign where not zero
+    assert float((trits.sign() * dense.sign()).clamp(min=0).mean()) > 0.5
 
 
 def bitnet_folder(folder: Path, linear_class: str) -> Path:
@@ -159,8 +184,18 @@ def bitnet_folder(folder: Path, linear_class: str) -> Path:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    tensors = {"model.embed_tokens.weight": 0.1 * normal(256, 64), "model.norm.weight": 1 + 0.1 * normal(64)}
-    shapes = {"q": (64, 64), "k": (32, 64), "v": (32, 64), "o": (64, 64), "gate": (96, 64), "up": (96, 64)}
+    tensors = {
+        "model.embed_tokens.weight": 0.1 * normal(256, 64),
+        "model.norm.weight": 1 + 0.1 * normal(64),
+    }
+    shapes = {
+        "q": (64, 64),
+        "k": (32, 64),
+        "v": (32, 64),
+        "o": (64, 64),
+        "gate": (96, 64),
+        "up": (96, 64),
+    }
     shapes["down"] = (64, 96)
     for layer in range(2):
         prefix = f"model.layers.{layer}."
@@ -177,7 +212,9 @@ def bitnet_folder(folder: Path, linear_class: str) -> Path:
             trits = (weight / magnitude).round().clamp(-1, 1).to(torch.int8)
             path = f"{prefix}{'self_attn' if len(name) == 1 else 'mlp'}.{name}_proj.weight"
             tensors[path] = pack(trits)
-            tensors[f"{path}_scale"] = (magnitude if linear_class == "autobitlinear" else 1 / magnitude).view(1)
+            tensors[f"{path}_scale"] = (
+                magnitude if linear_class == "autobitlinear" else 1 / magnitude
+            ).view(1)
     folder.mkdir()
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
@@ -210,7 +247,9 @@ def dequantised(folder: Path, target: Path) -> Path:
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("linear_class", ["bitlinear", pytest.param("autobitlinear", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "linear_class", ["bitlinear", pytest.param("autobitlinear", marks=pytest.mark.slow)]
+)
 def test_a_bitnet_with_float_scales_computes_the_same(
     tmp_path: Path, divergence: Divergence, linear_class: str
 ) -> None:
@@ -252,7 +291,10 @@ def test_a_bitnet_with_float_scales_computes_the_same(
                 }
             },
         ),
-        ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+        (
+            "Llama",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+        ),
         ("Qwen3", {"head_dim": 32}),
         ("Qwen2", {}),
         ("Arcee", {}),
@@ -260,7 +302,9 @@ def test_a_bitnet_with_float_scales_computes_the_same(
         ("BitNet", {"tie_word_embeddings": True}),
     ],
 )
-def test_float_models_of_transformers_compute_the_same(tmp_path: Path, name: str, options: Any) -> None:
+def test_float_models_of_transformers_compute_the_same(
+    tmp_path: Path, name: str, options: Any
+) -> None:
     import transformers
 
     torch.manual_seed(0)
@@ -302,7 +346,10 @@ def test_online_bitnet_is_imported_as_it_computes(tmp_path: Path, divergence: Di
 def test_tokenizers_come_back(tmp_path: Path, make_decoder: Make, export: Export) -> None:
     from tokenizers import Tokenizer, models
 
-    words = {"kind": "file", "definition": Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, "?")).to_str()}
+    words = {
+        "kind": "file",
+        "definition": Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, "?")).to_str(),
+    }
     padded = {"kind": "padded", "tokenizer": words, "vocabulary_size": 7}  # the model has more ids
     for number, (size, attached) in enumerate(((256, {"kind": "bytes"}), (3, words), (7, padded))):
         model = make_decoder(vocabulary_size=size, architecture="llama")

@@ -49,7 +49,12 @@ def test_defaults_are_those_of_transformers(path: Path) -> None:
         "activations": "float",
         "rotary_base": 10000.0,
     }
-    assert (config.architecture, config.biases, config.quantization, config.notes) == ("llama", False, None, ())
+    assert (config.architecture, config.biases, config.quantization, config.notes) == (
+        "llama",
+        False,
+        None,
+        (),
+    )
     bitnet = read(path, model_type="bitnet", quantization_config={"quant_method": "bitnet"})
     assert (bitnet.architecture, bitnet.options["activation"]) == ("bitnet", "reglu2")
     assert (bitnet.options["norm_eps"], bitnet.options["rotary_base"]) == (1e-5, 500000.0)
@@ -63,18 +68,32 @@ def test_defaults_are_those_of_transformers(path: Path) -> None:
     [
         ({"model_type": "qwen3", "head_dim": 32}, "qwen3", {"head_dim": 32}),
         ({"model_type": "qwen2"}, "llama", {"query_key_value_bias": True}),
-        ({"model_type": "arcee", "hidden_act": "relu2"}, "arcee", {"activation": "relu2", "norm_eps": 1e-5}),
+        (
+            {"model_type": "arcee", "hidden_act": "relu2"},
+            "arcee",
+            {"activation": "relu2", "norm_eps": 1e-5},
+        ),
         ({"model_type": "bitnet", "hidden_act": "silu"}, "bitnet", {"activation": "swiglu"}),
         ({"hidden_act": "relu2"}, "llama", {"activation": "reglu2"}),
         ({"attention_bias": True}, "llama", {"query_key_value_bias": True}),
         ({"model_type": "mistral", "sliding_window": None}, "llama", {"max_length": 2048}),
         ({"rope_theta": 500000}, "llama", {"rotary_base": 500000.0}),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 7e5}}, "llama", {"rotary_base": 7e5}),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 7e5}},
+            "llama",
+            {"rotary_base": 7e5},
+        ),
         ({"rope_scaling": {"type": "linear", "factor": 4}}, "llama", {"rotary_scaling": 4.0}),
-        ({"num_key_value_heads": 2, "tie_word_embeddings": True}, "llama", {"kv_heads": 2, "tie_embeddings": True}),
+        (
+            {"num_key_value_heads": 2, "tie_word_embeddings": True},
+            "llama",
+            {"kv_heads": 2, "tie_embeddings": True},
+        ),
     ],
 )
-def test_what_the_decoder_computes(path: Path, changes: Any, architecture: str, expected: Any) -> None:
+def test_what_the_decoder_computes(
+    path: Path, changes: Any, architecture: str, expected: Any
+) -> None:
     config = read(path, **changes)
     assert config.architecture == architecture
     assert {key: config.options.get(key) for key in expected} == expected
@@ -87,7 +106,10 @@ def test_a_window_limits_the_length_within_which_it_hides_nothing(path: Path) ->
     qwen = {"model_type": "qwen3", "sliding_window": 100, "max_position_embeddings": 500}
     assert read(path, **qwen).options["max_length"] == 500
     assert read(path, **qwen, use_sliding_window=True).options["max_length"] == 100
-    assert read(path, model_type="mistral", sliding_window=5000, max_position_embeddings=500).notes == ()
+    assert (
+        read(path, model_type="mistral", sliding_window=5000, max_position_embeddings=500).notes
+        == ()
+    )
 
 
 def test_own_code_is_noted_and_not_run(path: Path) -> None:
@@ -120,14 +142,29 @@ def test_own_code_is_noted_and_not_run(path: Path) -> None:
         ({"tie_word_embeddings": 1}, "'tie_word_embeddings' must be true or false"),
         ({"vocab_size": 0}, "'vocab_size' must be a whole number"),
         ({"rope_theta": 10**400}, "'rope_theta' must be a number"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "must be one of default, linear, llama3, longrope"),
-        ({"rope_scaling": {"type": "dynamic"}}, "'type' must be one of default, linear, llama3, longrope"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4}},
+            "must be one of default, linear, llama3, longrope",
+        ),
+        (
+            {"rope_scaling": {"type": "dynamic"}},
+            "'type' must be one of default, linear, llama3, longrope",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "'rope_scaling': 'factor' must be a number"),
         ({"rope_scaling": [1]}, "'rope_scaling' must be an object"),
         ({"partial_rotary_factor": 0.5}, "the decoder rotates whole heads"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "'quant_method' must be one of bitnet; it is 'gptq'"),
-        ({"quantization_config": {"quant_method": "bitnet", "linear_class": "x"}}, "must be one of bitlinear, autobit"),
-        ({"quantization_config": {"quant_method": "bitnet", "use_rms_norm": True}}, "'use_rms_norm' must be false"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            "'quant_method' must be one of bitnet; it is 'gptq'",
+        ),
+        (
+            {"quantization_config": {"quant_method": "bitnet", "linear_class": "x"}},
+            "must be one of bitlinear, autobit",
+        ),
+        (
+            {"quantization_config": {"quant_method": "bitnet", "use_rms_norm": True}},
+            "'use_rms_norm' must be false",
+        ),
         (
             {"quantization_config": {"quant_method": "bitnet", "modules_to_not_convert": [3]}},
             "'modules_to_not_convert' must be a list of strings",

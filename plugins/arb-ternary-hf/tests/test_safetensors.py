@@ -26,7 +26,9 @@ TENSORS = {
 
 
 def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
-    size = write_shards(tmp_path, TENSORS.items(), names=TENSORS, limit=1 << 30, metadata={"format": "pt"})
+    size = write_shards(
+        tmp_path, TENSORS.items(), names=TENSORS, limit=1 << 30, metadata={"format": "pt"}
+    )
     assert size == sum(tensor.numel() * tensor.element_size() for tensor in TENSORS.values())
     read = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(read[name], tensor) for name, tensor in TENSORS.items())
@@ -38,11 +40,15 @@ def test_shards_hold_no_more_than_the_limit_and_the_index_finds_all(tmp_path: Pa
     write_shards(tmp_path, tensors.items(), names=tensors, limit=250, metadata={})
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"] == {"total_size": 700}
-    assert sorted(set(index["weight_map"].values())) == [f"model-0000{i}-of-00004.safetensors" for i in (1, 2, 3, 4)]
+    assert sorted(set(index["weight_map"].values())) == [
+        f"model-0000{i}-of-00004.safetensors" for i in (1, 2, 3, 4)
+    ]
     files = WeightFiles.open(tmp_path)
     for name, tensor in tensors.items():
         assert torch.equal(files.read(name), tensor)
-        assert torch.equal(safetensors.torch.load_file(tmp_path / index["weight_map"][name])[name], tensor)
+        assert torch.equal(
+            safetensors.torch.load_file(tmp_path / index["weight_map"][name])[name], tensor
+        )
 
 
 def write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
@@ -79,7 +85,9 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has neither model\.safetensors nor"):
         WeightFiles.open(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"pickled files only \(pytorch_model.bin\), which can run code"):
+    with pytest.raises(
+        DataError, match=r"pickled files only \(pytorch_model.bin\), which can run code"
+    ):
         WeightFiles.open(tmp_path)
 
 
@@ -88,7 +96,9 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     shapes=st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=5),
     limit=st.integers(1, 300),
 )
-def test_any_tensors_in_any_shards_come_back(tmp_path_factory: Any, shapes: list[list[int]], limit: int) -> None:
+def test_any_tensors_in_any_shards_come_back(
+    tmp_path_factory: Any, shapes: list[list[int]], limit: int
+) -> None:
     folder = tmp_path_factory.mktemp("shards")
     tensors = {f"name.{i}": torch.randn(shape) for i, shape in enumerate(shapes)}
     write_shards(folder, tensors.items(), names=tensors, limit=limit, metadata={"a": "b"})

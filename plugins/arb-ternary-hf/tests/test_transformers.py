@@ -67,7 +67,10 @@ def test_packed_logits_in_both_linear_classes_are_those_of_int8(
     import safetensors.torch
 
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    inverted = {name: 1 / tensor if name.endswith("weight_scale") else tensor for name, tensor in tensors.items()}
+    inverted = {
+        name: 1 / tensor if name.endswith("weight_scale") else tensor
+        for name, tensor in tensors.items()
+    }
     safetensors.torch.save_file(inverted, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["linear_class"] = "autobitlinear"
@@ -93,7 +96,9 @@ def test_biases_and_rotary_factors_are_computed_there_too(
     tmp_path: Path, make_decoder: Make, export: Export, as_float: Any, architecture: str
 ) -> None:
     for options in ({"rotary_factors": tuple(1 + 0.5 * i for i in range(8))}, {}):
-        model = make_decoder(architecture=architecture, query_key_value_bias=True, rotary_scaling=2.0, **options)
+        model = make_decoder(
+            architecture=architecture, query_key_value_bias=True, rotary_scaling=2.0, **options
+        )
         for name, parameter in model.named_parameters():
             if ".biases." in name:
                 torch.nn.init.normal_(parameter)
@@ -102,7 +107,9 @@ def test_biases_and_rotary_factors_are_computed_there_too(
 
 
 @pytest.mark.slow
-def test_float_parts_gains_and_shards_load(tmp_path: Path, make_decoder: Make, export: Export, as_float: Any) -> None:
+def test_float_parts_gains_and_shards_load(
+    tmp_path: Path, make_decoder: Make, export: Export, as_float: Any
+) -> None:
     parts = ("embedding", "head", "norms", "linears")
     for options in ({"float_parts": parts}, {"learned_norms": True, "tie_embeddings": True}):
         model = make_decoder(architecture="llama", width=256, feed_forward=512, **options)
@@ -114,9 +121,20 @@ def test_float_parts_gains_and_shards_load(tmp_path: Path, make_decoder: Make, e
 def test_bytes_are_their_own_ids(tmp_path: Path, make_decoder: Make, export: Export) -> None:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    folder = export(make_decoder(architecture="llama"), tmp_path / "out", {"kind": "bytes"}, layout="dense")
-    texts = [bytes(range(128)).decode(), "Grüße, 世界! 🌍 \u0301a", "  two  spaces\r\n\ttabs", "", "a" * 3000]
-    for tokenizer in (AutoTokenizer.from_pretrained(folder), PreTrainedTokenizerFast.from_pretrained(folder)):
+    folder = export(
+        make_decoder(architecture="llama"), tmp_path / "out", {"kind": "bytes"}, layout="dense"
+    )
+    texts = [
+        bytes(range(128)).decode(),
+        "Grüße, 世界! 🌍 \u0301a",
+        "  two  spaces\r\n\ttabs",
+        "",
+        "a" * 3000,
+    ]
+    for tokenizer in (
+        AutoTokenizer.from_pretrained(folder),
+        PreTrainedTokenizerFast.from_pretrained(folder),
+    ):
         assert tokenizer.model_max_length == 32
         for text in texts:
             assert tokenizer(text)["input_ids"] == list(text.encode())

@@ -1,11 +1,14 @@
-"""Whether orchestrated training pays: damaged data, a rate four times too large, and nothing wrong; three seeds each.
+"""Whether orchestrated training pays: damaged data, a rate four times too large, and nothing wrong;
+three seeds each.
 
-    python plugins/arb-ternary-orchestrator/studies/pays.py --out plugins/arb-ternary-orchestrator/results/pays.json
+    python plugins/arb-ternary-orchestrator/studies/pays.py --out
+    plugins/arb-ternary-orchestrator/results/pays.json
 
-An orchestrated run takes ``--steps`` steps and, for strategies that it tries and does not keep, some more. The plain
-run beside it takes as many as both together, and so does the undisturbed one that both are compared with. Rates are
-the best of a few by the loss on the last tenth of the training stream, with a seed of their own; validation text is
-read once, at the end of each run. A run that is in the file already is not repeated.
+An orchestrated run takes ``--steps`` steps and, for strategies that it tries and does not keep,
+some more. The plain run beside it takes as many as both together, and so does the undisturbed one
+that both are compared with. Rates are the best of a few by the loss on the last tenth of the
+training stream, with a seed of their own; validation text is read once, at the end of each run. A
+run that is in the file already is not repeated.
 """
 
 from __future__ import annotations
@@ -47,7 +50,12 @@ MODEL: Final = {
     "max_length": 64,
 }
 #: What the demo's config says of ternary weights, and all parts of a decoder in float.
-TERNARY: Final = {"group_size": "row", "scale_rule": "frozen", "embedding_scale_rule": "frozen", "logit_scale": 1}
+TERNARY: Final = {
+    "group_size": "row",
+    "scale_rule": "frozen",
+    "embedding_scale_rule": "frozen",
+    "logit_scale": 1,
+}
 FLOAT: Final = {"float_parts": ["linears", "embedding", "head", "norms"]}
 
 
@@ -85,10 +93,21 @@ def trained(config: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file, run = Path(folder) / "config.json", Path(folder) / "run"
         file.with_suffix(".yaml").write_text(json.dumps(config), encoding="utf-8")
-        command = [sys.executable, "-m", "arb_ternary.cli.main", "train", str(file.with_suffix(".yaml")), "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "arb_ternary.cli.main",
+            "train",
+            str(file.with_suffix(".yaml")),
+            "--json",
+        ]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [*command, "--run-dir", str(run)], check=False, capture_output=True, text=True, env=environment
+            [*command, "--run-dir", str(run)],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environment,
         )
         records = read_metrics(run / "metrics.jsonl")
         losses = [record["loss"] for record in records if record["event"] == "train"]
@@ -107,11 +126,16 @@ def tuned(rule: str, steps: int) -> dict[str, Any]:
     for rate in RATES[rule]:
         losses = trained(config_of(rule, rate, steps, TUNING_SEED))["losses"]
         ends[rate] = statistics.fmean(losses[-len(losses) // 10 :])
-    return {"rate": min(ends, key=lambda rate: ends[rate]), "training_losses": {str(k): v for k, v in ends.items()}}
+    return {
+        "rate": min(ends, key=lambda rate: ends[rate]),
+        "training_losses": {str(k): v for k, v in ends.items()},
+    }
 
 
 def disturbed(config: dict[str, Any], condition: str, steps: int) -> dict[str, Any]:
-    """``config`` with what goes wrong; the damaged stretch is the same for every number of steps of a run."""
+    """``config`` with what goes wrong; the damaged stretch is the same for every number of steps of
+    a run.
+    """
     if condition == "fast":
         config["optimizer"]["lr"] *= TOO_LARGE
     if condition == "damaged":
@@ -120,7 +144,9 @@ def disturbed(config: dict[str, Any], condition: str, steps: int) -> dict[str, A
 
 
 def with_policy(config: dict[str, Any], steps: int) -> dict[str, Any]:
-    """``config`` orchestrated, with intervals that fit so short a run; all else as it is by default."""
+    """``config`` orchestrated, with intervals that fit so short a run; all else as it is by
+    default.
+    """
     config["phases"][0]["policy"] = {
         "name": "orchestrator",
         "decision_interval": steps // 10,
@@ -141,7 +167,9 @@ def undisturbed(rule: str, rate: float, steps: int, seed: int) -> dict[str, Any]
 
 def compared(rule: str, condition: str, seed: int, rate: float, steps: int) -> dict[str, Any]:
     """One seed: with the orchestrator, without, and undisturbed without."""
-    ours = trained(with_policy(disturbed(config_of(rule, rate, steps, seed), condition, steps), steps))
+    ours = trained(
+        with_policy(disturbed(config_of(rule, rate, steps, seed), condition, steps), steps)
+    )
     spent = sum(decision.get("steps_spent", 0) for decision in ours["decisions"])
     sound = undisturbed(rule, rate, steps + spent, seed)
     plain = sound
@@ -180,29 +208,37 @@ TITLES: Final = {
 def table(result: Mapping[str, Any]) -> str:
     """Validation losses of all runs, means and standard deviations, as Markdown."""
     lines = [
-        "| | what goes wrong | undisturbed | plain | orchestrated | plain behind | orchestrated behind | steps lost | "
+        "| | what goes wrong | undisturbed | plain | orchestrated | plain behind | orchestrated "
+        "behind | steps lost | "
         "rollbacks | switches |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for rule, conditions in result["runs"].items():
         for condition, runs in conditions.items():
             found = list(runs.values())
-            cells = [shown([run[name] for run in found]) for name in ("undisturbed", "plain", "orchestrated")]
+            cells = [
+                shown([run[name] for run in found])
+                for name in ("undisturbed", "plain", "orchestrated")
+            ]
             for name in ("plain", "orchestrated"):
                 failed = any(run[name] is None for run in found)
                 apart = [] if failed else [run[name] - run["undisturbed"] for run in found]
                 cells.append("diverged" if failed else f"{statistics.fmean(apart):+.3f}")
             lost = statistics.fmean(run["steps_spent"] for run in found)
             cells.append(f"{lost:.0f} ({lost / (lost + result['steps']):.1%})")
-            back = [[d for d in run["decisions"] if d["rolled_back_to"] is not None] for run in found]
+            back = [
+                [d for d in run["decisions"] if d["rolled_back_to"] is not None] for run in found
+            ]
             moved = [[d for d in run["decisions"] if d["from"] != d["to"]] for run in found]
             cells += [f"{statistics.fmean(map(len, counted)):.1f}" for counted in (back, moved)]
             lines.append(f"| {rule} | {TITLES[condition]} | {' | '.join(cells)} |")
     rates = ", ".join(f"{rule} {found['rate']:g}" for rule, found in result["rates"].items())
     seeds = len(next(iter(next(iter(result["runs"].values())).values())))
     return "\n".join(lines) + (
-        f"\n\nValidation loss in nats a byte, mean and standard deviation of {seeds} seeds; {result['steps']:,} "
-        f"steps of 512 bytes; the plain and the undisturbed runs take the lost steps too. Rates: {rates}. One thread "
+        f"\n\nValidation loss in nats a byte, mean and standard deviation of {seeds} seeds; "
+        f"{result['steps']:,} "
+        f"steps of 512 bytes; the plain and the undisturbed runs take the lost steps too. Rates: "
+        f"{rates}. One thread "
         f"on {result['machine']['processor']}, `{result['command']}`."
     )
 
@@ -217,14 +253,24 @@ def shown(losses: list[float | None]) -> str:
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Training losses of the first seed, with and without; a column for what goes wrong, a row for a rule."""
-    figure, all_axes = plt.subplots(2, 3, figsize=(10, 5.5), sharex=True, sharey="row", layout="constrained")
+    """Training losses of the first seed, with and without; a column for what goes wrong, a row for
+    a rule.
+    """
+    figure, all_axes = plt.subplots(
+        2, 3, figsize=(10, 5.5), sharex=True, sharey="row", layout="constrained"
+    )
     for row, (rule, conditions) in zip(all_axes, result["runs"].items(), strict=True):
         for axes, (condition, runs) in zip(row, conditions.items(), strict=True):
             run = runs[str(SEEDS[0])]
             for name, colour in (("plain", "#D55E00"), ("orchestrated", "#0072B2")):
                 losses = run["losses"][name]
-                axes.plot([10 * i + 5 for i in range(len(losses))], losses, color=colour, linewidth=1.2, label=name)
+                axes.plot(
+                    [10 * i + 5 for i in range(len(losses))],
+                    losses,
+                    color=colour,
+                    linewidth=1.2,
+                    label=name,
+                )
             for decision in run["decisions"]:
                 if decision["from"] != decision["to"]:
                     axes.axvline(decision["step"], color="0.6", linewidth=0.8, linestyle=":")
@@ -240,19 +286,32 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Run what is missing, one seed of everything before the next."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--figure", type=Path, help="where to draw the losses, when all runs are there")
-    parser.add_argument("--steps", type=int, default=800, help="steps of an orchestrated run (default: %(default)s)")
+    parser.add_argument(
+        "--figure", type=Path, help="where to draw the losses, when all runs are there"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=800, help="steps of an orchestrated run (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     out, steps = arguments.out, arguments.steps
     command = f"python plugins/arb-ternary-orchestrator/studies/pays.py --steps {steps}"
-    result: dict[str, Any] = {"command": command, "machine": machine_facts(), "steps": steps, "rates": {}, "runs": {}}
+    result: dict[str, Any] = {
+        "command": command,
+        "machine": machine_facts(),
+        "steps": steps,
+        "rates": {},
+        "runs": {},
+    }
     if out.exists():
         result = json.loads(out.read_text(encoding="utf-8"))
         if result["steps"] != steps:
             parser.error(
-                f"{out} holds runs of {result['steps']} steps: give --steps {result['steps']}, or another --out"
+                f"{out} holds runs of {result['steps']} steps: give --steps {result['steps']}, or "
+                f"another --out"
             )
 
     def save() -> None:
@@ -272,7 +331,10 @@ def main() -> None:
                     continue
                 rate = result["rates"][rule]["rate"]
                 runs[str(seed)] = found = compared(rule, condition, seed, rate, steps)
-                shown = {key: found[key] for key in ("orchestrated", "plain", "undisturbed", "steps_spent")}
+                shown = {
+                    key: found[key]
+                    for key in ("orchestrated", "plain", "undisturbed", "steps_spent")
+                }
                 print(f"{rule}, {condition}, seed {seed}: {shown}", flush=True)
                 save()
     print(table(result))

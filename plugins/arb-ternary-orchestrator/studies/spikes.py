@@ -1,4 +1,5 @@
-"""How often the spike detector calls noise a spike: the figures of docs/explanation/orchestration.md.
+"""How often the spike detector calls noise a spike: the figures of
+docs/explanation/orchestration.md.
 
 ``python plugins/arb-ternary-orchestrator/studies/spikes.py`` takes some minutes on one core.
 """
@@ -24,7 +25,9 @@ NOISE: dict[str, Any] = {
 
 
 def plain(values: Any, k: float, decay: float = 0.99) -> list[bool]:
-    """The rule without any correction: statistics that start at the first value and at zero, spikes among them."""
+    """The rule without any correction: statistics that start at the first value and at zero, spikes
+    among them.
+    """
     mean, variance, found = float(values[0]), 0.0, []
     for value in values:
         found.append(value > mean + k * math.sqrt(variance))
@@ -46,9 +49,17 @@ def main() -> None:
             found = np.array([corrected(row, k) for row in values])
             rates = found[:, 10:].mean(), found[:, 10:100].mean()
             many = (found[:, :100].sum(1) >= 3).mean()
-            print(f"{name}, k = {k:g}: {rates[0]:.3%}, in the first 100 {rates[1]:.3%}; 3 or more there: {many:.1%}")
-    found = np.array([plain(row, 3.0) for row in np.random.default_rng(0).normal(size=(SEQUENCES, STEPS))])
-    print(f"Gaussian, no correction: 3 or more in the first 100: {(found[:, :100].sum(1) >= 3).mean():.0%}")
+            print(
+                f"{name}, k = {k:g}: {rates[0]:.3%}, in the first 100 {rates[1]:.3%}; 3 or more "
+                f"there: {many:.1%}"
+            )
+    found = np.array(
+        [plain(row, 3.0) for row in np.random.default_rng(0).normal(size=(SEQUENCES, STEPS))]
+    )
+    print(
+        f"Gaussian, no correction: 3 or more in the first 100: "
+        f"{(found[:, :100].sum(1) >= 3).mean():.0%}"
+    )
     for height in (4, 6, 10, 30, 100, 1000):
         lasts = []
         for seed in range(50):
@@ -56,7 +67,9 @@ def main() -> None:
             values[300:] += height
             spikes = np.flatnonzero(corrected(values, 3.0))
             lasts.append(spikes[spikes >= 300].size)
-        print(f"a level {height} deviations higher: {np.median(lasts):.0f} values are called spikes")
+        print(
+            f"a level {height} deviations higher: {np.median(lasts):.0f} values are called spikes"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A masking strategy for studies: for some steps of training every id is drawn at random, as in a damaged shard."""
+"""A masking strategy for studies: for some steps of training every id is drawn at random, as in a
+damaged shard.
+"""
 
 from __future__ import annotations
 
@@ -40,4 +42,6 @@ class SpoiledMasking(CausalMasking):
 
 @hookimpl
 def arb_register_masking() -> list[MaskingSpec]:
-    return [MaskingSpec(name="spoiled", target="spoiled:SpoiledMasking", config="spoiled:SpoiledConfig")]
+    return [
+        MaskingSpec(name="spoiled", target="spoiled:SpoiledMasking", config="spoiled:SpoiledConfig")
+    ]

@@ -1,10 +1,12 @@
-"""What is aggressive and what is conservative for votes: one setting at a time, on the built-in text.
+"""What is aggressive and what is conservative for votes: one setting at a time, on the built-in
+text.
 
-    python plugins/arb-ternary-orchestrator/studies/votes.py                 measures what the result lacks
-    python plugins/arb-ternary-orchestrator/studies/votes.py --table         prints the result as a table
+    python plugins/arb-ternary-orchestrator/studies/votes.py measures what the result lacks python
+    plugins/arb-ternary-orchestrator/studies/votes.py --table prints the result as a table
 
-A pure ternary decoder of 115,000 weights, three seeds, every variant on the same 3,200 samples. Losses are those of the
-training stream, of samples that the model has not seen before; nothing is held out, and nothing has to be.
+A pure ternary decoder of 115,000 weights, three seeds, every variant on the same 3,200 samples.
+Losses are those of the training stream, of samples that the model has not seen before; nothing is
+held out, and nothing has to be.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ def variants() -> dict[str, tuple[dict[str, Any], int]]:
 
 
 def measure(optimizer: Mapping[str, Any], accumulation: int, seed: int) -> dict[str, float]:
-    """One run: its early and its last loss, the worst rise of a mean of 20 steps, and the share of trits a step."""
+    """One run: its early and its last loss, the worst rise of a mean of 20 steps, and the share of
+    trits a step.
+    """
     steps = MICRO_BATCHES // accumulation
     phase = {
         "name": "standard",
@@ -118,7 +122,8 @@ def measure(optimizer: Mapping[str, Any], accumulation: int, seed: int) -> dict[
 def table(result: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """The result in Markdown: means over the seeds, and the standard deviation of the last loss."""
     rows = [
-        "| rule and setting | seeds | early loss | last loss | | worst rise | trits that flip a step |",
+        "| rule and setting | seeds | early loss | last loss | | worst rise | trits that flip a "
+        "step |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name in variants():
@@ -128,7 +133,8 @@ def table(result: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
         mean = {key: fmean(run[key] for run in runs) for key in runs[0]}
         spread = stdev(run["last"] for run in runs)
         rows.append(
-            f"| {name} | {len(runs)} | {mean['early']:.3f} | {mean['last']:.3f} | ± {spread:.3f} | {mean['rise']:.3f} "
+            f"| {name} | {len(runs)} | {mean['early']:.3f} | {mean['last']:.3f} | ± {spread:.3f} | "
+            f"{mean['rise']:.3f} "
             f"| {mean['flips']:.2%} |"
         )
     return "\n".join(rows)
@@ -139,7 +145,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", action="store_true", help="print the result")
     arguments = parser.parse_args()
-    result: dict[str, dict[str, dict[str, float]]] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    result: dict[str, dict[str, dict[str, float]]] = (
+        json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    )
     if arguments.table:
         print(table(result))
         return

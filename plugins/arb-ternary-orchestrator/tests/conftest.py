@@ -1,4 +1,6 @@
-"""Runs of a second: a decoder of a few thousand weights on a few kilobytes of text, with an orchestrator or without."""
+"""Runs of a second: a decoder of a few thousand weights on a few kilobytes of text, with an
+orchestrator or without.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,18 @@ name: tiny
 seed: 3
 data: {{name: text, path: {text}, tokenizer: characters}}
 model:
-  {{name: decoder, width: 16, layers: 1, heads: 2, max_length: 16, group_size: 32, float_parts: [norms, embedding]}}
+  {{name: decoder, width: 16, layers: 1, heads: 2, max_length: 16, group_size: 32,
+      float_parts: [norms, embedding]}}
 optimizer: {{name: split, ternary: {{name: scaled_votes}}, float: adamw}}
 checkpoint: {{every: 1000, keep: 9}}
 trackers: []
 phases:
-  - {{name: standard, steps: 24, batch_size: 2, block_size: 8, lr: 0.01, lr_schedule: constant, eval_every: 0}}
+  - {{name: standard, steps: 24, batch_size: 2, block_size: 8, lr: 0.01, lr_schedule: constant,
+      eval_every: 0}}
 """
 
-#: A plugin of a third party, with strategies that the configured one beats wherever they are compared.
+# : A plugin of a third party, with strategies that the configured one beats wherever they are
+# compared.
 HARMFUL = """
 from arb_ternary import hookimpl
 from arb_ternary_orchestrator.specs import StrategySpec
@@ -85,11 +90,20 @@ class Finished:
 
     @property
     def trained(self) -> dict[str, Any]:
-        """Every bit that training has left: weights, exponents, votes, optimizer, generators, counters and cursor."""
+        """Every bit that training has left: weights, exponents, votes, optimizer, generators,
+        counters and cursor.
+        """
         last = self.last
         loop = {key: value for key, value in last.state["phase"]["loop"].items() if key != "policy"}
-        tree, tensors = encode_state({"model": dict(last.model), "loop": loop, "rng": last.state["rng"]})
-        return {"tree": tree, "tensors": tensors, "step": last.state["step"], "tokens": last.state["tokens"]}
+        tree, tensors = encode_state(
+            {"model": dict(last.model), "loop": loop, "rng": last.state["rng"]}
+        )
+        return {
+            "tree": tree,
+            "tensors": tensors,
+            "step": last.state["step"],
+            "tokens": last.state["tokens"],
+        }
 
     @property
     def policy(self) -> Mapping[str, Any]:
@@ -135,12 +149,17 @@ class Tiny:
     def config(self, *overrides: str) -> RunConfig:
         return load_config(self.file, overrides).config
 
-    def run(self, name: str, *overrides: str, policy: Mapping[str, Any] | None = None, **request: Any) -> Finished:
+    def run(
+        self, name: str, *overrides: str, policy: Mapping[str, Any] | None = None, **request: Any
+    ) -> Finished:
         """Run it, with an orchestrator that has the options ``policy``, or without one."""
         directory = RunDirectory(self.folder / name)
         options = {"directory": directory.path, "reporter": Silent, **request}
         if policy is not None:
-            overrides = (*overrides, f"phases.0.policy={json.dumps({'name': 'orchestrator', **policy})}")
+            overrides = (
+                *overrides,
+                f"phases.0.policy={json.dumps({'name': 'orchestrator', **policy})}",
+            )
         train(self.config(*overrides), RunRequest(**options))
         return Finished(directory)
 

@@ -1,4 +1,6 @@
-"""AdaGC against a restatement in numpy of Wang et al.'s listing, with spikes whose bound is known."""
+"""AdaGC against a restatement in numpy of Wang et al.'s listing, with spikes whose bound is
+known.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def gradients(step: int) -> list[np.ndarray]:
     ]
 
 
-def restated(steps: int, rel: float, total: float, beta: float, warmup: int) -> tuple[list[np.ndarray], list[float]]:
+def restated(
+    steps: int, rel: float, total: float, beta: float, warmup: int
+) -> tuple[list[np.ndarray], list[float]]:
     """Clipped gradients of the last step, and the averages, in float64."""
     averages: list[float] = []
     clipped: list[np.ndarray] = []
@@ -36,7 +40,9 @@ def restated(steps: int, rel: float, total: float, beta: float, warmup: int) -> 
             norm = math.sqrt(sum(float((each**2).sum()) for each in found))
             clipped = [each * min(total / norm, 1) for each in found]
             norms = [float(np.linalg.norm(each)) for each in clipped]
-            averages = [min(pair) for pair in zip(averages, norms, strict=True)] if averages else norms
+            averages = (
+                [min(pair) for pair in zip(averages, norms, strict=True)] if averages else norms
+            )
         else:
             clipped = [
                 each * min(rel * average / float(np.linalg.norm(each)), 1)
@@ -69,15 +75,21 @@ def test_it_is_the_papers_algorithm(steps: int) -> None:
     before = [weight.detach().clone() for weight in weights]
     step(optimizer, weights, gradients(steps - 1))
     clipped, averages = restated(steps, 1.5, 0.7, 0.9, 8)
-    for weight, start_of_step, expected, average in zip(weights, before, clipped, averages, strict=True):
+    for weight, start_of_step, expected, average in zip(
+        weights, before, clipped, averages, strict=True
+    ):
         assert weight.grad is not None
         np.testing.assert_allclose(weight.grad.numpy(), expected, rtol=2e-5)
-        np.testing.assert_allclose((start_of_step - weight.detach()).numpy(), expected, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            (start_of_step - weight.detach()).numpy(), expected, rtol=1e-3, atol=1e-5
+        )
         assert optimizer.state[weight]["average"] == pytest.approx(average, rel=1e-5)
 
 
 @pytest.mark.parametrize("factor", [1.05, 2.0, 10.0])
-def test_a_spike_of_a_thousand_is_clipped_to_the_threshold_times_the_baseline(factor: float) -> None:
+def test_a_spike_of_a_thousand_is_clipped_to_the_threshold_times_the_baseline(
+    factor: float,
+) -> None:
     """Gradients of norm 0.3 make an average of 0.3, which then allows ``factor`` times that."""
     weight = torch.nn.Parameter(torch.zeros(9))
     optimizer = AdaGC(SGD([weight], lr=1.0, momentum=0.0), threshold=factor, warmup=5)
@@ -153,7 +165,9 @@ def test_it_wraps_optimizers_of_float_parameters() -> None:
     with pytest.raises(ConfigError, match=r"wraps a torch.optim.Optimizer, not a list"):
         AdaGC([weight])  # type: ignore[arg-type]
     packed = torch.nn.Parameter(torch.zeros(2, dtype=torch.int32), requires_grad=False)
-    with pytest.raises(ConfigError, match=r"AdaGC: param group 0, parameter 1: torch.int32.*cast votes in backward"):
+    with pytest.raises(
+        ConfigError, match=r"AdaGC: param group 0, parameter 1: torch.int32.*cast votes in backward"
+    ):
         AdaGC(SGD([weight, packed], lr=1.0))
     wrapped = AdaGC(torch.optim.AdamW([weight]))
     assert list(inner_optimizers(wrapped)) == [wrapped, wrapped.inner]

@@ -65,7 +65,9 @@ def test_the_current_strategy_is_always_among_them() -> None:
 
 
 @pytest.mark.parametrize("mean", [-20.0, -1.5, 0.0, 4.0])
-def test_a_multiplier_above_one_never_lowers_a_score_and_one_below_never_raises_it(mean: float) -> None:
+def test_a_multiplier_above_one_never_lowers_a_score_and_one_below_never_raises_it(
+    mean: float,
+) -> None:
     made = bandit(calm=[mean], bold=[0.0])
     plain = made.score("calm")
     assert made.score("calm", 1.5) == pytest.approx(plain + 0.5 * abs(plain))

@@ -15,7 +15,10 @@ from arb_ternary_text.models.decoder import Decoder
 
 pytest.importorskip("arb_ternary_upcycle")
 
-MODEL = "model={name: decoder, architecture: llama, width: 16, layers: 2, heads: 2, max_length: 16, group_size: 32%s}"
+MODEL = (
+    "model={name: decoder, architecture: llama, width: 16, layers: 2, heads: 2, max_length: "
+    "16, group_size: 32%s}"
+)
 
 #: Compares after step 8 of each block, up to step 12.
 COMPARING = {
@@ -36,7 +39,9 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A run that makes a student block by block, and in which the configured strategy goes on."""
     from arb_ternary_upcycle.stages import FloatModelWriter, float_config
 
-    monkeypatch.setattr(branches, "_is_better", lambda branch, *_: branch.trial.name == "configured")
+    monkeypatch.setattr(
+        branches, "_is_better", lambda branch, *_: branch.trial.name == "configured"
+    )
     torch.manual_seed(0)
     config = DecoderConfig(architecture="llama", width=16, layers=2, heads=2, max_length=16)
     teacher = Decoder(float_config(config), 256)
@@ -45,12 +50,15 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names = {key.removesuffix(".weight"): value for key, value in block.state_dict().items()}
         writer.write_block(number, names)
     names = {key.removesuffix(".weight"): value for key, value in teacher.state_dict().items()}
-    writer.write_ends({name: value for name, value in names.items() if not name.startswith("blocks.")})
+    writer.write_ends(
+        {name: value for name, value in names.items() if not name.startswith("blocks.")}
+    )
     writer.finish()
     return [
         f"data={{name: text, path: {tmp_path}/text.txt, tokenizer: bytes}}",
         MODEL % ", float_parts: [norms]",
-        f"phases=[{{name: blockwise, teacher: {tmp_path}/teacher, steps: 24, batch_size: 2, block_size: 8,"
+        f"phases=[{{name: blockwise, teacher: {tmp_path}/teacher, steps: 24, batch_size: 2, "
+        f"block_size: 8,"
         " eval_every: 0}]",
     ]
 
@@ -63,7 +71,11 @@ def test_losers_leave_no_trace_in_any_block(tiny: Any, equal: Any, overrides: li
     equal(dict(compared.last.model), dict(plain.last.model))
     assert compared.steps == plain.steps
     lost = sum(each["steps_spent"] for each in compared.decisions)
-    assert json.loads(compared.directory.result_file.read_text())["phases"][0]["lost_steps"] == lost > 0
+    assert (
+        json.loads(compared.directory.result_file.read_text())["phases"][0]["lost_steps"]
+        == lost
+        > 0
+    )
 
 
 def test_a_block_that_is_done_within_a_branch_ends_with_it(
@@ -73,6 +85,10 @@ def test_a_block_that_is_done_within_a_branch_ends_with_it(
 
     monkeypatch.setattr(Convergence, "done", property(lambda self: self.trend.count >= 10))
     options = ["phases.0.convergence_target=0.001", "phases.0.convergence_patience=5"]
-    run = tiny.run("run", *overrides, *options, "phases.0.steps=48", f"phases.0.policy={json.dumps(COMPARING)}")
+    run = tiny.run(
+        "run", *overrides, *options, "phases.0.steps=48", f"phases.0.policy={json.dumps(COMPARING)}"
+    )
     assert [record["steps"] for record in run.metrics if record["event"] == "block"] == [12, 12]
-    assert [record["step"] for record in run.metrics if record["event"] == "train"] == list(range(1, 25))
+    assert [record["step"] for record in run.metrics if record["event"] == "train"] == list(
+        range(1, 25)
+    )

@@ -33,9 +33,13 @@ def test_the_reward_is_that_of_the_page() -> None:
     assert reward(1.5, 2.0, 0, None) == pytest.approx(-5.0)
 
 
-def test_a_run_in_which_nothing_is_decided_is_bit_for_bit_the_run_without_orchestrator(tiny: Any, equal: Any) -> None:
+def test_a_run_in_which_nothing_is_decided_is_bit_for_bit_the_run_without_orchestrator(
+    tiny: Any, equal: Any
+) -> None:
     plain = tiny.run("plain")
-    watched = tiny.run("watched", policy={"eval_horizon": 4, "telemetry_every": 3, "snapshot_every": 5})
+    watched = tiny.run(
+        "watched", policy={"eval_horizon": 4, "telemetry_every": 3, "snapshot_every": 5}
+    )
     equal(watched.trained, plain.trained)
     assert watched.directory.metrics_file.read_bytes() == plain.directory.metrics_file.read_bytes()
     assert not watched.decisions
@@ -49,7 +53,11 @@ def test_losers_leave_no_trace(tiny: Any, equal: Any) -> None:
     compared = tiny.run("compared", policy=COMPARING)
     first, second = compared.decisions
     for decision, step in ((first, 8), (second, 20)):
-        assert (decision["step"], decision["from"], decision["to"]) == (step, "configured", "configured")
+        assert (decision["step"], decision["from"], decision["to"]) == (
+            step,
+            "configured",
+            "configured",
+        )
         assert decision["reason"] == "periodic"
         rewards = {trial["name"]: trial["reward"] for trial in decision["candidates"]}
         assert rewards.keys() == {"configured", "wild", "wilder"}
@@ -66,7 +74,12 @@ def test_losers_leave_no_trace(tiny: Any, equal: Any) -> None:
 
 
 def test_the_winner_goes_on_as_if_it_had_been_chosen_at_once(tiny: Any, equal: Any) -> None:
-    options = {**COMPARING, "initial_strategy": "crawl", "strategies": ["configured"], "safety_strategy": "configured"}
+    options = {
+        **COMPARING,
+        "initial_strategy": "crawl",
+        "strategies": ["configured"],
+        "safety_strategy": "configured",
+    }
     options["margin"] = 0.0
     compared = tiny.run("compared", "phases.0.steps=16", policy=options)
 
@@ -74,9 +87,15 @@ def test_the_winner_goes_on_as_if_it_had_been_chosen_at_once(tiny: Any, equal: A
         def start(self, title: str, total: int, done: int) -> None:
             ControlFile(tiny.folder / "asked").write("configured")
 
-    asked = tiny.run("asked", "phases.0.steps=16", policy={**options, "decision_interval": 100}, reporter=Asking)
-    assert [(each["step"], each["from"], each["to"]) for each in compared.decisions] == [(8, "crawl", "configured")]
-    assert [(each["step"], each["reason"], each["to"]) for each in asked.decisions] == [(8, "manual", "configured")]
+    asked = tiny.run(
+        "asked", "phases.0.steps=16", policy={**options, "decision_interval": 100}, reporter=Asking
+    )
+    assert [(each["step"], each["from"], each["to"]) for each in compared.decisions] == [
+        (8, "crawl", "configured")
+    ]
+    assert [(each["step"], each["reason"], each["to"]) for each in asked.decisions] == [
+        (8, "manual", "configured")
+    ]
     equal(compared.trained, asked.trained)
     assert compared.steps == asked.steps
 
@@ -96,8 +115,14 @@ def test_all_candidates_see_the_same_samples_and_are_judged_on_others_that_are_n
     tiny.run("plain", "phases.0.steps=16")
     plain, seen[:] = list(seen), []
     # Failing candidates would draw less.
-    harmless = {**COMPARING, "strategies": ["conservative_adamw", "aggressive_adamw"], "probe_batches": 2}
-    tiny.run("compared", "phases.0.steps=16", policy={**harmless, "safety_strategy": "aggressive_adamw"})
+    harmless = {
+        **COMPARING,
+        "strategies": ["conservative_adamw", "aggressive_adamw"],
+        "probe_batches": 2,
+    }
+    tiny.run(
+        "compared", "phases.0.steps=16", policy={**harmless, "safety_strategy": "aggressive_adamw"}
+    )
     assert seen[:8] == plain[:8]
     tried = [seen[8 + 6 * place : 8 + 6 * (place + 1)] for place in range(3)]
     for branch in tried:
@@ -107,12 +132,30 @@ def test_all_candidates_see_the_same_samples_and_are_judged_on_others_that_are_n
     assert seen[8 + 18 :] == plain[12:]
 
 
-def test_steps_of_a_branch_are_told_once_and_what_falls_due_in_it_is_done_at_its_end(tiny: Any) -> None:
-    run = tiny.run("run", "phases.0.eval_every=10", "phases.0.eval_batches=1", "checkpoint.every=10", policy=COMPARING)
-    assert [record["step"] for record in run.metrics if record["event"] == "train"] == list(range(1, 25))
+def test_steps_of_a_branch_are_told_once_and_what_falls_due_in_it_is_done_at_its_end(
+    tiny: Any,
+) -> None:
+    run = tiny.run(
+        "run",
+        "phases.0.eval_every=10",
+        "phases.0.eval_batches=1",
+        "checkpoint.every=10",
+        policy=COMPARING,
+    )
+    assert [record["step"] for record in run.metrics if record["event"] == "train"] == list(
+        range(1, 25)
+    )
     # Steps 9 to 12 are a branch, and 21 to 24. The last evaluation is that of the run's end.
-    events = [(record["event"], record["step"]) for record in run.metrics if record["event"] != "train"]
-    assert events == [("decision", 8), ("validation", 12), ("validation", 20), ("decision", 20), ("validation", 24)]
+    events = [
+        (record["event"], record["step"]) for record in run.metrics if record["event"] != "train"
+    ]
+    assert events == [
+        ("decision", 8),
+        ("validation", 12),
+        ("validation", 20),
+        ("decision", 20),
+        ("validation", 24),
+    ]
     saved = sorted(path.name for path in run.directory.checkpoints.glob("step-*"))
     assert saved == ["step-00000012", "step-00000020", "step-00000024"]
 
@@ -132,13 +175,19 @@ def test_a_candidate_whose_loss_is_not_finite_fails_and_spares_the_others(
     equal(run.trained, plain.trained)
 
 
-def test_a_strategy_whose_optimizer_cannot_be_made_fails_and_spares_the_others(tiny: Any, equal: Any) -> None:
+def test_a_strategy_whose_optimizer_cannot_be_made_fails_and_spares_the_others(
+    tiny: Any, equal: Any
+) -> None:
     plain = tiny.run("plain", "phases.0.steps=16")
-    run = tiny.run("run", "phases.0.steps=16", policy={**COMPARING, "strategies": ["configured", "broken"]})
+    run = tiny.run(
+        "run", "phases.0.steps=16", policy={**COMPARING, "strategies": ["configured", "broken"]}
+    )
     (decision,) = run.decisions
     (failed,) = [trial for trial in decision["candidates"] if trial["failed"]]
     assert (failed["name"], failed["steps"]) == ("broken", 0)
-    assert failed["failed"].startswith("strategy 'broken': its optimizer cannot be made for this model: ")
+    assert failed["failed"].startswith(
+        "strategy 'broken': its optimizer cannot be made for this model: "
+    )
     equal(run.trained, plain.trained)
 
 

@@ -26,7 +26,9 @@ class TestSGD(OptimizerSuite):
 
 
 class TestSWATS(OptimizerSuite):
-    """Both phases: it may switch from the eleventh step on, and a rate hardly changes by a hundredth."""
+    """Both phases: it may switch from the eleventh step on, and a rate hardly changes by a
+    hundredth.
+    """
 
     component = "swats"
     options: ClassVar = {"adam_lr": 0.01, "switch_threshold": 0.01, "min_steps_before_switch": 10}
@@ -62,7 +64,10 @@ class TestWrappersInWrappers(OptimizerSuite):
         "every": 6,
         "window": 3,
         "spacing": 1,
-        "inner": {"name": "gradient_smoother", "inner": {"name": "adagc", "inner": {"name": "swats"}}},
+        "inner": {
+            "name": "gradient_smoother",
+            "inner": {"name": "adagc", "inner": {"name": "swats"}},
+        },
     }
 
 
@@ -71,7 +76,11 @@ class TestInsideGradientQualityControl(OptimizerSuite):
     component = "gqc.sbc"
     options: ClassVar = {
         "initial_logical_batch_size": 2.0,
-        "inner": {"name": "adagc", "warmup": 4, "inner": {"name": "gradient_noise", "inner": ADAMW}},
+        "inner": {
+            "name": "adagc",
+            "warmup": 4,
+            "inner": {"name": "gradient_noise", "inner": ADAMW},
+        },
     }
     parts = ("float",)
     draws = 2
@@ -80,7 +89,10 @@ class TestInsideGradientQualityControl(OptimizerSuite):
 @pytest.mark.slow
 class TestAroundGradientQualityControl(OptimizerSuite):
     component = "adagc"
-    options: ClassVar = {"warmup": 4, "inner": {"name": "gqc.sbc", "initial_logical_batch_size": 2.0, "inner": ADAMW}}
+    options: ClassVar = {
+        "warmup": 4,
+        "inner": {"name": "gqc.sbc", "initial_logical_batch_size": 2.0, "inner": ADAMW},
+    }
     parts = ("float",)
     draws = 2
 
@@ -90,6 +102,10 @@ class TestUnderSplit(OptimizerSuite):
     component = "split"
     options: ClassVar = {
         "ternary": {"name": "sign_votes", "accum_threshold": 4},
-        "float": {"name": "adagc", "warmup": 4, "inner": {"name": "nowcasting", "every": 17, "inner": ADAMW}},
+        "float": {
+            "name": "adagc",
+            "warmup": 4,
+            "inner": {"name": "nowcasting", "every": 17, "inner": ADAMW},
+        },
     }
     parts = ("mixed",)

@@ -13,7 +13,12 @@ from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.progress import Silent
 
 #: Nothing but a request leads to a switch, after step 6 at the earliest.
-LISTENING = {"decision_interval": 1000, "eval_horizon": 4, "hysteresis": 6, "safety_strategy": "configured"}
+LISTENING = {
+    "decision_interval": 1000,
+    "eval_horizon": 4,
+    "hysteresis": 6,
+    "safety_strategy": "configured",
+}
 OPTIONS = ("phases.0.steps=12",)
 
 
@@ -22,7 +27,9 @@ class Killed(BaseException):
 
 
 def asking(tiny: Any, run: str, *names: str) -> type[Silent]:
-    """A reporter that writes these requests, one after the other, when the loop starts for the first time."""
+    """A reporter that writes these requests, one after the other, when the loop starts for the
+    first time.
+    """
     waiting = list(names)
 
     class Asking(Silent):
@@ -37,7 +44,10 @@ def test_a_request_is_written_whole_and_read_back(tmp_path: Any) -> None:
     control = ControlFile(tmp_path)
     assert control.read() is None
     request = control.write("sgd_escape")
-    assert json.loads((tmp_path / "orchestrator_control.json").read_text()) == {"id": request.id, "name": "sgd_escape"}
+    assert json.loads((tmp_path / "orchestrator_control.json").read_text()) == {
+        "id": request.id,
+        "name": "sgd_escape",
+    }
     assert control.read() == request == SwitchRequest(request.id, "sgd_escape")
     assert control.write("sgd_escape") != request, "asked twice, they are two requests"
 
@@ -52,7 +62,9 @@ def test_a_newer_request_survives_that_an_older_one_is_done(tmp_path: Any) -> No
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"id": 1, "name": "x"}', b'{"id": "x"}', b"\xff\x00\xff"])
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"id": 1, "name": "x"}', b'{"id": "x"}', b"\xff\x00\xff"]
+)
 def test_a_file_that_is_no_request_is_removed_and_named(content: bytes, tmp_path: Any) -> None:
     control = ControlFile(tmp_path)
     control.path.write_bytes(content)
@@ -61,13 +73,24 @@ def test_a_file_that_is_no_request_is_removed_and_named(content: bytes, tmp_path
     assert control.read() is None
 
 
-def test_the_loop_switches_between_two_steps_saves_a_checkpoint_and_removes_the_file(tiny: Any) -> None:
-    run = tiny.run("run", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "run", "aggressive_adamw"))
+def test_the_loop_switches_between_two_steps_saves_a_checkpoint_and_removes_the_file(
+    tiny: Any,
+) -> None:
+    run = tiny.run(
+        "run", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "run", "aggressive_adamw")
+    )
     (decision,) = run.decisions
-    assert (decision["step"], decision["from"], decision["to"]) == (6, "configured", "aggressive_adamw")
+    assert (decision["step"], decision["from"], decision["to"]) == (
+        6,
+        "configured",
+        "aggressive_adamw",
+    )
     assert decision["reason"] == "manual"
     assert not ControlFile(run.directory.path).path.exists()
-    assert sorted(path.name for path in run.directory.checkpoints.glob("step-*")) == ["step-00000006", "step-00000012"]
+    assert sorted(path.name for path in run.directory.checkpoints.glob("step-*")) == [
+        "step-00000006",
+        "step-00000012",
+    ]
     # The built-in strategy doubles the rate; the schedule is constant.
     rates = [record["lr"] for record in run.metrics if record["event"] == "train"]
     assert rates == [0.01] * 6 + [0.02] * 6
@@ -76,37 +99,62 @@ def test_the_loop_switches_between_two_steps_saves_a_checkpoint_and_removes_the_
 def test_a_request_for_the_strategy_in_use_is_no_comparison(tiny: Any) -> None:
     run = tiny.run("run", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "run", "configured"))
     (record,) = [each for each in run.metrics if each["event"] == "decision"]
-    assert (record["reason"], record["from"], record["to"]) == ("manual", "configured", "configured")
+    assert (record["reason"], record["from"], record["to"]) == (
+        "manual",
+        "configured",
+        "configured",
+    )
     assert "mark" not in record
 
 
 def test_what_cannot_be_obeyed_is_told_and_removed(tiny: Any, harmful: None) -> None:
-    run = tiny.run("run", *OPTIONS, policy={**LISTENING, "strategies": ["wild"]}, reporter=asking(tiny, "run", "crawl"))
+    run = tiny.run(
+        "run",
+        *OPTIONS,
+        policy={**LISTENING, "strategies": ["wild"]},
+        reporter=asking(tiny, "run", "crawl"),
+    )
     assert not run.decisions
     assert not ControlFile(run.directory.path).path.exists()
     log = run.directory.log_file.read_text()
-    assert "step 1: orchestrator: asked to switch to 'crawl'; this loop chooses among configured, wild" in log
+    assert (
+        "step 1: orchestrator: asked to switch to 'crawl'; this loop chooses among configured, wild"
+        in log
+    )
 
 
-def test_a_strategy_that_cannot_be_made_is_told_and_the_run_goes_on(tiny: Any, equal: Any, harmful: None) -> None:
+def test_a_strategy_that_cannot_be_made_is_told_and_the_run_goes_on(
+    tiny: Any, equal: Any, harmful: None
+) -> None:
     plain = tiny.run("plain", *OPTIONS)
     run = tiny.run(
-        "run", *OPTIONS, policy={**LISTENING, "strategies": ["broken"]}, reporter=asking(tiny, "run", "broken")
+        "run",
+        *OPTIONS,
+        policy={**LISTENING, "strategies": ["broken"]},
+        reporter=asking(tiny, "run", "broken"),
     )
-    assert "orchestrator: strategy 'broken': its optimizer cannot be made" in run.directory.log_file.read_text()
+    assert (
+        "orchestrator: strategy 'broken': its optimizer cannot be made"
+        in run.directory.log_file.read_text()
+    )
     assert not ControlFile(run.directory.path).path.exists()
     equal(run.trained, plain.trained)
 
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param((TrainingContext, "save_checkpoint"), marks=pytest.mark.slow), (ControlFile, "remove")],
+    [
+        pytest.param((TrainingContext, "save_checkpoint"), marks=pytest.mark.slow),
+        (ControlFile, "remove"),
+    ],
     ids=["before the checkpoint", "between checkpoint and removal"],
 )
 def test_a_process_that_dies_in_between_neither_forgets_nor_switches_twice(
     method: tuple[type, str], tiny: Any, equal: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tiny.run("whole", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "whole", "aggressive_adamw"))
+    whole = tiny.run(
+        "whole", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "whole", "aggressive_adamw")
+    )
 
     def dying(*arguments: Any) -> None:
         raise Killed
@@ -114,7 +162,9 @@ def test_a_process_that_dies_in_between_neither_forgets_nor_switches_twice(
     with monkeypatch.context() as patch:
         patch.setattr(*method, dying)
         with pytest.raises(Killed):
-            tiny.run("run", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "run", "aggressive_adamw"))
+            tiny.run(
+                "run", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "run", "aggressive_adamw")
+            )
     assert ControlFile(tiny.folder / "run").path.exists()
     run = tiny.run("run", *OPTIONS, policy=LISTENING, resume="auto")
     equal(run.trained, whole.trained)

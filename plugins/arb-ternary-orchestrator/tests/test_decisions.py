@@ -15,7 +15,9 @@ from arb_ternary_orchestrator.decisions import DecisionBoundary, DecisionOptions
 from arb_ternary_orchestrator.spikes import SpikeDetector
 from arb_ternary_orchestrator.telemetry import Telemetry, Trend
 
-OPTIONS = DecisionOptions(decision_interval=500, hysteresis=200, spike_window=100, spike_count=3, phase_hold=1)
+OPTIONS = DecisionOptions(
+    decision_interval=500, hysteresis=200, spike_window=100, spike_count=3, phase_hold=1
+)
 
 
 @define
@@ -63,7 +65,9 @@ CAUSES: dict[str, dict[str, Any]] = {
 
 
 def at_once(*causes: str, last: int = 0) -> str | None:
-    """The reason at step 600 (400, when no interval has passed) after a decision at step ``last`` in the phase mid."""
+    """The reason at step 600 (400, when no interval has passed) after a decision at step ``last``
+    in the phase mid.
+    """
     boundary = DecisionBoundary(OPTIONS)
     decide(boundary, last)
     boundary.decided(last)
@@ -73,7 +77,9 @@ def at_once(*causes: str, last: int = 0) -> str | None:
     if "phase_change" in causes and "plateau" in causes:
         facts["phase"] = "plateau"
     situation = Situation(phase=facts.get("phase", "mid"), spikes=facts.get("spikes", 0))
-    return reason(boundary, facts["step"], situation, loss=facts.get("loss", 2.0), manual=facts.get("manual"))
+    return reason(
+        boundary, facts["step"], situation, loss=facts.get("loss", 2.0), manual=facts.get("manual")
+    )
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -103,7 +109,13 @@ def test_hysteresis_holds_back_all_but_safety(cause: str) -> None:
     facts = CAUSES[cause]
     situation = Situation(phase=facts.get("phase", "mid"), spikes=facts.get("spikes", 0))
     for since in (0, 1, 199):
-        found = reason(boundary, 1000 + since, situation, loss=facts.get("loss", 2.0), manual=facts.get("manual"))
+        found = reason(
+            boundary,
+            1000 + since,
+            situation,
+            loss=facts.get("loss", 2.0),
+            manual=facts.get("manual"),
+        )
         assert found == ("safety" if cause == "safety" else None)
     if cause not in ("safety", "periodic"):
         assert reason(boundary, 1200, situation, manual=facts.get("manual")) == cause
@@ -116,7 +128,8 @@ def test_hysteresis_counts_from_an_evaluation_that_changed_nothing_and_from_the_
     for step in range(1, 1000):
         if decide(boundary, step, plateau) is not None:
             due.append(step)
-            boundary.decided(step + 100)  # an evaluation of 100 steps, whose winner was the strategy in use
+            # an evaluation of 100 steps, whose winner was the strategy in use
+            boundary.decided(step + 100)
     assert due == [200, 500, 800]
     boundary = DecisionBoundary(OPTIONS, start=50)
     assert [step for step in range(50, 252) if decide(boundary, step, plateau)] == [250, 251]
@@ -136,7 +149,9 @@ def test_the_interval_counts_from_the_last_decision() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_danger(loss: float) -> None:
-    trigger = decide(DecisionBoundary(OPTIONS), 1, Situation(baseline=None), finite=False, loss=loss)
+    trigger = decide(
+        DecisionBoundary(OPTIONS), 1, Situation(baseline=None), finite=False, loss=loss
+    )
     assert trigger is not None
     assert (trigger.reason, trigger.metric) == ("safety", "loss")
     assert trigger.value == loss or math.isnan(loss)
@@ -162,8 +177,12 @@ def test_gradients_that_are_not_finite_are_danger() -> None:
 def test_a_loss_is_too_high_beyond_the_factor_and_the_noise(
     baseline: float | None, limit: float, loss: float, danger: bool
 ) -> None:
-    found = decide(DecisionBoundary(OPTIONS), 1, Situation(baseline=baseline, limit=limit), loss=loss)
-    expected = Trigger("safety", "loss / baseline", loss / baseline) if danger and baseline else None
+    found = decide(
+        DecisionBoundary(OPTIONS), 1, Situation(baseline=baseline, limit=limit), loss=loss
+    )
+    expected = (
+        Trigger("safety", "loss / baseline", loss / baseline) if danger and baseline else None
+    )
     assert found == expected
 
 
@@ -174,10 +193,19 @@ def test_the_factor_is_an_option() -> None:
 
 
 def test_a_phase_has_to_hold_before_its_change_counts() -> None:
-    boundary = DecisionBoundary(DecisionOptions(hysteresis=0, decision_interval=10_000, phase_hold=5))
-    phases = ["warm-up"] * 30 + ["converging"] * 30 + ["mid"] * 4 + ["converging"] * 10 + ["mid"] * 30
-    due = [step for step, phase in enumerate(phases) if decide(boundary, step, Situation(phase=phase)) is not None]
-    # The end of the warm-up is no change, nor are four steps; from the fifth step on it is due until it is decided.
+    boundary = DecisionBoundary(
+        DecisionOptions(hysteresis=0, decision_interval=10_000, phase_hold=5)
+    )
+    phases = (
+        ["warm-up"] * 30 + ["converging"] * 30 + ["mid"] * 4 + ["converging"] * 10 + ["mid"] * 30
+    )
+    due = [
+        step
+        for step, phase in enumerate(phases)
+        if decide(boundary, step, Situation(phase=phase)) is not None
+    ]
+    # The end of the warm-up is no change, nor are four steps; from the fifth step on it is due
+    # until it is decided.
     assert due[0] == 30 + 30 + 4 + 10 + 4
     trigger = decide(boundary, len(phases), Situation(phase="mid"))
     assert trigger is not None
@@ -191,7 +219,9 @@ def test_a_request_stands_back_once_only() -> None:
     plateau = Situation(phase="plateau")
     found = []
     for step in range(1, 900):
-        trigger = decide(boundary, step, plateau, manual="lion" if step > 100 and "manual" not in found else None)
+        trigger = decide(
+            boundary, step, plateau, manual="lion" if step > 100 and "manual" not in found else None
+        )
         if trigger is not None:
             found.append(trigger.reason)
             boundary.decided(step)
@@ -199,7 +229,9 @@ def test_a_request_stands_back_once_only() -> None:
 
 
 def test_a_request_names_the_strategy() -> None:
-    assert decide(DecisionBoundary(OPTIONS), 300, manual="lion") == Trigger("manual", "asked for lion", 300)
+    assert decide(DecisionBoundary(OPTIONS), 300, manual="lion") == Trigger(
+        "manual", "asked for lion", 300
+    )
 
 
 def test_spikes_of_before_the_last_decision_have_been_answered() -> None:
@@ -221,7 +253,11 @@ def test_spikes_of_before_the_last_decision_have_been_answered() -> None:
 def test_a_run_of_real_numbers_from_noise_to_an_explosion() -> None:
     boundary, telemetry, spikes = DecisionBoundary(OPTIONS), Telemetry(), SpikeDetector()
     generator = np.random.default_rng(2)
-    losses = [*(5 - 0.015 * np.arange(190) + generator.normal(0, 0.05, 190)), *generator.normal(2.15, 0.05, 260), 3.5]
+    losses = [
+        *(5 - 0.015 * np.arange(190) + generator.normal(0, 0.05, 190)),
+        *generator.normal(2.15, 0.05, 260),
+        3.5,
+    ]
     found = []
     for step, loss in enumerate(map(float, losses), start=1):
         telemetry.observe(step, loss)
@@ -237,9 +273,16 @@ def test_a_run_of_real_numbers_from_noise_to_an_explosion() -> None:
 def test_a_copy_of_the_state_goes_on_alike() -> None:
     first, second = DecisionBoundary(OPTIONS), DecisionBoundary(OPTIONS)
     for step in range(1, 250):
-        decide(first, step, Situation(phase="plateau" if step == 249 else "mid"), manual="lion" if step > 240 else None)
+        decide(
+            first,
+            step,
+            Situation(phase="plateau" if step == 249 else "mid"),
+            manual="lion" if step > 240 else None,
+        )
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for step in range(250, 260):
         situation = Situation(phase="plateau")
-        assert decide(first, step, situation, manual="lion") == decide(second, step, situation, manual="lion")
+        assert decide(first, step, situation, manual="lion") == decide(
+            second, step, situation, manual="lion"
+        )
     assert first.state_dict() == second.state_dict()

@@ -1,4 +1,6 @@
-"""Comparisons and rollbacks in every phase with a loop, for every kind of part, around every kind of optimizer."""
+"""Comparisons and rollbacks in every phase with a loop, for every kind of part, around every kind
+of optimizer.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,15 @@ COMPARING = {
     "telemetry_every": 2,
 }
 
-MODEL = "model={name: decoder, width: 16, layers: 1, heads: 2, max_length: 16, group_size: 32, float_parts: [%s]%s}"
+MODEL = (
+    "model={name: decoder, width: 16, layers: 1, heads: 2, max_length: 16, group_size: 32, "
+    "float_parts: [%s]%s}"
+)
 FLOAT = (MODEL % ("embedding, head, norms, linears", "")).replace(" group_size: 32,", "")
-PHASE = "phases=[{name: standard, steps: 24, batch_size: 2, block_size: 8, eval_every: 0, lr_schedule: constant%s}]"
+PHASE = (
+    "phases=[{name: standard, steps: 24, batch_size: 2, block_size: 8, eval_every: 0, "
+    "lr_schedule: constant%s}]"
+)
 MIXED = "{name: split, ternary: {name: %s}, float: adamw}"
 
 CASES = {
@@ -49,35 +57,50 @@ CASES = {
         PHASE.replace("24", "16") % "",
     ],
     "gnts": [
-        f"optimizer={{name: gqc.gnts, threshold: 0.6, max_batch_draws: 3, inner: {MIXED % 'scaled_votes'}}}",
+        f"optimizer={{name: gqc.gnts, threshold: 0.6, max_batch_draws: 3, inner: "
+        f"{MIXED % 'scaled_votes'}}}",
         PHASE % "",
     ],
     "gnts inside": [
-        "optimizer={name: split, ternary: scaled_votes, float: {name: gqc.gnts, threshold: 0.3, max_batch_draws: 3,"
+        "optimizer={name: split, ternary: scaled_votes, float: {name: gqc.gnts, threshold: 0.3, "
+        "max_batch_draws: 3,"
         " inner: adamw}}",
         PHASE % "",
     ],
-    "sbc": [f"optimizer={{name: gqc.sbc, initial_logical_batch_size: 2.0, inner: {MIXED % 'sign_votes'}}}", PHASE % ""],
+    "sbc": [
+        f"optimizer={{name: gqc.sbc, initial_logical_batch_size: 2.0, inner: "
+        f"{MIXED % 'sign_votes'}}}",
+        PHASE % "",
+    ],
     "progressive": [
         "phases=[{name: progressive, steps_per_stack: 24, target_stacks: 2, batch_size: 2,"
         " block_size: 8, eval_every: 0, lr_schedule: constant}]"
     ],
     "global": [
-        "phases=[{name: global, force: true, kd_weight: 0.0, steps: 24, batch_size: 2, block_size: 8, eval_every: 0,"
+        "phases=[{name: global, force: true, kd_weight: 0.0, steps: 24, batch_size: 2, block_size: "
+        "8, eval_every: 0,"
         " lr_schedule: constant}]"
     ],
-}  # fmt: skip
+}
 
 pytestmark = pytest.mark.usefixtures("harmful")
 
 
 @pytest.mark.parametrize(
-    "case", [name if name == "gnts of floats" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "case",
+    [
+        name if name == "gnts of floats" else pytest.param(name, marks=pytest.mark.slow)
+        for name in CASES
+    ],
 )
-def test_losers_leave_no_trace(case: str, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losers_leave_no_trace(
+    case: str, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _skip_without(case)
     # Whoever is best: here the configured one goes on.
-    monkeypatch.setattr(branches, "_is_better", lambda branch, *_: branch.trial.name == "configured")
+    monkeypatch.setattr(
+        branches, "_is_better", lambda branch, *_: branch.trial.name == "configured"
+    )
     overrides = CASES[case]
     plain = tiny.run("plain", *overrides)
     compared = tiny.run("compared", *overrides, f"phases.0.policy={json.dumps(COMPARING)}")
@@ -104,9 +127,8 @@ def test_a_micro_batch_without_a_loss_is_survived_and_a_stopped_run_goes_on(
         return value * math.nan if value.requires_grad and self.micro_batches in (15, 31) else value
 
     monkeypatch.setattr(TrainingLoop, "loss", poisoned)
-    override = (
-        f"phases.0.policy={json.dumps({**COMPARING, 'safety_strategy': 'conservative_adamw', 'strategies': None})}"
-    )
+    changed = {"safety_strategy": "conservative_adamw", "strategies": None}
+    override = f"phases.0.policy={json.dumps({**COMPARING, **changed})}"
     if case in ("pure",):
         override = override.replace("conservative_adamw", "conservative_votes")
     whole = tiny.run("whole", *CASES[case], override)

@@ -30,7 +30,9 @@ def arb(capsys: pytest.CaptureFixture[str]) -> Arb:
     return run
 
 
-def candidate(name: str, reward: float | None, end: float | None, failed: str | None = None) -> dict[str, Any]:
+def candidate(
+    name: str, reward: float | None, end: float | None, failed: str | None = None
+) -> dict[str, Any]:
     return {
         "name": name,
         "reward": reward,
@@ -43,7 +45,9 @@ def candidate(name: str, reward: float | None, end: float | None, failed: str | 
     }
 
 
-def decision(step: int, before: str, after: str, reason: str, metric: str, value: Any, **more: Any) -> dict[str, Any]:
+def decision(
+    step: int, before: str, after: str, reason: str, metric: str, value: Any, **more: Any
+) -> dict[str, Any]:
     return {
         "step": step,
         "phase": "standard",
@@ -85,24 +89,51 @@ DECISIONS = [
         "slope in standard errors",
         -0.3132,
         # By the margin, not by the reward.
-        candidates=[candidate("aggressive_votes", -0.3, 2.41), candidate("sgd_escape", -0.25, 2.405)],
+        candidates=[
+            candidate("aggressive_votes", -0.3, 2.41),
+            candidate("sgd_escape", -0.25, 2.405),
+        ],
         steps_spent=100,
     ),
-    decision(1021, "aggressive_votes", "spike_resistant", "safety", "loss / baseline", 2.3132, rolled_back_to=1000),
-    decision(1200, "spike_resistant", "spike_resistant", "safety", "loss", "nan", rolled_back_to=1150),
-    decision(1500, "spike_resistant", "lion_conservative", "manual", "asked for lion_conservative", 1500),
-    decision(1700, "lion_conservative", "lion_conservative", "spike", "spikes in 100 steps", 3, not_begun="too near"),
+    decision(
+        1021,
+        "aggressive_votes",
+        "spike_resistant",
+        "safety",
+        "loss / baseline",
+        2.3132,
+        rolled_back_to=1000,
+    ),
+    decision(
+        1200, "spike_resistant", "spike_resistant", "safety", "loss", "nan", rolled_back_to=1150
+    ),
+    decision(
+        1500, "spike_resistant", "lion_conservative", "manual", "asked for lion_conservative", 1500
+    ),
+    decision(
+        1700,
+        "lion_conservative",
+        "lion_conservative",
+        "spike",
+        "spikes in 100 steps",
+        3,
+        not_begun="too near",
+    ),
     decision(1900, "lion_conservative", "configured", "phase_change", "phase mid to late", 20),
 ]
 
 
-def run_with(folder: Path, decisions: Sequence[Mapping[str, Any]], steps: int, config: str = ORCHESTRATED) -> Path:
+def run_with(
+    folder: Path, decisions: Sequence[Mapping[str, Any]], steps: int, config: str = ORCHESTRATED
+) -> Path:
     run = RunDirectory(folder / "story")
     run.create(config, {"seed": 1}, {})
     lines = [{"event": "train", "step": step, "loss": 2.0} for step in range(1, steps + 1)]
     run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if decisions:
-        (run.path / "orchestrator_decisions.jsonl").write_text("".join(json.dumps(each) + "\n" for each in decisions))
+        (run.path / "orchestrator_decisions.jsonl").write_text(
+            "".join(json.dumps(each) + "\n" for each in decisions)
+        )
     return run.path
 
 

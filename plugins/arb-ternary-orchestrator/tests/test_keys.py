@@ -1,4 +1,6 @@
-"""Keys with ``orchestrator_`` in a manifest: each takes effect, with its line, where there are steps to decide over."""
+"""Keys with ``orchestrator_`` in a manifest: each takes effect, with its line, where there are
+steps to decide over.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ targets:
   - name: one
     system:
       ref: system.language_model
-      config: {width: 16, layers: 1, heads: 2, max_length: 64, group_size: row, float_parts: [embedding, head, norms]}
+      config: {width: 16, layers: 1, heads: 2, max_length: 64, group_size: row,
+          float_parts: [embedding, head, norms]}
     runs:
       - id: a
         steps: 900
@@ -91,7 +94,11 @@ def test_every_key_takes_effect() -> None:
 def test_what_is_not_asked_for_is_not_there() -> None:
     assert config_of().phases[0].options.policy is None
     assert config_of("orchestrator_enabled: false").phases[0].options.policy is None
-    off = config_of("orchestrator_enabled: false", "orchestrator_use_adagc: true", "orchestrator_eval_horizon: 9")
+    off = config_of(
+        "orchestrator_enabled: false",
+        "orchestrator_use_adagc: true",
+        "orchestrator_eval_horizon: 9",
+    )
     assert off.phases[0].options.policy is None
     policy = config_of("orchestrator_eval_horizon: 9").phases[0].options.policy
     assert (policy.options.eval_horizon, policy.given) == (9, {"eval_horizon"})
@@ -110,7 +117,10 @@ def test_what_is_not_asked_for_is_not_there() -> None:
             "eval_horizon: one/a: 901 steps are more than the 900 of the phase 'standard'",
         ),
         ("orchestrator_initial_strategy: sgd_escap", "no strategy is called 'sgd_escap'"),
-        ("orchestrator_adagc_warmup: 5", "adagc_warmup: one/a: has no effect because 'use_adagc' is false"),
+        (
+            "orchestrator_adagc_warmup: 5",
+            "adagc_warmup: one/a: has no effect because 'use_adagc' is false",
+        ),
     ],
 )
 def test_faults_stand_at_the_line_of_the_key(line: str, fault: str) -> None:

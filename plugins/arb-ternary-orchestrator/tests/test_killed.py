@@ -1,7 +1,8 @@
-"""SIGKILL at random moments, inside candidates, rollbacks and what is written of them: resumed, the bytes are the same.
+"""SIGKILL at random moments, inside candidates, rollbacks and what is written of them: resumed, the
+bytes are the same.
 
-The runs are children of a helper that has imported everything. A moment is counted, not timed: before and after every
-micro-batch, restored snapshot and line that a decision writes.
+The runs are children of a helper that has imported everything. A moment is counted, not timed:
+before and after every micro-batch, restored snapshot and line that a decision writes.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ import json, os, signal, sys
 import torch
 import torch._dynamo
 torch.set_num_threads(1)
-import arb_ternary_text.models.decoder, arb_ternary_train.optim.split, arb_ternary_votes.scaled_votes
-import arb_ternary_train.optim.adamw, arb_ternary_train.standard, arb_ternary_orchestrator.policy
+import arb_ternary_text.models.decoder
+import arb_ternary_train.optim.split
+import arb_ternary_votes.scaled_votes
+import arb_ternary_train.optim.adamw
+import arb_ternary_train.standard
+import arb_ternary_orchestrator.policy
 from pathlib import Path
 from arb_ternary_orchestrator.branches import _try_out
 from arb_ternary_orchestrator import branches
@@ -70,7 +75,8 @@ def run(order):
             finally:
                 where.pop()
         setattr(owner, name, wrapped)
-    for cls, name in ((TrainingLoop, "draw"), (Snapshot, "restore"), (Snapshot, "save"), (DecisionLog, "write")):
+    for cls, name in ((TrainingLoop, "draw"), (Snapshot, "restore"), (Snapshot, "save"),
+        (DecisionLog, "write")):
         ticking(cls, name)
     within(branches, "_try_out", "branch")
     within(Orchestrator, "_roll_back", "rollback")
@@ -144,12 +150,23 @@ def helper() -> Iterator[Helper]:
 
 
 def files_in(directory: Path) -> dict[str, bytes]:
-    found = [directory / "metrics.jsonl", *directory.glob("checkpoints/**/*"), *directory.glob("snapshots/**/*")]
-    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(found) if path.is_file()}
+    found = [
+        directory / "metrics.jsonl",
+        *directory.glob("checkpoints/**/*"),
+        *directory.glob("snapshots/**/*"),
+    ]
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(found)
+        if path.is_file()
+    }
 
 
 def decisions_in(directory: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in each.items() if key != "seconds"} for each in read_decisions(directory)]
+    return [
+        {key: value for key, value in each.items() if key != "seconds"}
+        for each in read_decisions(directory)
+    ]
 
 
 @pytest.mark.parametrize("memory", [None, 0], ids=["in memory", "on the disk"])
@@ -161,13 +178,16 @@ def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bytes(
     from arb_ternary.config.fields import to_plain
     from arb_ternary.config.yaml_document import dump_yaml
 
-    config.write_text(dump_yaml(to_plain(tiny.config("phases.0.steps=36", "checkpoint.every=3", override))))
+    config.write_text(
+        dump_yaml(to_plain(tiny.config("phases.0.steps=36", "checkpoint.every=3", override)))
+    )
     whole = tiny.folder / "whole"
     assert helper.run(config, whole) == 0
     assert [each["reason"] for each in decisions_in(whole)].count("safety") == 2
     moments: list[str] = json.loads(Path(f"{whole}.moments").read_text())
     generator = random.Random(time.time_ns())
-    # The moments of a run that was resumed are not those of the whole one; those before the first kill are.
+    # The moments of a run that was resumed are not those of the whole one; those before the first
+    # kill are.
     wanted = [generator.randrange(1, len(moments) + 1) for _ in range(8)]
     for what in ("branch", "rollback"):
         among = [index + 1 for index, where in enumerate(moments) if where == what]
@@ -181,5 +201,7 @@ def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bytes(
         if again != 0:
             assert os.WTERMSIG(again) == signal.SIGKILL, (moment, again)
             assert helper.run(config, directory) == 0
-        assert files_in(directory) == files_in(whole), f"killed at moment {moment}, a {moments[moment - 1]}"
+        assert files_in(directory) == files_in(whole), (
+            f"killed at moment {moment}, a {moments[moment - 1]}"
+        )
         assert decisions_in(directory) == decisions_in(whole)

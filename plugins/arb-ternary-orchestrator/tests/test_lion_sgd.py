@@ -14,7 +14,10 @@ SHAPES = [(3, 5), (7,), (1,), (2, 3, 4)]
 
 def gradients(step: int) -> list[np.ndarray]:
     random = np.random.default_rng(step)
-    return [random.standard_normal(shape).astype(np.float32) * 10.0 ** (step % 5 - 2) for shape in SHAPES]
+    return [
+        random.standard_normal(shape).astype(np.float32) * 10.0 ** (step % 5 - 2)
+        for shape in SHAPES
+    ]
 
 
 def start() -> list[torch.nn.Parameter]:
@@ -73,8 +76,13 @@ def test_sgd_is_its_formula() -> None:
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_changes() -> None:
-    packed, weight = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.int32), requires_grad=False), start()[0]
-    with pytest.raises(ConfigError, match=r"parameter 1: torch.int32, \(2, 2\); .*ternary modules learn by votes"):
+    packed, weight = (
+        torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.int32), requires_grad=False),
+        start()[0],
+    )
+    with pytest.raises(
+        ConfigError, match=r"parameter 1: torch.int32, \(2, 2\); .*ternary modules learn by votes"
+    ):
         Lion([weight, packed])
     optimizer = Lion([weight])
     with pytest.raises(ConfigError, match="group 1"):

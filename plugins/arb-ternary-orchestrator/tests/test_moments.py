@@ -35,7 +35,8 @@ def test_the_variance_of_noise_is_right_on_average_from_the_second_value_on() ->
         for column, value in enumerate(values[1:]):
             moments.add(float(value))
             found[row, column] = moments.variance
-    # Four standard errors of the mean of 4,000; without the correction the second value alone would give half of 4.
+    # Four standard errors of the mean of 4,000; without the correction the second value alone would
+    # give half of 4.
     assert np.all(np.abs(found.mean(0) - 4.0) < 4 * found.std(0) / math.sqrt(4000))
 
 

@@ -16,7 +16,9 @@ def vector(tensors: Any) -> Any:
     return np.concatenate([tensor.detach().double().numpy().ravel() for tensor in tensors])
 
 
-def test_norms_changes_and_flips_are_those_of_the_tensors(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_changes_and_flips_are_those_of_the_tensors(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before_step, after = Meter.before_step, Meter.after
     noted: dict[str, Any] = {}
     seen: list[tuple[Observation, dict[str, Any]]] = []
@@ -28,7 +30,9 @@ def test_norms_changes_and_flips_are_those_of_the_tensors(tiny: Any, monkeypatch
         for name, module in ternary_modules(loop.model):
             squares[name] = float(module.gradient_square_sum())
         noted.update(squares=squares, weights=vector(parameters.values()))
-        noted["trits"] = {name: module.trits().numpy().copy() for name, module in ternary_modules(loop.model)}
+        noted["trits"] = {
+            name: module.trits().numpy().copy() for name, module in ternary_modules(loop.model)
+        }
 
     def afterwards(self: Meter, loop: Any, drawn: Any) -> Observation | None:
         found = after(self, loop, drawn)
@@ -55,7 +59,9 @@ def test_norms_changes_and_flips_are_those_of_the_tensors(tiny: Any, monkeypatch
             total = sum(value for name, value in squares.items() if name.split(".")[0] == part)
             assert found.modules[part] == pytest.approx(np.sqrt(total), rel=1e-5)
         change = np.linalg.norm(by_hand["moved"] - by_hand["weights"])
-        assert found.update_ratio == pytest.approx(change / np.linalg.norm(by_hand["weights"]), rel=1e-3)
+        assert found.update_ratio == pytest.approx(
+            change / np.linalg.norm(by_hand["weights"]), rel=1e-3
+        )
         assert found.flips == by_hand["flips"]
     assert sum(seen[5][1]["flips"].values()) > 0, "nothing to count"
     losses = [record["loss"] for record in run.metrics if record["event"] == "train"]

@@ -40,23 +40,42 @@ def after(way: Any, steps: int, **options: Any) -> torch.Tensor:
     return parameter.detach()
 
 
-START, SLOPE = torch.tensor([1.0, -2.0, 0.0, 5.0]).double(), torch.tensor([0.3, 0.0, -1.0, 1e-3]).double()
+START, SLOPE = (
+    torch.tensor([1.0, -2.0, 0.0, 5.0]).double(),
+    torch.tensor([0.3, 0.0, -1.0, 1e-3]).double(),
+)
 
 
 @pytest.mark.parametrize(
     ("method", "window", "spacing", "horizon"),
-    [("linear", 2, 1, 1), ("linear", 5, 4, 10), ("linear", 3, 2, 25), ("geometric", 3, 1, 1), ("geometric", 5, 4, 10)],
+    [
+        ("linear", 2, 1, 1),
+        ("linear", 5, 4, 10),
+        ("linear", 3, 2, 25),
+        ("geometric", 3, 1, 1),
+        ("geometric", 5, 4, 10),
+    ],
 )
-def test_on_a_line_it_lands_on_the_line(method: str, window: int, spacing: int, horizon: int) -> None:
+def test_on_a_line_it_lands_on_the_line(
+    method: str, window: int, spacing: int, horizon: int
+) -> None:
     found = after(
-        lambda t: START + SLOPE * t, 20, method=method, every=20, window=window, spacing=spacing, horizon=horizon
+        lambda t: START + SLOPE * t,
+        20,
+        method=method,
+        every=20,
+        window=window,
+        spacing=spacing,
+        horizon=horizon,
     )
     np.testing.assert_allclose(found.numpy(), (START + SLOPE * (20 + horizon)).numpy(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("horizon", [6, 30])
-def test_on_ways_that_shrink_by_a_common_ratio_the_geometric_one_lands_on_them(ratio: float, horizon: int) -> None:
+def test_on_ways_that_shrink_by_a_common_ratio_the_geometric_one_lands_on_them(
+    ratio: float, horizon: int
+) -> None:
     """``w(t) = a + b r**t``, as gradient descent makes on a quadratic of one curvature."""
     found = after(
         lambda t: START + SLOPE * ratio**t,
@@ -93,13 +112,23 @@ def test_what_swings_does_not_jump_and_what_grows_goes_on_straight() -> None:
 def test_the_trust_ratio_bounds_the_jump_by_the_way_over_the_window() -> None:
     way = SLOPE.norm()
     for ratio, expected in ((0.5, 0.5 * 4 * way), (10.0, 40 * way)):
-        found = after(lambda t: START + SLOPE * t, 8, every=8, window=5, spacing=1, horizon=40, trust_ratio=ratio)
+        found = after(
+            lambda t: START + SLOPE * t,
+            8,
+            every=8,
+            window=5,
+            spacing=1,
+            horizon=40,
+            trust_ratio=ratio,
+        )
         assert float((found - START - 8 * SLOPE).norm()) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_it_jumps_every_so_often_from_snapshots_after_the_last_jump() -> None:
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = Nowcasting(torch.optim.SGD([weight], lr=1.0), every=4, window=2, spacing=2, horizon=3, trust_ratio=None)
+    optimizer = Nowcasting(
+        torch.optim.SGD([weight], lr=1.0), every=4, window=2, spacing=2, horizon=3, trust_ratio=None
+    )
     seen, kept = [], []
     for _ in range(9):
         weight.grad = -torch.ones(1, dtype=torch.float64)
@@ -133,7 +162,9 @@ def test_a_parameter_that_does_not_move_stays_to_the_bit() -> None:
     weight = torch.nn.Parameter(torch.randn(1000, generator=generator))
     before = weight.detach().clone()
     for method in ("linear", "geometric"):
-        optimizer = Nowcasting(torch.optim.SGD([weight]), method=method, every=10, window=5, spacing=2)
+        optimizer = Nowcasting(
+            torch.optim.SGD([weight]), method=method, every=10, window=5, spacing=2
+        )
         for _ in range(10):
             optimizer.step()
         assert optimizer.jumps == 1
@@ -143,7 +174,10 @@ def test_a_parameter_that_does_not_move_stays_to_the_bit() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"every": 16}, "must be greater than the 16 steps that 5 snapshots span, 4 apart; 16 is not"),
+        (
+            {"every": 16},
+            "must be greater than the 16 steps that 5 snapshots span, 4 apart; 16 is not",
+        ),
         ({"method": "geometric", "window": 2}, "must be 3 or greater with 'method': geometric"),
     ],
 )
@@ -157,8 +191,12 @@ def test_snapshots_that_do_not_fit_are_refused(options: dict[str, Any], text: st
 def test_trits_are_refused_with_the_reason() -> None:
     ternary = TernaryLinear(32, 4, group_size=32)
     options: NowcastingConfig = make_choice("optimizer", "nowcasting").options
-    with pytest.raises(ConfigError, match=r"nowcasting cannot train 'head': .* there is nothing to extrapolate"):
+    with pytest.raises(
+        ConfigError, match=r"nowcasting cannot train 'head': .* there is nothing to extrapolate"
+    ):
         build_nowcasting(options, Trainable(ternary={"head": ternary}))
     votes = make_choice("optimizer", "sign_votes").build(Trainable(ternary={"head": ternary}))
-    with pytest.raises(ConfigError, match=r"trits .* are integers; there is nothing to extrapolate"):
+    with pytest.raises(
+        ConfigError, match=r"trits .* are integers; there is nothing to extrapolate"
+    ):
         Nowcasting(votes)

@@ -1,4 +1,6 @@
-"""A resumed, copied or pickled optimizer goes on to the same bits, and plans the bytes that it keeps."""
+"""A resumed, copied or pickled optimizer goes on to the same bits, and plans the bytes that it
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ ALL = [
             "spacing": 1,
             "inner": {
                 "name": "gradient_noise",
-                "inner": {"name": "adagc", "warmup": 3, "inner": {"name": "gradient_smoother", "inner": "adamw"}},
+                "inner": {
+                    "name": "adagc",
+                    "warmup": 3,
+                    "inner": {"name": "gradient_smoother", "inner": "adamw"},
+                },
             },
         },
     ),
@@ -52,11 +58,18 @@ SHAPES = {"matrix": (4, 6), "other": (2, 3), "gain": (5,), "scalar": (), "empty"
 STEPS = 24
 
 
-def start(name: str, options: dict[str, Any], dtype: torch.dtype) -> tuple[list[torch.nn.Parameter], Any]:
+def start(
+    name: str, options: dict[str, Any], dtype: torch.dtype
+) -> tuple[list[torch.nn.Parameter], Any]:
     """Matrices and vectors are groups of their own."""
     random = np.random.default_rng(7)
-    weights = {key: torch.nn.Parameter(torch.tensor(random.normal(size=s)).to(dtype)) for key, s in SHAPES.items()}
-    return list(weights.values()), make_choice("optimizer", name, options).build(Trainable(floats=weights))
+    weights = {
+        key: torch.nn.Parameter(torch.tensor(random.normal(size=s)).to(dtype))
+        for key, s in SHAPES.items()
+    }
+    return list(weights.values()), make_choice("optimizer", name, options).build(
+        Trainable(floats=weights)
+    )
 
 
 def go_on(weights: list[torch.nn.Parameter], optimizer: Any, first: int, last: int) -> None:
@@ -64,8 +77,12 @@ def go_on(weights: list[torch.nn.Parameter], optimizer: Any, first: int, last: i
     for step in range(first, last):
         for index, weight in enumerate(weights):
             random = np.random.default_rng((step, index))
-            noise = torch.from_numpy(np.asarray(random.standard_normal(tuple(weight.shape)))).to(weight.dtype)
-            weight.grad = None if index == 1 and step % 3 == 0 else 0.5 * weight.detach() + 0.1 * noise
+            noise = torch.from_numpy(np.asarray(random.standard_normal(tuple(weight.shape)))).to(
+                weight.dtype
+            )
+            weight.grad = (
+                None if index == 1 and step % 3 == 0 else 0.5 * weight.detach() + 0.1 * noise
+            )
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * (1 - step / (2 * STEPS))
         optimizer.step()
@@ -97,10 +114,14 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_to_the_bit(
 
 
 @pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
+    "duplicate",
+    [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))],
+    ids=["copy", "pickle"],
 )
 @pytest.mark.parametrize(("name", "options"), ALL)
-def test_a_copy_goes_on_by_itself_to_the_same_bits(name: str, options: dict[str, Any], duplicate: Any) -> None:
+def test_a_copy_goes_on_by_itself_to_the_same_bits(
+    name: str, options: dict[str, Any], duplicate: Any
+) -> None:
     weights, optimizer = start(name, options, torch.float32)
     go_on(weights, optimizer, 0, 12)
     others, other = duplicate((weights, optimizer))
@@ -132,7 +153,9 @@ def test_what_has_no_gradient_does_not_change(name: str, options: dict[str, Any]
 
 
 @pytest.mark.parametrize(("name", "options"), ALL)
-def test_matrices_and_vectors_are_groups_that_a_scheduler_of_torch_drives(name: str, options: dict[str, Any]) -> None:
+def test_matrices_and_vectors_are_groups_that_a_scheduler_of_torch_drives(
+    name: str, options: dict[str, Any]
+) -> None:
     _, optimizer = start(name, options, torch.float32)
     groups = [[weight.dim() for weight in group["params"]] for group in optimizer.param_groups]
     assert groups == [[2, 2, 2], [1, 0]]

@@ -1,4 +1,6 @@
-"""The optimizers of float parameters in runs: under split and gqc, with schedules and clipping, killed and resumed."""
+"""The optimizers of float parameters in runs: under split and gqc, with schedules and clipping,
+killed and resumed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ data: {{name: text, path: {text}, tokenizer: bytes}}
 model: {{name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, float_parts: {parts}}}
 optimizer: {optimizer}
 checkpoint: {{every: 3, keep: 9}}
-phases: [{{name: standard, steps: 10, batch_size: 2, block_size: 8, warmup_steps: 2, eval_every: 0, {phase}}}]
+phases: [{{name: standard, steps: 10, batch_size: 2, block_size: 8, warmup_steps: 2, eval_every: 0,
+    {phase}}}]
 """
 MIXED, FLOATS = "[norms, embedding, head], group_size: 32", "[norms, embedding, head, linears]"
 NOWCASTING = "{name: nowcasting, every: 4, window: 3, spacing: 1, horizon: 2}"
@@ -56,7 +59,10 @@ RUNS = {
 def config(folder: Path, optimizer: str, parts: str = MIXED, phase: str = "") -> RunConfig:
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 30)
     text = CONFIG.format(
-        text=folder / "text.txt", optimizer=optimizer, parts=parts, phase=phase or "lr_schedule: cosine"
+        text=folder / "text.txt",
+        optimizer=optimizer,
+        parts=parts,
+        phase=phase or "lr_schedule: cosine",
     )
     (folder / "tiny.yaml").write_text(text)
     return load_config(folder / "tiny.yaml").config
@@ -64,7 +70,9 @@ def config(folder: Path, optimizer: str, parts: str = MIXED, phase: str = "") ->
 
 def run(config: RunConfig, directory: Path, **request: Any) -> dict[str, bytes]:
     train(config, RunRequest(directory=directory, reporter=Silent, **request))
-    found = [path for pattern in ("metrics.jsonl", "checkpoints/*/*") for path in directory.glob(pattern)]
+    found = [
+        path for pattern in ("metrics.jsonl", "checkpoints/*/*") for path in directory.glob(pattern)
+    ]
     return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(found)}
 
 
@@ -72,7 +80,8 @@ def run(config: RunConfig, directory: Path, **request: Any) -> dict[str, bytes]:
 def test_a_run_that_dies_and_resumes_ends_with_the_same_bytes(name: str, tmp_path: Path) -> None:
     made = config(tmp_path, *RUNS[name])
     whole = run(made, tmp_path / "whole")
-    with pytest.raises(Crash):  # the newest checkpoint is that of step 6, within a window of snapshots
+    # the newest checkpoint is that of step 6, within a window of snapshots
+    with pytest.raises(Crash):
         run(evolve(made, trackers=(interruption(7, "crash"),)), tmp_path / "killed")
     assert run(made, tmp_path / "killed", resume="auto") == whole
 
@@ -81,7 +90,9 @@ def test_the_metrics_tell_what_the_optimizers_do(tmp_path: Path) -> None:
     files = run(config(tmp_path, NOISY, FLOATS), tmp_path / "run")
     steps = [json.loads(line) for line in files["metrics.jsonl"].splitlines() if b'"train"' in line]
     assert [step["jumps"] for step in steps] == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
-    assert [step["noise"] for step in steps] == pytest.approx([(0.01 / n**0.55) ** 0.5 for n in range(1, 11)])
+    assert [step["noise"] for step in steps] == pytest.approx(
+        [(0.01 / n**0.55) ** 0.5 for n in range(1, 11)]
+    )
     assert all(step["clipped"] >= 0 and step["grad_norm"] > 0 for step in steps)
     files = run(config(tmp_path, *RUNS["swats"]), tmp_path / "swats")
     steps = [json.loads(line) for line in files["metrics.jsonl"].splitlines() if b'"train"' in line]
@@ -90,7 +101,9 @@ def test_the_metrics_tell_what_the_optimizers_do(tmp_path: Path) -> None:
 
 
 class Poison:
-    """Makes the gradient of a float parameter NaN while the loss is finite, at some of its backward passes."""
+    """Makes the gradient of a float parameter NaN while the loss is finite, at some of its backward
+    passes.
+    """
 
     def __init__(self, at: range) -> None:
         self.at, self.passes = at, 0
@@ -121,7 +134,9 @@ def test_a_gradient_that_is_not_finite_is_skipped_in_every_part_and_counted(
     assert all(each["loss"] < 10 for each in records if each["event"] == "train")
 
 
-def test_a_run_whose_gradients_stay_bad_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_gradients_stay_bad_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     optimizer = split("{name: gradient_smoother}")
     spoilt(range(2, 99), monkeypatch)
     with pytest.raises(ArbError, match="step 2: 4 micro-batches in a row had no finite gradient"):
@@ -158,4 +173,6 @@ def test_what_cannot_go_together_is_a_fault_of_the_config(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         config(tmp_path, optimizer, MIXED, phase)
-    assert any(path in str(fault) and text in str(fault) for fault in str(caught.value).splitlines()), str(caught.value)
+    assert any(
+        path in str(fault) and text in str(fault) for fault in str(caught.value).splitlines()
+    ), str(caught.value)

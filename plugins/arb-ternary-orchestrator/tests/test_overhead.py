@@ -18,14 +18,17 @@ COMPARING = {
 
 
 @pytest.mark.parametrize(
-    # Three candidates of 4 steps: 8 are lost in each comparison. Of 32 steps and n comparisons: 8 n / (8 n + 32).
+    # Three candidates of 4 steps: 8 are lost in each comparison. Of 32 steps and n comparisons: 8 n
+    # / (8 n + 32).
     ("most", "first", "share"),
     [(0.2, 1, "33%"), pytest.param(0.19, 0, "20%", marks=pytest.mark.slow), (0.34, 2, "")],
 )
 def test_comparisons_that_would_cost_too_much_are_not_begun_and_that_is_told_once(
     most: float, first: int, share: str, tiny: Any
 ) -> None:
-    run = tiny.run("run", *tiny.floats, "phases.0.steps=32", policy={**COMPARING, "max_overhead": most})
+    run = tiny.run(
+        "run", *tiny.floats, "phases.0.steps=32", policy={**COMPARING, "max_overhead": most}
+    )
     begun = [each for each in run.decisions if each["not_begun"] is None]
     refused = [each for each in run.decisions if "waste" in (each["not_begun"] or "")]
     assert [each["steps_spent"] for each in begun] == [8] * first
@@ -42,7 +45,13 @@ def test_of_an_optimizer_that_draws_several_micro_batches_the_steps_count(tiny: 
     """Every step takes three micro-batches, so that a trial takes twelve, which are four steps."""
     pytest.importorskip("arb_ternary_gqc")
     wrapped = "optimizer={name: gqc.gnts, threshold: 1e-6, max_batch_draws: 3, inner: adamw}"
-    run = tiny.run("run", tiny.floats[0], wrapped, "phases.0.steps=24", policy={**COMPARING, "max_overhead": 0.25})
+    run = tiny.run(
+        "run",
+        tiny.floats[0],
+        wrapped,
+        "phases.0.steps=24",
+        policy={**COMPARING, "max_overhead": 0.25},
+    )
     # 8 steps are lost, of 32.
     first = run.decisions[0]
     assert (first["not_begun"], first["steps_spent"]) == (None, 8)
@@ -50,6 +59,8 @@ def test_of_an_optimizer_that_draws_several_micro_batches_the_steps_count(tiny: 
 
 
 def test_a_comparison_that_the_run_has_no_steps_left_for_is_not_begun(tiny: Any) -> None:
-    run = tiny.run("run", *tiny.floats, "phases.0.steps=11", policy={**COMPARING, "max_overhead": 0.9})
+    run = tiny.run(
+        "run", *tiny.floats, "phases.0.steps=11", policy={**COMPARING, "max_overhead": 0.9}
+    )
     (told,) = run.decisions
     assert (told["step"], told["not_begun"]) == (8, "that may take 4 steps, and 3 are left")

@@ -56,7 +56,10 @@ def restored(recovery: Recovery) -> Recovery:
     ids=["the data were bad", "it explodes again"],
 )
 def test_a_run_goes_back_to_the_strategy_that_bad_data_interrupted(
-    exploding: tuple[int, ...], story: list[tuple[int, str]], tiny: Any, monkeypatch: pytest.MonkeyPatch
+    exploding: tuple[int, ...],
+    story: list[tuple[int, str]],
+    tiny: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loss = TrainingLoop.loss
 
@@ -72,8 +75,12 @@ def test_a_run_goes_back_to_the_strategy_that_bad_data_interrupted(
 
 
 @pytest.mark.parametrize("margin", [0.0, 50.0])
-def test_another_strategy_has_to_be_better_by_the_margin(margin: float, tiny: Any, harmful: None) -> None:
-    """From a standstill everything is better: without a margin the run leaves it, and with a large one it stays."""
+def test_another_strategy_has_to_be_better_by_the_margin(
+    margin: float, tiny: Any, harmful: None
+) -> None:
+    """From a standstill everything is better: without a margin the run leaves it, and with a large
+    one it stays.
+    """
     policy = {
         "decision_interval": 8,
         "hysteresis": 8,
@@ -90,7 +97,9 @@ def test_another_strategy_has_to_be_better_by_the_margin(margin: float, tiny: An
     assert first["to"] == ("crawl" if margin else max(rewards, key=lambda name: rewards[name]))
 
 
-def test_an_explosion_in_the_last_step_is_taken_back(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explosion_in_the_last_step_is_taken_back(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loss = TrainingLoop.loss
 
     def disturbed(self: Any, batch: Any, masked: Any, output: Tensor) -> Tensor:
@@ -108,12 +117,16 @@ def test_an_explosion_in_the_last_step_is_taken_back(tiny: Any, monkeypatch: pyt
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_a_candidate_whose_loss_explodes_has_failed(tiny: Any, harmful: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_whose_loss_explodes_has_failed(
+    tiny: Any, harmful: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loss = TrainingLoop.loss
 
     def disturbed(self: Any, batch: Any, masked: Any, output: Tensor) -> Tensor:
         value = loss(self, batch, masked, output)
-        return value * 100.0 if value.requires_grad and self.adjustment.float_rate == 300.0 else value
+        return (
+            value * 100.0 if value.requires_grad and self.adjustment.float_rate == 300.0 else value
+        )
 
     monkeypatch.setattr(TrainingLoop, "loss", disturbed)
     policy = {
@@ -131,8 +144,15 @@ def test_a_candidate_whose_loss_explodes_has_failed(tiny: Any, harmful: None, mo
     assert run.decisions[0]["to"] == "configured"
 
 
-def test_strategies_of_other_distributions_take_part_where_they_are_named_only(tiny: Any, harmful: None) -> None:
+def test_strategies_of_other_distributions_take_part_where_they_are_named_only(
+    tiny: Any, harmful: None
+) -> None:
     alone = tiny.run("alone", "phases.0.steps=2", *tiny.floats, policy={"eval_horizon": 1})
     assert {"wild", "wilder", "crawl", "broken"}.isdisjoint(alone.policy["bandit"]["tried"])
-    named = tiny.run("named", "phases.0.steps=2", *tiny.floats, policy={"eval_horizon": 1, "strategies": ["wild"]})
+    named = tiny.run(
+        "named",
+        "phases.0.steps=2",
+        *tiny.floats,
+        policy={"eval_horizon": 1, "strategies": ["wild"]},
+    )
     assert "wild" in named.policy["bandit"]["tried"]

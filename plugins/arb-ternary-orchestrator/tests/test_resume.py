@@ -14,8 +14,8 @@ from arb_ternary_orchestrator.bandit import Bandit
 from arb_ternary_orchestrator.switching import Strategies
 from arb_ternary_train.loop import TrainingLoop
 
-#: Compares after step 8 (to step 12), rolls back after step 18, where the loss explodes, and goes back to its
-#: strategy after step 26.
+# : Compares after step 8 (to step 12), rolls back after step 18, where the loss explodes, and goes
+# back to its : strategy after step 26.
 BUSY = {
     "decision_interval": 8,
     "hysteresis": 8,
@@ -45,7 +45,8 @@ def test_a_signal_ends_a_comparison_at_once_and_the_resumed_run_makes_it_anew(
     whole = tiny.run("whole", STEPS, *tiny.floats, policy=BUSY)
     reasons = [(each["step"], each["reason"]) for each in whole.decisions]
     assert reasons == [(8, "periodic"), (18, "safety"), (26, "recovered")]
-    # In the second micro-batch of the second of three candidates, which 8 steps and 4 of the first one precede.
+    # In the second micro-batch of the second of three candidates, which 8 steps and 4 of the first
+    # one precede.
     draw, drawn = TrainingLoop.draw, []
 
     def interrupting(self: Any) -> Any:
@@ -100,13 +101,35 @@ def test_a_run_stopped_anywhere_ends_with_the_same_bytes(
     assert resumed.directory.metrics_file.read_bytes() == whole.directory.metrics_file.read_bytes()
 
 
-def test_a_run_whose_strategy_is_not_there_any_more_says_so(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_strategy_is_not_there_any_more_says_so(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All that fit are chosen among; an installed distribution had brought one, and is gone."""
     with monkeypatch.context() as patch:
-        patch.setattr(Strategies, "current", property(lambda self: "gone", lambda self, name: None), raising=False)
+        patch.setattr(
+            Strategies,
+            "current",
+            property(lambda self: "gone", lambda self, name: None),
+            raising=False,
+        )
         patch.setattr(Bandit, "state_dict", lambda self: {"tried": {**self.tried, "gone": 1}})
-        tiny.run("run", *tiny.floats, "phases.0.steps=8", "checkpoint.every=4", policy={"eval_horizon": 4})
+        tiny.run(
+            "run",
+            *tiny.floats,
+            "phases.0.steps=8",
+            "checkpoint.every=4",
+            policy={"eval_horizon": 4},
+        )
     run = tiny.folder / "run"
     (run / "result.json").unlink()
-    with pytest.raises(CheckpointError, match=r"the checkpoint is of the strategies .*gone.*; the config has"):
-        tiny.run("run", *tiny.floats, "phases.0.steps=8", "checkpoint.every=4", policy={"eval_horizon": 4}, resume=run)
+    with pytest.raises(
+        CheckpointError, match=r"the checkpoint is of the strategies .*gone.*; the config has"
+    ):
+        tiny.run(
+            "run",
+            *tiny.floats,
+            "phases.0.steps=8",
+            "checkpoint.every=4",
+            policy={"eval_horizon": 4},
+            resume=run,
+        )

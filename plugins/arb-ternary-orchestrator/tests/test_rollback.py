@@ -29,7 +29,9 @@ STEPS = "phases.0.steps=32"
 
 @pytest.fixture
 def disturb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], bool], float], None]:
-    """Multiplies the loss of the micro-batches that are trained on and for which something holds."""
+    """Multiplies the loss of the micro-batches that are trained on and for which something
+    holds.
+    """
 
     def arrange(when: Callable[[Any], bool], factor: float) -> None:
         loss = TrainingLoop.loss
@@ -44,7 +46,9 @@ def disturb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], bool],
 
 
 def restore_by_hand(monkeypatch: pytest.MonkeyPatch, *, saved_at: int, restored_after: int) -> None:
-    """A loop without orchestrator whose weights and optimizer are put back as a script with PyTorch would do it."""
+    """A loop without orchestrator whose weights and optimizer are put back as a script with PyTorch
+    would do it.
+    """
     whole = TrainingLoop.train_micro_batch
     kept: dict[str, Any] = {}
 
@@ -61,7 +65,9 @@ def restore_by_hand(monkeypatch: pytest.MonkeyPatch, *, saved_at: int, restored_
     monkeypatch.setattr(TrainingLoop, "train_micro_batch", train)
 
 
-@pytest.mark.parametrize("factor", [10.0, pytest.param(math.nan, marks=pytest.mark.slow)], ids=["exploded", "nan"])
+@pytest.mark.parametrize(
+    "factor", [10.0, pytest.param(math.nan, marks=pytest.mark.slow)], ids=["exploded", "nan"]
+)
 def test_a_rollback_puts_weights_votes_and_optimizer_back_and_goes_on_behind_the_data(
     factor: float, tiny: Any, equal: Any, disturb: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +78,11 @@ def test_a_rollback_puts_weights_votes_and_optimizer_back_and_goes_on_behind_the
         by_hand = tiny.run("by hand", STEPS)
     (decision,) = run.decisions
     step = 23 if factor == 10.0 else 22
-    assert (decision["reason"], decision["step"], decision["rolled_back_to"]) == ("safety", step, 20)
+    assert (decision["reason"], decision["step"], decision["rolled_back_to"]) == (
+        "safety",
+        step,
+        20,
+    )
     mine, its = run.trained, by_hand.trained
     for each in (mine["tree"]["loop"], its["tree"]["loop"]):
         each.pop("skipped_in_a_row")
@@ -80,7 +90,9 @@ def test_a_rollback_puts_weights_votes_and_optimizer_back_and_goes_on_behind_the
     assert run.steps == by_hand.steps
 
 
-def test_weights_that_became_nan_are_put_back_and_the_run_finishes(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_became_nan_are_put_back_and_the_run_finishes(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = TrainingLoop.draw
 
     def ruined(self: Any) -> Any:
@@ -91,26 +103,36 @@ def test_weights_that_became_nan_are_put_back_and_the_run_finishes(tiny: Any, mo
         return drawn
 
     monkeypatch.setattr(TrainingLoop, "draw", ruined)
-    run = tiny.run("run", STEPS, *tiny.floats, policy={**GUARDED, "safety_strategy": "spike_resistant"})
+    run = tiny.run(
+        "run", STEPS, *tiny.floats, policy={**GUARDED, "safety_strategy": "spike_resistant"}
+    )
     (decision,) = run.decisions
-    assert (decision["from"], decision["to"], decision["rolled_back_to"]) == ("configured", "spike_resistant", 20)
+    assert (decision["from"], decision["to"], decision["rolled_back_to"]) == (
+        "configured",
+        "spike_resistant",
+        20,
+    )
     assert (decision["metric"], decision["value"]) == ("loss", "nan")
     last = run.steps[-1]
     assert last["step"] == 32
     assert math.isfinite(last["loss"])
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.last.model.values())
-    # What was seen is what led to the state that was restored, and what came after it: the last of it is step 32.
+    # What was seen is what led to the state that was restored, and what came after it: the last of
+    # it is step 32.
     telemetry = run.policy["monitor"]["telemetry"]
     assert telemetry["step"] == 32
     assert [step for step, _ in telemetry["points"]] == [*range(1, 21), *range(23, 33)]
 
 
-def test_a_good_moment_that_was_none_is_passed_over(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_good_moment_that_was_none_is_passed_over(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = TrainingLoop.draw
 
     def ruined(self: Any) -> Any:
         drawn = draw(self)
-        if self.micro_batches == 20:  # the loss of step 20 is still good, and what it leaves is kept
+        # the loss of step 20 is still good, and what it leaves is kept
+        if self.micro_batches == 20:
             with torch.no_grad():
                 next(self.model.parameters()).fill_(math.nan)
         return drawn
@@ -121,15 +143,19 @@ def test_a_good_moment_that_was_none_is_passed_over(tiny: Any, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("second", "hysteresis", "goes_to"), [(28, 20, 15), (28, 3, 20), (24, 20, 20)],
+    ("second", "hysteresis", "goes_to"),
+    [(28, 20, 15), (28, 3, 20), (24, 20, 20)],
     ids=["soon", "later", "the very next batch"],
-)  # fmt: skip
+)
 def test_a_second_explosion_soon_after_goes_one_moment_further_back(
     second: int, hysteresis: int, goes_to: int, tiny: Any, disturb: Any
 ) -> None:
     disturb(lambda loop: loop.micro_batches in (23, second), 10.0)
     run = tiny.run("run", STEPS, *tiny.floats, policy={**GUARDED, "hysteresis": hysteresis})
-    assert [(each["step"], each["rolled_back_to"]) for each in run.decisions] == [(23, 20), (second, goes_to)]
+    assert [(each["step"], each["rolled_back_to"]) for each in run.decisions] == [
+        (23, 20),
+        (second, goes_to),
+    ]
 
 
 def test_a_stretch_of_bad_batches_costs_no_more_than_its_steps(tiny: Any, disturb: Any) -> None:
@@ -147,16 +173,24 @@ def test_a_loss_that_has_risen_for_good_is_accepted(tiny: Any, disturb: Any) -> 
     assert run.decisions[-1]["not_begun"].startswith("4 batches in a row have such a loss")
 
 
-def test_a_stretch_of_batches_without_a_loss_is_rolled_back_once_and_passed_over(tiny: Any, disturb: Any) -> None:
+def test_a_stretch_of_batches_without_a_loss_is_rolled_back_once_and_passed_over(
+    tiny: Any, disturb: Any
+) -> None:
     disturb(lambda loop: 23 <= loop.micro_batches < 29, math.nan)
     run = tiny.run("run", STEPS, *tiny.floats, policy=GUARDED)
     assert [(each["step"], each["rolled_back_to"]) for each in run.decisions] == [(22, 20)]
-    assert [record["micro_batch"] for record in run.metrics if record["event"] == "skip"] == list(range(23, 29))
+    assert [record["micro_batch"] for record in run.metrics if record["event"] == "skip"] == list(
+        range(23, 29)
+    )
 
 
-def test_a_run_that_finds_no_finite_loss_any_more_ends_with_the_reason(tiny: Any, disturb: Any) -> None:
+def test_a_run_that_finds_no_finite_loss_any_more_ends_with_the_reason(
+    tiny: Any, disturb: Any
+) -> None:
     disturb(lambda loop: loop.micro_batches >= 12, math.nan)
-    with pytest.raises(ArbError, match="step 12: 7 micro-batches in a row had no finite loss; the last was nan"):
+    with pytest.raises(
+        ArbError, match="step 12: 7 micro-batches in a row had no finite loss; the last was nan"
+    ):
         tiny.run("run", STEPS, *tiny.floats, "phases.0.max_skipped=7", policy=GUARDED)
 
 

@@ -1,7 +1,7 @@
 """Each optimizer of float parameters teaches a small network; two of them are compared with Adam.
 
-The network has 16 inputs, 32 hidden units and 4 classes, which another network of random weights has chosen for 512
-samples; 300 batches of 32, and a rate that falls along a cosine, as in a run.
+The network has 16 inputs, 32 hidden units and 4 classes, which another network of random weights
+has chosen for 512 samples; 300 batches of 32, and a rate that falls along a cosine, as in a run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from arb_ternary_testing.component import make_choice
 from arb_ternary_train.schedules import apply_schedule
 
 ADAMW = {"name": "adamw", "lr": 0.01}
-#: Optimizer, and the loss in nats that it has to reach; at first it is 1.4, the entropy of the classes.
+# : Optimizer, and the loss in nats that it has to reach; at first it is 1.4, the entropy of the
+# classes.
 BOUNDS: list[tuple[str, dict[str, Any], float]] = [
     ("lion", {"lr": 0.003}, 0.4),
     ("sgd", {"lr": 0.1}, 0.2),
@@ -36,11 +37,15 @@ QUICK = ("swats", "adagc", "nowcasting")
 @cache
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    x, first, second = (torch.randn(*shape, generator=generator) for shape in ((512, 16), (16, 8), (8, 4)))
+    x, first, second = (
+        torch.randn(*shape, generator=generator) for shape in ((512, 16), (16, 8), (8, 4))
+    )
     return x, (torch.tanh(x @ first) @ second).argmax(1)
 
 
-def trained(name: str, options: dict[str, Any], seed: int = 0, schedule: Any = "cosine") -> tuple[float, Any]:
+def trained(
+    name: str, options: dict[str, Any], seed: int = 0, schedule: Any = "cosine"
+) -> tuple[float, Any]:
     """The loss over all samples in the end, and the optimizer."""
     steps = 300
     torch.manual_seed(seed)
@@ -48,7 +53,9 @@ def trained(name: str, options: dict[str, Any], seed: int = 0, schedule: Any = "
     optimizer = make_choice("optimizer", name, options).build(collect_trainable(model))
     (x, y), generator = samples(), torch.Generator().manual_seed(2)
     for step in range(steps):
-        apply_schedule(optimizer, schedule, step, steps=steps, warmup=0, lr=None, min_lr=None, min_rate=0.05)
+        apply_schedule(
+            optimizer, schedule, step, steps=steps, warmup=0, lr=None, min_lr=None, min_rate=0.05
+        )
         rows = torch.randint(0, 512, (32,), generator=generator)
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
         optimizer.step()
@@ -59,7 +66,10 @@ def trained(name: str, options: dict[str, Any], seed: int = 0, schedule: Any = "
 
 @pytest.mark.parametrize(
     ("name", "options", "bound"),
-    [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow, id=case[0]) for case in BOUNDS],
+    [
+        pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow, id=case[0])
+        for case in BOUNDS
+    ],
 )
 def test_the_loss_falls_below_a_bound(name: str, options: dict[str, Any], bound: float) -> None:
     loss, _ = trained(name, options)
@@ -73,7 +83,9 @@ def test_nowcasting_ends_below_adam_alone(method: str, lr: float) -> None:
     for seed in range(3):
         inner = {"name": "adamw", "lr": lr}
         alone, _ = trained("adamw", {"lr": lr}, seed)
-        assert trained("nowcasting", {"inner": inner, "every": 25, "method": method}, seed)[0] < alone
+        assert (
+            trained("nowcasting", {"inner": inner, "every": 25, "method": method}, seed)[0] < alone
+        )
 
 
 @pytest.mark.slow
@@ -92,7 +104,9 @@ def test_nowcasting_at_a_constant_rate_is_what_the_page_says() -> None:
 
 @pytest.mark.slow
 def test_swats_switches_and_ends_within_a_twentieth_of_adam() -> None:
-    """It is no gain here: 300 steps are few, and the rate of SGD has not settled when the threshold is met."""
+    """It is no gain here: 300 steps are few, and the rate of SGD has not settled when the threshold
+    is met.
+    """
     for seed in range(3):
         adam, _ = trained("adamw", {"lr": 0.01, "weight_decay": 0.0, "beta2": 0.999}, seed)
         options = {"adam_lr": 0.01, "min_steps_before_switch": 50, "switch_threshold": 1e-3}
@@ -102,7 +116,9 @@ def test_swats_switches_and_ends_within_a_twentieth_of_adam() -> None:
 
 
 def test_before_its_switch_swats_is_adam() -> None:
-    """torch's Adam adds ``eps`` to the root after its correction, not before, which changes 1e-8 a little."""
+    """torch's Adam adds ``eps`` to the root after its correction, not before, which changes 1e-8 a
+    little.
+    """
     torch.manual_seed(0)
     models = [nn.Linear(6, 3) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
@@ -120,8 +136,9 @@ def test_before_its_switch_swats_is_adam() -> None:
 
 
 def test_on_a_quadratic_without_noise_swats_ends_below_adam_and_nowcasting_below_descent() -> None:
-    """Adam at a constant rate goes on stepping by about the rate; SGD's steps shrink with the gradient. A geometric
-    jump on a quadratic of one curvature is ``horizon`` steps of gradient descent for nothing.
+    """Adam at a constant rate goes on stepping by about the rate; SGD's steps shrink with the
+    gradient. A geometric jump on a quadratic of one curvature is ``horizon`` steps of gradient
+    descent for nothing.
     """
     curvatures = torch.linspace(0.5, 2.0, 8)
 
@@ -135,10 +152,19 @@ def test_on_a_quadratic_without_noise_swats_ends_below_adam_and_nowcasting_below
 
     adam = {"beta1": 0.9, "beta2": 0.9}
     switching = {**adam, "adam_lr": 0.05, "switch_threshold": 0.02, "min_steps_before_switch": 15}
-    assert after("swats", switching, 400, curvatures) < after("swats", {"adam_lr": 0.05, **adam}, 400, curvatures)
+    assert after("swats", switching, 400, curvatures) < after(
+        "swats", {"adam_lr": 0.05, **adam}, 400, curvatures
+    )
 
     descent = {"name": "sgd", "lr": 0.05, "momentum": 0.0}
-    jumping = {"inner": descent, "every": 10, "window": 4, "spacing": 2, "horizon": 6, "method": "geometric"}
+    jumping = {
+        "inner": descent,
+        "every": 10,
+        "window": 4,
+        "spacing": 2,
+        "horizon": 6,
+        "method": "geometric",
+    }
     even = torch.ones(8)
     ahead = after("nowcasting", {**jumping, "trust_ratio": None}, 40, even)
     assert ahead == pytest.approx(8 * 4.0 * 0.95 ** (2 * (40 + 4 * 6)), rel=1e-3)

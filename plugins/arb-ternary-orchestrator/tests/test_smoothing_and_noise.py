@@ -26,14 +26,19 @@ def test_the_wrapped_optimizer_sees_the_average_corrected_for_its_beginning() ->
         optimizer.step()
         for weight, average in zip(weights, averages, strict=True):
             assert weight.grad is not None
-            np.testing.assert_allclose(weight.grad.numpy(), average / (1 - 0.8 ** (step + 1)), rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(
+                weight.grad.numpy(), average / (1 - 0.8 ** (step + 1)), rtol=1e-4, atol=1e-6
+            )
 
 
 def test_a_constant_gradient_arrives_as_it_is_and_one_that_is_missing_does_not_count() -> None:
     constant, rare = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     optimizer = GradientSmoother(SGD([constant, rare], lr=1.0, momentum=0.0), decay=0.9)
     for step in range(6):
-        constant.grad, rare.grad = torch.full((2,), 0.5), torch.full((2,), 3.0) if step % 3 == 2 else None
+        constant.grad, rare.grad = (
+            torch.full((2,), 0.5),
+            torch.full((2,), 3.0) if step % 3 == 2 else None,
+        )
         optimizer.step()
         assert constant.grad.tolist() == pytest.approx([0.5, 0.5])
     assert rare.grad is not None
@@ -53,8 +58,12 @@ def test_bfloat16_gradients_are_averaged_in_float32() -> None:
 
 
 @pytest.mark.parametrize(("eta", "gamma"), [(0.3, 0.55), (1.0, 0.55), (0.01, 1.0)])
-def test_the_variance_of_the_noise_is_eta_over_a_power_of_the_step(eta: float, gamma: float) -> None:
-    """Of 40,000 draws the sample variance is within 5 standard errors, ``sqrt(2 / n)`` each, and so is the mean."""
+def test_the_variance_of_the_noise_is_eta_over_a_power_of_the_step(
+    eta: float, gamma: float
+) -> None:
+    """Of 40,000 draws the sample variance is within 5 standard errors, ``sqrt(2 / n)`` each, and so
+    is the mean.
+    """
     weight = torch.nn.Parameter(torch.zeros(200, 200))
     optimizer = GradientNoise(SGD([weight], lr=1e-9), eta=eta, gamma=gamma, seed=3)
     for step in range(50):

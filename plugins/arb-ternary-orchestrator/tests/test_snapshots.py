@@ -30,7 +30,9 @@ def snapshot(value: float, size: int = 250) -> Snapshot:
     return Snapshot({"weight": torch.full((size,), value)}, {"step": 3})
 
 
-def test_what_exceeds_the_budget_goes_to_the_disk_and_comes_back_the_same(tmp_path: Path, equal: Any) -> None:
+def test_what_exceeds_the_budget_goes_to_the_disk_and_comes_back_the_same(
+    tmp_path: Path, equal: Any
+) -> None:
     memory = SnapshotMemory(tmp_path, CPU, budget=2000)
     kept = [memory.keep(snapshot(float(value))) for value in range(3)]
     assert [each.path is None for each in kept] == [True, True, False]
@@ -52,7 +54,9 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_by_default_a_quarter_of_what_is_free_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_a_quarter_of_what_is_free_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshots, "free_memory", lambda device: 8000)
     memory = SnapshotMemory(tmp_path, CPU, budget=None)
     assert [memory.keep(snapshot(0.0)).path is None for _ in range(3)] == [True, True, False]
@@ -64,7 +68,9 @@ def test_free_memory_is_what_the_system_calls_available() -> None:
     assert 0 < free_memory(CPU) <= total
 
 
-def test_a_run_with_its_snapshots_on_the_disk_ends_with_the_same_bytes(tiny: Any, equal: Any) -> None:
+def test_a_run_with_its_snapshots_on_the_disk_ends_with_the_same_bytes(
+    tiny: Any, equal: Any
+) -> None:
     options = ("phases.0.steps=16", *tiny.floats)
     in_memory = tiny.run("memory", *options, policy=BUSY)
     on_disk = tiny.run("disk", *options, policy={**BUSY, "snapshot_memory": 0})
@@ -76,11 +82,14 @@ def test_a_run_with_its_snapshots_on_the_disk_ends_with_the_same_bytes(tiny: Any
     assert not (on_disk.directory.path / "snapshots").exists()
 
 
-def test_stacks_that_are_trained_one_after_the_other_end_without_the_files_of_their_snapshots(tiny: Any) -> None:
+def test_stacks_that_are_trained_one_after_the_other_end_without_the_files_of_their_snapshots(
+    tiny: Any,
+) -> None:
     """The phase saves its last checkpoint when the loop of its last stack is closed."""
     pytest.importorskip("arb_ternary_progressive")
     phase = (
-        "phases=[{name: progressive, steps_per_stack: 6, target_stacks: 1, train_first: true, batch_size: 2,"
+        "phases=[{name: progressive, steps_per_stack: 6, target_stacks: 1, train_first: true, "
+        "batch_size: 2,"
         " block_size: 8, eval_every: 0, lr_schedule: constant}]"
     )
     run = tiny.run("run", phase, policy={"eval_horizon": 4, "snapshot_memory": 0})

@@ -1,4 +1,6 @@
-"""The detector against a vectorised restatement in numpy and scipy, and that against the rate that k implies."""
+"""The detector against a vectorised restatement in numpy and scipy, and that against the rate that
+k implies.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def detected(values: NDArray[np.float64], k: float) -> list[bool]:
 @pytest.mark.parametrize("k", [2.0, 3.0, 4.0])
 def test_the_detector_is_what_the_restatement_says(k: float) -> None:
     generator = np.random.default_rng(3)
-    values = np.concatenate([generator.normal(2.5, 0.1, (12, 150)), 2.5 + 0.1 * generator.standard_t(3, (12, 150))])
+    values = np.concatenate(
+        [generator.normal(2.5, 0.1, (12, 150)), 2.5 + 0.1 * generator.standard_t(3, (12, 150))]
+    )
     assert [detected(row, k) for row in values] == restated(values, k).tolist()
 
 
@@ -73,7 +77,8 @@ def test_a_spike_hardly_moves_the_limit() -> None:
     before = detector.limit
     assert detector.observe(2000.0)
     assert not detector.observe(2.0)
-    # Clipped at three deviations it adds 0.01 * (9 - 1) to the variance, and 0.03 deviations to the mean.
+    # Clipped at three deviations it adds 0.01 * (9 - 1) to the variance, and 0.03 deviations to the
+    # mean.
     assert detector.limit - before < 0.1 * (3 * 0.5 * 0.1 + 0.05)
     assert detector.observe(2.6)
 
@@ -85,8 +90,8 @@ def test_a_level_that_stays_becomes_the_usual_one(height: float) -> None:
     found = np.flatnonzero(detected(values, 3.0))
     found = found[found >= 300]
     assert found[0] == 300
-    # Each clipped value widens the deviation by about 4 %: ln(1000) / 0.04 steps for the highest, and fewer as the mean
-    # moves too.
+    # Each clipped value widens the deviation by about 4 %: ln(1000) / 0.04 steps for the highest,
+    # and fewer as the mean moves too.
     assert found[-1] < 300 + 25 + math.log(height) / 0.04
     assert detected(values, 3.0) == restated(values[None], 3.0)[0].tolist()
 
@@ -156,7 +161,9 @@ def test_a_copy_of_the_state_goes_on_alike() -> None:
     for value in values[:120]:
         first.observe(value)
     second.load_state_dict(first.state_dict())
-    assert [first.observe(value) for value in values[120:]] == [second.observe(value) for value in values[120:]]
+    assert [first.observe(value) for value in values[120:]] == [
+        second.observe(value) for value in values[120:]
+    ]
     assert first.state_dict() == second.state_dict()
 
 

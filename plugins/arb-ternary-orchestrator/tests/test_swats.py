@@ -1,4 +1,6 @@
-"""SWATS against a restatement in numpy of Keskar and Socher's algorithm, and on quadratics whose best rate is known."""
+"""SWATS against a restatement in numpy of Keskar and Socher's algorithm, and on quadratics whose
+best rate is known.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,31 @@ def gradient(step: int, weights: list[np.ndarray]) -> list[np.ndarray]:
     """Of a quadratic with curvatures from 0.2 to 2, with some noise."""
     random = np.random.default_rng(step)
     curvatures = [np.linspace(0.2, 2, w.size).reshape(w.shape) for w in weights]
-    return [c * w + 0.05 * random.standard_normal(w.shape) for c, w in zip(curvatures, weights, strict=True)]
+    return [
+        c * w + 0.05 * random.standard_normal(w.shape)
+        for c, w in zip(curvatures, weights, strict=True)
+    ]
 
 
-def restated(steps: int, threshold: float, least: int) -> tuple[list[np.ndarray], int | None, float | None]:
+def restated(
+    steps: int, threshold: float, least: int
+) -> tuple[list[np.ndarray], int | None, float | None]:
     """The paper's listing over all parameters as one vector, in float64."""
     weights = [np.full(shape, 1.5) for shape in SHAPES]
     split = np.cumsum([weight.size for weight in weights])[:-1]
     w = np.concatenate([weight.ravel() for weight in weights])
-    m, a, v, lam, rate, switched = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w), 0.0, None, None
+    m, a, v, lam, rate, switched = (
+        np.zeros_like(w),
+        np.zeros_like(w),
+        np.zeros_like(w),
+        0.0,
+        None,
+        None,
+    )
     for k in range(1, steps + 1):
-        parts = [part.reshape(shape) for part, shape in zip(np.split(w, split), SHAPES, strict=True)]
+        parts = [
+            part.reshape(shape) for part, shape in zip(np.split(w, split), SHAPES, strict=True)
+        ]
         g = np.concatenate([each.ravel() for each in gradient(k, parts)])
         if rate is not None:
             v = BETA1 * v + g
@@ -46,10 +62,16 @@ def restated(steps: int, threshold: float, least: int) -> tuple[list[np.ndarray]
             estimate = lam / (1 - BETA2**k)
             if k > max(1, least) and abs(estimate - gamma) < threshold and estimate > 0:
                 rate, switched = estimate, k
-    return [part.reshape(shape) for part, shape in zip(np.split(w, split), SHAPES, strict=True)], switched, rate
+    return (
+        [part.reshape(shape) for part, shape in zip(np.split(w, split), SHAPES, strict=True)],
+        switched,
+        rate,
+    )
 
 
-def run(optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], first: int, last: int) -> int | None:
+def run(
+    optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], first: int, last: int
+) -> int | None:
     """Steps ``first`` to ``last``; the one at which the first group switched."""
     switched = None
     for step in range(first, last + 1):
@@ -62,9 +84,17 @@ def run(optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], fir
     return switched
 
 
-def start(dtype: torch.dtype = torch.float64, **options: float) -> tuple[list[torch.nn.Parameter], SWATS]:
+def start(
+    dtype: torch.dtype = torch.float64, **options: float
+) -> tuple[list[torch.nn.Parameter], SWATS]:
     weights = [torch.nn.Parameter(torch.full(shape, 1.5, dtype=dtype)) for shape in SHAPES]
-    given = {"adam_lr": LR, "beta2": BETA2, "switch_threshold": 1e-3, "min_steps_before_switch": 20, **options}
+    given = {
+        "adam_lr": LR,
+        "beta2": BETA2,
+        "switch_threshold": 1e-3,
+        "min_steps_before_switch": 20,
+        **options,
+    }
     return weights, SWATS(weights, config=SWATSConfig(**given))  # type: ignore[arg-type]
 
 
@@ -95,8 +125,9 @@ def test_the_code_of_the_guide_runs() -> None:
 
 @pytest.mark.parametrize("curvature", [0.25, 4.0, 100.0])
 def test_on_a_quadratic_the_rate_is_that_of_adams_steps_over_the_gradient(curvature: float) -> None:
-    """With one curvature ``h`` and one start everywhere Adam's steps lie along the gradient ``h w``. While its sign
-    stays Adam moves each weight by ``lr``, so that SGD takes the same way with the rate ``lr / (h w)``.
+    """With one curvature ``h`` and one start everywhere Adam's steps lie along the gradient ``h
+    w``. While its sign stays Adam moves each weight by ``lr``, so that SGD takes the same way with
+    the rate ``lr / (h w)``.
     """
     lr = 0.01
     weight = torch.nn.Parameter(torch.full((6,), 10.0, dtype=torch.float64))
@@ -159,7 +190,9 @@ def test_after_the_switch_a_schedule_scales_the_rate() -> None:
     weights[0].grad, weights[1].grad = None, torch.ones(5, dtype=torch.float64)
     optimizer.step()
     moved = before - weights[1].detach()
-    torch.testing.assert_close(moved, torch.full_like(moved, 0.1 * group["sgd_rate"] * LR / 4), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        moved, torch.full_like(moved, 0.1 * group["sgd_rate"] * LR / 4), rtol=1e-9, atol=0
+    )
 
 
 def test_a_rate_that_points_uphill_is_never_taken() -> None:
@@ -189,11 +222,16 @@ def test_empty_gradients_and_a_rate_of_zero_say_nothing_of_the_rate() -> None:
 def test_another_one_with_other_settings_goes_on_in_the_phase_of_the_first(stop: int) -> None:
     weights, optimizer = start()
     run(optimizer, weights, 1, stop)
-    other = SWATS(weights, config=SWATSConfig(adam_lr=LR / 2, beta2=BETA2, min_steps_before_switch=7))
+    other = SWATS(
+        weights, config=SWATSConfig(adam_lr=LR / 2, beta2=BETA2, min_steps_before_switch=7)
+    )
     carry_state(optimizer, other)
     (group,), (before,) = other.param_groups, optimizer.param_groups
     assert (group["lr"], group["min_steps_before_switch"]) == (LR / 2, 7)
-    assert all(group[name] == before[name] for name in ("phase", "steps", "projection", "projections", "sgd_rate"))
+    assert all(
+        group[name] == before[name]
+        for name in ("phase", "steps", "projection", "projections", "sgd_rate")
+    )
     assert group["phase"] == ("adam" if stop == 5 else "sgd")
     values = [weight.detach().clone() for weight in weights]
     run(other, weights, stop + 1, stop + 1)

@@ -18,7 +18,8 @@ from arb_ternary_train.loading import load_config
 CONFIG = """
 name: tiny
 data: {name: text, path: text.txt}
-model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, float_parts: [norms]}
+model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32,
+    float_parts: [norms]}
 optimizer: {name: split, ternary: {name: scaled_votes}, float: {name: adamw}}
 phases:
 - name: standard
@@ -88,7 +89,9 @@ def test_a_strategy_that_the_run_does_not_choose_among_is_an_error(
         assert switch(capsys, few, name)[0] == 0
 
 
-def test_a_run_that_has_ended_or_has_no_orchestrator_is_an_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_ended_or_has_no_orchestrator_is_an_error(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = made("lr: 0.01", "plain")
     code, output = switch(capsys, plain, "sgd_escape")
     assert code == 2
@@ -101,13 +104,17 @@ def test_a_run_that_has_ended_or_has_no_orchestrator_is_an_error(run: Path, caps
     assert not (run / CONTROL_FILE).exists()
 
 
-def test_a_run_that_is_not_there_is_an_error_with_the_nearest(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_not_there_is_an_error_with_the_nearest(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, output = switch(capsys, "dem", "sgd_escape")
     assert code == 2
     assert "did you mean demo?" in output
 
 
-def test_a_file_that_is_no_request_is_replaced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_request_is_replaced(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run / CONTROL_FILE).write_text("{")
     assert switch(capsys, run, "sgd_escape")[0] == 0
     assert json.loads((run / CONTROL_FILE).read_text())["name"] == "sgd_escape"

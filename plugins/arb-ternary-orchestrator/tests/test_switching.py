@@ -16,7 +16,11 @@ ADAMW = "{name: adamw}"
             {"use_adagc": True, "adagc_warmup": 3, "adagc_threshold": 1.01},
             f"{{name: adagc, warmup: 3, threshold: 1.01, inner: {ADAMW}}}",
         ),
-        pytest.param({"use_nowcasting": True}, f"{{name: nowcasting, inner: {ADAMW}}}", marks=pytest.mark.slow),
+        pytest.param(
+            {"use_nowcasting": True},
+            f"{{name: nowcasting, inner: {ADAMW}}}",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["adagc", "nowcasting"],
 )
@@ -25,7 +29,9 @@ def test_a_component_is_put_around_the_optimizers_of_float_parameters(
 ) -> None:
     bare = tiny.run("bare", "phases.0.steps=12")
     by_config = tiny.run(
-        "config", "phases.0.steps=12", f"optimizer={{name: split, ternary: {{name: scaled_votes}}, float: {wrapped}}}"
+        "config",
+        "phases.0.steps=12",
+        f"optimizer={{name: split, ternary: {{name: scaled_votes}}, float: {wrapped}}}",
     )
     by_policy = tiny.run("policy", "phases.0.steps=12", policy={"eval_horizon": 4, **options})
     equal(by_policy.trained, by_config.trained)

@@ -35,7 +35,9 @@ def test_the_trend_is_the_least_squares_line_of_the_window() -> None:
         assert trend.error == pytest.approx(math.sqrt(covariance[0, 0]), rel=1e-8)
         assert trend.significance == pytest.approx(slope / math.sqrt(covariance[0, 0]), rel=1e-8)
         residual = recent - np.polyval(np.polyfit(steps, recent, 1), steps)
-        assert trend.noise == pytest.approx(math.sqrt((residual**2).sum() / (len(recent) - 2)), rel=1e-8)
+        assert trend.noise == pytest.approx(
+            math.sqrt((residual**2).sum() / (len(recent) - 2)), rel=1e-8
+        )
         assert trend.fall == pytest.approx(-slope * (steps[-1] - steps[0]), rel=1e-8)
 
 
@@ -53,7 +55,9 @@ def test_mean_and_variance_are_the_weighted_ones() -> None:
     share /= share.sum()
     mean = share @ losses
     assert telemetry.ema == pytest.approx(mean, rel=1e-12)
-    assert telemetry.variance == pytest.approx(share @ (losses - mean) ** 2 / (1 - share @ share), rel=1e-9)
+    assert telemetry.variance == pytest.approx(
+        share @ (losses - mean) ** 2 / (1 - share @ share), rel=1e-9
+    )
     assert (telemetry.best, telemetry.best_step) == (losses.min(), losses.argmin() + 1)
 
 
@@ -61,21 +65,36 @@ def test_a_loss_that_is_not_finite_enters_no_statistics() -> None:
     telemetry, other = fed([3.0, 2.0, 2.5, 2.4, 2.2, 2.1]), fed([3.0, 2.0, 2.5, 2.4, 2.2, 2.1])
     telemetry.observe(7, math.nan)
     assert math.isnan(telemetry.loss)
-    assert (telemetry.ema, telemetry.variance, telemetry.trend) == (other.ema, other.variance, other.trend)
+    assert (telemetry.ema, telemetry.variance, telemetry.trend) == (
+        other.ema,
+        other.variance,
+        other.trend,
+    )
     assert telemetry.best == 2.0
     assert telemetry.phase == "unstable"
 
 
 def test_before_the_first_step_nothing_is_known() -> None:
     telemetry = Telemetry()
-    assert (telemetry.ema, telemetry.variance, telemetry.slope, telemetry.phase) == (None, None, None, "warm-up")
+    assert (telemetry.ema, telemetry.variance, telemetry.slope, telemetry.phase) == (
+        None,
+        None,
+        None,
+        "warm-up",
+    )
     assert telemetry.numbers()["best"] is None
 
 
 def test_flip_rates_are_shares_of_a_modules_weights() -> None:
     telemetry = Telemetry(weights={"blocks.0.up": 4096, "blocks.0.down": 1024})
     telemetry.observe(
-        1, 2.0, grad_norm=0.5, modules={"blocks": 0.4}, update_ratio=0.001, lr=0.01, flips={"blocks.0.up": 64}
+        1,
+        2.0,
+        grad_norm=0.5,
+        modules={"blocks": 0.4},
+        update_ratio=0.001,
+        lr=0.01,
+        flips={"blocks.0.up": 64},
     )
     assert telemetry.flip_rates == {"blocks.0.up": 1 / 64}
     numbers = telemetry.numbers()

@@ -1,4 +1,6 @@
-"""Options of the orchestrator that a run refuses, at ``arb config validate``, each with the reason."""
+"""Options of the orchestrator that a run refuses, at ``arb config validate``, each with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def write(options: str, parts: str = "mixed", optimizer: str | None = None, steps: int = 900) -> None:
+def write(
+    options: str, parts: str = "mixed", optimizer: str | None = None, steps: int = 900
+) -> None:
     model, usual = PARTS[parts]
     Path("run.yaml").write_text(
         f"data: shakespeare\nmodel: {model}\noptimizer: {optimizer or usual}\nphases:\n"
@@ -48,7 +52,9 @@ def refused(*arguments: Any, **options: Any) -> str:
     return f"{error.value}"
 
 
-def test_the_short_form_is_the_policy_and_shown_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_short_form_is_the_policy_and_shown_written_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     write("decision_interval: 300\nstrategies: [conservative_votes]")
     config = load_config("run.yaml").config
     policy = config.phases[0].options.policy
@@ -61,7 +67,9 @@ def test_the_short_form_is_the_policy_and_shown_written_out(capsys: pytest.Captu
     assert "decision_interval: 300" in shown
     assert "policy" in shown
     assert main(["config", "show", "--origin", "run.yaml"]) == 0
-    assert "run.yaml:9" in next(line for line in capsys.readouterr().out.splitlines() if "decision_interval" in line)
+    assert "run.yaml:9" in next(
+        line for line in capsys.readouterr().out.splitlines() if "decision_interval" in line
+    )
     Path("resolved.yaml").write_text(dump_yaml(to_plain(config)))
     assert load_config("resolved.yaml").config == config
 
@@ -78,29 +86,44 @@ def test_an_unknown_strategy_names_the_nearest_and_all() -> None:
         "strategies: [agressive_votes]",
     ):
         told = refused(key)
-        assert f"run.yaml:9: phases[0].policy.{key.partition(':')[0]}: no strategy is called 'agressive_votes'" in told
+        assert (
+            f"run.yaml:9: phases[0].policy.{key.partition(':')[0]}: no strategy is called "
+            f"'agressive_votes'" in told
+        )
         assert "did you mean 'aggressive_votes'?" in told
         assert all(name in told for name in STRATEGIES)
 
 
 def test_a_horizon_longer_than_the_phase() -> None:
-    assert "eval_horizon: 100 steps are more than the 60 of the phase 'standard'" in refused("snapshots: 2", steps=60)
+    assert "eval_horizon: 100 steps are more than the 60 of the phase 'standard'" in refused(
+        "snapshots: 2", steps=60
+    )
     write("eval_horizon: 60", steps=60)
     load_config("run.yaml")
 
 
 def test_a_horizon_longer_than_each_loop_of_a_phase() -> None:
     head = f"data: shakespeare\nmodel: {PARTS['pure'][0]}\noptimizer: scaled_votes\nphases:\n"
-    grown = "  - {name: progressive, target_stacks: 2, block_size: 16, orchestrator: {eval_horizon: 50}%s}\n"
+    grown = (
+        "  - {name: progressive, target_stacks: 2, block_size: 16, orchestrator: "
+        "{eval_horizon: 50}%s}\n"
+    )
     Path("run.yaml").write_text(head + grown % "")
     load_config("run.yaml")  # how many steps an epoch has shows when it runs
     Path("run.yaml").write_text(head + grown % ", steps_per_stack: 40")
-    with pytest.raises(ConfigError, match="50 steps are more than the 40 of each loop of the phase 'progressive'"):
+    with pytest.raises(
+        ConfigError, match="50 steps are more than the 40 of each loop of the phase 'progressive'"
+    ):
         load_config("run.yaml")
     head = f"data: shakespeare\nmodel: {PARTS['mixed'][0]}\noptimizer: split\nphases:\n"
-    block = "  - {name: blockwise, block_size: 16, steps: 500, convergence_target: 0.1, convergence_max_steps: 60"
+    block = (
+        "  - {name: blockwise, block_size: 16, steps: 500, convergence_target: 0.1, "
+        "convergence_max_steps: 60"
+    )
     Path("run.yaml").write_text(f"{head}{block}, orchestrator: {{}}}}\n")
-    with pytest.raises(ConfigError, match="100 steps are more than the 60 of each loop of the phase 'blockwise'"):
+    with pytest.raises(
+        ConfigError, match="100 steps are more than the 60 of each loop of the phase 'blockwise'"
+    ):
         load_config("run.yaml")
 
 
@@ -116,7 +139,9 @@ def test_nowcasting_and_adagc_need_float_parameters() -> None:
     assert "use_nowcasting: the model has no float parameters" in told
     assert "trits have none" in told
     assert "use_adagc: the model has no float parameters" in refused("use_adagc: true", "pure")
-    assert "no optimizer is of float parameters alone" in refused("use_nowcasting: true", optimizer="signgsd")
+    assert "no optimizer is of float parameters alone" in refused(
+        "use_nowcasting: true", optimizer="signgsd"
+    )
     write("use_nowcasting: true\nuse_adagc: true\nadagc_warmup: 9")
     load_config("run.yaml")
     assert "adagc_warmup: has no effect because 'use_adagc' is false" in refused("adagc_warmup: 9")
@@ -154,15 +179,23 @@ def test_a_strategy_that_changes_nothing_of_this_run() -> None:
         write("strategies: [wind]", parts)
         Path("run.yaml").write_text("plugins: [wind.py]\n" + Path("run.yaml").read_text())
         if fails:
-            with pytest.raises(ConfigError, match=r"'wind' changes nothing of what this run trains \(ternary parts\)"):
+            with pytest.raises(
+                ConfigError,
+                match=r"'wind' changes nothing of what this run trains \(ternary parts\)",
+            ):
                 load_config("run.yaml")
         else:
-            assert load_config("run.yaml").config.phases[0].options.policy.options.strategies == ("wind",)
+            assert load_config("run.yaml").config.phases[0].options.policy.options.strategies == (
+                "wind",
+            )
 
 
 def test_two_strategies_that_do_the_same_here() -> None:
     told = refused("strategies: [conservative_adamw, conservative_votes]", "pure")
-    assert "'conservative_votes' does to the ternary parts of this model what 'conservative_adamw' does" in told
+    assert (
+        "'conservative_votes' does to the ternary parts of this model what 'conservative_adamw' "
+        "does" in told
+    )
     write("strategies: [conservative_adamw, conservative_votes]")
     load_config("run.yaml")
 

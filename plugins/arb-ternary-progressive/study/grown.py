@@ -1,17 +1,21 @@
-"""A rack that grows, with the activation cache and without it, against the same depth trained end to end.
+"""A rack that grows, with the activation cache and without it, against the same depth trained end
+to end.
 
-The text is the beginning of the built-in training text. Stacks have one block. The grown arms go ``--epochs`` times
-over the text for each stack, with the trunk frozen; the end-to-end arm has all blocks from the start and takes as many
-steps, so that all arms train on equal numbers of tokens. Every arm has the model and the optimizer of ``float.yaml`` or
-``ternary.yaml``. One number is chosen for the grown arms and one for the end-to-end arm, each from four trials of half
-the steps, with a seed of their own and with the last twentieth of the training text in place of the validation text:
-the factor on all learning rates. The best is run with three seeds.
+The text is the beginning of the built-in training text. Stacks have one block. The grown arms go
+``--epochs`` times over the text for each stack, with the trunk frozen; the end-to-end arm has all
+blocks from the start and takes as many steps, so that all arms train on equal numbers of tokens.
+Every arm has the model and the optimizer of ``float.yaml`` or ``ternary.yaml``. One number is
+chosen for the grown arms and one for the end-to-end arm, each from four trials of half the steps,
+with a seed of their own and with the last twentieth of the training text in place of the validation
+text: the factor on all learning rates. The best is run with three seeds.
 
-The table has wall time and memory of a frozen trunk with the cache and without it, at 2, 4 and 8 stacks.
+The table has wall time and memory of a frozen trunk with the cache and without it, at 2, 4 and 8
+stacks.
 
-Every run is a process of its own. Losses are in nats a byte. Seconds are those of training, without evaluations; memory
-is the largest resident memory of the process, libraries included. A run that is in the file already is not repeated;
-every finished run is written at once. Draws the losses over the tokens, with the moments of growth, beside the file.
+Every run is a process of its own. Losses are in nats a byte. Seconds are those of training, without
+evaluations; memory is the largest resident memory of the process, libraries included. A run that is
+in the file already is not repeated; every finished run is written at once. Draws the losses over
+the tokens, with the moments of growth, beside the file.
 """
 
 from __future__ import annotations
@@ -51,11 +55,18 @@ POINTS = 200
 
 
 def overrides(kind: str, arm: str, rate: float, stacks: int, steps: int) -> list[str]:
-    """What makes the base config of ``kind`` that of a run of ``stacks`` stacks, of ``steps`` steps each."""
+    """What makes the base config of ``kind`` that of a run of ``stacks`` stacks, of ``steps`` steps
+    each.
+    """
     plain = read_document(HERE / f"{kind}.yaml").data["optimizer"]
     for part in [plain] if kind == "float" else [plain["ternary"], plain["float"]]:
         part["lr"] = part["lr"] * rate
-    phase: dict[str, Any] = {"batch_size": BATCH, "block_size": BLOCK, "eval_every": 10**9, "log_every": 1000}
+    phase: dict[str, Any] = {
+        "batch_size": BATCH,
+        "block_size": BLOCK,
+        "eval_every": 10**9,
+        "log_every": 1000,
+    }
     if arm == "end to end":
         phase |= {"name": "standard", "steps": steps * stacks}
     else:
@@ -66,7 +77,9 @@ def overrides(kind: str, arm: str, rate: float, stacks: int, steps: int) -> list
 
 
 def texts(*, tuning: bool) -> tuple[str, str]:
-    """Training and validation text; to tune, the end of the training text in place of the validation text."""
+    """Training and validation text; to tune, the end of the training text in place of the
+    validation text.
+    """
     content = load_text("train")[:TRAIN_BYTES]
     cut = len(content) - len(content) // 20
     return (content[:cut], content[cut:]) if tuning else (content, load_text("validation"))
@@ -88,7 +101,11 @@ def run(kind: str, settings: list[str], seed: int, *, tuning: bool) -> dict[str,
     steps = [record for record in records if record["event"] == "train"]
     width = max(1, len(steps) // POINTS)
     chunks = [steps[start : start + width] for start in range(0, len(steps) - width + 1, width)]
-    growth = [first["tokens"] for first, second in pairwise(steps) if first.get("stack") != second.get("stack")]
+    growth = [
+        first["tokens"]
+        for first, second in pairwise(steps)
+        if first.get("stack") != second.get("stack")
+    ]
     return {
         "loss": report["validation_loss"],
         "tokens": report["tokens"],
@@ -97,7 +114,9 @@ def run(kind: str, settings: list[str], seed: int, *, tuning: bool) -> dict[str,
         "peak_bytes": ended.peak_bytes,
         "parameters": report["audit"]["parameters"],
         "curve_tokens": [chunk[-1]["tokens"] for chunk in chunks],
-        "curve_losses": [round(statistics.fmean(each["loss"] for each in chunk), 4) for chunk in chunks],
+        "curve_losses": [
+            round(statistics.fmean(each["loss"] for each in chunk), 4) for chunk in chunks
+        ],
         "growth": growth,
     }
 
@@ -113,25 +132,37 @@ def name(rate: float) -> str:
 
 
 def best(result: dict[str, Any], kind: str, arm: str) -> float:
-    """The factor on learning rates that had the lowest loss. With and without the cache losses are the same."""
+    """The factor on learning rates that had the lowest loss. With and without the cache losses are
+    the same.
+    """
     found = result["trials"][kind]["end to end" if arm == "end to end" else "cached"]
     return min(RATES, key=lambda rate: float(found[name(rate)]["loss"]))
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Training loss over tokens of one seed of each arm, the moments of growth marked, and every seed's final loss."""
+    """Training loss over tokens of one seed of each arm, the moments of growth marked, and every
+    seed's final loss.
+    """
     figure, axes = plt.subplots(1, len(KINDS), figsize=(9.5, 4), layout="constrained", sharey=True)
     for panel, kind in zip(axes, KINDS, strict=True):
         for arm, colour in (("cached", "C0"), ("end to end", "C1")):
             runs = list(result["runs"][kind][arm].values())
             first = runs[0]
             label = "grown" if arm == "cached" else arm
-            panel.plot([each / 1e6 for each in first["curve_tokens"]], first["curve_losses"], colour, label=label)
+            panel.plot(
+                [each / 1e6 for each in first["curve_tokens"]],
+                first["curve_losses"],
+                colour,
+                label=label,
+            )
             ends = [each["loss"] for each in runs]
             panel.plot([first["tokens"] / 1e6] * len(ends), ends, "o", color=colour, markersize=4)
             for position, tokens in enumerate(first["growth"]):
                 panel.axvline(
-                    tokens / 1e6, color="0.6", linestyle=":", label="a stack is added" if not position else None
+                    tokens / 1e6,
+                    color="0.6",
+                    linestyle=":",
+                    label="a stack is added" if not position else None,
                 )
         panel.set_title(kind)
         panel.set_xlabel("tokens, millions")
@@ -154,8 +185,10 @@ def loss_table(result: dict[str, Any]) -> str:
         runs = list(result["runs"][kind][arm].values())
         losses = [each["loss"] for each in runs]
         lines.append(
-            f"| {kind} | {'grown, ' if arm != 'end to end' else ''}{arm} | {statistics.fmean(losses):.4f} "
-            f"| {min(losses):.4f} to {max(losses):.4f} | {statistics.median(each['seconds'] for each in runs):,.0f} "
+            f"| {kind} | {'grown, ' if arm != 'end to end' else ''}{arm} | "
+            f"{statistics.fmean(losses):.4f} "
+            f"| {min(losses):.4f} to {max(losses):.4f} | "
+            f"{statistics.median(each['seconds'] for each in runs):,.0f} "
             f"| {max(each['peak_bytes'] for each in runs) / 2**20:,.0f} | {runs[0]['tokens']:,} |"
         )
     return "\n".join(lines)
@@ -164,7 +197,8 @@ def loss_table(result: dict[str, Any]) -> str:
 def cost_table(result: dict[str, Any]) -> str:
     """Wall time and memory with the cache and without it, by number of stacks, in Markdown."""
     lines = [
-        "| model | stacks | seconds, recomputed | cached | saved | memory, MiB, recomputed | cached |",
+        "| model | stacks | seconds, recomputed | cached | saved | memory, MiB, recomputed | "
+        "cached |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for kind in KINDS:
@@ -172,7 +206,8 @@ def cost_table(result: dict[str, Any]) -> str:
             without, cached = arms["recomputed"], arms["cached"]
             lines.append(
                 f"| {kind} | {stacks} | {without['seconds']:,.0f} | {cached['seconds']:,.0f} "
-                f"| {1 - cached['seconds'] / without['seconds']:.0%} | {without['peak_bytes'] / 2**20:,.0f} "
+                f"| {1 - cached['seconds'] / without['seconds']:.0%} | "
+                f"{without['peak_bytes'] / 2**20:,.0f} "
                 f"| {cached['peak_bytes'] / 2**20:,.0f} |"
             )
     return "\n".join(lines)
@@ -180,53 +215,97 @@ def cost_table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run what is missing: trials, seeds, costs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=2, help="passes over the training text for each stack")
-    parser.add_argument("--steps", type=int, help="steps of each stack, in place of passes; for trying this out")
+    parser.add_argument(
+        "--epochs", type=int, default=2, help="passes over the training text for each stack"
+    )
+    parser.add_argument(
+        "--steps", type=int, help="steps of each stack, in place of passes; for trying this out"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--cost-stacks", type=int, nargs="+", default=[2, 4, 8])
     options = parser.parse_args()
     out: Path = options.out
-    steps = {tuning: options.steps or steps_of(options.epochs, tuning=tuning) for tuning in (True, False)}
+    steps = {
+        tuning: options.steps or steps_of(options.epochs, tuning=tuning) for tuning in (True, False)
+    }
     facts = {
-        "command": f"python plugins/arb-ternary-progressive/study/grown.py --epochs {options.epochs}",
+        "command": f"python plugins/arb-ternary-progressive/study/grown.py --epochs "
+        f"{options.epochs}",
         "machine": machine_facts(),
         "steps_a_stack": steps[False],
         "stacks": STACKS,
         "tokens_a_step": BATCH * BLOCK,
         "train_bytes": TRAIN_BYTES,
     }
-    empty: dict[str, Any] = {stage: {kind: {arm: {} for arm in ARMS} for kind in KINDS} for stage in ("trials", "runs")}
+    empty: dict[str, Any] = {
+        stage: {kind: {arm: {} for arm in ARMS} for kind in KINDS} for stage in ("trials", "runs")
+    }
     empty["costs"] = {kind: {} for kind in KINDS}
     result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {**facts, **empty}
     if result["steps_a_stack"] != steps[False]:
-        parser.error(f"{out} has runs of {result['steps_a_stack']} steps a stack; choose another file")
+        parser.error(
+            f"{out} has runs of {result['steps_a_stack']} steps a stack; choose another file"
+        )
 
     def once(done: dict[str, Any], key: str, label: str, *arguments: Any, **more: Any) -> None:
         if key not in done:
             done[key] = run(*arguments, **more)
-            print(f"{label}, {key}: loss {done[key]['loss']:.4f}, {done[key]['seconds']:.0f} s", flush=True)
+            print(
+                f"{label}, {key}: loss {done[key]['loss']:.4f}, {done[key]['seconds']:.0f} s",
+                flush=True,
+            )
             partial = out.with_name(out.name + ".part")
             partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
             partial.replace(out)
 
     for kind, arm, rate in product(KINDS, ("cached", "end to end"), RATES):
         settings = overrides(kind, arm, rate, STACKS, max(1, steps[True] // 2))
-        once(result["trials"][kind][arm], name(rate), f"trial: {kind}, {arm}", kind, settings, TUNING_SEED, tuning=True)
+        once(
+            result["trials"][kind][arm],
+            name(rate),
+            f"trial: {kind}, {arm}",
+            kind,
+            settings,
+            TUNING_SEED,
+            tuning=True,
+        )
     # Arms take turns, so that a machine whose speed drifts is as kind to one as to the others.
     for kind, seed, arm in product(KINDS, options.seeds, ARMS):
         settings = overrides(kind, arm, best(result, kind, arm), STACKS, steps[False])
-        once(result["runs"][kind][arm], str(seed), f"run: {kind}, {arm}", kind, settings, seed, tuning=False)
+        once(
+            result["runs"][kind][arm],
+            str(seed),
+            f"run: {kind}, {arm}",
+            kind,
+            settings,
+            seed,
+            tuning=False,
+        )
     for kind, stacks, arm in product(KINDS, options.cost_stacks, ("recomputed", "cached")):
         settings = overrides(kind, arm, best(result, kind, arm), stacks, steps[False])
         done = result["costs"][kind].setdefault(str(stacks), {})
         if stacks == STACKS:
             runs = sorted(result["runs"][kind][arm].values(), key=lambda each: each["seconds"])
             done[arm] = runs[len(runs) // 2]
-        once(done, arm, f"cost: {kind}, {stacks} stacks", kind, settings, options.seeds[0], tuning=False)
+        once(
+            done,
+            arm,
+            f"cost: {kind}, {stacks} stacks",
+            kind,
+            settings,
+            options.seeds[0],
+            tuning=False,
+        )
     for kind in KINDS:
-        pairs = zip(result["runs"][kind]["cached"].values(), result["runs"][kind]["recomputed"].values(), strict=True)
+        pairs = zip(
+            result["runs"][kind]["cached"].values(),
+            result["runs"][kind]["recomputed"].values(),
+            strict=True,
+        )
         if any(cached["curve_losses"] != other["curve_losses"] for cached, other in pairs):
             sys.exit(f"{kind}: the losses with the cache differ from those without it")
     draw(result, out.with_suffix(".png"))

@@ -1,4 +1,6 @@
-"""The activation cache: what it gives back, when it misses, what it may hold, and what a kill leaves of it."""
+"""The activation cache: what it gives back, when it misses, what it may hold, and what a kill
+leaves of it.
+"""
 
 from __future__ import annotations
 
@@ -66,11 +68,16 @@ def test_int8_keeps_a_scale_a_position(make: Any) -> None:
     cache.put(1, "v", inputs(1), given)
     x = given.numpy()
     scale = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
-    wanted = np.rint(np.divide(x, scale, out=np.zeros_like(x), where=scale > 0)).astype(np.float32) * scale
+    wanted = (
+        np.rint(np.divide(x, scale, out=np.zeros_like(x), where=scale > 0)).astype(np.float32)
+        * scale
+    )
     np.testing.assert_array_equal(cache.get(1, "v", inputs(1), SHAPE[1]).numpy(), wanted)
 
 
-@pytest.mark.parametrize(("dtype", "bytes_a_sample"), [("float32", 128), ("bfloat16", 64), ("int8", 48)])
+@pytest.mark.parametrize(
+    ("dtype", "bytes_a_sample"), [("float32", 128), ("bfloat16", 64), ("int8", 48)]
+)
 def test_a_sample_has_the_bytes_of_its_format(dtype: Any, bytes_a_sample: int) -> None:
     codec = HiddenCodec(dtype)
     assert codec.sample_bytes(*SHAPE) == bytes_a_sample
@@ -78,7 +85,9 @@ def test_a_sample_has_the_bytes_of_its_format(dtype: Any, bytes_a_sample: int) -
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_what_is_rounded_does_not_depend_on_the_batch_and_is_what_the_cache_gives_back(make: Any, dtype: Any) -> None:
+def test_what_is_rounded_does_not_depend_on_the_batch_and_is_what_the_cache_gives_back(
+    make: Any, dtype: Any
+) -> None:
     cache = make(dtype=dtype)
     batch = torch.stack([sample(number) for number in range(3)])
     for row in range(3):
@@ -123,9 +132,12 @@ def test_only_the_missing_rows_are_computed(make: Any) -> None:
     cache.put(1, "v", inputs(1), sample(1))
     tokens = torch.stack([inputs(0), inputs(1), inputs(2)])
     got = cache.fetch(
-        torch.tensor([0, 1, 2]), "v", tokens, SHAPE[1],
+        torch.tensor([0, 1, 2]),
+        "v",
+        tokens,
+        SHAPE[1],
         lambda rows: torch.stack([sample(int(row) * 10) for row in rows]),
-    )  # fmt: skip
+    )
     assert torch.equal(got, torch.stack([sample(0), sample(1), sample(20)]))
 
 
@@ -139,7 +151,11 @@ def test_the_least_recently_used_sample_goes_first(make: Any) -> None:
         cache.put(number, "v", inputs(number), sample(number))
     cache.get(0, "v", inputs(0), SHAPE[1])
     cache.put(3, "v", inputs(3), sample(3))
-    held = [number for number in range(4) if cache.get(number, "v", inputs(number), SHAPE[1]) is not None]
+    held = [
+        number
+        for number in range(4)
+        if cache.get(number, "v", inputs(number), SHAPE[1]) is not None
+    ]
     assert held == [0, 2, 3]
     assert cache.stats.evictions == 1
 
@@ -150,7 +166,9 @@ def test_memory_stays_within_the_budget() -> None:
         batch = torch.stack([sample(number), sample(number + 50)])
         for row in range(2):
             cache.put(number + 50 * row, "v", inputs(number), batch[row])
-        storages = [payload.untyped_storage().nbytes() for _, payload in cache._store._entries.values()]  # type: ignore[attr-defined]
+        storages = [
+            payload.untyped_storage().nbytes() for _, payload in cache._store._entries.values()
+        ]  # type: ignore[attr-defined]
         assert sum(storages) == cache.nbytes <= 1000
     assert len(cache) == 7  # of 128 bytes each
 
@@ -177,12 +195,16 @@ def test_samples_of_other_trunks_can_be_forgotten(make: Any) -> None:
     for version in ("a", "b", "c"):
         cache.put(1, version, inputs(1), sample(1))
     cache.keep_only(["b", "c"])
-    assert [cache.get(1, v, inputs(1), SHAPE[1]) is None for v in ("a", "b", "c")] == [True, False, False]
+    assert [cache.get(1, v, inputs(1), SHAPE[1]) is None for v in ("a", "b", "c")] == [
+        True,
+        False,
+        False,
+    ]
     cache.drop(1, "c")
     assert len(cache) == 1
 
 
-# --- disk ------------------------------------------------------------------------------------------------------------
+# --- disk
 
 
 def test_what_is_on_the_disk_is_found_again(tmp_path: Path) -> None:
@@ -197,7 +219,9 @@ def test_what_is_on_the_disk_is_found_again(tmp_path: Path) -> None:
         assert len(second) == 0
 
 
-def test_what_is_found_again_is_forgotten_in_the_order_in_which_it_was_written(tmp_path: Path) -> None:
+def test_what_is_found_again_is_forgotten_in_the_order_in_which_it_was_written(
+    tmp_path: Path,
+) -> None:
     with ActivationCache(4096, tmp_path) as first:
         for number in (3, 1, 2):
             first.put(number, "v", inputs(number), sample(number))
@@ -256,10 +280,14 @@ while True:
 
 
 @pytest.mark.parametrize("writes", [1, 55])
-def test_a_process_killed_while_it_writes_leaves_only_sound_samples(tmp_path: Path, writes: int) -> None:
+def test_a_process_killed_while_it_writes_leaves_only_sound_samples(
+    tmp_path: Path, writes: int
+) -> None:
     budget = 30 * 17000  # fewer than the 40 samples, so that slots are written over
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path), str(budget)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(tmp_path), str(budget)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     for line in process.stdout:
@@ -280,12 +308,17 @@ def test_a_process_killed_while_it_writes_leaves_only_sound_samples(tmp_path: Pa
 
 
 def test_a_folder_serves_one_process_at_a_time(tmp_path: Path) -> None:
-    with ActivationCache(1 << 16, tmp_path), pytest.raises(UsageProblem, match="in use by another process"):
+    with (
+        ActivationCache(1 << 16, tmp_path),
+        pytest.raises(UsageProblem, match="in use by another process"),
+    ):
         ActivationCache(1 << 16, tmp_path)
     ActivationCache(1 << 16, tmp_path).close()
 
 
-def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
@@ -298,7 +331,7 @@ def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, monkeypatch: pytes
         assert cache.get(1, "v", inputs(1), SHAPE[1]) is not None
 
 
-# --- versions --------------------------------------------------------------------------------------------------------
+# --- versions
 
 
 def frozen(module: nn.Module) -> nn.Module:
@@ -341,7 +374,8 @@ def test_a_trunk_that_learns_is_refused(learner: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"byte_budget": 0}, "at least 1"), ({"dtype": "bfloat15"}, "bfloat16")]
+    ("options", "message"),
+    [({"byte_budget": 0}, "at least 1"), ({"dtype": "bfloat15"}, "bfloat16")],
 )
 def test_bad_options_are_errors(options: Any, message: str) -> None:
     with pytest.raises(UsageProblem) as refused:

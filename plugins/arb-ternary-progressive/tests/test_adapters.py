@@ -1,4 +1,6 @@
-"""Adapters: zero at birth, the formula, two sets beside each other, every linear, ternary ones, merging."""
+"""Adapters: zero at birth, the formula, two sets beside each other, every linear, ternary ones,
+merging.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from arb_ternary_train.update import ternary_update
 from arb_ternary_votes.sign_votes import SignVotesConfig, build
 
 CONFIG = DecoderConfig(
-    width=32, heads=4, kv_heads=2, max_length=16, activation="swiglu", activations="float", group_size=32
+    width=32,
+    heads=4,
+    kv_heads=2,
+    max_length=16,
+    activation="swiglu",
+    activations="float",
+    group_size=32,
 )
 NAMES = {
     "attention.query",
@@ -29,7 +37,9 @@ NAMES = {
 }
 
 
-def stack_with(*names: str, precision: str = "full", dtype: str = "float32", config: DecoderConfig = CONFIG) -> Stack:
+def stack_with(
+    *names: str, precision: str = "full", dtype: str = "float32", config: DecoderConfig = CONFIG
+) -> Stack:
     torch.manual_seed(5)
     stack = Stack(0, 1, config, precision=precision)  # type: ignore[arg-type]
     for rank, name in enumerate(names, start=3):
@@ -49,10 +59,16 @@ def stir(stack: Stack) -> None:
 
 @pytest.mark.parametrize("precision", ["full", "half", "nvfp4", "ternary"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "ternary"])
-def test_every_linear_of_attention_and_feed_forward_gets_one_that_is_zero_at_birth(precision: str, dtype: str) -> None:
+def test_every_linear_of_attention_and_feed_forward_gets_one_that_is_zero_at_birth(
+    precision: str, dtype: str
+) -> None:
     plain = stack_with(precision=precision)
     stack = stack_with("stack", "progressive", precision=precision, dtype=dtype)
-    found = {name for name, module in stack.blocks[0].named_modules() if isinstance(module, AdaptedLinear)}
+    found = {
+        name
+        for name, module in stack.blocks[0].named_modules()
+        if isinstance(module, AdaptedLinear)
+    }
     assert found == NAMES
     for linear in adapted_linears(stack):
         assert list(linear.adapters) == ["stack", "progressive"]
@@ -81,7 +97,11 @@ def test_the_output_is_the_base_s_and_alpha_over_rank_times_what_each_adapter_ad
 def test_experts_have_adapters_and_their_router_has_none() -> None:
     config = DecoderConfig(width=32, heads=2, max_length=16, experts=3)
     stack = stack_with("stack", config=config)
-    found = {name for name, module in stack.blocks[0].named_modules() if isinstance(module, AdaptedLinear)}
+    found = {
+        name
+        for name, module in stack.blocks[0].named_modules()
+        if isinstance(module, AdaptedLinear)
+    }
     assert {f"feed_forward.experts.{number}.up" for number in range(3)} < found
     assert "feed_forward.router" not in found
 
@@ -124,7 +144,9 @@ def test_ternary_adapters_learn_by_votes_beside_a_frozen_ternary_base() -> None:
 
 
 @pytest.mark.parametrize("precision", ["full", "half", "nvfp4", "ternary"])
-@pytest.mark.parametrize(("dtype", "activations"), [("float32", "float"), ("float32", "int8"), ("ternary", "float")])
+@pytest.mark.parametrize(
+    ("dtype", "activations"), [("float32", "float"), ("float32", "int8"), ("ternary", "float")]
+)
 def test_merging_keeps_the_function(precision: str, dtype: str, activations: str) -> None:
     config = DecoderConfig(width=32, heads=2, max_length=16, group_size=32, activations=activations)  # type: ignore[arg-type]
     stack = stack_with("stack", "progressive", precision=precision, dtype=dtype, config=config)
@@ -136,7 +158,9 @@ def test_merging_keeps_the_function(precision: str, dtype: str, activations: str
     assert stack.adapters == {}
     assert list(adapted_linears(stack)) == []
     assert not any("adapters" in name or ".base" in name for name in stack.state_dict())
-    torch.testing.assert_close(stack(x_BSD), before, rtol=1e-3, atol=2e-3 if activations == "int8" else 1e-4)
+    torch.testing.assert_close(
+        stack(x_BSD), before, rtol=1e-3, atol=2e-3 if activations == "int8" else 1e-4
+    )
 
 
 def test_a_stack_without_adapters_is_merged_already() -> None:

@@ -1,4 +1,6 @@
-"""Parts that a stack brings and the model did not have: the optimizer is known to fit before the run begins."""
+"""Parts that a stack brings and the model did not have: the optimizer is known to fit before the
+run begins.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,14 @@ SMALL: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "max_length": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "ternary": {**SMALL, "group_size": 32},
     "biased": {**SMALL, "group_size": 32, "query_key_value_bias": True},
-    "gated": {**SMALL, "group_size": 32, "attention": "decoupled", "sem_dim": 2, "geo_dim": 2, "attention_gate": True},
+    "gated": {
+        **SMALL,
+        "group_size": 32,
+        "attention": "decoupled",
+        "sem_dim": 2,
+        "geo_dim": 2,
+        "attention_gate": True,
+    },
     "float": {**SMALL, "float_parts": ["embedding", "head", "norms", "linears"]},
 }
 SPLIT = {"name": "split", "ternary": "scaled_votes", "float": {"name": "adamw", "lr": 0.01}}
@@ -57,8 +66,12 @@ def named(options: dict[str, Any]) -> str:
 @pytest.mark.parametrize("target", [1, 2])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("options", GROWTHS, ids=named)
-def test_what_a_phase_says_that_it_adds_is_what_then_learns(options: dict[str, Any], model: str, target: int) -> None:
-    config = ProgressivePhaseConfig(target_stacks=target, qlora_rank=2, progressive_qlora_rank=2, **options)
+def test_what_a_phase_says_that_it_adds_is_what_then_learns(
+    options: dict[str, Any], model: str, target: int
+) -> None:
+    config = ProgressivePhaseConfig(
+        target_stacks=target, qlora_rank=2, progressive_qlora_rank=2, **options
+    )
     made = DecoderConfig(**MODELS[model])
     decoder = Decoder(made, 32)
     native = set(collect_trainable(decoder).parts)
@@ -81,7 +94,9 @@ def test_what_a_phase_says_that_it_adds_is_what_then_learns(options: dict[str, A
     assert native | config.added_parts(followed=True) == native | set(collect_trainable(rack).parts)
 
 
-def write(folder: Path, model: str, optimizer: Any, growth: dict[str, Any], before: tuple[Any, ...] = ()) -> Path:
+def write(
+    folder: Path, model: str, optimizer: Any, growth: dict[str, Any], before: tuple[Any, ...] = ()
+) -> Path:
     text = folder / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 30)
     brief = {"batch_size": 2, "block_size": 8, "eval_every": 0}
@@ -106,11 +121,16 @@ LATER = [
     ("ternary", {"trunk_strategy": "qlora", "progressive_qlora": True}),
     ("ternary", {"new_stack_precision": "qlora", "building_mode": "prepend"}),
     ("float", {"new_stack_precision": "ternary"}),
-    ("float", {"new_stack_precision": "qlora", "qlora_base": "ternary", "adapter_dtype": "ternary"}),
+    (
+        "float",
+        {"new_stack_precision": "qlora", "qlora_base": "ternary", "adapter_dtype": "ternary"},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("model", "growth"), LATER, ids=[f"{model}-{named(growth)}" for model, growth in LATER])
+@pytest.mark.parametrize(
+    ("model", "growth"), LATER, ids=[f"{model}-{named(growth)}" for model, growth in LATER]
+)
 def test_split_trains_kinds_of_parts_that_come_later_and_resumes_before_they_are_there(
     model: str, growth: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -125,16 +145,27 @@ def test_split_trains_kinds_of_parts_that_come_later_and_resumes_before_they_are
     first = tmp_path / "again" / "checkpoints" / checkpoints[0].name
     train(load_config(path).config, RunRequest(resume=str(first), reporter=Silent))
     for name in ("model.safetensors", "state.safetensors"):
-        ends = [(tmp_path / run / "checkpoints" / checkpoints[-1].name / name).read_bytes() for run in ("run", "again")]
+        ends = [
+            (tmp_path / run / "checkpoints" / checkpoints[-1].name / name).read_bytes()
+            for run in ("run", "again")
+        ]
         assert ends[0] == ends[1], name
     for exporter in ("safetensors", "merged"):
-        command = ["export", str(tmp_path / "run"), str(tmp_path / f"{exporter}.safetensors"), "--format", exporter]
+        command = [
+            "export",
+            str(tmp_path / "run"),
+            str(tmp_path / f"{exporter}.safetensors"),
+            "--format",
+            exporter,
+        ]
         assert main(command) == 0
 
 
 def test_split_leaves_a_part_out_in_a_phase_before_the_one_that_adds_it(tmp_path: Path) -> None:
     path = write(tmp_path, "ternary", SPLIT, {"new_stack_precision": "full"}, before=("standard",))
-    report = train(load_config(path).config, RunRequest(directory=tmp_path / "run", reporter=Silent))
+    report = train(
+        load_config(path).config, RunRequest(directory=tmp_path / "run", reporter=Silent)
+    )
     assert report.steps == 5
 
 
@@ -142,10 +173,28 @@ def test_split_leaves_a_part_out_in_a_phase_before_the_one_that_adds_it(tmp_path
     ("model", "optimizer", "where", "part", "growth"),
     [
         ("ternary", "scaled_votes", "optimizer", "float", {"new_stack_precision": "full"}),
-        ("ternary", "scaled_votes", "optimizer", "float", {"trunk_strategy": "qlora", "progressive_qlora": True}),
+        (
+            "ternary",
+            "scaled_votes",
+            "optimizer",
+            "float",
+            {"trunk_strategy": "qlora", "progressive_qlora": True},
+        ),
         ("float", "adamw", "optimizer", "ternary", {"new_stack_precision": "ternary"}),
-        ("float", {**SPLIT, "ternary": "adamw"}, "optimizer.ternary", "ternary", {"new_stack_precision": "ternary"}),
-        ("ternary", {**SPLIT, "float": "sign_votes"}, "optimizer.float", "float", {"new_stack_precision": "half"}),
+        (
+            "float",
+            {**SPLIT, "ternary": "adamw"},
+            "optimizer.ternary",
+            "ternary",
+            {"new_stack_precision": "ternary"},
+        ),
+        (
+            "ternary",
+            {**SPLIT, "float": "sign_votes"},
+            "optimizer.float",
+            "float",
+            {"new_stack_precision": "half"},
+        ),
     ],
 )
 def test_an_optimizer_that_cannot_train_what_comes_later_is_refused_with_the_config(
@@ -153,7 +202,9 @@ def test_an_optimizer_that_cannot_train_what_comes_later_is_refused_with_the_con
 ) -> None:
     path = write(tmp_path, model, optimizer, growth)
     noun = {"ternary": "ternary modules", "float": "float parameters"}[part]
-    with pytest.raises(ConfigError, match=rf"{where}: '\w+' cannot train {noun}, and the model has some"):
+    with pytest.raises(
+        ConfigError, match=rf"{where}: '\w+' cannot train {noun}, and the model has some"
+    ):
         load_config(path)
 
 

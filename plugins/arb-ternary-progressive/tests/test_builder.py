@@ -1,4 +1,6 @@
-"""The builder: what it returns, where stacks go, which adapters they get, what learns, what it saves."""
+"""The builder: what it returns, where stacks go, which adapters they get, what learns, what it
+saves.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ from arb_ternary_votes.sign_votes import build as sign_votes
 
 
 def config_with(**options: Any) -> StackWiseConfig:
-    config = StackWiseConfig(model=ModelConfig(vocab_size=20, d_model=32, n_heads=2, max_length=16, group_size=32))
+    config = StackWiseConfig(
+        model=ModelConfig(vocab_size=20, d_model=32, n_heads=2, max_length=16, group_size=32)
+    )
     config.training.progressive.blocks_per_stack = 1
     for key, value in options.items():
         setattr(config.training.progressive, key, value)
@@ -53,14 +57,20 @@ def snapshot(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def train(rack: nn.Module, steps: int = 4) -> None:
     """A few steps on everything that learns."""
     trainable = collect_trainable(rack)
     votes = sign_votes(SignVotesConfig(accum_threshold=1), trainable) if trainable.ternary else None
-    floats = adamw(AdamWConfig(lr=0.01), Trainable(floats=trainable.floats)) if trainable.floats else None
+    floats = (
+        adamw(AdamWConfig(lr=0.01), Trainable(floats=trainable.floats))
+        if trainable.floats
+        else None
+    )
     for step in range(steps):
         ids = torch.randint(0, 20, (4, 9), generator=torch.Generator().manual_seed(step))
         logits = rack(ids[:, :-1])
@@ -75,11 +85,13 @@ def train(rack: nn.Module, steps: int = 4) -> None:
             floats.step()
 
 
-# --- where stacks go -------------------------------------------------------------------------------------------------
+# --- where stacks go
 
 
 def test_the_new_stack_is_returned_and_ids_and_metadata_follow_it() -> None:
-    builder = ProgressiveRackBuilder(config=config_with(), building_mode="append", default_precision="full")
+    builder = ProgressiveRackBuilder(
+        config=config_with(), building_mode="append", default_precision="full"
+    )
     first = builder.append_stack(n_blocks=2, precision="full")
     second = builder.append_stack(n_blocks=1, precision="half")
     third = builder.prepend_stack(n_blocks=3, precision="qlora")
@@ -136,7 +148,9 @@ def test_blocks_and_precision_come_from_the_config_unless_given() -> None:
     assert ProgressiveConfig().blocks_per_stack == 4
     builder.config.training.progressive.new_stack_precision = "ternary"
     assert builder.append_stack(n_blocks=1).precision == "ternary"
-    fixed = ProgressiveRackBuilder(config_with(new_stack_precision="half"), default_precision="bfloat16")
+    fixed = ProgressiveRackBuilder(
+        config_with(new_stack_precision="half"), default_precision="bfloat16"
+    )
     assert fixed.append_stack().precision == "bfloat16"
 
 
@@ -154,16 +168,20 @@ def test_a_stack_changes_no_logit_at_birth_unless_told_otherwise(mode: str, prec
     assert not torch.equal(builder.build_rack()(tokens()), before)
 
 
-# --- adapters --------------------------------------------------------------------------------------------------------
+# --- adapters
 
 
 @pytest.mark.parametrize(
-    ("pattern", "ranks"), [("increasing", [16, 32, 64]), ("decreasing", [16, 8, 4]), ("linear", [16, 24, 32])]
+    ("pattern", "ranks"),
+    [("increasing", [16, 32, 64]), ("decreasing", [16, 8, 4]), ("linear", [16, 24, 32])],
 )
 @pytest.mark.parametrize("mode", ["append", "prepend"])
 def test_ranks_go_with_the_order_of_building(pattern: str, ranks: list[int], mode: str) -> None:
     builder = builder_with(
-        qlora_enabled=True, qlora_strategy="progressive", qlora_rank_pattern=pattern, building_mode=mode
+        qlora_enabled=True,
+        qlora_strategy="progressive",
+        qlora_rank_pattern=pattern,
+        building_mode=mode,
     )
     for rank in ranks:
         stack = builder.add_stack()
@@ -184,12 +202,19 @@ def test_the_trunk_gets_second_adapters_when_a_stack_arrives() -> None:
     first = builder.append_stack()
     assert set(first.adapters) == {"stack"}
     second = builder.prepend_stack()
-    assert first.adapters == {"stack": AdapterSpec(4, 8, "bfloat16"), "progressive": AdapterSpec(2, 6, "bfloat16")}
+    assert first.adapters == {
+        "stack": AdapterSpec(4, 8, "bfloat16"),
+        "progressive": AdapterSpec(2, 6, "bfloat16"),
+    }
     assert set(second.adapters) == {"stack"}
     third = builder.append_stack()
     assert set(second.adapters) == {"stack", "progressive"}
     assert set(third.adapters) == {"stack"}
-    names = [name for name in builder.build_rack().state_dict() if name.startswith("blocks.0.blocks.0.attention.query")]
+    names = [
+        name
+        for name in builder.build_rack().state_dict()
+        if name.startswith("blocks.0.blocks.0.attention.query")
+    ]
     assert {name.split(".adapters.")[1].split(".")[0] for name in names if "adapters" in name} == {
         "stack",
         "progressive",
@@ -197,7 +222,10 @@ def test_the_trunk_gets_second_adapters_when_a_stack_arrives() -> None:
 
 
 def test_a_stack_of_precision_qlora_has_adapters_on_the_base_that_the_config_says() -> None:
-    four_bit, ternary = builder_with().append_stack(precision="qlora"), builder_with(qlora_base="ternary")
+    four_bit, ternary = (
+        builder_with().append_stack(precision="qlora"),
+        builder_with(qlora_base="ternary"),
+    )
     assert set(four_bit.adapters) == {"stack"}
     assert any("codes" in name for name in four_bit.state_dict())
     stack = ternary.append_stack(precision="qlora")
@@ -207,10 +235,12 @@ def test_a_stack_of_precision_qlora_has_adapters_on_the_base_that_the_config_say
 
 def test_an_adapter_can_be_given_for_one_stack() -> None:
     builder = builder_with(adapter_dtype="float16")
-    assert builder.append_stack(adapter=AdapterSpec(2, 4.0, "ternary")).adapters["stack"] == AdapterSpec(
-        2, 4.0, "ternary"
+    assert builder.append_stack(adapter=AdapterSpec(2, 4.0, "ternary")).adapters[
+        "stack"
+    ] == AdapterSpec(2, 4.0, "ternary")
+    assert builder.append_stack(adapter={"rank": 3, "alpha": 9.0}).adapters["stack"] == AdapterSpec(
+        3, 9.0, "float16"
     )
-    assert builder.append_stack(adapter={"rank": 3, "alpha": 9.0}).adapters["stack"] == AdapterSpec(3, 9.0, "float16")
     assert builder.append_stack(adapter=True).adapters["stack"] == AdapterSpec(16, 32.0, "float16")
     builder.config.training.progressive.qlora_enabled = True
     assert builder.append_stack(adapter=False).adapters == {}
@@ -226,7 +256,9 @@ def test_an_adapter_can_be_given_for_one_stack() -> None:
 
 
 def test_a_fault_leaves_the_rack_as_it_was() -> None:
-    builder = builder_with(qlora_enabled=True, qlora_strategy="variable", qlora_configs={0: {"rank": 2, "alpha": 4}})
+    builder = builder_with(
+        qlora_enabled=True, qlora_strategy="variable", qlora_configs={0: {"rank": 2, "alpha": 4}}
+    )
     builder.append_stack()
     before = builder.structure()
     with pytest.raises(ConfigError, match="no entry for stack 1"):
@@ -238,13 +270,17 @@ def test_a_fault_leaves_the_rack_as_it_was() -> None:
     assert builder.structure() == before
 
 
-# --- what learns -----------------------------------------------------------------------------------------------------
+# --- what learns
 
 
 @pytest.mark.parametrize("mode", ["append", "prepend"])
 @pytest.mark.parametrize("precision", ["full", "half", "bfloat16", "nvfp4", "ternary", "qlora"])
-def test_a_frozen_trunk_stays_bit_for_bit_while_the_new_stack_learns(mode: str, precision: str) -> None:
-    builder = builder_with(building_mode=mode, qlora_enabled=True, qlora_rank=2, progressive_qlora=True)
+def test_a_frozen_trunk_stays_bit_for_bit_while_the_new_stack_learns(
+    mode: str, precision: str
+) -> None:
+    builder = builder_with(
+        building_mode=mode, qlora_enabled=True, qlora_rank=2, progressive_qlora=True
+    )
     trunk = builder.add_stack(precision=precision)  # type: ignore[arg-type]
     train(builder.build_rack())
     new = builder.add_stack(precision="ternary")
@@ -264,7 +300,11 @@ def test_in_a_qlora_trunk_adapters_change_in_attention_and_feed_forward_and_noth
     precision: str, dtype: str
 ) -> None:
     builder = builder_with(
-        qlora_enabled=True, qlora_rank=4, progressive_qlora=True, zero_residual=False, adapter_dtype=dtype
+        qlora_enabled=True,
+        qlora_rank=4,
+        progressive_qlora=True,
+        zero_residual=False,
+        adapter_dtype=dtype,
     )
     trunk = builder.append_stack(precision=precision)  # type: ignore[arg-type]
     builder.append_stack()
@@ -304,7 +344,9 @@ def test_a_stack_without_adapters_cannot_be_the_only_thing_to_learn_through_them
     builder.append_stack(adapter={"rank": 2, "alpha": 4})
     builder.append_stack()
     builder.append_stack()
-    with pytest.raises(UsageProblem, match="stack 1: only its adapters are to learn, and it has none"):
+    with pytest.raises(
+        UsageProblem, match="stack 1: only its adapters are to learn, and it has none"
+    ):
         builder.freeze_all_but_qlora()
     assert [stack.learning for stack in builder.build_rack().ordered_stacks] == ["all"] * 3
     four_bit = builder_with()
@@ -313,10 +355,15 @@ def test_a_stack_without_adapters_cannot_be_the_only_thing_to_learn_through_them
         four_bit.unfreeze()
 
 
-# --- saving ----------------------------------------------------------------------------------------------------------
+# --- saving
 
 
-OPTIONS: dict[str, Any] = {"qlora_enabled": True, "qlora_rank": 2, "progressive_qlora": True, "zero_residual": False}
+OPTIONS: dict[str, Any] = {
+    "qlora_enabled": True,
+    "qlora_rank": 2,
+    "progressive_qlora": True,
+    "zero_residual": False,
+}
 
 
 def saved(tmp_path: Path) -> tuple[ProgressiveRackBuilder, Path]:
@@ -344,11 +391,14 @@ def test_a_rack_with_both_sets_of_adapters_is_loaded_into_a_fresh_builder(tmp_pa
     with safetensors.safe_open(path, framework="pt") as file:
         header = json.loads(file.metadata()["arb_ternary"])
     assert [entry["id"] for entry in header["structure"]["stacks"]] == [1, 0, 2, 3]
-    # What decides how weights are born only is no part of what they are: files from before such an option are read.
+    # What decides how weights are born only is no part of what they are: files from before such an
+    # option are read.
     assert not {"layers", "zero_head", "zero_residual"} & header["model"].keys()
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builder, path = saved(tmp_path)
     before = path.read_bytes()
 
@@ -411,21 +461,30 @@ def test_merging_gives_a_copy_without_adapters_that_computes_the_same() -> None:
     train(builder.build_rack())
     merged = builder.merge_adapters()
     assert merged is not builder.build_rack()
-    torch.testing.assert_close(merged(tokens()), builder.build_rack()(tokens()), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        merged(tokens()), builder.build_rack()(tokens()), rtol=1e-3, atol=1e-3
+    )
     assert not any("adapters" in name for name in merged.state_dict())
 
 
-# --- making a builder ------------------------------------------------------------------------------------------------
+# --- making a builder
 
 
 def test_a_builder_can_be_made_from_keywords_and_adopts_the_config_of_a_trainer() -> None:
-    builder = ProgressiveRackBuilder(vocab_size=20, d_model=32, d_ff=48, n_heads=2, n_kv_heads=1, max_length=8)
+    builder = ProgressiveRackBuilder(
+        vocab_size=20, d_model=32, d_ff=48, n_heads=2, n_kv_heads=1, max_length=8
+    )
     config = config_with(new_stack_precision="half", qlora_enabled=True)
     config.model.max_length, config.model.activation = 99, "swiglu"
     builder.adopt(config)
     rack = builder.build_rack()
     stack = builder.append_stack()
-    assert (rack.vocabulary_size, rack.config.width, rack.config.hidden, rack.config.max_length) == (20, 32, 48, 8)
+    assert (
+        rack.vocabulary_size,
+        rack.config.width,
+        rack.config.hidden,
+        rack.config.max_length,
+    ) == (20, 32, 48, 8)
     assert (rack.config.heads, rack.config.key_heads, rack.config.activation) == (2, 1, "swiglu")
     assert (stack.precision, set(stack.adapters)) == ("half", {"stack"})
     own = builder_with()
@@ -438,7 +497,10 @@ def test_a_builder_needs_to_know_the_model_once() -> None:
         ({}, "needs a config, or vocab_size and d_model"),
         ({"d_model": 32}, "needs a config, or vocab_size and d_model"),
         ({"config": config_with(), "d_model": 32}, "d_model given beside a config"),
-        ({"config": config_with(), "building_mode": "insert"}, "must be append or prepend, not 'insert'"),
+        (
+            {"config": config_with(), "building_mode": "insert"},
+            "must be append or prepend, not 'insert'",
+        ),
         ({"config": config_with(), "default_precision": "int4"}, "precision: must be one of"),
     ):
         with pytest.raises(UsageProblem, match=message):
@@ -451,10 +513,13 @@ def test_a_builder_needs_to_know_the_model_once() -> None:
 def test_a_decoder_is_gone_on_with_and_so_is_a_rack() -> None:
     torch.manual_seed(0)
     decoder = Decoder(DecoderConfig(width=32, heads=2, layers=2, max_length=16, group_size=32), 20)
-    # Layers with adapters are computed by torch's operations, others by kernels that add up in another order.
+    # Layers with adapters are computed by torch's operations, others by kernels that add up in
+    # another order.
     with exact_arithmetic():
         before = decoder(tokens())
-    options = ProgressiveConfig(new_stack_precision="ternary", blocks_per_stack=1, qlora_enabled=True, qlora_rank=2)
+    options = ProgressiveConfig(
+        new_stack_precision="ternary", blocks_per_stack=1, qlora_enabled=True, qlora_rank=2
+    )
     builder = ProgressiveRackBuilder.from_model(decoder, options, seed=3)
     rack = builder.build_rack()
     assert rack.ordered_stacks[0].precision == "ternary"
@@ -465,23 +530,35 @@ def test_a_decoder_is_gone_on_with_and_so_is_a_rack() -> None:
     again = ProgressiveRackBuilder.from_model(rack, options)
     assert again.build_rack() is rack
     assert again.append_stack().stack_id == 2
-    floats = DecoderConfig(width=32, heads=2, layers=1, float_parts=("embedding", "head", "linears"))
+    floats = DecoderConfig(
+        width=32, heads=2, layers=1, float_parts=("embedding", "head", "linears")
+    )
     made = ProgressiveRackBuilder.from_model(Decoder(floats, 20), ProgressiveConfig()).build_rack()
     assert made.ordered_stacks[0].precision == "full"
 
 
 def test_time_as_input_gives_the_rack_a_time_embedding_made_as_the_config_says() -> None:
     builder = builder_with(
-        time_interpretation="input", time_embedding_dim=6, time_encoding_type="learned", num_time_steps=5
+        time_interpretation="input",
+        time_embedding_dim=6,
+        time_encoding_type="learned",
+        num_time_steps=5,
     )
     embedding = builder.build_rack().time_embedding
     assert isinstance(embedding, TimeEmbedding)
-    assert (embedding.dim, embedding.kind, embedding.width, embedding.num_time_steps) == (6, "learned", 32, 5)
+    assert (embedding.dim, embedding.kind, embedding.width, embedding.num_time_steps) == (
+        6,
+        "learned",
+        32,
+        5,
+    )
     assert builder_with().build_rack().time_embedding is None
 
 
 def test_a_stack_can_be_made_from_the_config_by_itself() -> None:
-    config = config_with(new_stack_precision="qlora", qlora_strategy="progressive", qlora_rank=2, seed=4)
+    config = config_with(
+        new_stack_precision="qlora", qlora_strategy="progressive", qlora_rank=2, seed=4
+    )
     stack = create_stack_from_config(stack_id=1, n_blocks=4, config=config)
     assert (stack.stack_id, len(stack.blocks), stack.precision) == (1, 4, "qlora")
     assert stack.adapters["stack"].rank == 4

@@ -1,4 +1,6 @@
-"""The config of progressive training: a YAML of many keys, assignments that are checked, faults with file and line."""
+"""The config of progressive training: a YAML of many keys, assignments that are checked, faults
+with file and line.
+"""
 
 from __future__ import annotations
 
@@ -67,20 +69,30 @@ def test_the_yaml_of_the_guide_loads_as_it_stands(file: Path, text: str) -> None
     lines = [line.split("#")[0].strip() for line in text.splitlines() if ": " in line.split("#")[0]]
     for line in lines:
         key, value = (part.strip().strip('"') for part in line.split(":"))
-        expected = {"true": True, "false": False}.get(value, int(value) if value.isdigit() else value)
+        expected = {"true": True, "false": False}.get(
+            value, int(value) if value.isdigit() else value
+        )
         assert found[key] == expected, key
     assert config.model.vocab_size == 256
 
 
 def test_the_model_section_is_translated_for_core(file: Path) -> None:
     file.write_text(
-        "model: {vocab_size: 40, d_model: 32, d_ff: 48, n_heads: 4, n_kv_heads: 2, max_length: 16,\n"
-        "  activation: swiglu, rotary_base: 500.0, tie_embeddings: true, learned_norms: true, sub_norms: false,\n"
+        "model: {vocab_size: 40, d_model: 32, d_ff: 48, n_heads: 4, n_kv_heads: 2, max_length: "
+        "16,\n"
+        "  activation: swiglu, rotary_base: 500.0, tie_embeddings: true, learned_norms: true, "
+        "sub_norms: false,\n"
         "  group_size: 32, activations: int8, gradients: int8}\n"
         "training: {progressive: {zero_residual: false}}\n"
     )
     config = StackWiseConfig.from_yaml(file).decoder_config()
-    assert (config.width, config.hidden, config.heads, config.key_heads, config.max_length) == (32, 48, 4, 2, 16)
+    assert (config.width, config.hidden, config.heads, config.key_heads, config.max_length) == (
+        32,
+        48,
+        4,
+        2,
+        16,
+    )
     assert (config.activation, config.rotary_base, config.tie_embeddings) == ("swiglu", 500.0, True)
     assert (config.learned_norms, config.sub_norms, config.group_size) == (True, False, 32)
     assert (config.activations, config.gradients, config.zero_residual) == ("int8", "int8", False)
@@ -102,24 +114,37 @@ def test_the_ends_and_the_direction_of_attention_follow_what_the_rack_is_for() -
 
 
 def test_unknown_keys_are_errors_with_the_line_and_the_nearest_name(file: Path) -> None:
-    file.write_text(GUIDE.replace("qlora_rank:", "qlora_rnak:").replace("max_stacks:", "max_stack:"))
+    file.write_text(
+        GUIDE.replace("qlora_rank:", "qlora_rnak:").replace("max_stacks:", "max_stack:")
+    )
     with pytest.raises(ConfigError) as caught:
         StackWiseConfig.from_yaml(file)
     text = str(caught.value)
-    assert "config.yaml:10: training.progressive.qlora_rnak: unknown key; did you mean 'qlora_rank'?" in text
-    assert "config.yaml:14: training.progressive.max_stack: unknown key; did you mean 'max_stacks'?" in text
+    assert (
+        "config.yaml:10: training.progressive.qlora_rnak: unknown key; did you mean 'qlora_rank'?"
+        in text
+    )
+    assert (
+        "config.yaml:14: training.progressive.max_stack: unknown key; did you mean 'max_stacks'?"
+        in text
+    )
     file.write_text("trainig: {}\n")
     with pytest.raises(ConfigError, match="did you mean 'training'"):
         StackWiseConfig.from_yaml(file)
 
 
 def test_a_wrong_value_says_what_it_must_be(file: Path) -> None:
-    file.write_text(GUIDE.replace('"frozen" ', '"frosen" ').replace("qlora_rank: 16", "qlora_rank: 0"))
+    file.write_text(
+        GUIDE.replace('"frozen" ', '"frosen" ').replace("qlora_rank: 16", "qlora_rank: 0")
+    )
     with pytest.raises(ConfigError) as caught:
         StackWiseConfig.from_yaml(file)
     assert "config.yaml:4" in str(caught.value)
     assert "did you mean 'frozen'?" in str(caught.value)
-    assert "config.yaml:10: training.progressive.qlora_rank: must be a whole number of at least 1" in str(caught.value)
+    assert (
+        "config.yaml:10: training.progressive.qlora_rank: must be a whole number of at least 1"
+        in str(caught.value)
+    )
 
 
 def test_an_override_counts_more_than_the_file(file: Path) -> None:
@@ -164,18 +189,35 @@ def test_a_name_that_does_not_exist_cannot_be_assigned() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trunk_strategy": "qlora"}, "trunk_strategy: qlora trains the adapters of the trunk, and there are none"),
-        ({"new_stack_precision": "nvfp4"}, "new_stack_precision: nvfp4 cannot learn without adapters"),
-        ({"qlora_enabled": True, "qlora_strategy": "variable"}, "qlora_configs: qlora_strategy variable needs"),
+        (
+            {"trunk_strategy": "qlora"},
+            "trunk_strategy: qlora trains the adapters of the trunk, and there are none",
+        ),
+        (
+            {"new_stack_precision": "nvfp4"},
+            "new_stack_precision: nvfp4 cannot learn without adapters",
+        ),
+        (
+            {"qlora_enabled": True, "qlora_strategy": "variable"},
+            "qlora_configs: qlora_strategy variable needs",
+        ),
         (
             {"qlora_configs": {0: {"rank": 1, "alpha": 1}}},
             "qlora_configs: has no effect with qlora_strategy simplified",
         ),
-        ({"stack_time_mapping": "custom"}, "custom_time_mapping: stack_time_mapping custom needs a function"),
-        ({"custom_time_mapping": "module:f"}, "custom_time_mapping: has no effect with stack_time_mapping linear"),
+        (
+            {"stack_time_mapping": "custom"},
+            "custom_time_mapping: stack_time_mapping custom needs a function",
+        ),
+        (
+            {"custom_time_mapping": "module:f"},
+            "custom_time_mapping: has no effect with stack_time_mapping linear",
+        ),
     ],
 )
-def test_options_that_contradict_each_other_are_named(options: dict[str, object], message: str) -> None:
+def test_options_that_contradict_each_other_are_named(
+    options: dict[str, object], message: str
+) -> None:
     config = StackWiseConfig()
     for key, value in options.items():
         setattr(config.training.progressive, key, value)
@@ -191,11 +233,27 @@ def test_options_that_contradict_each_other_are_named(options: dict[str, object]
         ({"time_encoding_type": "learned"}, "time_encoding_type", "time is the place of a stack"),
         ({"time_sampling": "sample"}, "time_sampling", "time is the place of a stack"),
         ({"qlora_rank_pattern": "linear"}, "qlora_rank_pattern", "'qlora_strategy' is simplified"),
-        ({"qlora_alpha_pattern": "linear"}, "qlora_alpha_pattern", "'qlora_strategy' is simplified"),
+        (
+            {"qlora_alpha_pattern": "linear"},
+            "qlora_alpha_pattern",
+            "'qlora_strategy' is simplified",
+        ),
         ({"progressive_qlora_rank": 2}, "progressive_qlora_rank", "'progressive_qlora' is false"),
-        ({"progressive_qlora_alpha": 2.0}, "progressive_qlora_alpha", "'progressive_qlora' is false"),
-        ({"cache_activations": False, "cache_folder": "x"}, "cache_folder", "'cache_activations' is false"),
-        ({"enabled": False, "cache_dtype": "int8"}, "cache_dtype", "all stacks are trained together"),
+        (
+            {"progressive_qlora_alpha": 2.0},
+            "progressive_qlora_alpha",
+            "'progressive_qlora' is false",
+        ),
+        (
+            {"cache_activations": False, "cache_folder": "x"},
+            "cache_folder",
+            "'cache_activations' is false",
+        ),
+        (
+            {"enabled": False, "cache_dtype": "int8"},
+            "cache_dtype",
+            "all stacks are trained together",
+        ),
         (
             {"trunk_strategy": "qlora", "qlora_enabled": True, "cache_bytes": 8},
             "cache_bytes",
@@ -211,8 +269,15 @@ def test_an_option_that_does_nothing_is_a_fault_with_its_line_and_the_reason(
     with pytest.raises(ConfigError) as caught:
         config.validate()
     assert [fault.path for fault in caught.value.faults] == [("training", "progressive", named)]
-    line = file.read_text().splitlines().index(next(each for each in file.read_text().splitlines() if named in each))
-    assert f"config.yaml:{line + 1}: training.progressive.{named}: has no effect because {reason}" in str(caught.value)
+    line = (
+        file.read_text()
+        .splitlines()
+        .index(next(each for each in file.read_text().splitlines() if named in each))
+    )
+    assert (
+        f"config.yaml:{line + 1}: training.progressive.{named}: has no effect because {reason}"
+        in str(caught.value)
+    )
 
 
 def test_epochs_beside_steps_are_a_fault() -> None:
@@ -220,7 +285,9 @@ def test_epochs_beside_steps_are_a_fault() -> None:
     config.training.epochs_per_stack = 2
     config.validate()
     config.training.steps_per_stack = 3
-    with pytest.raises(ConfigError, match=r"training\.epochs_per_stack: has no effect because 'steps_per_stack'"):
+    with pytest.raises(
+        ConfigError, match=r"training\.epochs_per_stack: has no effect because 'steps_per_stack'"
+    ):
         config.validate()
 
 
@@ -244,19 +311,24 @@ def test_options_that_go_together_are_accepted(options: dict[str, object]) -> No
     config.validate()
 
 
-def test_an_impossible_model_and_the_line_of_a_contradiction_are_found_by_validate(file: Path) -> None:
+def test_an_impossible_model_and_the_line_of_a_contradiction_are_found_by_validate(
+    file: Path,
+) -> None:
     file.write_text("model: {d_model: 30, n_heads: 4}\n")
     config = StackWiseConfig.from_yaml(file)
     with pytest.raises(ConfigError, match="4 does not divide 30"):
         config.validate()
     file.write_text("training:\n  progressive:\n    new_stack_precision: nvfp4\n")
-    with pytest.raises(ConfigError, match=r"config\.yaml:3: training\.progressive\.new_stack_precision: nvfp4"):
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml:3: training\.progressive\.new_stack_precision: nvfp4"
+    ):
         StackWiseConfig.from_yaml(file).validate()
 
 
 def test_neither_the_package_nor_its_config_imports_torch() -> None:
     code = (
-        "import sys, arb_ternary_progressive, arb_ternary_progressive.plugin, arb_ternary_progressive.config;"
+        "import sys, arb_ternary_progressive, arb_ternary_progressive.plugin, "
+        "arb_ternary_progressive.config;"
         "assert 'torch' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

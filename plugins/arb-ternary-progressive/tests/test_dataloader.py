@@ -60,11 +60,13 @@ def loader(base: Any = None, **options: Any) -> ProgressiveDataLoader:
 
 def rows_by_id(batches: list[dict[str, Any]], key: str) -> dict[int, list[Any]]:
     return {
-        int(sample): batch[key][row].tolist() for batch in batches for row, sample in enumerate(batch["sample_ids"])
+        int(sample): batch[key][row].tolist()
+        for batch in batches
+        for row, sample in enumerate(batch["sample_ids"])
     }
 
 
-# --- what is in a batch ---
+# --- what is in a batch
 
 
 def test_a_batch_has_every_key() -> None:
@@ -152,17 +154,24 @@ def test_the_guides_loop_over_clm_batches_works() -> None:
         assert masked_loss(logits, masked).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-# --- masks and times ---
+# --- masks and times
 
 
-@pytest.mark.parametrize("strategy", [TimeStepMasking(config()), MlmMasking(), ProgressiveMasking()])
+@pytest.mark.parametrize(
+    "strategy", [TimeStepMasking(config()), MlmMasking(), ProgressiveMasking()]
+)
 def test_a_second_epoch_in_another_order_hides_every_sample_alike(strategy: Any) -> None:
     given = samples()
     shuffled = [
         {"input_ids": raw["input_ids"][[2, 0, 3, 1]], "sample_ids": raw["sample_ids"][[2, 0, 3, 1]]}
         for raw in reversed(given)
     ]
-    options = {"strategy": strategy, "vocabulary_size": VOCABULARY, "stack_idx": 1, "final_depth": 4}
+    options = {
+        "strategy": strategy,
+        "vocabulary_size": VOCABULARY,
+        "stack_idx": 1,
+        "final_depth": 4,
+    }
     first, second = (list(loader(base, **options)) for base in (given, shuffled))
     assert rows_by_id(first, "input_ids") == rows_by_id(second, "input_ids")
     assert rows_by_id(first, "cache_keys") == rows_by_id(second, "cache_keys")
@@ -178,7 +187,9 @@ def test_depth_decides_how_much_is_hidden() -> None:
 
 
 def test_the_rows_of_a_batch_have_their_own_times_where_time_is_sampled_by_sample() -> None:
-    made = loader(samples(1, 200), config={"time_interpretation": "input", "time_sampling": "sample"})
+    made = loader(
+        samples(1, 200), config={"time_interpretation": "input", "time_sampling": "sample"}
+    )
     (batch,) = made
     steps = batch["time_step"]
     assert len(steps.unique()) == 8
@@ -217,7 +228,7 @@ def test_nothing_comes_from_the_global_generator() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-# --- epochs and state ---
+# --- epochs and state
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2, 3, 4, 5])
@@ -247,7 +258,7 @@ def test_an_iterator_that_is_used_up_is_an_error() -> None:
         list(made)
 
 
-# --- the trunk ---
+# --- the trunk
 
 
 class Trunk(nn.Module):
@@ -269,7 +280,9 @@ def test_a_trunk_that_is_not_cached_runs_for_every_batch() -> None:
     made = loader(stack_idx=1, trunk_activations=trunk)
     for _ in range(2):
         for batch in made:
-            assert torch.equal(batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1))
+            assert torch.equal(
+                batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1)
+            )
     assert trunk.computed == 2 * 12
     assert made.activation_cache is None
 
@@ -287,7 +300,9 @@ def test_a_cached_trunk_computes_every_sample_once() -> None:
     made = loader(Shuffled(), stack_idx=1, trunk_activations=trunk, cache_activations=True)
     for _ in range(3):
         for batch in made:
-            assert torch.equal(batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1))
+            assert torch.equal(
+                batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1)
+            )
     assert trunk.computed == 12 + 1, "every sample, and one row to learn the width"
     assert (made.activation_cache.misses, made.activation_cache.hits) == (12, 24)
 
@@ -298,7 +313,9 @@ def test_a_trunk_that_changed_is_not_found_in_the_cache() -> None:
     list(made)
     trunk.table.weight[3, 2] += 1
     for batch in made:
-        assert torch.equal(batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1))
+        assert torch.equal(
+            batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1)
+        )
     assert made.activation_cache.hits == 0
 
 
@@ -325,11 +342,16 @@ def test_hidden_states_may_be_those_of_every_batch_or_come_from_a_function() -> 
     hidden = torch.randn(4, POSITIONS, 8)
     assert all(batch["trunk_activations"] is hidden for batch in loader(trunk_activations=hidden))
     made = loader(trunk_activations=lambda batch: batch["input_ids"].unsqueeze(2).float())
-    assert all(torch.equal(batch["trunk_activations"][..., 0], batch["input_ids"].float()) for batch in made)
+    assert all(
+        torch.equal(batch["trunk_activations"][..., 0], batch["input_ids"].float())
+        for batch in made
+    )
 
 
 def test_hidden_states_of_another_shape_are_an_error() -> None:
-    with pytest.raises(DataError, match=r"of shape \[3, 40, 8\] do not belong to inputs of shape \[4, 40\]"):
+    with pytest.raises(
+        DataError, match=r"of shape \[3, 40, 8\] do not belong to inputs of shape \[4, 40\]"
+    ):
         list(loader(trunk_activations=torch.zeros(3, POSITIONS, 8)))
 
 
@@ -346,12 +368,14 @@ def test_the_first_stack_has_nothing_to_cache() -> None:
     assert len(list(loader(cache_activations=True))) == 3
 
 
-# --- what does not go together ---
+# --- what does not go together
 
 
 def test_a_strategy_that_does_not_hide_cannot_serve_mlm() -> None:
     made = loader(strategy=CausalMasking(), vocabulary_size=VOCABULARY, training_objective="mlm")
-    with pytest.raises(ConfigError, match="mlm asks for the hidden tokens, and CausalMasking for others"):
+    with pytest.raises(
+        ConfigError, match="mlm asks for the hidden tokens, and CausalMasking for others"
+    ):
         list(made)
     assert len(list(loader(strategy=CausalMasking(), training_objective="clm"))) == 3
 

@@ -25,12 +25,20 @@ from arb_ternary_progressive import (
 )
 from arb_ternary_text.models.block import Block
 
-SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "training": TrainingConfig, "progressive": ProgressiveConfig}
+SECTIONS: dict[str, type[Any]] = {
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "progressive": ProgressiveConfig,
+}
 Observer = Callable[[StackWiseConfig], Any]
 
 
 def section(config: StackWiseConfig, name: str) -> Any:
-    return {"model": config.model, "training": config.training, "progressive": config.training.progressive}[name]
+    return {
+        "model": config.model,
+        "training": config.training,
+        "progressive": config.training.progressive,
+    }[name]
 
 
 def small(**options: Any) -> StackWiseConfig:
@@ -64,7 +72,7 @@ def digest(module: nn.Module) -> str:
     return whole.hexdigest()
 
 
-# --- observers -------------------------------------------------------------------------------------------------------
+# --- observers
 
 
 def grown(config: StackWiseConfig, stacks: int = 2) -> ProgressiveRackBuilder:
@@ -115,7 +123,9 @@ def longest(config: StackWiseConfig) -> Any:
 
 def gradients(config: StackWiseConfig) -> Any:
     """How ternary modules take their gradients."""
-    return {m.gradients for m in grown(config).build_rack().modules() if isinstance(m, TernaryLinear)}
+    return {
+        m.gradients for m in grown(config).build_rack().modules() if isinstance(m, TernaryLinear)
+    }
 
 
 def history(config: StackWiseConfig) -> Any:
@@ -169,7 +179,7 @@ def doubled(stack_idx: int, max_stacks: int, num_time_steps: int) -> int:
     return min(2 * stack_idx, num_time_steps - 1)
 
 
-# --- the table: key, two values, what differs, and what else must be set ----------------------------------------------
+# --- the table: key, two values, what differs, and what else must be set
 
 BORN = {"progressive__zero_residual": False}
 ADAPTED = {"progressive__qlora_enabled": True}
@@ -221,7 +231,12 @@ TABLE: dict[str, Row] = {
         structure,
         {**ADAPTED, "progressive__qlora_strategy": "variable"},
     ),
-    "progressive.qlora_base": ("nvfp4", "ternary", shapes, {"progressive__new_stack_precision": "qlora"}),
+    "progressive.qlora_base": (
+        "nvfp4",
+        "ternary",
+        shapes,
+        {"progressive__new_stack_precision": "qlora"},
+    ),
     "progressive.progressive_qlora": (True, False, structure, {}),
     "progressive.progressive_qlora_rank": (2, 4, shapes, SECOND),
     "progressive.progressive_qlora_alpha": (
@@ -247,9 +262,19 @@ TABLE: dict[str, Row] = {
         time_steps,
         {"progressive__stack_time_mapping": "custom"},
     ),
-    "progressive.time_per_stack": (1, 2, time_steps, {"progressive__stack_time_mapping": "time_per_stack"}),
+    "progressive.time_per_stack": (
+        1,
+        2,
+        time_steps,
+        {"progressive__stack_time_mapping": "time_per_stack"},
+    ),
     "progressive.num_time_steps": (8, 16, time_steps, {}),
-    "progressive.time_step_fractions": ([0.1, 0.2], [0.1, 0.8], masks, {"progressive__num_time_steps": 2}),
+    "progressive.time_step_fractions": (
+        [0.1, 0.2],
+        [0.1, 0.8],
+        masks,
+        {"progressive__num_time_steps": 2},
+    ),
     "progressive.mask_token_id": (22, 23, weights, HIDING),
     "progressive.seed": (0, 1, weights, {}),
 }
@@ -266,7 +291,9 @@ def test_the_table_has_every_key() -> None:
 
 
 @pytest.mark.parametrize("key", TABLE)
-def test_two_values_of_a_key_differ_in_what_is_seen(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_values_of_a_key_differ_in_what_is_seen(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     first, second, observe, options = TABLE[key]
     option = key.replace(".", "__")

@@ -1,4 +1,6 @@
-"""The exporter ``merged`` on the command line: a run with both sets of adapters becomes a file without any."""
+"""The exporter ``merged`` on the command line: a run with both sets of adapters becomes a file
+without any.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,20 @@ from arb_ternary_train.restore import load_run
 CONFIG = """
 name: grown
 data: {name: text, path: text.txt}
-model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, activations: float}
-optimizer: {name: split, ternary: {name: sign_votes, accum_threshold: 2}, float: {name: adamw, lr: 0.01}}
+model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32,
+    activations: float}
+optimizer: {name: split, ternary: {name: sign_votes, accum_threshold: 2}, float: {name: adamw,
+    lr: 0.01}}
 phases:
-  - {name: progressive, target_stacks: 2, steps_per_stack: 3, batch_size: 2, block_size: 8, trunk_strategy: qlora,
+  - {name: progressive, target_stacks: 2, steps_per_stack: 3, batch_size: 2, block_size: 8,
+      trunk_strategy: qlora,
      qlora_enabled: true, qlora_rank: 2, progressive_qlora: true, progressive_qlora_rank: 1}
 """
 
 
-def test_adapters_are_merged_into_what_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_are_merged_into_what_is_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
     Path("grown.yaml").write_text(CONFIG)
@@ -37,7 +44,10 @@ def test_adapters_are_merged_into_what_is_exported(tmp_path: Path, monkeypatch: 
     trained = load_run(Path("run")).model
     assert isinstance(trained, Rack)
     assert set(trained.ordered_stacks[0].adapters) == {"stack", "progressive"}
-    assert any(bool((adapter.dense_weight() != 0).any()) for adapter in trained.ordered_stacks[0].adapter_modules())
+    assert any(
+        bool((adapter.dense_weight() != 0).any())
+        for adapter in trained.ordered_stacks[0].adapter_modules()
+    )
     with safetensors.safe_open("merged.safetensors", framework="pt") as file:
         names = list(file.keys())
         metadata = json.loads(file.metadata()["arb_ternary"])

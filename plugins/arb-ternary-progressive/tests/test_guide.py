@@ -1,4 +1,5 @@
-"""The usage examples of the guide, run as they are written; only their import lines are those of this package.
+"""The usage examples of the guide, run as they are written; only their import lines are those of
+this package.
 
 What the guide leaves undefined (the data, the model's size, cached activations) is small here.
 """
@@ -247,7 +248,10 @@ def run(code: str, names: dict[str, Any]) -> None:
 
 def states(builder: ProgressiveRackBuilder) -> dict[int, dict[str, Tensor]]:
     stacks = builder.build_rack().ordered_stacks
-    return {stack.stack_id: {name: value.clone() for name, value in stack.state_dict().items()} for stack in stacks}
+    return {
+        stack.stack_id: {name: value.clone() for name, value in stack.state_dict().items()}
+        for stack in stacks
+    }
 
 
 def check_results(names: dict[str, Any], builder: str = "rack_builder") -> None:
@@ -311,7 +315,9 @@ def test_example_1_basic_progressive_training(names: dict[str, Any]) -> None:
     assert [record.time_step for record in names["results"]] == [0, 1, 2, 4, 5, 7]
 
 
-def test_example_2_qlora_trunk_training(names: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_example_2_qlora_trunk_training(
+    names: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     run(EXAMPLE_2, names)
     check_results(names)
     assert [record.trunk for record in names["results"]] == ["none", *["qlora"] * 5]
@@ -334,7 +340,9 @@ def test_example_4_different_training_objectives(names: dict[str, Any], objectiv
     run(EXAMPLE_4[objective], names)
     if objective == "custom":
         # Targets must be provided in the batch.
-        names["dataloader"] = [{**batch, "targets": 22 - batch["input_ids"]} for batch in names["dataloader"]]
+        names["dataloader"] = [
+            {**batch, "targets": 22 - batch["input_ids"]} for batch in names["dataloader"]
+        ]
     names["cached_activations"] = None
     run(LOADER.replace("cache_activations=True", "cache_activations=False"), names)
     batch, raw = next(iter(names["progressive_dataloader"])), next(iter(names["dataloader"]))
@@ -378,7 +386,9 @@ def test_mixed_precision_training(names: dict[str, Any]) -> None:
     assert [stack.precision for stack in stacks] == ["full", "half", "qlora"]
 
 
-@pytest.mark.parametrize(("code", "ranks"), [(VARIABLE, [8, 16, 32, 64]), (PROGRESSIVE, [16, 32, 64, 128])])
+@pytest.mark.parametrize(
+    ("code", "ranks"), [(VARIABLE, [8, 16, 32, 64]), (PROGRESSIVE, [16, 32, 64, 128])]
+)
 def test_per_stack_configurations(names: dict[str, Any], code: str, ranks: list[int]) -> None:
     run(code, names)
     found = [names["rack_builder"].append_stack().adapters["stack"] for _ in range(4)]
@@ -392,7 +402,10 @@ def test_a_custom_time_mapping(names: dict[str, Any]) -> None:
     progressive.stack_time_mapping, progressive.num_time_steps = "custom", 120
     progressive.custom_time_mapping = names["custom_time_mapping"]
     names["batch"] = next(iter(names["dataloader"]))
-    run(TIME_AS_DEPTH.replace('stack_time_mapping = "linear"', 'stack_time_mapping = "custom"'), names)
+    run(
+        TIME_AS_DEPTH.replace('stack_time_mapping = "linear"', 'stack_time_mapping = "custom"'),
+        names,
+    )
     assert names["time_step"] == 100
 
 

@@ -11,7 +11,13 @@ import pytest
 from arb_ternary.errors import DataError
 from arb_ternary_progressive.masked_source import with_mask_token
 from arb_ternary_testing.component import make_choice
-from arb_ternary_text.data.tokenizers import ByteTokenizer, CharacterTokenizer, FileTokenizer, IdTokenizer, from_json
+from arb_ternary_text.data.tokenizers import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    FileTokenizer,
+    IdTokenizer,
+    from_json,
+)
 
 
 def test_bytes_have_a_free_id_already() -> None:
@@ -36,7 +42,9 @@ def test_ids_get_an_id_at_the_end() -> None:
 
 def test_a_tokenizer_file_gets_an_id_at_the_end() -> None:
     library = pytest.importorskip("tokenizers")
-    made = library.Tokenizer(library.models.WordLevel({"to": 0, "be": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    made = library.Tokenizer(
+        library.models.WordLevel({"to": 0, "be": 1, "[UNK]": 2}, unk_token="[UNK]")
+    )
     made.pre_tokenizer = library.pre_tokenizers.Whitespace()
     made.add_special_tokens(["<s>"])
     plain = FileTokenizer(made.to_str())

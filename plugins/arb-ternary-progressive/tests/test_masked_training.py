@@ -34,15 +34,25 @@ def run(folder: Path, data: str, masking: str, steps: int = 2) -> list[dict[str,
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 30)
     config = folder / "config.yaml"
     config.write_text(
-        CONFIG.format(data=data.replace("text.txt", str(folder / "text.txt")), masking=masking, steps=steps)
+        CONFIG.format(
+            data=data.replace("text.txt", str(folder / "text.txt")), masking=masking, steps=steps
+        )
     )
     train(load_config(config).config, RunRequest(directory=folder / "run"))
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
-@pytest.mark.parametrize("masking", ["mlm", "progressive", "{name: time_step, time_interpretation: input}"])
+@pytest.mark.parametrize(
+    "masking", ["mlm", "progressive", "{name: time_step, time_interpretation: input}"]
+)
 def test_a_run_with_the_strategy_learns(tmp_path: Path, masking: str) -> None:
-    losses = [record["loss"] for record in run(tmp_path, BYTES, masking, steps=25) if record["event"] == "train"]
+    losses = [
+        record["loss"]
+        for record in run(tmp_path, BYTES, masking, steps=25)
+        if record["event"] == "train"
+    ]
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 

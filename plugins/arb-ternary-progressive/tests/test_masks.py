@@ -21,7 +21,9 @@ def test_the_count_is_the_floor_of_positions_times_share(positions: int, percent
 
 
 @given(st.integers(0, 4096), st.floats(0, 1))
-def test_the_count_differs_from_floating_point_only_where_that_rounds(positions: int, share: float) -> None:
+def test_the_count_differs_from_floating_point_only_where_that_rounds(
+    positions: int, share: float
+) -> None:
     assert hidden_count(positions, share) - math.floor(positions * share) in {0, 1}
     assert hidden_count(positions, share) == math.floor(positions * share) or (
         math.ceil(positions * share) - positions * share < 2e-9
@@ -35,7 +37,9 @@ def test_the_count_differs_from_floating_point_only_where_that_rounds(positions:
     st.floats(0, 1),
     st.integers(0, 9),
 )
-def test_exactly_the_floor_is_hidden_in_every_row(ids: list[int], positions: int, share: float, seed: int) -> None:
+def test_exactly_the_floor_is_hidden_in_every_row(
+    ids: list[int], positions: int, share: float, seed: int
+) -> None:
     rows = len(ids)
     hidden = hidden_positions(torch.tensor(ids), positions, [share] * rows, [0] * rows, seed)
     assert hidden.dtype == torch.bool
@@ -44,7 +48,9 @@ def test_exactly_the_floor_is_hidden_in_every_row(ids: list[int], positions: int
 
 
 def test_the_positions_are_those_of_the_smallest_hashes() -> None:
-    """Restated from the definition of the counter hash: index = id S + s, stream = CRC-32 of the name."""
+    """Restated from the definition of the counter hash: index = id S + s, stream = CRC-32 of the
+    name.
+    """
     positions, seed, key, sample = 16, 7, time_key(0.5), 41
     stream = stream_id("arb_ternary_progressive.positions")
     bits = counter_hash(positions, seed, key, stream, start=sample * positions).numpy()
@@ -59,10 +65,14 @@ def test_a_mask_is_a_function_of_sample_id_time_and_seed_alone() -> None:
     shares = [0.3, 0.4, 0.3, 0.4]
     together = hidden_positions(ids, 40, shares, keys, 3)
     for row in range(4):
-        alone = hidden_positions(ids[row : row + 1], 40, shares[row : row + 1], keys[row : row + 1], 3)
+        alone = hidden_positions(
+            ids[row : row + 1], 40, shares[row : row + 1], keys[row : row + 1], 3
+        )
         assert torch.equal(together[row], alone[0])
     order = [2, 0, 3, 1]
-    moved = hidden_positions(ids[order], 40, [shares[i] for i in order], [keys[i] for i in order], 3)
+    moved = hidden_positions(
+        ids[order], 40, [shares[i] for i in order], [keys[i] for i in order], 3
+    )
     assert torch.equal(moved, together[order])
 
 
@@ -88,7 +98,13 @@ def test_rows_may_differ_in_share_and_time() -> None:
 
 
 def replaced(tokens: torch.Tensor, hidden: torch.Tensor, **changes: object) -> torch.Tensor:
-    options = {"vocabulary_size": 50, "mask_token": 49, "mask_share": 0.8, "random_share": 0.1, **changes}
+    options = {
+        "vocabulary_size": 50,
+        "mask_token": 49,
+        "mask_share": 0.8,
+        "random_share": 0.1,
+        **changes,
+    }
     return corrupt(tokens, hidden, torch.arange(len(tokens)), [0] * len(tokens), 0, **options)
 
 

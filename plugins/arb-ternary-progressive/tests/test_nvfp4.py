@@ -1,4 +1,6 @@
-"""NVFP4 against a restatement in numpy that tries every code, and against the format's own tables."""
+"""NVFP4 against a restatement in numpy that tries every code, and against the format's own
+tables.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from arb_ternary_progressive.nvfp4 import BLOCK, E2M1, pack_nvfp4, unpack_nvfp4
 
 
 def every_e4m3() -> np.ndarray:
-    """All finite values of E4M3 (bias 7, 3 bits of mantissa, no infinity) that are not negative, by its definition."""
+    """All finite values of E4M3 (bias 7, 3 bits of mantissa, no infinity) that are not negative, by
+    its definition.
+    """
     values = [mantissa / 8 * 2.0**-6 for mantissa in range(8)]
     values += [
         (1 + mantissa / 8) * 2.0 ** (exponent - 7)
@@ -26,7 +30,12 @@ def every_e4m3() -> np.ndarray:
 def every_e2m1() -> np.ndarray:
     """The magnitudes of E2M1 (bias 1, 1 bit of mantissa), by its definition."""
     return np.array(
-        [0.0, 0.5] + [(1 + mantissa / 2) * 2.0 ** (exponent - 1) for exponent in (1, 2, 3) for mantissa in (0, 1)]
+        [0.0, 0.5]
+        + [
+            (1 + mantissa / 2) * 2.0 ** (exponent - 1)
+            for exponent in (1, 2, 3)
+            for mantissa in (0, 1)
+        ]
     )
 
 
@@ -48,7 +57,9 @@ def restated(weight: np.ndarray) -> np.ndarray:
     for row in range(weight.shape[0]):
         for first in range(0, weight.shape[1], 16):
             block = weight[row, first : first + 16]
-            scale = nearest(float(np.float32(np.abs(block).max()) / (np.float32(6) * tensor_scale)), SCALES)
+            scale = nearest(
+                float(np.float32(np.abs(block).max()) / (np.float32(6) * tensor_scale)), SCALES
+            )
             unit = np.float32(scale) * tensor_scale
             for column, value in enumerate(block):
                 if unit > 0:
@@ -66,7 +77,9 @@ def test_the_tables_are_those_of_the_format() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(3, 64), (2, 20), (5, 16), (1, 1)])
 def test_a_matrix_is_quantised_as_the_restatement_says(rows: int, columns: int) -> None:
     generator = torch.Generator().manual_seed(rows)
-    weight = torch.randn(rows, columns, generator=generator) * torch.rand(rows, 1, generator=generator)
+    weight = torch.randn(rows, columns, generator=generator) * torch.rand(
+        rows, 1, generator=generator
+    )
     packed = pack_nvfp4(weight)
     assert packed.codes.dtype == torch.uint8
     assert packed.codes.shape == (rows, -(-columns // 16) * 8)
@@ -79,7 +92,29 @@ def test_a_matrix_is_quantised_as_the_restatement_says(rows: int, columns: int) 
 def test_codes_lie_two_to_a_byte_the_first_in_the_low_half() -> None:
     # The largest weight is 6 * 448, so that the tensor scale is 1 and the block's scale 448.
     block = (
-        torch.tensor([[0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0, 0.0]]) * 448
+        torch.tensor(
+            [
+                [
+                    0.0,
+                    0.5,
+                    1.0,
+                    1.5,
+                    2.0,
+                    3.0,
+                    4.0,
+                    6.0,
+                    -0.5,
+                    -1.0,
+                    -1.5,
+                    -2.0,
+                    -3.0,
+                    -4.0,
+                    -6.0,
+                    0.0,
+                ]
+            ]
+        )
+        * 448
     )
     packed = pack_nvfp4(block)
     assert float(packed.tensor_scale) == 1.0
@@ -105,10 +140,13 @@ def test_zero_stays_zero_and_what_is_not_finite_is_refused() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([1e-6, 1.0, 1e4]))
-def test_quantising_twice_changes_no_bit_and_errors_stay_within_half_a_step(seed: int, size: float) -> None:
+def test_quantising_twice_changes_no_bit_and_errors_stay_within_half_a_step(
+    seed: int, size: float
+) -> None:
     weight = torch.randn(4, 32, generator=torch.Generator().manual_seed(seed)) * size
     packed = pack_nvfp4(weight)
     once = unpack_nvfp4(packed, 32)
     unit = (packed.scales.float() * packed.tensor_scale).repeat_interleave(16, dim=1)
-    # Between 4 and 6 codes are 2 apart; a scale rounded down lets the largest lie up to 1/16 beyond 6.
+    # Between 4 and 6 codes are 2 apart; a scale rounded down lets the largest lie up to 1/16 beyond
+    # 6.
     assert bool(((weight - once).abs() <= unit * 1.0001).all())

@@ -24,7 +24,9 @@ class Chosen:
 
 def ask(objective: str, **extras: torch.Tensor) -> ObjectiveBatch:
     batch = Batch(torch.cat((TOKENS, TOKENS[:, -1:]), dim=1), torch.arange(2), extras)
-    return ObjectiveMasking(Chosen(), objective).prepare(batch, torch.Generator(), MaskContext(0, 0, 10))
+    return ObjectiveMasking(Chosen(), objective).prepare(
+        batch, torch.Generator(), MaskContext(0, 0, 10)
+    )
 
 
 def test_mlm_asks_for_the_tokens_themselves_where_they_are_hidden() -> None:

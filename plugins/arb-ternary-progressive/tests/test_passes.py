@@ -14,7 +14,10 @@ from arb_ternary.errors import DataError, UsageProblem
 from arb_ternary.protocols.data import Batch, Batches, BatchRequest, DataSource
 from arb_ternary_progressive.passes import LoaderBatches, LoaderSource, Passes, batches_in_a_pass
 
-ROWS = [{"input_ids": torch.arange(4) + number, "sample_ids": torch.tensor(number)} for number in range(7)]
+ROWS = [
+    {"input_ids": torch.arange(4) + number, "sample_ids": torch.tensor(number)}
+    for number in range(7)
+]
 
 
 def shuffled() -> Any:
@@ -37,7 +40,9 @@ def test_it_keeps_the_protocols_of_data() -> None:
 
 def test_every_epoch_has_every_sample_in_an_order_of_its_own_that_the_seed_decides() -> None:
     epochs = drawn(LoaderBatches(shuffled(), 5), 8)
-    first, second = ([sample for batch in epochs[start : start + 4] for sample in batch] for start in (0, 4))
+    first, second = (
+        [sample for batch in epochs[start : start + 4] for sample in batch] for start in (0, 4)
+    )
     assert sorted(first) == sorted(second) == list(range(7))
     assert first != second
     assert drawn(LoaderBatches(shuffled(), 5), 8) == epochs
@@ -45,7 +50,9 @@ def test_every_epoch_has_every_sample_in_an_order_of_its_own_that_the_seed_decid
 
 
 @pytest.mark.parametrize("taken", range(9))
-def test_it_goes_on_with_the_same_batches_and_leaves_the_global_generator_where_it_was(taken: int) -> None:
+def test_it_goes_on_with_the_same_batches_and_leaves_the_global_generator_where_it_was(
+    taken: int,
+) -> None:
     whole, stopped, resumed = (LoaderBatches(shuffled(), 1) for _ in range(3))
     expected = drawn(whole, 12)
     drawn(stopped, taken)
@@ -61,7 +68,12 @@ def test_it_goes_on_with_the_same_batches_and_leaves_the_global_generator_where_
 
 def test_what_a_dataloader_says_of_targets_and_positions_goes_with_the_batch() -> None:
     tokens = torch.arange(8).view(2, 4)
-    given = {"input_ids": tokens, "targets": tokens + 1, "loss_mask": tokens > 2, "name": ["a", "b"]}
+    given = {
+        "input_ids": tokens,
+        "targets": tokens + 1,
+        "loss_mask": tokens > 2,
+        "name": ["a", "b"],
+    }
     batch = next(LoaderBatches([given], 0))
     assert isinstance(batch, Batch)
     assert torch.equal(batch.data[:, :-1], tokens)

@@ -23,7 +23,9 @@ def test_a_pattern_gives_the_ranks_that_its_name_says(pattern: str, expected: li
     ranks = [stack_rank_and_alpha(config, stack)[0] for stack in range(4)]
     assert ranks == expected
     assert all(type(rank) is int for rank in ranks)
-    alphas = ProgressiveConfig(qlora_strategy="progressive", qlora_alpha=16, qlora_alpha_pattern=pattern)  # type: ignore[arg-type]
+    alphas = ProgressiveConfig(
+        qlora_strategy="progressive", qlora_alpha=16, qlora_alpha_pattern=pattern
+    )  # type: ignore[arg-type]
     assert [stack_rank_and_alpha(alphas, stack)[1] for stack in range(4)] == expected
 
 

@@ -1,4 +1,6 @@
-"""The phase ``progressive`` in whole runs: the conformance suite, and what the phase promises beyond it."""
+"""The phase ``progressive`` in whole runs: the conformance suite, and what the phase promises
+beyond it.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,21 @@ from arb_ternary_train.runner import RunRequest, train
 
 SMALL = {"width": 32, "layers": 1, "heads": 2, "max_length": 32, "group_size": 32}
 TERNARY = {"name": "decoder", **SMALL}
-FLOAT = {"name": "decoder", **SMALL, "activations": "float", "float_parts": ["embedding", "head", "norms", "linears"]}
+FLOAT = {
+    "name": "decoder",
+    **SMALL,
+    "activations": "float",
+    "float_parts": ["embedding", "head", "norms", "linears"],
+}
 FLOAT.pop("group_size")
-STEPS = {"target_stacks": 3, "steps_per_stack": 2, "batch_size": 2, "block_size": 8, "eval_every": 2, "eval_batches": 1}
+STEPS = {
+    "target_stacks": 3,
+    "steps_per_stack": 2,
+    "batch_size": 2,
+    "block_size": 8,
+    "eval_every": 2,
+    "eval_batches": 1,
+}
 
 
 class TestTernary(PhaseSuite):
@@ -65,7 +79,11 @@ class TestQlora(PhaseSuite):
     }
     steps = 4
     run: ClassVar[Any] = {
-        "optimizer": {"name": "split", "ternary": {"name": "scaled_votes"}, "float": {"name": "adamw", "lr": 0.01}}
+        "optimizer": {
+            "name": "split",
+            "ternary": {"name": "scaled_votes"},
+            "float": {"name": "adamw", "lr": 0.01},
+        }
     }
 
 
@@ -94,7 +112,9 @@ class TestPrependedWithTimeAsInput(PhaseSuite):
 
 @pytest.mark.slow
 class TestCacheOnDisk(PhaseSuite):
-    """What a run that was killed left in the cache's folder is used by the one that continues it."""
+    """What a run that was killed left in the cache's folder is used by the one that continues
+    it.
+    """
 
     component = "progressive"
     steps = 4
@@ -109,12 +129,14 @@ class TestCacheOnDisk(PhaseSuite):
     options: ClassVar[Any] = {}
 
 
-# --- what is trained and what is not ---------------------------------------------------------------------------------
+# --- what is trained and what is not
 
 
 def run_config(folder: Path, options: dict[str, Any], every: int = 1, **parts: Any) -> RunConfig:
     text = folder / "text.txt"
-    text.write_text("".join(f"{n}: the quick brown fox, {n * n % 97} lazy dogs\n" for n in range(16)))
+    text.write_text(
+        "".join(f"{n}: the quick brown fox, {n * n % 97} lazy dogs\n" for n in range(16))
+    )
     chosen = {
         "data": {"name": "text", "path": str(text)},
         "model": TERNARY,
@@ -122,9 +144,19 @@ def run_config(folder: Path, options: dict[str, Any], every: int = 1, **parts: A
         "optimizer": {"name": "scaled_votes"},
         **parts,
     }
-    made = {kind: make_choice(kind, part["name"], _without_name(part)) for kind, part in chosen.items()}
-    phase = make_choice("phase", "progressive", {**STEPS, "eval_every": 0, "eval_batches": 8, **options})
-    return RunConfig(name="grown", seed=5, phases=(phase,), checkpoint=CheckpointConfig(every=every, keep=100), **made)
+    made = {
+        kind: make_choice(kind, part["name"], _without_name(part)) for kind, part in chosen.items()
+    }
+    phase = make_choice(
+        "phase", "progressive", {**STEPS, "eval_every": 0, "eval_batches": 8, **options}
+    )
+    return RunConfig(
+        name="grown",
+        seed=5,
+        phases=(phase,),
+        checkpoint=CheckpointConfig(every=every, keep=100),
+        **made,
+    )
 
 
 def _without_name(part: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +175,9 @@ def weights(run: RunDirectory, step: int) -> dict[str, Tensor]:
 
 
 def changed(run: RunDirectory, first: int, last: int) -> set[str]:
-    """Names of the tensors that differ between the checkpoints of two steps, among those that both have."""
+    """Names of the tensors that differ between the checkpoints of two steps, among those that both
+    have.
+    """
     before, after = weights(run, first), weights(run, last)
     return {name for name in before if name in after and not torch.equal(before[name], after[name])}
 
@@ -157,14 +191,18 @@ def test_an_appended_stack_learns_with_the_output_end_and_the_frozen_trunk_stays
     tmp_path: Path, model: dict[str, Any]
 ) -> None:
     optimizer = {"name": "adamw"} if model is FLOAT else {"name": "scaled_votes"}
-    run = grow(tmp_path, {"target_stacks": 2, "steps_per_stack": 3}, model=model, optimizer=optimizer)
+    run = grow(
+        tmp_path, {"target_stacks": 2, "steps_per_stack": 3}, model=model, optimizer=optimizer
+    )
     assert {stack_of(name) for name in changed(run, 1, 3)} >= {"embedding", "blocks.0", "head"}
     parts = {stack_of(name) for name in changed(run, 4, 6)}
     assert {"blocks.1", "head"} <= parts <= {"blocks.1", "head", "final_norm"}
     assert not {name for name in changed(run, 3, 6) if stack_of(name) in ("embedding", "blocks.0")}
 
 
-def test_a_prepended_stack_learns_with_the_embedding_and_what_lies_above_stays_bit_for_bit(tmp_path: Path) -> None:
+def test_a_prepended_stack_learns_with_the_embedding_and_what_lies_above_stays_bit_for_bit(
+    tmp_path: Path,
+) -> None:
     run = grow(tmp_path, {"target_stacks": 2, "steps_per_stack": 3, "building_mode": "prepend"})
     assert {stack_of(name) for name in changed(run, 4, 6)} == {"embedding", "blocks.1"}
     assert {stack_of(name) for name in changed(run, 3, 6)} == {"embedding"}
@@ -172,7 +210,9 @@ def test_a_prepended_stack_learns_with_the_embedding_and_what_lies_above_stays_b
 
 
 def _structure(run: RunDirectory) -> dict[str, Any]:
-    structure: dict[str, Any] = read_checkpoint(CheckpointStore(run.checkpoints).latest()).state["structures"][0]
+    structure: dict[str, Any] = read_checkpoint(CheckpointStore(run.checkpoints).latest()).state[
+        "structures"
+    ][0]
     return structure
 
 
@@ -199,15 +239,25 @@ def test_of_a_qlora_trunk_only_adapters_change_and_all_of_them_do(tmp_path: Path
     assert "embedding" not in {stack_of(name) for name in changed(run, 4, 8)}
 
 
-# --- the cache -------------------------------------------------------------------------------------------------------
+# --- the cache
 
 
-# Three runs each: as it is and by far the most rounded each time; bfloat16 is tried on the cache itself.
+# Three runs each: as it is and by far the most rounded each time; bfloat16 is tried on the cache
+# itself.
 @pytest.mark.parametrize("model", [TERNARY, FLOAT], ids=["ternary", "float"])
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "int8"])
-def test_a_run_with_the_cache_equals_one_that_recomputes(tmp_path: Path, model: dict[str, Any], dtype: str) -> None:
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "int8"]
+)
+def test_a_run_with_the_cache_equals_one_that_recomputes(
+    tmp_path: Path, model: dict[str, Any], dtype: str
+) -> None:
     optimizer = {"name": "adamw", "lr": 0.01} if model is FLOAT else {"name": "scaled_votes"}
-    options = {"cache_dtype": dtype, "epochs_per_stack": 2, "steps_per_stack": None, "batch_size": 16}
+    options = {
+        "cache_dtype": dtype,
+        "epochs_per_stack": 2,
+        "steps_per_stack": None,
+        "batch_size": 16,
+    }
     # Rows of three samples, so that most are evicted before they are asked for again.
     few = {"cache_bytes": 3 * 4 * 8 * 32}
     runs = [
@@ -266,12 +316,14 @@ def test_a_folder_is_used_again_by_a_run_whose_trunk_is_the_same(tmp_path: Path)
     asked = []
     for name in ("first", "second"):
         run = grow(tmp_path / name, options)
-        ((hits, total),) = re.findall(r"cache: (\d+) hits of (\d+)", (run.path / "logs" / "train.log").read_text())
+        ((hits, total),) = re.findall(
+            r"cache: (\d+) hits of (\d+)", (run.path / "logs" / "train.log").read_text()
+        )
         asked.append((int(hits), int(total)))
     assert asked == [(0, 4), (4, 4)]
 
 
-# --- time ------------------------------------------------------------------------------------------------------------
+# --- time
 
 #: Of eight positions, how many are hidden at each of eight time steps: floor(8 (.15 + .1 step)).
 HIDDEN = (1, 2, 2, 3, 4, 5, 6, 6)
@@ -304,14 +356,25 @@ def test_the_time_that_enters_the_model_is_the_one_at_which_its_tokens_are_hidde
 
     def spy(self: Rack, tokens_BS: Tensor, time: float | Tensor | None = None) -> Tensor:
         assert time is not None
-        steps_B = [int(each * 8) for each in torch.as_tensor(time).reshape(-1).expand(len(tokens_BS)).tolist()]
-        assert (tokens_BS == self.mask_token).sum(dim=1).tolist() == [HIDDEN[step] for step in steps_B]
+        steps_B = [
+            int(each * 8)
+            for each in torch.as_tensor(time).reshape(-1).expand(len(tokens_BS)).tolist()
+        ]
+        assert (tokens_BS == self.mask_token).sum(dim=1).tolist() == [
+            HIDDEN[step] for step in steps_B
+        ]
         seen.extend(steps_B)
         return embed(self, tokens_BS, time)
 
     monkeypatch.setattr(Rack, "embed", spy)
     timed = {"time_interpretation": "input", "time_sampling": sampling}
-    options = {**timed, "target_stacks": 2, "steps_per_stack": 6, "time_embedding_dim": 8, "building_mode": mode}
+    options = {
+        **timed,
+        "target_stacks": 2,
+        "steps_per_stack": 6,
+        "time_embedding_dim": 8,
+        "building_mode": mode,
+    }
     model, masking = {**TERNARY, "causal": False}, {"name": "time_step", **timed}
     config = run_config(tmp_path, options, 100, model=model, masking=masking)
     end = make_choice("phase", "standard", {"steps": 2, "batch_size": 2, "block_size": 8})
@@ -321,19 +384,27 @@ def test_the_time_that_enters_the_model_is_the_one_at_which_its_tokens_are_hidde
     assert len(set(seen)) > 3
 
 
-# --- what it leaves --------------------------------------------------------------------------------------------------
+# --- what it leaves
 
 
-def test_the_history_has_one_entry_a_stack_and_the_loss_does_not_jump_at_a_birth(tmp_path: Path) -> None:
-    run = grow(tmp_path, {"steps_per_stack": 3, "lr": 0.001}, model=FLOAT, optimizer={"name": "adamw"})
+def test_the_history_has_one_entry_a_stack_and_the_loss_does_not_jump_at_a_birth(
+    tmp_path: Path,
+) -> None:
+    run = grow(
+        tmp_path, {"steps_per_stack": 3, "lr": 0.001}, model=FLOAT, optimizer={"name": "adamw"}
+    )
     records = read_metrics(run.metrics_file)
-    entries = [StackRecord.from_json(_fields(record)) for record in records if record["event"] == "stack"]
+    entries = [
+        StackRecord.from_json(_fields(record)) for record in records if record["event"] == "stack"
+    ]
     assert [(entry.index, entry.stack_id, entry.position, entry.trunk) for entry in entries] == [
         (0, 0, 0, "none"),
         (1, 1, 1, "frozen"),
         (2, 2, 2, "frozen"),
     ]
-    losses = [[record["loss"] for record in records if record.get("stack") == stack] for stack in range(3)]
+    losses = [
+        [record["loss"] for record in records if record.get("stack") == stack] for stack in range(3)
+    ]
     for entry, found in zip(entries, losses, strict=True):
         assert (entry.steps, entry.first_loss, entry.last_loss) == (3, found[0], found[-1])
         assert entry.mean_loss == pytest.approx(sum(found) / 3)
@@ -342,22 +413,36 @@ def test_the_history_has_one_entry_a_stack_and_the_loss_does_not_jump_at_a_birth
 
 
 def test_rates_start_anew_with_each_stack(tmp_path: Path) -> None:
-    options = {"target_stacks": 2, "steps_per_stack": 4, "warmup_steps": 2, "lr_schedule": "linear", "lr": 0.01}
+    options = {
+        "target_stacks": 2,
+        "steps_per_stack": 4,
+        "warmup_steps": 2,
+        "lr_schedule": "linear",
+        "lr": 0.01,
+    }
     run = grow(tmp_path, options, model=FLOAT, optimizer={"name": "adamw"})
     records = [record for record in read_metrics(run.metrics_file) if record["event"] == "train"]
-    first, second = ([record["lr"] for record in records if record["stack"] == stack] for stack in range(2))
+    first, second = (
+        [record["lr"] for record in records if record["stack"] == stack] for stack in range(2)
+    )
     assert first == second
     assert first[0] < first[1] == first[2] == 0.01 > first[3]
 
 
 def _fields(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key in {each.name for each in attrs.fields(StackRecord)}}
+    return {
+        key: value
+        for key, value in record.items()
+        if key in {each.name for each in attrs.fields(StackRecord)}
+    }
 
 
 def test_a_new_stack_is_the_identity_at_birth(tmp_path: Path) -> None:
     run = grow(tmp_path, {"target_stacks": 2, "steps_per_stack": 1})
     before = load_run(run.checkpoints / "step-00000001")
-    builder = ProgressiveRackBuilder.from_model(before.model, ProgressiveConfig(new_stack_precision="ternary"))
+    builder = ProgressiveRackBuilder.from_model(
+        before.model, ProgressiveConfig(new_stack_precision="ternary")
+    )
     tokens = torch.arange(8)[None]
     with torch.no_grad():
         wanted = before.model(tokens)
@@ -384,7 +469,12 @@ def test_a_grown_run_can_be_evaluated_and_generated_from_and_trained_on(tmp_path
     result = train(config, RunRequest(directory=folder / "run", backend="torch", reporter=Silent))
     assert [phase["steps"] for phase in result.phases] == [4, 2, 2]
     again = RunDirectory(folder / "run")
-    assert {stack_of(name) for name in changed(again, 6, 8)} >= {"embedding", "blocks.0", "blocks.1", "blocks.2"}
+    assert {stack_of(name) for name in changed(again, 6, 8)} >= {
+        "embedding",
+        "blocks.0",
+        "blocks.1",
+        "blocks.2",
+    }
     assert measure(load_run(again.path, backend="torch"))[0].loss == result.validation_loss
 
 
@@ -399,21 +489,31 @@ def test_new_stacks_have_the_precision_that_is_asked_for(tmp_path: Path, precisi
     assert "blocks.1" in {stack_of(name) for name in changed(run, 3, 4)}
 
 
-# --- options ---------------------------------------------------------------------------------------------------------
+# --- options
 
 
-def test_stacks_can_be_made_at_once_and_trained_end_to_end_for_as_many_steps(tmp_path: Path) -> None:
+def test_stacks_can_be_made_at_once_and_trained_end_to_end_for_as_many_steps(
+    tmp_path: Path,
+) -> None:
     run = grow(tmp_path, {"enabled": False, "target_stacks": 3, "steps_per_stack": 2})
     records = read_metrics(run.metrics_file)
     (entry,) = [record for record in records if record["event"] == "stack"]
     assert (entry["index"], entry["trunk"], entry["steps"]) == (2, "none", 6)
     assert len([record for record in records if record["event"] == "train"]) == 6
     # From the first step on in all of them, and in what lies at both ends.
-    assert {stack_of(name) for name in changed(run, 1, 6)} >= {"embedding", "blocks.0", "blocks.1", "blocks.2", "head"}
+    assert {stack_of(name) for name in changed(run, 1, 6)} >= {
+        "embedding",
+        "blocks.0",
+        "blocks.1",
+        "blocks.2",
+        "head",
+    }
     assert [entry["id"] for entry in _structure(run)["stacks"]] == [0, 1, 2]
 
 
-def test_a_run_continued_from_its_last_checkpoint_writes_no_stack_down_twice(tmp_path: Path) -> None:
+def test_a_run_continued_from_its_last_checkpoint_writes_no_stack_down_twice(
+    tmp_path: Path,
+) -> None:
     # Two stacks of two steps, saved after step 3 and at the end of the phase.
     run = grow(tmp_path, {"target_stacks": 2}, every=3)
     before = run.metrics_file.read_text()
@@ -435,7 +535,9 @@ def test_a_run_continued_from_its_last_checkpoint_writes_no_stack_down_twice(tmp
         ({"trunk_stratgy": "frozen"}, "trunk_strategy"),
     ],
 )
-def test_options_that_contradict_each_other_are_errors(options: dict[str, Any], message: str) -> None:
+def test_options_that_contradict_each_other_are_errors(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         make_choice("phase", "progressive", options)
     assert message in str(refused.value)
@@ -445,13 +547,21 @@ def test_options_that_contradict_each_other_are_errors(options: dict[str, Any], 
     ("options", "parts", "message"),
     [
         ({"target_stacks": 1, "train_first": False}, {}, "nothing to train"),
-        ({"time_interpretation": "input", "time_embedding_dim": 8, "time_sampling": "sample"}, {}, "draws none"),
+        (
+            {"time_interpretation": "input", "time_embedding_dim": 8, "time_sampling": "sample"},
+            {},
+            "draws none",
+        ),
         (
             {"time_interpretation": "input", "time_embedding_dim": 8, "num_time_steps": 4},
             {"masking": {"name": "time_step"}},
             "4 time steps, and masking 'time_step' hides by 8",
         ),
-        ({"epochs_per_stack": 1, "steps_per_stack": None, "warmup_steps": 1000}, {}, "'warmup_steps'"),
+        (
+            {"epochs_per_stack": 1, "steps_per_stack": None, "warmup_steps": 1000},
+            {},
+            "'warmup_steps'",
+        ),
     ],
 )
 def test_what_a_run_cannot_do_is_an_error_that_names_the_option(
@@ -464,7 +574,10 @@ def test_what_a_run_cannot_do_is_an_error_that_names_the_option(
 
 
 def test_an_epoch_has_every_sample_once(tmp_path: Path) -> None:
-    run = grow(tmp_path, {"target_stacks": 1, "epochs_per_stack": 1, "steps_per_stack": None, "batch_size": 7})
+    run = grow(
+        tmp_path,
+        {"target_stacks": 1, "epochs_per_stack": 1, "steps_per_stack": None, "batch_size": 7},
+    )
     (entry,) = [record for record in read_metrics(run.metrics_file) if record["event"] == "stack"]
     assert entry["steps"] == math.ceil(((len(train_stream(tmp_path)) - 1) // 8) / 7)
 
@@ -500,7 +613,9 @@ def test_an_option_of_the_command_for_a_key_that_the_phase_lacks_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "run.yaml"
-    config.write_text("data: shakespeare\nmodel: decoder\noptimizer: scaled_votes\nphases: [progressive]\n")
+    config.write_text(
+        "data: shakespeare\nmodel: decoder\noptimizer: scaled_votes\nphases: [progressive]\n"
+    )
     assert main(["train", str(config), "--run-dir", str(tmp_path / "run"), "--steps", "3"]) == 2
     assert "-o phases.0.steps=3: phases[0].steps: unknown key" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -35,7 +35,8 @@ model: {{name: decoder, width: 32, layers: 2, heads: 2, max_length: 32{model}}}
 masking: {masking}
 optimizer: {optimizer}
 phases:
-  - {{name: progressive, target_stacks: 3, blocks_per_stack: 3, steps_per_stack: 5, batch_size: 4, block_size: 16
+  - {{name: progressive, target_stacks: 3, blocks_per_stack: 3, steps_per_stack: 5, batch_size: 4,
+      block_size: 16
      {more}}}
 """
 FLOAT = ", activations: float, float_parts: [embedding, head, norms, linears]"
@@ -45,11 +46,17 @@ SPLIT = "{name: split, ternary: scaled_votes, float: adamw}"
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    def write(model: str = "", optimizer: str = "scaled_votes", more: str = "", masking: str = "causal") -> Path:
+    def write(
+        model: str = "", optimizer: str = "scaled_votes", more: str = "", masking: str = "causal"
+    ) -> Path:
         text = tmp_path / "text.txt"
-        text.write_text("".join(f"{n}: the quick brown fox, {n * n % 97} lazy dogs\n" for n in range(40)))
+        text.write_text(
+            "".join(f"{n}: the quick brown fox, {n * n % 97} lazy dogs\n" for n in range(40))
+        )
         path = tmp_path / "planned.yaml"
-        path.write_text(CONFIG.format(text=text, model=model, optimizer=optimizer, more=more, masking=masking))
+        path.write_text(
+            CONFIG.format(text=text, model=model, optimizer=optimizer, more=more, masking=masking)
+        )
         return path
 
     return write
@@ -59,15 +66,25 @@ def nbytes(value: Any) -> int:
     """Bytes of every tensor in nested dicts and lists."""
     if isinstance(value, Tensor):
         return value.nbytes
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    items = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
     return sum(map(nbytes, items))
 
 
 def kept_by(rack: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
-    """What ``forward`` returns, and the bytes of the storages that it leaves for the backward pass."""
+    """What ``forward`` returns, and the bytes of the storages that it leaves for the backward
+    pass.
+    """
     own = {each.untyped_storage().data_ptr() for each in (*rack.parameters(), *rack.buffers())}
     kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda each: each):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda each: kept.append(each) or each, lambda each: each
+    ):
         result = forward()
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in kept}
     return result, sum(size for pointer, size in storages.items() if pointer not in own)
@@ -95,8 +112,13 @@ def measured(path: Path) -> list[dict[str, int]]:
             optimizer.zero_grad()
             inputs: dict[str, Any] = {}
             if stream is not None:
-                inputs = {"hidden": stream.hidden(tokens, torch.arange(4) + 4 * step), "from_stack": stage.position}
-            loss, kept = kept_by(rack, lambda inputs=inputs: masked_loss(rack(tokens, **inputs), batch))
+                inputs = {
+                    "hidden": stream.hidden(tokens, torch.arange(4) + 4 * step),
+                    "from_stack": stage.position,
+                }
+            loss, kept = kept_by(
+                rack, lambda inputs=inputs: masked_loss(rack(tokens, **inputs), batch)
+            )
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         tensors = {id(each): each.nbytes for each in (*rack.parameters(), *rack.buffers())}
@@ -163,7 +185,9 @@ def test_votes_that_an_optimizer_may_have_to_undo_are_counted(
     model = build_parts(config).model
     counted = {row.what: row.nbytes for row in audit(model).rows}
     config.optimizer.build(collect_trainable(model))
-    statistics = [each for _, module in ternary_modules(model) for each in (module.stats, module.magnitudes)]
+    statistics = [
+        each for _, module in ternary_modules(model) for each in (module.stats, module.magnitudes)
+    ]
     kept = counted["votes"] + counted["exponent votes"] + counted["control words"]
     assert undone - plain == kept + sum(each.nbytes for each in statistics if each is not None)
 
@@ -212,19 +236,31 @@ def test_checkpointed_activations_need_less(write: Callable[..., Path]) -> None:
 
 def test_the_cache_keeps_to_its_budget_and_its_format(write: Callable[..., Path]) -> None:
     sample = 16 * 32 * 2
-    (_, first, second) = plan_file(write(more=f", cache_dtype: bfloat16, cache_bytes: {3 * sample + 5}"))
+    (_, first, second) = plan_file(
+        write(more=f", cache_dtype: bfloat16, cache_bytes: {3 * sample + 5}")
+    )
     assert first.memory.cache == second.memory.cache == 3 * sample
-    assert [stage.memory.cache for stage in plan_file(write(more=", cache_activations: false"))] == [0, 0, 0]
+    assert [
+        stage.memory.cache for stage in plan_file(write(more=", cache_activations: false"))
+    ] == [0, 0, 0]
 
 
 def test_times_go_over_the_whole_range(write: Callable[..., Path]) -> None:
     plan = plan_file(write(masking="time_step", model=", causal: false"))
-    assert [(stage.time_step, stage.hidden_share) for stage in plan] == [(0, 0.15), (3, 0.45), (7, 0.85)]
-    drawn = plan_file(write(more=", time_interpretation: input, time_embedding_dim: 8", masking="time_step"))
+    assert [(stage.time_step, stage.hidden_share) for stage in plan] == [
+        (0, 0.15),
+        (3, 0.45),
+        (7, 0.85),
+    ]
+    drawn = plan_file(
+        write(more=", time_interpretation: input, time_embedding_dim: 8", masking="time_step")
+    )
     assert [(stage.time_step, stage.hidden_share) for stage in drawn] == [(None, None)] * 3
 
 
-def test_the_command_prints_it(write: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_it(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write()
     assert main(["progressive", "plan", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -240,16 +276,30 @@ def test_the_command_prints_it(write: Callable[..., Path], capsys: pytest.Captur
         assert line.endswith(f" {stage.memory.total / 1024:.1f} KiB")
     assert main(["progressive", "plan", str(path), "--json", "-o", "phases.0.target_stacks=2"]) == 0
     stages = json.loads(capsys.readouterr().out)
-    assert [stage["memory"]["total"] for stage in stages] == [stage.memory.total for stage in plan_file(path)[:2]]
+    assert [stage["memory"]["total"] for stage in stages] == [
+        stage.memory.total for stage in plan_file(path)[:2]
+    ]
 
 
-def test_a_config_of_training_in_python_can_be_planned_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_of_training_in_python_can_be_planned_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "guide.yaml"
     path.write_text(
         "model: {vocab_size: 64, d_model: 32, d_ff: 64, n_heads: 2, max_length: 32}\n"
         "training: {progressive: {blocks_per_stack: 2}}\n"
     )
-    command = ["progressive", "plan", str(path), "--target-stacks", "2", "--batch-size", "2", "--block-size", "8"]
+    command = [
+        "progressive",
+        "plan",
+        str(path),
+        "--target-stacks",
+        "2",
+        "--batch-size",
+        "2",
+        "--block-size",
+        "8",
+    ]
     assert main([*command, "--samples", "10", "--json"]) == 0
     stages = json.loads(capsys.readouterr().out)
     assert [stage["depth"] for stage in stages] == [2, 4]

@@ -1,4 +1,6 @@
-"""What a stack is stored in: the stored values and bytes are read, and what is computed follows from them."""
+"""What a stack is stored in: the stored values and bytes are read, and what is computed follows
+from them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_progressive.adapters import AdapterSpec
 from arb_ternary_progressive.config import PRECISIONS
 from arb_ternary_progressive.nvfp4 import pack_nvfp4, unpack_nvfp4
-from arb_ternary_progressive.precision import NVFP4Linear, StoredLinear, dense_weight, store_block, widen_block
+from arb_ternary_progressive.precision import (
+    NVFP4Linear,
+    StoredLinear,
+    dense_weight,
+    store_block,
+    widen_block,
+)
 from arb_ternary_progressive.stack import Stack
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
@@ -24,7 +32,9 @@ from arb_ternary_text.models.parts import FloatLinear
 from arb_ternary_text.models.trit_vector import TritVector
 from arb_ternary_train.checkpoint_format import tensor_digest
 
-CONFIG = DecoderConfig(width=32, heads=2, max_length=16, activations="float", float_parts=("embedding", "head"))
+CONFIG = DecoderConfig(
+    width=32, heads=2, max_length=16, activations="float", float_parts=("embedding", "head")
+)
 #: Weights of a block: four matrices of attention, two of the feed-forward layer.
 WEIGHTS = 4 * 32 * 32 + 2 * 32 * 128
 
@@ -42,7 +52,9 @@ def linears(stack: Stack) -> list[nn.Module]:
     ("precision", "dtype", "bytes_a_weight"),
     [("full", torch.float32, 4), ("half", torch.float16, 2), ("bfloat16", torch.bfloat16, 2)],
 )
-def test_a_float_stack_stores_parameters_of_its_dtype(precision: str, dtype: torch.dtype, bytes_a_weight: int) -> None:
+def test_a_float_stack_stores_parameters_of_its_dtype(
+    precision: str, dtype: torch.dtype, bytes_a_weight: int
+) -> None:
     stack = stack_of(precision)
     assert len(linears(stack)) == 6
     assert {parameter.dtype for parameter in stack.parameters()} == {dtype}
@@ -91,7 +103,12 @@ def test_a_qlora_stack_can_stand_on_a_ternary_base_that_never_learns() -> None:
 @pytest.mark.parametrize("zero", [True, False])
 def test_a_stack_is_the_identity_at_birth_only_if_asked(precision: str, zero: bool) -> None:
     config = DecoderConfig(
-        width=32, heads=2, max_length=16, float_parts=("embedding", "head"), learned_norms=True, zero_residual=zero
+        width=32,
+        heads=2,
+        max_length=16,
+        float_parts=("embedding", "head"),
+        learned_norms=True,
+        zero_residual=zero,
     )
     stack = stack_of(precision, 2, config)
     x_BSD = torch.randn(2, 5, 32)
@@ -100,7 +117,9 @@ def test_a_stack_is_the_identity_at_birth_only_if_asked(precision: str, zero: bo
 
 @pytest.mark.parametrize("precision", ["half", "bfloat16", "nvfp4"])
 @pytest.mark.parametrize("activations", ["float", "int8"])
-def test_products_and_gradients_are_those_of_the_decoded_weight(precision: str, activations: str) -> None:
+def test_products_and_gradients_are_those_of_the_decoded_weight(
+    precision: str, activations: str
+) -> None:
     torch.manual_seed(1)
     plain = FloatLinear(24, 10, activations=activations)  # type: ignore[arg-type]
     dtype = {"half": torch.float16, "bfloat16": torch.bfloat16}.get(precision)
@@ -126,7 +145,9 @@ def test_products_and_gradients_are_those_of_the_decoded_weight(precision: str, 
 def test_a_product_keeps_no_dense_weight_for_the_backward() -> None:
     linear = NVFP4Linear(FloatLinear(64, 64))
     kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.numel()) or tensor, lambda t: t
+    ):
         linear(torch.randn(1, 64).requires_grad_())
     assert sum(kept) < 64 * 64
 
@@ -143,9 +164,13 @@ def test_autocast_computes_in_its_dtype() -> None:
 
 @pytest.mark.parametrize("precision", ["half", "bfloat16", "nvfp4", "qlora"])
 def test_a_cast_of_the_model_does_not_touch_what_is_stored(precision: str) -> None:
-    config = DecoderConfig(width=32, heads=2, max_length=16, float_parts=("embedding", "head"), learned_norms=True)
+    config = DecoderConfig(
+        width=32, heads=2, max_length=16, float_parts=("embedding", "head"), learned_norms=True
+    )
     stack = stack_of(precision, 1, config)
-    before = {name: value.clone() for name, value in stack.state_dict().items() if "norm" not in name}
+    before = {
+        name: value.clone() for name, value in stack.state_dict().items() if "norm" not in name
+    }
     for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.float32):
         stack.to(dtype)
         for name, value in before.items():
@@ -156,11 +181,16 @@ def test_a_cast_of_the_model_does_not_touch_what_is_stored(precision: str) -> No
 
 @pytest.mark.parametrize("precision", ["half", "bfloat16"])
 def test_gains_are_stored_as_the_rest_of_the_stack(precision: str) -> None:
-    config = DecoderConfig(width=32, heads=2, max_length=16, float_parts=("embedding", "head"), learned_norms=True)
+    config = DecoderConfig(
+        width=32, heads=2, max_length=16, float_parts=("embedding", "head"), learned_norms=True
+    )
     stack = stack_of(precision, 1, config)
     gains = [value for name, value in stack.named_parameters() if "norm" in name]
     assert len(gains) == 2
-    assert len({gain.dtype for gain in gains} | {linear.weight.dtype for linear in linears(stack)}) == 1
+    assert (
+        len({gain.dtype for gain in gains} | {linear.weight.dtype for linear in linears(stack)})
+        == 1
+    )
     norm = stack.blocks[0].attention.norm
     x = torch.randn(3, 32)
     torch.testing.assert_close(norm(x), F.rms_norm(x, (32,), eps=1e-6))
@@ -177,7 +207,9 @@ def test_float_stacks_of_a_model_whose_gains_are_of_trits_have_float_gains() -> 
 
 
 def test_an_eps_of_its_own_stays_with_a_norm_that_is_stored_in_another_precision() -> None:
-    config = DecoderConfig(width=32, heads=2, max_length=16, float_parts=("linears", "norms"), learned_norms=False)
+    config = DecoderConfig(
+        width=32, heads=2, max_length=16, float_parts=("linears", "norms"), learned_norms=False
+    )
     block = Block(attrs.evolve(config, inner_gains=True, stored_eps=True))
     for store in (lambda: store_block(block, "half", "nvfp4"), lambda: widen_block(block)):
         norm: Any = block.attention.output_norm
@@ -207,7 +239,9 @@ def test_a_trained_stack_can_be_stored_in_another_precision(precision: str) -> N
         assert torch.equal(adapter.dense_weight(), weight)
         assert adapter.down.weight.dtype == torch.bfloat16
     stack.store("full")
-    assert {m.weight.dtype for n, m in stack.named_modules() if n.endswith(".base")} == {torch.float32}
+    assert {m.weight.dtype for n, m in stack.named_modules() if n.endswith(".base")} == {
+        torch.float32
+    }
 
 
 def test_what_cannot_be_stored_is_said() -> None:
@@ -222,7 +256,9 @@ def test_what_cannot_be_stored_is_said() -> None:
 def test_a_base_of_four_bits_says_that_it_cannot_learn() -> None:
     stack = stack_of("nvfp4")
     assert not stack.can_learn
-    with pytest.raises(UsageProblem, match="a base stored in nvfp4 cannot learn, and the stack has no adapters"):
+    with pytest.raises(
+        UsageProblem, match="a base stored in nvfp4 cannot learn, and the stack has no adapters"
+    ):
         stack.set_learning("all")
     with pytest.raises(UsageProblem, match="only its adapters are to learn, and it has none"):
         stack.set_learning("adapters")

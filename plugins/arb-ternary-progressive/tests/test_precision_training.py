@@ -9,14 +9,21 @@ import pytest
 import torch
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary_progressive import ModelConfig, ProgressiveRackBuilder, ProgressiveTrainer, StackWiseConfig
+from arb_ternary_progressive import (
+    ModelConfig,
+    ProgressiveRackBuilder,
+    ProgressiveTrainer,
+    StackWiseConfig,
+)
 from arb_ternary_progressive.config import PRECISIONS
 from arb_ternary_testing import PhaseSuite
 
 
 def small_config() -> StackWiseConfig:
     config = StackWiseConfig(
-        model=ModelConfig(vocab_size=16, d_model=32, d_ff=64, n_heads=2, max_length=16, group_size=32)
+        model=ModelConfig(
+            vocab_size=16, d_model=32, d_ff=64, n_heads=2, max_length=16, group_size=32
+        )
     )
     config.training.steps_per_stack = 30
     config.training.lr = 0.01
@@ -55,7 +62,9 @@ def test_a_run_of_stacks_of_one_precision_learns(precision: str, mode: str) -> N
 def test_a_four_bit_stack_without_adapters_says_that_it_cannot_be_trained() -> None:
     config = small_config()
     builder = ProgressiveRackBuilder(config, default_precision="nvfp4")
-    with pytest.raises(UsageProblem, match="a base stored in nvfp4 cannot learn, and the stack has no adapters"):
+    with pytest.raises(
+        UsageProblem, match="a base stored in nvfp4 cannot learn, and the stack has no adapters"
+    ):
         ProgressiveTrainer(config).train_rack(builder, counting(), target_stacks=1)
 
 

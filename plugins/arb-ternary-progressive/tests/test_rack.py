@@ -1,4 +1,6 @@
-"""A rack is core's decoder: it runs, generates with a cache, evaluates, and its names do not move."""
+"""A rack is core's decoder: it runs, generates with a cache, evaluates, and its names do not
+move.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,20 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate
 from arb_ternary_train.audit import audit
 
-FLOAT = DecoderConfig(width=32, heads=2, max_length=16, activations="float", float_parts=("embedding", "head"))
+FLOAT = DecoderConfig(
+    width=32, heads=2, max_length=16, activations="float", float_parts=("embedding", "head")
+)
 TERNARY = DecoderConfig(width=32, heads=2, max_length=16, group_size=32)
 
 
-def rack_of(*precisions: str, config: DecoderConfig = FLOAT, seed: int = 7, **options: object) -> DecoderRack:
+def rack_of(
+    *precisions: str, config: DecoderConfig = FLOAT, seed: int = 7, **options: object
+) -> DecoderRack:
     rack = DecoderRack(config, 20, seed=seed)
     for precision in precisions:
-        rack.insert_stack(len(rack.ordered_stacks), 1, precision=precision, zero_residual=False, **options)  # type: ignore[arg-type]
+        rack.insert_stack(
+            len(rack.ordered_stacks), 1, precision=precision, zero_residual=False, **options
+        )  # type: ignore[arg-type]
     return rack
 
 
@@ -37,7 +45,9 @@ def tokens(batch: int = 2, length: int = 7) -> torch.Tensor:
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 class Shift(nn.Module):
@@ -115,7 +125,9 @@ def test_wherever_stacks_are_put_ids_follow_the_building_and_positions_the_runni
         assert [stack.stack_id for stack in rack.ordered_stacks] == order
         assert [rack.position(number) for number in order] == list(range(len(order)))
         assert rack.newest.stack_id == stack_id
-        assert list(rack.blocks) == [block for stack in rack.ordered_stacks for block in stack.blocks]
+        assert list(rack.blocks) == [
+            block for stack in rack.ordered_stacks for block in stack.blocks
+        ]
         assert len(rack.new_cache(1).layers) == sum(count for _, count in plan[: stack_id + 1])
     other = DecoderRack(attrs.evolve(FLOAT, width=8), 5)
     other.restore_structure(rack.structure())
@@ -134,7 +146,9 @@ def test_a_stack_at_birth_depends_on_seed_and_id_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert same(first.state_dict(), second.state_dict())
     assert not same(first.state_dict(), rack_of("full", "ternary", seed=8).state_dict())
-    weights = [stack.blocks[0].attention.query.weight for stack in rack_of("full", "full").ordered_stacks]
+    weights = [
+        stack.blocks[0].attention.query.weight for stack in rack_of("full", "full").ordered_stacks
+    ]
     assert not torch.equal(*weights)
 
 
@@ -171,15 +185,22 @@ def test_a_structure_and_a_state_dict_make_the_same_rack(precision: str) -> None
     other.load_state_dict(rack.state_dict())
     assert torch.equal(other(tokens()), rack(tokens()))
     assert other.structure() == rack.structure()
-    assert [p.requires_grad for p in other.parameters()] == [p.requires_grad for p in rack.parameters()]
-    assert [m.frozen for _, m in ternary_modules(other)] == [m.frozen for _, m in ternary_modules(rack)]
+    assert [p.requires_grad for p in other.parameters()] == [
+        p.requires_grad for p in rack.parameters()
+    ]
+    assert [m.frozen for _, m in ternary_modules(other)] == [
+        m.frozen for _, m in ternary_modules(rack)
+    ]
     # And what comes next is called the same.
     assert other.next_id == rack.next_id == 3
 
 
 def test_a_structure_of_another_rack_is_refused() -> None:
     rack = rack_of("full", "full")
-    with pytest.raises(CheckpointError, match="it has stack 1 of 1 blocks in full, which the saved structure has not"):
+    with pytest.raises(
+        CheckpointError,
+        match="it has stack 1 of 1 blocks in full, which the saved structure has not",
+    ):
         rack.restore_structure(rack_of("full").structure())
     with pytest.raises(CheckpointError, match="stack 1"):
         rack.restore_structure(rack_of("full", "half").structure())
@@ -241,7 +262,9 @@ def test_time_is_added_to_what_enters_the_first_stack() -> None:
     assert not torch.equal(rack(tokens()), rack(tokens(), time=0.5))
     torch.testing.assert_close(rack(None, hidden=plain, time=0.5), rack(tokens(), time=0.5))
     hidden_BSD = rack.trunk(tokens(), 1, time=0.5)
-    torch.testing.assert_close(rack(None, hidden=hidden_BSD, from_stack=1), rack(tokens(), time=0.5))
+    torch.testing.assert_close(
+        rack(None, hidden=hidden_BSD, from_stack=1), rack(tokens(), time=0.5)
+    )
     cache = rack.new_cache(2)
     assert rack(tokens(), cache).shape == (2, 7, 20)
 
@@ -253,8 +276,14 @@ def test_arguments_that_do_not_go_together_are_refused() -> None:
         ({"tokens_BS": tokens(), "time": 0.5}, "no time embedding"),
         ({"tokens_BS": tokens(), "from_stack": 1}, "needs the hidden states"),
         ({"tokens_BS": None}, "tokens or hidden states"),
-        ({"tokens_BS": None, "hidden": hidden_BSD, "cache": rack.new_cache(2)}, "enter in the middle"),
-        ({"tokens_BS": None, "hidden": hidden_BSD, "from_stack": 1, "time": 0.5}, "enters before the first stack"),
+        (
+            {"tokens_BS": None, "hidden": hidden_BSD, "cache": rack.new_cache(2)},
+            "enter in the middle",
+        ),
+        (
+            {"tokens_BS": None, "hidden": hidden_BSD, "from_stack": 1, "time": 0.5},
+            "enters before the first stack",
+        ),
         ({"tokens_BS": None, "hidden": hidden_BSD, "from_stack": 3}, "the rack has 2"),
     ):
         with pytest.raises(UsageProblem, match=message):
@@ -299,8 +328,15 @@ def test_a_cast_reaches_stacks_and_adapters_that_come_later() -> None:
     rack.insert_stack(2, 1)
     rack.insert_stack(3, 1, precision="half")
     rack.add_adapters(rack.stack(2), "stack", AdapterSpec(2, 4.0))
-    dtypes = {stack.stack_id: {p.dtype for p in stack.parameters()} for stack in rack.ordered_stacks}
-    assert dtypes == {0: {torch.bfloat16}, 1: {torch.float16}, 2: {torch.bfloat16}, 3: {torch.float16}}
+    dtypes = {
+        stack.stack_id: {p.dtype for p in stack.parameters()} for stack in rack.ordered_stacks
+    }
+    assert dtypes == {
+        0: {torch.bfloat16},
+        1: {torch.float16},
+        2: {torch.bfloat16},
+        3: {torch.float16},
+    }
     assert rack(tokens()).dtype == torch.bfloat16
     assert rack.trunk(tokens(), 2).dtype == torch.bfloat16
 

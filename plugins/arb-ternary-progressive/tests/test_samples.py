@@ -48,7 +48,9 @@ def test_a_batch_of_the_core_gives_its_inputs_and_ids() -> None:
 
 
 def test_as_a_batch_of_the_core_the_inputs_are_the_same() -> None:
-    batch = as_samples({"input_ids": TOKENS, "sample_ids": IDS, "weight": torch.ones(2), "name": "x"}).batch()
+    batch = as_samples(
+        {"input_ids": TOKENS, "sample_ids": IDS, "weight": torch.ones(2), "name": "x"}
+    ).batch()
     assert torch.equal(batch.data[:, :-1], TOKENS)
     assert torch.equal(batch.sample_ids, IDS)
     assert list(batch.extras) == ["weight"]

@@ -53,7 +53,11 @@ class TestTimeStepWithTimesBySample(MaskingSuite):
 
 class TestTimeStepWithTimesByBatch(MaskingSuite):
     component = "time_step"
-    options: Mapping[str, Any] = {"time_interpretation": "input", "fractions": {0: 0.2, 7: 1.0}, "mask_token_id": 3}
+    options: Mapping[str, Any] = {
+        "time_interpretation": "input",
+        "fractions": {0: 0.2, 7: 1.0},
+        "mask_token_id": 3,
+    }
 
 
 def batch(rows: int = 6, positions: int = 40, seed: int = 0, vocabulary: int = 59) -> Batch:
@@ -73,7 +77,7 @@ def hidden_share(strategy: Any, positions: int = 1000, **context: Any) -> float:
     return int(counts[0]) / positions
 
 
-# --- all of them ---
+# --- all of them
 
 
 @pytest.mark.parametrize("make", [MlmMasking, ProgressiveMasking, TimeStepMasking])
@@ -87,11 +91,15 @@ def test_targets_are_the_tokens_and_only_hidden_ones_change(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [MlmMasking, ProgressiveMasking, TimeStepMasking])
-def test_a_sample_is_hidden_alike_at_every_step_and_otherwise_at_another_time_or_seed(make: Any) -> None:
+def test_a_sample_is_hidden_alike_at_every_step_and_otherwise_at_another_time_or_seed(
+    make: Any,
+) -> None:
     samples, strategy = batch(positions=200), make()
 
     def mask(**changes: Any) -> torch.Tensor:
-        return strategy.apply(samples, generator(), evolve(CONTEXT, time=0.5, **{"step": 1, **changes})).inputs
+        return strategy.apply(
+            samples, generator(), evolve(CONTEXT, time=0.5, **{"step": 1, **changes})
+        ).inputs
 
     first = mask()
     assert torch.equal(first, mask(step=999))
@@ -108,7 +116,11 @@ def test_without_replacement_options_every_hidden_token_becomes_the_last_id(make
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("mlm", {}), ("progressive", {"mask_share": 0.8}), ("time_step", {"mask_share": 0.8, "random_share": 0.1})],
+    [
+        ("mlm", {}),
+        ("progressive", {"mask_share": 0.8}),
+        ("time_step", {"mask_share": 0.8, "random_share": 0.1}),
+    ],
 )
 def test_the_shares_of_the_replacement_are_options(name: str, options: Mapping[str, float]) -> None:
     strategy = make_choice("masking", name, options).build()
@@ -132,7 +144,8 @@ def test_data_that_uses_the_mask_token_is_refused_and_named() -> None:
     with pytest.raises(DataError) as caught:
         MlmMasking().apply(samples, generator(), CONTEXT)
     assert caught.value.what == (
-        f"sample {int(samples.sample_ids[2])}: token id 59 at position 7 is the mask token, and the data uses it"
+        f"sample {int(samples.sample_ids[2])}: token id 59 at position 7 is the mask token, and "
+        f"the data uses it"
     )
     assert "with_mask_token" in caught.value.hint
 
@@ -147,7 +160,7 @@ def test_shares_that_exceed_1_together_are_a_config_error() -> None:
         make_choice("masking", "mlm", {"mask_share": 0.9, "random_share": 0.2})
 
 
-# --- mlm ---
+# --- mlm
 
 
 def test_mlm_hides_15_percent() -> None:
@@ -155,7 +168,7 @@ def test_mlm_hides_15_percent() -> None:
     assert hidden_share(MlmMasking(MlmConfig(fraction=0.4))) == 0.4
 
 
-# --- progressive ---
+# --- progressive
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.1, 0.25, 0.5, 0.8, 1.0])
@@ -179,11 +192,13 @@ def test_progressive_masking_goes_from_15_to_90_percent_over_depth(schedule: Any
 
 def test_progressive_masking_has_other_masks_at_another_depth() -> None:
     strategy = ProgressiveMasking(ProgressiveMaskingConfig(start=0.5, end=0.5))
-    first, second = (strategy.apply(batch(), generator(), evolve(CONTEXT, depth=d)).loss_mask for d in (0.2, 0.4))
+    first, second = (
+        strategy.apply(batch(), generator(), evolve(CONTEXT, depth=d)).loss_mask for d in (0.2, 0.4)
+    )
     assert not torch.equal(first, second)
 
 
-# --- time_step ---
+# --- time_step
 
 
 def test_each_of_eight_steps_hides_its_share() -> None:
@@ -233,7 +248,8 @@ def test_time_as_input_is_drawn_from_the_generator_for_each_batch() -> None:
     times = [strategy.choose(batch(), draws, CONTEXT)[1] for _ in range(400)]
     assert all(bool((time_B == time_B[0]).all()) for time_B in times)
     counts = torch.bincount(torch.stack(times)[:, 0].mul(8).long(), minlength=8)
-    # Uniform over the steps: chi-squared with 7 degrees of freedom, 5 standard deviations above its mean.
+    # Uniform over the steps: chi-squared with 7 degrees of freedom, 5 standard deviations above its
+    # mean.
     assert float(((counts - 50.0) ** 2 / 50).sum()) < 7 + 5 * math.sqrt(14)
     again = generator(1)
     assert torch.equal(strategy.choose(batch(), again, CONTEXT)[1], times[0])
@@ -268,7 +284,7 @@ def test_evaluation_does_not_depend_on_how_samples_are_batched(sampling: Any) ->
     assert torch.equal(whole.inputs[:3], half.inputs)
 
 
-# --- as the guide uses it ---
+# --- as the guide uses it
 
 
 def guide(**progressive: Any) -> StackWiseConfig:
@@ -314,7 +330,14 @@ def test_every_time_option_of_the_config_has_an_effect() -> None:
     assert steps(max_stacks=6, stack_time_mapping="exponential") == [0, 0, 2, 3, 4, 7]
     assert steps(stack_time_mapping="time_per_stack", time_per_stack=3) == [0, 3, 6, 7, 7, 7]
     assert steps(stack_time_mapping="time_per_stack", time_per_stack=100) == [0, 7, 7, 7, 7, 7]
-    assert steps(stack_time_mapping="custom", custom_time_mapping=lambda i, n, t: t - 1 - i) == [7, 6, 5, 4, 3, 2]
+    assert steps(stack_time_mapping="custom", custom_time_mapping=lambda i, n, t: t - 1 - i) == [
+        7,
+        6,
+        5,
+        4,
+        3,
+        2,
+    ]
     shares = TimeStepMasking(guide(time_step_fractions={0: 0.0, 7: 0.7})).fractions
     assert shares == pytest.approx([0.1 * step for step in range(8)])
     assert TimeStepMasking(guide(mask_token_id=4)).reserved_ids(60) == (4,)
@@ -348,7 +371,10 @@ def test_the_final_depth_may_be_that_of_the_run() -> None:
 def test_with_time_as_input_masks_of_a_stack_have_a_drawn_time() -> None:
     strategy, tokens = TimeStepMasking(guide(time_interpretation="input")), batch().data[:, :-1]
     draws = generator(1)
-    counts = {int(strategy.generate_masks_for_stack(tokens, stack_idx=0, generator=draws)[0].sum()) for _ in range(40)}
+    counts = {
+        int(strategy.generate_masks_for_stack(tokens, stack_idx=0, generator=draws)[0].sum())
+        for _ in range(40)
+    }
     assert len(counts) > 4
     fixed = strategy.generate_masks_for_stack(tokens, stack_idx=0, time=0.0)
     assert fixed.sum(dim=1).tolist() == [6] * 6

@@ -29,8 +29,12 @@ def late(stack_idx: int, max_stacks: int, num_time_steps: int) -> int:
 
 
 @given(st.integers(2, 40), st.integers(1, 40))
-def test_the_linear_mapping_reaches_the_last_step_only_at_the_last_stack(stacks: int, steps: int) -> None:
-    found = [time_step_for_stack(i, final_depth=stacks, num_time_steps=steps) for i in range(stacks)]
+def test_the_linear_mapping_reaches_the_last_step_only_at_the_last_stack(
+    stacks: int, steps: int
+) -> None:
+    found = [
+        time_step_for_stack(i, final_depth=stacks, num_time_steps=steps) for i in range(stacks)
+    ]
     assert found[0] == 0
     assert found[-1] == steps - 1
     assert steps == 1 or all(step < steps - 1 for step in found[:-1])
@@ -44,12 +48,17 @@ def test_the_linear_mapping_is_the_floor_of_even_spacing(stacks: int, steps: int
 
 
 def test_the_linear_mapping_of_eight_stacks_is_a_step_a_stack() -> None:
-    assert [time_step_for_stack(i, final_depth=8, num_time_steps=8) for i in range(8)] == list(range(8))
+    assert [time_step_for_stack(i, final_depth=8, num_time_steps=8) for i in range(8)] == list(
+        range(8)
+    )
 
 
 def test_the_exponential_mapping_has_its_closed_form() -> None:
     steps = 1000
-    found = [time_step_for_stack(i, final_depth=5, num_time_steps=steps, mapping="exponential") for i in range(5)]
+    found = [
+        time_step_for_stack(i, final_depth=5, num_time_steps=steps, mapping="exponential")
+        for i in range(5)
+    ]
     expected = [math.floor((math.e ** (i / 4) - 1) / (math.e - 1) * 999 + 1e-6) for i in range(5)]
     assert found == expected
     assert found == [0, 165, 377, 649, 999]
@@ -57,7 +66,9 @@ def test_the_exponential_mapping_has_its_closed_form() -> None:
 
 def test_time_per_stack_counts_steps_and_stays_at_the_last() -> None:
     found = [
-        time_step_for_stack(i, final_depth=6, num_time_steps=8, mapping="time_per_stack", time_per_stack=2)
+        time_step_for_stack(
+            i, final_depth=6, num_time_steps=8, mapping="time_per_stack", time_per_stack=2
+        )
         for i in range(6)
     ]
     assert found == [0, 2, 4, 6, 7, 7]
@@ -73,7 +84,8 @@ def test_a_custom_mapping_is_a_function_or_its_name(monkeypatch: pytest.MonkeyPa
     for custom in (late, f"{__name__}:late"):
         monkeypatch.setitem(sys.modules, __name__, sys.modules[late.__module__])
         found = [
-            time_step_for_stack(i, final_depth=3, num_time_steps=8, mapping="custom", custom=custom) for i in range(3)
+            time_step_for_stack(i, final_depth=3, num_time_steps=8, mapping="custom", custom=custom)
+            for i in range(3)
         ]
         assert found == [5, 6, 7]
 
@@ -82,10 +94,19 @@ def test_a_custom_mapping_is_a_function_or_its_name(monkeypatch: pytest.MonkeyPa
     ("custom", "message"),
     [
         (None, "custom_time_mapping: the mapping is custom, and no function is given"),
-        ("no_such_module_here:f", "custom_time_mapping: 'no_such_module_here:f' cannot be imported"),
-        ("math:no_such_function", "custom_time_mapping: 'math:no_such_function' cannot be imported"),
+        (
+            "no_such_module_here:f",
+            "custom_time_mapping: 'no_such_module_here:f' cannot be imported",
+        ),
+        (
+            "math:no_such_function",
+            "custom_time_mapping: 'math:no_such_function' cannot be imported",
+        ),
         ("math:pi", "custom_time_mapping: 'math:pi' is not a function"),
-        (lambda i, n, t: t, "custom_time_mapping: for stack 1 of 3 it gives 8, which is not a time step"),
+        (
+            lambda i, n, t: t,
+            "custom_time_mapping: for stack 1 of 3 it gives 8, which is not a time step",
+        ),
         (lambda i, n, t: i / n, "custom_time_mapping: for stack 1 of 3 it gives 0.33"),
     ],
 )
@@ -175,7 +196,10 @@ def test_the_denoising_schedule_falls_to_nothing_hidden() -> None:
 
 
 def test_the_denoising_schedule_is_that_of_training_in_reverse() -> None:
-    trained = [step_fractions(None, 8)[time_step_for_stack(i, final_depth=5, num_time_steps=8)] for i in range(5)]
+    trained = [
+        step_fractions(None, 8)[time_step_for_stack(i, final_depth=5, num_time_steps=8)]
+        for i in range(5)
+    ]
     assert denoising_fractions(5) == (*reversed(trained), 0.0)
 
 

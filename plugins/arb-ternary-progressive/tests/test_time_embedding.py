@@ -17,7 +17,9 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_train.audit import audit
 
 PURE = DecoderConfig(width=32, layers=1, heads=4, max_length=16)
-FLOAT_ENDS = DecoderConfig(width=32, layers=1, heads=4, max_length=16, float_parts=("embedding", "head"))
+FLOAT_ENDS = DecoderConfig(
+    width=32, layers=1, heads=4, max_length=16, float_parts=("embedding", "head")
+)
 
 
 @pytest.mark.parametrize("time", [0.0, 0.1, 0.5, 0.937, 1.0])

@@ -1,4 +1,6 @@
-"""``ProgressiveTrainer``: what is trained, the history, resuming, and end-to-end training beside it."""
+"""``ProgressiveTrainer``: what is trained, the history, resuming, and end-to-end training beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from torch.utils.data import DataLoader
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.config import ModelConfig, ProgressiveConfig, StackWiseConfig, TrainingConfig
+from arb_ternary_progressive.config import (
+    ModelConfig,
+    ProgressiveConfig,
+    StackWiseConfig,
+    TrainingConfig,
+)
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.trainer import ProgressiveTrainer, StepNumbers
 from arb_ternary_train.checkpoint import CheckpointStore
@@ -29,7 +36,10 @@ VOCABULARY, POSITIONS = 24, 8
 def samples(count: int = 12) -> list[dict[str, Tensor]]:
     """Counting sequences, which a model can learn; the last id is for hidden tokens."""
     return [
-        {"input_ids": (torch.arange(POSITIONS) + number) % (VOCABULARY - 1), "sample_ids": torch.tensor(number)}
+        {
+            "input_ids": (torch.arange(POSITIONS) + number) % (VOCABULARY - 1),
+            "sample_ids": torch.tensor(number),
+        }
         for number in range(count)
     ]
 
@@ -38,11 +48,19 @@ def loader(batch_size: int = 4, **options: Any) -> Any:
     return DataLoader(samples(), batch_size=batch_size, **options)  # type: ignore[arg-type]
 
 
-def config(model: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **more: Any) -> StackWiseConfig:
+def config(
+    model: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **more: Any
+) -> StackWiseConfig:
     embedded = {"time_embedding_dim": 8} if more.get("time_interpretation") == "input" else {}
     return StackWiseConfig(
         model=ModelConfig(
-            **{"vocab_size": VOCABULARY, "d_model": 32, "d_ff": 32, "n_heads": 2, "max_length": POSITIONS}
+            **{
+                "vocab_size": VOCABULARY,
+                "d_model": 32,
+                "d_ff": 32,
+                "n_heads": 2,
+                "max_length": POSITIONS,
+            }
             | (model or {})
         ),
         training=TrainingConfig(
@@ -65,7 +83,9 @@ def part(name: str) -> str:
     return ".".join(name.split(".")[:2]) if name.startswith("blocks.") else name.split(".")[0]
 
 
-def watched(options: StackWiseConfig, target: int = 2) -> tuple[list[dict[str, Tensor]], ProgressiveRackBuilder, Any]:
+def watched(
+    options: StackWiseConfig, target: int = 2
+) -> tuple[list[dict[str, Tensor]], ProgressiveRackBuilder, Any]:
     """Train; the rack's state after the last step of each stack but the last, and at the end."""
     builder = ProgressiveRackBuilder(options)
     states: list[dict[str, Tensor]] = []
@@ -108,7 +128,11 @@ def test_of_a_qlora_trunk_only_adapters_learn() -> None:
 
 
 def test_it_learns() -> None:
-    options = config(training={"epochs_per_stack": 12, "lr": 0.02}, num_time_steps=2, time_step_fractions=[0.2, 0.3])
+    options = config(
+        training={"epochs_per_stack": 12, "lr": 0.02},
+        num_time_steps=2,
+        time_step_fractions=[0.2, 0.3],
+    )
     history = ProgressiveTrainer(options).train_rack(ProgressiveRackBuilder(options), loader(), 2)
     assert [entry.steps for entry in history] == [36, 36]
     assert history[1].last_loss is not None
@@ -118,7 +142,9 @@ def test_it_learns() -> None:
 
 @pytest.mark.parametrize("precision", ["full", "ternary"])
 @pytest.mark.parametrize("interpretation", ["depth", "input"])
-def test_with_the_cache_and_without_it_the_weights_are_equal(precision: Any, interpretation: Any) -> None:
+def test_with_the_cache_and_without_it_the_weights_are_equal(
+    precision: Any, interpretation: Any
+) -> None:
     ends = []
     for cached in (True, False):
         options = config(
@@ -137,11 +163,15 @@ def test_with_the_cache_and_without_it_the_weights_are_equal(precision: Any, int
 def test_a_shuffled_second_epoch_hits_every_time() -> None:
     options = config(training={"epochs_per_stack": 2})
     cache = ActivationCache()
-    ProgressiveTrainer(options, cache=cache).train_rack(ProgressiveRackBuilder(options), loader(shuffle=True), 2)
+    ProgressiveTrainer(options, cache=cache).train_rack(
+        ProgressiveRackBuilder(options), loader(shuffle=True), 2
+    )
     assert (cache.misses, cache.hits) == (12, 12)
 
 
-def test_a_deeper_trunk_starts_from_what_the_shallower_one_had_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deeper_trunk_starts_from_what_the_shallower_one_had_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # The same time at every stack, or the inputs would differ.
     options = config(num_time_steps=1, training={"epochs_per_stack": 1})
     run_stacks, through = Rack.run_stacks, []
@@ -159,7 +189,9 @@ def test_a_deeper_trunk_starts_from_what_the_shallower_one_had_computed(monkeypa
 def test_a_qlora_trunk_streams_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     options = config(trunk_strategy="qlora", progressive_qlora=True, cache_activations=True)
     cache = ActivationCache()
-    ProgressiveTrainer(options, cache=cache).train_rack(ProgressiveRackBuilder(options), loader(), 2)
+    ProgressiveTrainer(options, cache=cache).train_rack(
+        ProgressiveRackBuilder(options), loader(), 2
+    )
     assert (len(cache), cache.hits, cache.misses) == (0, 0, 0)
     assert "stack 1: the activation cache is not used: the trunk's adapters learn" in caplog.text
 
@@ -171,7 +203,11 @@ def test_the_history_has_one_entry_a_stack() -> None:
         rack_builder=ProgressiveRackBuilder(options), dataloader=loader(), target_stacks=3
     )
     assert history == trainer.history
-    assert [(entry.index, entry.stack_id, entry.position) for entry in history] == [(0, 0, 0), (1, 1, 0), (2, 2, 0)]
+    assert [(entry.index, entry.stack_id, entry.position) for entry in history] == [
+        (0, 0, 0),
+        (1, 1, 0),
+        (2, 2, 0),
+    ]
     assert [entry.time_step for entry in history] == [0, 3, 7]
     # floor(8 x share) of 8 positions in each of 12 samples
     assert [entry.tokens for entry in history] == [12 * 1, 12 * 3, 12 * 6]
@@ -201,14 +237,22 @@ def test_the_time_that_enters_is_the_one_at_which_tokens_are_hidden(
 
     def spy(self: Rack, tokens_BS: Tensor, time: float | Tensor | None = None) -> Tensor:
         assert time is not None
-        steps_B = [int(each * 8) for each in torch.as_tensor(time).reshape(-1).expand(len(tokens_BS)).tolist()]
-        assert (tokens_BS == VOCABULARY - 1).sum(dim=1).tolist() == [HIDDEN[step] for step in steps_B]
+        steps_B = [
+            int(each * 8)
+            for each in torch.as_tensor(time).reshape(-1).expand(len(tokens_BS)).tolist()
+        ]
+        assert (tokens_BS == VOCABULARY - 1).sum(dim=1).tolist() == [
+            HIDDEN[step] for step in steps_B
+        ]
         seen.extend(steps_B)
         return embed(self, tokens_BS, time)
 
     monkeypatch.setattr(Rack, "embed", spy)
     options = config(
-        time_interpretation="input", time_sampling=sampling, building_mode=mode, training={"steps_per_stack": 6}
+        time_interpretation="input",
+        time_sampling=sampling,
+        building_mode=mode,
+        training={"steps_per_stack": 6},
     )
     ProgressiveTrainer(options).train_rack(ProgressiveRackBuilder(options), loader(), 2)
     assert len(set(seen)) > 3
@@ -231,7 +275,9 @@ def test_rates_come_from_the_config() -> None:
         return optimizer
 
     options = config(new_stack_precision="ternary", model={"ends": "full"})
-    ProgressiveTrainer(options, make_optimizer=make).train_rack(ProgressiveRackBuilder(options), loader(), 1)
+    ProgressiveTrainer(options, make_optimizer=make).train_rack(
+        ProgressiveRackBuilder(options), loader(), 1
+    )
     assert seen == [[("float", 0.5), ("ternary", 0.25)]]
     ends = []
     for rate in (0.01, 0.5):
@@ -242,7 +288,7 @@ def test_rates_come_from_the_config() -> None:
     assert differing(*ends)
 
 
-# --- resuming --------------------------------------------------------------------------------------------------------
+# --- resuming
 
 
 class Killed(BaseException):
@@ -289,7 +335,10 @@ def test_a_finished_training_has_nothing_left_to_do(tmp_path: Path) -> None:
     first = ProgressiveRackBuilder(options)
     history = ProgressiveTrainer(options, folder=tmp_path).train_rack(first, loader(), 2)
     again = ProgressiveRackBuilder(options)
-    assert ProgressiveTrainer(options, folder=tmp_path).train_rack(again, loader(), 2, resume=True) == history
+    assert (
+        ProgressiveTrainer(options, folder=tmp_path).train_rack(again, loader(), 2, resume=True)
+        == history
+    )
     assert not differing(state(first.build_rack()), state(again.build_rack()))
     # A larger rack goes on from there.
     trainer = ProgressiveTrainer(options, folder=tmp_path)
@@ -304,7 +353,8 @@ sys.path.insert(0, sys.argv[2])
 from test_trainer import ProgressiveRackBuilder, ProgressiveTrainer, config, loader
 options = config(training={"epochs_per_stack": 50}, cache_folder=sys.argv[1] + "/cache")
 trainer = ProgressiveTrainer(
-    options, folder=sys.argv[1], checkpoint_every=1, on_step=lambda numbers: print(numbers.stack, flush=True)
+    options, folder=sys.argv[1], checkpoint_every=1, on_step=lambda numbers: print(numbers.stack,
+        flush=True)
 )
 trainer.train_rack(ProgressiveRackBuilder(options), loader(), 3, resume=True)
 """
@@ -319,7 +369,9 @@ def test_a_process_that_is_killed_leaves_a_checkpoint_to_continue_from(tmp_path:
     folder.mkdir()
     for kill_after in (3, 100):
         process = subprocess.Popen(
-            [sys.executable, "-c", source, str(folder), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", source, str(folder), str(Path(__file__).parent)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert process.stdout is not None
         for number, _ in enumerate(process.stdout, start=1):
@@ -334,15 +386,21 @@ def test_a_process_that_is_killed_leaves_a_checkpoint_to_continue_from(tmp_path:
 
 
 def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
-    ProgressiveTrainer(config(), folder=tmp_path).train_rack(ProgressiveRackBuilder(config()), loader(), 1)
+    ProgressiveTrainer(config(), folder=tmp_path).train_rack(
+        ProgressiveRackBuilder(config()), loader(), 1
+    )
     other = config(seed=3)
     with pytest.raises(CheckpointError, match="another config"):
-        ProgressiveTrainer(other, folder=tmp_path).train_rack(ProgressiveRackBuilder(other), loader(), 2, resume=True)
+        ProgressiveTrainer(other, folder=tmp_path).train_rack(
+            ProgressiveRackBuilder(other), loader(), 2, resume=True
+        )
     with pytest.raises(UsageProblem, match="no folder"):
-        ProgressiveTrainer(other).train_rack(ProgressiveRackBuilder(other), loader(), 2, resume=True)
+        ProgressiveTrainer(other).train_rack(
+            ProgressiveRackBuilder(other), loader(), 2, resume=True
+        )
 
 
-# --- what cannot be --------------------------------------------------------------------------------------------------
+# --- what cannot be
 
 
 def test_a_rack_that_is_there_already_is_the_trunk() -> None:
@@ -353,7 +411,11 @@ def test_a_rack_that_is_there_already_is_the_trunk() -> None:
     history = ProgressiveTrainer(options).train_rack(builder, loader(), 2)
     assert [entry.index for entry in history] == [1]
     after = state(builder.build_rack())
-    assert not [name for name in before if part(name) == "blocks.0" and not torch.equal(before[name], after[name])]
+    assert not [
+        name
+        for name in before
+        if part(name) == "blocks.0" and not torch.equal(before[name], after[name])
+    ]
     with pytest.raises(UsageProblem, match="nothing to train"):
         ProgressiveTrainer(options).train_rack(builder, loader(), 2)
 

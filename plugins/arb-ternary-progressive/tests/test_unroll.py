@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from arb_ternary.cli.main import main
 from arb_ternary.errors import UsageProblem
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.config import ModelConfig, ProgressiveConfig, StackWiseConfig, TrainingConfig
+from arb_ternary_progressive.config import (
+    ModelConfig,
+    ProgressiveConfig,
+    StackWiseConfig,
+    TrainingConfig,
+)
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.unroll import unrolled
 
@@ -23,10 +28,19 @@ MASK = VOCABULARY - 1
 def rack(stacks: int = 2, model: dict[str, Any] | None = None, **progressive: Any) -> Rack:
     config = StackWiseConfig(
         model=ModelConfig(
-            **{"vocab_size": VOCABULARY, "d_model": 16, "d_ff": 16, "n_heads": 2, "max_length": CONTEXT} | (model or {})
+            **{
+                "vocab_size": VOCABULARY,
+                "d_model": 16,
+                "d_ff": 16,
+                "n_heads": 2,
+                "max_length": CONTEXT,
+            }
+            | (model or {})
         ),
         training=TrainingConfig(
-            progressive=ProgressiveConfig(**{"blocks_per_stack": 1, "zero_residual": False} | progressive)
+            progressive=ProgressiveConfig(
+                **{"blocks_per_stack": 1, "zero_residual": False} | progressive
+            )
         ),
     )
     builder = ProgressiveRackBuilder(config)
@@ -88,7 +102,8 @@ def test_a_stop_token_ends_the_text() -> None:
     model = rack()
     whole = list(unrolled(model, [1], max_new_tokens=6, temperature=0))
     assert (
-        list(unrolled(model, [1], max_new_tokens=6, temperature=0, stop=[whole[3]])) == whole[: whole.index(whole[3])]
+        list(unrolled(model, [1], max_new_tokens=6, temperature=0, stop=[whole[3]]))
+        == whole[: whole.index(whole[3])]
     )
 
 
@@ -119,11 +134,13 @@ def test_what_cannot_be_drawn_is_refused_at_once() -> None:
 CONFIG = """
 name: filled
 data: {{name: with_mask_token, source: {{name: text, path: {text}, tokenizer: characters}}}}
-model: {{name: decoder, width: 32, layers: 1, heads: 2, max_length: 16, group_size: 32, causal: {causal}}}
+model: {{name: decoder, width: 32, layers: 1, heads: 2, max_length: 16, group_size: 32,
+    causal: {causal}}}
 masking: time_step
 optimizer: scaled_votes
 phases:
-  - {{name: progressive, target_stacks: 2, building_mode: prepend, steps_per_stack: 2, batch_size: 2, block_size: 8}}
+  - {{name: progressive, target_stacks: 2, building_mode: prepend, steps_per_stack: 2,
+      batch_size: 2, block_size: 8}}
 """
 
 
@@ -135,7 +152,17 @@ def test_generate_unrolls_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     texts = []
     for _ in range(2):
         capsys.readouterr()
-        command = ["generate", run, "--unroll", "--prompt", "the ", "--max-new-tokens", "30", "--seed", "1"]
+        command = [
+            "generate",
+            run,
+            "--unroll",
+            "--prompt",
+            "the ",
+            "--max-new-tokens",
+            "30",
+            "--seed",
+            "1",
+        ]
         assert main(command) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
@@ -145,12 +172,17 @@ def test_generate_unrolls_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "not causal" in capsys.readouterr().err
 
 
-def test_a_model_that_cannot_unroll_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_cannot_unroll_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20)
     config, run = tmp_path / "run.yaml", str(tmp_path / "run")
-    text = CONFIG.format(text=tmp_path / "text.txt", causal="true").replace("masking: time_step\n", "")
+    text = CONFIG.format(text=tmp_path / "text.txt", causal="true").replace(
+        "masking: time_step\n", ""
+    )
     config.write_text(
-        text[: text.index("phases:")] + "phases: [{name: standard, steps: 1, batch_size: 2, block_size: 8}]"
+        text[: text.index("phases:")]
+        + "phases: [{name: standard, steps: 1, batch_size: 2, block_size: 8}]"
     )
     assert main(["train", str(config), "--run-dir", run]) == 0
     capsys.readouterr()

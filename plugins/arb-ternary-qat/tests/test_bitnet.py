@@ -1,4 +1,6 @@
-"""The model ``bitnet``: the published quantisers, the straight-through gradient, otherwise the decoder."""
+"""The model ``bitnet``: the published quantisers, the straight-through gradient, otherwise the
+decoder.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ def test_output_and_gradients_are_those_of_the_published_listing(activations: st
     torch.manual_seed(0)
     layer = BitLinear(24, 10, activations=activations).double()  # type: ignore[arg-type]
     x = torch.randn(3, 5, 24, dtype=torch.float64, requires_grad=True)
-    other, weight = x.detach().clone().requires_grad_(), layer.weight.detach().clone().requires_grad_()
+    other, weight = (
+        x.detach().clone().requires_grad_(),
+        layer.weight.detach().clone().requires_grad_(),
+    )
     direction = torch.randn(3, 5, 10, dtype=torch.float64)
     y, expected = layer(x), published(other, weight, int8=activations == "int8")
     (y * direction).sum().backward()
@@ -61,13 +66,20 @@ def test_output_and_gradients_are_those_of_the_published_listing(activations: st
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-@given(rows=st.integers(0, 4), columns=st.integers(1, 40), outputs=st.integers(1, 5), seed=st.integers(0, 99))
+@given(
+    rows=st.integers(0, 4),
+    columns=st.integers(1, 40),
+    outputs=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
 def test_the_product_is_exact_in_whole_numbers_before_its_scale(
     rows: int, columns: int, outputs: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     layer, x = BitLinear(columns, outputs, activations="int8"), torch.randn(rows, columns)
-    scale = np.abs(x.numpy()).max(axis=1, initial=0, keepdims=True).astype(np.float32) / np.float32(127)
+    scale = np.abs(x.numpy()).max(axis=1, initial=0, keepdims=True).astype(np.float32) / np.float32(
+        127
+    )
     q = np.round(x.numpy() / np.maximum(scale, np.finfo(np.float32).tiny)).astype(np.int64)
     gamma = absmean_ternary(layer.weight)[1].numpy()
     expected = (q @ layer.trits().numpy().astype(np.int64).T).astype(np.float32) * (scale * gamma)
@@ -82,7 +94,8 @@ def test_under_autocast_only_sums_are_rounded_to_bfloat16() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = layer(x)
     assert rounded.dtype == torch.bfloat16
-    # The product is rounded to 8 significant bits and then, scaled, once more: (1 + 2**-8)**2 - 1, and float32's own.
+    # The product is rounded to 8 significant bits and then, scaled, once more: (1 + 2**-8)**2 - 1,
+    # and float32's own.
     assert ((rounded.float() - exact).abs() <= exact.abs() * (2**-7 + 2**-16 + 2**-21)).all()
     rounded.float().sum().backward()
     assert layer.weight.grad is not None
@@ -102,8 +115,14 @@ def test_a_weight_of_zeros_gives_zeros_and_still_gets_a_gradient() -> None:
 
 
 def test_every_linear_of_the_blocks_is_made_ternary_and_nothing_else() -> None:
-    model = make_choice("model", "bitnet", {**SMALL, "experts": 2, "activation": "swiglu"}).build(50)
-    linears = {name: type(module) for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    model = make_choice("model", "bitnet", {**SMALL, "experts": 2, "activation": "swiglu"}).build(
+        50
+    )
+    linears = {
+        name: type(module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
     assert linears.pop("head") is FloatLinear
     assert set(linears.values()) == {BitLinear}
     assert {name.split(".")[0] for name in linears} == {"blocks"}
@@ -140,7 +159,11 @@ def test_cached_decoding_and_recomputed_activations_change_nothing() -> None:
     model.zero_grad()
     model.set_activation_checkpointing(True)
     model(tokens).square().sum().backward()
-    assert all(torch.equal(p.grad, kept[name]) for name, p in model.named_parameters() if p.grad is not None)
+    assert all(
+        torch.equal(p.grad, kept[name])
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    )
 
 
 # torch.compile itself makes an instance of the function class.

@@ -32,7 +32,10 @@ def stepped(optimizer: torch.optim.Optimizer, model: nn.Module, steps: int, firs
 def made(decay_steps: int | None) -> tuple[nn.Module, BitnetAdamW]:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    return model, build(BitnetAdamWConfig(lr=0.1, weight_decay=0.5, decay_steps=decay_steps), collect_trainable(model))
+    return model, build(
+        BitnetAdamWConfig(lr=0.1, weight_decay=0.5, decay_steps=decay_steps),
+        collect_trainable(model),
+    )
 
 
 def test_it_is_adamw_with_decay_and_then_adamw_without() -> None:
@@ -40,7 +43,10 @@ def test_it_is_adamw_with_decay_and_then_adamw_without() -> None:
     stepped(optimizer, model, 8)
     torch.manual_seed(0)
     twin = nn.Linear(3, 2)
-    groups = [{"params": [twin.weight], "weight_decay": 0.5}, {"params": [twin.bias], "weight_decay": 0.0}]
+    groups = [
+        {"params": [twin.weight], "weight_decay": 0.5},
+        {"params": [twin.bias], "weight_decay": 0.0},
+    ]
     torchs = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, 0.95), fused=True)
     stepped(torchs, twin, 3)
     torchs.param_groups[0]["weight_decay"] = 0.0
@@ -49,7 +55,9 @@ def test_it_is_adamw_with_decay_and_then_adamw_without() -> None:
     assert torch.equal(model.bias, twin.bias)
 
 
-@pytest.mark.parametrize(("decay_steps", "decays"), [(None, [0.5] * 4), (2, [0.5, 0.5, 0.0, 0.0]), (0, [0.0] * 4)])
+@pytest.mark.parametrize(
+    ("decay_steps", "decays"), [(None, [0.5] * 4), (2, [0.5, 0.5, 0.0, 0.0]), (0, [0.0] * 4)]
+)
 def test_the_decay_lasts_for_the_given_steps(decay_steps: int | None, decays: list[float]) -> None:
     model, optimizer = made(decay_steps)
     seen = []

@@ -22,8 +22,13 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 
 SMALL: dict[str, Any] = {
-    "name": "decoder", "width": 32, "layers": 2, "heads": 2, "max_length": 16, "float_parts": list(FLOAT_PARTS),
-}  # fmt: skip
+    "name": "decoder",
+    "width": 32,
+    "layers": 2,
+    "heads": 2,
+    "max_length": 16,
+    "float_parts": list(FLOAT_PARTS),
+}
 
 
 class Windows(FloatLinear):
@@ -47,7 +52,8 @@ def test_a_subclass_keeps_its_forward_and_its_weight_and_multiplies_by_trits() -
 
 
 @pytest.mark.parametrize(
-    ("name", "is_head"), [("head", True), ("classes.head", True), ("head.1.up", True), ("blocks.0.header", False)]
+    ("name", "is_head"),
+    [("head", True), ("classes.head", True), ("head.1.up", True), ("blocks.0.header", False)],
 )
 def test_a_head_is_known_by_its_name(name: str, is_head: bool) -> None:
     assert is_of_head(name) is is_head
@@ -59,13 +65,16 @@ def bytes_of(folder: Path, name: str, model: dict[str, Any]) -> tuple[bytes, ...
         "data": {"name": "text", "path": str(folder / "text.txt"), "tokenizer": "bytes"},
         "model": model,
         "optimizer": "adamw",
-        "phases": [{"name": "standard", "steps": 3, "batch_size": 2, "block_size": 16, "eval_every": 1}],
+        "phases": [
+            {"name": "standard", "steps": 3, "batch_size": 2, "block_size": 16, "eval_every": 1}
+        ],
     }
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 30)
     (folder / f"{name}.yaml").write_text(dump_yaml(config))
     directory = folder / name
     train(
-        load_config(folder / f"{name}.yaml").config, RunRequest(directory=directory, backend="torch", reporter=Silent)
+        load_config(folder / f"{name}.yaml").config,
+        RunRequest(directory=directory, backend="torch", reporter=Silent),
     )
     last = sorted((directory / "checkpoints").glob("step-*"))[-1]
     return (last / "model.safetensors").read_bytes(), (directory / "metrics.jsonl").read_bytes()
@@ -79,14 +88,20 @@ def test_of_a_float_decoder_it_is_the_model_bitnet_byte_for_byte(tmp_path: Path)
 def test_linears_of_blocks_are_made_ternary_and_the_head_is_not() -> None:
     model = make_choice("model", "bitnet_of", {"model": {**SMALL, "experts": 2}}).build(50)
     assert type(model) is Decoder
-    linears = {name: type(module) for name, module in model.named_modules() if isinstance(module, FloatLinear)}
+    linears = {
+        name: type(module)
+        for name, module in model.named_modules()
+        if isinstance(module, FloatLinear)
+    }
     assert linears.pop("head") is FloatLinear
     assert linears
     assert set(linears.values()) == {BitLinear}
 
 
 def test_a_model_without_float_linears_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'float_parts' of 'model' must name linears.* use model decoder alone"):
+    with pytest.raises(
+        ConfigError, match=r"'float_parts' of 'model' must name linears.* use model decoder alone"
+    ):
         make_choice("model", "bitnet_of", {"model": {**SMALL, "float_parts": ["head"]}})
     twice = make_choice("model", "bitnet_of", {"model": {**SMALL, "name": "bitnet"}})
     with pytest.raises(ConfigError, match="'bitnet' has no float linear outside of a head"):
@@ -101,7 +116,9 @@ def test_a_model_without_float_linears_is_refused() -> None:
         ("model.model.group_size=32", r"model\.model\.group_size: has no effect"),
     ],
 )
-def test_a_run_asks_the_inner_model_what_it_asks_of_any(tmp_path: Path, override: str, said: str) -> None:
+def test_a_run_asks_the_inner_model_what_it_asks_of_any(
+    tmp_path: Path, override: str, said: str
+) -> None:
     config = {
         "data": "shakespeare",
         "model": {"name": "bitnet_of", "model": SMALL},
@@ -126,7 +143,9 @@ def test_an_exact_run_decides_the_options_of_the_inner_model(tmp_path: Path) -> 
     (tmp_path / "run.yaml").write_text(dump_yaml(config))
     made = load_config(tmp_path / "run.yaml").config.model.options.model.options
     assert (made.activations, made.gradients) == ("int8", "int8")
-    with pytest.raises(ConfigError, match=r"model\.model\.activations: 'float' contradicts exact: true"):
+    with pytest.raises(
+        ConfigError, match=r"model\.model\.activations: 'float' contradicts exact: true"
+    ):
         load_config(tmp_path / "run.yaml", ["model.model.activations=float"])
 
 
@@ -134,6 +153,10 @@ def test_at_birth_it_has_the_weights_of_the_float_model_of_the_same_seed() -> No
     torch.manual_seed(3)
     ours = make_choice("model", "bitnet_of", {"model": SMALL}).build(50).state_dict()
     torch.manual_seed(3)
-    theirs = make_choice("model", "decoder", {k: v for k, v in SMALL.items() if k != "name"}).build(50).state_dict()
+    theirs = (
+        make_choice("model", "decoder", {k: v for k, v in SMALL.items() if k != "name"})
+        .build(50)
+        .state_dict()
+    )
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -42,7 +42,9 @@ def test_int8_codes_leave_room_for_a_weight_of_twice_the_largest() -> None:
     assert layer.codes().tolist() == [[64, -32, 6]]
 
 
-@pytest.mark.parametrize(("levels", "scale"), [("ternary", math.sqrt(2 / math.pi) / 4), ("int8", 2 * 4 / 4 / 127)])
+@pytest.mark.parametrize(
+    ("levels", "scale"), [("ternary", math.sqrt(2 / math.pi) / 4), ("int8", 2 * 4 / 4 / 127)]
+)
 def test_a_weight_of_zeros_gets_the_scale_of_a_gaussian(levels: str, scale: float) -> None:
     layer = DirectLinear(torch.zeros(3, 16), levels=levels)  # type: ignore[arg-type]
     assert float(layer.scale) == pytest.approx(scale)
@@ -104,7 +106,9 @@ def direct(**options: object) -> DirectDecoder:
     return DirectDecoder(DirectConfig(**SMALL, **options), 50)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("vectors", [{}, {"query_key_value_bias": True}, {**DECOUPLED, "attention_gate": True}])
+@pytest.mark.parametrize(
+    "vectors", [{}, {"query_key_value_bias": True}, {**DECOUPLED, "attention_gate": True}]
+)
 def test_an_optimizer_is_told_of_float_vectors_in_attention(vectors: dict[str, object]) -> None:
     config = DirectConfig(**SMALL, float_parts=("linears",), **vectors)  # type: ignore[arg-type]
     assert config.planned().kinds == set(collect_trainable(DirectDecoder(config, 50)).parts)
@@ -116,7 +120,9 @@ def linears(model: nn.Module) -> list[DirectLinear]:
 
 
 @pytest.mark.parametrize("levels", ["ternary", "int8"])
-def test_its_codes_are_the_rounded_weights_of_the_float_decoder_of_the_same_seed(levels: str) -> None:
+def test_its_codes_are_the_rounded_weights_of_the_float_decoder_of_the_same_seed(
+    levels: str,
+) -> None:
     model = direct(levels=levels)
     torch.manual_seed(3)
     decoder = Decoder(DecoderConfig(**SMALL, float_parts=FLOAT_PARTS), 50)
@@ -126,18 +132,23 @@ def test_its_codes_are_the_rounded_weights_of_the_float_decoder_of_the_same_seed
         weight = theirs.weight.detach().numpy()
         unit = np.abs(weight).mean() if levels == "ternary" else 2 * np.abs(weight).max() / 127
         expected = np.clip(np.round(weight / unit), -ours.limit, ours.limit)
-        # The two sums of magnitudes differ in the last bits, so that a weight on a boundary may round either way.
+        # The two sums of magnitudes differ in the last bits, so that a weight on a boundary may
+        # round either way.
         assert (ours.codes().numpy() != expected).mean() < 1e-3
     assert torch.equal(model.head.weight, decoder.head.weight)
 
 
 def test_no_linear_of_the_blocks_has_a_float_parameter() -> None:
     names = {name for name, _ in direct().named_parameters()}
-    assert all(name.startswith(("embedding", "head", "final_norm")) or ".norm." in name for name in names)
+    assert all(
+        name.startswith(("embedding", "head", "final_norm")) or ".norm." in name for name in names
+    )
 
 
 @pytest.mark.parametrize(("levels", "row_bytes"), [("ternary", packed_columns), ("int8", int)])
-def test_the_audit_counts_codes_as_parameters_and_the_bytes_as_stored(levels: str, row_bytes: object) -> None:
+def test_the_audit_counts_codes_as_parameters_and_the_bytes_as_stored(
+    levels: str, row_bytes: object
+) -> None:
     model = direct(levels=levels)
     shapes = [(module.out_features, module.in_features) for module in linears(model)]
     counted = audit(model)
@@ -152,13 +163,18 @@ def test_the_audit_counts_codes_as_parameters_and_the_bytes_as_stored(levels: st
     assert not counted.pure
     blocks = linear_state(model)
     assert blocks.gradient_bytes == 4 * blocks.weights + sum(
-        4 * p.numel() for m in model.blocks.modules() for p in m.parameters(recurse=False) if p.dim() > 1
+        4 * p.numel()
+        for m in model.blocks.modules()
+        for p in m.parameters(recurse=False)
+        if p.dim() > 1
     )
     assert blocks.weights == row.elements
 
 
 def test_a_model_without_such_modules_has_no_row_for_them() -> None:
-    assert "integer weights of other formats" not in {row.what for row in audit(nn.Linear(2, 2)).rows}
+    assert "integer weights of other formats" not in {
+        row.what for row in audit(nn.Linear(2, 2)).rows
+    }
 
 
 def test_the_runs_seed_and_the_modules_name_decide_the_noise() -> None:

@@ -61,7 +61,7 @@ class TestNormalisedBop(DirectSuite):
     options: ClassVar = {"gamma": 0.05, "tau": 0.3, "normalise": True, "sigma": 0.05}
 
 
-# --- stochastic rounding ---------------------------------------------------------------------------------------
+# --- stochastic rounding
 
 
 @pytest.mark.parametrize("value", [0.0, 0.25, -0.7, 3.141, -126.99, 1.0])
@@ -80,7 +80,9 @@ def test_whole_numbers_are_never_changed() -> None:
     assert all(torch.equal(stochastic_round(x, seed, 0, 0), x) for seed in range(50))
 
 
-def with_gradient(levels: str, steps: int, *, rows: int = 6, columns: int = 40) -> tuple[DirectLinear, list[Any]]:
+def with_gradient(
+    levels: str, steps: int, *, rows: int = 6, columns: int = 40
+) -> tuple[DirectLinear, list[Any]]:
     torch.manual_seed(1)
     layer = DirectLinear(torch.randn(rows, columns), levels=levels)  # type: ignore[arg-type]
     seed_votes(nn.ModuleDict({"layer": layer}), 9)
@@ -90,7 +92,9 @@ def with_gradient(levels: str, steps: int, *, rows: int = 6, columns: int = 40) 
 @pytest.mark.parametrize("levels", ["ternary", "int8"])
 def test_dqt_is_torchs_adamw_on_the_dense_weight_and_then_a_rounding(levels: str) -> None:
     layer, gradients = with_gradient(levels, 5)
-    optimizer = DQT({"layer": layer}, {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1})
+    optimizer = DQT(
+        {"layer": layer}, {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    )
     weight = nn.Parameter(layer.dense_weight())
     torchs = torch.optim.AdamW([weight], lr=0.05, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     for step, gradient in enumerate(gradients):
@@ -114,20 +118,31 @@ def test_dqt_is_torchs_adamw_on_the_dense_weight_and_then_a_rounding(levels: str
 
 def test_dqt_moves_the_weights_in_the_mean_although_no_update_reaches_a_code() -> None:
     layer = DirectLinear(torch.ones(200, 100), levels="ternary")
-    optimizer = DQT({"layer": layer}, {"lr": 0.1, "betas": (0.9, 0.95), "eps": 0.0, "weight_decay": 0.0})
+    optimizer = DQT(
+        {"layer": layer}, {"lr": 0.1, "betas": (0.9, 0.95), "eps": 0.0, "weight_decay": 0.0}
+    )
     layer.gradient = torch.ones(200, 100)
     optimizer.step()
-    # The first update of AdamW is lr * sign(g): a tenth of a code, so that a tenth of the codes go from 1 to 0.
-    assert float(layer.codes().float().mean()) == pytest.approx(0.9, abs=5 * math.sqrt(0.09 / 20000))
+    # The first update of AdamW is lr * sign(g): a tenth of a code, so that a tenth of the codes go
+    # from 1 to 0.
+    assert float(layer.codes().float().mean()) == pytest.approx(
+        0.9, abs=5 * math.sqrt(0.09 / 20000)
+    )
 
 
-# --- bop -------------------------------------------------------------------------------------------------------
+# --- bop
 
 
 @pytest.mark.parametrize("normalise", [False, True])
 def test_bop_flips_as_its_definition_in_numpy(normalise: bool) -> None:
     layer, gradients = with_gradient("ternary", 12)
-    options = {"gamma": 0.1, "tau": 0.2 if normalise else 0.02, "normalise": normalise, "sigma": 0.2, "eps": 1e-10}
+    options = {
+        "gamma": 0.1,
+        "tau": 0.2 if normalise else 0.02,
+        "normalise": normalise,
+        "sigma": 0.2,
+        "eps": 1e-10,
+    }
     optimizer = Bop({"layer": layer}, {"lr": 1.0, **options})
     trits = layer.codes().numpy().astype(np.int64)
     m, v = np.zeros((6, 40)), np.zeros((6, 40))
@@ -141,7 +156,9 @@ def test_bop_flips_as_its_definition_in_numpy(normalise: bool) -> None:
         m = (1 - 0.1 * rate) * m + 0.1 * rate * g
         v = (1 - 0.2) * v + 0.2 * g * g
         signal = m / (np.sqrt(v) + 1e-10) if normalise else m
-        moved = np.clip(trits - np.sign(m).astype(np.int64) * (np.abs(signal) >= options["tau"]), -1, 1)
+        moved = np.clip(
+            trits - np.sign(m).astype(np.int64) * (np.abs(signal) >= options["tau"]), -1, 1
+        )
         assert outcome.flips == (moved != trits).sum()
         total += outcome.flips
         trits = moved
@@ -152,19 +169,28 @@ def test_bop_flips_as_its_definition_in_numpy(normalise: bool) -> None:
 def test_bop_keeps_a_second_moment_only_when_it_normalises() -> None:
     for normalise, expected in ((False, {"momentum"}), (True, {"momentum", "square"})):
         layer, (gradient,) = with_gradient("ternary", 1)
-        options = {"lr": 1.0, "gamma": 0.1, "tau": 0.1, "normalise": normalise, "sigma": 0.1, "eps": 1e-10}
+        options = {
+            "lr": 1.0,
+            "gamma": 0.1,
+            "tau": 0.1,
+            "normalise": normalise,
+            "sigma": 0.1,
+            "eps": 1e-10,
+        }
         optimizer = Bop({"layer": layer}, options)
         layer.gradient = gradient
         optimizer.step()
         assert set(optimizer.state[layer.weight]) == expected
 
 
-# --- steps -----------------------------------------------------------------------------------------------------
+# --- steps
 
 
 def test_a_gradient_that_is_not_finite_drops_the_step() -> None:
     layer, (gradient,) = with_gradient("ternary", 1)
-    optimizer = DQT({"layer": layer}, {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0})
+    optimizer = DQT(
+        {"layer": layer}, {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+    )
     before = copy.deepcopy(layer.state_dict())
     gradient[0, 0] = float("nan")
     layer.gradient = gradient
@@ -192,20 +218,21 @@ def test_a_gradient_under_way_is_part_of_the_optimizers_state() -> None:
     assert optimizer.state_dict()["gradients"] == {}
 
 
-# --- in a run --------------------------------------------------------------------------------------------------
+# --- in a run
 
 
 def write(path: Path, optimizer: dict[str, Any], levels: str = "ternary", **phase: Any) -> Path:
     (path / "text.txt").write_text("to be or not to be, that is the question. " * 40)
+    sizes = {"batch_size": 4, "block_size": 16, "eval_every": 1000}
+    standard = {"name": "standard", **sizes, **phase}
     lines = [
         "name: direct",
         f"data: {{name: text, path: {path / 'text.txt'}, tokenizer: characters}}",
-        f"model: {{name: direct, width: 32, layers: 1, heads: 2, max_length: 16, levels: {levels}}}",
+        f"model: {{name: direct, width: 32, layers: 1, heads: 2, max_length: 16, levels: "
+        f"{levels}}}",
         f"optimizer: {optimizer}".replace("'", ""),
         "checkpoint: {every: 4, keep: 9}",
-        f"phases: [{ {'name': 'standard', 'batch_size': 4, 'block_size': 16, 'eval_every': 1000, **phase} }]".replace(
-            "'", ""
-        ),
+        f"phases: [{standard}]".replace("'", ""),
     ]
     config = path / "config.yaml"
     config.write_text("\n".join(lines))
@@ -227,7 +254,11 @@ def split(**ternary: Any) -> dict[str, Any]:
 def test_sixty_steps_learn(tmp_path: Path, levels: str, rule: dict[str, Any]) -> None:
     config = write(tmp_path, split(**rule), levels, steps=60)
     report = train(load_config(config).config, RunRequest(directory=tmp_path / "run"))
-    losses = [line for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if '"train"' in line]
+    losses = [
+        line
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        if '"train"' in line
+    ]
     assert len(losses) == 60
     # The text has 16 characters: log 16 = 2.77 nats is chance.
     assert report.validation_loss < 1.5
@@ -235,8 +266,12 @@ def test_sixty_steps_learn(tmp_path: Path, levels: str, rule: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("rule", [{"name": "dqt"}, {"name": "bop", "gamma": 0.1, "tau": 0.0001}])
-def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path, rule: dict[str, Any]) -> None:
-    config = load_config(write(tmp_path, split(**rule), steps=8, gradient_accumulation_steps=2)).config
+def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(
+    tmp_path: Path, rule: dict[str, Any]
+) -> None:
+    config = load_config(
+        write(tmp_path, split(**rule), steps=8, gradient_accumulation_steps=2)
+    ).config
     train(config, RunRequest(directory=tmp_path / "whole"))
     checkpoints = sorted((tmp_path / "whole" / "checkpoints").glob("step-*"))
     assert len(checkpoints) == 2
@@ -252,11 +287,20 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_pa
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["optimizer={name: adamw}"], "cannot train modules with integer weights of their own format"),
+        (
+            ["optimizer={name: adamw}"],
+            "cannot train modules with integer weights of their own format",
+        ),
         (["optimizer={name: dqt}"], "optimizer: 'dqt' cannot train float parameters"),
-        (["optimizer.ternary={name: sign_votes}"], "optimizer.ternary: 'sign_votes' cannot train modules with integer"),
+        (
+            ["optimizer.ternary={name: sign_votes}"],
+            "optimizer.ternary: 'sign_votes' cannot train modules with integer",
+        ),
         (["optimizer.ternary={name: bop}", "model.levels=int8"], "bop flips ternary weights"),
-        (["model={name: decoder, width: 32, heads: 2, layers: 1}"], "optimizer.ternary: 'dqt' cannot train ternary"),
+        (
+            ["model={name: decoder, width: 32, heads: 2, layers: 1}"],
+            "optimizer.ternary: 'dqt' cannot train ternary",
+        ),
     ],
 )
 def test_a_combination_that_would_leave_weights_untrained_is_refused(

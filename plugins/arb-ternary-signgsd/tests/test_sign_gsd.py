@@ -30,15 +30,23 @@ def expected_step(
     return p - real(lr) * update
 
 
-def parameter(values: np.ndarray | list[float], gradient: np.ndarray | list[float] | None) -> nn.Parameter:
+def parameter(
+    values: np.ndarray | list[float], gradient: np.ndarray | list[float] | None
+) -> nn.Parameter:
     made = nn.Parameter(torch.from_numpy(np.array(values, dtype=np.asarray(values).dtype)))
     if gradient is not None:
         made.grad = torch.from_numpy(np.array(gradient, dtype=made.detach().numpy().dtype))
     return made
 
 
-def float32_arrays(shape: tuple[int, ...] | st.SearchStrategy[tuple[int, ...]]) -> st.SearchStrategy[np.ndarray]:
-    return hnp.arrays(np.float32, shape, elements=st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, -0.0, 1e-40]))
+def float32_arrays(
+    shape: tuple[int, ...] | st.SearchStrategy[tuple[int, ...]],
+) -> st.SearchStrategy[np.ndarray]:
+    return hnp.arrays(
+        np.float32,
+        shape,
+        elements=st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, -0.0, 1e-40]),
+    )
 
 
 @given(data=st.data())
@@ -53,7 +61,9 @@ def test_a_step_equals_the_rule_in_numpy_bit_for_bit(data: st.DataObject) -> Non
     foreach = data.draw(st.booleans())
     weight = parameter(p, g)
     SignGSD([weight], lr, weight_decay, maximize=maximize, foreach=foreach).step()
-    np.testing.assert_array_equal(weight.detach().numpy(), expected_step(p, g, lr, weight_decay, maximize))
+    np.testing.assert_array_equal(
+        weight.detach().numpy(), expected_step(p, g, lr, weight_decay, maximize)
+    )
 
 
 def test_the_defaults_are_a_learning_rate_of_one_hundredth_and_no_decay() -> None:
@@ -61,7 +71,8 @@ def test_the_defaults_are_a_learning_rate_of_one_hundredth_and_no_decay() -> Non
     SignGSD([weight]).step()
     lr = np.float32(0.01)
     np.testing.assert_array_equal(
-        weight.detach().numpy(), np.float32([np.float32(1) - lr, lr - np.float32(1), 0.5, np.float32(2) - lr])
+        weight.detach().numpy(),
+        np.float32([np.float32(1) - lr, lr - np.float32(1), 0.5, np.float32(2) - lr]),
     )
 
 
@@ -127,7 +138,13 @@ def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned() -> None:
 
 def test_groups_have_their_own_learning_rate_decay_and_direction() -> None:
     slow, fast = parameter(np.float64([1.0]), [1.0]), parameter(np.float64([1.0]), [1.0])
-    SignGSD([{"params": [slow], "lr": 0.125}, {"params": [fast], "weight_decay": 1.0, "maximize": True}], lr=0.5).step()
+    SignGSD(
+        [
+            {"params": [slow], "lr": 0.125},
+            {"params": [fast], "weight_decay": 1.0, "maximize": True},
+        ],
+        lr=0.5,
+    ).step()
     assert slow.item() == 0.875
     assert fast.item() == 1.0
 
@@ -144,11 +161,19 @@ def test_a_learning_rate_schedule_sets_the_size_of_each_step() -> None:
 
 def test_updating_together_equals_updating_one_by_one_bit_for_bit() -> None:
     generator = torch.Generator().manual_seed(3)
-    kinds = [(torch.float32, 17), (torch.float64, 5), (torch.bfloat16, 33), (torch.float32, 1), (torch.float16, 9)]
+    kinds = [
+        (torch.float32, 17),
+        (torch.float64, 5),
+        (torch.bfloat16, 33),
+        (torch.float32, 1),
+        (torch.float16, 9),
+    ]
     made = []
     for _ in range(2):
         generator.manual_seed(3)
-        weights = [nn.Parameter(torch.randn(n, generator=generator).to(dtype)) for dtype, n in kinds]
+        weights = [
+            nn.Parameter(torch.randn(n, generator=generator).to(dtype)) for dtype, n in kinds
+        ]
         for weight in weights:
             weight.grad = torch.randn(weight.shape, generator=generator).to(weight.dtype)
         weights[0].grad[3] = float("nan")
@@ -162,7 +187,7 @@ def test_updating_together_equals_updating_one_by_one_bit_for_bit() -> None:
         assert torch.equal(one, together)
 
 
-# --- sparse gradients ----------------------------------------------------------------------------------------
+# --- sparse gradients
 
 
 @given(
@@ -181,9 +206,13 @@ def test_a_sparse_gradient_gives_the_bits_of_the_dense_rule(
     np.add.at(g, np.array(rows, dtype=int), values)
     weight = parameter(p, None)
     indices = torch.tensor([rows], dtype=torch.int64)
-    weight.grad = torch.sparse_coo_tensor(indices, torch.from_numpy(values), (7, 3), check_invariants=True)
+    weight.grad = torch.sparse_coo_tensor(
+        indices, torch.from_numpy(values), (7, 3), check_invariants=True
+    )
     SignGSD([weight], 0.07, weight_decay, maximize=maximize).step()
-    np.testing.assert_array_equal(weight.detach().numpy(), expected_step(p, g, 0.07, weight_decay, maximize))
+    np.testing.assert_array_equal(
+        weight.detach().numpy(), expected_step(p, g, 0.07, weight_decay, maximize)
+    )
 
 
 def test_an_embedding_with_sparse_gradients_trains_as_the_dense_one() -> None:
@@ -203,12 +232,14 @@ def test_an_embedding_with_sparse_gradients_trains_as_the_dense_one() -> None:
 
 def test_duplicate_rows_of_a_sparse_gradient_are_summed_before_the_sign() -> None:
     weight = parameter(np.zeros((2, 1), np.float32), None)
-    weight.grad = torch.sparse_coo_tensor([[0, 0, 0]], [[5.0], [-1.0], [-1.0]], (2, 1), check_invariants=True)
+    weight.grad = torch.sparse_coo_tensor(
+        [[0, 0, 0]], [[5.0], [-1.0], [-1.0]], (2, 1), check_invariants=True
+    )
     SignGSD([weight], lr=1.0).step()
     assert weight.tolist() == [[-1.0], [0.0]]
 
 
-# --- NaN -----------------------------------------------------------------------------------------------------
+# --- NaN
 
 
 def test_a_nan_gradient_is_an_error_that_names_the_parameter_and_changes_nothing() -> None:
@@ -225,7 +256,8 @@ def test_a_nan_gradient_is_an_error_that_names_the_parameter_and_changes_nothing
     with pytest.raises(NanGradientError) as caught:
         optimizer.step()
     assert caught.value.what == (
-        "SignGSD: param group 1, parameter 1 ('second.bias'), shape (3,): the gradient holds 1 NaN of 3 values; "
+        "SignGSD: param group 1, parameter 1 ('second.bias'), shape (3,): the gradient holds 1 NaN "
+        "of 3 values; "
         "no parameter was changed"
     )
     assert "skip" in caught.value.hint
@@ -234,13 +266,18 @@ def test_a_nan_gradient_is_an_error_that_names_the_parameter_and_changes_nothing
 
 def test_without_names_the_error_still_says_which_group_and_parameter() -> None:
     weight = parameter(np.ones(2, np.float32), [float("nan"), float("nan")])
-    with pytest.raises(NanGradientError, match=r"param group 0, parameter 0, shape \(2,\): the gradient holds 2 NaN"):
+    with pytest.raises(
+        NanGradientError,
+        match=r"param group 0, parameter 0, shape \(2,\): the gradient holds 2 NaN",
+    ):
         SignGSD([weight]).step()
 
 
 def test_a_nan_in_a_sparse_gradient_is_found() -> None:
     weight = parameter(np.ones((4, 2), np.float32), None)
-    weight.grad = torch.sparse_coo_tensor([[2]], [[1.0, float("nan")]], (4, 2), check_invariants=True)
+    weight.grad = torch.sparse_coo_tensor(
+        [[2]], [[1.0, float("nan")]], (4, 2), check_invariants=True
+    )
     with pytest.raises(NanGradientError, match="1 NaN of 2 values"):
         SignGSD([weight]).step()
     SignGSD([weight], lr=0.5, nan_policy="zero").step()
@@ -256,7 +293,10 @@ def test_policy_zero_treats_nan_as_a_gradient_of_zero() -> None:
 
 
 def test_policy_skip_drops_the_step_of_every_group_and_counts_it() -> None:
-    bad, good = parameter(np.ones(2, np.float32), [float("nan"), 1.0]), parameter(np.ones(2, np.float32), [1.0, 1.0])
+    bad, good = (
+        parameter(np.ones(2, np.float32), [float("nan"), 1.0]),
+        parameter(np.ones(2, np.float32), [1.0, 1.0]),
+    )
     optimizer = SignGSD([{"params": [bad]}, {"params": [good]}], nan_policy="skip")
     assert optimizer.step() == StepOutcome(stepped=False, skipped=True)
     assert bad.tolist() == good.tolist() == [1.0, 1.0]
@@ -282,7 +322,7 @@ def test_an_infinite_gradient_has_a_sign_and_is_used() -> None:
     assert weight.tolist() == [0.5, 1.5, 1.0]
 
 
-# --- arguments, state, memory --------------------------------------------------------------------------------
+# --- arguments, state, memory
 
 
 @pytest.mark.parametrize(
@@ -294,10 +334,16 @@ def test_an_infinite_gradient_has_a_sign_and_is_used() -> None:
         ({"lr": "0.1"}, "SignGSD: lr must be a finite number >= 0, not '0.1'"),
         ({"lr": True}, "SignGSD: lr must be a finite number >= 0, not True"),
         ({"weight_decay": -1}, "SignGSD: weight_decay must be a finite number >= 0, not -1"),
-        ({"weight_decay": float("nan")}, "SignGSD: weight_decay must be a finite number >= 0, not nan"),
+        (
+            {"weight_decay": float("nan")},
+            "SignGSD: weight_decay must be a finite number >= 0, not nan",
+        ),
         ({"maximize": 1}, "SignGSD: maximize must be true or false, not 1"),
         ({"foreach": "yes"}, "SignGSD: foreach must be true, false or None, not 'yes'"),
-        ({"nan_policy": "skips"}, "SignGSD: nan_policy must be one of 'error', 'zero', 'skip', not 'skips'"),
+        (
+            {"nan_policy": "skips"},
+            "SignGSD: nan_policy must be one of 'error', 'zero', 'skip', not 'skips'",
+        ),
     ],
 )
 def test_an_argument_outside_its_range_is_refused(options: dict[str, object], message: str) -> None:
@@ -322,7 +368,10 @@ def test_the_options_of_a_group_are_checked_and_a_refused_group_is_not_added() -
 
 
 def test_memory_counts_the_parameters_and_nothing_else() -> None:
-    weights = [nn.Parameter(torch.zeros(256, 1024)), nn.Parameter(torch.zeros(1024, 1024, dtype=torch.bfloat16))]
+    weights = [
+        nn.Parameter(torch.zeros(256, 1024)),
+        nn.Parameter(torch.zeros(1024, 1024, dtype=torch.bfloat16)),
+    ]
     optimizer = SignGSD(weights)
     assert optimizer.get_memory_mb() == 1.0 + 2.0
     assert optimizer.get_memory_mb(weights[:1]) == 1.0
@@ -332,7 +381,9 @@ def test_memory_counts_the_parameters_and_nothing_else() -> None:
 
 def test_a_pickled_optimizer_continues_as_the_original() -> None:
     weight = parameter(np.float32([0.4, -0.2]), [1.0, -3.0])
-    optimizer = SignGSD([weight], lr=0.1, weight_decay=0.3, maximize=True, foreach=True, nan_policy="zero")
+    optimizer = SignGSD(
+        [weight], lr=0.1, weight_decay=0.3, maximize=True, foreach=True, nan_policy="zero"
+    )
     twin = pickle.loads(pickle.dumps(optimizer))
     twin_weight = twin.param_groups[0]["params"][0]
     twin_weight.grad = weight.grad.clone()
@@ -343,7 +394,13 @@ def test_a_pickled_optimizer_continues_as_the_original() -> None:
 
 
 def test_a_loaded_state_dict_restores_the_options_of_every_group() -> None:
-    source = SignGSD([parameter(np.float32([1.0]), None)], lr=0.25, weight_decay=0.5, nan_policy="skip", maximize=True)
+    source = SignGSD(
+        [parameter(np.float32([1.0]), None)],
+        lr=0.25,
+        weight_decay=0.5,
+        nan_policy="skip",
+        maximize=True,
+    )
     weight = parameter(np.float32([1.0]), [1.0])
     target = SignGSD([weight])
     target.load_state_dict(source.state_dict())

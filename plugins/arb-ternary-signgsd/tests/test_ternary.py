@@ -45,7 +45,9 @@ def backward(model: nn.Module, seed: int = 0, columns: int = 6) -> None:
 
 
 @given(weight_decay=st.floats(0, 5), updates=st.integers(1, 300))
-def test_n_updates_cast_the_whole_part_of_n_times_the_decay(weight_decay: float, updates: int) -> None:
+def test_n_updates_cast_the_whole_part_of_n_times_the_decay(
+    weight_decay: float, updates: int
+) -> None:
     cast = sum(decay_votes(update, weight_decay) for update in range(updates))
     share = round(weight_decay * 2**20) / 2**20
     assert cast == int(np.floor(updates * share))
@@ -55,7 +57,10 @@ def test_without_decay_and_nan_the_modules_end_as_under_sign_votes() -> None:
     from arb_ternary_votes.sign_votes import SignVotes
 
     states = []
-    for make in (SignVotes, lambda modules, **options: TernarySignGSD(modules, votes=SignVotesConfig(**options))):
+    for make in (
+        SignVotes,
+        lambda modules, **options: TernarySignGSD(modules, votes=SignVotesConfig(**options)),
+    ):
         torch.manual_seed(1)
         layer = TernaryLinear(32, 4, group_size=32)
         optimizer = make({"layer": layer}, accum_threshold=3, e_accum_threshold=4)
@@ -72,7 +77,9 @@ def test_decay_votes_pull_every_trit_towards_zero(weight_decay: float, updates: 
     layer = TernaryLinear(32, 4, group_size=32)
     trits = torch.randint(-1, 2, (4, 32), dtype=torch.int8)
     layer.set_trits(trits)
-    optimizer = TernarySignGSD({"layer": layer}, weight_decay=weight_decay, votes=SignVotesConfig(accum_threshold=127))
+    optimizer = TernarySignGSD(
+        {"layer": layer}, weight_decay=weight_decay, votes=SignVotesConfig(accum_threshold=127)
+    )
     for _ in range(updates):
         optimizer.step()
     # No gradient was ever seen: the accumulators hold the decay alone.
@@ -82,7 +89,9 @@ def test_decay_votes_pull_every_trit_towards_zero(weight_decay: float, updates: 
 
 def test_decay_alone_ends_with_every_trit_at_zero_and_stays_there() -> None:
     layer = TernaryLinear(32, 4, group_size=32)
-    optimizer = TernarySignGSD({"layer": layer}, weight_decay=1.0, votes=SignVotesConfig(accum_threshold=3))
+    optimizer = TernarySignGSD(
+        {"layer": layer}, weight_decay=1.0, votes=SignVotesConfig(accum_threshold=3)
+    )
     flips = [optimizer.step().flips for _ in range(6)]
     assert int(layer.trits().abs().sum()) == 0
     assert flips[:2] == [0, 0]
@@ -111,14 +120,19 @@ def test_the_decay_votes_saturate_where_narrow_accumulators_end() -> None:
 
 
 def test_a_decay_of_more_votes_than_an_accumulator_holds_is_refused() -> None:
-    with pytest.raises(ConfigError, match="weight_decay must be between 0 and 127 votes an update on ternary modules"):
+    with pytest.raises(
+        ConfigError,
+        match="weight_decay must be between 0 and 127 votes an update on ternary modules",
+    ):
         TernarySignGSD({"layer": TernaryLinear(32, 2, group_size=32)}, weight_decay=128.0)
 
 
 def test_a_model_of_both_kinds_gets_one_optimizer_with_joined_groups() -> None:
     optimizer = build(SignGSDConfig(lr=0.25), collect_trainable(Mixed()))
     assert isinstance(optimizer, JoinedSignGSD)
-    assert [(group["kind"], group["lr"], len(group["params"])) for group in optimizer.param_groups] == [
+    assert [
+        (group["kind"], group["lr"], len(group["params"])) for group in optimizer.param_groups
+    ] == [
         ("float", 0.25, 3),
         ("ternary", 1.0, 1),
     ]
@@ -129,7 +143,9 @@ def test_a_model_of_both_kinds_gets_one_optimizer_with_joined_groups() -> None:
 def test_both_parts_of_a_model_learn() -> None:
     torch.manual_seed(0)
     model = Mixed()
-    optimizer = build(SignGSDConfig(lr=0.125, votes=SignVotesConfig(accum_threshold=1)), collect_trainable(model))
+    optimizer = build(
+        SignGSDConfig(lr=0.125, votes=SignVotesConfig(accum_threshold=1)), collect_trainable(model)
+    )
     weight, trits = model.first.weight.detach().clone(), model.middle.trits()
     backward(model)
     gradient = model.first.weight.grad.clone()
@@ -157,7 +173,11 @@ def test_maximising_ternary_modules_is_refused() -> None:
 
 def snapshot(model: nn.Module) -> dict[str, torch.Tensor]:
     votes = ("votes", "exponent_votes", "control")
-    return {name: value.clone() for name, value in model.state_dict().items() if not name.endswith(votes)}
+    return {
+        name: value.clone()
+        for name, value in model.state_dict().items()
+        if not name.endswith(votes)
+    }
 
 
 def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
@@ -167,7 +187,9 @@ def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor])
 @pytest.mark.parametrize("where", ["float", "ternary"])
 def test_a_nan_in_either_part_stops_both_before_anything_changes(where: str) -> None:
     model = Mixed()
-    optimizer = build(SignGSDConfig(votes=SignVotesConfig(accum_threshold=1)), collect_trainable(model))
+    optimizer = build(
+        SignGSDConfig(votes=SignVotesConfig(accum_threshold=1)), collect_trainable(model)
+    )
     backward(model)
     if where == "float":
         model.last.bias.grad.fill_(float("nan"))
@@ -177,7 +199,9 @@ def test_a_nan_in_either_part_stops_both_before_anything_changes(where: str) -> 
         model.middle(x).backward(torch.full((3, 8), float("nan")))
         model.first.weight.grad = torch.ones_like(model.first.weight)
     before = snapshot(model)
-    named = "'last.bias'" if where == "float" else r"ternary module 'middle', shape \(8, 40\): 320 NaN"
+    named = (
+        "'last.bias'" if where == "float" else r"ternary module 'middle', shape \(8, 40\): 320 NaN"
+    )
     with pytest.raises(NanGradientError, match=named):
         optimizer.step()
     assert_same(before, snapshot(model))
@@ -205,7 +229,9 @@ def test_policy_skip_drops_the_step_of_both_parts_and_the_next_step_is_taken(whe
 
 
 @pytest.mark.parametrize("first", ["ternary", "float"])
-def test_a_joined_optimizer_of_any_order_keeps_both_parts_still_where_the_float_part_skips(first: str) -> None:
+def test_a_joined_optimizer_of_any_order_keeps_both_parts_still_where_the_float_part_skips(
+    first: str,
+) -> None:
     model = Mixed()
     floats = SignGSD([p for p in model.parameters() if p.requires_grad], nan_policy="skip")
     parts: dict[str, torch.optim.Optimizer] = {
@@ -231,7 +257,9 @@ def test_policy_zero_lets_nan_cast_no_vote() -> None:
 
 
 def test_memory_counts_the_float_parameters_and_the_packed_weights() -> None:
-    model = nn.ModuleDict({"dense": nn.Linear(1024, 256, bias=False), "packed": TernaryLinear(4096, 1024)})
+    model = nn.ModuleDict(
+        {"dense": nn.Linear(1024, 256, bias=False), "packed": TernaryLinear(4096, 1024)}
+    )
     optimizer = build(SignGSDConfig(), collect_trainable(model))
     assert optimizer.get_memory_mb() == 1.0 + 1.0
 
@@ -240,7 +268,10 @@ def test_a_restored_optimizer_continues_bit_for_bit() -> None:
     torch.manual_seed(0)
     config = SignGSDConfig(lr=0.01, weight_decay=0.3, votes=SignVotesConfig(accum_threshold=4))
     model, twin = Mixed(), Mixed()
-    optimizer, other = build(config, collect_trainable(model)), build(config, collect_trainable(twin))
+    optimizer, other = (
+        build(config, collect_trainable(model)),
+        build(config, collect_trainable(twin)),
+    )
 
     def advance(net: nn.Module, stepper: torch.optim.Optimizer, start: int, stop: int) -> None:
         for step in range(start, stop):
@@ -258,7 +289,9 @@ def test_a_restored_optimizer_continues_bit_for_bit() -> None:
 
 
 class Reads(TorchDispatchMode):
-    """Counts the numbers that are read out of tensors one by one, for each of which the host waits for a device."""
+    """Counts the numbers that are read out of tensors one by one, for each of which the host waits
+    for a device.
+    """
 
     found = 0
 
@@ -269,8 +302,12 @@ class Reads(TorchDispatchMode):
 
 @pytest.mark.parametrize("nan_policy", ["error", "skip"])
 def test_a_step_reads_no_number_out_of_a_tensor_of_one_module(nan_policy: NanPolicy) -> None:
-    model = nn.Sequential(*(TernaryLinear(32, 32, group_size=32, activations="float") for _ in range(3)))
-    modules = {str(i): module for i, module in enumerate(model) if isinstance(module, TernaryLinear)}
+    model = nn.Sequential(
+        *(TernaryLinear(32, 32, group_size=32, activations="float") for _ in range(3))
+    )
+    modules = {
+        str(i): module for i, module in enumerate(model) if isinstance(module, TernaryLinear)
+    }
     optimizer = TernarySignGSD(modules, weight_decay=0.5, nan_policy=nan_policy)
     x = torch.randn(4, 32)
     with Reads() as reads:

@@ -1,4 +1,6 @@
-"""Components with one fault each, under the suites that have to find it. Run by test_kit_finds_faults.py."""
+"""Components with one fault each, under the suites that have to find it. Run by
+test_kit_finds_faults.py.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def broken(**kernels: Any) -> KernelBackend:
     return evolve(backend, kernels={**backend.kernels, **kernels})
 
 
-# --- backends -----------------------------------------------------------------------------------------------------
+# --- backends
 
 
 class TestVotesWithTheOtherSign(BackendSuite):
@@ -69,7 +71,9 @@ class TestStaleWeights(BackendSuite):
         def linear(x, scale, packed, *rest):
             if len(kept) > 50:
                 kept.clear()
-            return reference.linear(x, scale, kept.setdefault(id(packed), (packed, packed.clone()))[1], *rest)
+            return reference.linear(
+                x, scale, kept.setdefault(id(packed), (packed, packed.clone()))[1], *rest
+            )
 
         return broken(linear=linear)
 
@@ -124,7 +128,9 @@ class TestRoundingHalfUp(BackendSuite):
         def quantize_rows(x):
             _, scale = reference.quantize_rows(x)
             divisor = torch.where(scale == 0, torch.inf, scale).unsqueeze(1)
-            return (x.float() / divisor).nan_to_num(0, 0, 0).add(0.5).floor().clamp(-127, 127).to(torch.int8), scale
+            return (x.float() / divisor).nan_to_num(0, 0, 0).add(0.5).floor().clamp(-127, 127).to(
+                torch.int8
+            ), scale
 
         return broken(quantize_rows=quantize_rows)
 
@@ -145,7 +151,9 @@ class TestLookupsHashedByPosition(BackendSuite):
             rows, position = torch.unique(ids, return_inverse=True)
             votes = state.votes.view(state.shape.out_features, -1)
             held = votes.index_select(0, rows)
-            every = torch.cat([rows, torch.arange(state.shape.out_features, state.vote_scale.numel())])
+            every = torch.cat(
+                [rows, torch.arange(state.shape.out_features, state.vote_scale.numel())]
+            )
             few = state._replace(
                 weight=state.weight.index_select(0, rows),
                 votes=held,
@@ -165,7 +173,9 @@ class TestRailThatCarries(BackendSuite):
     def make_backend(self) -> KernelBackend:
         def apply_scaled_votes(state, threshold, decay, carry):
             if carry and state.shape.vote_bits == 8:
-                over = (state.votes >= threshold) & (reference.unpack(state.weight, state.shape) == 1)
+                over = (state.votes >= threshold) & (
+                    reference.unpack(state.weight, state.shape) == 1
+                )
                 kept = state.votes - threshold
                 flips = reference_scaled_votes.apply_scaled_votes(state, threshold, decay, carry)
                 state.votes.copy_(torch.where(over, kept, state.votes))
@@ -180,7 +190,9 @@ class TestNarrowVotesThatWrap(BackendSuite):
         def cast_votes(grad, x, scale, state):
             bits = state.shape.vote_bits
             held = reference.unpack_votes(state.votes, state.shape)
-            reference_votes.cast_votes(grad, x, scale, state._replace(votes=held, sizes=(*state.sizes[:3], 8)))
+            reference_votes.cast_votes(
+                grad, x, scale, state._replace(votes=held, sizes=(*state.sizes[:3], 8))
+            )
             if bits == 4:
                 held = ((held + 8) & 15) - 8
             state.votes.copy_(reference.pack_votes(held.clamp(-1, 1) if bits == 2 else held, bits))
@@ -188,29 +200,41 @@ class TestNarrowVotesThatWrap(BackendSuite):
         return broken(cast_votes=cast_votes)
 
 
-# --- masking ------------------------------------------------------------------------------------------------------
+# --- masking
 
 
 class Masking(CausalMasking):
-    def corrupt(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> torch.Tensor:
+    def corrupt(
+        self, batch: Batch, generator: torch.Generator, context: MaskContext
+    ) -> torch.Tensor:
         raise NotImplementedError
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
-        return evolve(super().apply(batch, generator, context), inputs=self.corrupt(batch, generator, context))
+        return evolve(
+            super().apply(batch, generator, context), inputs=self.corrupt(batch, generator, context)
+        )
 
 
 class GlobalNoise(Masking):
-    def corrupt(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> torch.Tensor:
+    def corrupt(
+        self, batch: Batch, generator: torch.Generator, context: MaskContext
+    ) -> torch.Tensor:
         return torch.randint_like(batch.data[:, 1:], context.vocabulary_size)
 
 
 class NoiseByRow(Masking):
-    def corrupt(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> torch.Tensor:
-        return torch.randint(0, context.vocabulary_size, batch.data[:, 1:].shape, generator=generator)
+    def corrupt(
+        self, batch: Batch, generator: torch.Generator, context: MaskContext
+    ) -> torch.Tensor:
+        return torch.randint(
+            0, context.vocabulary_size, batch.data[:, 1:].shape, generator=generator
+        )
 
 
 class InPlace(Masking):
-    def corrupt(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> torch.Tensor:
+    def corrupt(
+        self, batch: Batch, generator: torch.Generator, context: MaskContext
+    ) -> torch.Tensor:
         batch.data[:, 0] = 0
         return batch.data[:, :-1]
 
@@ -240,14 +264,16 @@ class TestMaskingInPlace(MaskingSuite):
         return InPlace()
 
 
-# --- optimizers ---------------------------------------------------------------------------------------------------
+# --- optimizers
 
 
 class TestAscent(OptimizerSuite):
     parts = ("float",)
 
     def make_optimizer(self, trainable: Trainable) -> torch.optim.Optimizer:
-        return torch.optim.SGD([{"params": list(trainable.floats.values()), "kind": "float"}], lr=0.01, maximize=True)
+        return torch.optim.SGD(
+            [{"params": list(trainable.floats.values()), "kind": "float"}], lr=0.01, maximize=True
+        )
 
 
 class Forgetful(torch.optim.SGD):
@@ -259,7 +285,9 @@ class TestForgottenMomentum(OptimizerSuite):
     parts = ("float",)
 
     def make_optimizer(self, trainable: Trainable) -> torch.optim.Optimizer:
-        return Forgetful([{"params": list(trainable.floats.values()), "kind": "float"}], lr=0.01, momentum=0.9)
+        return Forgetful(
+            [{"params": list(trainable.floats.values()), "kind": "float"}], lr=0.01, momentum=0.9
+        )
 
 
 class Overcounting(SignVotes):
@@ -283,13 +311,15 @@ class TestStateThatIsNotPlain(OptimizerSuite):
         return torch.optim.SGD(groups, lr=0.01)
 
 
-# --- phases -------------------------------------------------------------------------------------------------------
+# --- phases
 
 
 class ForgetsItsPlace(StandardPhase):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         loop = state["loop"]
-        super().load_state_dict({**state, "loop": {**loop, "sampler": {**loop["sampler"], "cursor": 0}}})
+        super().load_state_dict(
+            {**state, "loop": {**loop, "sampler": {**loop["sampler"], "cursor": 0}}}
+        )
 
 
 class NeverStops(StandardPhase):

@@ -8,7 +8,9 @@ from arb_ternary.cli.main import main
 from arb_ternary_testing import commands, runner
 
 
-def test_check_runs_the_conformance_kit_and_exits_with_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_runs_the_conformance_kit_and_exits_with_its_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[tuple[str, str | None]] = []
     monkeypatch.setattr(runner, "check_plugin", lambda name, kind: asked.append((name, kind)) or 1)
 
@@ -17,16 +19,22 @@ def test_check_runs_the_conformance_kit_and_exits_with_its_verdict(monkeypatch: 
     assert asked == [("votes", None), ("votes", "optimizer")]
 
 
-def test_check_of_an_unknown_plugin_gets_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_an_unknown_plugin_gets_the_nearest_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["plugins", "check", "testin"]) == 2
-    assert capsys.readouterr().err.startswith("error: no plugin is called 'testin'\n  did you mean 'testing'?\n")
+    assert capsys.readouterr().err.startswith(
+        "error: no plugin is called 'testin'\n  did you mean 'testing'?\n"
+    )
 
 
 def test_new_writes_a_plugin_and_prints_where(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        commands, "new_plugin", lambda name, kind, destination: destination / f"arb-ternary-{name}-{kind}"
+        commands,
+        "new_plugin",
+        lambda name, kind, destination: destination / f"arb-ternary-{name}-{kind}",
     )
 
     assert main(["plugins", "new", "mine", "--kind", "optimizer", "--into", str(tmp_path)]) == 0

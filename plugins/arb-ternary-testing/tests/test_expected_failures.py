@@ -39,20 +39,37 @@ def run_with(folder: Path, listed: str, *arguments: str) -> tuple[int, str]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_thing.py").write_text(TESTS)
     (folder / "expected_failures.txt").write_text(listed)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder]
-    done = subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        folder,
+    ]
+    done = subprocess.run(
+        [*command, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout + done.stderr
 
 
 def test_listed_failures_are_excused_with_or_without_parameters(tmp_path: Path) -> None:
-    code, output = run_with(tmp_path, "# gaps\n\nTestThing::test_partly[2]  too large\nTestThing::test_bad\tnot done\n")
+    code, output = run_with(
+        tmp_path, "# gaps\n\nTestThing::test_partly[2]  too large\nTestThing::test_bad\tnot done\n"
+    )
     assert code == 0, output
     assert "2 passed, 2 xfailed" in output
 
 
 def test_an_entry_whose_test_passes_fails(tmp_path: Path) -> None:
     code, output = run_with(
-        tmp_path, "TestThing::test_partly[2] too large\nTestThing::test_bad not done\nTestThing::test_good was broken\n"
+        tmp_path,
+        "TestThing::test_partly[2] too large\nTestThing::test_bad not done\nTestThing::test_good "
+        "was broken\n",
     )
     assert code == 1
     assert "[XPASS(strict)] was broken" in output
@@ -66,9 +83,14 @@ def test_an_entry_without_parameters_stands_for_all_of_them(tmp_path: Path) -> N
 
 
 def test_an_entry_that_names_no_test_fails_with_its_line(tmp_path: Path) -> None:
-    code, output = run_with(tmp_path, "TestThing::test_bad not done\nTestThing::test_partly[3] gone\n")
+    code, output = run_with(
+        tmp_path, "TestThing::test_bad not done\nTestThing::test_partly[3] gone\n"
+    )
     assert code == 4
-    assert "expected failures that name no test:\n  expected_failures.txt:2: TestThing::test_partly[3]" in output
+    assert (
+        "expected failures that name no test:\n  expected_failures.txt:2: TestThing::test_partly[3]"
+        in output
+    )
 
 
 def test_a_run_of_one_test_says_nothing_about_the_other_entries(tmp_path: Path) -> None:
@@ -86,7 +108,9 @@ def test_a_run_of_one_test_says_nothing_about_the_other_entries(tmp_path: Path) 
         ("A::test_a one\nA::test_a two", "2: A::test_a is already listed on line 1"),
     ],
 )
-def test_a_malformed_line_is_an_error_that_names_it(text: str, message: str, tmp_path: Path) -> None:
+def test_a_malformed_line_is_an_error_that_names_it(
+    text: str, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "expected_failures.txt"
     file.write_text(text)
     with pytest.raises(UsageProblem, match=message):

@@ -31,4 +31,6 @@ class TestHiding(MaskingSuite):
         return Hiding()
 
     def test_all_other_ids_are_in_the_batches(self) -> None:
-        assert self.make_batch(64, 64).data.unique().tolist() == list(range(1, self.vocabulary_size))
+        assert self.make_batch(64, 64).data.unique().tolist() == list(
+            range(1, self.vocabulary_size)
+        )

@@ -13,7 +13,14 @@ class TestSignVotes(OptimizerSuite):
 
 class TestSignVotesWithEveryOption(OptimizerSuite):
     component = "sign_votes"
-    options: ClassVar = {"accum_threshold": 9, "e_accum_threshold": 20, "band": 1, "leak": 3, "gain": 0.5, "lr": 0.8}
+    options: ClassVar = {
+        "accum_threshold": 9,
+        "e_accum_threshold": 20,
+        "band": 1,
+        "leak": 3,
+        "gain": 0.5,
+        "lr": 0.8,
+    }
 
 
 class TestAdamW(OptimizerSuite):
@@ -34,4 +41,11 @@ class TestScaledVotes(OptimizerSuite):
 
 class TestScaledVotesWithEveryOption(OptimizerSuite):
     component = "scaled_votes"
-    options: ClassVar = {"lr": 0.1, "carry": False, "leak": 0.02, "clip": 2.0, "cell": 32, "magnitude_decay": 0.9}
+    options: ClassVar = {
+        "lr": 0.1,
+        "carry": False,
+        "leak": 0.02,
+        "clip": 2.0,
+        "cell": 32,
+        "magnitude_decay": 0.9,
+    }

@@ -24,6 +24,13 @@ class TestStandardWithMicroBatches(PhaseSuite):
     }
     steps = 4
     run: ClassVar = {
-        "model": {"name": "decoder", "width": 32, "layers": 1, "heads": 2, "max_length": 32, "float_parts": ["head"]},
+        "model": {
+            "name": "decoder",
+            "width": 32,
+            "layers": 1,
+            "heads": 2,
+            "max_length": 32,
+            "float_parts": ["head"],
+        },
         "optimizer": {"name": "split", "ternary": {"name": "sign_votes", "accum_threshold": 2}},
     }

@@ -24,7 +24,8 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_register_masking():
-    return [MaskingSpec(name="fake", target="arb_ternary_fake.parts:{masking}", summary="{summary}")]
+    return [MaskingSpec(name="fake", target="arb_ternary_fake.parts:{masking}",
+        summary="{summary}")]
 """
 PARTS = """
 from arb_ternary_text.data.masking import CausalMasking, build_causal
@@ -54,13 +55,21 @@ def fake(folder: Path, hooks: str, parts: str = PARTS) -> Path:
     return install_fake_plugin(folder / "site", "arb-ternary-fake", files)
 
 
-def test_a_fake_plugin_is_an_installed_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = install_fake_plugin(tmp_path, "arb-ternary-x", {"arb_ternary_x/deep/plugin.py": ""}, requires=("attrs>=1",))
+def test_a_fake_plugin_is_an_installed_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = install_fake_plugin(
+        tmp_path, "arb-ternary-x", {"arb_ternary_x/deep/plugin.py": ""}, requires=("attrs>=1",)
+    )
     monkeypatch.syspath_prepend(site)
     (found,) = distributions(name="arb-ternary-x")
     assert (found.version, found.requires) == ("1.0", ["attrs>=1"])
     (entry,) = found.entry_points
-    assert (entry.group, entry.name, entry.value) == ("arb_ternary.plugins", "x", "arb_ternary_x.deep.plugin")
+    assert (entry.group, entry.name, entry.value) == (
+        "arb_ternary.plugins",
+        "x",
+        "arb_ternary_x.deep.plugin",
+    )
     assert entry.load().__name__ == "arb_ternary_x.deep.plugin"
 
 
@@ -83,7 +92,9 @@ def test_a_fault_is_printed_with_its_test_and_the_command_fails(tmp_path: Path) 
 def test_a_target_that_does_not_exist_and_a_missing_summary_are_failures(tmp_path: Path) -> None:
     code, output = check(fake(tmp_path, HOOKS.format(masking="build_nothing", summary="")))
     assert code == 1
-    assert "--- masking fake: target\narb_ternary_fake.parts:build_nothing: AttributeError" in output
+    assert (
+        "--- masking fake: target\narb_ternary_fake.parts:build_nothing: AttributeError" in output
+    )
     assert "--- masking fake: summary" in output
 
 

@@ -1,10 +1,12 @@
-"""Causal attention in training on a CPU, forward and backward: torch's fused kernel, whole matrices, the cpu backend.
+"""Causal attention in training on a CPU, forward and backward: torch's fused kernel, whole
+matrices, the cpu backend.
 
     python plugins/arb-ternary-text/studies/attention.py 128,32 256,64 512,64 --dtype bfloat16
 
-Milliseconds of processor time, in turns, the shortest of the repetitions, for each LENGTH,FEATURES of a head; then how
-much longer the faster of torch's ways takes than the backend's kernels. Another processor is imitated by
-ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 ARB_TERNARY_CPU_ISA=avx2 in front.
+Milliseconds of processor time, in turns, the shortest of the repetitions, for each LENGTH,FEATURES
+of a head; then how much longer the faster of torch's ways takes than the backend's kernels. Another
+processor is imitated by ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+MKL_ENABLE_INSTRUCTIONS=AVX2 ARB_TERNARY_CPU_ISA=avx2 in front.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def by_kernels(rows: list[Tensor], grad: Tensor, heads: int, length: int) -> Non
     kernels["attend_backward"](grad, *rows, seen, logs, *rest)
 
 
-def milliseconds(length: int, features: int, dtype: torch.dtype, heads: int, repeat: int) -> list[float]:
+def milliseconds(
+    length: int, features: int, dtype: torch.dtype, heads: int, repeat: int
+) -> list[float]:
     """Processor time of each way, heads as a decoder hands them over."""
     torch.manual_seed(0)
     rows = [torch.randn(length, heads * features).to(dtype) for _ in range(4)]
@@ -59,7 +63,9 @@ def milliseconds(length: int, features: int, dtype: torch.dtype, heads: int, rep
 
 def main() -> None:
     """A line for each shape."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("shapes", nargs="+", metavar="LENGTH,FEATURES")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--heads", type=int, default=16)
@@ -72,7 +78,11 @@ def main() -> None:
             length, features, getattr(torch, options.dtype), options.heads, options.repeat
         )
         ratio = min(fused, whole) / kernels
-        print(f"{shape:>9}  fused {fused:8.1f}  whole {whole:8.1f}  cpu {kernels:8.1f}  ratio {ratio:.2f}", flush=True)
+        print(
+            f"{shape:>9}  fused {fused:8.1f}  whole {whole:8.1f}  cpu {kernels:8.1f}  ratio "
+            f"{ratio:.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

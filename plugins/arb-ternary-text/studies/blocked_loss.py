@@ -1,9 +1,11 @@
-"""Time and memory of a loss from whole logits and in blocks of rows: forward and backward through one head.
+"""Time and memory of a loss from whole logits and in blocks of rows: forward and backward through
+one head.
 
     python plugins/arb-ternary-text/studies/blocked_loss.py --vocabulary 32000 --head int8
 
-Prints seconds of processor time and of the clock, the shortest of the repetitions, and the most memory above what the
-process held before the first. Each way has a process of its own. Reads /proc, so that it runs on Linux alone.
+Prints seconds of processor time and of the clock, the shortest of the repetitions, and the most
+memory above what the process held before the first. Each way has a process of its own. Reads /proc,
+so that it runs on Linux alone.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ HEADS = ("int8", "float", "linear")
 
 def held_mib(key: str) -> float:
     """Memory of this process, MiB: ``VmRSS`` now, ``VmHWM`` at most."""
-    line = next(each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith(key))
+    line = next(
+        each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith(key)
+    )
     return int(line.split()[1]) / 1024
 
 
@@ -60,17 +64,26 @@ def measure(options: argparse.Namespace) -> None:
     of_processor, of_clock = (min(each) for each in zip(*seconds, strict=True))
     above = held_mib("VmHWM") - before
     print(
-        f"{options.way:7} {of_processor:6.2f} s of processor, {of_clock:6.2f} s of clock, {above:6.0f} MiB", flush=True
+        f"{options.way:7} {of_processor:6.2f} s of processor, {of_clock:6.2f} s of clock, "
+        f"{above:6.0f} MiB",
+        flush=True,
     )
 
 
 def main() -> None:
     """Both ways, or the one that is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--rows", type=int, default=2048)
     parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--head", choices=HEADS, default="int8", help="ternary with such gradients, or a float linear")
+    parser.add_argument(
+        "--head",
+        choices=HEADS,
+        default="int8",
+        help="ternary with such gradients, or a float linear",
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=3)

@@ -1,10 +1,12 @@
-"""What keys and values as int8 change in a trained decoder: held-out loss token by token, and greedy texts.
+"""What keys and values as int8 change in a trained decoder: held-out loss token by token, and
+greedy texts.
 
     python plugins/arb-ternary-text/studies/int8_cache.py runs/demo
 
-The run's held-out windows, spread evenly over its text, are read one token after another; then texts are written behind
-the beginnings of such windows, the likeliest token each time. The first way is the one that others are compared with;
-the last, which computes and keeps all in bfloat16, shows what any other rounding changes.
+The run's held-out windows, spread evenly over its text, are read one token after another; then
+texts are written behind the beginnings of such windows, the likeliest token each time. The first
+way is the one that others are compared with; the last, which computes and keeps all in bfloat16,
+shows what any other rounding changes.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ WAYS: tuple[tuple[torch.dtype, CacheNumbers], ...] = (
 
 @frozen(eq=False)
 class Read:
-    """What one way makes of held-out windows: of every token its loss, float64, and the likeliest instead."""
+    """What one way makes of held-out windows: of every token its loss, float64, and the likeliest
+    instead.
+    """
 
     losses: Tensor
     likeliest: Tensor
@@ -58,12 +62,17 @@ def read(model: Decoder, windows: Sequence[Tensor], numbers: CacheNumbers) -> Re
 def texts(model: Decoder, starts: Sequence[list[int]], numbers: CacheNumbers) -> list[list[int]]:
     """Greedy texts up to the end of the context."""
     new = model.max_length - len(starts[0])
-    return [list(generate(model, start, max_new_tokens=new, temperature=0.0, cache=numbers)) for start in starts]
+    return [
+        list(generate(model, start, max_new_tokens=new, temperature=0.0, cache=numbers))
+        for start in starts
+    ]
 
 
 def main() -> None:
     """A line for each way."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("--batches", type=int, default=16, help="of 16 windows")
     parser.add_argument("--texts", type=int, default=20)
@@ -86,10 +95,14 @@ def main() -> None:
         agree = float((found.likeliest == first[0].likeliest).double().mean())
         same = sum(map(list.__eq__, written, first[1]))
         print(
-            f"{str(dtype).removeprefix('torch.')}, cache {numbers}, {found.bytes_per_token:,} bytes a token: "
-            f"loss {mean:.5f}, perplexity {math.exp(mean):.4f}, apart {float(apart.mean()):+.6f} +- {error:.6f}; "
-            f"the likeliest token is the same {agree:.2%} of {len(apart):,} times; {same} of {len(written)} texts are "
-            f"the same, {_until(written, first[1]):.0f} of {len(written[0])} tokens up to the first other one",
+            f"{str(dtype).removeprefix('torch.')}, cache {numbers}, {found.bytes_per_token:,} "
+            f"bytes a token: "
+            f"loss {mean:.5f}, perplexity {math.exp(mean):.4f}, apart {float(apart.mean()):+.6f} "
+            f"+- {error:.6f}; "
+            f"the likeliest token is the same {agree:.2%} of {len(apart):,} times; {same} of "
+            f"{len(written)} texts are "
+            f"the same, {_until(written, first[1]):.0f} of {len(written[0])} tokens up to the "
+            f"first other one",
             flush=True,
         )
 

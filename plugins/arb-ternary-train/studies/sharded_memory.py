@@ -1,13 +1,14 @@
 """Bytes that one rank holds of a model with sharded weights, on 1, 2 and 4 ranks.
 
-    python plugins/arb-ternary-train/studies/sharded_memory.py            measures, some minutes
-    python plugins/arb-ternary-train/studies/sharded_memory.py --table    prints the result as a table
+    python plugins/arb-ternary-train/studies/sharded_memory.py measures, some minutes python
+    plugins/arb-ternary-train/studies/sharded_memory.py --table prints the result as a table
 
-Three steps of a decoder, one micro-batch a rank. Storages are counted by what they are: those of packed weights, and of
-what sums the votes of a step, between steps and at the moment of a step when most of them are there; accumulators,
-exponents, and the floats of rows and columns. The last column is the most that torch had allocated at a time in the
-second step, all of it together: also activations, messages and what kernels need for a moment. No time is measured and
-nothing is random. On more than one rank the decoded form of weights is not kept (``ARB_TERNARY_DECODE_CACHE_MB=0``),
+Three steps of a decoder, one micro-batch a rank. Storages are counted by what they are: those of
+packed weights, and of what sums the votes of a step, between steps and at the moment of a step when
+most of them are there; accumulators, exponents, and the floats of rows and columns. The last column
+is the most that torch had allocated at a time in the second step, all of it together: also
+activations, messages and what kernels need for a moment. No time is measured and nothing is random.
+On more than one rank the decoded form of weights is not kept (``ARB_TERNARY_DECODE_CACHE_MB=0``),
 which would be int8 of every weight.
 """
 
@@ -50,7 +51,9 @@ def stored(tensor: Tensor) -> int:
 
 
 class Meter:
-    """The most bytes of packed weights, and of sums of votes, own rows and those of others together."""
+    """The most bytes of packed weights, and of sums of votes, own rows and those of others
+    together.
+    """
 
     def __init__(self, modules: list[TernaryModule], *, sharded: bool) -> None:
         self.modules, self.sharded, self.packed, self.summed = modules, sharded, 0, 0
@@ -61,7 +64,11 @@ class Meter:
 
     def look(self, *_: Any) -> None:
         """Count what is there now."""
-        there = sum(stored(module.weight) for module in self.modules if not hasattr(module.weight, "to_local"))
+        there = sum(
+            stored(module.weight)
+            for module in self.modules
+            if not hasattr(module.weight, "to_local")
+        )
         self.packed = max(self.packed, self.kept + there if self.sharded else there)
         self.summed = max(self.summed, sums_of(self.modules))
 
@@ -75,16 +82,22 @@ class Meter:
 def sums_of(modules: list[TernaryModule]) -> int:
     """Bytes of the sums of votes that are there now, for weights and exponents."""
     parts = [tensor for m in modules if m.sums is not None for tensor in vars(m.sums).values()]
-    return sum(stored(part) for part in parts if isinstance(part, Tensor) and not part.is_floating_point())
+    return sum(
+        stored(part) for part in parts if isinstance(part, Tensor) and not part.is_floating_point()
+    )
 
 
 def most_allocated(step: Callable[[], None]) -> int:
-    """Bytes that torch had allocated at a time during ``step``, at most, beyond those that it had before."""
+    """Bytes that torch had allocated at a time during ``step``, at most, beyond those that it had
+    before.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         step()
     assert found.profiler is not None
     events = found.profiler.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    changes = sorted(
+        (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
+    )
     return max(accumulate(change for _, change in changes))
 
 
@@ -122,7 +135,9 @@ def measured(world: World) -> dict[str, int]:
         tensor.untyped_storage().data_ptr(): stored(tensor)
         for module in modules
         for found in (vars(module), vars(module.sums), module._buffers, module._parameters)
-        for tensor in (each.to_local() if hasattr(each, "to_local") else each for each in found.values())
+        for tensor in (
+            each.to_local() if hasattr(each, "to_local") else each for each in found.values()
+        )
         if isinstance(tensor, Tensor)
     }
     allocated = sum(held.values()) + most_allocated(step)
@@ -142,7 +157,9 @@ def measured(world: World) -> dict[str, int]:
         "accumulators": sum(stored(module.votes) for module in modules),
         "sums of votes, between steps": sums_of(modules),
         "sums of votes, most in a step": meter.summed,
-        "exponents and their votes": sum(stored(m.exponent) + stored(m.exponent_votes) for m in modules),
+        "exponents and their votes": sum(
+            stored(m.exponent) + stored(m.exponent_votes) for m in modules
+        ),
         "floats of rows and columns": sum(map(stored, floats)),
         "all that is allocated, most in a step": allocated,
     }
@@ -153,14 +170,20 @@ def table(result: dict[str, Any]) -> str:
     names = [name for name in result["1"][0] if name != "weights"]
     lines = ["| ranks | " + " | ".join(names) + " |", "|---:|" + "---:|" * len(names)]
     for size, ranks in result.items():
-        cells = [f"{max(rank[name] for rank in ranks) * 8 / ranks[0]['weights']:.2f}" for name in names]
+        cells = [
+            f"{max(rank[name] for rank in ranks) * 8 / ranks[0]['weights']:.2f}" for name in names
+        ]
         lines.append(f"| {size} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="store_true", help="print the result as a table of bits a weight")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="print the result as a table of bits a weight"
+    )
     if parser.parse_args().table:
         print(table(json.loads(RESULT.read_text(encoding="utf-8"))))
         return

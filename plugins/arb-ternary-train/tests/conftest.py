@@ -1,4 +1,6 @@
-"""A run that takes a fraction of a second: a decoder of a few thousand weights on a few kilobytes of text."""
+"""A run that takes a fraction of a second: a decoder of a few thousand weights on a few kilobytes
+of text.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ name: tiny
 seed: 3
 data: {{name: text, path: {text}, tokenizer: characters}}
 model:
-  {{name: decoder, width: 16, layers: 1, heads: 2, max_length: 16, group_size: 32, float_parts: [norms, embedding]}}
+  {{name: decoder, width: 16, layers: 1, heads: 2, max_length: 16, group_size: 32,
+      float_parts: [norms, embedding]}}
 optimizer:
   name: split
   ternary: {{name: sign_votes, accum_threshold: 2, e_accum_threshold: 4}}
@@ -71,9 +74,13 @@ def tiny(tmp_path: Path) -> Tiny:
 
 @pytest.fixture
 def files_in() -> Callable[[Path, Iterable[str]], dict[str, bytes]]:
-    """The content of every file under a folder that matches a pattern, by its path in the folder."""
+    """The content of every file under a folder that matches a pattern, by its path in the
+    folder.
+    """
 
-    def read(folder: Path, patterns: Iterable[str] = ("metrics.jsonl", "checkpoints/*/*")) -> dict[str, bytes]:
+    def read(
+        folder: Path, patterns: Iterable[str] = ("metrics.jsonl", "checkpoints/*/*")
+    ) -> dict[str, bytes]:
         found = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
         return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(found)}
 

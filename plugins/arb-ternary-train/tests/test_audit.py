@@ -12,7 +12,11 @@ from arb_ternary_train.audit import audit
 
 def test_the_audit_counts_what_is_there_and_nothing_else() -> None:
     pure = nn.ModuleDict(
-        {"e": TernaryEmbedding(10, 20), "l": TernaryLinear(20, 10, bias=True), "n": TernaryRMSNorm(20)}
+        {
+            "e": TernaryEmbedding(10, 20),
+            "l": TernaryLinear(20, 10, bias=True),
+            "n": TernaryRMSNorm(20),
+        }
     )
     report = audit(pure)
     assert report.pure
@@ -43,7 +47,9 @@ def test_the_audit_counts_optimizer_moments_and_tied_tensors_once() -> None:
 def test_a_large_layer_takes_the_bits_of_the_format() -> None:
     layer = TernaryLinear(4096, 256, group_size=128)
     # 2 + 8 + 16 / 128 bits, and 33 bytes of control words and origin a layer.
-    assert audit(layer).state_bits_per_parameter == pytest.approx(10.125 + 33 * 8 / (4096 * 256), abs=1e-9)
+    assert audit(layer).state_bits_per_parameter == pytest.approx(
+        10.125 + 33 * 8 / (4096 * 256), abs=1e-9
+    )
 
 
 def test_the_audit_counts_four_bits_as_state_and_two_as_memory_of_a_step() -> None:

@@ -97,7 +97,11 @@ def test_the_loss_is_0_with_a_graph_where_nothing_counts() -> None:
 
 def test_logits_are_made_where_somebody_needs_them() -> None:
     batch = batch_of([True] * 6)
-    for model, masking in ((nn.Identity(), CausalMasking()), (Table(False), CausalMasking()), (Table(), Judge())):
+    for model, masking in (
+        (nn.Identity(), CausalMasking()),
+        (Table(False), CausalMasking()),
+        (Table(), Judge()),
+    ):
         assert loss_in_blocks(model, batch, masking, {}) is None
         assert counted_losses(model, batch, masking, {}) is None
     assert counted_losses(Table(), batch, Scored(), {}) is None

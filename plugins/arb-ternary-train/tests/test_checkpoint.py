@@ -57,7 +57,11 @@ def test_the_newest_keep_stay_and_the_pointer_names_the_newest(tmp_path: Path) -
         save(store, step)
     assert names(store) == ["step-100000000", "step-00000010"]
     assert (tmp_path / "latest").read_text() == "step-100000000\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000010", "step-100000000"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "latest",
+        "step-00000010",
+        "step-100000000",
+    ]
 
 
 def test_keep_0_keeps_all(tmp_path: Path) -> None:
@@ -84,7 +88,9 @@ def test_of_many_checkpoints_at_a_step_the_newest_stay(tmp_path: Path, keep: int
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
 def test_a_failure_at_any_point_leaves_a_good_checkpoint_and_the_next_save_works(
     point: str, error: BaseException, tmp_path: Path
 ) -> None:
@@ -112,12 +118,16 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     def full(point: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(CheckpointError, match=r"step 2 cannot be written: .*No space left on device") as refused:
+    with pytest.raises(
+        CheckpointError, match=r"step 2 cannot be written: .*No space left on device"
+    ) as refused:
         save(CheckpointStore(tmp_path, faults=full), 2)
     assert "--resume" in refused.value.hint
 
 
-def test_a_file_that_exceeds_what_the_system_allows_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+def test_a_file_that_exceeds_what_the_system_allows_leaves_the_previous_checkpoint(
+    tmp_path: Path,
+) -> None:
     """A real failure of write(2), below safetensors: the size of files is limited for a moment."""
     resource, signal = pytest.importorskip("resource"), pytest.importorskip("signal")
     store = CheckpointStore(tmp_path)
@@ -135,7 +145,9 @@ def test_a_file_that_exceeds_what_the_system_allows_leaves_the_previous_checkpoi
     assert read_checkpoint(store.latest()).step == 1
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "state.safetensors", "state.json", "manifest.json"]
+)
 def test_a_truncated_or_missing_file_is_named(name: str, tmp_path: Path) -> None:
     path = save(CheckpointStore(tmp_path), 9)
     whole = (path / name).read_bytes()
@@ -155,7 +167,9 @@ def test_a_flipped_bit_in_the_state_names_the_file(tmp_path: Path) -> None:
         read_checkpoint(path)
 
 
-def test_the_newest_good_one_is_found_behind_damaged_ones_which_are_set_aside(tmp_path: Path) -> None:
+def test_the_newest_good_one_is_found_behind_damaged_ones_which_are_set_aside(
+    tmp_path: Path,
+) -> None:
     store = CheckpointStore(tmp_path)
     for step in (1, 2, 3):
         save(store, step)
@@ -164,15 +178,21 @@ def test_the_newest_good_one_is_found_behind_damaged_ones_which_are_set_aside(tm
     checkpoint, problems = store.newest_good()
     assert checkpoint is not None
     assert checkpoint.step == 1
-    assert ["step-00000003/manifest.json" in problems[0], "step-00000002/model.safetensors" in problems[1]] == [
-        True
-    ] * 2
+    assert [
+        "step-00000003/manifest.json" in problems[0],
+        "step-00000002/model.safetensors" in problems[1],
+    ] == [True] * 2
     assert names(store) == ["step-00000001"]
     assert (tmp_path / "latest").read_text() == "step-00000001\n"
-    assert sorted(path.name for path in (tmp_path / "set-aside").iterdir()) == ["step-00000002-0", "step-00000003-0"]
+    assert sorted(path.name for path in (tmp_path / "set-aside").iterdir()) == [
+        "step-00000002-0",
+        "step-00000003-0",
+    ]
 
 
-def test_without_any_good_checkpoint_there_is_none_and_every_problem_is_told(tmp_path: Path) -> None:
+def test_without_any_good_checkpoint_there_is_none_and_every_problem_is_told(
+    tmp_path: Path,
+) -> None:
     assert CheckpointStore(tmp_path / "nothing").newest_good() == (None, ())
     store = CheckpointStore(tmp_path)
     (save(store, 1) / "state.json").write_text("{}")
@@ -199,7 +219,9 @@ def test_a_pickle_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read_checkpoint(path)
 
 
-def test_a_state_outlives_its_files_and_a_weight_that_is_not_what_was_verified_is_refused(tmp_path: Path) -> None:
+def test_a_state_outlives_its_files_and_a_weight_that_is_not_what_was_verified_is_refused(
+    tmp_path: Path,
+) -> None:
     path = save(CheckpointStore(tmp_path), 6)
     checkpoint = read_checkpoint(path)
     for name in ("model.safetensors", "state.safetensors"):

@@ -37,7 +37,9 @@ scalars = (
 keys = st.text() | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text())
 states = st.recursive(
     scalars,
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(keys, inner, max_size=4),
+    lambda inner: (
+        st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(keys, inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -47,11 +49,15 @@ def same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
-        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+        return (math.isnan(a) and math.isnan(b)) or (
+            a == b and math.copysign(1, a) == math.copysign(1, b)
+        )
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
-        return len(a) == len(b) and all(same(p, q) and same(a[p], b[q]) for p, q in zip(a, b, strict=True))
+        return len(a) == len(b) and all(
+            same(p, q) and same(a[p], b[q]) for p, q in zip(a, b, strict=True)
+        )
     return bool(a == b)
 
 
@@ -63,11 +69,20 @@ def test_every_state_comes_back_exactly_through_json_text(state: Any) -> None:
 
 
 def test_tensors_are_stored_under_their_path_and_come_back_in_place() -> None:
-    state = {"a": [torch.tensor(1), {"b": torch.tensor([2.0])}], "c/d": torch.tensor(3), "c": {"d": torch.tensor(4)}}
+    state = {
+        "a": [torch.tensor(1), {"b": torch.tensor([2.0])}],
+        "c/d": torch.tensor(3),
+        "c": {"d": torch.tensor(4)},
+    }
     tree, tensors = encode_state(state)
     assert set(tensors) == {"a/0", "a/1/b", "c~1d", "c/d"}
     back = decode_state(json.loads(json.dumps(tree)), tensors)
-    assert [int(back["a"][0]), float(back["a"][1]["b"]), int(back["c/d"]), int(back["c"]["d"])] == [1, 2.0, 3, 4]
+    assert [int(back["a"][0]), float(back["a"][1]["b"]), int(back["c/d"]), int(back["c"]["d"])] == [
+        1,
+        2.0,
+        3,
+        4,
+    ]
 
 
 def test_keys_that_print_alike_do_not_share_a_tensor() -> None:
@@ -86,13 +101,17 @@ def test_the_state_dict_of_a_torch_optimizer_and_its_scheduler_survives() -> Non
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
         scheduler.step()
-    tree, tensors = encode_state({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()})
+    tree, tensors = encode_state(
+        {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+    )
     back = decode_state(json.loads(json.dumps(tree)), tensors)
     again = torch.optim.AdamW(parameters, lr=0.5)
     again.load_state_dict(back["optimizer"])
     assert list(again.state_dict()["state"]) == [0, 1]
     assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-    assert torch.equal(again.state[parameters[0]]["exp_avg"], optimizer.state[parameters[0]]["exp_avg"])
+    assert torch.equal(
+        again.state[parameters[0]]["exp_avg"], optimizer.state[parameters[0]]["exp_avg"]
+    )
     assert back["scheduler"]["milestones"] == Counter({1: 2, 3: 1})
     assert type(back["scheduler"]["milestones"]) is Counter
 
@@ -119,9 +138,17 @@ def test_tensors_of_every_dtype_survive_and_so_do_scalars_views_and_empty_ones(
     dtype: torch.dtype, tmp_path: Path
 ) -> None:
     base = torch.arange(12).reshape(3, 4).to(dtype)
-    tensors = {"whole": base, "view": base.T[1:], "scalar": base[1, 1], "empty": base[:0], "again": base}
+    tensors = {
+        "whole": base,
+        "view": base.T[1:],
+        "scalar": base[1, 1],
+        "empty": base[:0],
+        "again": base,
+    }
     digests = write_tensors(tmp_path / "t.safetensors", tensors, "test")
-    back = read_tensors(tmp_path / "t.safetensors", file_digest(tmp_path / "t.safetensors"), digests)
+    back = read_tensors(
+        tmp_path / "t.safetensors", file_digest(tmp_path / "t.safetensors"), digests
+    )
     assert set(back) == set(tensors)
     for name, tensor in tensors.items():
         assert back[name].dtype == dtype
@@ -151,7 +178,12 @@ def test_a_flipped_bit_in_any_tensor_names_the_tensor(tmp_path: Path) -> None:
     digests = write_tensors(path, {"first": torch.zeros(16), "second": torch.zeros(16)}, "test")
     whole, sha256 = path.read_bytes(), file_digest(path)
     start = len(whole) - 128
-    for offset, name in ((start, "first"), (start + 63, "first"), (start + 64, "second"), (start + 127, "second")):
+    for offset, name in (
+        (start, "first"),
+        (start + 63, "first"),
+        (start + 64, "second"),
+        (start + 127, "second"),
+    ):
         content = bytearray(whole)
         content[offset] ^= 0x10
         path.write_bytes(content)
@@ -159,7 +191,9 @@ def test_a_flipped_bit_in_any_tensor_names_the_tensor(tmp_path: Path) -> None:
             read_tensors(path, sha256, digests)
 
 
-def test_a_flipped_bit_anywhere_in_the_header_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_a_flipped_bit_anywhere_in_the_header_is_an_error_that_names_the_file(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "t.safetensors"
     digests = write_tensors(path, {"first": torch.zeros(4), "second": torch.ones(4)}, "test")
     whole, sha256 = path.read_bytes(), file_digest(path)
@@ -221,7 +255,9 @@ def read_or_message(path: Path) -> str:
         (b"\xff\xfe", "damaged"),
     ],
 )
-def test_a_foreign_manifest_is_refused_by_what_it_is(content: bytes, words: str, tmp_path: Path) -> None:
+def test_a_foreign_manifest_is_refused_by_what_it_is(
+    content: bytes, words: str, tmp_path: Path
+) -> None:
     path = tmp_path / "manifest.json"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=words):

@@ -70,7 +70,9 @@ def test_a_directory_in_use_exits_with_2_and_resume_without_a_value_means_auto(
     assert "continuing from step-00000002" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_that_is_named_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_that_is_named_exits_with_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["train", "tiny.yaml", "--run-dir", "here"])
     Path("here/checkpoints/step-00000004/model.safetensors").write_bytes(b"")
     assert main(["train", "tiny.yaml", "--resume", "here/checkpoints/step-00000004"]) == 1
@@ -82,18 +84,29 @@ def test_the_backend_of_the_command_line_goes_before_the_environment(
 ) -> None:
     monkeypatch.setenv("ARB_TERNARY_BACKEND", "nonsense")
     assert main(["train", "tiny.yaml", "--run-dir", "a", "--backend", "torch"]) == 0
-    assert json.loads(Path("a/run.json").read_text())["backend"] == {"name": "torch", "source": "command line"}
+    assert json.loads(Path("a/run.json").read_text())["backend"] == {
+        "name": "torch",
+        "source": "command line",
+    }
     assert main(["train", "tiny.yaml", "--run-dir", "b", "-o", "backend=torch"]) == 0
-    assert json.loads(Path("b/run.json").read_text())["backend"] == {"name": "torch", "source": "command line"}
+    assert json.loads(Path("b/run.json").read_text())["backend"] == {
+        "name": "torch",
+        "source": "command line",
+    }
     assert main(["train", "tiny.yaml", "--run-dir", "c"]) == 2
     assert "no backend is called 'nonsense'" in capsys.readouterr().err
     assert not Path("c").exists()
     monkeypatch.setenv("ARB_TERNARY_BACKEND", "torch")
     assert main(["train", "tiny.yaml", "--run-dir", "d"]) == 0
-    assert json.loads(Path("d/run.json").read_text())["backend"] == {"name": "torch", "source": "ARB_TERNARY_BACKEND"}
+    assert json.loads(Path("d/run.json").read_text())["backend"] == {
+        "name": "torch",
+        "source": "ARB_TERNARY_BACKEND",
+    }
 
 
-def test_init_from_starts_from_the_weights_of_another_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_from_starts_from_the_weights_of_another_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["train", "tiny.yaml", "--run-dir", "first"])
     assert main(["train", "tiny.yaml", "--run-dir", "second", "--init-from", "first"]) == 0
     assert "weights from first/checkpoints/step-00000004" in capsys.readouterr().err
@@ -120,7 +133,12 @@ def test_generate_continues_the_prompt_and_repeats_with_a_seed(
     texts = []
     for seed in ("1", "1", "2"):
         capsys.readouterr()
-        assert main(["generate", "here", "--prompt", "to be", "--max-new-tokens", "30", "--seed", seed]) == 0
+        assert (
+            main(
+                ["generate", "here", "--prompt", "to be", "--max-new-tokens", "30", "--seed", seed]
+            )
+            == 0
+        )
         texts.append(capsys.readouterr().out)
     assert texts[0].startswith("to be")
     assert len(texts[0]) == len("to be") + 30 + 1
@@ -129,7 +147,9 @@ def test_generate_continues_the_prompt_and_repeats_with_a_seed(
     assert "prompt" in capsys.readouterr().err
     made: list[str] = []
     new_cache = Decoder.new_cache
-    monkeypatch.setattr(Decoder, "new_cache", lambda *asked: made.append(asked[-1]) or new_cache(*asked))
+    monkeypatch.setattr(
+        Decoder, "new_cache", lambda *asked: made.append(asked[-1]) or new_cache(*asked)
+    )
     for options in ([], ["--cache", "float"], ["--cache", "int8"]):
         assert main(["generate", "here", "--prompt", "to", "--max-new-tokens", "3", *options]) == 0
     assert made == ["float", "float", "int8"]
@@ -148,7 +168,9 @@ def test_plot_writes_a_figure_into_the_run_directory(capsys: pytest.CaptureFixtu
     assert main(["plot"]) == 2
 
 
-def test_export_writes_a_file_and_names_an_unknown_exporter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_a_file_and_names_an_unknown_exporter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["train", "tiny.yaml", "--run-dir", "here"])
     assert main(["export", "here", "--format", "safetensors", "model.safetensors"]) == 0
     assert Path("model.safetensors").stat().st_size > 0
@@ -162,14 +184,33 @@ def test_common_settings_have_options_of_their_own() -> None:
     assert main(["train", "tiny.yaml", "--run-dir", "run", "-o", "phases.0.steps=9", *options]) == 0
     config = load_config("run/config.yaml").config
     phase = config.phases[0].options
-    assert (phase.steps, phase.batch_size, phase.preserve_state, config.device) == (3, 4, True, "cpu")
+    assert (phase.steps, phase.batch_size, phase.preserve_state, config.device) == (
+        3,
+        4,
+        True,
+        "cpu",
+    )
     assert json.loads(Path("run/result.json").read_text())["steps"] == 3
 
 
 def test_such_an_option_needs_a_single_phase_and_a_value_that_the_config_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["train", "tiny.yaml", "--run-dir", "run", "-o", "phases=[standard, standard]", "--steps", "3"]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "tiny.yaml",
+                "--run-dir",
+                "run",
+                "-o",
+                "phases=[standard, standard]",
+                "--steps",
+                "3",
+            ]
+        )
+        == 2
+    )
     assert "--steps: tiny.yaml has not exactly one phase" in capsys.readouterr().err
     assert main(["train", "tiny.yaml", "--run-dir", "run", "--device", "moon"]) == 2
     assert "device: must be cpu, cuda, cuda:N or mps" in capsys.readouterr().err

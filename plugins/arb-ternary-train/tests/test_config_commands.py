@@ -1,4 +1,6 @@
-"""``arb config new``, ``show`` and ``schema``, on a kind of config file and on templates that a plugin file brings."""
+"""``arb config new``, ``show`` and ``schema``, on a kind of config file and on templates that a
+plugin file brings.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from arb_ternary.cli.main import main
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.plugins.manager import manager, reset_manager
 
-#: A plugin with the kind of config file "study", whose top level is `Study`, two optimizers and two templates.
+# : A plugin with the kind of config file "study", whose top level is `Study`, two optimizers and
+# two templates.
 PLUGIN = """
 from attrs import evolve, frozen
 
@@ -54,19 +57,22 @@ def load(path, overrides):
 def arb_register_optimizers():
     accepts = frozenset({"float"})
     slow = OptimizerSpec(name="slow", target="fake_study:load", accepts=accepts)
-    return [slow, OptimizerSpec(name="quick", target="fake_study:load", config="fake_study:Quick", accepts=accepts)]
+    return [slow, OptimizerSpec(name="quick", target="fake_study:load", config="fake_study:Quick",
+        accepts=accepts)]
 
 
 @hookimpl
 def arb_register_documents():
-    return [DocumentSpec(name="study", target="fake_study:load", config="fake_study:Study", command="arb do")]
+    return [DocumentSpec(name="study", target="fake_study:load", config="fake_study:Study",
+        command="arb do")]
 
 
 @hookimpl
 def arb_register_starters():
     return [
         StarterSpec(name="long", target="fake_study:LONG", document="study", summary="A long one."),
-        StarterSpec(name="short", target="fake_study:SHORT", document="study", summary="A short one.", priority=20),
+        StarterSpec(name="short", target="fake_study:SHORT", document="study",
+            summary="A short one.", priority=20),
     ]
 """
 
@@ -106,7 +112,7 @@ def new(*arguments: str) -> Path:
     return Path("arb.yaml")
 
 
-# --- new -------------------------------------------------------------------------------------------------------------
+# --- new
 
 
 @pytest.mark.usefixtures("study")
@@ -126,7 +132,10 @@ def test_new_takes_a_path_and_a_template() -> None:
 def test_new_replaces_a_file_only_when_forced(capsys: pytest.CaptureFixture[str]) -> None:
     Path("arb.yaml").write_text("precious")
     assert main(["config", "new"]) == 2
-    assert capsys.readouterr().err == "error: arb.yaml: the file exists\n  Use --force to replace it.\n"
+    assert (
+        capsys.readouterr().err
+        == "error: arb.yaml: the file exists\n  Use --force to replace it.\n"
+    )
     assert Path("arb.yaml").read_text() == "precious"
     new("--force")
     assert Path("arb.yaml").read_text().startswith("# A short one.")
@@ -135,27 +144,38 @@ def test_new_replaces_a_file_only_when_forced(capsys: pytest.CaptureFixture[str]
 @pytest.mark.usefixtures("study")
 def test_new_writes_yaml_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "new", "arb.toml"]) == 2
-    assert capsys.readouterr().err == "error: arb.toml: a starter config is YAML\n  arb config new arb.yaml\n"
+    assert (
+        capsys.readouterr().err
+        == "error: arb.toml: a starter config is YAML\n  arb config new arb.yaml\n"
+    )
 
 
 @pytest.mark.usefixtures("study")
 def test_new_into_a_folder_that_is_not_there_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "new", "no/such/arb.yaml"]) == 2
-    assert capsys.readouterr().err == "error: no/such/arb.yaml: cannot be written: No such file or directory\n"
+    assert (
+        capsys.readouterr().err
+        == "error: no/such/arb.yaml: cannot be written: No such file or directory\n"
+    )
 
 
 @pytest.mark.usefixtures("study")
 def test_new_explains_an_unknown_template(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "new", "--template", "shrt"]) == 2
     assert capsys.readouterr().err == (
-        "error: no template is called 'shrt'; did you mean 'short'?\n  short: A short one.\n  long: A long one.\n"
+        "error: no template is called 'shrt'; did you mean 'short'?\n  short: A short one.\n  "
+        "long: A long one.\n"
     )
     assert not Path("arb.yaml").exists()
 
 
 @pytest.mark.usefixtures("study")
 def test_new_lists_the_templates_the_default_first() -> None:
-    assert [line.split()[0] for line in output("new", "--list").splitlines()] == ["template", "short", "long"]
+    assert [line.split()[0] for line in output("new", "--list").splitlines()] == [
+        "template",
+        "short",
+        "long",
+    ]
     assert json.loads(output("new", "--list", "--json")) == [
         {"name": "short", "summary": "A short one."},
         {"name": "long", "summary": "A long one."},
@@ -163,15 +183,20 @@ def test_new_lists_the_templates_the_default_first() -> None:
     assert not Path("arb.yaml").exists()
 
 
-# --- show -------------------------------------------------------------------------------------------------------------
+# --- show
 
 
 @pytest.mark.usefixtures("study")
 def test_show_prints_the_config_in_force_as_yaml_and_as_json() -> None:
     Path("arb.yaml").write_text("steps: 1000\noptimizer: {name: quick, lr: 0.5}\n")
-    shown = read_yaml(output("show", "--document", "study", "arb.yaml", "-o", "seed=7"), "shown").data
+    shown = read_yaml(
+        output("show", "--document", "study", "arb.yaml", "-o", "seed=7"), "shown"
+    ).data
     assert shown == {"seed": 7, "steps": 1000, "optimizer": {"name": "quick", "lr": 0.5}}
-    assert json.loads(output("show", "--document", "study", "arb.yaml", "-o", "seed=7", "--json")) == shown
+    assert (
+        json.loads(output("show", "--document", "study", "arb.yaml", "-o", "seed=7", "--json"))
+        == shown
+    )
 
 
 @pytest.mark.usefixtures("study")
@@ -180,7 +205,9 @@ def test_show_origin_says_where_each_value_comes_from() -> None:
     rows = {
         row["path"]: (row["value"], row["origin"])
         for row in json.loads(
-            output("show", "--document", "study", "arb.yaml", "--origin", "--json", "-o", "steps=300")
+            output(
+                "show", "--document", "study", "arb.yaml", "--origin", "--json", "-o", "steps=300"
+            )
         )
     }
     assert rows == {
@@ -198,7 +225,7 @@ def test_show_origin_says_where_each_value_comes_from() -> None:
     ]
 
 
-# --- schema ----------------------------------------------------------------------------------------------------------
+# --- schema
 
 
 @pytest.mark.usefixtures("study")
@@ -221,13 +248,23 @@ def test_schema_describes_a_run_where_no_other_kind_of_config_file_is_named() ->
 def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    load(PLUGIN.replace('"fake_study:load", config="fake_study:Study"', '"gone:load", config="gone:X"'))
-    for arguments in (["schema", "--document", "study"], ["show", "--document", "study", "arb.yaml"], ["new"]):
+    load(
+        PLUGIN.replace(
+            '"fake_study:load", config="fake_study:Study"', '"gone:load", config="gone:X"'
+        )
+    )
+    for arguments in (
+        ["schema", "--document", "study"],
+        ["show", "--document", "study", "arb.yaml"],
+        ["new"],
+    ):
         assert main(["config", *arguments]) == 3
         assert "document 'study': gone:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["new"], ["new", "--list"]])
-def test_without_a_template_new_says_what_to_install(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_template_new_says_what_to_install(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["config", *arguments]) == 3
     assert capsys.readouterr().err == "error: no template is installed\n  pip install arb-ternary\n"

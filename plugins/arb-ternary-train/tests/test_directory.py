@@ -10,7 +10,9 @@ from arb_ternary_train.directory import RunDirectory
 
 def make(path: Path) -> RunDirectory:
     directory = RunDirectory(path)
-    directory.create("name: x\n", {"seed": 1}, {"tokenizer": {"kind": "bytes"}, "classes": ["0", "1"]})
+    directory.create(
+        "name: x\n", {"seed": 1}, {"tokenizer": {"kind": "bytes"}, "classes": ["0", "1"]}
+    )
     return directory
 
 
@@ -73,7 +75,11 @@ def test_a_directory_that_cannot_be_made_is_an_error_that_leaves_nothing(tmp_pat
 
 def test_the_lock_is_exclusive_and_given_back(tmp_path: Path) -> None:
     directory = make(tmp_path / "run")
-    with directory.locked(), pytest.raises(UsageProblem, match="another process"), directory.locked():
+    with (
+        directory.locked(),
+        pytest.raises(UsageProblem, match="another process"),
+        directory.locked(),
+    ):
         pass
     with directory.locked():
         pass

@@ -1,4 +1,6 @@
-"""Training by several processes from Python: the guide's calls, what they change of a config, and who a process is."""
+"""Training by several processes from Python: the guide's calls, what they change of a config, and
+who a process is.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ print(dist_config.strategy.name, is_distributed(), get_rank(), "torch" in __impo
 def config(tmp_path: Path) -> RunConfig:
     path = tmp_path / "run.yaml"
     path.write_text(
-        "data: shakespeare\nmodel: {name: decoder, width: 32, layers: 1, heads: 2}\noptimizer: scaled_votes\n"
+        "data: shakespeare\nmodel: {name: decoder, width: 32, layers: 1, heads: 2}\noptimizer: "
+        "scaled_votes\n"
         "phases: [{name: standard, steps: 2, gradient_accumulation_steps: 4}]\n"
     )
     return load_config(path).config
@@ -70,11 +73,18 @@ def differences(config: RunConfig, other: RunConfig) -> dict[str, Any]:
     """What was changed: of the config and of its one phase."""
     one, two = to_plain(config, given=False), to_plain(other, given=False)
     phase, changed = one.pop("phases")[0], two.pop("phases")[0]
-    return {key: new[key] for old, new in ((one, two), (phase, changed)) for key in new if old[key] != new[key]}
+    return {
+        key: new[key]
+        for old, new in ((one, two), (phase, changed))
+        for key in new
+        if old[key] != new[key]
+    }
 
 
 def test_the_calls_of_the_guide_work_and_load_no_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", GUIDE], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", GUIDE], capture_output=True, text=True, check=False
+    )
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["DDP", "Training on 1 GPUs", "FSDP False 0 False"]
 
@@ -85,7 +95,9 @@ def test_the_strategy_of_whole_weights_changes_nothing(config: RunConfig) -> Non
 
 def test_the_options_of_sharded_weights_are_those_of_the_run(config: RunConfig) -> None:
     wanted = DistributedConfig(
-        strategy=DistributedStrategy.FSDP, fsdp_mixed_precision=True, fsdp_activation_checkpointing=True
+        strategy=DistributedStrategy.FSDP,
+        fsdp_mixed_precision=True,
+        fsdp_activation_checkpointing=True,
     )
     found = wanted.applied_to(config)
     assert differences(config, found) == {
@@ -99,15 +111,31 @@ def test_the_options_of_sharded_weights_are_those_of_the_run(config: RunConfig) 
 @pytest.mark.parametrize(
     ("options", "what", "hint"),
     [
-        ({"fsdp_mixed_precision": True}, "fsdp_mixed_precision: True has no effect with DistributedStrategy.DDP", ""),
-        ({"strategy": "fsdp", "ddp_find_unused_parameters": True}, "ddp_find_unused_parameters: True has no", ""),
+        (
+            {"fsdp_mixed_precision": True},
+            "fsdp_mixed_precision: True has no effect with DistributedStrategy.DDP",
+            "",
+        ),
+        (
+            {"strategy": "fsdp", "ddp_find_unused_parameters": True},
+            "ddp_find_unused_parameters: True has no",
+            "",
+        ),
         (
             {"strategy": "fsdp", "fsdp_sharding_strategy": "NO_SHARD"},
             "'NO_SHARD' is not",
             "DistributedStrategy.DDP",
         ),
-        ({"strategy": "fsdp", "fsdp_sharding_strategy": "HYBRID_SHARD"}, "'HYBRID_SHARD' is not", '"FULL_SHARD"'),
-        ({"strategy": "fsdp", "fsdp_transformer_layer_cls": ["Linear"]}, "'Linear' is not what", "TransformerBlock"),
+        (
+            {"strategy": "fsdp", "fsdp_sharding_strategy": "HYBRID_SHARD"},
+            "'HYBRID_SHARD' is not",
+            '"FULL_SHARD"',
+        ),
+        (
+            {"strategy": "fsdp", "fsdp_transformer_layer_cls": ["Linear"]},
+            "'Linear' is not what",
+            "TransformerBlock",
+        ),
     ],
 )
 def test_what_cannot_be_met_is_refused(options: dict[str, Any], what: str, hint: str) -> None:
@@ -120,16 +148,33 @@ def test_what_cannot_be_met_is_refused(options: dict[str, Any], what: str, hint:
 def test_a_process_that_a_launcher_started_knows_its_place_before_it_has_joined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert (is_distributed(), get_rank(), get_world_size(), is_main_process()) == (False, 0, 1, True)
-    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+    assert (is_distributed(), get_rank(), get_world_size(), is_main_process()) == (
+        False,
+        0,
+        1,
+        True,
+    )
+    for name, value in {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }.items():
         monkeypatch.setenv(name, value)
-    assert (is_distributed(), get_rank(), get_world_size(), is_main_process()) == (True, 3, 4, False)
+    assert (is_distributed(), get_rank(), get_world_size(), is_main_process()) == (
+        True,
+        3,
+        4,
+        False,
+    )
 
 
 def test_a_group_that_a_program_has_joined_by_itself_goes_before_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
+    )
     try:
         monkeypatch.setenv("RANK", "3")
         monkeypatch.setenv("WORLD_SIZE", "4")

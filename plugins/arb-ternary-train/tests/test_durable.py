@@ -10,7 +10,9 @@ import pytest
 from arb_ternary_train.durable import flush, replacing
 
 
-def test_the_old_content_stays_until_the_new_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_content_stays_until_the_new_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file.json"
     path.write_text("old")
     events: list[str] = []
@@ -58,7 +60,9 @@ def test_what_a_killed_writer_left_is_written_over(tmp_path: Path) -> None:
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("file", "whole")]
 
 
-def test_a_file_that_cannot_be_opened_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_opened_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(path: Path, flags: int) -> int:
         raise PermissionError(13, "refused", str(path))
 

@@ -22,7 +22,9 @@ CPU = torch.device("cpu")
 
 
 class Bigram(nn.Module):
-    """Logits of the next token from the present one, and a dropout that would show in training mode."""
+    """Logits of the next token from the present one, and a dropout that would show in training
+    mode.
+    """
 
     def __init__(self, table: torch.Tensor) -> None:
         super().__init__()
@@ -33,7 +35,9 @@ class Bigram(nn.Module):
         return self.dropout(self.table[tokens])
 
 
-def run(model: nn.Module, stream: np.ndarray[Any, Any], masking: Any = None, **options: Any) -> Evaluation:
+def run(
+    model: nn.Module, stream: np.ndarray[Any, Any], masking: Any = None, **options: Any
+) -> Evaluation:
     given: dict[str, Any] = {
         "block_size": 4,
         "batch_size": 3,
@@ -103,7 +107,11 @@ class RandomHalf:
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
         self.contexts.append(context)
         masked = CausalMasking().apply(batch, generator, context)
-        return MaskedBatch(masked.inputs, masked.targets, torch.rand(masked.inputs.shape, generator=generator) < 0.5)
+        return MaskedBatch(
+            masked.inputs,
+            masked.targets,
+            torch.rand(masked.inputs.shape, generator=generator) < 0.5,
+        )
 
 
 def test_random_masks_are_the_same_at_every_evaluation_and_other_ones_with_another_seed() -> None:
@@ -139,7 +147,9 @@ def test_the_training_loss_counts_only_the_positions_of_the_mask() -> None:
 
 def test_an_infinite_loss_at_a_position_that_does_not_count_changes_nothing() -> None:
     logits = torch.tensor([[[0.0, -math.inf], [0.0, 0.0]]])
-    batch = MaskedBatch(torch.zeros(1, 2).long(), torch.ones(1, 2).long(), torch.tensor([[False, True]]))
+    batch = MaskedBatch(
+        torch.zeros(1, 2).long(), torch.ones(1, 2).long(), torch.tensor([[False, True]])
+    )
     assert float(masked_loss(logits, batch)) == pytest.approx(math.log(2))
 
 

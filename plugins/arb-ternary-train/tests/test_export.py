@@ -14,7 +14,9 @@ from arb_ternary_train.export import SafetensorsExporter, export_run
 from arb_ternary_train.restore import load_run, measure
 
 
-def test_the_export_holds_the_at_rest_tensors_and_says_what_they_are(tiny: Any, tmp_path: Path) -> None:
+def test_the_export_holds_the_at_rest_tensors_and_says_what_they_are(
+    tiny: Any, tmp_path: Path
+) -> None:
     run, _ = tiny.run("run")
     destination = tmp_path / "deep" / "model.safetensors"
     assert export_run(run.path, destination, "safetensors") == f"safetensors, step 8 of {run.path}"

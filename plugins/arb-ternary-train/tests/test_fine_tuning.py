@@ -1,4 +1,6 @@
-"""Fine-tuning: what is frozen stays as it is, factors multiply rates, and another head starts afresh."""
+"""Fine-tuning: what is frozen stays as it is, factors multiply rates, and another head starts
+afresh.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from arb_ternary_train.part_names import is_named, near
 from arb_ternary_train.schedules import apply_schedule
 
 #: One step of four micro-batches at full rates, whose votes reach the threshold of half a rate.
-ONE = ("phases.0.steps=1", "phases.0.warmup_steps=0", "phases.0.gradient_accumulation_steps=4", "phases.0.eval_every=9")
+ONE = (
+    "phases.0.steps=1",
+    "phases.0.warmup_steps=0",
+    "phases.0.gradient_accumulation_steps=4",
+    "phases.0.eval_every=9",
+)
 HALF = ("phases.0.lr=0.005", "optimizer.ternary.lr=0.5")
 
 
@@ -29,7 +36,9 @@ def tensors(run: RunDirectory) -> dict[str, Tensor]:
     return {name: checkpoint.model[name] for name in checkpoint.model}
 
 
-def changed(before: dict[str, Tensor], after: dict[str, Tensor], *, learnt: bool = True) -> set[str]:
+def changed(
+    before: dict[str, Tensor], after: dict[str, Tensor], *, learnt: bool = True
+) -> set[str]:
     """Names of tensors that differ; ``learnt`` leaves out the words that count steps."""
     names = {name for name in before if not torch.equal(before[name], after[name])}
     return {name for name in names if not (learnt and name.endswith("control"))}
@@ -47,7 +56,9 @@ def changed(before: dict[str, Tensor], after: dict[str, Tensor], *, learnt: bool
         ("Head.weight", "head", False),
     ],
 )
-def test_a_pattern_names_a_part_or_a_module_that_holds_it(name: str, pattern: str, named: bool) -> None:
+def test_a_pattern_names_a_part_or_a_module_that_holds_it(
+    name: str, pattern: str, named: bool
+) -> None:
     assert is_named(name, [pattern]) is named
     assert is_named(name, ["nothing", pattern]) is named
 
@@ -64,7 +75,9 @@ def test_what_is_frozen_keeps_its_bytes_and_its_votes(tiny: Any) -> None:
     freeze = "phases.0.freeze=[head, 'blocks.0.attention*', embedding]"
     second, _ = tiny.run("second", freeze, init_from=first.path)
     before, after = tensors(first), tensors(second)
-    frozen = {name for name in before if name.startswith(("head.", "blocks.0.attention.", "embedding."))}
+    frozen = {
+        name for name in before if name.startswith(("head.", "blocks.0.attention.", "embedding."))
+    }
     assert any(name.endswith("votes") and bool(before[name].any()) for name in frozen)
     # The seed of the run and the place in a step are set whatever learns.
     assert not {name for name in changed(before, after) if name in frozen}
@@ -73,13 +86,15 @@ def test_what_is_frozen_keeps_its_bytes_and_its_votes(tiny: Any) -> None:
 
 def test_what_one_phase_freezes_the_next_may_train(tiny: Any) -> None:
     phases = (
-        "phases=[{name: standard, steps: 3, batch_size: 2, block_size: 8, freeze: [head], rate_factors: {blocks: 2.0}},"
+        "phases=[{name: standard, steps: 3, batch_size: 2, block_size: 8, freeze: [head], "
+        "rate_factors: {blocks: 2.0}},"
         " {name: standard, steps: 3, batch_size: 2, block_size: 8}]"
     )
     run, _ = tiny.run("run", phases, "checkpoint.keep=9")
     paths = sorted(CheckpointStore(run.checkpoints).paths())
     middle, end = (
-        {name: c.model[name] for name in c.model} for c in (read_checkpoint(paths[0]), read_checkpoint(paths[-1]))
+        {name: c.model[name] for name in c.model}
+        for c in (read_checkpoint(paths[0]), read_checkpoint(paths[-1]))
     )
     assert not middle["head.votes"].any()
     assert "head.votes" in changed(middle, end)
@@ -110,7 +125,9 @@ def test_a_factor_of_everything_is_a_rate_that_is_smaller_by_it(tiny: Any, files
 
 def test_a_factor_acts_on_what_its_pattern_names_and_on_nothing_else(tiny: Any) -> None:
     # In the first step all three see the same gradients.
-    full, half = (tensors(tiny.run(name, *ONE, *more)[0]) for name, more in (("full", ()), ("half", HALF)))
+    full, half = (
+        tensors(tiny.run(name, *ONE, *more)[0]) for name, more in (("full", ()), ("half", HALF))
+    )
     named = "phases.0.rate_factors={head: 0.5, 'blocks.*.norm*': 0.5, embedding: 0.5}"
     some = tensors(tiny.run("some", *ONE, named)[0])
     ours = {name for name in some if name.startswith(("head.", "embedding.")) or ".norm" in name}
@@ -129,10 +146,15 @@ def test_factors_of_several_patterns_all_count(tiny: Any, files_in: Any) -> None
 
 def test_a_schedule_gives_a_group_with_a_factor_so_much_of_every_rate() -> None:
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
-    groups = [{"params": [parameters[0]]}, {"params": [parameters[1]], "lr": 0.25, "rate_factor": 0.5}]
+    groups = [
+        {"params": [parameters[0]]},
+        {"params": [parameters[1]], "lr": 0.25, "rate_factor": 0.5},
+    ]
     optimizer = torch.optim.SGD(groups, lr=0.5)
     for step, expected in enumerate((1.0, 0.75, 0.5)):  # linear from 1 to a half
-        apply_schedule(optimizer, "linear", step, steps=3, warmup=0, lr=1.0, min_lr=0.5, min_rate=0.0)
+        apply_schedule(
+            optimizer, "linear", step, steps=3, warmup=0, lr=1.0, min_lr=0.5, min_rate=0.0
+        )
         assert [group["lr"] for group in optimizer.param_groups] == [expected, expected / 2]
     apply_schedule(optimizer, "linear", 2, steps=3, warmup=0, lr=None, min_lr=None, min_rate=0.1)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.025])
@@ -141,10 +163,26 @@ def test_a_schedule_gives_a_group_with_a_factor_so_much_of_every_rate() -> None:
 @pytest.mark.parametrize(
     ("options", "said", "hint"),
     [
-        (["freeze=[haed]"], r"phases\[0\]\.freeze: 'haed' names no part of the model", "Nearest: head."),
-        (["rate_factors={bloks: 0.5}"], r"phases\[0\]\.rate_factors: 'bloks' names no part", "Nearest: blocks, "),
-        (["freeze=[head]", "rate_factors={'hea*': 0.5}"], "everything that 'hea\\*' names is frozen", "Remove the"),
-        (["freeze=['*']"], r"phases\[0\]\.freeze: nothing in the model can be trained; every part is frozen", "Leave"),
+        (
+            ["freeze=[haed]"],
+            r"phases\[0\]\.freeze: 'haed' names no part of the model",
+            "Nearest: head.",
+        ),
+        (
+            ["rate_factors={bloks: 0.5}"],
+            r"phases\[0\]\.rate_factors: 'bloks' names no part",
+            "Nearest: blocks, ",
+        ),
+        (
+            ["freeze=[head]", "rate_factors={'hea*': 0.5}"],
+            "everything that 'hea\\*' names is frozen",
+            "Remove the",
+        ),
+        (
+            ["freeze=['*']"],
+            r"phases\[0\]\.freeze: nothing in the model can be trained; every part is frozen",
+            "Leave",
+        ),
     ],
 )
 def test_a_run_does_not_begin_with_patterns_that_do_nothing(
@@ -189,7 +227,9 @@ def letters(tiny: Any) -> Path:
     return path
 
 
-def test_the_error_of_a_head_that_does_not_fit_says_how_to_start_it_afresh(tiny: Any, letters: Path) -> None:
+def test_the_error_of_a_head_that_does_not_fit_says_how_to_start_it_afresh(
+    tiny: Any, letters: Path
+) -> None:
     first, _ = tiny.run("first")
     with pytest.raises(CheckpointError) as by_flag:
         tiny.run("second", f"data.path={letters}", init_from=first.path)
@@ -204,15 +244,24 @@ def test_the_error_of_a_head_that_does_not_fit_says_how_to_start_it_afresh(tiny:
     assert "afresh" not in too_much.value.hint
 
 
-def test_what_is_skipped_starts_afresh_and_the_rest_is_that_of_the_other_run(tiny: Any, letters: Path) -> None:
+def test_what_is_skipped_starts_afresh_and_the_rest_is_that_of_the_other_run(
+    tiny: Any, letters: Path
+) -> None:
     first, _ = tiny.run("first")
-    quiet = ("phases.0.steps=1", "phases.0.warmup_steps=0", "phases.0.freeze=['blocks*', head, embedding]")
+    quiet = (
+        "phases.0.steps=1",
+        "phases.0.warmup_steps=0",
+        "phases.0.freeze=['blocks*', head, embedding]",
+    )
     more = (*quiet, "model.float_parts=[norms, embedding]", f"data.path={letters}", "seed=5")
     fresh = tensors(tiny.run("fresh", *more)[0])
     skip = ("embedding", "hea[d]")
     by_flag, _ = tiny.run("by_flag", *more, init_from=first.path, init_skip=skip)
     by_phase, _ = tiny.run(
-        "by_phase", *more, f"phases.0.init_from={first.path}", "phases.0.init_skip=[embedding, 'hea[d]']"
+        "by_phase",
+        *more,
+        f"phases.0.init_from={first.path}",
+        "phases.0.init_skip=[embedding, 'hea[d]']",
     )
     assert by_flag.record()["init_skip"] == ["embedding", "hea[d]"]
     assert "init_skip" not in by_phase.record()
@@ -225,7 +274,9 @@ def test_what_is_skipped_starts_afresh_and_the_rest_is_that_of_the_other_run(tin
             assert torch.equal(tensor, source[name]), name
 
 
-def test_a_smaller_head_than_the_other_run_has_is_that_of_the_data(tiny: Any, letters: Path) -> None:
+def test_a_smaller_head_than_the_other_run_has_is_that_of_the_data(
+    tiny: Any, letters: Path
+) -> None:
     large, _ = tiny.run("large", f"data.path={letters}")
     kept, _ = tiny.run("kept", *ONE, init_from=large.path)
     small, _ = tiny.run("small", *ONE, init_from=large.path, init_skip=("head", "embedding"))
@@ -235,7 +286,9 @@ def test_a_smaller_head_than_the_other_run_has_is_that_of_the_data(tiny: Any, le
 
 
 @pytest.mark.slow
-def test_a_killed_start_keeps_what_it_was_told_to_skip(tiny: Any, letters: Path, files_in: Any) -> None:
+def test_a_killed_start_keeps_what_it_was_told_to_skip(
+    tiny: Any, letters: Path, files_in: Any
+) -> None:
     first, _ = tiny.run("first")
     told = {"init_from": first.path, "init_skip": ("embedding", "head")}
     whole, _ = tiny.run("whole", f"data.path={letters}", **told)
@@ -248,7 +301,9 @@ def test_a_killed_start_keeps_what_it_was_told_to_skip(tiny: Any, letters: Path,
 
 def test_a_skip_that_skips_nothing_is_refused(tiny: Any) -> None:
     first, _ = tiny.run("first")
-    with pytest.raises(ConfigError, match=r"--init-skip: 'haed' names nothing in the model or in .*first") as refused:
+    with pytest.raises(
+        ConfigError, match=r"--init-skip: 'haed' names nothing in the model or in .*first"
+    ) as refused:
         tiny.run("second", init_from=first.path, init_skip=("haed",))
     assert refused.value.hint.startswith("Nearest: head")
     with pytest.raises(ConfigError, match=r"phases\[0\]\.init_skip: 'haed' names nothing"):

@@ -17,14 +17,20 @@ def ours(frame: traceback.FrameSummary) -> bool:
     return any(part.startswith("arb_ternary") for part in Path(frame.filename).parts)
 
 
-def test_at_most_five_frames_of_ours_lie_between_the_program_and_backward_the_command_s_being_the_first(
+def test_train_reaches_backward_within_five_frames(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stacks: list[list[str]] = []
     backward = torch.Tensor.backward
 
     def looking(self: torch.Tensor, *arguments: Any, **options: Any) -> None:
-        stacks.append([f"{Path(each.filename).name}:{each.name}" for each in traceback.extract_stack() if ours(each)])
+        stacks.append(
+            [
+                f"{Path(each.filename).name}:{each.name}"
+                for each in traceback.extract_stack()
+                if ours(each)
+            ]
+        )
         backward(self, *arguments, **options)
 
     monkeypatch.setattr(torch.Tensor, "backward", looking)
@@ -33,4 +39,10 @@ def test_at_most_five_frames_of_ours_lie_between_the_program_and_backward_the_co
     (stack,) = stacks
     shell, *five = stack
     assert shell == "main.py:main"
-    assert five == ["train.py:train", "runner.py:train", "standard.py:run", "loop.py:train_micro_batch", "loop.py:draw"]
+    assert five == [
+        "train.py:train",
+        "runner.py:train",
+        "standard.py:run",
+        "loop.py:train_micro_batch",
+        "loop.py:draw",
+    ]

@@ -22,7 +22,8 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_register_phases():
-    return [PhaseSpec(name="growing", target="growing:build", config="arb_ternary_train.options:LoopOptions")]
+    return [PhaseSpec(name="growing", target="growing:build",
+        config="arb_ternary_train.options:LoopOptions")]
 
 
 def build(config):
@@ -59,7 +60,8 @@ class Growing:
                 self.state = None
             while self.loop.step < half.steps:
                 report = self.loop.train_micro_batch()
-                context.record_step(report.metrics(), tokens=report.tokens, phase_step=report.step, log=False)
+                context.record_step(report.metrics(), tokens=report.tokens, phase_step=report.step,
+                    log=False)
                 context.checkpoint_if_due()
                 context.stop_if_requested()
         context.save_checkpoint()
@@ -97,7 +99,9 @@ def plugin(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stop", [2, 4, 8])
-def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(tiny: Any, files_in: Any, stop: int) -> None:
+def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(
+    tiny: Any, files_in: Any, stop: int
+) -> None:
     overrides = (PHASES, "checkpoint={every: 1, keep: 2}")
     whole, report = tiny.run("whole", *overrides)
     record_step = TrainingContext.record_step
@@ -116,7 +120,10 @@ def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(tiny: 
     trained = load_run(whole.path)
     assert len(trained.model.blocks) == 2  # type: ignore[arg-type]
     assert measure(trained)[0].loss == report.validation_loss
-    assert read_checkpoint(whole.checkpoints / "step-00000009").state["structures"] == [{"blocks": 2}, None]
+    assert read_checkpoint(whole.checkpoints / "step-00000009").state["structures"] == [
+        {"blocks": 2},
+        None,
+    ]
 
 
 def test_weights_of_a_grown_model_do_not_fit_one_that_has_not_grown(tiny: Any) -> None:

@@ -1,4 +1,6 @@
-"""``batch_doublings``: how large micro-batches are, in which order the data are read, that a run resumes bitwise."""
+"""``batch_doublings``: how large micro-batches are, in which order the data are read, that a run
+resumes bitwise.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from arb_ternary_train.protocols import DealtBatches
 SCALED = """
 name: grown
 data: {name: text, path: text.txt}
-model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, float_parts: [head, norms]}
+model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32,
+    float_parts: [head, norms]}
 optimizer: {name: split, ternary: {name: scaled_votes}, float: {name: adamw}}
 checkpoint: {every: 1000, keep: 2}
 phases:
@@ -66,8 +69,20 @@ class Numbers:
 def test_micro_batches_double_at_the_shares_of_the_steps() -> None:
     assert [joined_at((0.5, 0.75), step, 8) for step in range(8)] == [1, 1, 1, 1, 2, 2, 4, 4]
     assert batches_in((0.5, 0.75), 8) == 4 + 2 * 2 + 2 * 4
-    # In any order; two at one place are a factor of four; and a share before the second step is one of the first.
-    assert [joined_at((0.7, 0.7, 0.3), step, 10) for step in range(10)] == [1, 1, 1, 2, 2, 2, 2, 8, 8, 8]
+    # In any order; two at one place are a factor of four; and a share before the second step is one
+    # of the first.
+    assert [joined_at((0.7, 0.7, 0.3), step, 10) for step in range(10)] == [
+        1,
+        1,
+        1,
+        2,
+        2,
+        2,
+        2,
+        8,
+        8,
+        8,
+    ]
     assert batches_in((0.7, 0.7, 0.3), 10) == 3 + 4 * 2 + 3 * 8
     assert [joined_at((0.1,), step, 4) for step in range(4)] == [2, 2, 2, 2]
     assert batches_in((), 7) == 7
@@ -102,12 +117,16 @@ def test_a_run_takes_as_many_tokens_as_its_doublings_say(tiny: Any) -> None:
     assert report.steps == 8
     assert look_ahead(tiny.config(change), probe=False).phases[0].tokens == 256
     # Up to the first doubling nothing is other than without.
-    before = [each for each in read_metrics(tiny.run("plain")[0].metrics_file) if each["event"] == "train"]
+    before = [
+        each for each in read_metrics(tiny.run("plain")[0].metrics_file) if each["event"] == "train"
+    ]
     assert train[:4] == before[:4]
     assert train[4]["loss"] != before[4]["loss"]
 
 
-def test_micro_batches_that_are_twice_as_large_from_the_first_step_on_are_those_of_twice_the_size(tiny: Any) -> None:
+def test_micro_batches_that_are_twice_as_large_from_the_first_step_on_are_those_of_twice_the_size(
+    tiny: Any,
+) -> None:
     grown, _ = tiny.run("grown", "phases.0.batch_doublings=[0.01]", "phases.0.eval_every=1000")
     twice, _ = tiny.run("twice", "phases.0.batch_size=4", "phases.0.eval_every=1000")
     assert grown.metrics_file.read_bytes() == twice.metrics_file.read_bytes()
@@ -152,5 +171,7 @@ def test_a_text_that_is_read_on_by_rows_refuses_growing_batches(tiny: Any) -> No
 
 def test_a_rate_that_is_auto_refuses_growing_batches(tiny: Any) -> None:
     votes = "optimizer.ternary={name: scaled_votes, lr: auto}"
-    with pytest.raises(ConfigError, match="the micro-batches of phases\\[0\\] grow, and steps have no one number"):
+    with pytest.raises(
+        ConfigError, match="the micro-batches of phases\\[0\\] grow, and steps have no one number"
+    ):
         tiny.config("phases.0.batch_doublings=[0.5]", votes)

@@ -1,4 +1,6 @@
-"""The hooks of a run are the published ones, documented, and no plugin's own module can implement them."""
+"""The hooks of a run are the published ones, documented, and no plugin's own module can implement
+them.
+"""
 
 from __future__ import annotations
 

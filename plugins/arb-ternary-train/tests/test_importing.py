@@ -1,4 +1,6 @@
-"""``arb import`` and ``arb inspect``, with the importer of our own exports and with one from a plugin."""
+"""``arb import`` and ``arb inspect``, with the importer of our own exports and with one from a
+plugin.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from arb_ternary_train.restore import load_run
 from arb_ternary_train.safetensors_file import SafetensorsFile, write_safetensors
 from arb_ternary_train.safetensors_importer import SafetensorsImporter
 
-#: An importer of a file of JSON, whose content a test chooses, and one of addresses that are the names of such files.
+# : An importer of a file of JSON, whose content a test chooses, and one of addresses that are the
+# names of such files.
 PLUGIN = """
 import json
 from pathlib import Path
@@ -77,7 +80,8 @@ class Importer:
                     module.set_trits(trits, exponent, torch.full(size, 5, dtype=torch.int8))
 
         return ImportedModel(
-            found["model"], found["size"], found.get("attached", {}), fill, (f"scales: {self.scales}",), found["data"]
+            found["model"], found["size"], found.get("attached",
+                {}), fill, (f"scales: {self.scales}",), found["data"]
         )
 
 
@@ -96,7 +100,12 @@ FEATHER = {
     "size": 96,
     "attached": {"tokenizer": TOKENIZER},
     "data": {"name": "shakespeare", "tokenizer": "{run}/tokenizer.json"},
-    "shown": {"architecture": "bird", "parameters": 1234, "unmapped": ["the crest"], "metadata": {"colour": "grey"}},
+    "shown": {
+        "architecture": "bird",
+        "parameters": 1234,
+        "unmapped": ["the crest"],
+        "metadata": {"colour": "grey"},
+    },
 }
 
 
@@ -123,10 +132,12 @@ def feather(name: str = "bird.feather", **changes: Any) -> Path:
     return Path(name)
 
 
-# --- our own exports -------------------------------------------------------------------------------------------------
+# --- our own exports
 
 
-def test_an_export_comes_back_in_every_bit_and_is_a_run(tiny: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_comes_back_in_every_bit_and_is_a_run(
+    tiny: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, _ = tiny.run("run")
     assert main(["export", str(run.path), "model.safetensors"]) == 0
     assert main(["import", "model.safetensors", "back"]) == 0
@@ -138,18 +149,31 @@ def test_an_export_comes_back_in_every_bit_and_is_a_run(tiny: Any, capsys: pytes
     torch.rand(7)
     assert main(["import", "model.safetensors", "twice"]) == 0
     for name in ("model.safetensors", "state.safetensors", "manifest.json"):
-        once, twice = (Path(run_, "checkpoints/step-00000000", name).read_bytes() for run_ in ("back", "twice"))
+        once, twice = (
+            Path(run_, "checkpoints/step-00000000", name).read_bytes() for run_ in ("back", "twice")
+        )
         assert once == twice
     assert main(["export", "back", "again.safetensors"]) == 0
-    first, second = SafetensorsFile(Path("model.safetensors")), SafetensorsFile(Path("again.safetensors"))
+    first, second = (
+        SafetensorsFile(Path("model.safetensors")),
+        SafetensorsFile(Path("again.safetensors")),
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
 
     config = load_config(Path("back/config.yaml")).config
     assert config.data.options.tokenizer == str(Path("back/tokenizer.json").resolve())
     parts = config.optimizer.options
-    assert (config.optimizer.name, parts.ternary.name, parts.float.name) == ("split", "scaled_votes", "adamw")
+    assert (config.optimizer.name, parts.ternary.name, parts.float.name) == (
+        "split",
+        "scaled_votes",
+        "adamw",
+    )
     record = json.loads(Path("back/run.json").read_text())
-    assert record["imported"] == {"source": "model.safetensors", "importer": "safetensors", "notes": []}
+    assert record["imported"] == {
+        "source": "model.safetensors",
+        "importer": "safetensors",
+        "notes": [],
+    }
     assert not list(Path().glob(".back*"))
     assert main(["generate", "back", "--prompt", "to be", "--max-new-tokens", "3"]) == 0
     capsys.readouterr()
@@ -171,13 +195,28 @@ def test_training_goes_on_from_an_import_with_its_votes_and_exponents(
 
     source, target = (load_run(Path(name), accumulators=True).model for name in ("back", "tuned"))
     load_weights(target, Path("back"), seed=9)
-    for (_, before), (_, after) in zip(ternary_modules(source), ternary_modules(target), strict=True):
+    for (_, before), (_, after) in zip(
+        ternary_modules(source), ternary_modules(target), strict=True
+    ):
         assert torch.equal(before.logical_votes(), after.logical_votes())
         assert bool(before.logical_votes().any())
         assert torch.equal(before.exponent, after.exponent)
         assert (int(after.control[SEED]), int(after.control[MICRO])) == (9, 0)
 
-    assert main(["train", "back/config.yaml", *settings, "--init-from", "back", "-o", "model.group_size=64"]) == 1
+    assert (
+        main(
+            [
+                "train",
+                "back/config.yaml",
+                *settings,
+                "--init-from",
+                "back",
+                "-o",
+                "model.group_size=64",
+            ]
+        )
+        == 1
+    )
     assert "model.group_size: 32 there, 64 here" in capsys.readouterr().err
     assert report.steps == 8
 
@@ -195,7 +234,10 @@ def test_an_export_of_another_description_is_refused(tiny: Any) -> None:
 
     for changes, message in (
         ({"model": {**facts["model"], "width": 32}}, "its tensors are not those of the model"),
-        ({"model": {**facts["model"], "layers": 10**9}}, "a model larger than the file holds weights for"),
+        (
+            {"model": {**facts["model"], "layers": 10**9}},
+            "a model larger than the file holds weights for",
+        ),
         ({"vocabulary_size": 10**15}, "a model larger than the file holds weights for"),
         ({"vocabulary_size": -1}, "its metadata are damaged"),
         ({"model": 7}, "its metadata are damaged"),
@@ -216,12 +258,22 @@ def test_an_export_of_another_description_is_refused(tiny: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_no_mutation_of_an_export_does_anything_but_raise_an_error_of_data(tmp_path: Path, seed: int) -> None:
+def test_no_mutation_of_an_export_does_anything_but_raise_an_error_of_data(
+    tmp_path: Path, seed: int
+) -> None:
     """20,000 of them: no other exception, no memory beyond what the file has."""
     model = Decoder(DecoderConfig(width=8, layers=1, heads=1, max_length=8, group_size=32), 8)
     path = tmp_path / "small.safetensors"
-    facts = {"name": "x", "step": 1, "model": {**MODEL, "width": 8, "heads": 1}, "vocabulary_size": 8, "versions": {}}
-    SafetensorsExporter().export(model, path, {**facts, "tokenizer": {"kind": "ids", "vocabulary_size": 8}})
+    facts = {
+        "name": "x",
+        "step": 1,
+        "model": {**MODEL, "width": 8, "heads": 1},
+        "vocabulary_size": 8,
+        "versions": {},
+    }
+    SafetensorsExporter().export(
+        model, path, {**facts, "tokenizer": {"kind": "ids", "vocabulary_size": 8}}
+    )
     whole, draws = path.read_bytes(), random.Random(seed)
     importer, header = SafetensorsImporter(), int.from_bytes(whole[:8], "little") + 8
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -236,14 +288,17 @@ def test_no_mutation_of_an_export_does_anything_but_raise_an_error_of_data(tmp_p
             importer.inspect(path)
         with suppress(DataError):
             importer.load(path)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB: the interpreter's own
+    # KiB: the interpreter's own
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
-# --- an importer of a plugin -----------------------------------------------------------------------------------------
+# --- an importer of a plugin
 
 
 @pytest.mark.usefixtures("feathers")
-def test_a_foreign_model_becomes_a_run_that_trains_evaluates_and_resumes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_foreign_model_becomes_a_run_that_trains_evaluates_and_resumes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["import", str(feather()), "bird", "--scales", "round"]) == 0
     shown = capsys.readouterr()
     assert "note: scales: round" in shown.err
@@ -255,19 +310,42 @@ def test_a_foreign_model_becomes_a_run_that_trains_evaluates_and_resumes(capsys:
         assert bool((module.logical_votes() == 5).all())
         assert bool((module.exponent == -3).all())
     assert main(["eval", "bird", "--batches", "1"]) == 0
-    command = ["train", "bird/config.yaml", "--steps", "2", "-o", "phases.0.warmup_steps=0", "--run-dir", "tuned"]
+    command = [
+        "train",
+        "bird/config.yaml",
+        "--steps",
+        "2",
+        "-o",
+        "phases.0.warmup_steps=0",
+        "--run-dir",
+        "tuned",
+    ]
     assert main([*command, "--init-from", "bird"]) == 0
     assert main([*command, "--resume"]) == 0
     capsys.readouterr()
     assert main(["train", "bird/config.yaml", "--run-dir", "bird", "--resume"]) == 1
-    assert "arb train bird/config.yaml --init-from bird --run-dir bird-tuned" in capsys.readouterr().err
+    assert (
+        "arb train bird/config.yaml --init-from bird --run-dir bird-tuned"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.usefixtures("feathers")
-def test_a_model_may_have_more_ids_than_its_tokenizer_but_not_fewer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_may_have_more_ids_than_its_tokenizer_but_not_fewer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["import", str(feather(size=100)), "bird"]) == 0
     assert main(["eval", "bird", "--batches", "1"]) == 0
-    command = ["train", "bird/config.yaml", "--steps", "2", "-o", "phases.0.warmup_steps=0", "--run-dir", "tuned"]
+    command = [
+        "train",
+        "bird/config.yaml",
+        "--steps",
+        "2",
+        "-o",
+        "phases.0.warmup_steps=0",
+        "--run-dir",
+        "tuned",
+    ]
     assert main([*command, "--init-from", "bird"]) == 0
     assert load_run(Path("tuned")).model.vocabulary_size == 100
     assert main([*command, "--resume"]) == 0
@@ -290,7 +368,9 @@ def test_nothing_is_left_of_an_import_that_fails_and_nothing_is_overwritten() ->
 
 
 @pytest.mark.usefixtures("feathers")
-def test_what_nobody_reads_is_named_with_the_plugin_that_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_reads_is_named_with_the_plugin_that_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(UsageProblem, match="there is no such file or folder"):
         find_source("nothing.gguf")
     with pytest.raises(UsageProblem, match="no importer takes addresses that begin with nest://"):
@@ -313,7 +393,9 @@ def test_what_nobody_reads_is_named_with_the_plugin_that_would(monkeypatch: pyte
     announced = {"gguf": "arb-ternary-gguf", "hf": "arb-ternary-hf"}
     monkeypatch.setattr(Registry, "not_installed", lambda *_: announced)
     asked = []
-    monkeypatch.setattr("arb_ternary_train.importing.named_importer", lambda name, *_: asked.append(name))
+    monkeypatch.setattr(
+        "arb_ternary_train.importing.named_importer", lambda name, *_: asked.append(name)
+    )
     monkeypatch.setattr("arb_ternary_train.importing._importers", list)
     Path("model.gguf").write_bytes(b"GGUF\3\0\0\0")
     Path("folder").mkdir()
@@ -326,16 +408,20 @@ def test_what_nobody_reads_is_named_with_the_plugin_that_would(monkeypatch: pyte
 
 @pytest.mark.usefixtures("feathers")
 @pytest.mark.parametrize("feathers", [2], indirect=True)
-def test_addresses_are_fetched_by_the_importer_of_their_scheme_and_two_that_recognise_a_file_are_named() -> None:
+def test_importer_is_chosen_by_scheme_and_ambiguity_is_named() -> None:
     found = find_source(f"nest://{feather()}")
-    assert (found.name, found.path, found.shown) == ("fetched", Path("bird.feather"), "nest://bird.feather")
+    assert (found.name, found.path, found.shown) == (
+        "fetched",
+        Path("bird.feather"),
+        "nest://bird.feather",
+    )
     with pytest.raises(DataError, match="several importers recognise it") as refused:
         find_source("bird.feather")
     assert refused.value.hint == "Say which: --format feather or --format fetched"
     assert find_source("bird.feather", "feather").name == "feather"
 
 
-# --- inspection ------------------------------------------------------------------------------------------------------
+# --- inspection
 
 
 @pytest.mark.usefixtures("feathers")
@@ -345,11 +431,17 @@ def test_inspect_shows_what_an_importer_says(capsys: pytest.CaptureFixture[str])
     for words in ("architecture bird", "parameters 1,234", "colour grey", "not mapped: the crest"):
         assert words in shown
     assert main(["inspect", str(feather()), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"path": "bird.feather", "format": "feather", **FEATHER["shown"]}
+    assert json.loads(capsys.readouterr().out) == {
+        "path": "bird.feather",
+        "format": "feather",
+        **FEATHER["shown"],
+    }
 
 
 @pytest.mark.usefixtures("feathers")
-def test_inspect_sends_no_control_characters_of_a_file_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_sends_no_control_characters_of_a_file_to_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     evil = "\x1b]0;evil\x07\x9b2J"
     tensors = [{"name": evil, "shape": [2], "type": evil, "bytes": 2}]
     shown = {
@@ -377,9 +469,15 @@ def test_inspect_counts_what_is_in_an_export_a_run_and_a_checkpoint(tiny: Any) -
         assert found["tokenizer"] == "characters"
         assert found["scales"] == "powers of two, one a group of 32"
         assert found["tensors"] == of_run["tensors"]
-    stored = sum(row.nbytes for row in report.audit.rows if "votes" not in row.what and "control" not in row.what)
+    stored = sum(
+        row.nbytes
+        for row in report.audit.rows
+        if "votes" not in row.what and "control" not in row.what
+    )
     # At rest a trit takes 1.6 bits; in memory the packed form of this backend takes 2.
-    assert 8 * stored / report.audit.parameters == pytest.approx(of_run["bits_per_weight"], rel=0.05)
+    assert 8 * stored / report.audit.parameters == pytest.approx(
+        of_run["bits_per_weight"], rel=0.05
+    )
     assert of_checkpoint["metadata"]["checkpoint"] == "step-00000006"
 
 
@@ -391,7 +489,10 @@ def test_an_export_with_accumulators_of_two_bits_has_no_number_of_parameters(tin
 def test_the_limit_of_allocations_counts_elements_and_tensors() -> None:
     with AllocationLimit("x", 1 << 20):
         torch.zeros(1 << 22)
-    with pytest.raises(DataError, match="x: its description asks for a model larger"), AllocationLimit("x", 1 << 20):
+    with (
+        pytest.raises(DataError, match="x: its description asks for a model larger"),
+        AllocationLimit("x", 1 << 20),
+    ):
         torch.zeros(1 << 26)
     with pytest.raises(DataError), AllocationLimit("x", 0):
         [torch.zeros(1) for _ in range(30_000)]

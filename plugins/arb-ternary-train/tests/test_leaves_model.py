@@ -1,4 +1,6 @@
-"""Phases of a third party that train nothing: a run of such phases alone is not evaluated at its end."""
+"""Phases of a third party that train nothing: a run of such phases alone is not evaluated at its
+end.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class Changing(Options):
 @hookimpl
 def arb_register_phases():
     names = {"looking": "Options", "leaving": "Leaving", "changing": "Changing"}
-    return [PhaseSpec(name=name, target="idle:Idle", config=f"idle:{made}") for name, made in names.items()]
+    return [PhaseSpec(name=name, target="idle:Idle", config=f"idle:{made}") for name,
+        made in names.items()]
 
 
 class Idle:
@@ -74,8 +77,15 @@ def plugin(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("phases", "evaluated"),
-    [("leaving, leaving", False), ("leaving, looking", True), ("leaving, changing", True), ("looking", True)],
+    [
+        ("leaving, leaving", False),
+        ("leaving, looking", True),
+        ("leaving, changing", True),
+        ("looking", True),
+    ],
 )
-def test_a_run_that_leaves_the_model_is_not_evaluated(tiny: Any, phases: str, evaluated: bool) -> None:
+def test_a_run_that_leaves_the_model_is_not_evaluated(
+    tiny: Any, phases: str, evaluated: bool
+) -> None:
     _, report = tiny.run("run", f"phases=[{phases}]")
     assert (report.validation_loss is not None) == evaluated

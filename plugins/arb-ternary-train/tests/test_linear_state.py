@@ -21,7 +21,9 @@ WEIGHTS = 4 * 128 * 128 + 2 * 128 * 256
 
 
 def decoder(**options: object) -> Decoder:
-    return Decoder(DecoderConfig(width=128, layers=1, heads=2, feed_forward=256, max_length=8, **options), 40)
+    return Decoder(
+        DecoderConfig(width=128, layers=1, heads=2, feed_forward=256, max_length=8, **options), 40
+    )
 
 
 def stepped(model: Decoder, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -32,7 +34,9 @@ def stepped(model: Decoder, optimizer: torch.optim.Optimizer) -> torch.optim.Opt
 
 def test_a_float_weight_under_adamw_takes_96_bits_and_stores_its_gradient() -> None:
     model = decoder(float_parts=FLOATS, activations="float")
-    found = linear_state(model, stepped(model, build_adamw(AdamWConfig(), collect_trainable(model))))
+    found = linear_state(
+        model, stepped(model, build_adamw(AdamWConfig(), collect_trainable(model)))
+    )
     assert found.weights == WEIGHTS
     # A weight, two moments, and a step counter of four bytes for each of the six matrices.
     assert found.state_bytes == 12 * WEIGHTS + 6 * 4
@@ -49,7 +53,8 @@ def test_moments_of_an_embedding_are_not_charged_to_the_linears() -> None:
     state = linear_state(model, stepped(model, JoinedOptimizer(parts)))
     assert state.weights == WEIGHTS
     assert state.gradient_bytes == 0
-    # 2 bits of packed trits and 8 of votes; an exponent and a vote of it a row; an origin and 4 control words a matrix.
+    # 2 bits of packed trits and 8 of votes; an exponent and a vote of it a row; an origin and 4
+    # control words a matrix.
     assert state.state_bytes == 10 * WEIGHTS // 8 + 2 * (5 * 128 + 256) + 6 * (1 + 4 * 8)
 
 

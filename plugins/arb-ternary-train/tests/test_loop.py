@@ -32,7 +32,9 @@ VOCABULARY = 7
 
 
 class Net(nn.Module):
-    """A bigram model in float, which can be told to give a loss that is not finite at some calls."""
+    """A bigram model in float, which can be told to give a loss that is not finite at some
+    calls.
+    """
 
     def __init__(self, poisoned: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -148,7 +150,9 @@ def test_one_step_descends_the_gradient_of_the_mean_loss() -> None:
             losses.append(-math.log(p[then]))
             gradient[now] += p - np.eye(VOCABULARY)[then]
     assert report.loss == pytest.approx(np.mean(losses), rel=1e-5)
-    np.testing.assert_allclose(table(context).numpy(), before.numpy() - 0.5 * gradient / 20, atol=1e-6)
+    np.testing.assert_allclose(
+        table(context).numpy(), before.numpy() - 0.5 * gradient / 20, atol=1e-6
+    )
 
 
 def test_accumulated_micro_batches_are_averaged() -> None:
@@ -156,7 +160,9 @@ def test_accumulated_micro_batches_are_averaged() -> None:
     assert [loop.train_micro_batch() is None for _ in range(4)] == [True, True, True, False]
     together, other = loop_of(batch_size=16)
     # Four micro-batches of four samples are one batch of sixteen of them.
-    together.batches.sampler.batch = lambda cursor: np.concatenate([loop.batches.sampler.batch(i) for i in range(4)])  # type: ignore[method-assign]
+    together.batches.sampler.batch = lambda cursor: np.concatenate(
+        [loop.batches.sampler.batch(i) for i in range(4)]
+    )  # type: ignore[method-assign]
     step(together)
     torch.testing.assert_close(table(context), table(other))
 
@@ -222,7 +228,9 @@ def test_without_any_finite_loss_there_is_no_step_and_the_next_places_are_drawn(
 def test_a_loss_that_never_becomes_finite_ends_the_run_with_an_error() -> None:
     loop, context = loop_of(poisoned=tuple(range(1, 100)), max_skipped=5)
     before = table(context)
-    with pytest.raises(ArbError, match="step 1: 5 micro-batches in a row had no finite loss; the last was nan"):
+    with pytest.raises(
+        ArbError, match="step 1: 5 micro-batches in a row had no finite loss; the last was nan"
+    ):
         step(loop)
     assert torch.equal(table(context), before)
 
@@ -239,7 +247,9 @@ def test_a_lost_micro_batch_and_the_gradients_of_its_step_are_both_recorded() ->
     for _ in range(3):
         assert loop.train_micro_batch() is None
     assert context.skips == [("loss", 2), ("gradient", 2)]
-    with pytest.raises(ArbError, match="4 micro-batches in a row had no finite gradient; the last was inf"):
+    with pytest.raises(
+        ArbError, match="4 micro-batches in a row had no finite gradient; the last was inf"
+    ):
         loop.train_micro_batch()
     assert context.skips[2:] == [("loss", 4), ("gradient", 4)]
 
@@ -302,15 +312,24 @@ def test_an_optimizer_that_takes_the_loss_gets_the_mean_of_its_micro_batches() -
 @pytest.mark.parametrize("make", [sgd, Deferring, lambda p: torch.optim.AdamW(p, lr=0.1)])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_loop_continues_exactly_from_any_micro_batch(make: Any, accumulate: int) -> None:
-    whole, context = loop_of(make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7))
+    whole, context = loop_of(
+        make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7)
+    )
     reports = [whole.train_micro_batch() for _ in range(14)]
     for stop in range(14):
-        first, broken = loop_of(make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7))
+        first, broken = loop_of(
+            make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7)
+        )
         for _ in range(stop):
             first.train_micro_batch()
-        state, weights = first.state_dict(), {k: v.clone() for k, v in broken.model.state_dict().items()}
+        state, weights = (
+            first.state_dict(),
+            {k: v.clone() for k, v in broken.model.state_dict().items()},
+        )
         calls = getattr(first.optimizer, "calls", 0)
-        second, resumed = loop_of(make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7))
+        second, resumed = loop_of(
+            make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7)
+        )
         resumed.model.load_state_dict(weights)
         resumed.model.calls = stop  # type: ignore[assignment]
         second.load_state_dict(state)
@@ -320,11 +339,15 @@ def test_a_loop_continues_exactly_from_any_micro_batch(make: Any, accumulate: in
         assert torch.equal(table(resumed), table(context))
 
 
-def test_a_gradient_that_overflows_its_scale_is_no_step_and_lowers_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_overflows_its_scale_is_no_step_and_lowers_the_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from arb_ternary_train import loop as module
 
     first = step(loop_of()[0]).loss
-    monkeypatch.setattr(module, "scaler_for", lambda *_: torch.amp.GradScaler("cpu", init_scale=1024.0))
+    monkeypatch.setattr(
+        module, "scaler_for", lambda *_: torch.amp.GradScaler("cpu", init_scale=1024.0)
+    )
     loop, context = loop_of()
     before, overflows = table(context), iter([math.inf, 1.0, 1.0])
     context.model.table.register_hook(lambda gradient: gradient * next(overflows))  # type: ignore[union-attr,operator]
@@ -348,7 +371,9 @@ def test_a_gradient_that_overflows_its_scale_is_no_step_and_lowers_the_scale(mon
     torch.testing.assert_close(table(third), table(context))
 
 
-def test_a_compiled_model_is_what_runs_and_the_plain_one_is_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_model_is_what_runs_and_the_plain_one_is_what_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     compiled: list[nn.Module] = []
 
     def compile_(model: nn.Module) -> Callable[..., Any]:
@@ -388,8 +413,10 @@ def test_masks_depend_on_seed_step_and_micro_batch_and_not_on_the_global_generat
         ({"activation_checkpointing": True}, "set_activation_checkpointing"),
         ({"preserve_state": True}, "set_state_preservation"),
     ],
-)  # fmt: skip
-def test_an_option_that_the_model_cannot_do_is_refused(option: dict[str, bool], method: str) -> None:
+)
+def test_an_option_that_the_model_cannot_do_is_refused(
+    option: dict[str, bool], method: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"{next(iter(option))}: the model Net has no {method}"):
         loop_of(**option)
 
@@ -407,11 +434,19 @@ def test_bfloat16_training_keeps_the_parameters_in_bfloat16() -> None:
         ({"lr_schedule": "constant", "min_lr": 0.1}, "'min_lr' has no effect"),
         ({"steps": 5, "warmup_steps": 6}, "'warmup_steps' must be at most 'steps'"),
         ({"activation_checkpoint_threshold": 5}, "'activation_checkpoint_threshold' has no effect"),
-        ({"gradient_accumulation_steps": 4097}, "'gradient_accumulation_steps' must be 1 to 4096, not 4097"),
-        ({"gradient_accumulation_steps": 0}, "'gradient_accumulation_steps' must be 1 to 4096, not 0"),
+        (
+            {"gradient_accumulation_steps": 4097},
+            "'gradient_accumulation_steps' must be 1 to 4096, not 4097",
+        ),
+        (
+            {"gradient_accumulation_steps": 0},
+            "'gradient_accumulation_steps' must be 1 to 4096, not 0",
+        ),
     ],
 )
-def test_options_that_would_be_ignored_or_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+def test_options_that_would_be_ignored_or_cannot_be_are_refused(
+    options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         LoopOptions(**options)
 
@@ -422,7 +457,9 @@ def test_a_loop_that_masks_and_predicts_in_another_way_needs_to_say_only_that() 
     class Backwards(TrainingLoop):
         def mask(self, batch: Batch) -> MaskedBatch:
             inputs = batch.data[:, 1:].clone()
-            return MaskedBatch(inputs, batch.data[:, :-1].clone(), torch.ones_like(inputs, dtype=torch.bool))
+            return MaskedBatch(
+                inputs, batch.data[:, :-1].clone(), torch.ones_like(inputs, dtype=torch.bool)
+            )
 
         def predict(self, batch: Batch, masked: MaskedBatch) -> torch.Tensor:
             seen.append((self.micro_batches, batch.sample_ids, masked.inputs))
@@ -435,7 +472,9 @@ def test_a_loop_that_masks_and_predicts_in_another_way_needs_to_say_only_that() 
     assert [number for number, _, _ in seen] == [1, 2, 3]
     for _, ids, inputs in seen:
         for row, sample in enumerate(ids.tolist()):
-            assert inputs[row].tolist() == context.data.train[4 * sample + 1 : 4 * sample + 5].tolist()
+            assert (
+                inputs[row].tolist() == context.data.train[4 * sample + 1 : 4 * sample + 5].tolist()
+            )
 
 
 def test_a_loop_may_judge_and_set_rates_in_another_way() -> None:
@@ -476,22 +515,38 @@ class TernaryNet(nn.Module):
         return logits
 
 
-def ternary_loop(monkeypatch: pytest.MonkeyPatch, overflows: tuple[int, ...]) -> tuple[TrainingLoop, TernaryNet]:
+def ternary_loop(
+    monkeypatch: pytest.MonkeyPatch, overflows: tuple[int, ...]
+) -> tuple[TrainingLoop, TernaryNet]:
     """With a scaler, and gradients that overflow at some micro-batches; two of them make a step."""
     from arb_ternary_train import loop as module
 
-    monkeypatch.setattr(module, "scaler_for", lambda *_: torch.amp.GradScaler("cpu", init_scale=1024.0))
+    monkeypatch.setattr(
+        module, "scaler_for", lambda *_: torch.amp.GradScaler("cpu", init_scale=1024.0)
+    )
     model, calls = TernaryNet(), iter(range(1, 100))
     context = Context(model, lambda _: None)
     context.make_optimizer = lambda choice=None, factors=None: JoinedOptimizer(  # type: ignore[method-assign]
-        {"ternary": SignVotes({"table": model.table}), "float": torch.optim.SGD(model.embed.parameters(), lr=0.1)}
+        {
+            "ternary": SignVotes({"table": model.table}),
+            "float": torch.optim.SGD(model.embed.parameters(), lr=0.1),
+        }
     )
-    model.embed.weight.register_hook(lambda gradient: gradient * (math.inf if next(calls) in overflows else 1.0))
-    options: Any = {"batch_size": 4, "block_size": 5, "gradient_accumulation_steps": 2, "lr_schedule": "constant"}
+    model.embed.weight.register_hook(
+        lambda gradient: gradient * (math.inf if next(calls) in overflows else 1.0)
+    )
+    options: Any = {
+        "batch_size": 4,
+        "block_size": 5,
+        "gradient_accumulation_steps": 2,
+        "lr_schedule": "constant",
+    }
     return TrainingLoop(context, LoopOptions(steps=20, **options), "phase 0"), model  # type: ignore[arg-type]
 
 
-def test_a_step_that_the_scaler_drops_takes_its_votes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_the_scaler_drops_takes_its_votes_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop, model = ternary_loop(monkeypatch, (4,))
     step(loop)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -501,11 +556,15 @@ def test_a_step_that_the_scaler_drops_takes_its_votes_along(monkeypatch: pytest.
     loop.train_micro_batch()
     assert not model.table.sums.votes.any()
     assert (loop.step, loop.skipped) == (1, 1)
-    assert [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])] == []
+    assert [
+        name for name, value in model.state_dict().items() if not torch.equal(value, before[name])
+    ] == []
     assert step(loop).step == 2
 
 
-def test_votes_are_dropped_with_their_step_also_where_it_was_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_votes_are_dropped_with_their_step_also_where_it_was_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ends = []
     for resumed in (False, True):
         loop, model = ternary_loop(monkeypatch, (4,))
@@ -522,7 +581,9 @@ def test_votes_are_dropped_with_their_step_also_where_it_was_resumed(monkeypatch
     assert [name for name in ends[0] if not torch.equal(ends[0][name], ends[1][name])] == []
 
 
-def test_without_a_scaler_no_accumulators_are_kept_for_undoing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_scaler_no_accumulators_are_kept_for_undoing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from arb_ternary_train import loop as module
 
     assert ternary_loop(monkeypatch, ())[1].table.undoable

@@ -28,7 +28,9 @@ def test_what_was_written_is_read_back_and_floats_survive_exactly(tmp_path: Path
 
 
 def test_numbers_that_json_does_not_have_become_words() -> None:
-    line = to_line({"loss": float("nan"), "norms": [float("inf"), 1.0], "nested": {"a": float("-inf")}})
+    line = to_line(
+        {"loss": float("nan"), "norms": [float("inf"), 1.0], "nested": {"a": float("-inf")}}
+    )
     assert json.loads(line) == {"loss": "nan", "norms": ["inf", 1.0], "nested": {"a": "-inf"}}
 
 
@@ -39,7 +41,9 @@ def test_a_line_reaches_the_file_before_write_returns(tmp_path: Path) -> None:
         assert path.read_bytes() == b'{"step": 1}\n'
 
 
-def test_a_line_torn_by_a_kill_is_not_read_and_is_cut_when_the_file_is_opened_again(tmp_path: Path) -> None:
+def test_a_line_torn_by_a_kill_is_not_read_and_is_cut_when_the_file_is_opened_again(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 2)
     with path.open("ab") as file:

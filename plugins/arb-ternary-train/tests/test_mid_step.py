@@ -1,4 +1,6 @@
-"""A run that is stopped between two micro-batches of one step goes on from there to the same bytes."""
+"""A run that is stopped between two micro-batches of one step goes on from there to the same
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ from arb_ternary_train.loop import TrainingLoop
 CONFIG = """
 name: accumulated
 data: {name: text, path: text.txt}
-model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, float_parts: [head, norms]}
+model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32,
+    float_parts: [head, norms]}
 optimizer: {name: split, ternary: {name: OPTIMIZER}, float: {name: adamw}}
 checkpoint: {every: 1000, keep: 2}
 phases:
-  - {name: standard, steps: 5, batch_size: 2, block_size: 8, eval_every: 0, gradient_accumulation_steps: 3}
+  - {name: standard, steps: 5, batch_size: 2, block_size: 8, eval_every: 0,
+      gradient_accumulation_steps: 3}
 """
 
 

@@ -17,9 +17,13 @@ from arb_ternary_train.model_state import ModelState, load_parts
 
 def decoder(seed: int, **options: Any) -> nn.Module:
     torch.manual_seed(seed)
-    model = Decoder(DecoderConfig(width=40, layers=2, heads=2, max_length=8, group_size=32, **options), 50)
+    model = Decoder(
+        DecoderConfig(width=40, layers=2, heads=2, max_length=8, group_size=32, **options), 50
+    )
     for number, (_, module) in enumerate(ternary_modules(model)):
-        votes = torch.randint(-1, 2, (module.shape.out_features, module.shape.in_features), dtype=torch.int8)
+        votes = torch.randint(
+            -1, 2, (module.shape.out_features, module.shape.in_features), dtype=torch.int8
+        )
         module.set_votes(votes)
         module.control[MICRO] = seed + number
     return model

@@ -70,7 +70,11 @@ def test_every_observer_hook_is_called_with_its_arguments():
     }
     namespace: dict[str, Any] = {"hookimpl": hookimpl, "received": received}
     for hook, names in arguments.items():
-        exec(f"@hookimpl\ndef {hook}(self, {', '.join(names)}):\n    received[{hook!r}] = dict(locals())", namespace)
+        exec(
+            f"@hookimpl\ndef {hook}(self, {', '.join(names)}):\n    received[{hook!r}] = "
+            f"dict(locals())",
+            namespace,
+        )
         setattr(Everything, hook, namespace[hook])
     values = {
         "context": CONTEXT,
@@ -87,7 +91,9 @@ def test_every_observer_hook_is_called_with_its_arguments():
 
     assert set(arguments) == specified_in(hookspecs).keys() - {"arb_select_backend"}
     for hook, names in arguments.items():
-        assert {name: received[hook][name] for name in names} == {name: values[name] for name in names}
+        assert {name: received[hook][name] for name in names} == {
+            name: values[name] for name in names
+        }
 
 
 def test_an_observer_that_fails_in_a_step_ends_the_run_with_its_name():
@@ -103,7 +109,9 @@ def test_an_observer_that_fails_in_a_step_ends_the_run_with_its_name():
 
 
 def test_an_error_of_ours_keeps_its_class_and_exit_code_and_names_the_observer():
-    observers = RunObservers({"stop": Failing(Interrupted("asked to stop", "arb train --resume auto"))})
+    observers = RunObservers(
+        {"stop": Failing(Interrupted("asked to stop", "arb train --resume auto"))}
+    )
 
     with pytest.raises(Interrupted) as caught:
         observers.call(hookspecs.arb_step_end, CONTEXT, 1, {})
@@ -118,7 +126,11 @@ def test_an_error_of_ours_keeps_its_class_and_exit_code_and_names_the_observer()
 def test_at_the_end_of_a_run_every_observer_is_called_and_all_failures_are_named():
     log: list[str] = []
     observers = RunObservers(
-        {"one": Failing(OSError("disk full")), "notes": Notes(log), "two": Failing(ValueError("no value"))}
+        {
+            "one": Failing(OSError("disk full")),
+            "notes": Notes(log),
+            "two": Failing(ValueError("no value")),
+        }
     )
 
     with pytest.raises(ArbError) as caught:
@@ -126,7 +138,8 @@ def test_at_the_end_of_a_run_every_observer_is_called_and_all_failures_are_named
 
     assert log == ["notes: finished"]
     assert caught.value.what == (
-        "observer 'one', arb_run_end: OSError: disk full; observer 'two', arb_run_end: ValueError: no value"
+        "observer 'one', arb_run_end: OSError: disk full; observer 'two', arb_run_end: ValueError: "
+        "no value"
     )
 
 
@@ -136,7 +149,8 @@ def test_an_observer_with_a_misspelt_hook_is_refused_with_the_nearest_name():
         def arb_step_ended(self): ...
 
     with pytest.raises(
-        ComponentError, match=r"observer 'csv': no hook is called 'arb_step_ended'; did you mean 'arb_step_end'\?"
+        ComponentError,
+        match=r"observer 'csv': no hook is called 'arb_step_ended'; did you mean 'arb_step_end'\?",
     ):
         RunObservers({"csv": Misspelt()})
 
@@ -152,7 +166,9 @@ def test_an_observer_with_a_hook_that_a_run_never_calls_is_refused():
         def arb_register_phases(self):
             return ()
 
-    with pytest.raises(ComponentError, match="arb_register_phases is not called on the observers of a run"):
+    with pytest.raises(
+        ComponentError, match="arb_register_phases is not called on the observers of a run"
+    ):
         RunObservers({"csv": Registering()})
 
 
@@ -166,7 +182,9 @@ def test_an_observer_with_an_argument_that_the_hook_lacks_is_refused():
 
 
 class Around:
-    """A wrapper of either style: pluggy's ``wrapper`` passes the result on, its older ``hookwrapper`` does not."""
+    """A wrapper of either style: pluggy's ``wrapper`` passes the result on, its older
+    ``hookwrapper`` does not.
+    """
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -197,7 +215,9 @@ class Evaluated:
 
 def test_an_observer_may_wrap_all_others():
     log: list[str] = []
-    observers = RunObservers({"notes": Notes(log), "around": Around(log), "evaluated": Evaluated(log)})
+    observers = RunObservers(
+        {"notes": Notes(log), "around": Around(log), "evaluated": Evaluated(log)}
+    )
 
     observers.call(hookspecs.arb_step_end, CONTEXT, 3, {"loss": 1.5})
     observers.call(hookspecs.arb_eval_end, CONTEXT, 3, {})
@@ -236,7 +256,9 @@ def test_a_wrapper_that_fails_is_named():
             raise OSError("disk full")
 
     log: list[str] = []
-    observers = RunObservers({"around": Wrapper(), "notes": Notes(log), "bad": Failing(ValueError("late"))})
+    observers = RunObservers(
+        {"around": Wrapper(), "notes": Notes(log), "bad": Failing(ValueError("late"))}
+    )
 
     with pytest.raises(ComponentError, match=r"^observer 'bad', arb_step_end: ValueError: late$"):
         observers.call(hookspecs.arb_step_end, CONTEXT, 1, {"loss": 0.0})
@@ -245,7 +267,8 @@ def test_a_wrapper_that_fails_is_named():
 
     assert (
         caught.value.what
-        == "observer 'bad', arb_run_end: ValueError: late; observer 'around', arb_run_end: OSError: disk full"
+        == "observer 'bad', arb_run_end: ValueError: late; observer 'around', arb_run_end: "
+        "OSError: disk full"
     )
     assert log == ["notes: step 1 loss 0.0", "notes: finished"]
 
@@ -260,7 +283,9 @@ class Opinion:
 
 
 def test_the_first_opinion_on_a_backend_counts():
-    observers = RunObservers({"none": Opinion(None), "this": Opinion("torch"), "that": Opinion("triton")})
+    observers = RunObservers(
+        {"none": Opinion(None), "this": Opinion("torch"), "that": Opinion("triton")}
+    )
 
     assert observers.select_backend(BackendRequest(), ["triton", "torch"]) == ("this", "torch")
     assert RunObservers({"none": Opinion(None)}).select_backend(BackendRequest(), ["torch"]) is None
@@ -280,15 +305,20 @@ def test_a_wrapper_that_passes_an_opinion_on_is_not_named_for_it():
     both = ["triton", "torch"]
 
     passed = RunObservers({"around": Wrapper(None), **this}).select_backend(BackendRequest(), both)
-    changed = RunObservers({"around": Wrapper("triton"), **this}).select_backend(BackendRequest(), both)
+    changed = RunObservers({"around": Wrapper("triton"), **this}).select_backend(
+        BackendRequest(), both
+    )
 
     assert (passed, changed) == (("this", "torch"), ("around", "triton"))
 
 
 def test_an_opinion_outside_the_candidates_is_an_error_that_names_the_observer():
     with pytest.raises(ComponentError) as caught:
-        RunObservers({"this": Opinion("cuda")}).select_backend(BackendRequest(), ["triton", "torch"])
+        RunObservers({"this": Opinion("cuda")}).select_backend(
+            BackendRequest(), ["triton", "torch"]
+        )
 
     assert str(caught.value) == (
-        "observer 'this': arb_select_backend chose 'cuda', which is not a candidate\ncandidates: triton, torch"
+        "observer 'this': arb_select_backend chose 'cuda', which is not a candidate\ncandidates: "
+        "triton, torch"
     )

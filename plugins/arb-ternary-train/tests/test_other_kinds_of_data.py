@@ -1,4 +1,6 @@
-"""Runs on what is no text: samples of one prediction, a loss and scores of the masking's own, a generator."""
+"""Runs on what is no text: samples of one prediction, a loss and scores of the masking's own, a
+generator.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,11 @@ class PointsConfig:
     sized_samples: ClassVar[bool] = True
 
 class Points:
-    """Points whose label is the sum of their coordinates; batch 0 of the held-out ones has 5, batch 1 has 3."""
+    """Points labelled with the sum of their coordinates; held-out batches have 5 and 3 points."""
     name, vocabulary_size, predictions_per_sample, prediction_noun = "points", 2, 1, "point"
     def __init__(self, config=None):
-        self.all = torch.from_numpy(np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32))
+        self.all = torch.from_numpy(np.random.default_rng(0).normal(size=(64,
+            4)).astype(np.float32))
     def fingerprint(self): return "points"
     def samples_per_epoch(self, block_size): return len(self.all)
     def of(self, rows): return Batch(rows, torch.arange(len(rows)), {"labels": rows.sum(1)})
@@ -48,7 +51,8 @@ class Points:
 
 class Stream:
     continues = False
-    def __init__(self, source, request): self.source, self.size, self.at = source, request.batch_size, 0
+    def __init__(self, source,
+        request): self.source, self.size, self.at = source, request.batch_size, 0
     def __next__(self):
         start = self.at * self.size % 64
         self.at += 1
@@ -64,7 +68,8 @@ class Regression:
         scale = torch.full((len(batch.data), 1), 0.5)
         return MaskedBatch(batch.data, batch.extras["labels"], ones, arguments={"scale": scale})
     def losses(self, output, batch): return (output[:, 0] - batch.targets) ** 2
-    def scores(self, output, batch): return {"near": ((output[:, 0] - batch.targets).abs() < 1).float()}
+    def scores(self, output, batch): return {"near": ((output[:,
+        0] - batch.targets).abs() < 1).float()}
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -95,8 +100,10 @@ def arb_register_masking(): return [MaskingSpec(name="regression", target=f"{__n
 @hookimpl
 def arb_register_generators():
     return [GeneratorSpec(name="any_net", target=f"{__name__}:draw_any", models=("net",)),
-            GeneratorSpec(name="points", target=f"{__name__}:draw", models=("net",), masking=("regression",)),
-            GeneratorSpec(name="elsewhere", target=f"{__name__}:draw_any", models=("net",), masking=("regression",),
+            GeneratorSpec(name="points", target=f"{__name__}:draw", models=("net",),
+                masking=("regression",)),
+            GeneratorSpec(name="elsewhere", target=f"{__name__}:draw_any", models=("net",),
+                masking=("regression",),
                           data=("another",))]
 '''
 
@@ -165,7 +172,9 @@ def test_a_run_reports_the_masking_s_loss_and_scores(
     assert result["validation_loss"] == measured["validation_loss"]
 
 
-def test_what_evaluations_report_can_be_drawn(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_evaluations_report_can_be_drawn(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plot", "run", "--metric", "near", "-o", "near.svg"]) == 0
     assert "<!-- near -->" in Path("near.svg").read_text()
     assert main(["plot", "run", "-o", "loss.svg"]) == 0
@@ -175,12 +184,16 @@ def test_what_evaluations_report_can_be_drawn(here: Path, capsys: pytest.Capture
     assert "near" in capsys.readouterr().err
 
 
-def test_a_block_size_that_means_nothing_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_block_size_that_means_nothing_is_refused(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "points.yaml", "--run-dir", "other", "-o", "phases.0.block_size=7"]) == 2
     assert "the samples of the data 'points' have a size of their own" in capsys.readouterr().err
 
 
-def test_generate_hands_over_to_the_generator_that_suits_best(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_hands_over_to_the_generator_that_suits_best(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["generate", "--count", "3", "run"]) == 0
     assert capsys.readouterr().out == "3 points from run\n"
     assert main(["generate", "run", "--with", "any_net"]) == 0
@@ -203,7 +216,10 @@ def test_generate_hands_over_to_the_generator_that_suits_best(here: Path, capsys
 
 def test_a_batch_takes_its_arguments_to_the_device() -> None:
     made = MaskedBatch(
-        torch.zeros(2, 1), torch.zeros(2), torch.ones(2, dtype=torch.bool), arguments={"a": torch.ones(2)}
+        torch.zeros(2, 1),
+        torch.zeros(2),
+        torch.ones(2, dtype=torch.bool),
+        arguments={"a": torch.ones(2)},
     )
     assert made.to(torch.device("meta")).arguments["a"].device.type == "meta"
 

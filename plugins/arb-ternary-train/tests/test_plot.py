@@ -14,7 +14,9 @@ from arb_ternary_train.plot_marks import Mark, draw_marks, marks_in
 
 def test_smoothing_is_a_centred_mean_cut_short_at_the_ends() -> None:
     assert smoothed([3.0, 3.0, 3.0], 1) == pytest.approx([3.0] * 3)
-    assert smoothed([1.0, 2.0, 6.0, 4.0, 0.0], 2) == pytest.approx([3.0, 3.25, 13.0 / 5, 3.0, 10.0 / 3])
+    assert smoothed([1.0, 2.0, 6.0, 4.0, 0.0], 2) == pytest.approx(
+        [3.0, 3.25, 13.0 / 5, 3.0, 10.0 / 3]
+    )
 
 
 def test_the_figure_shows_training_validation_and_both_entropies(tiny: Any, tmp_path: Path) -> None:
@@ -43,7 +45,9 @@ def test_several_runs_share_a_figure_under_their_names(tiny: Any, tmp_path: Path
         assert f"<!-- {words} -->" in drawn
 
 
-def test_a_run_without_a_step_and_a_place_that_cannot_be_written_are_errors(tiny: Any, tmp_path: Path) -> None:
+def test_a_run_without_a_step_and_a_place_that_cannot_be_written_are_errors(
+    tiny: Any, tmp_path: Path
+) -> None:
     empty = RunDirectory(tmp_path / "empty")
     empty.path.mkdir()
     empty.metrics_file.write_text("")
@@ -94,15 +98,24 @@ def test_each_mark_is_a_vertical_line_and_each_kind_one_entry_of_the_legend() ->
 
 def test_marks_of_several_runs_have_the_runs_colours() -> None:
     axes = Figure().add_subplot()
-    draw_marks(axes, [("#0072B2", [Mark(1, "bold", "switch")]), ("#D55E00", [Mark(9, "calm", "switch")])], 10)
-    assert [line.get_color() for line in axes.lines if list(line.get_xdata())] == ["#0072B2", "#D55E00"]
+    draw_marks(
+        axes,
+        [("#0072B2", [Mark(1, "bold", "switch")]), ("#D55E00", [Mark(9, "calm", "switch")])],
+        10,
+    )
+    assert [line.get_color() for line in axes.lines if list(line.get_xdata())] == [
+        "#0072B2",
+        "#D55E00",
+    ]
     assert axes.get_legend_handles_labels()[1] == ["switch"]
 
 
 def test_the_figure_of_a_run_shows_its_marks(tiny: Any, tmp_path: Path) -> None:
     run, _ = tiny.run("run")
     with run.metrics_file.open("a") as file:
-        file.write('{"event": "decision", "step": 2, "mark": "spike_resistant", "mark_kind": "rollback"}\n')
+        file.write(
+            '{"event": "decision", "step": 2, "mark": "spike_resistant", "mark_kind": "rollback"}\n'
+        )
     plot_runs([run], tmp_path / "loss.svg")
     drawn = (tmp_path / "loss.svg").read_text()
     for words in ("rollback", "spike_resistant"):

@@ -1,4 +1,6 @@
-"""A policy of a third party decides how a loop goes on: what it may do, and what becomes of the run."""
+"""A policy of a third party decides how a loop goes on: what it may do, and what becomes of the
+run.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ class Together:
 
     def begin(self, loop):
         LOOPS.append(loop)
-        loop.adjustment = Adjustment(float_rate=self.options.float_rate, ternary_rate=self.options.ternary_rate)
+        loop.adjustment = Adjustment(float_rate=self.options.float_rate,
+            ternary_rate=self.options.ternary_rate)
 
     def advance(self, loop):
         left = loop.options.steps - loop.step
@@ -101,14 +104,20 @@ def plugin(tmp_path: Path) -> Iterator[Any]:
 
 
 def policy(**options: Any) -> str:
-    text = ", ".join(f"{key}: {json.dumps(value)}" for key, value in {"name": "together", **options}.items())
+    text = ", ".join(
+        f"{key}: {json.dumps(value)}" for key, value in {"name": "together", **options}.items()
+    )
     return f"phases.0.policy={{{text}}}"
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"trial": 2}, {"trial": 3, "memory": False}], ids=["plain", "tries", "tries from disk"]
+    "options",
+    [{}, {"trial": 2}, {"trial": 3, "memory": False}],
+    ids=["plain", "tries", "tries from disk"],
 )
-def test_a_policy_that_changes_nothing_in_the_end_changes_no_bit(tiny: Any, files_in: Any, options: Any) -> None:
+def test_a_policy_that_changes_nothing_in_the_end_changes_no_bit(
+    tiny: Any, files_in: Any, options: Any
+) -> None:
     plain, _ = tiny.run("plain", "phases.0.num_workers=2")
     other, _ = tiny.run("other", "phases.0.num_workers=2", policy(**options))
     assert files_in(other.path, RESULTS) == files_in(plain.path, RESULTS)
@@ -118,16 +127,22 @@ def test_a_policy_that_changes_nothing_in_the_end_changes_no_bit(tiny: Any, file
 def test_steps_that_are_taken_together_are_told_one_by_one_and_saved_and_judged_after_the_last(
     tiny: Any, files_in: Any
 ) -> None:
-    """Three at once: steps 3, 6 and 8 stand where the model does; the evaluation of step 4 is made at 6."""
+    """Three at once: steps 3, 6 and 8 stand where the model does; the evaluation of step 4 is made
+    at 6.
+    """
     plain, _ = tiny.run("plain", "checkpoint={every: 2, keep: 9}")
     other, _ = tiny.run("other", policy(steps=3), "checkpoint={every: 2, keep: 9}")
     told = read_metrics(other.metrics_file)
     steps = [record for record in told if record["event"] == "train"]
-    assert steps == [record for record in read_metrics(plain.metrics_file) if record["event"] == "train"]
+    assert steps == [
+        record for record in read_metrics(plain.metrics_file) if record["event"] == "train"
+    ]
     judged = [record["step"] for record in told if record["event"] == "validation"]
     assert judged == [6, 8]
     # Due at 2, 4, 6 and 8.
-    saved = sorted(path.name for path in other.checkpoints.iterdir() if path.name.startswith("step"))
+    saved = sorted(
+        path.name for path in other.checkpoints.iterdir() if path.name.startswith("step")
+    )
     assert saved == ["step-00000003", "step-00000006", "step-00000008"]
     weights = files_in(plain.path, ("checkpoints/*/model.safetensors",))
     for name, content in files_in(other.path, ("checkpoints/*[68]/model.safetensors",)).items():
@@ -160,7 +175,9 @@ def test_a_run_that_is_stopped_among_steps_taken_together_resumes_to_the_same_by
 def test_rates_are_those_of_the_schedule_times_the_adjustment(tiny: Any) -> None:
     plain, _ = tiny.run("plain")
     other, _ = tiny.run("other", policy(float_rate=0.5, ternary_rate=0.25))
-    for before, after in zip(read_metrics(plain.metrics_file), read_metrics(other.metrics_file), strict=True):
+    for before, after in zip(
+        read_metrics(plain.metrics_file), read_metrics(other.metrics_file), strict=True
+    ):
         if before["event"] == "train":
             assert after["lr"] == before["lr"] * 0.5
             assert after["rate"] == before["rate"] * 0.25
@@ -173,7 +190,9 @@ def test_the_policy_is_asked_before_each_step_and_told_of_the_end(tiny: Any) -> 
 
 
 def test_a_policy_does_not_go_with_rates_that_nothing_sets(tiny: Any) -> None:
-    with pytest.raises(ArbError, match="policy: has no say in rates with 'lr_schedule': none; use constant"):
+    with pytest.raises(
+        ArbError, match="policy: has no say in rates with 'lr_schedule': none; use constant"
+    ):
         tiny.config(policy(), "phases.0.lr_schedule=none", "phases.0.warmup_steps=0")
 
 
@@ -185,7 +204,7 @@ def test_a_run_from_before_there_were_policies_is_still_the_same_run() -> None:
     assert differences(before, now) == ["phases[0].policy: nothing there, 'together' here"]
 
 
-# --- snapshots ---
+# --- snapshots
 
 
 def loop_of(tiny: Any, *overrides: str) -> TrainingLoop:
@@ -199,7 +218,10 @@ def tensors(loop: TrainingLoop) -> list[torch.Tensor]:
     """Everything that a snapshot has to hold, read off the modules themselves."""
     parts = [value.clone() for _, value in sorted(loop.model.state_dict().items())]
     state = loop.optimizer.state_dict()["parts"]["float"]["state"]
-    return [*parts, *(value.clone() for entry in state.values() for _, value in sorted(entry.items()))]
+    return [
+        *parts,
+        *(value.clone() for entry in state.values() for _, value in sorted(entry.items())),
+    ]
 
 
 @pytest.mark.parametrize("rule", ["sign_votes", "{name: scaled_votes, lr: 0.3}", "momentum_votes"])
@@ -270,13 +292,15 @@ def test_bytes_of_a_snapshot_are_those_of_its_tensors(tiny: Any) -> None:
     snapshot = Snapshot.take(loop)
     model = sum(value.numel() * value.element_size() for value in loop.model.state_dict().values())
     state = loop.optimizer.state_dict()["parts"]["float"]["state"]
-    moments = sum(value.numel() * value.element_size() for entry in state.values() for value in entry.values())
+    moments = sum(
+        value.numel() * value.element_size() for entry in state.values() for value in entry.values()
+    )
     generators = snapshot.loop["rng"]
     rest = generators["torch"].nbytes + generators["numpy"][1].nbytes
     assert snapshot.nbytes == model + moments + rest
 
 
-# --- clipping and divergence ---
+# --- clipping and divergence
 
 
 def test_the_adjustment_s_clipping_goes_before_the_loop_s(tiny: Any) -> None:
@@ -296,7 +320,9 @@ def test_the_adjustment_s_clipping_goes_before_the_loop_s(tiny: Any) -> None:
     assert moved[None] is None
 
 
-def test_too_many_losses_that_are_not_finite_are_an_error_that_says_which_was_the_last(tiny: Any) -> None:
+def test_too_many_losses_that_are_not_finite_are_an_error_that_says_which_was_the_last(
+    tiny: Any,
+) -> None:
     loop = loop_of(tiny, "phases.0.max_skipped=3")
     loop.loss = lambda batch, masked, output: output.sum() * float("nan")  # type: ignore[method-assign]
     assert [loop.draw().skip.micro_batch for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
@@ -305,8 +331,12 @@ def test_too_many_losses_that_are_not_finite_are_an_error_that_says_which_was_th
     assert (caught.value.skip.what, caught.value.skip.micro_batch) == ("loss", 3)
 
 
-def test_a_policy_without_what_it_needs_is_refused(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_without_what_it_needs_is_refused(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     __import__("importlib").import_module("policies")
     monkeypatch.setattr("policies.Together", lambda options: SimpleNamespace(advance=None))
-    with pytest.raises(ArbError, match="does not keep the protocol StepPolicy: it lacks before_step, begin, close"):
+    with pytest.raises(
+        ArbError, match="does not keep the protocol StepPolicy: it lacks before_step, begin, close"
+    ):
         tiny.run("run", policy())

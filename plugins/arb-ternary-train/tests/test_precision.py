@@ -40,7 +40,9 @@ def test_autocast_in_bfloat16_works_on_a_cpu() -> None:
 
 
 def test_float16_is_refused_where_it_cannot_work() -> None:
-    with pytest.raises(ConfigError, match="amp_dtype: float16 needs loss scaling, which works on cuda, not on cpu"):
+    with pytest.raises(
+        ConfigError, match="amp_dtype: float16 needs loss scaling, which works on cuda, not on cpu"
+    ):
         autocast_for(CPU, True, "float16", ternary=False)
     with pytest.raises(ConfigError, match="ternary modules cast votes before"):
         autocast_for(torch.device("cuda"), True, "float16", ternary=True)

@@ -22,7 +22,14 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.2, "0s"), (59.4, "59s"), (59.6, "1m00s"), (61, "1m01s"), (3600, "1h00m"), (11_220, "3h07m")],
+    [
+        (0.2, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (61, "1m01s"),
+        (3600, "1h00m"),
+        (11_220, "3h07m"),
+    ],
 )
 def test_durations_read_as_people_write_them(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
@@ -70,7 +77,9 @@ def test_plain_lines_show_logged_steps_and_every_note(tmp_path: Path) -> None:
     ]
 
 
-def test_the_bar_shows_loss_speed_flips_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_shows_loss_speed_flips_and_the_time_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     reporter = RichReporter()
     reporter.start("standard", 100, 0)
     reporter.note("a note before")
@@ -78,7 +87,15 @@ def test_the_bar_shows_loss_speed_flips_and_the_time_left(capsys: pytest.Capture
     reporter.stop()
     reporter.note("a note after")
     shown = capsys.readouterr().err
-    for words in ("a note before", "50/100", "loss 1.5000", "flips 7", "tok/s 900", "left", "a note after"):
+    for words in (
+        "a note before",
+        "50/100",
+        "loss 1.5000",
+        "flips 7",
+        "tok/s 900",
+        "left",
+        "a note after",
+    ):
         assert words in shown
 
 
@@ -87,7 +104,10 @@ def test_a_log_file_is_continued_not_replaced(tmp_path: Path) -> None:
         log = LogFile(tmp_path / "train.log")
         log.line(text)
         log.close()
-    assert [line[20:] for line in (tmp_path / "train.log").read_text().splitlines()] == ["first", "second"]
+    assert [line[20:] for line in (tmp_path / "train.log").read_text().splitlines()] == [
+        "first",
+        "second",
+    ]
 
 
 def test_a_long_evaluation_says_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +117,10 @@ def test_a_long_evaluation_says_how_far_it_has_come(monkeypatch: pytest.MonkeyPa
     reporter = PlainReporter(None, stream)
     for done in range(1, 6):
         reporter.evaluating(done)
-    assert stream.getvalue().splitlines() == ["evaluating: 3 batches done", "evaluating: 5 batches done"]
+    assert stream.getvalue().splitlines() == [
+        "evaluating: 3 batches done",
+        "evaluating: 5 batches done",
+    ]
 
 
 def test_the_bar_says_that_it_evaluates(capsys: pytest.CaptureFixture[str]) -> None:

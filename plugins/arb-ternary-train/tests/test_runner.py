@@ -90,7 +90,8 @@ def test_a_run_that_dies_at_any_point_of_the_checkpoint_writer_resumes_to_the_sa
 ) -> None:
     counter = KillAt(0)
     whole, _ = tiny.run("whole", faults=counter)
-    assert counter.seen == 28  # three checkpoints of nine points each; the last one removes the first
+    # three checkpoints of nine points each; the last one removes the first
+    assert counter.seen == 28
     for at in (1, *range(19, 29)):
         with pytest.raises(Killed):
             tiny.run(f"killed{at}", faults=KillAt(at))
@@ -98,7 +99,7 @@ def test_a_run_that_dies_at_any_point_of_the_checkpoint_writer_resumes_to_the_sa
         assert files_in(resumed.path) == files_in(whole.path), at
 
 
-def test_a_signal_saves_a_checkpoint_in_the_middle_of_an_accumulated_step_and_a_resume_goes_on_from_there(
+def test_signal_saves_mid_step_and_resume_continues(
     tiny: Any, files_in: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = ("phases.0.gradient_accumulation_steps=3", "checkpoint.every=1000")
@@ -110,7 +111,8 @@ def test_a_signal_saves_a_checkpoint_in_the_middle_of_an_accumulated_step_and_a_
 
     def interrupting(self: CausalMasking, batch: Any, generator: Any, context: Any) -> Any:
         masked.append(context)
-        if context.training and sum(one.training for one in masked) == 8:  # the second of three for step 3
+        # the second of three for step 3
+        if context.training and sum(one.training for one in masked) == 8:
             os.kill(os.getpid(), signal.SIGTERM)
         return apply(self, batch, generator, context)
 
@@ -128,7 +130,9 @@ def test_a_signal_saves_a_checkpoint_in_the_middle_of_an_accumulated_step_and_a_
     assert files_in(resumed.path, final) == files_in(whole.path, final)
 
 
-def test_the_same_config_gives_the_same_bytes_and_another_seed_gives_others(tiny: Any, files_in: Any) -> None:
+def test_the_same_config_gives_the_same_bytes_and_another_seed_gives_others(
+    tiny: Any, files_in: Any
+) -> None:
     first, _ = tiny.run("first")
     again, _ = tiny.run("again")
     other, _ = tiny.run("other", "seed=4")
@@ -162,7 +166,9 @@ def test_a_deterministic_run_tells_torch_so_while_it_runs(
 
 def test_evaluations_and_checkpoints_do_not_disturb_training(tiny: Any) -> None:
     often, _ = tiny.run("often", "phases.0.eval_every=1", "checkpoint.every=1")
-    never, _ = tiny.run("never", "phases.0.eval_every=0", "phases.0.eval_batches=8", "checkpoint.every=0")
+    never, _ = tiny.run(
+        "never", "phases.0.eval_every=0", "phases.0.eval_batches=8", "checkpoint.every=0"
+    )
     losses = [
         [record["loss"] for record in read_metrics(run.metrics_file) if record["event"] == "train"]
         for run in (often, never)
@@ -176,13 +182,19 @@ def test_a_run_directory_holds_what_is_needed_to_repeat_and_to_use_the_run(tiny:
     record = run.record()
     assert record["seed"] == 3
     assert record["backend"] == {"name": current_backend(), "source": "default"}
-    assert record["versions"]["torch"] == torch.__version__ or record["versions"]["torch"] in torch.__version__
+    assert (
+        record["versions"]["torch"] == torch.__version__
+        or record["versions"]["torch"] in torch.__version__
+    )
     assert json.loads(run.attachment_file("tokenizer").read_text())["kind"] == "characters"
     result = json.loads(run.result_file.read_text())
     assert result["validation_loss"] == report.validation_loss
     assert result["tokens"] == 8 * 2 * 8
     assert (run.checkpoints / "latest").read_text() == "step-00000008\n"
-    assert [path.name for path in CheckpointStore(run.checkpoints).paths()] == ["step-00000008", "step-00000006"]
+    assert [path.name for path in CheckpointStore(run.checkpoints).paths()] == [
+        "step-00000008",
+        "step-00000006",
+    ]
     from arb_ternary_train.loading import load_config
 
     assert load_config(run.config_file).config == tiny.config()
@@ -194,7 +206,9 @@ def test_a_second_run_is_refused_in_the_same_directory(tiny: Any) -> None:
         tiny.run("run")
 
 
-def test_resume_auto_starts_from_the_beginning_where_there_is_nothing_to_resume(tiny: Any, files_in: Any) -> None:
+def test_resume_auto_starts_from_the_beginning_where_there_is_nothing_to_resume(
+    tiny: Any, files_in: Any
+) -> None:
     whole, _ = tiny.run("whole")
     fresh, _ = tiny.run("fresh", resume="auto")
     assert files_in(fresh.path) == files_in(whole.path)
@@ -219,17 +233,23 @@ def test_resume_auto_passes_over_a_damaged_checkpoint_and_says_what_was_wrong(
     damaged.write_bytes(content)
     tiny.run("run", resume="auto")
     assert "step-00000008/model.safetensors: tensor" in caplog.text
-    assert {name: data for name, data in files_in(run.path).items() if "set-aside" not in name} == whole
+    assert {
+        name: data for name, data in files_in(run.path).items() if "set-aside" not in name
+    } == whole
     assert [path.name for path in (run.checkpoints / "set-aside").iterdir()] == ["step-00000008-0"]
 
 
-def test_resume_from_a_damaged_checkpoint_is_refused_with_the_file_and_the_tensor(tiny: Any) -> None:
+def test_resume_from_a_damaged_checkpoint_is_refused_with_the_file_and_the_tensor(
+    tiny: Any,
+) -> None:
     run, _ = tiny.run("run")
     damaged = run.checkpoints / "step-00000008" / "model.safetensors"
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"step-00000008/model\.safetensors: tensor '.*' is damaged"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000008/model\.safetensors: tensor '.*' is damaged"
+    ):
         tiny.run("run", resume=damaged.parent)
 
 
@@ -238,18 +258,25 @@ def test_resume_from_an_older_checkpoint_rewinds_the_run(tiny: Any, files_in: An
     whole = files_in(run.path)
     _, report = tiny.run("run", resume=run.checkpoints / "step-00000006")
     assert report.steps == 8
-    assert {name: data for name, data in files_in(run.path).items() if "set-aside" not in name} == whole
+    assert {
+        name: data for name, data in files_in(run.path).items() if "set-aside" not in name
+    } == whole
 
 
 @pytest.mark.parametrize(
     ("override", "named"),
-    [("model.width=32", "model.width: 16 there, 32 here"), ("phases.0.steps=9", "phases[0].steps: 8 there, 9 here")],
+    [
+        ("model.width=32", "model.width: 16 there, 32 here"),
+        ("phases.0.steps=9", "phases[0].steps: 8 there, 9 here"),
+    ],
 )
 def test_a_checkpoint_of_another_config_is_refused_by_the_name_of_the_setting(
     tiny: Any, override: str, named: str
 ) -> None:
     tiny.run("run")
-    with pytest.raises(CheckpointError, match="belongs to another run: 1 settings differ") as refused:
+    with pytest.raises(
+        CheckpointError, match="belongs to another run: 1 settings differ"
+    ) as refused:
         tiny.run("run", override, resume="auto")
     assert named in refused.value.hint
 
@@ -274,9 +301,14 @@ def test_where_a_run_keeps_its_checkpoints_may_change_on_a_resume(tiny: Any, fil
 
 def test_a_run_starts_from_the_weights_of_another(tiny: Any) -> None:
     first, _ = tiny.run("first")
-    by_flag, _ = tiny.run("by_flag", "phases.0.steps=1", "phases.0.warmup_steps=0", init_from=first.path)
+    by_flag, _ = tiny.run(
+        "by_flag", "phases.0.steps=1", "phases.0.warmup_steps=0", init_from=first.path
+    )
     by_phase, _ = tiny.run(
-        "by_phase", "phases.0.steps=1", "phases.0.warmup_steps=0", f"phases.0.init_from={first.path}"
+        "by_phase",
+        "phases.0.steps=1",
+        "phases.0.warmup_steps=0",
+        f"phases.0.init_from={first.path}",
     )
     starts = [read_metrics(run.metrics_file)[0]["loss"] for run in (by_flag, by_phase)]
     assert starts[0] == starts[1]
@@ -295,7 +327,10 @@ def test_a_failed_check_is_reported_and_the_result_is_written_all_the_same(tiny:
     run, report = tiny.run("run", "checks=[pure, {name: validation_loss, max: 100.0}]")
     assert report.failed_checks == ("pure",)
     written = json.loads(run.result_file.read_text())["checks"]
-    assert [(check["name"], check["passed"]) for check in written] == [("pure", False), ("validation_loss", True)]
+    assert [(check["name"], check["passed"]) for check in written] == [
+        ("pure", False),
+        ("validation_loss", True),
+    ]
 
 
 def test_observers_see_the_run_in_order_and_keep_their_state_over_a_resume(
@@ -347,7 +382,13 @@ def test_observers_see_the_run_in_order_and_keep_their_state_over_a_resume(
     second = Watcher(stop_at=None)
     observe(monkeypatch, watcher=second)
     tiny.run("run", resume="auto")
-    assert second.calls == ["run_start", "load", "phase_start standard", "phase_end standard", "finished"]
+    assert second.calls == [
+        "run_start",
+        "load",
+        "phase_start standard",
+        "phase_end standard",
+        "finished",
+    ]
     assert second.steps == 8
 
 
@@ -357,11 +398,16 @@ def test_two_processes_cannot_train_in_one_directory(tiny: Any) -> None:
         tiny.run("run", resume="auto")
 
 
-def test_a_component_that_lacks_part_of_its_protocol_is_named(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_that_lacks_part_of_its_protocol_is_named(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from arb_ternary_text.data import masking
 
     monkeypatch.setattr(masking, "build_causal", lambda config: object())
-    with pytest.raises(ArbError, match=r"masking 'causal': object does not keep the protocol MaskingStrategy.*apply"):
+    with pytest.raises(
+        ArbError,
+        match=r"masking 'causal': object does not keep the protocol MaskingStrategy.*apply",
+    ):
         tiny.run("run")
 
 
@@ -371,7 +417,9 @@ def test_the_default_directory_is_unique_and_resume_takes_the_newest(
     monkeypatch.chdir(tmp_path)
     made = [train(tiny.config(), RunRequest(reporter=Silent)).directory for _ in range(2)]
     assert made == [str(Path("runs/tiny")), str(Path("runs/tiny-2"))]
-    assert train(tiny.config(), RunRequest(reporter=Silent, resume="auto")).directory == str(Path("runs/tiny-2"))
+    assert train(tiny.config(), RunRequest(reporter=Silent, resume="auto")).directory == str(
+        Path("runs/tiny-2")
+    )
 
 
 def test_versions_of_a_run_list_only_what_takes_part(tiny: Any) -> None:

@@ -23,7 +23,11 @@ def tensors_of_all_kinds() -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for number, dtype in enumerate(DTYPES.values()):
         matrix = torch.arange(12).reshape(3, 4).to(torch.float32).to(dtype)
-        found |= {f"z.{number}": matrix, f"a.{number}": matrix[1, 1], f'é"\\\n\x7f\x01{number}': matrix[:0]}
+        found |= {
+            f"z.{number}": matrix,
+            f"a.{number}": matrix[1, 1],
+            f'é"\\\n\x7f\x01{number}': matrix[:0],
+        }
     return found
 
 
@@ -35,7 +39,9 @@ def raw(header: object, data: bytes = b"") -> bytes:
 def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
     tensors = tensors_of_all_kinds()
     write_safetensors(tmp_path / "ours", tensors, TEXT)
-    safetensors.torch.save_file({k: t.clone() for k, t in tensors.items()}, tmp_path / "theirs", {"arb_ternary": TEXT})
+    safetensors.torch.save_file(
+        {k: t.clone() for k, t in tensors.items()}, tmp_path / "theirs", {"arb_ternary": TEXT}
+    )
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
@@ -48,7 +54,10 @@ def test_every_tensor_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
     for name, tensor in theirs.items():
         for found in (ours[name], ours.outline(name)):
             assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-        assert ours[name].view(-1).view(torch.uint8).tolist() == tensor.view(-1).view(torch.uint8).tolist()
+        assert (
+            ours[name].view(-1).view(torch.uint8).tolist()
+            == tensor.view(-1).view(torch.uint8).tolist()
+        )
 
 
 def test_parts_come_in_any_order_and_must_be_as_announced(tmp_path: Path) -> None:
@@ -121,10 +130,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_file_that_is_not_whole_or_lies_is_an_error_that_names_it(what: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_whole_or_lies_is_an_error_that_names_it(
+    what: str, tmp_path: Path
+) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(HOSTILE[what])
-    with pytest.raises(DataError, match=r"t\.safetensors: the file is damaged or truncated, or not safetensors: "):
+    with pytest.raises(
+        DataError, match=r"t\.safetensors: the file is damaged or truncated, or not safetensors: "
+    ):
         SafetensorsFile(path)
 
 

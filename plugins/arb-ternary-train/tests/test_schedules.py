@@ -26,7 +26,9 @@ def test_the_warm_up_rises_linearly_and_reaches_the_peak_on_its_last_step(kind: 
 
 def test_cosine_is_at_the_mean_in_the_middle_and_at_the_floor_on_the_last_step() -> None:
     assert value("cosine", W + 45) == pytest.approx((PEAK + FLOOR) / 2)
-    assert value("cosine", W + 30) == pytest.approx(FLOOR + (PEAK - FLOOR) * (1 + math.cos(math.pi / 3)) / 2)
+    assert value("cosine", W + 30) == pytest.approx(
+        FLOOR + (PEAK - FLOOR) * (1 + math.cos(math.pi / 3)) / 2
+    )
     assert value("cosine", N - 1) == pytest.approx(FLOOR)
 
 
@@ -37,13 +39,19 @@ def test_linear_falls_evenly_to_the_floor_on_the_last_step() -> None:
 
 def test_sqrt_has_fallen_half_way_after_a_quarter_of_the_steps_and_ends_at_the_floor() -> None:
     assert value("sqrt", 20, warmup=0, steps=81) == pytest.approx((PEAK + FLOOR) / 2)
-    assert value("sqrt", W + 40) == pytest.approx(PEAK - (PEAK - FLOOR) * 2 / 3)  # 4/9 of the way, whose root is 2/3
+    # 4/9 of the way, whose root is 2/3
+    assert value("sqrt", W + 40) == pytest.approx(PEAK - (PEAK - FLOOR) * 2 / 3)
     assert value("sqrt", N - 1) == pytest.approx(FLOOR)
 
 
-def test_two_stage_is_the_line_until_the_middle_and_two_thirds_of_it_from_there_to_the_floor() -> None:
-    # N = 101: the second stage begins at step 51, 41/90 of the way from the peak at step 10 to the floor at step 100.
-    assert [value("two_stage", step) for step in (W, 30, 50)] == [value("linear", step) for step in (W, 30, 50)]
+def test_two_stage_is_the_line_until_the_middle_and_two_thirds_of_it_from_there_to_the_floor() -> (
+    None
+):
+    # N = 101: the second stage begins at step 51, 41/90 of the way from the peak at step 10 to the
+    # floor at step 100.
+    assert [value("two_stage", step) for step in (W, 30, 50)] == [
+        value("linear", step) for step in (W, 30, 50)
+    ]
     start = (PEAK - (PEAK - FLOOR) * 41 / 90) * 2 / 3
     assert value("two_stage", 51) == pytest.approx(start)
     assert value("two_stage", 65) == pytest.approx(start - (start - FLOOR) * 14 / 49)
@@ -54,13 +62,18 @@ def test_two_stage_to_zero_is_two_thirds_of_the_line_in_the_second_half() -> Non
     def rate(kind: str, step: int) -> float:
         return scheduled_value(kind, step, steps=N, warmup=W, peak=PEAK, floor=0.0)  # type: ignore[arg-type]
 
-    assert [rate("two_stage", step) for step in range(51)] == [rate("linear", step) for step in range(51)]
+    assert [rate("two_stage", step) for step in range(51)] == [
+        rate("linear", step) for step in range(51)
+    ]
     for step in range(51, N):
         assert rate("two_stage", step) == pytest.approx(rate("linear", step) * 2 / 3)
 
 
 def test_two_stage_never_drops_below_the_floor_nor_leaves_it() -> None:
-    rates = [scheduled_value("two_stage", step, steps=20, warmup=0, peak=0.4, floor=0.35) for step in range(20)]
+    rates = [
+        scheduled_value("two_stage", step, steps=20, warmup=0, peak=0.4, floor=0.35)
+        for step in range(20)
+    ]
     assert rates[10:] == [0.35] * 10
 
 
@@ -92,7 +105,9 @@ def test_a_schedule_agrees_with_that_of_torch(kind: str) -> None:
 
 
 @given(st.sampled_from(SCHEDULES), st.integers(1, 50), st.data())
-def test_every_rate_lies_between_zero_and_the_peak(kind: str, steps: int, data: st.DataObject) -> None:
+def test_every_rate_lies_between_zero_and_the_peak(
+    kind: str, steps: int, data: st.DataObject
+) -> None:
     warmup, step = data.draw(st.integers(0, steps)), data.draw(st.integers(0, steps - 1))
     assert 0.0 < value(kind, step, steps=steps, warmup=warmup) <= PEAK * (1 + 1e-12)
 
@@ -120,7 +135,7 @@ def test_float_groups_take_the_phases_rate_and_ternary_groups_a_multiple_of_thei
     def at(step: int) -> dict[str, float]:
         return apply_schedule(
             optimizer, "cosine", step, steps=N, warmup=W, lr=PEAK, min_lr=FLOOR, min_rate=0.25
-        )  # fmt: skip
+        )
 
     assert at(0) == pytest.approx({"lr": PEAK / W, "rate": 2.0 / W})
     assert at(W) == pytest.approx({"lr": PEAK, "rate": 2.0})
@@ -130,18 +145,24 @@ def test_float_groups_take_the_phases_rate_and_ternary_groups_a_multiple_of_thei
 
 def test_without_a_rate_of_the_phase_a_float_group_keeps_its_own_as_the_peak() -> None:
     rates = [
-        apply_schedule(two_groups(), "linear", step, steps=N, warmup=0, lr=None, min_lr=None, min_rate=0.1)["lr"]
+        apply_schedule(
+            two_groups(), "linear", step, steps=N, warmup=0, lr=None, min_lr=None, min_rate=0.1
+        )["lr"]
         for step in (0, N - 1)
     ]
     assert rates == pytest.approx([0.5, 0.05])
 
 
 def test_none_leaves_every_rate_alone_but_sets_the_phases_own() -> None:
-    assert apply_schedule(two_groups(), "none", 7, steps=N, warmup=0, lr=None, min_lr=None, min_rate=0.1) == {
+    assert apply_schedule(
+        two_groups(), "none", 7, steps=N, warmup=0, lr=None, min_lr=None, min_rate=0.1
+    ) == {
         "lr": 0.5,
         "rate": 2.0,
     }
-    assert apply_schedule(two_groups(), "none", 7, steps=N, warmup=0, lr=0.3, min_lr=None, min_rate=0.1) == {
+    assert apply_schedule(
+        two_groups(), "none", 7, steps=N, warmup=0, lr=0.3, min_lr=None, min_rate=0.1
+    ) == {
         "lr": 0.3,
         "rate": 2.0,
     }
@@ -158,5 +179,7 @@ def test_the_peak_is_remembered_in_the_optimizers_own_state() -> None:
     apply_schedule(optimizer, "cosine", 50, steps=N, warmup=0, lr=None, min_lr=None, min_rate=0.1)
     again = two_groups()
     again.load_state_dict(optimizer.state_dict())
-    rates = apply_schedule(again, "cosine", 0, steps=N, warmup=0, lr=None, min_lr=None, min_rate=0.1)
+    rates = apply_schedule(
+        again, "cosine", 0, steps=N, warmup=0, lr=None, min_lr=None, min_rate=0.1
+    )
     assert rates == {"lr": 0.5, "rate": 2.0}

@@ -22,7 +22,12 @@ CPU = torch.device("cpu")
 
 
 def draw() -> list[float]:
-    return [random.random(), float(np.random.rand()), float(np.random.randn()), float(torch.rand(1))]
+    return [
+        random.random(),
+        float(np.random.rand()),
+        float(np.random.randn()),
+        float(torch.rand(1)),
+    ]
 
 
 def test_a_derived_seed_is_the_head_of_a_sha_256() -> None:
@@ -31,7 +36,10 @@ def test_a_derived_seed_is_the_head_of_a_sha_256() -> None:
 
 
 def test_derived_seeds_tell_parts_types_and_order_apart() -> None:
-    seeds = [derive_seed(*parts) for parts in ((1, 2), (2, 1), (12,), ("1", 2), (1, "2"), ("1", "2"), (1, 2, 0), ())]
+    seeds = [
+        derive_seed(*parts)
+        for parts in ((1, 2), (2, 1), (12,), ("1", 2), (1, "2"), ("1", "2"), (1, 2, 0), ())
+    ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
 

@@ -11,7 +11,9 @@ from arb_ternary_train.metrics import read_metrics
 
 
 def test_the_metrics_file_has_every_step_once_with_rates_on_schedule(tiny: Any) -> None:
-    run, _ = tiny.run("run", "phases.0.lr_schedule=linear", "phases.0.min_lr=0.001", "phases.0.min_rate=0.5")
+    run, _ = tiny.run(
+        "run", "phases.0.lr_schedule=linear", "phases.0.min_lr=0.001", "phases.0.min_rate=0.5"
+    )
     records = read_metrics(run.metrics_file)
     train = [record for record in records if record["event"] == "train"]
     assert [record["step"] for record in train] == list(range(1, 9))
@@ -19,15 +21,25 @@ def test_the_metrics_file_has_every_step_once_with_rates_on_schedule(tiny: Any) 
     # Two steps of warm-up, then from 0.01 to 0.001 and from 1 to 0.5 in five equal parts.
     expected = [0.005, 0.01, 0.01, 0.0082, 0.0064, 0.0046, 0.0028, 0.001]
     assert [record["lr"] for record in train] == pytest.approx(expected)
-    assert [record["rate"] for record in train] == pytest.approx([0.5, 1.0, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
-    assert all(set(record) >= {"loss", "flips", "exponent_moves", "grad_norm", "draws"} for record in train)
-    evaluations = [(record["step"], record["phase"]) for record in records if record["event"] == "validation"]
+    assert [record["rate"] for record in train] == pytest.approx(
+        [0.5, 1.0, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
+    )
+    assert all(
+        set(record) >= {"loss", "flips", "exponent_moves", "grad_norm", "draws"} for record in train
+    )
+    evaluations = [
+        (record["step"], record["phase"]) for record in records if record["event"] == "validation"
+    ]
     assert evaluations == [(4, "standard"), (8, "")]
 
 
 def test_training_lowers_the_loss_of_a_ternary_model_below_the_unigram_entropy(tiny: Any) -> None:
     _, report = tiny.run(
-        "run", "phases.0.steps=150", "phases.0.batch_size=8", "phases.0.block_size=16", "phases.0.eval_every=1000"
+        "run",
+        "phases.0.steps=150",
+        "phases.0.batch_size=8",
+        "phases.0.block_size=16",
+        "phases.0.eval_every=1000",
     )
     assert report.validation_loss < report.baselines["unigram_entropy"] - 0.3
     assert report.baselines["bigram_entropy"] < report.baselines["unigram_entropy"]
@@ -48,7 +60,10 @@ def test_flips_are_reported_and_are_real(tiny: Any) -> None:
             if name.endswith(".weight") and before[name].dtype.is_floating_point is False:
                 columns = before[name.removesuffix("weight") + "votes"].shape[1]
                 flips += int(
-                    (decode_at_rest(before[name], columns, name) != decode_at_rest(after[name], columns, name)).sum()
+                    (
+                        decode_at_rest(before[name], columns, name)
+                        != decode_at_rest(after[name], columns, name)
+                    ).sum()
                 )
         assert flips == record["flips"]
     assert sum(record["flips"] for record in train) > 0
@@ -56,7 +71,8 @@ def test_flips_are_reported_and_are_real(tiny: Any) -> None:
 
 def test_a_rate_that_is_given_twice_is_refused_with_both_places(tiny: Any) -> None:
     with pytest.raises(
-        ConfigError, match=r"phases\[0\]\.lr: .* given twice: 0\.01 here, and 0\.02 in the optimizer 'adamw'"
+        ConfigError,
+        match=r"phases\[0\]\.lr: .* given twice: 0\.01 here, and 0\.02 in the optimizer 'adamw'",
     ):
         tiny.run("run", "optimizer.float={name: adamw, lr: 0.02}")
     # The rate of the votes is another thing.
@@ -64,7 +80,10 @@ def test_a_rate_that_is_given_twice_is_refused_with_both_places(tiny: Any) -> No
 
 
 def test_an_optimizer_that_cannot_train_all_of_the_model_is_refused(tiny: Any) -> None:
-    with pytest.raises(ConfigError, match="optimizer: 'sign_votes' cannot train float parameters, and the model has"):
+    with pytest.raises(
+        ConfigError,
+        match="optimizer: 'sign_votes' cannot train float parameters, and the model has",
+    ):
         tiny.run("run", "optimizer=sign_votes")
     with pytest.raises(ConfigError, match="optimizer: 'adamw' cannot train ternary modules"):
         tiny.run("run2", "optimizer=adamw")
@@ -87,7 +106,11 @@ def test_preserved_state_changes_the_loss_from_the_second_batch_on(tiny: Any) ->
     streamed, _ = tiny.run("streamed", *options, "phases.0.preserve_state=true")
     from arb_ternary_train import loop
 
-    losses = [record["loss"] for record in read_metrics(streamed.metrics_file) if record["event"] == "train"]
+    losses = [
+        record["loss"]
+        for record in read_metrics(streamed.metrics_file)
+        if record["event"] == "train"
+    ]
     original, calls = loop.reset_runtime_state, []
 
     def reset(model: Any) -> None:
@@ -101,7 +124,11 @@ def test_preserved_state_changes_the_loss_from_the_second_batch_on(tiny: Any) ->
         forgetful, _ = tiny.run("forgetful", *options, "phases.0.preserve_state=true")
     finally:
         monkeypatch.undo()
-    other = [record["loss"] for record in read_metrics(forgetful.metrics_file) if record["event"] == "train"]
+    other = [
+        record["loss"]
+        for record in read_metrics(forgetful.metrics_file)
+        if record["event"] == "train"
+    ]
     assert len(calls) == 8
     assert losses[0] == other[0]
     assert losses[1] != other[1]

@@ -1,4 +1,6 @@
-"""Evaluations and checkpoints can be turned off, and a signal during an evaluation neither waits nor loses anything."""
+"""Evaluations and checkpoints can be turned off, and a signal during an evaluation neither waits
+nor loses anything.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,14 @@ PHASE = "{name: standard, steps: 4, batch_size: 2, block_size: 8, eval_every: 4,
     ],
     ids=["between steps", "at the end of a phase", "at the end of the run"],
 )
-def test_a_signal_during_an_evaluation_is_seen_at_its_next_batch_and_a_resume_ends_with_the_same_bytes(
-    override: str, batch: int, step: int, tiny: Any, files_in: Any, signal_at: Any, monkeypatch: pytest.MonkeyPatch
+def test_signal_during_evaluation_stops_at_the_next_batch(
+    override: str,
+    batch: int,
+    step: int,
+    tiny: Any,
+    files_in: Any,
+    signal_at: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole, _ = tiny.run("whole", override)
     evaluated = signal_at(batch)
@@ -74,19 +82,26 @@ def test_a_run_that_never_evaluates_reports_no_loss(tiny: Any) -> None:
 
 def test_a_check_of_the_loss_evaluates_where_the_run_does_not(tiny: Any) -> None:
     _, report = tiny.run(
-        "run", "phases.0.eval_every=0", "phases.0.eval_batches=8", "checks=[{name: validation_loss, max: 100.0}]"
+        "run",
+        "phases.0.eval_every=0",
+        "phases.0.eval_batches=8",
+        "checks=[{name: validation_loss, max: 100.0}]",
     )
     assert not report.failed_checks
     assert report.validation_loss is not None
 
 
-def test_a_run_without_checkpoints_writes_none_but_when_it_is_stopped(tiny: Any, signal_at: Any) -> None:
+def test_a_run_without_checkpoints_writes_none_but_when_it_is_stopped(
+    tiny: Any, signal_at: Any
+) -> None:
     run, _ = tiny.run("never", "checkpoint.every=0")
     assert not list(run.checkpoints.iterdir())
     signal_at(1)
     with pytest.raises(Interrupted):
         tiny.run("stopped", "checkpoint.every=0")
-    assert [path.name for path in (tiny.folder / "stopped" / "checkpoints").glob("step-*")] == ["step-00000004"]
+    assert [path.name for path in (tiny.folder / "stopped" / "checkpoints").glob("step-*")] == [
+        "step-00000004"
+    ]
 
 
 @pytest.mark.parametrize(("steps", "tokens"), [(3, 16_384), (80, 80 * 32 * 8)])
@@ -94,7 +109,14 @@ def test_the_evaluation_at_the_end_takes_no_more_tokens_than_the_run_and_some_at
     steps: int, tokens: int, tiny: Any
 ) -> None:
     (tiny.folder / "validation.txt").write_text((tiny.folder / "text.txt").read_text() * 20)
-    data = f"data={{name: text, path: {tiny.folder}/text.txt, validation: {tiny.folder}/validation.txt}}"
-    run, report = tiny.run("run", data, f"phases.0.steps={steps}", "phases.0.eval_every=100", "phases.0.batch_size=32")
-    (record,) = [record for record in read_metrics(run.metrics_file) if record["event"] == "validation"]
+    data = (
+        f"data={{name: text, path: {tiny.folder}/text.txt, validation: "
+        f"{tiny.folder}/validation.txt}}"
+    )
+    run, report = tiny.run(
+        "run", data, f"phases.0.steps={steps}", "phases.0.eval_every=100", "phases.0.batch_size=32"
+    )
+    (record,) = [
+        record for record in read_metrics(run.metrics_file) if record["event"] == "validation"
+    ]
     assert (record["tokens"], record["loss"]) == (tokens, report.validation_loss)

@@ -32,7 +32,9 @@ def linears(*sizes: tuple[int, int]) -> nn.Module:
         (nn.Conv2d(3, 8, 3), 64, 16),  # no products to go by
     ],
 )
-def test_threads_grow_with_the_average_product(model: nn.Module, tokens: int, expected: int) -> None:
+def test_threads_grow_with_the_average_product(
+    model: nn.Module, tokens: int, expected: int
+) -> None:
     assert fitting_threads(model, tokens, 16) == expected
 
 
@@ -45,7 +47,9 @@ def test_threads_grow_with_the_average_product(model: nn.Module, tokens: int, ex
         ({3: 1.0, 1: 2.5}, 3),
     ],
 )
-def test_threads_that_save_next_to_nothing_are_given_up(measured: Mapping[int, float], expected: int) -> None:
+def test_threads_that_save_next_to_nothing_are_given_up(
+    measured: Mapping[int, float], expected: int
+) -> None:
     assert fewest_as_fast(max(measured), measured.__getitem__) == expected
 
 
@@ -65,7 +69,9 @@ class Watcher:
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of four cores, on which the tiny model has work for all of them and nothing is timed."""
+    """A machine of four cores, on which the tiny model has work for all of them and nothing is
+    timed.
+    """
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "_SHARE", 1)
     monkeypatch.setattr(threads, "_timed", lambda context, options, count: count - 1)
@@ -73,7 +79,9 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def observe(monkeypatch: pytest.MonkeyPatch, watcher: Watcher) -> Watcher:
-    monkeypatch.setattr(build, "build_observers", lambda config: build.RunObservers({"watcher": watcher}))
+    monkeypatch.setattr(
+        build, "build_observers", lambda config: build.RunObservers({"watcher": watcher})
+    )
     return watcher
 
 
@@ -102,11 +110,15 @@ def test_a_run_computes_with_the_number_that_it_writes_down_and_gives_torch_its_
 
 
 @pytest.mark.usefixtures("cores")
-def test_a_resumed_run_keeps_the_number_that_was_chosen(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_the_number_that_was_chosen(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     observe(monkeypatch, Watcher(stop_after=5))
     with pytest.raises(Interrupted):
         tiny.run("run")
-    monkeypatch.setattr(threads, "_timed", lambda context, options, count: pytest.fail("it was timed again"))
+    monkeypatch.setattr(
+        threads, "_timed", lambda context, options, count: pytest.fail("it was timed again")
+    )
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     torch.set_num_threads(2)
     watcher = observe(monkeypatch, Watcher(stop_after=6))
@@ -115,11 +127,15 @@ def test_a_resumed_run_keeps_the_number_that_was_chosen(tiny: Any, monkeypatch: 
     assert watcher.seen == [3]
     watcher = observe(monkeypatch, Watcher())
     run, _ = tiny.run("run", "threads=1", resume="auto")
-    assert watcher.seen == [1, 1], "a number in the config goes before the one that was written down"
+    assert watcher.seen == [1, 1], (
+        "a number in the config goes before the one that was written down"
+    )
     assert run.record()["threads"] == {"loops": {"phase 0": 1}, "last": 1}
 
 
-def test_timed_passes_leave_no_trace_in_the_run(tiny: Any, files_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_passes_leave_no_trace_in_the_run(
+    tiny: Any, files_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, _ = tiny.run("plain")
     counted: list[int] = []
     evaluate = threads.evaluate
@@ -131,7 +147,9 @@ def test_timed_passes_leave_no_trace_in_the_run(tiny: Any, files_in: Any, monkey
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "_SHARE", 1)
     monkeypatch.setattr(threads, "evaluate", counting)
-    monkeypatch.setattr(threads, "fewest_as_fast", lambda count, seconds: (seconds(count), seconds(1), 1)[2])
+    monkeypatch.setattr(
+        threads, "fewest_as_fast", lambda count, seconds: (seconds(count), seconds(1), 1)[2]
+    )
     torch.set_num_threads(2)
     timed, _ = tiny.run("timed")
     assert counted == [2] * 4 + [1] * 4
@@ -144,11 +162,19 @@ def test_a_number_of_threads_that_is_none_is_refused(tiny: Any) -> None:
             tiny.config(f"threads={value}")
 
 
-@pytest.mark.skipif("OpenMP" not in torch.__config__.parallel_info(), reason="torch has threads of another kind")
+@pytest.mark.skipif(
+    "OpenMP" not in torch.__config__.parallel_info(), reason="torch has threads of another kind"
+)
 @pytest.mark.parametrize("policy", [None, "active"])
-def test_the_program_has_threads_sleep_while_they_wait_unless_the_user_says_otherwise(policy: str | None) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
-    environment |= {"OMP_DISPLAY_ENV": "true"} | ({} if policy is None else {"OMP_WAIT_POLICY": policy})
+def test_the_program_has_threads_sleep_while_they_wait_unless_the_user_says_otherwise(
+    policy: str | None,
+) -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
+    }
+    environment |= {"OMP_DISPLAY_ENV": "true"} | (
+        {} if policy is None else {"OMP_WAIT_POLICY": policy}
+    )
     command = [sys.executable, "-m", "arb_ternary.cli.main", "eval", "nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     shown = [line for line in done.stderr.splitlines() if "OMP_WAIT_POLICY" in line]

@@ -1,4 +1,6 @@
-"""Runs that are read back to compute with: no accumulator is read or held, and nothing else differs."""
+"""Runs that are read back to compute with: no accumulator is read or held, and nothing else
+differs.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,19 @@ class _Asked(Mapping[str, Tensor]):
 def _bytes(model: nn.Module) -> int:
     """Bytes of all parameters and buffers, of which two share no memory."""
     tensors = [*model.parameters(), *model.buffers()]
-    assert len({tensor.data_ptr() for tensor in tensors if tensor.nbytes}) == sum(bool(t.nbytes) for t in tensors)
+    assert len({tensor.data_ptr() for tensor in tensors if tensor.nbytes}) == sum(
+        bool(t.nbytes) for t in tensors
+    )
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 def test_a_run_is_read_back_without_accumulators_and_measures_the_same(tiny: Any) -> None:
     run, report = tiny.run("run")
     computes, learns = load_run(run.path), load_run(run.path, accumulators=True)
-    weights = sum(module.shape.out_features * module.shape.in_features for _, module in ternary_modules(learns.model))
+    weights = sum(
+        module.shape.out_features * module.shape.in_features
+        for _, module in ternary_modules(learns.model)
+    )
     assert weights > 0
     assert _bytes(learns.model) - _bytes(computes.model) == weights  # a byte each
     assert measure(computes)[0].loss == report.validation_loss
@@ -83,7 +90,9 @@ def test_training_what_was_read_back_to_compute_with_is_refused(tiny: Any) -> No
         model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
 
 
-def test_an_export_that_writes_no_accumulators_is_given_none(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_writes_no_accumulators_is_given_none(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[int] = []
 
     class Exporter:

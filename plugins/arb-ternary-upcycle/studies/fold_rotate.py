@@ -1,8 +1,11 @@
-"""Does another basis keep what a real teacher computes? Logits and losses before and after, in float32 and bfloat16::
+"""Does another basis keep what a real teacher computes? Logits and losses before and after, in
+float32 and bfloat16::
 
-    OMP_NUM_THREADS=1 python plugins/arb-ternary-upcycle/studies/fold_rotate.py MODEL.gguf --out RESULT.json
+    OMP_NUM_THREADS=1 python plugins/arb-ternary-upcycle/studies/fold_rotate.py \\
+        MODEL.gguf --out RESULT.json
 
-Prints the largest and the mean difference of a logit, and the losses on held-out samples of the built-in text.
+Prints the largest and the mean difference of a logit, and the losses on held-out samples of the
+built-in text.
 """
 
 from __future__ import annotations
@@ -49,13 +52,17 @@ def main() -> None:
         folder = Path(name)
         (folder / "tokenizer.json").write_text(json.dumps(teacher.tokenizer))
         tokens = held_out_tokens(
-            Source(folder / "tokenizer.json"), tokens=arguments.held_out_tokens, block_size=arguments.block_size
+            Source(folder / "tokenizer.json"),
+            tokens=arguments.held_out_tokens,
+            block_size=arguments.block_size,
         )
         models = {"teacher": written(folder / "teacher", teacher, None, "float32")}
         basis = Basis(
             teacher.config,
             fold=True,
-            residual=random_rotation(teacher.config.width, derived_generator(arguments.seed, "residual")),
+            residual=random_rotation(
+                teacher.config.width, derived_generator(arguments.seed, "residual")
+            ),
             seed=arguments.seed,
         )
         for dtype in ("float32", "bfloat16"):
@@ -64,15 +71,20 @@ def main() -> None:
         found = {each: list(logits_of(model, tokens)) for each, model in models.items()}
         # What float32 itself does to logits, beside which a difference is to be seen.
         exact = {
-            each: list(logits_of(models[each], tokens, torch.float64)) for each in ("teacher", "prepared, float32")
+            each: list(logits_of(models[each], tokens, torch.float64))
+            for each in ("teacher", "prepared, float32")
         }
     result = {
         "teacher": Path(arguments.teacher).name,
         "held_out_tokens": tokens[:, 1:].numel(),
         "seed": arguments.seed,
         "machine": machine_facts(),
-        "models": {name: compared(found["teacher"], logits, tokens) for name, logits in found.items()},
-        "computed_in_float64": {name: compared(exact["teacher"], logits, tokens) for name, logits in exact.items()},
+        "models": {
+            name: compared(found["teacher"], logits, tokens) for name, logits in found.items()
+        },
+        "computed_in_float64": {
+            name: compared(exact["teacher"], logits, tokens) for name, logits in exact.items()
+        },
         "teacher_in_float32_against_float64": compared(exact["teacher"], found["teacher"], tokens),
     }
     text = json.dumps(result, indent=1)
@@ -81,10 +93,14 @@ def main() -> None:
         arguments.out.write_text(text + "\n")
 
 
-def written(folder: Path, teacher: PretrainedModel, basis: Basis | None, dtype: FloatDtype) -> FloatModel:
+def written(
+    folder: Path, teacher: PretrainedModel, basis: Basis | None, dtype: FloatDtype
+) -> FloatModel:
     """The teacher on disk, in ``basis`` (None: in its own)."""
     config = teacher.config if basis is None else untied(teacher.config)
-    writer = FloatModelWriter(folder, config, teacher.model.vocabulary_size, teacher.tokenizer, dtype)
+    writer = FloatModelWriter(
+        folder, config, teacher.model.vocabulary_size, teacher.tokenizer, dtype
+    )
     for number, tensors in teacher.blocks():
         writer.write_block(number, tensors if basis is None else basis.block(number, tensors))
     writer.write_ends(teacher.ends() if basis is None else basis.ends(teacher.ends()))
@@ -92,7 +108,9 @@ def written(folder: Path, teacher: PretrainedModel, basis: Basis | None, dtype: 
 
 
 @torch.no_grad()
-def logits_of(model: FloatModel, tokens_NS: Tensor, dtype: torch.dtype = torch.float32) -> Iterator[Tensor]:
+def logits_of(
+    model: FloatModel, tokens_NS: Tensor, dtype: torch.dtype = torch.float32
+) -> Iterator[Tensor]:
     """Logits of each sample, ``[S, V]``, computed in ``dtype``."""
     streams = [model.embed(sample[None, :-1]).to(dtype) for sample in tokens_NS]
     for number in range(model.config.layers):
@@ -105,7 +123,9 @@ def logits_of(model: FloatModel, tokens_NS: Tensor, dtype: torch.dtype = torch.f
 def compared(before: list[Tensor], after: list[Tensor], tokens_NS: Tensor) -> dict[str, float]:
     """How far logits are apart, and the loss."""
     apart = [(one - other).abs() for one, other in zip(before, after, strict=True)]
-    losses = [F.cross_entropy(each, sample[1:]) for each, sample in zip(after, tokens_NS, strict=True)]
+    losses = [
+        F.cross_entropy(each, sample[1:]) for each, sample in zip(after, tokens_NS, strict=True)
+    ]
     return {
         "largest_difference": float(torch.stack([each.max() for each in apart]).max()),
         "mean_difference": float(torch.stack([each.mean() for each in apart]).mean()),

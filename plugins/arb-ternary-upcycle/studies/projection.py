@@ -1,12 +1,14 @@
 """Projection to ternary of a real teacher, nothing trained: what each part of it is worth.
 
-Calibration and held-out text are the built-in one. Every variant rounds all linears of the blocks, one after another;
-embedding, norms and head stay float, and what enters linears is int8. Perplexity and KL are those of other held-out
-samples than errors are measured on. ``errors`` rounds linears of every block by least squares and by ``gptq_cd``, all
-on the teacher's own inputs, and compares the errors of their outputs on held-out tokens. The result file is written
-after each, and keeps what it had of others::
+Calibration and held-out text are the built-in one. Every variant rounds all linears of the blocks,
+one after another; embedding, norms and head stay float, and what enters linears is int8. Perplexity
+and KL are those of other held-out samples than errors are measured on. ``errors`` rounds linears of
+every block by least squares and by ``gptq_cd``, all on the teacher's own inputs, and compares the
+errors of their outputs on held-out tokens. The result file is written after each, and keeps what it
+had of others::
 
-    OMP_NUM_THREADS=1 python plugins/arb-ternary-upcycle/studies/projection.py MODEL.gguf --out RESULT.json
+    OMP_NUM_THREADS=1 python plugins/arb-ternary-upcycle/studies/projection.py \\
+        MODEL.gguf --out RESULT.json
 """
 
 from __future__ import annotations
@@ -56,14 +58,24 @@ class Variant:
 
 VARIANTS = {
     "absmean, a row": Variant(Recipe(policy="absmean"), correction=False, rotated=False),
-    "ls, groups of 128": Variant(Recipe(policy="ls", grouping=128), correction=False, rotated=False),
-    "gptq, groups of 128": Variant(Recipe(policy="gptq", grouping=128), correction=False, rotated=False),
+    "ls, groups of 128": Variant(
+        Recipe(policy="ls", grouping=128), correction=False, rotated=False
+    ),
+    "gptq, groups of 128": Variant(
+        Recipe(policy="gptq", grouping=128), correction=False, rotated=False
+    ),
     "gptq, groups of 128, rotated": Variant(Recipe(policy="gptq", grouping=128), correction=False),
-    "gptq, groups of 128, rotated, corrected": Variant(Recipe(policy="gptq", grouping=128), correction=True),
+    "gptq, groups of 128, rotated, corrected": Variant(
+        Recipe(policy="gptq", grouping=128), correction=True
+    ),
     "gptq, a row, rotated, corrected": Variant(Recipe(policy="gptq"), correction=True),
     "gptq_cd, a row, rotated, corrected": Variant(Recipe(), correction=True),
-    "gptq_cd, a row, rotated, corrected, float inputs": Variant(Recipe(), correction=True, activations="float"),
-    "gptq_cd, a row, rotated, corrected, damping 0.03": Variant(Recipe(damping=0.03), correction=True),
+    "gptq_cd, a row, rotated, corrected, float inputs": Variant(
+        Recipe(), correction=True, activations="float"
+    ),
+    "gptq_cd, a row, rotated, corrected, damping 0.03": Variant(
+        Recipe(damping=0.03), correction=True
+    ),
     "gptq_cd, a matrix, rotated, corrected": Variant(Recipe(grouping="tensor"), correction=True),
 }
 
@@ -77,22 +89,32 @@ class Study:
     def __init__(self, source: str, folder: Path, tokens: int, block_size: int, seed: int) -> None:
         teacher = read_teacher(source, "float32")
         (folder / "tokenizer.json").write_text(json.dumps(teacher.tokenizer))
-        writer = FloatModelWriter(folder / "teacher", teacher.config, teacher.model.vocabulary_size, teacher.tokenizer)
+        writer = FloatModelWriter(
+            folder / "teacher", teacher.config, teacher.model.vocabulary_size, teacher.tokenizer
+        )
         for number, tensors in teacher.blocks():
             writer.write_block(number, tensors)
         writer.write_ends(teacher.ends())
         self.teacher = writer.finish()
         config = self.teacher.config
-        basis = Basis(config, True, random_rotation(config.width, derived_generator(seed, "residual")), seed)
-        writer = FloatModelWriter(folder / "prepared", untied(config), self.teacher.vocabulary_size, teacher.tokenizer)
+        basis = Basis(
+            config, True, random_rotation(config.width, derived_generator(seed, "residual")), seed
+        )
+        writer = FloatModelWriter(
+            folder / "prepared", untied(config), self.teacher.vocabulary_size, teacher.tokenizer
+        )
         for number in range(config.layers):
-            writer.write_block(number, basis.block(number, self.teacher.weights(f"blocks.{number}.")))
+            writer.write_block(
+                number, basis.block(number, self.teacher.weights(f"blocks.{number}."))
+            )
         writer.write_ends(basis.ends(self.teacher.ends()))
         self.prepared = writer.finish()
         self.data = shakespeare(ShakespeareConfig(tokenizer=str(folder / "tokenizer.json")))
         self.folder = folder
         context: Any = self
-        self.calibration = calibration_tokens(context, tokens=tokens, block_size=block_size, seed=seed)
+        self.calibration = calibration_tokens(
+            context, tokens=tokens, block_size=block_size, seed=seed
+        )
         held_out = held_out_tokens(context, tokens=12288, block_size=JUDGED)[:, :JUDGED]
         # Every third sample is for errors, the others for perplexity; all are spread over the text.
         self.held_out = held_out[::3].reshape(-1, block_size)
@@ -133,28 +155,43 @@ class Study:
             **distances(source, student, teacher, self.judged),
             "seconds": round(seconds[0]),
             "processor_seconds": round(seconds[1]),
-            "median_held_out_error": round(statistics.median(error.held_out for error in errors), 4),
+            "median_held_out_error": round(
+                statistics.median(error.held_out for error in errors), 4
+            ),
             "first_tokens": first.found,
         }
 
-    def measure_without_inputs(self, name: str, variant: Variant, source: FloatModel) -> dict[str, Any]:
+    def measure_without_inputs(
+        self, name: str, variant: Variant, source: FloatModel
+    ) -> dict[str, Any]:
         """As ``measure``, of a recipe that looks at weights alone."""
         seconds = 0.0
         student, teacher = source.embed(self.judged), source.embed(self.judged)
         for number in range(source.config.layers):
             block, before = source.block(number), time.process_time()
-            rounded = {path: project(each.weight, variant.recipe) for path, each in linears_of(block).items()}
+            rounded = {
+                path: project(each.weight, variant.recipe)
+                for path, each in linears_of(block).items()
+            }
             seconds += time.process_time() - before
             teacher = through(source, block, teacher)
             student = through(source, with_trits(block, rounded), student)
             print(f"{name}: block {number + 1}", flush=True)
-        return {**distances(source, student, teacher, self.judged), "processor_seconds": round(seconds)}
+        return {
+            **distances(source, student, teacher, self.judged),
+            "processor_seconds": round(seconds),
+        }
 
     @torch.no_grad()
     def compare_errors(self, every: int) -> dict[str, Any]:
-        """Errors of rounding alone on held-out tokens, of ``ls`` and ``gptq_cd``, of each linear of some blocks."""
+        """Errors of rounding alone on held-out tokens, of ``ls`` and ``gptq_cd``, of each linear of
+        some blocks.
+        """
         source = self.prepared
-        streams = [[source.embed(sample[None]) for sample in part] for part in (self.calibration, self.held_out)]
+        streams = [
+            [source.embed(sample[None]) for sample in part]
+            for part in (self.calibration, self.held_out)
+        ]
         found: dict[str, dict[str, float]] = {}
         for number in range(source.config.layers):
             block = source.block(number)
@@ -175,9 +212,17 @@ class Study:
             for names, calibration, held_out in zip(groups, *known, strict=True):
                 for name in names:
                     weight = linears[name].weight
-                    recipes = {"ls, groups of 128": Recipe(policy="ls", grouping=128), "gptq_cd, a row": Recipe()}
+                    recipes = {
+                        "ls, groups of 128": Recipe(policy="ls", grouping=128),
+                        "gptq_cd, a row": Recipe(),
+                    }
                     found[f"blocks.{number}.{name}"] = {
-                        label: round(held_out.rounding_error(weight, project(weight, recipe, calibration.gram)), 4)
+                        label: round(
+                            held_out.rounding_error(
+                                weight, project(weight, recipe, calibration.gram)
+                            ),
+                            4,
+                        )
                         for label, recipe in recipes.items()
                     }
             print(f"errors: block {number + 1}", flush=True)
@@ -190,11 +235,12 @@ class Study:
 
 
 class FirstTokens:
-    """How large the streams of the samples' first tokens are, behind the block where the teacher's are largest.
+    """How large the streams of the samples' first tokens are, behind the block where the teacher's
+    are largest.
 
     Attributes:
-        found: their mean size in the teacher and in units of the median token's; of each sample the student's over the
-            teacher's size.
+        found: their mean size in the teacher and in units of the median token's; of each sample the
+            student's over the teacher's size.
     """
 
     def __init__(self) -> None:
@@ -228,7 +274,9 @@ def through(model: FloatModel, block: Block, x_NSD: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def distances(model: FloatModel, student_NSD: Tensor, teacher_NSD: Tensor, tokens_NS: Tensor) -> dict[str, float]:
+def distances(
+    model: FloatModel, student_NSD: Tensor, teacher_NSD: Tensor, tokens_NS: Tensor
+) -> dict[str, float]:
     """Ratio of perplexities, KL and agreement of the likeliest token."""
     loss, before, divergence, same = [], [], [], []
     for x, y, ids in zip(student_NSD, teacher_NSD, tokens_NS, strict=True):
@@ -237,7 +285,9 @@ def distances(model: FloatModel, student_NSD: Tensor, teacher_NSD: Tensor, token
         before.append(F.nll_loss(theirs[:-1], ids[1:]))
         divergence.append((theirs.exp() * (theirs - mine)).sum(dim=-1).mean())
         same.append((mine.argmax(dim=-1) == theirs.argmax(dim=-1)).double().mean())
-    nll, of_teacher, kl, top = (float(torch.stack(each).double().mean()) for each in (loss, before, divergence, same))
+    nll, of_teacher, kl, top = (
+        float(torch.stack(each).double().mean()) for each in (loss, before, divergence, same)
+    )
     return {
         "perplexity_ratio": float(f"{math.exp(nll - of_teacher):.4g}"),
         "nll": round(nll, 4),
@@ -248,7 +298,9 @@ def distances(model: FloatModel, student_NSD: Tensor, teacher_NSD: Tensor, token
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("teacher", help="a GGUF file, a folder of transformers or a run")
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the result")
     parser.add_argument("--only", nargs="*", help="variants by name, or errors")
@@ -258,12 +310,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        study = Study(arguments.teacher, Path(folder), arguments.tokens, arguments.block_size, arguments.seed)
+        study = Study(
+            arguments.teacher, Path(folder), arguments.tokens, arguments.block_size, arguments.seed
+        )
         for name in arguments.only or ["errors", *VARIANTS]:
             errors = name == "errors"
-            found = study.compare_errors(arguments.every) if errors else study.measure(name, VARIANTS[name])
+            found = (
+                study.compare_errors(arguments.every)
+                if errors
+                else study.measure(name, VARIANTS[name])
+            )
             # Read only now: another process may have added its own.
-            result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"variants": {}}
+            result = (
+                json.loads(arguments.out.read_text())
+                if arguments.out.exists()
+                else {"variants": {}}
+            )
             if errors:
                 result["errors"] = {"every": arguments.every, **found}
             else:

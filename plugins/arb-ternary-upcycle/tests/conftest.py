@@ -52,7 +52,9 @@ def context(tmp_path: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with the beginning of the built-in text: a run on all of it takes longer to start than to compute."""
+    """A file with the beginning of the built-in text: a run on all of it takes longer to start than
+    to compute.
+    """
     file = tmp_path_factory.mktemp("text") / "text.txt"
     file.write_text(load_text("train")[:40_000])
     return file
@@ -62,7 +64,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_config(text: Path) -> Callable[..., RunConfig]:
     """Makes the config of a run of some phases; further options go to the student."""
 
-    def make(*phases: dict[str, Any] | str, optimizer: Any = "scaled_votes", **options: Any) -> RunConfig:
+    def make(
+        *phases: dict[str, Any] | str, optimizer: Any = "scaled_votes", **options: Any
+    ) -> RunConfig:
         content = {
             "name": "upcycled",
             "data": {"name": "text", "path": str(text)},
@@ -88,7 +92,9 @@ def llama(tmp_path: Path) -> Path:
 
 
 def _save(folder: Path, kind: str = "Llama", **options: Any) -> Path:
-    """Save a random model of transformers for bytes: ``Llama``, ``Qwen2`` (biases) or ``Qwen3`` (norms of heads)."""
+    """Save a random model of transformers for bytes: ``Llama``, ``Qwen2`` (biases) or ``Qwen3``
+    (norms of heads).
+    """
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(7)
     config = getattr(transformers, f"{kind}Config")(

@@ -1,4 +1,6 @@
-"""``arb upcycle`` and ``trainer.upcycle``, of a small teacher that a run of this program trained."""
+"""``arb upcycle`` and ``trainer.upcycle``, of a small teacher that a run of this program
+trained.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,16 @@ from arb_ternary_train.manifest.document import read_manifest
 from arb_ternary_train.manifest.plan import PlannedRun, plan
 from arb_ternary_train.restore import load_run
 
-SIZES = "architecture: llama, width: 32, layers: 2, heads: 4, kv_heads: 2, feed_forward: 48, max_length: 64"
+SIZES = (
+    "architecture: llama, width: 32, layers: 2, heads: 4, kv_heads: 2, feed_forward: 48, "
+    "max_length: 64"
+)
 TEACHER = f"""
 name: teacher
 threads: 1
 data: {{name: text, path: text.txt}}
-model: {{name: decoder, {SIZES}, activations: float, float_parts: [embedding, head, norms, linears]}}
+model: {{name: decoder, {SIZES}, activations: float, float_parts: [embedding, head, norms,
+    linears]}}
 optimizer: {{name: adamw, lr: 0.005}}
 phases: [{{name: standard, steps: 40, batch_size: 8, block_size: 32, eval_every: 0}}]
 """
@@ -58,17 +64,29 @@ def fault(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().err
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command
 
 
-def test_a_teacher_becomes_a_ternary_student_and_the_run_resumes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_teacher_becomes_a_ternary_student_and_the_run_resumes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     tokens = [part for text in TOKENS for part in ("-o", f"phases.2.{text}")]
-    small = ["-o", "phases.5={name: benchmark, measure: [perplexity], batches: 1}", "-o", "threads=1"]
+    small = [
+        "-o",
+        "phases.5={name: benchmark, measure: [perplexity], batches: 1}",
+        "-o",
+        "threads=1",
+    ]
     assert main(["upcycle", "teacher", "--out", "made", *SHORT, *tokens, *small]) == 0
     run = load_run(Path("made/run"))
     assert [phase.name for phase in run.config.phases] == [
-        "load_teacher", "fold_rotate", "projection", "blockwise", "global", "benchmark",
-    ]  # fmt: skip
+        "load_teacher",
+        "fold_rotate",
+        "projection",
+        "blockwise",
+        "global",
+        "benchmark",
+    ]
     result = json.loads(Path("made/run/result.json").read_text())
     # Two blocks of two steps, and two of the whole.
     assert result["steps"] == 2 * 2 + 2
@@ -84,8 +102,12 @@ def test_a_teacher_becomes_a_ternary_student_and_the_run_resumes(capsys: pytest.
     assert "--steps: has no effect with --resume" in fault(
         capsys, "teacher", "--out", "made", "--resume", "--steps", "3"
     )
-    assert "-o: has no effect" in fault(capsys, "teacher", "--out", "made", "--resume", "-o", "seed=3")
-    assert "there is nothing to continue" in fault(capsys, "teacher", "--out", "nothing", "--resume")
+    assert "-o: has no effect" in fault(
+        capsys, "teacher", "--out", "made", "--resume", "-o", "seed=3"
+    )
+    assert "there is nothing to continue" in fault(
+        capsys, "teacher", "--out", "nothing", "--resume"
+    )
 
 
 def test_presets_and_options_decide_the_config() -> None:
@@ -97,14 +119,32 @@ def test_presets_and_options_decide_the_config() -> None:
         options = {phase.name: phase.options for phase in made.phases}
         assert (options["blockwise"].steps, options["global"].steps) == (blockwise, steps)
         assert options["benchmark"].measure == measured
-        # The context of the teacher, which is less than the preset's and than the default of the phase.
+        # The context of the teacher, which is less than the preset's and than the default of the
+        # phase.
         assert options["global"].block_size == options["projection"].block_size == 64
         assert made.model.options.group_size == "row"
         assert made.optimizer.options.ternary.options.lr == 0.015
     chosen = config(
-        "--policy", "ls", "--blockwise-steps", "0", "--steps", "7", "--batch-size", "3", "--block-size", "16",
-        "--data", "text.txt", "--seed", "5", "--device", "mps", "-o", "model.vote_bits=4", out="chosen",
-    )  # fmt: skip
+        "--policy",
+        "ls",
+        "--blockwise-steps",
+        "0",
+        "--steps",
+        "7",
+        "--batch-size",
+        "3",
+        "--block-size",
+        "16",
+        "--data",
+        "text.txt",
+        "--seed",
+        "5",
+        "--device",
+        "mps",
+        "-o",
+        "model.vote_bits=4",
+        out="chosen",
+    )
     options = {phase.name: phase.options for phase in chosen.phases}
     assert list(options) == ["load_teacher", "fold_rotate", "projection", "global", "benchmark"]
     assert (options["projection"].policy, options["global"].steps) == ("ls", 7)
@@ -116,14 +156,23 @@ def test_presets_and_options_decide_the_config() -> None:
 def test_decoupled_attention_keeps_the_teachers_planes(capsys: pytest.CaptureFixture[str]) -> None:
     made = config("--attention", "dba", out="dba")
     model = made.model.options
-    assert (model.attention, model.sem_dim, model.geo_dim, model.rotary_dim) == ("decoupled", 4, 4, 8)
+    assert (model.attention, model.sem_dim, model.geo_dim, model.rotary_dim) == (
+        "decoupled",
+        4,
+        4,
+        8,
+    )
     assert "surgery" in [phase.name for phase in made.phases]
-    model = config("--attention", "dba", "--sem-dim", "3", "--geo-dim", "2", out="dba-small").model.options
+    model = config(
+        "--attention", "dba", "--sem-dim", "3", "--geo-dim", "2", out="dba-small"
+    ).model.options
     assert (model.sem_dim, model.geo_dim) == (3, 2)
     assert "--geo-dim 3: must be even and at most 8" in fault(
         capsys, "teacher", "--out", "no", "--attention", "dba", "--geo-dim", "3"
     )
-    assert "at most 8" in fault(capsys, "teacher", "--out", "no", "--attention", "dba", "--geo-dim", "10")
+    assert "at most 8" in fault(
+        capsys, "teacher", "--out", "no", "--attention", "dba", "--geo-dim", "10"
+    )
     assert "--sem-dim: has no effect without --attention dba" in fault(
         capsys, "teacher", "--out", "no", "--sem-dim", "3"
     )
@@ -133,7 +182,9 @@ def test_decoupled_attention_keeps_the_teachers_planes(capsys: pytest.CaptureFix
 def test_what_is_wrong_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no such file or folder" in fault(capsys, "missing", "--out", "no")
     assert "unknown key" in fault(capsys, "teacher", "--out", "no", "-o", "model.widht=3")
-    assert "exceeds the context of the model" in fault(capsys, "teacher", "--out", "no", "--block-size", "65")
+    assert "exceeds the context of the model" in fault(
+        capsys, "teacher", "--out", "no", "--block-size", "65"
+    )
     assert not Path("no").exists()
 
 
@@ -144,7 +195,8 @@ def test_inspect_counts_what_would_be(capsys: pytest.CaptureFixture[str]) -> Non
     assert found["teacher"]["parameters"] == 2 * block + 2 * 256 * 32 + 5 * 32
     assert sum(row["weights"] for row in found["linears"]) == 2 * block
     by_name = {row["name"]: row for row in found["linears"]}
-    # Two bits a trit and eight for the exponent of a row of 32; in training an accumulator of eight bits for each.
+    # Two bits a trit and eight for the exponent of a row of 32; in training an accumulator of eight
+    # bits for each.
     assert by_name["blocks.*.attention.query"]["bits"] == 2 + 8 / 32
     assert by_name["blocks.*.attention.query"]["training_bits"] == 10 + 16 / 32
     stages = {row["phase"]: row for row in found["stages"]}
@@ -154,11 +206,16 @@ def test_inspect_counts_what_would_be(capsys: pytest.CaptureFixture[str]) -> Non
     assert sizes[2, 2] == (2 + 2 + 8) / 16
     assert main(["upcycle", "inspect", "teacher"]) == 0
     shown = capsys.readouterr().out
-    for words in ("becomes ternary", "blocks.*.feed_forward.down", "weights in memory", "--sem-dim"):
+    for words in (
+        "becomes ternary",
+        "blocks.*.feed_forward.down",
+        "weights in memory",
+        "--sem-dim",
+    ):
         assert words in shown
 
 
-# --- the trainer -----------------------------------------------------------------------------------------------------
+# --- the trainer
 
 
 def planned(runs: str, target: str = "") -> list[PlannedRun]:
@@ -184,12 +241,18 @@ SECOND = "{id: b, train: {phase: global, block_size: 32%s}}"
         ("force", True, 1),
     ],
 )
-def test_a_key_is_an_option_of_its_phase_and_refused_in_others(key: str, value: Any, phase: int) -> None:
+def test_a_key_is_an_option_of_its_phase_and_refused_in_others(
+    key: str, value: Any, phase: int
+) -> None:
     text = f", {key}: {str(value).lower()}"
-    runs = planned(f"{FIRST % (text if phase == 0 else '')}\n{SECOND % (text if phase == 1 else '')}")
+    runs = planned(
+        f"{FIRST % (text if phase == 0 else '')}\n{SECOND % (text if phase == 1 else '')}"
+    )
     assert getattr(runs[phase].config.phases[-1].options, key) == value
     name = ("blockwise", "global")[phase]
-    with pytest.raises(ArbError, match=f"train.{key}: is of the phase {name}, and this run's phase is "):
+    with pytest.raises(
+        ArbError, match=f"train.{key}: is of the phase {name}, and this run's phase is "
+    ):
         planned(f"{FIRST % (text if phase == 1 else '')}\n{SECOND % (text if phase == 0 else '')}")
 
 
@@ -204,12 +267,19 @@ def test_keys_of_autotuning_and_convergence_reach_the_phase() -> None:
         "convergence_patience": 11,
         "convergence_max_steps": 13,
     }
-    text = ", blockwise_autotune_enabled: true" + "".join(f", {key}: {value}" for key, value in keys.items())
+    text = ", blockwise_autotune_enabled: true" + "".join(
+        f", {key}: {value}" for key, value in keys.items()
+    )
     (run,) = planned(FIRST % text)
     options = to_plain(run.config.phases[-1].options)
     assert {key: options[key] for key in keys} == keys
     # The guide's default is null, where the phase alone has 2000.
-    assert planned(FIRST % ", convergence_target: 0.5")[0].config.phases[-1].options.convergence_max_steps is None
+    assert (
+        planned(FIRST % ", convergence_target: 0.5")[0]
+        .config.phases[-1]
+        .options.convergence_max_steps
+        is None
+    )
 
 
 def test_the_first_run_makes_the_student_and_others_go_on() -> None:
@@ -228,16 +298,37 @@ def test_the_first_run_makes_the_student_and_others_go_on() -> None:
 
 def test_the_student_may_be_trained_as_any_other() -> None:
     (run,) = planned("{id: a, train: {phase: standard, teacher_ckpt: teacher, block_size: 32}}")
-    assert [phase.name for phase in run.config.phases] == ["load_teacher", "fold_rotate", "projection", "standard"]
+    assert [phase.name for phase in run.config.phases] == [
+        "load_teacher",
+        "fold_rotate",
+        "projection",
+        "standard",
+    ]
 
 
 @pytest.mark.parametrize(
     ("runs", "target", "message"),
     [
-        ("{id: a, train: {phase: blockwise}}", "", "manifest.yaml:6: targets[0].runs[0].train: needs 'teacher_ckpt'"),
-        (FIRST.replace("teacher,", "nobody,") % "", "", "teacher_ckpt: nobody: there is no such file or folder"),
-        (f"{FIRST % ''}\n{SECOND % ', teacher_ckpt: text.txt'}", "", "must be that of the target's first run, teacher"),
-        (f"{FIRST % ''}\n{SECOND % ', projection: {policy: ls}'}", "", "which the target's first run does"),
+        (
+            "{id: a, train: {phase: blockwise}}",
+            "",
+            "manifest.yaml:6: targets[0].runs[0].train: needs 'teacher_ckpt'",
+        ),
+        (
+            FIRST.replace("teacher,", "nobody,") % "",
+            "",
+            "teacher_ckpt: nobody: there is no such file or folder",
+        ),
+        (
+            f"{FIRST % ''}\n{SECOND % ', teacher_ckpt: text.txt'}",
+            "",
+            "must be that of the target's first run, teacher",
+        ),
+        (
+            f"{FIRST % ''}\n{SECOND % ', projection: {policy: ls}'}",
+            "",
+            "which the target's first run does",
+        ),
         (FIRST % ", surgery: {policy: fresh}", "", "the student keeps the teacher's attention"),
         (
             FIRST % "",
@@ -246,7 +337,8 @@ def test_the_student_may_be_trained_as_any_other() -> None:
         ),
         (
             FIRST % "",
-            "    system: {ref: system.language_model, config: {attention: decoupled, sem_dim: 4, geo_dim: 16}}\n",
+            "    system: {ref: system.language_model, config: {attention: decoupled, sem_dim: 4, "
+            "geo_dim: 16}}\n",
             "'rotary_dim' must be at least 'geo_dim'",
         ),
         (
@@ -256,7 +348,9 @@ def test_the_student_may_be_trained_as_any_other() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_computed(runs: str, target: str, message: str) -> None:
+def test_what_is_wrong_is_told_before_anything_is_computed(
+    runs: str, target: str, message: str
+) -> None:
     with pytest.raises(ArbError) as error:
         planned(runs, target)
     assert message in error.value.what

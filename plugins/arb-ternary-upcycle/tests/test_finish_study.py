@@ -25,7 +25,8 @@ GgufFile = pytest.importorskip("arb_ternary_gguf.reader").GgufFile
 CONFIG = """
 name: small
 data: {{name: text, path: {folder}/text.txt, tokenizer: bytes}}
-model: {{name: decoder, architecture: llama, width: 256, layers: 2, heads: 4, kv_heads: 2, feed_forward: 512,
+model: {{name: decoder, architecture: llama, width: 256, layers: 2, heads: 4, kv_heads: 2,
+    feed_forward: 512,
   max_length: 256, group_size: {group}, float_parts: [head]}}
 optimizer: {{name: split, ternary: scaled_votes, float: adamw}}
 phases: [{{name: standard, steps: 3, batch_size: 4, block_size: 32, eval_every: 0, lr: 0.02}}]
@@ -51,13 +52,37 @@ def trained(folder: Path, group: Any) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize(("kind", "group"), [("tq2_0", "row"), pytest.param("q2_0", 64, marks=pytest.mark.slow)])
-def test_llama_cpp_continues_as_the_model_does(finish: Any, tmp_path: Path, kind: str, group: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "group"), [("tq2_0", "row"), pytest.param("q2_0", 64, marks=pytest.mark.slow)]
+)
+def test_llama_cpp_continues_as_the_model_does(
+    finish: Any, tmp_path: Path, kind: str, group: Any
+) -> None:
     run = trained(tmp_path, group)
     original = tmp_path / "original.gguf"
     finish.export_run(run, original, "gguf", ["type=f32"])
-    arguments = [str(run), "--original", str(original), "--type", kind, "--tokens", "8", "--repeats", "2"]
-    code = finish.main([*arguments, "--context", "256", "--work", str(tmp_path / "w"), "--out", str(tmp_path / "o")])
+    arguments = [
+        str(run),
+        "--original",
+        str(original),
+        "--type",
+        kind,
+        "--tokens",
+        "8",
+        "--repeats",
+        "2",
+    ]
+    code = finish.main(
+        [
+            *arguments,
+            "--context",
+            "256",
+            "--work",
+            str(tmp_path / "w"),
+            "--out",
+            str(tmp_path / "o"),
+        ]
+    )
     result = json.loads((tmp_path / "o").read_text())
     assert result["greedy"]["same"]["blocks"] == result["exact"]["same"]["float"] == 20
     assert code == 0
@@ -71,14 +96,23 @@ def test_llama_cpp_continues_as_the_model_does(finish: Any, tmp_path: Path, kind
 def test_blocks_give_the_numbers_of_llama_cpp(finish: Any, tmp_path: Path) -> None:
     """To 1e-5 in two layers, where other roundings are off by 1e-3 and more.
 
-    The embedding is float: sums of trits are whole multiples of one number, and often lie between two roundings.
+    The embedding is float: sums of trits are whole multiples of one number, and often lie between
+    two roundings.
     """
-    options: dict[str, Any] = {"width": 256, "layers": 2, "heads": 4, "feed_forward": 512, "group_size": "row"}
+    options: dict[str, Any] = {
+        "width": 256,
+        "layers": 2,
+        "heads": 4,
+        "feed_forward": 512,
+        "group_size": "row",
+    }
     config = DecoderConfig(architecture="llama", float_parts=("embedding",), **options)
     torch.manual_seed(0)
     model = Decoder(config, 256).eval()
     path = tmp_path / "m.gguf"
-    GgufExporter(GgufConfig(type="tq2_0")).export(model, path, {"name": "m", "tokenizer": {"kind": "bytes"}})
+    GgufExporter(GgufConfig(type="tq2_0")).export(
+        model, path, {"name": "m", "tokenizer": {"kind": "bytes"}}
+    )
     ids = list(b"Now is the winter of our discontent")
     top = finish.LlamaCpp(path, context=64, threads=1).continued(ids, 1, probabilities=50)["top"]
     apart = {}
@@ -108,7 +142,9 @@ def test_blocks_are_rounded_as_llama_cpp_rounds_them(finish: Any) -> None:
             else:
                 scale = abs(top) / np.float32(127)
                 wanted = np.rint(block * (np.float32(1) / scale)) * np.float32(np.float16(scale))
-            np.testing.assert_allclose(found[row, column : column + size].numpy(), wanted, rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(
+                found[row, column : column + size].numpy(), wanted, rtol=1e-6, atol=1e-9
+            )
 
 
 def test_where_two_texts_part(finish: Any) -> None:

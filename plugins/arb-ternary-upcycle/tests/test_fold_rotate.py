@@ -43,7 +43,11 @@ def test_rotations_are_orthogonal_and_spread_every_feature(size: int) -> None:
     ],
 )
 def test_logits_are_those_of_transformers(
-    tmp_path: Path, run_config: Callable[..., Any], save_model: Callable[..., Path], kind: str, options: dict[str, Any]
+    tmp_path: Path,
+    run_config: Callable[..., Any],
+    save_model: Callable[..., Path],
+    kind: str,
+    options: dict[str, Any],
 ) -> None:
     folder = save_model(tmp_path / "teacher", kind, **options)
     split = {"name": "split", "ternary": "scaled_votes", "float": "adamw"}
@@ -51,7 +55,9 @@ def test_logits_are_those_of_transformers(
         "Qwen3": {"architecture": "qwen3"},
         "Qwen2": {"query_key_value_bias": True, "optimizer": split},
     }.get(kind, {})
-    config = run_config({"name": "load_teacher", "teacher": str(folder), "probe_tokens": 0}, "fold_rotate", **given)
+    config = run_config(
+        {"name": "load_teacher", "teacher": str(folder), "probe_tokens": 0}, "fold_rotate", **given
+    )
     train(config, RunRequest(directory=tmp_path / "run"))
     import transformers
 
@@ -65,11 +71,17 @@ def test_logits_are_those_of_transformers(
     assert float((found - expected).abs().max()) < 1e-4 * max(1, scale)
     assert float((found - expected).abs().max()) < 2e-4
     weights = prepared.weights("")
-    gains = [v for name, v in weights.items() if name.endswith("norm") and "query" not in name and "key" not in name]
+    gains = [
+        v
+        for name, v in weights.items()
+        if name.endswith("norm") and "query" not in name and "key" not in name
+    ]
     assert all(bool((gain == 1).all()) for gain in gains)
     assert "head" in weights
     before = FloatModel.open(tmp_path / "run/stages/teacher").weights("")
-    assert not torch.allclose(before["blocks.0.attention.value"], weights["blocks.0.attention.value"], atol=1e-2)
+    assert not torch.allclose(
+        before["blocks.0.attention.value"], weights["blocks.0.attention.value"], atol=1e-2
+    )
 
 
 @pytest.mark.parametrize("choice", ["fold", "rotate", "rotate_values"])
@@ -82,7 +94,11 @@ def test_each_part_alone_keeps_the_function_and_does_what_it_says(llama: Path, c
     with torch.no_grad():
         expected = model(TOKENS)
     before = {name: value.clone() for name, value in teacher._weights()}
-    after = {f"blocks.{n}.{key}": v for n, block in teacher.blocks() for key, v in basis.block(n, block).items()}
+    after = {
+        f"blocks.{n}.{key}": v
+        for n, block in teacher.blocks()
+        for key, v in basis.block(n, block).items()
+    }
     after |= basis.ends(teacher.ends())
     model.load_state_dict({key: after[key.removesuffix(".weight")] for key in model.state_dict()})
     with torch.no_grad():
@@ -115,7 +131,9 @@ def test_options_that_cannot_be_are_refused(run_config: Callable[..., Any]) -> N
     with pytest.raises(ConfigError, match="gives the head weights of its own"):
         run_config(load, "fold_rotate", tie_embeddings=True)
     with pytest.raises(ConfigError, match="nothing is rotated"):
-        run_config(load, {"name": "fold_rotate", "rotate": False, "rotate_values": False, "seed": 1})
+        run_config(
+            load, {"name": "fold_rotate", "rotate": False, "rotate_values": False, "seed": 1}
+        )
     values = {"name": "fold_rotate", "fold": False, "rotate": False}
     with pytest.raises(ConfigError, match="the gain of a sub-norm"):
         run_config(load, values, architecture="bitnet", tie_embeddings=True)

@@ -1,4 +1,6 @@
-"""kill -9 in the phases that make stages and in the projection: a resumed run ends with the bytes of one left alone."""
+"""kill -9 in the phases that make stages and in the projection: a resumed run ends with the bytes
+of one left alone.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,27 @@ from arb_ternary.config.yaml_document import dump_yaml
 
 
 def start(config: Path, folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "arb_ternary.cli.main", "train", str(config), "--run-dir", str(folder), "--resume"]
+    command = [
+        sys.executable,
+        "-m",
+        "arb_ternary.cli.main",
+        "train",
+        str(config),
+        "--run-dir",
+        str(folder),
+        "--resume",
+    ]
     with config.with_name("errors.txt").open("wb") as errors:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every stage, the newest weights, and what the run says of itself without the clock."""
-    files = [file for file in (folder / "stages").rglob("*") if file.is_file() and not file.name.startswith(".")]
+    files = [
+        file
+        for file in (folder / "stages").rglob("*")
+        if file.is_file() and not file.name.startswith(".")
+    ]
     newest = (folder / "checkpoints/latest").read_text().strip()
     files.append(folder / "checkpoints" / newest / "model.safetensors")
     return {
@@ -39,13 +54,23 @@ def test_kill_nine_in_every_phase(
     tmp_path: Path, run_config: Callable[..., Any], save_model: Callable[..., Path]
 ) -> None:
     teacher = save_model(tmp_path / "teacher", num_hidden_layers=12)
-    options: dict[str, Any] = {"architecture": None, "activation": "swiglu", "sub_norms": False, "layers": 12}
+    options: dict[str, Any] = {
+        "architecture": None,
+        "activation": "swiglu",
+        "sub_norms": False,
+        "layers": 12,
+    }
     options |= {"attention": "decoupled", "sem_dim": 2, "geo_dim": 4, "rotary_dim": 8}
     phases = [
         {"name": "load_teacher", "teacher": str(teacher), "max_nll": 99.0},
         "fold_rotate",
         {"name": "surgery", "calibration_tokens": 1024, "block_size": 64},
-        {"name": "projection", "calibration_tokens": 2048, "held_out_tokens": 256, "block_size": 64},
+        {
+            "name": "projection",
+            "calibration_tokens": 2048,
+            "held_out_tokens": 256,
+            "block_size": 64,
+        },
     ]
     config = tmp_path / "config.yaml"
     config.write_text(dump_yaml(to_plain(run_config(*phases, **options))))

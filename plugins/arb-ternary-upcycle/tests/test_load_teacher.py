@@ -1,4 +1,6 @@
-"""A teacher comes from anywhere, fits data and student, and knows the text; or the run ends before it computes."""
+"""A teacher comes from anywhere, fits data and student, and knows the text; or the run ends before
+it computes.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,24 @@ def load(source: Path | str, **options: Any) -> dict[str, Any]:
 def float_run(tmp_path: Path, run_config: Callable[..., Any]) -> Path:
     """A float model of ours, trained for a moment."""
     parts = ["embedding", "head", "norms", "linears"]
-    phase = {"name": "standard", "steps": 3, "batch_size": 4, "block_size": 32, "eval_every": 0, "lr": 0.01}
-    config = run_config(phase, float_parts=parts, activations="float", group_size=128, optimizer="adamw")
+    phase = {
+        "name": "standard",
+        "steps": 3,
+        "batch_size": 4,
+        "block_size": 32,
+        "eval_every": 0,
+        "lr": 0.01,
+    }
+    config = run_config(
+        phase, float_parts=parts, activations="float", group_size=128, optimizer="adamw"
+    )
     train(config, RunRequest(directory=tmp_path / "float"))
     return tmp_path / "float"
 
 
-def test_a_run_of_ours_is_a_teacher(tmp_path: Path, run_config: Callable[..., Any], float_run: Path) -> None:
+def test_a_run_of_ours_is_a_teacher(
+    tmp_path: Path, run_config: Callable[..., Any], float_run: Path
+) -> None:
     report = train(run_config(load(float_run, max_nll=9.0)), RunRequest(directory=tmp_path / "run"))
     stage = FloatModel.open(tmp_path / "run/stages/teacher")
     model = load_run(float_run).model
@@ -58,7 +71,12 @@ def test_a_run_of_ours_is_a_teacher(tmp_path: Path, run_config: Callable[..., An
 def test_a_ternary_run_with_powers_of_two_around_it_is_a_teacher(
     tmp_path: Path, run_config: Callable[..., Any]
 ) -> None:
-    options = {"residual_scale": -1, "logit_scale": -2, "activations": "float", "learned_norms": True}
+    options = {
+        "residual_scale": -1,
+        "logit_scale": -2,
+        "activations": "float",
+        "learned_norms": True,
+    }
     phase = {"name": "standard", "steps": 1, "batch_size": 2, "block_size": 16, "eval_every": 0}
     train(run_config(phase, **options), RunRequest(directory=tmp_path / "ternary"))
     teacher = read_teacher(str(tmp_path / "ternary"), "float32")
@@ -84,7 +102,9 @@ def test_whatever_an_importer_reads_is_a_teacher(
     assert teacher.tokenizer == {"kind": "bytes"}
 
 
-def test_bfloat16_rounds_each_weight_once(tmp_path: Path, run_config: Callable[..., Any], llama: Path) -> None:
+def test_bfloat16_rounds_each_weight_once(
+    tmp_path: Path, run_config: Callable[..., Any], llama: Path
+) -> None:
     config = run_config(load(llama, dtype="bfloat16", probe_tokens=0))
     train(config, RunRequest(directory=tmp_path / "run"))
     found = FloatModel.open(tmp_path / "run/stages/teacher").weights("")
@@ -102,10 +122,15 @@ def test_reading_leaves_the_global_generators(llama: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "limit"), [({"max_nll": 0.5}, "0.5000, max_nll"), ({"max_perplexity": 2.0, "max_nll": 99.0}, "0.6931")]
+    ("options", "limit"),
+    [({"max_nll": 0.5}, "0.5000, max_nll"), ({"max_perplexity": 2.0, "max_nll": 99.0}, "0.6931")],
 )
 def test_a_teacher_whose_loss_is_off_is_refused(
-    tmp_path: Path, run_config: Callable[..., Any], llama: Path, options: dict[str, float], limit: str
+    tmp_path: Path,
+    run_config: Callable[..., Any],
+    llama: Path,
+    options: dict[str, float],
+    limit: str,
 ) -> None:
     with pytest.raises(DataError, match=f"nats a token of held-out text; the limit is {limit}"):
         train(run_config(load(llama, **options)), RunRequest(directory=tmp_path / "run"))
@@ -116,20 +141,28 @@ def test_by_default_frequencies_of_tokens_are_the_limit(
 ) -> None:
     config = run_config(load(llama))
     entropy = config.data.build().baselines(64)["unigram_entropy"]
-    with pytest.raises(DataError, match=rf"the limit is {entropy:.4f}, what frequencies of tokens give"):
+    with pytest.raises(
+        DataError, match=rf"the limit is {entropy:.4f}, what frequencies of tokens give"
+    ):
         train(config, RunRequest(directory=tmp_path / "run"))
     with pytest.raises(DataError, match="no complete stage"):  # so that no later phase takes it
         find_stage(type("Run", (), {"directory": tmp_path / "run"}), None, ("teacher",))
 
 
-def test_a_limit_that_is_met_exactly_passes(tmp_path: Path, run_config: Callable[..., Any], llama: Path) -> None:
+def test_a_limit_that_is_met_exactly_passes(
+    tmp_path: Path, run_config: Callable[..., Any], llama: Path
+) -> None:
     first = train(run_config(load(llama, max_nll=99.0)), RunRequest(directory=tmp_path / "one"))
     nll = first.phases[0]["teacher_nll"]
     train(run_config(load(llama, max_nll=nll)), RunRequest(directory=tmp_path / "two"))
 
 
-def test_shapes_unlike_the_students_are_refused(tmp_path: Path, run_config: Callable[..., Any], llama: Path) -> None:
-    config = run_config(load(llama), layers=3, feed_forward=64, max_length=128, tie_embeddings=False)
+def test_shapes_unlike_the_students_are_refused(
+    tmp_path: Path, run_config: Callable[..., Any], llama: Path
+) -> None:
+    config = run_config(
+        load(llama), layers=3, feed_forward=64, max_length=128, tie_embeddings=False
+    )
     with pytest.raises(ConfigError, match="3 of its options differ") as caught:
         train(config, RunRequest(directory=tmp_path / "run"))
     assert "layers: 3, the teacher's is 2" in caught.value.what
@@ -145,7 +178,9 @@ def test_a_tokenizer_unlike_the_datas_is_refused_and_the_teachers_handed_over(
     config = run_config(load(float_run))
     characters = evolve(config.data.options, tokenizer="characters")
     config = evolve(config, data=evolve(config.data, options=characters))
-    with pytest.raises(ConfigError, match=r"its tokenizer is not that of .*: .* begins with \[") as caught:
+    with pytest.raises(
+        ConfigError, match=r"its tokenizer is not that of .*: .* begins with \["
+    ) as caught:
         train(config, RunRequest(directory=tmp_path / "run"))
     assert "teacher-tokenizer.json" in caught.value.hint
     assert '"kind": "bytes"' in (tmp_path / "run/stages/teacher-tokenizer.json").read_text()
@@ -156,12 +191,21 @@ class Killed(BaseException):
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.suffix != ".writing"}
+    return {
+        file.name: file.read_bytes()
+        for file in sorted(folder.iterdir())
+        if file.suffix != ".writing"
+    }
 
 
 @pytest.mark.parametrize(
     ("stage", "place"),
-    [("teacher", "write_block"), ("teacher", "finish"), ("prepared", "write_block"), ("prepared", "write_ends")],
+    [
+        ("teacher", "write_block"),
+        ("teacher", "finish"),
+        ("prepared", "write_block"),
+        ("prepared", "write_ends"),
+    ],
 )
 def test_a_killed_phase_goes_on_to_the_same_bytes(
     tmp_path: Path,
@@ -188,11 +232,16 @@ def test_a_killed_phase_goes_on_to_the_same_bytes(
         patch.setattr(FloatModelWriter, place, kill)
         with pytest.raises(Killed):
             train(config, RunRequest(directory=tmp_path / "cut"))
-    written = {file.name: file.stat().st_mtime_ns for file in (tmp_path / f"cut/stages/{stage}").glob("block-*")}
+    written = {
+        file.name: file.stat().st_mtime_ns
+        for file in (tmp_path / f"cut/stages/{stage}").glob("block-*")
+    }
     assert written
     train(config, RunRequest(directory=tmp_path / "cut", resume="auto"))
     for name in ("teacher", "prepared"):
-        assert files_of(tmp_path / "cut/stages" / name) == files_of(tmp_path / "whole/stages" / name)
+        assert files_of(tmp_path / "cut/stages" / name) == files_of(
+            tmp_path / "whole/stages" / name
+        )
     for name, time in written.items():  # what was there is not made again
         assert (tmp_path / f"cut/stages/{stage}" / name).stat().st_mtime_ns == time
     for name in ("metrics.jsonl", "result.json"):

@@ -1,4 +1,6 @@
-"""Float models on disk: what is written is read, whole or not at all, and the newest stage is found."""
+"""Float models on disk: what is written is read, whole or not at all, and the newest stage is
+found.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,14 @@ def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def write(path: Path, model: Decoder, **options: Any) -> FloatModel:
-    writer = FloatModelWriter(path, model.config, model.vocabulary_size, {"kind": "bytes"}, **options)
+    writer = FloatModelWriter(
+        path, model.config, model.vocabulary_size, {"kind": "bytes"}, **options
+    )
     for number, block in enumerate(model.blocks):
         writer.write_block(number, tensors_of(block))
-    writer.write_ends({name: value for name, value in tensors_of(model).items() if not name.startswith("blocks.")})
+    writer.write_ends(
+        {name: value for name, value in tensors_of(model).items() if not name.startswith("blocks.")}
+    )
     return writer.finish()
 
 
@@ -55,7 +61,8 @@ def test_block_by_block_is_the_whole_decoder(tmp_path: Path, model: Decoder) -> 
 def test_weights_go_by_neutral_names(tmp_path: Path, model: Decoder) -> None:
     stored = write(tmp_path / "stage", model)
     assert torch.equal(
-        stored.weights("blocks.1.")["attention.key"], model.state_dict()["blocks.1.attention.key.weight"]
+        stored.weights("blocks.1.")["attention.key"],
+        model.state_dict()["blocks.1.attention.key.weight"],
     )
     assert set(stored.weights("blocks.0.feed_forward.")) == {"norm", "gate", "up", "down"}
     assert stored.weights("").keys() == tensors_of(model).keys()
@@ -70,7 +77,9 @@ def test_bfloat16_is_the_nearest_to_each_weight(tmp_path: Path, model: Decoder) 
     assert files < 2.2 * sum(value.numel() for value in wide.values())
 
 
-def test_a_killed_writer_goes_on_and_another_plan_starts_anew(tmp_path: Path, model: Decoder) -> None:
+def test_a_killed_writer_goes_on_and_another_plan_starts_anew(
+    tmp_path: Path, model: Decoder
+) -> None:
     whole = write(tmp_path / "whole", model, origin={"seed": 1})
     plan: Any = (model.config, 256, {"kind": "bytes"})
     writer = FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 1})
@@ -83,7 +92,9 @@ def test_a_killed_writer_goes_on_and_another_plan_starts_anew(tmp_path: Path, mo
     with pytest.raises(ComponentError, match="not written yet"):
         again.finish()
     again.write_block(0, tensors_of(model.blocks[0]))
-    again.write_ends({name: v for name, v in tensors_of(model).items() if not name.startswith("blocks.")})
+    again.write_ends(
+        {name: v for name, v in tensors_of(model).items() if not name.startswith("blocks.")}
+    )
     assert again.finish().digest == whole.digest
     assert FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 1}).finished
     other = FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 2})
@@ -98,7 +109,9 @@ def test_tensors_that_the_decoder_has_not_are_refused(tmp_path: Path, model: Dec
         writer.write_block(0, wrong)
 
 
-def test_the_newest_stage_of_this_run_or_of_the_one_it_started_from(tmp_path: Path, model: Decoder) -> None:
+def test_the_newest_stage_of_this_run_or_of_the_one_it_started_from(
+    tmp_path: Path, model: Decoder
+) -> None:
     first = tmp_path / "first"
     context = SimpleNamespace(directory=tmp_path / "second")
     with pytest.raises(DataError, match="no complete stage teacher or prepared"):
@@ -120,10 +133,17 @@ def test_the_newest_stage_of_this_run_or_of_the_one_it_started_from(tmp_path: Pa
 
 
 def test_every_part_of_a_float_config_is_float() -> None:
-    config = DecoderConfig(architecture="qwen3", group_size=32, residual_scale=-1, vote_bits=4, learned_norms=True)
+    config = DecoderConfig(
+        architecture="qwen3", group_size=32, residual_scale=-1, vote_bits=4, learned_norms=True
+    )
     made = float_config(config)
     assert set(made.float_parts) == {"embedding", "head", "norms", "linears"}
-    assert (made.activations, made.residual_scale, made.inner_gains, made.architecture) == ("float", 0, True, "qwen3")
+    assert (made.activations, made.residual_scale, made.inner_gains, made.architecture) == (
+        "float",
+        0,
+        True,
+        "qwen3",
+    )
 
 
 def test_calibration_takes_training_samples_once(context: Any) -> None:

@@ -1,4 +1,5 @@
-"""Decoupled attention out of standard attention: exact where nothing is given up, else the best of its kind.
+"""Decoupled attention out of standard attention: exact where nothing is given up, else the best of
+its kind.
 
 Expected values are numpy's: sums over pairs written out, dense matrices, least squares of its own.
 """
@@ -28,7 +29,12 @@ from arb_ternary_upcycle.surgery.phase import decoupled_config
 
 TOKENS = torch.arange(80).view(2, 40) * 37 % 256
 #: A llama without its preset, which has standard attention.
-PLAIN: dict[str, Any] = {"architecture": None, "activation": "swiglu", "sub_norms": False, "query_key_norm": False}
+PLAIN: dict[str, Any] = {
+    "architecture": None,
+    "activation": "swiglu",
+    "sub_norms": False,
+    "query_key_norm": False,
+}
 SPLIT: dict[str, Any] = {"name": "split", "ternary": "scaled_votes", "float": "adamw"}
 
 
@@ -38,14 +44,20 @@ def decoupled(sem_dim: int, geo_dim: int, **options: Any) -> dict[str, Any]:
 
 
 def surgery(**options: Any) -> dict[str, Any]:
-    return {"name": "surgery", "calibration_tokens": 256, "block_size": 64, "probe_tokens": 0, **options}
+    return {
+        "name": "surgery",
+        "calibration_tokens": 256,
+        "block_size": 64,
+        "probe_tokens": 0,
+        **options,
+    }
 
 
 def load(folder: Path) -> dict[str, Any]:
     return {"name": "load_teacher", "teacher": str(folder), "probe_tokens": 0}
 
 
-# --- the whole ---
+# --- the whole
 
 
 @pytest.mark.parametrize(("kind", "rotated", "sem_dim"), [("Llama", True, 3), ("Qwen2", False, 8)])
@@ -58,7 +70,9 @@ def test_all_planes_kept_gives_the_logits_of_transformers(
     sem_dim: int,
 ) -> None:
     folder = save_model(tmp_path / "teacher", kind)
-    options = decoupled(sem_dim, 8, query_key_value_bias=kind == "Qwen2", attention_gate=True, optimizer=SPLIT)
+    options = decoupled(
+        sem_dim, 8, query_key_value_bias=kind == "Qwen2", attention_gate=True, optimizer=SPLIT
+    )
     phases = [load(folder), *(["fold_rotate"] if rotated else []), surgery()]
     train(run_config(*phases, **options), RunRequest(directory=tmp_path / "run"))
     import transformers
@@ -72,10 +86,17 @@ def test_all_planes_kept_gives_the_logits_of_transformers(
 def test_dropped_planes_at_full_rank_are_scores_without_positions(small: DecoderConfig) -> None:
     torch.manual_seed(0)
     teacher = Decoder(small, 256)
-    student = decoupled_config(small, DecoderConfig(width=32, heads=4, kv_heads=2, **decoupled(6, 2)))
-    tensors = {key.removesuffix(".weight"): value.detach() for key, value in teacher.blocks[0].state_dict().items()}
+    student = decoupled_config(
+        small, DecoderConfig(width=32, heads=4, kv_heads=2, **decoupled(6, 2))
+    )
+    tensors = {
+        key.removesuffix(".weight"): value.detach()
+        for key, value in teacher.blocks[0].state_dict().items()
+    }
     kept = torch.tensor([[1], [3]])
-    split = Split(kept, torch.ones(4, 4, dtype=torch.complex128), torch.eye(32, dtype=torch.float64))
+    split = Split(
+        kept, torch.ones(4, 4, dtype=torch.complex128), torch.eye(32, dtype=torch.float64)
+    )
     made = split_block(tensors, small, student, split, torch.zeros(6, 32))
     model = Decoder(evolve(student, layers=1), 256)
     state = {key: made[key.removesuffix(".weight")] for key in model.blocks[0].state_dict()}
@@ -84,7 +105,9 @@ def test_dropped_planes_at_full_rank_are_scores_without_positions(small: Decoder
     with torch.no_grad():
         found = (model.run_blocks(x) - x).numpy()
         # The teacher's own arithmetic in numpy, with planes that are not kept left unturned.
-        normed = (x / (x.square().mean(-1, keepdim=True) + small.norm_eps).sqrt())[0].double().numpy()
+        normed = (
+            (x / (x.square().mean(-1, keepdim=True) + small.norm_eps).sqrt())[0].double().numpy()
+        )
     weights = {name: value.double().numpy() for name, value in tensors.items()}
     seen = np.zeros((12, 32))
     for head in range(4):
@@ -97,7 +120,9 @@ def test_dropped_planes_at_full_rank_are_scores_without_positions(small: Decoder
         scores = np.where(np.tri(12) > 0, (q @ k.conj().T).real / math.sqrt(8), -np.inf)
         share = np.exp(scores - scores.max(1, keepdims=True))
         share /= share.sum(1, keepdims=True)
-        seen[:, head * 8 : head * 8 + 8] = share @ (normed @ weights["attention.value"][group * 8 : group * 8 + 8].T)
+        seen[:, head * 8 : head * 8 + 8] = share @ (
+            normed @ weights["attention.value"][group * 8 : group * 8 + 8].T
+        )
     with torch.no_grad():
         y = x + torch.from_numpy(seen @ weights["attention.output"].T).float()
         expected = (y + teacher.blocks[0].feed_forward(y) - x).numpy()
@@ -115,15 +140,25 @@ def test_fewer_features_cost_more_and_text_helps(
             ("narrow", (2, 2), {}),
             ("random", (4, 4), {"policy": "random"}),
         ):
-            phase = {"name": "surgery", "probe_tokens": 0, **({} if options else surgery()), **options}
-            train(run_config(load(folder), phase, **decoupled(*sizes)), RunRequest(directory=tmp_path / name))
+            phase = {
+                "name": "surgery",
+                "probe_tokens": 0,
+                **({} if options else surgery()),
+                **options,
+            }
+            train(
+                run_config(load(folder), phase, **decoupled(*sizes)),
+                RunRequest(directory=tmp_path / name),
+            )
             stages = tmp_path / name / "stages"
-            teacher, student = (FloatModel.open(stages / stage).decoder() for stage in ("teacher", "surgery"))
+            teacher, student = (
+                FloatModel.open(stages / stage).decoder() for stage in ("teacher", "surgery")
+            )
             errors[name] = float((teacher(TOKENS) - student(TOKENS)).square().mean())
     assert errors["wide"] < errors["narrow"] < errors["random"]
 
 
-# --- factors ---
+# --- factors
 
 
 def test_truncation_meets_the_eckart_young_bound_in_the_whitened_norm() -> None:
@@ -144,7 +179,9 @@ def test_truncation_meets_the_eckart_young_bound_in_the_whitened_norm() -> None:
         assert np.linalg.norm(dense - made) == pytest.approx(bound, abs=1e-9 * values[0])
         # Balanced: each row carries the root of its singular value on both sides.
         if rank < 8:
-            assert np.allclose(np.linalg.norm(keys.numpy() @ half, axis=1), np.sqrt(values[:rank]), rtol=1e-6)
+            assert np.allclose(
+                np.linalg.norm(keys.numpy() @ half, axis=1), np.sqrt(values[:rank]), rtol=1e-6
+            )
         else:
             assert torch.equal(few, query)  # nothing is given up
 
@@ -160,14 +197,22 @@ def test_inputs_that_span_little_lose_nothing() -> None:
     assert torch.allclose(found, wanted, atol=1e-6 * float(wanted.abs().max()))
 
 
-# --- planes ---
+# --- planes
 
 
 @pytest.fixture
 def pairs() -> Any:
-    """Random queries and keys of one sample, the moments of their planes, and the same by numpy, pair by pair."""
+    """Random queries and keys of one sample, the moments of their planes, and the same by numpy,
+    pair by pair.
+    """
     config = DecoderConfig(
-        width=16, heads=4, kv_heads=2, head_dim=8, rotary_base=50.0, sliding_window=10, max_length=64
+        width=16,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        rotary_base=50.0,
+        sliding_window=10,
+        max_length=64,
     )
     generator = torch.Generator().manual_seed(2)
     query = torch.randn(1, 14, 32, generator=generator)
@@ -181,7 +226,9 @@ def pairs() -> Any:
         for t in range(14):
             seen = [s for s in range(t + 1) if t - s < 10]
             z = np.array([q[t] * k[s].conj() for s in seen])
-            turned = np.array([(q[t] * k[s].conj() * np.exp(1j * theta * (t - s))).real for s in seen])
+            turned = np.array(
+                [(q[t] * k[s].conj() * np.exp(1j * theta * (t - s))).real for s in seen]
+            )
             scores = turned.sum(1) / math.sqrt(8)
             weight = np.exp(scores) / np.exp(scores).sum()
             features = np.concatenate([z.real, -z.imag, turned], axis=1)
@@ -199,8 +246,12 @@ def test_moments_are_sums_over_pairs(pairs: Any) -> None:
 
 
 def best_constants(rows: Any, head: int, dropped: Any) -> tuple[Any, float]:
-    """Least squares, by numpy, of what the dropped planes give: constants, and the error with the pull towards 1."""
-    features = np.concatenate([np.sqrt(weight)[:, None] * f for each, weight, f in rows if each == head])
+    """Least squares, by numpy, of what the dropped planes give: constants, and the error with the
+    pull towards 1.
+    """
+    features = np.concatenate(
+        [np.sqrt(weight)[:, None] * f for each, weight, f in rows if each == head]
+    )
     system, count = features[:, [*dropped, *(p + 4 for p in dropped)]], len(dropped)
     strength = math.sqrt(1e-3 * np.mean((system**2).sum(0)))
     towards = strength * np.array([1.0] * count + [0.0] * count)
@@ -218,7 +269,10 @@ def test_planes_are_dropped_where_least_is_lost_and_constants_are_least_squares(
         dropped: list[int] = []
         for _ in range(2):
             left = [p for p in range(4) if p not in dropped]
-            costs = [sum(best_constants(rows, 2 * group + m, [*dropped, p])[1] for m in range(2)) for p in left]
+            costs = [
+                sum(best_constants(rows, 2 * group + m, [*dropped, p])[1] for m in range(2))
+                for p in left
+            ]
             dropped.append(left[int(np.argmin(costs))])
         assert kept_GK[group].tolist() == [p for p in range(4) if p not in dropped]
         for head in (2 * group, 2 * group + 1):
@@ -235,7 +289,7 @@ def test_a_strong_ridge_leaves_constants_at_one(pairs: Any) -> None:
     assert torch.allclose(found, torch.ones_like(found), atol=1e-6)
 
 
-# --- the phase ---
+# --- the phase
 
 
 @pytest.mark.parametrize("policy", ["random", "fresh"])
@@ -244,24 +298,36 @@ def test_drawn_policies_copy_what_they_say(
 ) -> None:
     phase = {"name": "surgery", "policy": policy}
     options = decoupled(4, 4, kv_heads=2, null_key_value=True, optimizer=SPLIT)
-    report = train(run_config(load(llama), phase, **options), RunRequest(directory=tmp_path / "run"))
-    teacher, made = (FloatModel.open(tmp_path / "run/stages" / name) for name in ("teacher", "surgery"))
+    report = train(
+        run_config(load(llama), phase, **options), RunRequest(directory=tmp_path / "run")
+    )
+    teacher, made = (
+        FloatModel.open(tmp_path / "run/stages" / name) for name in ("teacher", "surgery")
+    )
     before, after = teacher.weights("blocks.1."), made.weights("blocks.1.")
     same = {name for name in before if name in after and torch.equal(before[name], after[name])}
     feed_forward = {f"feed_forward.{name}" for name in ("norm", "gate", "up", "down")}
-    kept = {"attention.norm", *feed_forward, *(() if policy == "fresh" else ("attention.value", "attention.output"))}
+    kept = {
+        "attention.norm",
+        *feed_forward,
+        *(() if policy == "fresh" else ("attention.value", "attention.output")),
+    }
     assert same == kept
     drawn = after["attention.query_semantic"]
     assert float(drawn.std()) == pytest.approx(32**-0.5, rel=0.1)
     assert not torch.equal(drawn, made.weights("blocks.0.")["attention.query_semantic"])
-    assert after["attention.planes"].tolist() == [[0, 2], [0, 2]], "evenly among the 4 of a head of 8 features"
+    assert after["attention.planes"].tolist() == [[0, 2], [0, 2]], (
+        "evenly among the 4 of a head of 8 features"
+    )
     assert float(after["attention.null_key"].abs().sum()) == 0
     assert report.phases[1]["perplexity_ratio"] == pytest.approx(
         math.exp(report.phases[1]["nll"] - report.phases[1]["teacher_nll"])
     )
 
 
-def test_what_cannot_be_split_is_refused_by_the_config(run_config: Callable[..., Any], llama: Path) -> None:
+def test_what_cannot_be_split_is_refused_by_the_config(
+    run_config: Callable[..., Any], llama: Path
+) -> None:
     for options, message in (
         ({}, "set 'attention': decoupled"),
         (decoupled(4, 10, rotary_dim=12), "'geo_dim' is 10, and a head has 8 features"),
@@ -281,7 +347,10 @@ def test_norms_of_heads_are_refused_before_anything_is_computed(
 ) -> None:
     teacher = save_model(tmp_path / "teacher", "Qwen3")
     with pytest.raises(ConfigError, match="query_key_norm: false, the teacher's is true"):
-        train(run_config(load(teacher), surgery(), **decoupled(4, 4)), RunRequest(directory=tmp_path / "run"))
+        train(
+            run_config(load(teacher), surgery(), **decoupled(4, 4)),
+            RunRequest(directory=tmp_path / "run"),
+        )
 
 
 class Killed(BaseException):
@@ -290,9 +359,15 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("policy", ["svd", "random"])
 def test_a_killed_surgery_goes_on_to_the_same_bytes(
-    tmp_path: Path, run_config: Callable[..., Any], llama: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+    tmp_path: Path,
+    run_config: Callable[..., Any],
+    llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
 ) -> None:
-    phase = surgery() if policy == "svd" else {"name": "surgery", "policy": policy, "probe_tokens": 0}
+    phase = (
+        surgery() if policy == "svd" else {"name": "surgery", "policy": policy, "probe_tokens": 0}
+    )
     config = run_config(load(llama), phase, **decoupled(2, 4))
     train(config, RunRequest(directory=tmp_path / "whole"))
     real = FloatModelWriter.write_block

@@ -2,10 +2,11 @@
 
     python plugins/arb-ternary-vision/studies/captions.py --work DIR --out RESULT.json [--most N]
 
-The three configs are those of docs/examples. Rates are chosen with the same number of trials each on a fifth of the
-training images that is held aside (``tuning: true``); the held-out images take no part in that. Then three seeds, of
-weights and order, with the best rate. What is in ``--out`` already is not repeated, so that the study can be made in
-pieces: with ``--most`` it ends after so many runs.
+The three configs are those of docs/examples. Rates are chosen with the same number of trials each
+on a fifth of the training images that is held aside (``tuning: true``); the held-out images take no
+part in that. Then three seeds, of weights and order, with the best rate. What is in ``--out``
+already is not repeated, so that the study can be made in pieces: with ``--most`` it ends after so
+many runs.
 """
 
 from __future__ import annotations
@@ -83,13 +84,17 @@ def missing(records: list[dict[str, Any]]) -> tuple[str, float, int, bool] | Non
 
 def main() -> None:
     """Make the runs that are missing, and write the results after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder for run directories")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--most", type=int, default=1000, help="runs to make at most")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": []}
+    results: dict[str, Any] = (
+        json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": []}
+    )
     for _ in range(arguments.most):
         if (wanted := missing(results["runs"])) is None:
             break

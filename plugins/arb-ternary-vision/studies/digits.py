@@ -1,12 +1,14 @@
-"""Handwritten digits: pure ternary, quantisation-aware training, float32, and what a linear classifier makes of them.
+"""Handwritten digits: pure ternary, quantisation-aware training, float32, and what a linear
+classifier makes of them.
 
     python plugins/arb-ternary-vision/studies/digits.py --work DIR --out RESULT.json [--most N]
     python plugins/arb-ternary-vision/studies/digits.py --out RESULT.json --figure FIGURE.png
 
-The three configs are those of docs/examples. Rates are chosen with the same number of trials each on a fifth of the
-training images that is held aside (``tuning: true``), by accuracy and then by loss; the held-out images take no part in
-that. Then three seeds, of weights and order, with the best rate. What is in ``--out`` already is not repeated, so that
-the study can be made in pieces: with ``--most`` it ends after so many runs.
+The three configs are those of docs/examples. Rates are chosen with the same number of trials each
+on a fifth of the training images that is held aside (``tuning: true``), by accuracy and then by
+loss; the held-out images take no part in that. Then three seeds, of weights and order, with the
+best rate. What is in ``--out`` already is not repeated, so that the study can be made in pieces:
+with ``--most`` it ends after so many runs.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ def measured(method: str, rate: float, seed: int, tuning: bool, work: Path) -> d
     from arb_ternary_train.runner import RunRequest, train
 
     name, option, _ = METHODS[method]
-    overrides = [f"{option}={rate}", f"seed={seed}", f"data.tuning={str(tuning).lower()}", "trackers=[]"]
+    overrides = [
+        f"{option}={rate}",
+        f"seed={seed}",
+        f"data.tuning={str(tuning).lower()}",
+        "trackers=[]",
+    ]
     directory = work / f"{method}-{rate}-{seed}{'-tuning' if tuning else ''}"
     started = time.process_time()
     train(
@@ -51,7 +58,9 @@ def measured(method: str, rate: float, seed: int, tuning: bool, work: Path) -> d
         RunRequest(directory=directory, resume="auto", reporter=Silent),
     )
     result = json.loads((directory / "result.json").read_text())
-    curve = [each for each in read_metrics(directory / "metrics.jsonl") if each["event"] == "validation"]
+    curve = [
+        each for each in read_metrics(directory / "metrics.jsonl") if each["event"] == "validation"
+    ]
     audit = result["audit"]
     return {
         "method": method,
@@ -81,7 +90,10 @@ def linear_classifier() -> dict[str, Any]:
     scores = {}
     for tuning in (True, False):
         source = build(DigitsConfig(tuning=tuning))
-        parts = [each.data.reshape(len(each), -1).astype(np.float64) for each in (source.train, source.validation)]
+        parts = [
+            each.data.reshape(len(each), -1).astype(np.float64)
+            for each in (source.train, source.validation)
+        ]
         labels = [each.extras["labels"] for each in (source.train, source.validation)]
         for strength in STRENGTHS:
             model = LogisticRegression(C=strength, max_iter=2000).fit(parts[0], labels[0])
@@ -121,12 +133,18 @@ def table(results: Mapping[str, Any]) -> str:
     columns = {method: of_method(results, method) for method in METHODS}
     first = {method: records[0] for method, records in columns.items()}
     rows = {
-        "held-out accuracy, %": [spread([100 * each["accuracy"] for each in c], ".2f") for c in columns.values()],
-        "held-out loss, nats an image": [spread([each["loss"] for each in c], ".3f") for c in columns.values()],
+        "held-out accuracy, %": [
+            spread([100 * each["accuracy"] for each in c], ".2f") for c in columns.values()
+        ],
+        "held-out loss, nats an image": [
+            spread([each["loss"] for each in c], ".3f") for c in columns.values()
+        ],
         "parameters": [f"{each['parameters']:,}" for each in first.values()],
         "of these float": [f"{each['float_parameters']:,}" for each in first.values()],
         "training state, bytes": [f"{each['state_bytes']:,}" for each in first.values()],
-        "training state, bits a parameter": [f"{each['bits_a_parameter']:.2f}" for each in first.values()],
+        "training state, bits a parameter": [
+            f"{each['bits_a_parameter']:.2f}" for each in first.values()
+        ],
         "training state, bits a weight of the blocks' convolutions": [
             f"{each['linears']['state_bits_per_weight']:.2f}" for each in first.values()
         ],
@@ -138,15 +156,23 @@ def table(results: Mapping[str, Any]) -> str:
         ],
         "chosen rate": [f"{each['rate']:g}" for each in first.values()],
     }
-    head = ["| | " + " | ".join(TITLES[method] for method in columns) + " |", "|---|" + "---:|" * len(columns)]
+    head = [
+        "| | " + " | ".join(TITLES[method] for method in columns) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
     lines = [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
     machine, one = results["machine"], first["pure"]
     note = (
-        f"The network of `docs/examples/digits.yaml`, {one['steps']} steps of 32 images; means and standard deviations "
-        f"of {len(columns['pure'])} seeds on 359 held-out images, of which one is 0.28 %. Rates are chosen among "
-        f"{len(METHODS['pure'][2])} each on training images held aside. Logistic regression on the pixels reaches "
-        f"{100 * results['linear']['accuracy']:.2f} %. Command: `python plugins/arb-ternary-vision/studies/digits.py "
-        f"--work DIR --out plugins/arb-ternary-vision/results/digits.json`. Machine: {machine['processor']}, "
+        f"The network of `docs/examples/digits.yaml`, {one['steps']} steps of 32 images; means and "
+        f"standard deviations "
+        f"of {len(columns['pure'])} seeds on 359 held-out images, of which one is 0.28 %. Rates "
+        f"are chosen among "
+        f"{len(METHODS['pure'][2])} each on training images held aside. Logistic regression on the "
+        f"pixels reaches "
+        f"{100 * results['linear']['accuracy']:.2f} %. Command: `python "
+        f"plugins/arb-ternary-vision/studies/digits.py "
+        f"--work DIR --out plugins/arb-ternary-vision/results/digits.json`. Machine: "
+        f"{machine['processor']}, "
         f"{machine['cores']} cores, torch {machine['torch']}; one thread."
     )
     return "\n".join([*head, *lines, "", note])
@@ -164,7 +190,13 @@ def draw(results: Mapping[str, Any], destination: Path) -> None:
         for place, record in enumerate(of_method(results, method)):
             steps = [int(step) for step in record["curve"]]
             label = TITLES[method] if place == 0 else None
-            axes.plot(steps, [100 * value for value in record["curve"].values()], color=colour, marker="o", label=label)
+            axes.plot(
+                steps,
+                [100 * value for value in record["curve"].values()],
+                color=colour,
+                marker="o",
+                label=label,
+            )
     axes.axhline(100 * results["linear"]["accuracy"], color="0.35", linestyle="--", linewidth=1)
     axes.annotate(
         "logistic regression",
@@ -187,20 +219,26 @@ def processor() -> str:
     """What the machine calls its processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
 
 def main() -> None:
     """Make the runs that are missing, and write the results after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, help="folder for run directories")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--most", type=int, default=1000, help="runs to make at most")
     parser.add_argument("--figure", type=Path, help="draw what is in --out, and make no run")
     arguments = parser.parse_args()
-    results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": []}
+    results: dict[str, Any] = (
+        json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": []}
+    )
     if arguments.figure is not None:
         draw(results, arguments.figure)
         return
@@ -209,7 +247,11 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    results["machine"] = {"processor": processor(), "cores": os.cpu_count(), "torch": torch.__version__}
+    results["machine"] = {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+    }
     if "linear" not in results:
         results["linear"] = linear_classifier()
     for _ in range(arguments.most):

@@ -28,13 +28,21 @@ RUN: dict[str, Any] = {
     "name": "captions",
     "data": {"name": "captioned", "captions": NAMES},
     "masking": {"name": "captions"},
-    "model": {"name": "captioner", "width": 16, "layers": 1, "image_layers": 1, "heads": 2, "patch_size": 4,
-              "max_length": 8, "group_size": 32},
+    "model": {
+        "name": "captioner",
+        "width": 16,
+        "layers": 1,
+        "image_layers": 1,
+        "heads": 2,
+        "patch_size": 4,
+        "max_length": 8,
+        "group_size": 32,
+    },
     "optimizer": {"name": "scaled_votes", "lr": 0.1},
     "phases": [{"name": "standard", "steps": 4, "batch_size": 8, "eval_every": 0}],
     "checks": ["pure"],
     "checkpoint": {"every": 2, "keep": 9},
-}  # fmt: skip
+}
 
 
 def config_of(folder: Path, **data: Any) -> Any:
@@ -57,11 +65,16 @@ def test_every_image_has_the_text_of_its_class(tmp_path: Path) -> None:
     assert isinstance(source, SizedSamples)
     batch = next(source.batches(BatchRequest(32, 1, 0)))
     assert batch.extras["captions"].shape == (32, source.predictions_per_sample + 1) == (32, 7)
-    for label, ids in zip(batch.extras["labels"].tolist(), batch.extras["captions"].tolist(), strict=True):
+    for label, ids in zip(
+        batch.extras["labels"].tolist(), batch.extras["captions"].tolist(), strict=True
+    ):
         assert source.tokenizer.decode(ids) == f"\n{NAMES[label]}".ljust(7, "\n")
     assert source.tokenizer.alphabet == "".join(sorted(set("".join(NAMES) + "\n")))
     assert source.attachments()["captions"] == NAMES
-    assert source.fingerprint() != config_of(tmp_path, captions=[*NAMES[:9], "neuf"]).data.build().fingerprint()
+    assert (
+        source.fingerprint()
+        != config_of(tmp_path, captions=[*NAMES[:9], "neuf"]).data.build().fingerprint()
+    )
     named = config_of(tmp_path, captions=None).data.build()
     assert named.captions == tuple("0123456789")
 
@@ -74,7 +87,9 @@ def test_every_image_has_the_text_of_its_class(tmp_path: Path) -> None:
         ({"images": {"name": "shakespeare"}}, "'shakespeare' has no labelled images"),
     ],
 )
-def test_texts_that_do_not_fit_are_refused(data: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_texts_that_do_not_fit_are_refused(
+    data: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ArbError, match=message):
         config_of(tmp_path, **data).data.build()
 
@@ -85,7 +100,9 @@ def test_a_text_counts_up_to_its_end_and_the_image_is_an_argument() -> None:
     batch = Batch(images, torch.arange(2), {"captions": ids})
     strategy = CaptionMasking(LabelsConfig())
     assert isinstance(strategy, Scores)
-    masked = strategy.apply(batch, torch.Generator(), MaskContext(step=0, seed=0, vocabulary_size=5))
+    masked = strategy.apply(
+        batch, torch.Generator(), MaskContext(step=0, seed=0, vocabulary_size=5)
+    )
     assert masked.inputs.tolist() == [[0, 3, 4, 0], [0, 1, 2, 3]]
     assert masked.targets.tolist() == [[3, 4, 0, 0], [1, 2, 3, 0]]
     assert masked.loss_mask.tolist() == [[True, True, True, False], [True] * 4]
@@ -107,7 +124,10 @@ def test_a_run_that_was_killed_ends_with_the_bits_of_one_that_was_not_and_writes
     with pytest.raises(Crash):
         trained(tmp_path, "killed", interruption(3, "crash"))
     resumed = trained(tmp_path, "killed", resume="auto")
-    one, two = (read_checkpoint(CheckpointStore(each.checkpoints).latest()).model for each in (whole, resumed))
+    one, two = (
+        read_checkpoint(CheckpointStore(each.checkpoints).latest()).model
+        for each in (whole, resumed)
+    )
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -124,7 +144,9 @@ def test_a_run_that_was_killed_ends_with_the_bits_of_one_that_was_not_and_writes
     from PIL import Image
 
     Image.fromarray(np.zeros((16, 16), dtype=np.uint8)).save(tmp_path / "black.png")
-    assert main(["generate", str(whole.path), str(tmp_path / "black.png"), "--temperature", "1"]) == 0
+    assert (
+        main(["generate", str(whole.path), str(tmp_path / "black.png"), "--temperature", "1"]) == 0
+    )
     assert "black.png" in capsys.readouterr().out
     assert main(["generate", str(whole.path), "--invert"]) == 2
     assert "--invert" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Convolutions of int8 patches are linears over the rows that torch's unfold makes: the same bits, votes and all."""
+"""Convolutions of int8 patches are linears over the rows that torch's unfold makes: the same bits,
+votes and all.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from arb_ternary_vision.convolution import TernaryConv1d, TernaryConv2d
 USABLE = [found.name for found in candidates() if found.usable]
 QUICK = ("torch", USABLE[0])
 every_backend = pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in USABLE]
+    "backend",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in USABLE],
 )
 #: Taps, dilation, padding and stride, down and across.
 WINDOW = (3, 2, 1, 2, 1, 0, 2, 1)
@@ -26,7 +29,9 @@ WINDOW = (3, 2, 1, 2, 1, 0, 2, 1)
 def made(backend: str, gradients: str, bias: bool = True) -> tuple[TernaryConv2d, TernaryLinear]:
     """A convolution, and a linear with the same integers."""
     options = {"bias": bias, "group_size": 32, "gradients": gradients, "backend": backend}
-    conv = TernaryConv2d(5, 12, WINDOW[:2], dilation=WINDOW[2:4], padding=WINDOW[4:6], stride=WINDOW[6:], **options)  # type: ignore[arg-type]
+    conv = TernaryConv2d(
+        5, 12, WINDOW[:2], dilation=WINDOW[2:4], padding=WINDOW[4:6], stride=WINDOW[6:], **options
+    )  # type: ignore[arg-type]
     linear = TernaryLinear(30, 12, **options)  # type: ignore[arg-type]
     linear.load_state_dict(conv.state_dict())
     return conv, linear
@@ -71,7 +76,14 @@ def test_opcheck_accepts(name: str, backend: str) -> None:
     conv, _ = made(backend, "int8")
     x = torch.randn(2, 5, 9, 11, requires_grad=name == "convolution")
     arguments = {
-        "convolution": (x, conv.anchor, torch.randn(12, requires_grad=True), *conv.vote_state(), [*WINDOW], "int8"),
+        "convolution": (
+            x,
+            conv.anchor,
+            torch.randn(12, requires_grad=True),
+            *conv.vote_state(),
+            [*WINDOW],
+            "int8",
+        ),
         "unfold_quantize": (x, [*WINDOW], backend),
         "fold_patches": (torch.randn(90, 30), [2, 9, 11, 5], [*WINDOW], backend),
     }[name]
@@ -103,7 +115,9 @@ def test_a_compiled_convolution_is_one_graph(backend: str) -> None:
 
 def test_images_that_do_not_fit_are_refused() -> None:
     conv = TernaryConv2d(3, 4, (3, 5))
-    with pytest.raises(ValueError, match=r"\[4, 4\] with padding \[0, 0\] is smaller than the kernel \(3, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"\[4, 4\] with padding \[0, 0\] is smaller than the kernel \(3, 5\)"
+    ):
         conv(torch.randn(1, 3, 4, 4))
     with pytest.raises(ValueError, match=r"float tensor \[B, 3, H, W\]"):
         conv(torch.randn(1, 2, 8, 8))
@@ -117,7 +131,10 @@ def test_convolution_equals_torch_on_the_dense_weight(kernel: int | tuple[int, i
     x = torch.randn(2, 3, 8, 9)
     weight = layer.dense_weight().view(5, 3, *layer.kernel_size)
     torch.testing.assert_close(
-        layer(x), torch.nn.functional.conv2d(x, weight, stride=(1, 2), padding=1), rtol=1e-4, atol=1e-5
+        layer(x),
+        torch.nn.functional.conv2d(x, weight, stride=(1, 2), padding=1),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 

@@ -22,7 +22,9 @@ def batch(rows=6, side=8):
 
 
 def apply(strategy, given, seed=3, training=True):
-    return strategy.apply(given, torch.Generator().manual_seed(seed), MaskContext(12, 5, 3, training))
+    return strategy.apply(
+        given, torch.Generator().manual_seed(seed), MaskContext(12, 5, 3, training)
+    )
 
 
 def strategy(*changes):
@@ -45,7 +47,9 @@ def test_an_image_goes_in_and_its_label_is_asked_for():
 def test_accuracy_is_of_the_likeliest_class():
     assert isinstance(EVERY, Scores)
     logits = torch.tensor([[0.1, 0.9, 0.0], [3.0, -1.0, 2.0], [-5.0, -4.0, -3.0]])
-    masked = MaskedBatch(torch.zeros(3, 1, 1, 1), torch.tensor([1, 2, 2]), torch.ones(3, dtype=torch.bool))
+    masked = MaskedBatch(
+        torch.zeros(3, 1, 1, 1), torch.tensor([1, 2, 2]), torch.ones(3, dtype=torch.bool)
+    )
     assert EVERY.scores(logits, masked)["accuracy"].tolist() == [1.0, 0.0, 1.0]
 
 
@@ -56,7 +60,10 @@ def test_data_without_labels_is_refused():
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_a_function_of_its_arguments_and_stays_in_range(name):
-    each, given = strategy({"name": name, "amount": 0.5} if name != "flip" else {"name": name}), batch()
+    each, given = (
+        strategy({"name": name, "amount": 0.5} if name != "flip" else {"name": name}),
+        batch(),
+    )
     before, state = given.data.clone(), torch.random.get_rng_state()
     first = apply(each, given).inputs
     assert torch.equal(given.data, before)
@@ -70,10 +77,14 @@ def test_a_change_is_a_function_of_its_arguments_and_stays_in_range(name):
 
 def test_an_image_is_changed_alike_in_whichever_row_it_stands():
     given, order = batch(), torch.tensor([4, 2, 0, 5, 1, 3])
-    moved = Batch(given.data[order], given.sample_ids[order], {"labels": given.extras["labels"][order]})
+    moved = Batch(
+        given.data[order], given.sample_ids[order], {"labels": given.extras["labels"][order]}
+    )
     assert torch.equal(apply(EVERY, given).inputs[order], apply(EVERY, moved).inputs)
     alone = Batch(given.data[2:3], given.sample_ids[2:3], {"labels": given.extras["labels"][2:3]})
-    torch.testing.assert_close(apply(EVERY, given).inputs[2:3], apply(EVERY, alone).inputs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        apply(EVERY, given).inputs[2:3], apply(EVERY, alone).inputs, rtol=0, atol=1e-6
+    )
 
 
 def moved(images, name, amount, *draws):
@@ -88,7 +99,9 @@ def test_images_are_moved_as_by_hand():
     torch.testing.assert_close(moved(images, "shift", 0.25, 0.75), right, rtol=0, atol=1e-5)
     down = torch.cat([images[..., :1, :], images[..., :-1, :]], dim=-2)
     torch.testing.assert_close(moved(images, "shift", 0.25, 0.5, 0.75), down, rtol=0, atol=1e-5)
-    torch.testing.assert_close(moved(images, "rotate", 180.0, 0.75), images.rot90(-1, (2, 3)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        moved(images, "rotate", 180.0, 0.75), images.rot90(-1, (2, 3)), rtol=0, atol=1e-5
+    )
     torch.testing.assert_close(moved(images, "flip", None), images.flip(3), rtol=0, atol=1e-5)
 
 
@@ -96,7 +109,9 @@ def test_scaling_and_shearing_keep_the_centre_and_move_what_is_far_from_it():
     y, x = torch.meshgrid(torch.arange(9.0) - 4, torch.arange(9.0) - 4, indexing="ij")
     ramp = (x / 4)[None, None]
     # Half as large again: what is shown at x was at x / 1.5.
-    torch.testing.assert_close(moved(ramp, "scale", 0.75, 5 / 6)[0, 0], x / 4 / 1.5, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        moved(ramp, "scale", 0.75, 5 / 6)[0, 0], x / 4 / 1.5, rtol=0, atol=1e-5
+    )
     sheared = moved(ramp, "shear", 45.0, 1.0)[0, 0]  # by the height: tan(45 degrees) = 1
     inside = (x.abs() + y.abs()) <= 4
     torch.testing.assert_close(sheared[inside], ((x + y) / 4)[inside], rtol=0, atol=1e-5)
@@ -105,16 +120,21 @@ def test_scaling_and_shearing_keep_the_centre_and_move_what_is_far_from_it():
 def test_several_moves_are_one_after_the_other():
     images = batch().data
     changes = [
-        Augmentation(name=name, amount=amount, chance=1.0) for name, amount in (("shift", 0.25), ("rotate", 180.0))
+        Augmentation(name=name, amount=amount, chance=1.0)
+        for name, amount in (("shift", 0.25), ("rotate", 180.0))
     ]
-    drawn = {name: torch.tensor([0.0, 0.75, 0.5, 0.5, 0.5]).expand(6, 5) for name in ("shift", "rotate")}
+    drawn = {
+        name: torch.tensor([0.0, 0.75, 0.5, 0.5, 0.5]).expand(6, 5) for name in ("shift", "rotate")
+    }
     by_hand = torch.cat([images[..., :1], images[..., :-1]], dim=-1).rot90(-1, (2, 3))
     torch.testing.assert_close(_moved(images, changes, drawn), by_hand, rtol=0, atol=1e-5)
 
 
 def erased(name, amount, *draws, side=8):
     drawn = torch.tensor([[0.0, *draws, *[0.0] * (4 - len(draws))]])
-    return _erased(torch.Size((1, 1, side, side)), Augmentation(name=name, amount=amount), drawn)[0, 0]
+    return _erased(torch.Size((1, 1, side, side)), Augmentation(name=name, amount=amount), drawn)[
+        0, 0
+    ]
 
 
 def test_a_rectangle_or_a_band_is_erased():
@@ -142,7 +162,9 @@ def test_shades_are_changed_by_their_amounts():
     assert noise.mean() == pytest.approx(0.0, abs=0.002)
     assert ((noise / 0.1) ** 4).mean() == pytest.approx(3.0, rel=0.03)  # of a normal distribution
     contrast = augmented(images, [Augmentation(name="contrast", amount=0.5)], ids, 7)
-    torch.testing.assert_close(contrast.mean(dim=(1, 2, 3)), images.mean(dim=(1, 2, 3)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        contrast.mean(dim=(1, 2, 3)), images.mean(dim=(1, 2, 3)), rtol=0, atol=1e-6
+    )
     ratio = contrast.std(dim=(1, 2, 3)) / images.std(dim=(1, 2, 3))
     assert 0.5 <= ratio.min() < 0.51
     assert 1.49 < ratio.max() <= 1.5
@@ -150,7 +172,11 @@ def test_shades_are_changed_by_their_amounts():
 
 def test_the_chance_says_how_many_are_changed():
     given = batch(4000, 4)
-    for name, chance, expected in (("flip", None, 0.5), ("noise", 0.25, 0.25), ("erase_rows", 0.0, 0.0)):
+    for name, chance, expected in (
+        ("flip", None, 0.5),
+        ("noise", 0.25, 0.25),
+        ("erase_rows", 0.0, 0.0),
+    ):
         out = augmented(given.data, [Augmentation(name=name, chance=chance)], given.sample_ids, 7)
         changed = ((out - given.data).abs().amax(dim=(1, 2, 3)) > 1e-4).float().mean()
         assert changed == pytest.approx(expected, abs=0.03)

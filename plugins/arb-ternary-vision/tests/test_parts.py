@@ -1,4 +1,6 @@
-"""Parts of models of images against torch's own, and rotary positions of a grid against their closed form."""
+"""Parts of models of images against torch's own, and rotary positions of a grid against their
+closed form.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
 from arb_ternary_text.models.rotary import rotate
 from arb_ternary_train.audit import audit
 from arb_ternary_vision.convolution import TernaryConv2d
-from arb_ternary_vision.parts import FloatConv2d, Geometry, grid_positions, make_channel_norm, make_conv, make_patches
+from arb_ternary_vision.parts import (
+    FloatConv2d,
+    Geometry,
+    grid_positions,
+    make_channel_norm,
+    make_conv,
+    make_patches,
+)
 
 
 def options(**changed: Any) -> DecoderConfig:
@@ -47,11 +56,15 @@ def test_a_float_convolution_is_torchs(shape: dict[str, Any]) -> None:
     torch.testing.assert_close(found, x.grad, atol=1e-4, rtol=1e-4)
     assert ours.weight.grad is not None
     assert theirs.weight.grad is not None
-    torch.testing.assert_close(ours.weight.grad.view_as(theirs.weight), theirs.weight.grad, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        ours.weight.grad.view_as(theirs.weight), theirs.weight.grad, atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("activations", ["int8", "float"])
-def test_the_twin_with_the_dense_weight_computes_what_the_ternary_convolution_does(activations: Any) -> None:
+def test_the_twin_with_the_dense_weight_computes_what_the_ternary_convolution_does(
+    activations: Any,
+) -> None:
     torch.manual_seed(0)
     ternary = make_conv(options(activations=activations), 3, 5, 3, stride=2, padding=1)
     assert isinstance(ternary, TernaryConv2d)
@@ -72,7 +85,11 @@ def test_patches_are_the_convolution_whose_stride_is_its_kernel() -> None:
     torch.manual_seed(0)
     patches = make_patches(FLOAT, 3, (2, 4))
     x = torch.randn(2, 3, 6, 8)
-    expected = F.conv2d(x, patches.linear.weight.view(16, 3, 2, 4), stride=(2, 4)).flatten(2).transpose(1, 2)
+    expected = (
+        F.conv2d(x, patches.linear.weight.view(16, 3, 2, 4), stride=(2, 4))
+        .flatten(2)
+        .transpose(1, 2)
+    )
     torch.testing.assert_close(patches(x), expected, atol=1e-5, rtol=1e-5)
     assert patches(x).shape == (2, 6, 16)
 
@@ -95,11 +112,14 @@ def test_a_norm_over_channels_normalises_each_pixel(changed: dict[str, Any]) -> 
     torch.manual_seed(0)
     x = torch.randn(2, 6, 3, 4)
     expected = x / (x.square().mean(dim=1, keepdim=True) + 1e-6).sqrt()
-    torch.testing.assert_close(make_channel_norm(options(**changed), 6)(x), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        make_channel_norm(options(**changed), 6)(x), expected, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_positions_of_a_grid_turn_planes_by_row_and_column() -> None:
-    config = options(rotary_base=100.0)  # heads of 8 features: 4 planes, 2 by the row and 2 by the column
+    # heads of 8 features: 4 planes, 2 by the row and 2 by the column
+    config = options(rotary_base=100.0)
     positions = grid_positions(config, (2, 3), leading=1)
     speeds = (1.0, 100.0 ** (-2 / 4))
     expected = [[0.0] * 4] + [
@@ -107,8 +127,12 @@ def test_positions_of_a_grid_turn_planes_by_row_and_column() -> None:
         for row in range(2)
         for column in range(3)
     ]
-    torch.testing.assert_close(positions.cos, torch.tensor(expected, dtype=torch.float64).cos().float())
-    torch.testing.assert_close(positions.sin, torch.tensor(expected, dtype=torch.float64).sin().float())
+    torch.testing.assert_close(
+        positions.cos, torch.tensor(expected, dtype=torch.float64).cos().float()
+    )
+    torch.testing.assert_close(
+        positions.sin, torch.tensor(expected, dtype=torch.float64).sin().float()
+    )
     assert positions.mask is None
     assert not positions.is_causal
 
@@ -118,13 +142,20 @@ def test_scores_depend_on_how_far_apart_two_patches_are_alone() -> None:
     rows, columns = 5, 4
     positions = grid_positions(options(rotary_base=30.0), (rows, columns), dtype=torch.float64)
     query, key = torch.randn(2, 8, dtype=torch.float64)
-    turned = [rotate(x.expand(1, 1, rows * columns, 8), positions.cos, positions.sin)[0, 0] for x in (query, key)]
+    turned = [
+        rotate(x.expand(1, 1, rows * columns, 8), positions.cos, positions.sin)[0, 0]
+        for x in (query, key)
+    ]
     score = (turned[0] @ turned[1].T).view(rows, columns, rows, columns)
     for down, across in ((0, 0), (1, 2), (-2, 1)):
         # The closed form: each plane turns the product of its two features by speed times distance.
         q, k = (torch.complex(x[:4], x[4:]) for x in (query, key))
-        angle = torch.tensor([down, down * 30**-0.5, across, across * 30**-0.5], dtype=torch.float64)
-        expected = float((q * k.conj() * torch.polar(torch.ones(4, dtype=torch.float64), -angle)).real.sum())
+        angle = torch.tensor(
+            [down, down * 30**-0.5, across, across * 30**-0.5], dtype=torch.float64
+        )
+        expected = float(
+            (q * k.conj() * torch.polar(torch.ones(4, dtype=torch.float64), -angle)).real.sum()
+        )
         for row in range(rows):
             for column in range(columns):
                 if 0 <= row + down < rows and 0 <= column + across < columns:

@@ -68,12 +68,19 @@ def test_the_picture_is_drawn_and_the_run_does_not_notice(runs):
     assert not list((runs / "with").glob(".*writing"))
     for step in (3, 6):
         for file in ("model.safetensors", "state.safetensors"):
-            paths = [runs / name / "checkpoints" / f"step-{step:08}" / file for name in ("with", "without")]
+            paths = [
+                runs / name / "checkpoints" / f"step-{step:08}" / file
+                for name in ("with", "without")
+            ]
             assert paths[0].read_bytes() == paths[1].read_bytes()
-    assert (runs / "with" / "metrics.jsonl").read_bytes() == (runs / "without" / "metrics.jsonl").read_bytes()
+    assert (runs / "with" / "metrics.jsonl").read_bytes() == (
+        runs / "without" / "metrics.jsonl"
+    ).read_bytes()
 
 
-def test_a_resumed_run_with_augmentation_and_pictures_ends_with_the_same_bytes(runs, tmp_path, monkeypatch):
+def test_a_resumed_run_with_augmentation_and_pictures_ends_with_the_same_bytes(
+    runs, tmp_path, monkeypatch
+):
     record_step = TrainingContext.record_step
 
     def stopping(self, *arguments, **options):
@@ -86,7 +93,10 @@ def test_a_resumed_run_with_augmentation_and_pictures_ends_with_the_same_bytes(r
     with pytest.raises(Interrupted):
         train(config, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent))
     monkeypatch.undo()
-    train(config, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent, resume="auto"))
+    train(
+        config,
+        RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent, resume="auto"),
+    )
     reset_backends()
     for file in ("checkpoints/step-00000006/model.safetensors", "metrics.jsonl"):
         assert (tmp_path / "run" / file).read_bytes() == (runs / "without" / file).read_bytes()
@@ -96,7 +106,9 @@ def test_the_picture_is_that_of_the_model_at_the_end(runs, tmp_path, monkeypatch
     from arb_ternary_vision import pictures
 
     drawn = []
-    monkeypatch.setattr(pictures, "draw_confusion", lambda *seen: drawn.append(seen) or draw_confusion(*seen))
+    monkeypatch.setattr(
+        pictures, "draw_confusion", lambda *seen: drawn.append(seen) or draw_confusion(*seen)
+    )
     never = ("phases.0.eval_every=0", "phases.0.eval_batches=8")
     config = load_config(runs / "seen.yaml", ("trackers=[confusion_matrix]", *never)).config
     report = train(config, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent))
@@ -129,7 +141,10 @@ def test_a_model_that_answers_something_else_is_refused():
     with pytest.raises(ArbError, match="not one sample"):
         classify_batches(nn.Flatten(), [], masking, **wanted)
     model = nn.Flatten().train()
-    assert classify_batches(model, [batch], masking, **wanted).probabilities.tolist() == [[0.25] * 4] * 2
+    assert (
+        classify_batches(model, [batch], masking, **wanted).probabilities.tolist()
+        == [[0.25] * 4] * 2
+    )
     assert model.training
 
 
@@ -142,12 +157,17 @@ def test_names_of_classes_are_those_attached_where_they_fit():
 def test_matrices_of_any_size_are_drawn(size, tmp_path):
     counts = np.random.default_rng(0).integers(0, 9, (size, size))
     counts[0] = 0  # a class of which there is no sample
-    save_figure(draw_confusion(counts, [f"class {index}" for index in range(size)], "all"), tmp_path / "deep" / "m.png")
+    save_figure(
+        draw_confusion(counts, [f"class {index}" for index in range(size)], "all"),
+        tmp_path / "deep" / "m.png",
+    )
     assert width(tmp_path / "deep" / "m.png") > 100
 
 
 def test_pictures_that_cannot_be_written_leave_the_old_one(tmp_path):
-    figure = draw_sheet(np.zeros((3, 1, 2, 2), np.float32), ["a", "b", "c"], [True, False, None], "three")
+    figure = draw_sheet(
+        np.zeros((3, 1, 2, 2), np.float32), ["a", "b", "c"], [True, False, None], "three"
+    )
     save_figure(figure, tmp_path / "a.png")
     before = (tmp_path / "a.png").read_bytes()
     (tmp_path / "a.xyz").write_bytes(before)
@@ -167,11 +187,15 @@ def test_pixels_are_shown_as_bytes():
 
 
 def test_held_out_images_are_classified_and_drawn(runs, tmp_path):
-    status, out, err = arb("generate", runs / "with", "--count", 10, "--output", tmp_path / "sheet.png")
+    status, out, err = arb(
+        "generate", runs / "with", "--count", 10, "--output", tmp_path / "sheet.png"
+    )
     assert status == 0, err
     assert "of 10 held-out images are right" in out
     assert width(tmp_path / "sheet.png") > 300
-    status, out, err = arb("generate", runs / "with", "--wrong", "--count", 3, "--output", tmp_path / "wrong.png")
+    status, out, err = arb(
+        "generate", runs / "with", "--wrong", "--count", 3, "--output", tmp_path / "wrong.png"
+    )
     assert status == 0, err
     assert "of 359 held-out images are right" in out
 
@@ -184,7 +208,10 @@ def test_files_are_classified_as_the_data_would_give_them(runs, tmp_path):
         # 255 levels instead of 16: within a half of one of them.
         Image.fromarray(np.rint(pixels * 255.0 / 16).astype(np.uint8)).save(tmp_path / name)
         names.append(tmp_path / name)
-    said = [arb("generate", runs / "with", names[0]), arb("generate", runs / "with", names[1], "--invert")]
+    said = [
+        arb("generate", runs / "with", names[0]),
+        arb("generate", runs / "with", names[1], "--invert"),
+    ]
     assert [status for status, *_ in said] == [0, 0]
     first, second = (out.splitlines()[-1].split() for _, out, _ in said)
     assert first[1:] == second[1:]

@@ -1,14 +1,16 @@
-"""What votes of three levels cost in learning, and what clipping once a step changed; three seeds each.
+"""What votes of three levels cost in learning, and what clipping once a step changed; three seeds
+each.
 
-    python plugins/arb-ternary-votes/studies/levels.py --study small             measures what the result lacks
-    python plugins/arb-ternary-votes/studies/levels.py --study small --table     prints the result as a table
+    python plugins/arb-ternary-votes/studies/levels.py --study small measures what the result lacks
+    python plugins/arb-ternary-votes/studies/levels.py --study small --table prints the result as a
+    table
 
-``small`` is a pure ternary decoder of 115,000 weights, ``demo`` one of the sizes of ``docs/examples/demo.yaml``, with
-sub-norms, on fewer tokens.
-A step has as many samples however many micro-batches it is divided into, and runs differ in nothing but the setting
-that a row names. No rate is tuned anew. The loss is that of all validation text, which is read once, after the last
-step. A run that is in the file already is not repeated; every finished run is written at once. Runs with 16
-micro-batches have half the steps.
+``small`` is a pure ternary decoder of 115,000 weights, ``demo`` one of the sizes of
+``docs/examples/demo.yaml``, with sub-norms, on fewer tokens. A step has as many samples however
+many micro-batches it is divided into, and runs differ in nothing but the setting that a row names.
+No rate is tuned anew. The loss is that of all validation text, which is read once, after the last
+step. A run that is in the file already is not repeated; every finished run is written at once. Runs
+with 16 micro-batches have half the steps.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ SEEDS: Final = (0, 1, 2)
 SAMPLES: Final = 16
 MICRO_BATCHES: Final = (1, 4, 16)
 #: By bits of an accumulator: options of the rule.
-RULES: Final[Mapping[int, dict[str, Any]]] = {8: {"lr": 0.1}, 4: {"lr": 0.1, "carry": False}, 2: {"lr": 0.02}}
+RULES: Final[Mapping[int, dict[str, Any]]] = {
+    8: {"lr": 0.1},
+    4: {"lr": 0.1, "carry": False},
+    2: {"lr": 0.02},
+}
 DECODER: Final = {
     "name": "decoder",
     "heads": 4,
@@ -61,7 +67,9 @@ def variants(study: str) -> dict[str, tuple[int, int, dict[str, Any]]]:
     return found
 
 
-def config_of(study: str, bits: int, count: int, options: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def config_of(
+    study: str, bits: int, count: int, options: Mapping[str, Any], seed: int
+) -> dict[str, Any]:
     """The config of one run."""
     sizes, block, steps = STUDIES[study]
     steps = steps // 2 if count == max(MICRO_BATCHES) else steps
@@ -98,7 +106,11 @@ def measure(config: Mapping[str, Any]) -> float:
         command = [sys.executable, "-m", "arb_ternary.cli.main", "train", str(file), "--json"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [*command, "--run-dir", f"{folder}/run"], check=False, capture_output=True, text=True, env=environment
+            [*command, "--run-dir", f"{folder}/run"],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environment,
         )
     if done.returncode:
         sys.exit(done.stderr)
@@ -106,7 +118,8 @@ def measure(config: Mapping[str, Any]) -> float:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Means and standard deviations in Markdown, and the difference to the rule without ``vote_levels``, seed by seed.
+    """Means and standard deviations in Markdown, and the difference to the rule without
+    ``vote_levels``, seed by seed.
 
     The last column is the mean of the differences and its standard error.
     """
@@ -121,16 +134,22 @@ def table(result: Mapping[str, Any]) -> str:
         if "vote_levels" in name and len(pairs) > 1:
             told = f"{fmean(pairs):+.3f} ± {stdev(pairs) / len(pairs) ** 0.5:.3f}"
         values = losses.values()
-        rows.append(f"| {name} | {len(losses)} | {fmean(values):.3f} | ± {stdev(values):.3f} | {told} |")
+        rows.append(
+            f"| {name} | {len(losses)} | {fmean(values):.3f} | ± {stdev(values):.3f} | {told} |"
+        )
     return "\n".join(rows)
 
 
 def main() -> None:
     """Measure what is missing, seed by seed, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--study", choices=STUDIES, required=True)
     parser.add_argument("--only", nargs="*", help="names of rows to measure; default: all")
-    parser.add_argument("--out", type=Path, help="default: results/levels-STUDY.json of this plugin")
+    parser.add_argument(
+        "--out", type=Path, help="default: results/levels-STUDY.json of this plugin"
+    )
     parser.add_argument("--table", action="store_true", help="print the result")
     arguments = parser.parse_args()
     out: Path = arguments.out or RESULTS / f"levels-{arguments.study}.json"

@@ -1,4 +1,6 @@
-"""Rules and options that core's own tests do not have pass the suite that every optimizer has to pass."""
+"""Rules and options that core's own tests do not have pass the suite that every optimizer has to
+pass.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ class TestMomentumVotes(OptimizerSuite):
 
 class TestWithoutMomentumAndCarry(OptimizerSuite):
     component = "momentum_votes"
-    options: ClassVar = {"decay": 1.0, "carry": False, "flip_rate": 0.02, "power": 2.0, "quanta": 16.0}
+    options: ClassVar = {
+        "decay": 1.0,
+        "carry": False,
+        "flip_rate": 0.02,
+        "power": 2.0,
+        "quanta": 16.0,
+    }
 
 
 class TestNarrowIntegerVotes(OptimizerSuite):

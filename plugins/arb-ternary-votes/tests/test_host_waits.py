@@ -1,4 +1,6 @@
-"""How often a training step makes the host wait for the device: a few times a step, however many modules there are."""
+"""How often a training step makes the host wait for the device: a few times a step, however many
+modules there are.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def model_of(depth: int, gradients: str) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
         *(
-            TernaryLinear(32, 32, group_size=32, activations="float", gradients=gradients, backend="torch")
+            TernaryLinear(
+                32, 32, group_size=32, activations="float", gradients=gradients, backend="torch"
+            )
             for _ in range(depth)
         ),
         TernaryRMSNorm(32, gradients=gradients, backend="torch"),
@@ -95,7 +99,9 @@ def test_what_the_host_reads_at_every_pass_stays_there(gradients: str) -> None:
     module = TernaryEmbedding(8, 16, gradients=gradients)
     module.to("meta")
     assert module.vote_limits.device.type == "cpu"
-    state = new_state(WeightShape(4, 32, 32), *(torch.zeros(4, 8, dtype=torch.int8, device="meta"),) * 3, "torch")
+    state = new_state(
+        WeightShape(4, 32, 32), *(torch.zeros(4, 8, dtype=torch.int8, device="meta"),) * 3, "torch"
+    )
     assert state.control.device.type == state.limits.device.type == "cpu"
 
 
@@ -138,7 +144,9 @@ def test_kernels_of_the_torch_backend_never_ask_a_device(op: str) -> None:
 
 
 @pytest.mark.parametrize(("count", "rows"), [(7, 4), (3, 10), (40, 12), (0, 5), (5, 1)])
-def test_rows_that_were_looked_up_are_found_in_sizes_that_the_host_knows(count: int, rows: int) -> None:
+def test_rows_that_were_looked_up_are_found_in_sizes_that_the_host_knows(
+    count: int, rows: int
+) -> None:
     ids = torch.from_numpy(np.random.default_rng(count).integers(0, rows, count))
     names, order, starts, present = looked_up_rows(ids, rows)
     distinct, sizes = np.unique(ids.numpy(), return_counts=True)
@@ -147,7 +155,10 @@ def test_rows_that_were_looked_up_are_found_in_sizes_that_the_host_knows(count: 
     assert len(set(names.tolist())) == names.numel()
     assert starts.tolist() == [0, *np.cumsum(sizes), *[count] * (names.numel() - len(distinct))]
     for place, name in enumerate(distinct):
-        assert order[starts[place] : starts[place + 1]].tolist() == np.flatnonzero(ids.numpy() == name).tolist()
+        assert (
+            order[starts[place] : starts[place + 1]].tolist()
+            == np.flatnonzero(ids.numpy() == name).tolist()
+        )
     assert np.flatnonzero(present.numpy()).tolist() == distinct.tolist()
     held = looked_up_rows(torch.zeros(count, dtype=torch.int64, device="meta"), rows)
     assert [each.shape for each in held] == [each.shape for each in (names, order, starts, present)]

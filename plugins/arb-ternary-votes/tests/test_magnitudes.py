@@ -46,7 +46,8 @@ def test_a_gaussian_gradient_gives_votes_of_the_wanted_deviation():
     tracked.update(sums_of(gradient), 0.02)
     factors = tracked.factors(12.8).numpy()
     deviation = (gradient * factors[:400, None] * factors[400:]).std()
-    # Mitchell's logarithms of one row and one column are up to 0.0861 too small, and the mean of logarithms once.
+    # Mitchell's logarithms of one row and one column are up to 0.0861 too small, and the mean of
+    # logarithms once.
     assert 12.8 * 2**-0.1 < deviation < 12.8 * 2**0.2
 
 
@@ -107,7 +108,10 @@ def test_several_weights_at_once_are_each_by_itself(sizes, seed):
     rng = np.random.default_rng(seed)
     together, alone = ([Magnitudes(*size) for size in sizes] for _ in range(2))
     for _ in range(3):
-        sums = [torch.tensor(np.exp2(rng.uniform(-40, 40, sum(size))), dtype=torch.float32) for size in sizes]
+        sums = [
+            torch.tensor(np.exp2(rng.uniform(-40, 40, sum(size))), dtype=torch.float32)
+            for size in sizes
+        ]
         for each in sums:
             each[torch.from_numpy(rng.random(len(each)) < 0.2)] = 0
         casts = [int(count) for count in rng.integers(1, 5, len(sizes))]
@@ -116,11 +120,17 @@ def test_several_weights_at_once_are_each_by_itself(sizes, seed):
             each.update(total, 0.02, count)
     quanta = [float(each) for each in rng.uniform(0.1, 10, len(sizes))]
     for one, other, size, factors, shifts in zip(
-        together, alone, quanta, Magnitudes.all_factors(together, quanta), Magnitudes.all_shifts(together, quanta),
+        together,
+        alone,
+        quanta,
+        Magnitudes.all_factors(together, quanta),
+        Magnitudes.all_shifts(together, quanta),
         strict=True,
-    ):  # fmt: skip
+    ):
         saved, wanted = one.state_dict(), other.state_dict()
-        assert all(torch.equal(torch.as_tensor(saved[key]), torch.as_tensor(wanted[key])) for key in wanted)
+        assert all(
+            torch.equal(torch.as_tensor(saved[key]), torch.as_tensor(wanted[key])) for key in wanted
+        )
         # Bits: where a weight stands among others changes none.
         assert torch.equal(factors, other.factors(size))
         assert torch.equal(shifts, other.shifts(size))
@@ -129,9 +139,14 @@ def test_several_weights_at_once_are_each_by_itself(sizes, seed):
 def test_factors_are_powers_of_two_of_the_logarithms_and_normal_numbers_at_both_ends():
     tracked = Magnitudes(1, 5)
     tracked.load_state_dict(
-        {"row": torch.tensor([7], dtype=torch.int16), "steps": 1, "casts": 1, "deferred": 0,
-         "column": torch.tensor([0, 1, -300, 32767, -32768], dtype=torch.int16)}
-    )  # fmt: skip
+        {
+            "row": torch.tensor([7], dtype=torch.int16),
+            "steps": 1,
+            "casts": 1,
+            "deferred": 0,
+            "column": torch.tensor([0, 1, -300, 32767, -32768], dtype=torch.int16),
+        }
+    )
     row, *columns = tracked.factors(3.0).tolist()
     assert row == pytest.approx(3 * math.sqrt(2 / math.pi), rel=2**-23)
     assert columns[:3] == pytest.approx([1, 2 ** (-1 / 256), 2 ** (300 / 256)], rel=2**-24)

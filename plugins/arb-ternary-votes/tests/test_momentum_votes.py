@@ -48,7 +48,7 @@ def cast(module: Any, gradient: Any) -> None:
     module(torch.eye(gradient.shape[1])).backward(gradient.T.contiguous())
 
 
-# --- the rule ----------------------------------------------------------------------------------------------------
+# --- the rule
 
 
 def mitchell(x: Any) -> Any:
@@ -59,7 +59,9 @@ def mitchell(x: Any) -> Any:
 class Restated:
     """The rule from its description, in numpy and Python integers."""
 
-    def __init__(self, trits: Any, bits: int, *, flip_rate: float, power: float, decay: float, carry: bool) -> None:
+    def __init__(
+        self, trits: Any, bits: int, *, flip_rate: float, power: float, decay: float, carry: bool
+    ) -> None:
         self.trits, self.votes = trits.astype(int), np.zeros(trits.shape, int)
         self.bits, self.largest = bits, {8: 127, 4: 7}[bits]
         self.flip_rate, self.power, self.decay, self.carry = flip_rate, power, decay, carry
@@ -85,7 +87,10 @@ class Restated:
             limit = min(round(256 * 2.5 * self.quanta), 256 * self.largest)
             vote = float_votes(gradient, scale, limit, draw)
             self.votes = np.clip(self.votes - vote, -self.largest, self.largest)
-        now = [mitchell(np.abs(gradient).sum(axis)) - round(256 * math.log2(count)) for axis, count in ((1, K), (0, N))]
+        now = [
+            mitchell(np.abs(gradient).sum(axis)) - round(256 * math.log2(count))
+            for axis, count in ((1, K), (0, N))
+        ]
         if self.row is None:
             self.row, self.column = now
         else:
@@ -113,12 +118,15 @@ class Restated:
 
 
 @pytest.mark.parametrize(
-    ("bits", "decay", "carry", "power"), [(8, 0.05, True, 1.0), (8, 0.2, False, 2.0), (4, 0.1, True, 1.0)]
+    ("bits", "decay", "carry", "power"),
+    [(8, 0.05, True, 1.0), (8, 0.2, False, 2.0), (4, 0.1, True, 1.0)],
 )
 def test_the_rule_is_the_restated_one(bits: int, decay: float, carry: bool, power: float) -> None:
     module = layer(vote_bits=bits)
     optimizer = optimizer_of(module, flip_rate=0.05, power=power, decay=decay, carry=carry)
-    restated = Restated(module.trits().numpy(), bits, flip_rate=0.05, power=power, decay=decay, carry=carry)
+    restated = Restated(
+        module.trits().numpy(), bits, flip_rate=0.05, power=power, decay=decay, carry=carry
+    )
     rng = np.random.default_rng(3)
     drift = rng.integers(-20, 21, (N, K))
     flips, thresholds = 0, set()
@@ -148,8 +156,11 @@ def test_the_momentum_of_a_constant_gradient_is_the_sum_of_its_votes() -> None:
         cast(module, np.full((16, 16), 5))
         optimizer.step()
         optimizer.zero_grad()
-    # |g| is its own mean: a vote is 16 * sqrt(2 / pi) = 12.77 quanta. Decayed once, the sum is 12.77 * 0.75 / 0.25.
-    assert float(module.logical_votes().float().mean()) == pytest.approx(-16 * math.sqrt(2 / math.pi) * 3, abs=1)
+    # |g| is its own mean: a vote is 16 * sqrt(2 / pi) = 12.77 quanta.
+    # Decayed once, the sum is 12.77 * 0.75 / 0.25.
+    assert float(module.logical_votes().float().mean()) == pytest.approx(
+        -16 * math.sqrt(2 / math.pi) * 3, abs=1
+    )
 
 
 def test_votes_do_not_depend_on_the_rate_but_there_are_none_at_zero() -> None:
@@ -178,7 +189,8 @@ def test_exponents_follow_the_schedule_in_powers_of_two() -> None:
         cast(module, np.ones((8, 64)))
         optimizer.step()
         shifts.append(module.limits.exponent_shift)
-    # A score of one standard deviation is 8 * sqrt(64) = 64 quanta; 0.0625 of the threshold 32 is 2.
+    # A score of one standard deviation is 8 * sqrt(64) = 64 quanta; 0.0625 of the threshold 32 is
+    # 2.
     assert shifts == [5, 6, 7]
 
 
@@ -195,7 +207,7 @@ def test_exponents_learn() -> None:
     assert moves >= 2
 
 
-# --- the servo ---------------------------------------------------------------------------------------------------
+# --- the servo
 
 
 @pytest.mark.parametrize(
@@ -208,7 +220,9 @@ def test_exponents_learn() -> None:
         (8, 0.01, 0.05, "int8"),
     ],
 )
-def test_the_share_of_flips_is_the_wanted_one(bits: int, flip_rate: float, decay: float, mode: str) -> None:
+def test_the_share_of_flips_is_the_wanted_one(
+    bits: int, flip_rate: float, decay: float, mode: str
+) -> None:
     module = layer(64, 128, vote_bits=bits, activations=mode, gradients=mode)
     optimizer = optimizer_of(module, flip_rate=flip_rate, decay=decay)
     generator = torch.Generator().manual_seed(1)
@@ -253,7 +267,7 @@ def test_embeddings_flip_at_their_share_too() -> None:
     assert np.mean(shares[50:]) == pytest.approx(0.01, rel=0.1)
 
 
-# --- state -------------------------------------------------------------------------------------------------------
+# --- state
 
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 10.5), (4, 6.5)])
@@ -263,7 +277,8 @@ def test_state_is_integer_and_counted(bits: int, most: float) -> None:
     counted = audit(module, optimizer)
     assert counted.optimizer_bytes == 2 * (384 + 192) + 2
     assert counted.float_parameters == counted.float_buffers == 0
-    # Trits and accumulators, two bytes a row of exponents, and the magnitudes, the level and the control words.
+    # Trits and accumulators, two bytes a row of exponents, and the magnitudes, the level and the
+    # control words.
     expected = 2 + bits + 8 * (2 * 192 + 2 * (384 + 192) + 2 + 8 * 4 + 1) / (384 * 192)
     assert counted.state_bits_per_parameter == pytest.approx(expected, abs=1e-9)
     assert counted.state_bits_per_parameter <= most
@@ -296,21 +311,28 @@ def test_the_state_of_other_modules_is_refused() -> None:
         optimizer_of(layer()).load_state_dict(saved)
 
 
-# --- errors ------------------------------------------------------------------------------------------------------
+# --- errors
 
 
 def test_two_bits_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the accumulators, and those of 'layer' have 2 bits\n.*vote_bits 8 or 4"):
+    with pytest.raises(
+        ConfigError, match=r"the accumulators, and those of 'layer' have 2 bits\n.*vote_bits 8 or 4"
+    ):
         optimizer_of(layer(vote_bits=2))
 
 
 def test_quanta_that_no_accumulator_holds_are_refused() -> None:
-    with pytest.raises(ConfigError, match="quanta: 8 do not fit the 4-bit accumulators of 'layer', which hold up to 7"):
+    with pytest.raises(
+        ConfigError,
+        match="quanta: 8 do not fit the 4-bit accumulators of 'layer', which hold up to 7",
+    ):
         optimizer_of(layer(vote_bits=4), quanta=8.0)
 
 
 @pytest.mark.parametrize("rule", [MomentumVotes, ScaledVotes])
-def test_an_embedding_whose_scale_follows_the_correlation_learns(rule: type[MomentumVotes] | type[ScaledVotes]) -> None:
+def test_an_embedding_whose_scale_follows_the_correlation_learns(
+    rule: type[MomentumVotes] | type[ScaledVotes],
+) -> None:
     table = TernaryEmbedding(8, 8, scale_rule="correlation")
     optimizer = rule({"table": table})
     flips = 0
@@ -322,7 +344,8 @@ def test_an_embedding_whose_scale_follows_the_correlation_learns(rule: type[Mome
     assert table.steps is not None
     assert table.steps.eq(60).all()
     assert table.correlation is not None
-    # The gradient of a square has the weight's sign, so that a smaller scale lowers the loss, and so does a zero.
+    # The gradient of a square has the weight's sign, so that a smaller scale lowers the loss, and
+    # so does a zero.
     assert table.correlation.gt(0).any()
     assert table.trits().count_nonzero() < 8
 
@@ -353,7 +376,7 @@ def test_options_outside_their_range_are_refused(option: str, value: Any) -> Non
         MomentumVotesConfig(**{option: value})
 
 
-# --- runs --------------------------------------------------------------------------------------------------------
+# --- runs
 
 
 def write(path: Path, *, steps: int, model: str = "", **rule: Any) -> Path:
@@ -361,14 +384,16 @@ def write(path: Path, *, steps: int, model: str = "", **rule: Any) -> Path:
     lines = [
         "name: momentum",
         f"data: {{name: text, path: {path / 'text.txt'}, tokenizer: characters}}",
-        "model: {name: decoder, width: 32, layers: 1, heads: 2, max_length: 16, group_size: row, scale_rule: frozen, "
+        "model: {name: decoder, width: 32, layers: 1, heads: 2, max_length: 16, group_size: row, "
+        "scale_rule: frozen, "
         f"float_parts: [embedding, head]{model}}}",
         "optimizer:",
         "  name: split",
         f"  ternary: {json.dumps({'name': 'momentum_votes', **rule})}",
         "  float: {name: adamw, lr: 0.004}",
         "checkpoint: {every: 8, keep: 9}",
-        f"phases: [{{name: standard, steps: {steps}, batch_size: 4, block_size: 16, eval_every: 1000, "
+        f"phases: [{{name: standard, steps: {steps}, batch_size: 4, block_size: 16, eval_every: "
+        f"1000, "
         "lr_schedule: linear, warmup_steps: 5, gradient_accumulation_steps: 2}]",
     ]
     (path / "config.yaml").write_text("\n".join(lines))
@@ -379,7 +404,9 @@ def write(path: Path, *, steps: int, model: str = "", **rule: Any) -> Path:
 def test_a_run_learns_and_writes_its_threshold(tmp_path: Path, model: str) -> None:
     config = load_config(write(tmp_path, steps=60, model=model, flip_rate=0.02)).config
     report = train(config, RunRequest(directory=tmp_path / "run"))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     steps = [line for line in lines if "flips" in line]
     # The text has 16 characters: log 16 = 2.77 nats is chance.
     assert report.validation_loss < 1.5
@@ -401,7 +428,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_pa
         assert (checkpoints[1] / name).read_bytes() == before[name], name
 
 
-# --- the recipe --------------------------------------------------------------------------------------------------
+# --- the recipe
 
 
 @pytest.mark.parametrize("size", list(SIZES))

@@ -24,7 +24,9 @@ def even(matrix: np.ndarray) -> np.ndarray:
 
 
 def by_singular_values(gradient: np.ndarray) -> np.ndarray:
-    """The orthogonalised gradient, of a decomposition: the polynomial is odd, so that it acts on singular values."""
+    """The orthogonalised gradient, of a decomposition: the polynomial is odd, so that it acts on
+    singular values.
+    """
     u, s, vt = np.linalg.svd(gradient, full_matrices=False)
     s = s / np.sqrt((s**2).sum())
     for _ in range(3):
@@ -33,12 +35,16 @@ def by_singular_values(gradient: np.ndarray) -> np.ndarray:
 
 
 def gradient_of(shape: tuple[int, int], seed: int = 0) -> np.ndarray:
-    """A matrix with a large mean, as gradients of layers have it: one singular value above all others."""
+    """A matrix with a large mean, as gradients of layers have it: one singular value above all
+    others.
+    """
     return np.random.default_rng(seed).normal(0.8, 1.0, shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_half_is_the_gradient_and_half_has_its_singular_values_evened_out(shape: tuple[int, int]) -> None:
+def test_half_is_the_gradient_and_half_has_its_singular_values_evened_out(
+    shape: tuple[int, int],
+) -> None:
     gradient = gradient_of(shape)
     orthogonal = by_singular_values(gradient)
     found = half_orthogonal(torch.tensor(gradient, dtype=torch.float32))
@@ -48,12 +54,15 @@ def test_half_is_the_gradient_and_half_has_its_singular_values_evened_out(shape:
 
 def test_singular_values_come_near_to_one_and_rounding_to_bfloat16_changes_little() -> None:
     gradient = torch.tensor(gradient_of((24, 40)), dtype=torch.float32)
-    before, after = (np.linalg.svd(m.numpy(), compute_uv=False) for m in (gradient, orthogonalised(gradient)))
+    before, after = (
+        np.linalg.svd(m.numpy(), compute_uv=False) for m in (gradient, orthogonalised(gradient))
+    )
     assert before[0] > 2 * before[1]
     assert after.max() < 1.21
     assert np.median(after) > 0.65
     coarse = half_orthogonal(gradient.bfloat16())
-    assert float((coarse - half_orthogonal(gradient)).square().mean().sqrt()) < 0.05  # of a root mean square of 2
+    # of a root mean square of 2
+    assert float((coarse - half_orthogonal(gradient)).square().mean().sqrt()) < 0.05
 
 
 def test_whatever_its_size_a_gradient_casts_the_same() -> None:
@@ -78,7 +87,9 @@ def cast(module: TernaryLinear, gradient: Tensor) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_votes_are_those_that_the_plain_rule_casts_of_such_a_gradient(shape: tuple[int, int]) -> None:
+def test_votes_are_those_that_the_plain_rule_casts_of_such_a_gradient(
+    shape: tuple[int, int],
+) -> None:
     mixed, plain = layer(*shape), layer(*shape)
     optimizers = [ScaledVotes({"layer": mixed}, orthogonal=True), ScaledVotes({"layer": plain})]
     cast_any = False
@@ -116,7 +127,8 @@ def test_a_gradient_that_is_not_finite_casts_no_votes_and_is_counted() -> None:
     gradient[2, 3] = torch.nan
     cast(module, gradient)
     assert not module.logical_votes().any()
-    assert int(module.stats[0]) == 10  # one NaN of the outputs makes a row of the product with the inputs
+    # one NaN of the outputs makes a row of the product with the inputs
+    assert int(module.stats[0]) == 10
 
 
 def test_integers_of_eight_bits_cast_what_their_floats_do() -> None:
@@ -124,11 +136,17 @@ def test_integers_of_eight_bits_cast_what_their_floats_do() -> None:
     generator = np.random.default_rng(3)
     x = torch.tensor(generator.integers(-4, 5, (tokens, columns)), dtype=torch.float32)
     x[:, 0] = 127.0  # a scale of 1 for every row, so that activations in int8 are these integers
-    integers, floats = layer(rows, columns, activations="int8", gradients="int8"), layer(rows, columns)
+    integers, floats = (
+        layer(rows, columns, activations="int8", gradients="int8"),
+        layer(rows, columns),
+    )
     optimizers = [ScaledVotes({"layer": module}, orthogonal=True) for module in (integers, floats)]
     for _ in range(3):
-        # With 64 as the largest of a gradient these are integers in its scale, which rounding leaves as they are.
-        grad = torch.tensor(generator.choice([-64.0, 0.0, 64.0, 32.0], (tokens, rows)), dtype=torch.float32)
+        # With 64 as the largest of a gradient these are integers in its scale, which rounding
+        # leaves as they are.
+        grad = torch.tensor(
+            generator.choice([-64.0, 0.0, 64.0, 32.0], (tokens, rows)), dtype=torch.float32
+        )
         for module, optimizer in zip((integers, floats), optimizers, strict=True):
             module(x).backward(grad)
             optimizer.step()
@@ -137,7 +155,9 @@ def test_integers_of_eight_bits_cast_what_their_floats_do() -> None:
     assert integers.logical_votes().any()
 
 
-@pytest.mark.parametrize(("name", "changed"), [("head", False), ("decoder.head", False), ("head.up", True)])
+@pytest.mark.parametrize(
+    ("name", "changed"), [("head", False), ("decoder.head", False), ("head.up", True)]
+)
 def test_a_head_casts_the_votes_of_its_gradient(name: str, changed: bool) -> None:
     module = layer(6, 10)
     ScaledVotes({name: module}, orthogonal=True)
@@ -153,7 +173,9 @@ def test_an_embedding_casts_the_votes_of_its_gradient() -> None:
         seed_votes(torch.nn.ModuleDict({"embedding": module}), SEED)
         optimizer = ScaledVotes({"embedding": module}, orthogonal=orthogonal)
         for step in range(3):
-            module(torch.arange(9)).backward(torch.tensor(gradient_of((9, 6), step), dtype=torch.float32))
+            module(torch.arange(9)).backward(
+                torch.tensor(gradient_of((9, 6), step), dtype=torch.float32)
+            )
             optimizer.step()
             optimizer.zero_grad()
         votes[orthogonal] = module.logical_votes()

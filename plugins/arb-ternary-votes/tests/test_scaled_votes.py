@@ -20,7 +20,9 @@ N, K, SEED = 3, 5, 7
 
 
 def layer(**options):
-    module = TernaryLinear(K, N, group_size="row", activations="float", scale_rule="frozen", **options)
+    module = TernaryLinear(
+        K, N, group_size="row", activations="float", scale_rule="frozen", **options
+    )
     model = torch.nn.ModuleDict({"layer": module})
     seed_votes(model, SEED)
     return module
@@ -35,7 +37,9 @@ def cast(module, gradient):
 def noise(step, micro, use):
     stream = stream_id("layer") * HASH_USES + use
     word = (step << MICRO_BITS) + micro
-    return np.array([counter_hash_uniform(i, SEED, word, stream) for i in range(N * K)]).reshape(N, K)
+    return np.array([counter_hash_uniform(i, SEED, word, stream) for i in range(N * K)]).reshape(
+        N, K
+    )
 
 
 def mitchell(x):
@@ -61,7 +65,10 @@ class Restated:
             scaled = (gradient * row[:, None].astype(np.float32)) * column.astype(np.float32)
             vote = np.floor(np.clip(scaled, -limit, limit) + noise(self.step, 0, USE_VOTE_ROUNDING))
             self.votes = np.clip(self.votes - vote.astype(int), -127, 127)
-        now = [mitchell(np.abs(gradient).sum(axis)) - round(256 * math.log2(count)) for axis, count in ((1, K), (0, N))]
+        now = [
+            mitchell(np.abs(gradient).sum(axis)) - round(256 * math.log2(count))
+            for axis, count in ((1, K), (0, N))
+        ]
         if self.row is None:
             self.row, self.column = now
         else:
@@ -75,7 +82,9 @@ class Restated:
         moved = after != self.trits
         if self.carry:
             rail = np.sign(self.votes) * (self.cell // 2)
-            self.votes = np.where(crossed == 0, self.votes, np.where(moved, self.votes - self.cell * crossed, rail))
+            self.votes = np.where(
+                crossed == 0, self.votes, np.where(moved, self.votes - self.cell * crossed, rail)
+            )
         else:
             self.votes = np.where(crossed == 0, self.votes, 0)
         self.trits = after
@@ -84,7 +93,9 @@ class Restated:
 
 
 @pytest.mark.parametrize(("bits", "cell"), [(8, 64), (4, 7)])
-def test_accumulators_of_a_new_model_are_spread_over_the_values_that_turn_no_trit(bits: int, cell: int) -> None:
+def test_accumulators_of_a_new_model_are_spread_over_the_values_that_turn_no_trit(
+    bits: int, cell: int
+) -> None:
     module = layer(vote_bits=bits)
     trits = module.trits()
     ScaledVotes({"layer": module}, spread=True)
@@ -113,8 +124,8 @@ def test_spread_accumulators_begin_to_turn_trits_with_the_first_votes() -> None:
             module(torch.eye(64)).backward(torch.ones(64, 64))
             turned[spread] = optimizer.step().flips
             optimizer.zero_grad()
-    # A gradient of ones is sqrt(2 / pi) deviations: 5.1 quanta, and 4 % of 127 values are as near to a flip as that. A
-    # third of those trits are at -1 already.
+    # A gradient of ones is sqrt(2 / pi) deviations: 5.1 quanta, and 4 % of 127 values are as near
+    # to a flip as that. A third of those trits are at -1 already.
     assert turned[False] == 0
     assert 0.01 < turned[True] / 64**2 < 0.06
 
@@ -148,7 +159,12 @@ def test_votes_of_the_tail_are_cast_beyond_a_quantile_and_as_often_as_proportion
     votes = {}
     for tail in (True, False):
         module = TernaryLinear(
-            size, size, group_size="row", activations="float", scale_rule="frozen", vote_bits=4 if tail else 8
+            size,
+            size,
+            group_size="row",
+            activations="float",
+            scale_rule="frozen",
+            vote_bits=4 if tail else 8,
         )
         optimizer = ScaledVotes({"layer": module}, lr=rate / cell, tail=tail, cell=cell, clip=100.0)
         gradient = torch.randn(size, size, generator=torch.Generator().manual_seed(5))
@@ -158,16 +174,21 @@ def test_votes_of_the_tail_are_cast_beyond_a_quantile_and_as_often_as_proportion
                 optimizer.step()
                 optimizer.zero_grad()
         votes[tail] = -module.logical_votes().float()
-    # Quanta of one standard deviation are `rate`; a normal number is beyond tau as often as its size is on average.
+    # Quanta of one standard deviation are `rate`; a normal number is beyond tau as often as its
+    # size is on average.
     share = min(rate, 1.0) * math.sqrt(2 / math.pi)
-    # The running logarithm of a column's mean, sqrt(2 / pi), is too small by what Mitchell's approximation is.
+    # The running logarithm of a column's mean, sqrt(2 / pi), is too small by what Mitchell's
+    # approximation is.
     mean = math.sqrt(2 / math.pi)
     tau = NormalDist().inv_cdf(1 - share / 2) * 2 ** (float(mitchell(np.array(mean))) / 256) / mean
     cast = votes[True]
     assert cast.unique().tolist() == [-1, 0, 1]
-    # Noise is a quarter of a vote wide: none below 3/4 of the quantile, all above 5/4. Those of rows are estimates.
+    # Noise is a quarter of a vote wide: none below 3/4 of the quantile, all above 5/4. Those of
+    # rows are estimates.
     assert not bool(cast[gradient.abs() < 0.55 * tau].any())
-    assert torch.equal(cast[gradient.abs() > 1.6 * tau], gradient.sign()[gradient.abs() > 1.6 * tau])
+    assert torch.equal(
+        cast[gradient.abs() > 1.6 * tau], gradient.sign()[gradient.abs() > 1.6 * tau]
+    )
     # The soft edge adds some where the tail falls steeply.
     edge = [NormalDist().cdf(-tau * (0.75 + (i + 0.5) / 2000)) * 2 for i in range(1000)]
     assert float(cast.abs().mean()) == pytest.approx(sum(edge) / len(edge), rel=0.05)
@@ -190,7 +211,9 @@ def test_votes_of_the_tail_are_the_default_of_4_bits_and_floats_alone():
 
 def test_votes_of_the_tail_refuse_exact_integers():
     module = TernaryLinear(K, N, group_size="row", gradients="int8", scale_rule="frozen")
-    with pytest.raises(ValueError, match="tail: true does not fit 'layer', whose gradients are int8"):
+    with pytest.raises(
+        ValueError, match="tail: true does not fit 'layer', whose gradients are int8"
+    ):
         ScaledVotes({"layer": module}, tail=True)
 
 
@@ -216,7 +239,8 @@ def test_votes_of_a_step_with_more_micro_batches_than_the_last_are_spread_thinne
                 optimizer.defer_step()
         optimizer.step()
         optimizer.zero_grad()
-    # 1 / max(of the last step, in this step), of a gradient that is always as large; none before the first magnitudes.
+    # 1 / max(of the last step, in this step), of a gradient that is always as large; none before
+    # the first magnitudes.
     parts = [0, 1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 5, 1 / 5, 1 / 2]
     # The logarithm of 5 is rounded to 1/256, and weighs a fiftieth.
     np.testing.assert_allclose(np.array(scales) / scales[1], parts, rtol=2e-3)
@@ -366,15 +390,23 @@ def test_a_leak_every_so_often_needs_a_leak():
 def test_a_config_that_leaks_now_and_then_has_something_to_leak(options, bits, found):
     run = SimpleNamespace(optimizer=SimpleNamespace(options=None))
     planned = Planned(kinds=frozenset({"ternary"}), vote_bits=bits)
-    said = [f"{name}: {wrong}" for name, wrong in ScaledVotesConfig(**options).contradictions_in(run, planned)]
-    assert said == ([] if found is None else [f"leak_every: has no effect because {found}; remove it"])
+    said = [
+        f"{name}: {wrong}"
+        for name, wrong in ScaledVotesConfig(**options).contradictions_in(run, planned)
+    ]
+    assert said == (
+        [] if found is None else [f"leak_every: has no effect because {found}; remove it"]
+    )
 
 
 def test_accumulators_of_2_bits_cannot_be_spread():
     run = SimpleNamespace(optimizer=SimpleNamespace(options=None))
     planned = Planned(kinds=frozenset({"ternary"}), vote_bits=2)
     (said,) = ScaledVotesConfig(spread=True).contradictions_in(run, planned)
-    assert said == ("spread", "has no effect because accumulators of 2 bits keep nothing after a step; remove it")
+    assert said == (
+        "spread",
+        "has no effect because accumulators of 2 bits keep nothing after a step; remove it",
+    )
 
 
 def test_state_is_integer_and_counted():
@@ -383,7 +415,8 @@ def test_state_is_integer_and_counted():
     counted = audit(module, optimizer)
     assert counted.optimizer_bytes == 2 * (384 + 192)
     assert counted.float_parameters == counted.float_buffers == 0
-    # 2 + 8 bits, two bytes a row of exponents, two bytes a row and a column of magnitudes, and the control words.
+    # 2 + 8 bits, two bytes a row of exponents, two bytes a row and a column of magnitudes, and the
+    # control words.
     assert counted.state_bits_per_parameter == pytest.approx(
         10 + 8 * (2 * 192 + 2 * (384 + 192) + 8 * 4 + 1) / (384 * 192), abs=1e-9
     )
@@ -402,7 +435,10 @@ def test_a_full_cell_flips_a_trit_whatever_its_bits(bits, cell):
 
 
 def test_a_cell_too_large_for_its_accumulators_is_refused():
-    with pytest.raises(ValueError, match="cell: 8 does not fit the 4-bit accumulators of 'layer', which hold up to 7"):
+    with pytest.raises(
+        ValueError,
+        match="cell: 8 does not fit the 4-bit accumulators of 'layer', which hold up to 7",
+    ):
         ScaledVotes({"layer": layer(vote_bits=4)}, cell=8)
 
 

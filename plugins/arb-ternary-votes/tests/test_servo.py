@@ -1,4 +1,6 @@
-"""The threshold's servo: its numbers against exact arithmetic, and its mean where flips are rare."""
+"""The threshold's servo: its numbers against exact arithmetic, and its mean where flips are
+rare.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ def test_the_thresholds_of_steps_are_in_the_mean_the_one_of_the_level(level, sta
     used = [whole_threshold(level, start + step, 127) for step in range(1024)]
     exact = exact_threshold(level) / 65536
     assert set(used) <= {int(exact), int(exact) + 1}
-    # Denjoy and Koksma: as many steps as a convergent's denominator are off by at most 2, the variation of what is
-    # summed. Denominators of 40503 / 65536 are 233, 89 and 3, and 1024 = 4 * 233 + 89 + 3.
+    # Denjoy and Koksma: as many steps as a convergent's denominator are off by at most 2, the
+    # variation of what is summed. Denominators of 40503 / 65536 are 233, 89 and 3, and 1024 = 4 *
+    # 233 + 89 + 3.
     assert sum(used) / 1024 == pytest.approx(exact, abs=(4 + 1 + 1) * 2 / 1024)
 
 
@@ -55,7 +58,9 @@ def test_a_level_moves_by_the_relative_error_in_octaves(level, flips, elements, 
     assert abs(after - expected) <= bound
 
 
-@pytest.mark.parametrize(("flips", "moved"), [(90, False), (89, True), (110, False), (111, True), (0, True)])
+@pytest.mark.parametrize(
+    ("flips", "moved"), [(90, False), (89, True), (110, False), (111, True), (0, True)]
+)
 def test_an_error_within_the_dead_band_moves_nothing(flips, moved):
     after = next_level(20000, flips, 1000, 0.1, gain=0.0625, dead_band=0.1, largest=127)
     assert (after != 20000) is moved
@@ -78,5 +83,7 @@ def test_the_mean_number_of_flips_is_the_wanted_one_also_where_most_steps_have_n
         # A module whose flips fall by the sixth power of the threshold.
         rate = per_step * (30.0 * 65536 / exact_threshold(level)) ** 6
         seen.append(int(rng.poisson(min(rate, elements))))
-        level = next_level(level, seen[-1], elements, per_step / elements, gain=0.0625, dead_band=0.05, largest=127)
+        level = next_level(
+            level, seen[-1], elements, per_step / elements, gain=0.0625, dead_band=0.05, largest=127
+        )
     assert np.mean(seen[500:]) == pytest.approx(per_step, rel=0.05)

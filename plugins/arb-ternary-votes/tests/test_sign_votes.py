@@ -1,4 +1,6 @@
-"""Sign votes: direction, thresholds, schedules, signal, skips, stability, and one whole run against numpy."""
+"""Sign votes: direction, thresholds, schedules, signal, skips, stability, and one whole run against
+numpy.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def regression_loss(layer: TernaryLinear, x: Tensor, target: Tensor) -> Tensor:
 
 
 def dense_state(layer: TernaryLinear) -> list[np.ndarray]:
-    return [t.numpy().copy() for t in (layer.trits(), layer.exponent, layer.votes, layer.exponent_votes)]
+    return [
+        t.numpy().copy() for t in (layer.trits(), layer.exponent, layer.votes, layer.exponent_votes)
+    ]
 
 
 def test_fifty_updates_equal_a_numpy_restatement_of_the_rule() -> None:
@@ -130,7 +134,9 @@ def test_an_ordinary_scheduler_drives_the_threshold() -> None:
     schedule.step()
     layer.votes.fill_(7)
     assert optimizer.step().flips == 0
-    layer.set_trits(torch.zeros(8, 16, dtype=torch.int8), votes=torch.full((8, 16), 8, dtype=torch.int8))
+    layer.set_trits(
+        torch.zeros(8, 16, dtype=torch.int8), votes=torch.full((8, 16), 8, dtype=torch.int8)
+    )
     assert optimizer.step().flips == 8 * 16
 
 
@@ -148,7 +154,10 @@ def test_modules_keep_their_own_thresholds_unless_the_optimizer_is_given_one() -
     model = nn.ModuleDict({"a": TernaryLinear(4, 4), "b": TernaryLinear(4, 4)})
     configure_ternary_training(model["b"], accum_threshold=8, e_accum_threshold=16)
     own = SignVotes(dict(model.items()))  # type: ignore[arg-type]
-    assert [(g["accum_threshold"], g["e_accum_threshold"]) for g in own.param_groups] == [(32, 32), (8, 16)]
+    assert [(g["accum_threshold"], g["e_accum_threshold"]) for g in own.param_groups] == [
+        (32, 32),
+        (8, 16),
+    ]
     given = SignVotes(dict(model.items()), accum_threshold=5)  # type: ignore[arg-type]
     assert {g["accum_threshold"] for g in given.param_groups} == {5}
 
@@ -156,14 +165,18 @@ def test_modules_keep_their_own_thresholds_unless_the_optimizer_is_given_one() -
 def test_thresholds_are_refused_while_an_optimizer_goes_by_others() -> None:
     layer = TernaryLinear(4, 4)
     optimizer = SignVotes({"layer": layer})
-    with pytest.raises(ValueError, match="its optimizer is built and keeps the thresholds that it found"):
+    with pytest.raises(
+        ValueError, match="its optimizer is built and keeps the thresholds that it found"
+    ):
         configure_ternary_training(layer, accum_threshold=8)
     assert layer.accum_threshold == optimizer.param_groups[0]["accum_threshold"] == 32
     del optimizer
     assert configure_ternary_training(layer, accum_threshold=8) == 8
 
 
-@pytest.mark.parametrize(("bits", "threshold", "cell"), [(8, 32, 64), (8, 8, 16), (8, 63, 126), (4, 7, 7), (4, 3, 3)])
+@pytest.mark.parametrize(
+    ("bits", "threshold", "cell"), [(8, 32, 64), (8, 8, 16), (8, 63, 126), (4, 7, 7), (4, 3, 3)]
+)
 def test_a_threshold_is_the_cell_of_scaled_votes(bits: int, threshold: int, cell: int) -> None:
     """A cell that is given and one that follows from the threshold train alike, bit for bit."""
     ends = []
@@ -183,7 +196,10 @@ def test_a_threshold_is_the_cell_of_scaled_votes(bits: int, threshold: int, cell
 def test_a_threshold_beyond_what_a_rule_can_do_is_refused() -> None:
     layer = TernaryLinear(4, 4)
     configure_ternary_training(layer, accum_threshold=64)
-    with pytest.raises(ValueError, match="accum_threshold: 64 makes a cell: 128 does not fit the 8-bit accumulators"):
+    with pytest.raises(
+        ValueError,
+        match="accum_threshold: 64 makes a cell: 128 does not fit the 8-bit accumulators",
+    ):
         ScaledVotes({"layer": layer})
     with pytest.raises(ConfigError, match="momentum_votes moves its thresholds by itself"):
         MomentumVotes({"layer": layer})
@@ -243,7 +259,9 @@ def test_votes_are_applied_only_when_the_optimizer_steps() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", ["loss", "component", "signal"])
-def test_a_non_finite_loss_or_signal_leaves_every_buffer_bit_identical(bad: float, where: str) -> None:
+def test_a_non_finite_loss_or_signal_leaves_every_buffer_bit_identical(
+    bad: float, where: str
+) -> None:
     layer, optimizer = layer_and_optimizer(accum_threshold=1, e_accum_threshold=1)
     x = torch.randn(4, 16)
     ternary_update(layer, optimizer, layer(x).sum())
@@ -270,7 +288,9 @@ def everything(model: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_unchanged(model: nn.Module, before: dict[str, Tensor]) -> None:
-    assert [name for name, tensor in everything(model).items() if not torch.equal(tensor, before[name])] == []
+    assert [
+        name for name, tensor in everything(model).items() if not torch.equal(tensor, before[name])
+    ] == []
 
 
 @pytest.mark.parametrize("where", ["loss", "component", "signal", "step", "closure"])
@@ -283,7 +303,9 @@ def test_a_skip_behind_a_backward_leaves_everything_as_before_it_and_the_next_up
         TernaryRMSNorm(16),
         TernaryLinear(16, 8, bias=True, activations="float"),
     )
-    optimizer = SignVotes({name: m for name, m in model.named_modules() if isinstance(m, TernaryModule)})
+    optimizer = SignVotes(
+        {name: m for name, m in model.named_modules() if isinstance(m, TernaryModule)}
+    )
     ids = torch.arange(4)
     for _ in range(2):
         ternary_update(model, optimizer, model(ids).square().sum())
@@ -320,7 +342,9 @@ def test_a_skip_behind_a_backward_leaves_everything_as_before_it_and_the_next_up
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_votes_of_a_skipped_update_go_also_where_a_module_is_used_twice_or_saturated(shared: bool) -> None:
+def test_votes_of_a_skipped_update_go_also_where_a_module_is_used_twice_or_saturated(
+    shared: bool,
+) -> None:
     layer = TernaryLinear(16, 16, group_size=32)
     layer.set_votes(torch.full((16, 16), -128, dtype=torch.int8))
     layer.votes[::2] = 127
@@ -412,7 +436,10 @@ def test_a_resumed_optimizer_continues_with_the_same_bits() -> None:
     def build() -> tuple[nn.ModuleDict, SignVotes]:
         torch.manual_seed(0)
         model = nn.ModuleDict(
-            {"e": TernaryEmbedding(9, 16, gradients="int8"), "l": TernaryLinear(16, 9, gradients="int8")}
+            {
+                "e": TernaryEmbedding(9, 16, gradients="int8"),
+                "l": TernaryLinear(16, 9, gradients="int8"),
+            }
         )
         return model, SignVotes(dict(model.items()), accum_threshold=2, leak=3, gain=1.0)  # type: ignore[arg-type]
 
@@ -436,7 +463,14 @@ def test_a_resumed_optimizer_continues_with_the_same_bits() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("accum_threshold", 0), ("e_accum_threshold", 128), ("band", -1), ("leak", -1), ("gain", -1.0), ("lr", 0.0)],
+    [
+        ("accum_threshold", 0),
+        ("e_accum_threshold", 128),
+        ("band", -1),
+        ("leak", -1),
+        ("gain", -1.0),
+        ("lr", 0.0),
+    ],
 )
 def test_an_option_outside_its_range_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
@@ -463,7 +497,9 @@ def test_a_threshold_for_one_update_flips_what_the_optimizers_own_would_keep() -
     assert ternary_update(layer, optimizer, layer(x).sum(), accum_threshold=2).flips > 0
     assert optimizer.param_groups[0]["accum_threshold"] == 127
     votes = layer.votes.clone()
-    with pytest.raises(ConfigError, match=r"accum_threshold: must be in 1\.\.127 for these accumulators, not 128"):
+    with pytest.raises(
+        ConfigError, match=r"accum_threshold: must be in 1\.\.127 for these accumulators, not 128"
+    ):
         optimizer.step(accum_threshold=128)
     assert torch.equal(layer.votes, votes)
 

@@ -17,7 +17,9 @@ def even(matrix: np.ndarray) -> np.ndarray:
     return matrix / np.sqrt((matrix**2).mean())
 
 
-def with_singular_values(values: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def with_singular_values(
+    values: np.ndarray, rows: int, columns: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Random directions for these singular values."""
     rng = np.random.default_rng(5)
     left = np.linalg.qr(rng.normal(size=(rows, len(values))))[0]
@@ -39,7 +41,9 @@ def test_the_largest_singular_values_are_cut_to_the_least_of_them(rows: int, col
 
 
 def test_without_a_gap_they_are_nearly_cut_so() -> None:
-    """Values that fall by a power law: the largest was 32 times what it is cut to, and one product finds it nearly."""
+    """Values that fall by a power law: the largest was 32 times what it is cut to, and one product
+    finds it nearly.
+    """
     left, values, right = with_singular_values(50.0 / np.arange(1, 129), 128, 192)
     gradient = torch.tensor((left * values) @ right, dtype=torch.float32)
     found = np.linalg.svd(clipped(gradient).numpy(), compute_uv=False)
@@ -52,9 +56,13 @@ def test_without_a_gap_they_are_nearly_cut_so() -> None:
 
 
 def test_whatever_its_size_a_gradient_casts_the_same() -> None:
-    gradient = torch.tensor(np.random.default_rng(0).normal(0.8, 1.0, (24, 40)), dtype=torch.float32)
+    gradient = torch.tensor(
+        np.random.default_rng(0).normal(0.8, 1.0, (24, 40)), dtype=torch.float32
+    )
     for size in (2.0**-60, 2.0**60):
-        torch.testing.assert_close(clipped(gradient * size), clipped(gradient), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            clipped(gradient * size), clipped(gradient), rtol=1e-4, atol=1e-4
+        )
     assert torch.equal(clipped(gradient), clipped(gradient))
     assert not clipped(torch.zeros(8, 4)).any()
     assert clipped(torch.zeros(0, 4)).shape == (0, 4)
@@ -65,7 +73,9 @@ def test_whatever_its_size_a_gradient_casts_the_same() -> None:
 
 
 def test_of_one_sample_the_gradient_stays_as_it_is() -> None:
-    """It has one direction, and seven of those that are looked for beside it are nothing but rounding."""
+    """It has one direction, and seven of those that are looked for beside it are nothing but
+    rounding.
+    """
     rng = np.random.default_rng(1)
     gradient = np.outer(rng.normal(size=32), rng.normal(size=48))
     found = clipped(torch.tensor(gradient, dtype=torch.float32)).numpy()
@@ -89,9 +99,13 @@ def test_votes_are_those_that_the_plain_rule_casts_of_such_a_gradient() -> None:
     cut, plain = layer(), layer()
     optimizers = [ScaledVotes({"layer": cut}, spectral_clip=True), ScaledVotes({"layer": plain})]
     for step in range(8):
-        gradient = torch.tensor(np.random.default_rng(step).normal(0.8, 1.0, (24, 40)), dtype=torch.float32)
+        gradient = torch.tensor(
+            np.random.default_rng(step).normal(0.8, 1.0, (24, 40)), dtype=torch.float32
+        )
         cast(cut, gradient)
-        wanted = np.concatenate([[0.0], (gradient.numpy() ** 2).sum(1), (gradient.numpy() ** 2).sum(0)])
+        wanted = np.concatenate(
+            [[0.0], (gradient.numpy() ** 2).sum(1), (gradient.numpy() ** 2).sum(0)]
+        )
         assert np.allclose(cut.stats.numpy(), wanted, rtol=1e-5)
         cast(plain, clipped(gradient))
         outcomes = [optimizer.step() for optimizer in optimizers]

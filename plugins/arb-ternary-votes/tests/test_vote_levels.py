@@ -21,7 +21,12 @@ SEED_OF_RUN = 7
 
 def control(step=3, micro=0):
     words = torch.zeros(4, dtype=torch.int64)
-    words[SEED], words[STEP], words[STREAM], words[MICRO] = SEED_OF_RUN, step, stream_id("layer"), micro
+    words[SEED], words[STEP], words[STREAM], words[MICRO] = (
+        SEED_OF_RUN,
+        step,
+        stream_id("layer"),
+        micro,
+    )
     return words
 
 
@@ -63,7 +68,9 @@ def test_32_bits_hold_what_they_are_used_for(total):
     # The largest fraction there is, and 4096 noises: some of them are close to 1.
     unit = 3 + (2**24 - 1) / 2**24
     sums = np.full((64, 64), total)
-    np.testing.assert_array_equal(in_quanta(torch.from_numpy(sums), unit, control()).numpy(), restated(sums, unit))
+    np.testing.assert_array_equal(
+        in_quanta(torch.from_numpy(sums), unit, control()).numpy(), restated(sums, unit)
+    )
 
 
 @pytest.mark.parametrize(("total", "unit"), [(1, 0.3), (-3, 0.7), (5, 1.75), (-2, 16.0), (1, 1e-3)])
@@ -72,7 +79,9 @@ def test_the_mean_of_rounded_sums_is_the_sum_times_the_unit(total, unit):
     quanta = in_quanta(torch.full((256, 256), total), unit, control()).double()
     rest = total * unit - math.floor(total * unit)
     variance = rest * (1 - rest)
-    assert float(quanta.mean()) == pytest.approx(total * unit, abs=5 * math.sqrt(variance / count) + 1e-6)
+    assert float(quanta.mean()) == pytest.approx(
+        total * unit, abs=5 * math.sqrt(variance / count) + 1e-6
+    )
     assert float(quanta.var(correction=0)) == pytest.approx(variance, abs=0.01)
 
 
@@ -111,13 +120,15 @@ def test_a_vote_is_a_whole_clip_as_often_as_the_gradient_is_large(bits):
         module(torch.eye(256)).backward(gradient.T.contiguous())
         assert module.sums.votes.unique().tolist() == [-1, 0, 1]
         cast -= module.sums.votes
-    # A share of E min(|z|, c) / c, and nowhere against the gradient. Mitchell's logarithm is up to 6 % too small.
+    # A share of E min(|z|, c) / c, and nowhere against the gradient. Mitchell's logarithm is up to
+    # 6 % too small.
     z = np.linspace(0, 8, 80001)
     density = 2 * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     share = float((np.minimum(z, clip) * density).sum()) * 1e-4 / clip
     assert float(cast.abs().mean() / 8) == pytest.approx(share, rel=0.07)
     assert bool((cast * gradient >= 0).all())
-    # Beyond the clip, and what estimates of rows and columns are off by, all but one in 256 are cast.
+    # Beyond the clip, and what estimates of rows and columns are off by, all but one in 256 are
+    # cast.
     beyond = gradient.abs() > 1.3 * clip
     assert float(cast[beyond].abs().mean() / 8) == pytest.approx(255 / 256, abs=0.01)
 
@@ -145,7 +156,9 @@ def test_exact_runs_cast_three_levels_by_shifts():
     assert float((votes * gradient).mean()) > 0.2
 
 
-@pytest.mark.parametrize(("rate", "casts", "unit"), [(0.1, 1, 16), (0.1, 4, 4), (0.05, 2, 4), (0.1, 16, 1)])
+@pytest.mark.parametrize(
+    ("rate", "casts", "unit"), [(0.1, 1, 16), (0.1, 4, 4), (0.05, 2, 4), (0.1, 16, 1)]
+)
 def test_a_vote_is_worth_the_clip_times_the_rate_spread_over_the_micro_batches(rate, casts, unit):
     module = layer(8, 64)
     optimizer = ScaledVotes({"layer": module}, vote_levels=3)
@@ -171,7 +184,8 @@ def test_more_micro_batches_in_the_last_step_make_a_vote_smaller_too():
 
 
 @pytest.mark.parametrize(
-    ("rate", "columns", "casts", "shift"), [(0.1, 64, 1, 1), (0.1, 64, 4, 3), (0.1, 1024, 1, 3), (0.0125, 64, 1, 4)]
+    ("rate", "columns", "casts", "shift"),
+    [(0.1, 64, 1, 1), (0.1, 64, 4, 3), (0.1, 1024, 1, 3), (0.0125, 64, 1, 4)],
 )
 def test_scores_of_exponents_are_shifted_less_by_what_a_vote_is_worth(rate, columns, casts, shift):
     module = layer(8, columns, scale_rule="residual")
@@ -181,7 +195,8 @@ def test_scores_of_exponents_are_shifted_less_by_what_a_vote_is_worth(rate, colu
     module.end_micro_batch()
     module.sums.casts = casts
     optimizer.step()
-    # A score of one deviation, 6.4 sqrt(K) quanta, moves 1.6 of 32; a vote is worth 160 rate / casts quanta.
+    # A score of one deviation, 6.4 sqrt(K) quanta, moves 1.6 of 32; a vote is worth 160 rate /
+    # casts quanta.
     assert shift == round(math.log2(6.4 * math.sqrt(columns) / 1.6 / (160 * rate / casts)))
     assert module.limits.exponent_shift == shift
 
@@ -194,7 +209,9 @@ def trained(module, optimizer, orders, drift):
             rng = np.random.default_rng((step, place))
             gradient = drift + rng.integers(-40, 41, drift.shape)
             module.begin_micro_batch(place)
-            module(torch.eye(drift.shape[1])).backward(torch.tensor(gradient.T, dtype=torch.float32))
+            module(torch.eye(drift.shape[1])).backward(
+                torch.tensor(gradient.T, dtype=torch.float32)
+            )
             module.end_micro_batch()
         outcome = optimizer.step()
         optimizer.zero_grad()
@@ -202,7 +219,11 @@ def trained(module, optimizer, orders, drift):
     return flips, moves
 
 
-@given(st.lists(st.permutations(range(4)), min_size=6, max_size=6), st.sampled_from([8, 4, 2]), st.booleans())
+@given(
+    st.lists(st.permutations(range(4)), min_size=6, max_size=6),
+    st.sampled_from([8, 4, 2]),
+    st.booleans(),
+)
 @settings(max_examples=12, deadline=None)
 def test_the_order_of_micro_batches_does_not_matter(orders, bits, exact):
     states = []

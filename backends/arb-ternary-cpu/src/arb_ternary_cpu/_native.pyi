@@ -5,12 +5,12 @@ sources: str
 def usable_isas() -> list[str]: ...
 def isa_index(name: str) -> int: ...
 
-# --- limits of the machine --------------------------------------------------------------------------------------------
+# --- limits of the machine
 
 def read_words(isa: int, threads: int, address: int, words: int, /) -> int: ...
 def int8_peak(isa: int, threads: int, seconds: float, /) -> float: ...
 
-# --- votes ------------------------------------------------------------------------------------------------------------
+# --- votes
 
 class Weight:
     """A weight, its accumulators and where statistics go; addresses, 0 for none."""
@@ -102,12 +102,17 @@ def flip_exponents(
     leak: int,
     /,
 ) -> int: ...
-def pack_votes(votes: int, rows: int, columns: int, bits: int, out: int, threads: int, /) -> None: ...
-def unpack_votes(stored: int, rows: int, columns: int, bits: int, out: int, threads: int, /) -> None: ...
+def pack_votes(
+    votes: int, rows: int, columns: int, bits: int, out: int, threads: int, /
+) -> None: ...
+def unpack_votes(
+    stored: int, rows: int, columns: int, bits: int, out: int, threads: int, /
+) -> None: ...
 
-# --- products ---------------------------------------------------------------------------------------------------------
-# Arguments in order: instruction set, threads, addresses with the sizes of what they point to. Those of a weight are
-# packed, exponent, rows, columns, groups, group_size. An address of 0 stands for None.
+# --- products
+# Arguments in order: instruction set, threads, addresses with the sizes of what they point to.
+# Those of a weight are packed, exponent, rows, columns, groups, group_size. An address of 0 stands
+# for None.
 
 largest_spread: int
 
@@ -117,7 +122,16 @@ def quantize_rows(
     isa: int, threads: int, x: int, dtype: int, rows: int, columns: int, q: int, scale: int, /
 ) -> None: ...
 def norm_quantize_rows(
-    isa: int, threads: int, x: int, dtype: int, rows: int, columns: int, eps: float, q: int, scale: int, /
+    isa: int,
+    threads: int,
+    x: int,
+    dtype: int,
+    rows: int,
+    columns: int,
+    eps: float,
+    q: int,
+    scale: int,
+    /,
 ) -> None: ...
 def quantize_gradient(
     isa: int,
@@ -161,7 +175,9 @@ def convolve_int8(
     out_dtype: int,
     /,
 ) -> bool: ...
-def fold_patches(threads: int, patches: int, image: tuple[int, ...], window: tuple[int, ...], out: int, /) -> None: ...
+def fold_patches(
+    threads: int, patches: int, image: tuple[int, ...], window: tuple[int, ...], out: int, /
+) -> None: ...
 def linear_int8(
     isa: int,
     threads: int,
@@ -244,9 +260,10 @@ def lookup_rows(
     /,
 ) -> int: ...
 
-# --- between the products of a block ----------------------------------------------------------------------------------
-# Rows in pieces: heads, features of a head, length, strides of batch, head and position in elements. Gains are 0 for
-# none; for a backward they are followed by what their gradients are added to.
+# --- between the products of a block
+# Rows in pieces: heads, features of a head, length, strides of batch, head and position in
+# elements. Gains are 0 for none; for a backward they are followed by what their gradients are added
+# to.
 
 def normalise_quantize(
     isa: int,
@@ -370,10 +387,10 @@ def quantize_both(
     /,
 ) -> None: ...
 
-# --- attention --------------------------------------------------------------------------------------------------------
-# `inputs`: queries, keys, values, cosines, sines, gains of queries and of keys (the last four 0 for none); `sizes`:
-# batch, length, heads, key heads, features; `grads`: of queries, keys, values, and of both gains. An eps below 0: heads
-# are not normalised.
+# --- attention
+# `inputs`: queries, keys, values, cosines, sines, gains of queries and of keys (the last four 0 for
+# none); `sizes`: batch, length, heads, key heads, features; `grads`: of queries, keys, values, and
+# of both gains. An eps below 0: heads are not normalised.
 
 def attend(
     isa: int,
@@ -402,11 +419,15 @@ def attend_back(
     /,
 ) -> None: ...
 
-# --- what travels between ranks ---------------------------------------------------------------------------------------
+# --- what travels between ranks
 # Bases by their index in wire.h; a weight as strips of 16 rows.
 
-def pack_digits(isa: int, threads: int, base: int, values: int, count: int, out: int, /) -> bool: ...
-def add_digits(isa: int, threads: int, base: int, packed: int, count: int, total: int, wide: bool, /) -> None: ...
+def pack_digits(
+    isa: int, threads: int, base: int, values: int, count: int, out: int, /
+) -> bool: ...
+def add_digits(
+    isa: int, threads: int, base: int, packed: int, count: int, total: int, wide: bool, /
+) -> None: ...
 def sums_to_quanta(
     isa: int,
     threads: int,
@@ -435,13 +456,25 @@ def settle_votes(
     votes: int,
     /,
 ) -> None: ...
-def count_flips(threads: int, before: int, after: int, strips: int, columns: int, counts: int, /) -> None: ...
-def list_flips(
-    threads: int, before: int, after: int, strips: int, columns: int, first: int, places: int, directions: int, /
+def count_flips(
+    threads: int, before: int, after: int, strips: int, columns: int, counts: int, /
 ) -> None: ...
-def apply_flips(packed: int, rows: int, columns: int, places: int, directions: int, count: int, /) -> int: ...
+def list_flips(
+    threads: int,
+    before: int,
+    after: int,
+    strips: int,
+    columns: int,
+    first: int,
+    places: int,
+    directions: int,
+    /,
+) -> None: ...
+def apply_flips(
+    packed: int, rows: int, columns: int, places: int, directions: int, count: int, /
+) -> int: ...
 
-# --- a step of decoding -----------------------------------------------------------------------------------------------
+# --- a step of decoding
 
 most_sequences: int
 
@@ -458,7 +491,9 @@ class Norm:
     ) -> None: ...
 
 class Projection:
-    """A ternary weight and the address of its factor, or of one for each row, 0 for 1; or none at all."""
+    """A ternary weight and the address of its factor, or of one for each row, 0 for 1; or none at
+    all.
+    """
 
     @overload
     def __init__(self) -> None: ...

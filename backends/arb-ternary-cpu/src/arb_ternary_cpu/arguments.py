@@ -1,6 +1,7 @@
 """Checks of tensor arguments: what the native side takes on trust is made sure of here.
 
-They are written for speed: a small layer takes a few microseconds, and a check of a tensor a tenth of one.
+They are written for speed: a small layer takes a few microseconds, and a check of a tensor a tenth
+of one.
 """
 
 from __future__ import annotations
@@ -53,16 +54,22 @@ def float_dtype(dtype: torch.dtype, name: str) -> int:
     """
     index = DTYPES.get(dtype)
     if index is None:
-        raise TypeError(f"{name}: the cpu backend serves float32, bfloat16 and float16, got {dtype}")
+        raise TypeError(
+            f"{name}: the cpu backend serves float32, bfloat16 and float16, got {dtype}"
+        )
     return index
 
 
 def native_eps(eps: float | None) -> float:
-    """What is added to a mean square below a root, as kernels are told it; -1 where rows are not normalised (None)."""
+    """What is added to a mean square below a root, as kernels are told it; -1 where rows are not
+    normalised (None).
+    """
     return -1.0 if eps is None else eps
 
 
-def check_gain(gain: Tensor | None, normed: bool, features: int, name: str = "gain") -> Tensor | None:
+def check_gain(
+    gain: Tensor | None, normed: bool, features: int, name: str = "gain"
+) -> Tensor | None:
     """What rows are multiplied by after their norm, float32 and contiguous, if anything.
 
     Raises:
@@ -91,7 +98,8 @@ def check_grad_gain(gain: Tensor | None, grad: Tensor | None, name: str = "gain"
     """The address of what the gradient of a checked gain is added to; 0 where there is no gain.
 
     Raises:
-        TypeError, ValueError: as :func:`check_contiguous`; ValueError too for one without the other.
+        TypeError, ValueError: as :func:`check_contiguous`; ValueError too for one without the
+            other.
     """
     if (gain is None) != (grad is None):
         raise ValueError(f"{name} and grad_{name} are given together")
@@ -109,12 +117,18 @@ def check_readable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[in
         ValueError: its shape is not ``size``.
     """
     if not tensor.is_cpu or tensor.layout is not torch.strided:
-        raise TypeError(f"{name} must be a dense tensor on the CPU, got {tensor.layout} on {tensor.device}")
+        raise TypeError(
+            f"{name} must be a dense tensor on the CPU, got {tensor.layout} on {tensor.device}"
+        )
     if tensor.dtype is not dtype:
         raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
     if tensor.shape != size:
         raise ValueError(f"{name} must be {list(size)}, got {list(tensor.shape)}")
-    return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.contiguous().resolve_neg()
+    return (
+        tensor
+        if tensor.is_contiguous() and not tensor.is_neg()
+        else tensor.contiguous().resolve_neg()
+    )
 
 
 def check_contiguous(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...]) -> None:
@@ -125,24 +139,31 @@ def check_contiguous(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[
         ValueError: its shape is not ``size``, or it is not contiguous.
     """
     if check_readable(tensor, name, dtype, size) is not tensor:
-        raise ValueError(f"{name} is written in place and must be contiguous, got strides {tensor.stride()}")
+        raise ValueError(
+            f"{name} is written in place and must be contiguous, got strides {tensor.stride()}"
+        )
 
 
 def check_shape(shape: WeightShape) -> None:
     """A weight whose groups are whole blocks.
 
     Raises:
-        ValueError: a size is negative, or the group size is neither a multiple of 16 nor a whole row.
+        ValueError: a size is negative, or the group size is neither a multiple of 16 nor a whole
+            row.
     """
     if shape.out_features < 0 or shape.in_features < 0 or shape.group_size < 0:
         raise ValueError(f"sizes of a weight must not be negative, got {shape}")
     if shape.group_size % BLOCK and shape.group_size < shape.in_features:
-        raise ValueError(f"group_size must be a multiple of {BLOCK}, or all of a row, got {shape.group_size}")
+        raise ValueError(
+            f"group_size must be a multiple of {BLOCK}, or all of a row, got {shape.group_size}"
+        )
 
 
 def check_packed(packed: Tensor, shape: WeightShape) -> Tensor:
     """The packed weight, contiguous."""
-    return check_readable(packed, "packed", torch.uint8, packed_shape(shape.out_features, shape.in_features))
+    return check_readable(
+        packed, "packed", torch.uint8, packed_shape(shape.out_features, shape.in_features)
+    )
 
 
 def check_exponent(exponent: Tensor, shape: WeightShape) -> Tensor:

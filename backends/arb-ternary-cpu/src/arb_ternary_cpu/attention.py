@@ -1,8 +1,9 @@
-"""Causal softmax attention of the heads that linears give, in one call, and its gradients in another.
+"""Causal softmax attention of the heads that linears give, in one call, and its gradients in
+another.
 
-Meaning and signatures are those of ``arb_ternary_text.models.fused``. A sequence and a key head are computed by one
-thread: results depend neither on the number of threads nor on other sequences. Operands that are not contiguous are
-copied.
+Meaning and signatures are those of ``arb_ternary_text.models.fused``. A sequence and a key head are
+computed by one thread: results depend neither on the number of threads nor on other sequences.
+Operands that are not contiguous are copied.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ import torch
 from torch import Tensor, get_num_threads
 
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import check_gain, check_grad_gain, check_readable, float_dtype, native_eps
+from arb_ternary_cpu.arguments import (
+    check_gain,
+    check_grad_gain,
+    check_readable,
+    float_dtype,
+    native_eps,
+)
 
 __all__ = ["kernels"]
 
@@ -25,7 +32,9 @@ _Seven = tuple[int, int, int, int, int, int, int]
 
 
 class _Attended(NamedTuple):
-    """Checked operands: those that are read, their addresses, the native index of their dtype, and sizes."""
+    """Checked operands: those that are read, their addresses, the native index of their dtype, and
+    sizes.
+    """
 
     held: tuple[Tensor, ...]
     addresses: _Seven
@@ -45,12 +54,20 @@ def _attended(
     gains: tuple[Tensor | None, Tensor | None],
 ) -> _Attended:
     """The operands, contiguous, of ``M = B * length`` rows."""
-    if query_ME.dim() != 2 or heads < 1 or query_ME.shape[1] % (2 * heads) or query_ME.shape[0] % max(1, length):
+    if (
+        query_ME.dim() != 2
+        or heads < 1
+        or query_ME.shape[1] % (2 * heads)
+        or query_ME.shape[0] % max(1, length)
+    ):
         raise ValueError(
-            f"query must be [B * {length}, {heads} * C] with an even number C of features, got {list(query_ME.shape)}"
+            f"query must be [B * {length}, {heads} * C] with an even number C of features, got "
+            f"{list(query_ME.shape)}"
         )
     if key_heads < 1 or heads % key_heads:
-        raise ValueError(f"the number of heads must be a multiple of key_heads, got {heads} and {key_heads}")
+        raise ValueError(
+            f"the number of heads must be a multiple of key_heads, got {heads} and {key_heads}"
+        )
     rows, features = query_ME.shape[0], query_ME.shape[1] // heads
     dtype, size = float_dtype(query_ME.dtype, "query"), (rows, key_heads * features)
     query = check_readable(query_ME, "query", query_ME.dtype, (rows, heads * features))
@@ -68,7 +85,15 @@ def _attended(
     key_gain = check_gain(gains[1], eps[1] is not None, features, "key_gain")
     sizes = (rows // max(1, length), length, heads, key_heads, features)
     of_gains = [0 if gain is None else gain.data_ptr() for gain in (query_gain, key_gain)]
-    addresses = (query.data_ptr(), key.data_ptr(), value.data_ptr(), cos, sin, of_gains[0], of_gains[1])
+    addresses = (
+        query.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        cos,
+        sin,
+        of_gains[0],
+        of_gains[1],
+    )
     gained = [gain for gain in (query_gain, key_gain) if gain is not None]
     return _Attended((query, key, value, *turned, *gained), addresses, dtype, sizes)
 
@@ -93,7 +118,16 @@ def _attend(
     logs = torch.empty((of.sizes[0], heads, length))
     if seen.numel():
         eps = (native_eps(query_eps), native_eps(key_eps))
-        _native.attend(isa, get_num_threads(), of.addresses, of.dtype, of.sizes, *eps, seen.data_ptr(), logs.data_ptr())
+        _native.attend(
+            isa,
+            get_num_threads(),
+            of.addresses,
+            of.dtype,
+            of.sizes,
+            *eps,
+            seen.data_ptr(),
+            logs.data_ptr(),
+        )
     return seen, logs
 
 
@@ -129,7 +163,9 @@ def _attend_backward(
         eps = (native_eps(query_eps), native_eps(key_eps))
         read = (seen.data_ptr(), logs.data_ptr(), grad.data_ptr())
         written = (grads[0].data_ptr(), grads[1].data_ptr(), grads[2].data_ptr(), to_query, to_key)
-        _native.attend_back(isa, get_num_threads(), of.addresses, of.dtype, of.sizes, *eps, *read, written)
+        _native.attend_back(
+            isa, get_num_threads(), of.addresses, of.dtype, of.sizes, *eps, *read, written
+        )
     return grads
 
 

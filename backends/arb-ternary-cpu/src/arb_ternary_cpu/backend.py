@@ -7,8 +7,24 @@ from collections.abc import Callable, Mapping
 from attrs import field, frozen
 from torch import Tensor
 
-from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS, KernelBackend
-from arb_ternary_cpu import _native, attention, blocks, convolution, decode, limits, products, votes, wire
+from arb_ternary.backends.protocol import (
+    FUSED_VOTES,
+    NARROW_NOISE,
+    NARROW_VOTES,
+    ROW_SHARDS,
+    KernelBackend,
+)
+from arb_ternary_cpu import (
+    _native,
+    attention,
+    blocks,
+    convolution,
+    decode,
+    limits,
+    products,
+    votes,
+    wire,
+)
 from arb_ternary_cpu.isa import chosen_isa
 from arb_ternary_cpu.sources import check_sources
 
@@ -38,11 +54,12 @@ class CpuBackend:
 
 
 def build(isa: str | None = None) -> KernelBackend:
-    """The backend for ``isa``, or for the one that ``ARB_TERNARY_CPU_ISA`` or the processor chooses.
+    """The backend for ``isa``, or for the one that ``ARB_TERNARY_CPU_ISA`` or the processor
+    chooses.
 
     Raises:
-        UsageProblem, EnvironmentProblem: the instruction set is unknown, or cannot be used here; or the extension
-            module was not built from the sources of this checkout.
+        UsageProblem, EnvironmentProblem: the instruction set is unknown, or cannot be used here; or
+            the extension module was not built from the sources of this checkout.
     """
     check_sources()
     chosen = chosen_isa(isa)

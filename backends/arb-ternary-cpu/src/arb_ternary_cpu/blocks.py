@@ -1,7 +1,9 @@
-"""What lies between the products of a transformer's block: norms, activations, heads that turn, quantisation.
+"""What lies between the products of a transformer's block: norms, activations, heads that turn,
+quantisation.
 
-Meaning and signatures are those of ``arb_ternary_text.models.fused``. Rows are computed in float32 and one by one:
-results depend neither on the number of threads nor on the other rows. Operands that are not contiguous are copied.
+Meaning and signatures are those of ``arb_ternary_text.models.fused``. Rows are computed in float32
+and one by one: results depend neither on the number of threads nor on the other rows. Operands that
+are not contiguous are copied.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ __all__ = ["kernels"]
 
 
 class _Rows:
-    """A tensor ``[M, K]``, or ``[B, H, S, C]`` with rows ``(b, s)`` of features ``(h, c)``, as the kernels take it."""
+    """A tensor ``[M, K]``, or ``[B, H, S, C]`` with rows ``(b, s)`` of features ``(h, c)``, as the
+    kernels take it.
+    """
 
     __slots__ = ("columns", "dtype", "native", "rows", "tensor")
 
@@ -91,7 +95,9 @@ def _normalise_quantize_backward(
     of = to
     if r is not None:
         if x is None or x.shape != out.shape or x.dtype is not dtype:
-            raise ValueError(f"x must be {dtype} {list(size)}, got {None if x is None else [x.dtype, *x.shape]}")
+            raise ValueError(
+                f"x must be {dtype} {list(size)}, got {None if x is None else [x.dtype, *x.shape]}"
+            )
         of, r = _Rows(x, "x"), check_readable(r, "r", torch.float32, (to.rows,))
     gain, gains = check_gains(gain, grad_gain, r is not None, to.columns)
     held = [check_readable(grad, "grad", dtype, (to.rows, to.columns)) for grad in grads]
@@ -116,7 +122,12 @@ def _normalise_quantize_backward(
 
 
 def _activate_quantize(
-    isa: int, gate: Tensor | None, up: Tensor, kind: str, eps: float | None, gain: Tensor | None = None
+    isa: int,
+    gate: Tensor | None,
+    up: Tensor,
+    kind: str,
+    eps: float | None,
+    gain: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     gate, up, dtype = _hidden(gate, up, kind)
     rows, columns = up.shape
@@ -192,7 +203,9 @@ def _hidden(gate: Tensor | None, up: Tensor, kind: str) -> tuple[Tensor, Tensor,
     return up if gate is None else check_readable(gate, "gate", up.dtype, size), up, dtype
 
 
-def _scale_columns_backward(isa: int, grad: Tensor, x: Tensor, factor: Tensor, grad_factor: Tensor) -> Tensor:
+def _scale_columns_backward(
+    isa: int, grad: Tensor, x: Tensor, factor: Tensor, grad_factor: Tensor
+) -> Tensor:
     if grad.dim() != 2:
         raise ValueError(f"grad must have 2 dimensions, got {list(grad.shape)}")
     rows, columns = grad.shape
@@ -204,7 +217,9 @@ def _scale_columns_backward(isa: int, grad: Tensor, x: Tensor, factor: Tensor, g
     out = torch.empty_like(grad)
     if out.numel():
         addresses = grad.data_ptr(), x.data_ptr(), (factor.data_ptr(), grad_factor.data_ptr())
-        _native.scale_columns_back(isa, get_num_threads(), *addresses, dtype, rows, columns, out.data_ptr())
+        _native.scale_columns_back(
+            isa, get_num_threads(), *addresses, dtype, rows, columns, out.data_ptr()
+        )
     return out
 
 
@@ -284,23 +299,39 @@ def _turn_heads_backward(
 
 def _heads(x_ME: Tensor, heads: int, length: int) -> tuple[int, int]:
     """Rows, and features of a head."""
-    if x_ME.dim() != 2 or heads < 1 or x_ME.shape[1] % (2 * heads) or x_ME.shape[0] % max(1, length):
+    if (
+        x_ME.dim() != 2
+        or heads < 1
+        or x_ME.shape[1] % (2 * heads)
+        or x_ME.shape[0] % max(1, length)
+    ):
         raise ValueError(
-            f"x must be [B * {length}, {heads} * C] with an even number C of features, got {list(x_ME.shape)}"
+            f"x must be [B * {length}, {heads} * C] with an even number C of features, got "
+            f"{list(x_ME.shape)}"
         )
     return x_ME.shape[0], x_ME.shape[1] // heads
 
 
-def _angles(angles: tuple[Tensor, Tensor] | None, length: int, features: int) -> tuple[Tensor | None, Tensor | None]:
+def _angles(
+    angles: tuple[Tensor, Tensor] | None, length: int, features: int
+) -> tuple[Tensor | None, Tensor | None]:
     if angles is None:
         return None, None
     cos, sin = angles
     size = (length, features // 2)
-    return check_readable(cos, "cos", torch.float32, size), check_readable(sin, "sin", torch.float32, size)
+    return check_readable(cos, "cos", torch.float32, size), check_readable(
+        sin, "sin", torch.float32, size
+    )
 
 
 def _quantize_gradients(
-    isa: int, grad_MN: Tensor, row_scale_M: Tensor, seed: int, step: int, stream: int, folded_stream: int
+    isa: int,
+    grad_MN: Tensor,
+    row_scale_M: Tensor,
+    seed: int,
+    step: int,
+    stream: int,
+    folded_stream: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if grad_MN.dim() != 2:
         raise ValueError(f"grad must have 2 dimensions, got {list(grad_MN.shape)}")
@@ -310,13 +341,24 @@ def _quantize_gradients(
     dtype = float_dtype(grad_MN.dtype, "grad")
     grad = check_readable(grad_MN, "grad", grad_MN.dtype, (rows, columns))
     row_scale = check_readable(row_scale_M, "row_scale", torch.float32, (rows,))
-    q, folded = torch.empty((rows, columns), dtype=torch.int8), torch.empty((rows, columns), dtype=torch.int8)
+    q, folded = (
+        torch.empty((rows, columns), dtype=torch.int8),
+        torch.empty((rows, columns), dtype=torch.int8),
+    )
     scales = torch.ones(2)
     if q.numel():
         words = (seed & WORD, step & WORD, stream & WORD, folded_stream & WORD)
         tail = (q.data_ptr(), folded.data_ptr(), scales.data_ptr())
         _native.quantize_both(
-            isa, get_num_threads(), grad.data_ptr(), dtype, rows, columns, row_scale.data_ptr(), *words, *tail
+            isa,
+            get_num_threads(),
+            grad.data_ptr(),
+            dtype,
+            rows,
+            columns,
+            row_scale.data_ptr(),
+            *words,
+            *tail,
         )
     return q, scales[0], folded, scales[1]
 

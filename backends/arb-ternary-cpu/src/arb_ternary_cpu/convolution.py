@@ -1,4 +1,5 @@
-"""Convolutions: patches of an image quantised, multiplied and summed up again, without the patches as floats.
+"""Convolutions: patches of an image quantised, multiplied and summed up again, without the patches
+as floats.
 
 Windows and rows are those of ``arb_ternary.backends.patches``; an image may have any strides.
 """
@@ -14,7 +15,13 @@ from torch import Tensor, get_num_threads
 from arb_ternary.backends.patches import fold_rows, places
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import check_exponent, check_packed, check_readable, check_shape, float_dtype
+from arb_ternary_cpu.arguments import (
+    check_exponent,
+    check_packed,
+    check_readable,
+    check_shape,
+    float_dtype,
+)
 
 __all__ = ["kernels"]
 
@@ -34,7 +41,9 @@ def _image(x: Tensor) -> tuple[Tensor, tuple[int, int, tuple[int, ...]]]:
 def _rows(x: Tensor, window: Sequence[int]) -> tuple[int, int]:
     """``M`` and ``K``."""
     if len(window) != 8 or min(window[:4]) < 1 or min(window[4:6]) < 0 or min(window[6:]) < 1:
-        raise ValueError(f"a window is taps, dilation, padding and stride, each down and across, got {[*window]}")
+        raise ValueError(
+            f"a window is taps, dilation, padding and stride, each down and across, got {[*window]}"
+        )
     high, wide = places(x.shape[2:], window)
     return x.shape[0] * high * wide, x.shape[1] * window[0] * window[1]
 
@@ -44,7 +53,9 @@ def _unfold_quantize(isa: int, x_BCHW: Tensor, window: Sequence[int]) -> tuple[T
     rows, columns = _rows(x, window)
     q, scale = torch.empty((rows, columns), dtype=torch.int8), torch.zeros(rows)
     if q.numel():
-        _native.quantize_patches(isa, get_num_threads(), *image, tuple(window), q.data_ptr(), scale.data_ptr())
+        _native.quantize_patches(
+            isa, get_num_threads(), *image, tuple(window), q.data_ptr(), scale.data_ptr()
+        )
     return q, scale
 
 
@@ -58,14 +69,22 @@ def _convolve(
     shape: WeightShape,
     window: Sequence[int],
 ) -> Tensor:
-    """``linear`` multiplies where sums need more than 32 bits, and where there is nothing to sum."""
+    """``linear`` multiplies where sums need more than 32 bits, and where there is nothing to
+    sum.
+    """
     check_shape(shape)
     x, image = _image(x_BCHW)
     rows, columns = _rows(x, window)
     if columns != shape.in_features:
-        raise ValueError(f"patches of {columns} elements do not fit a weight of {shape.in_features} columns")
+        raise ValueError(
+            f"patches of {columns} elements do not fit a weight of {shape.in_features} columns"
+        )
     packed, exponent = check_packed(packed, shape), check_exponent(exponent, shape)
-    bias = None if bias_N is None else check_readable(bias_N, "bias", torch.float32, (shape.out_features,))
+    bias = (
+        None
+        if bias_N is None
+        else check_readable(bias_N, "bias", torch.float32, (shape.out_features,))
+    )
     out = torch.empty((rows, shape.out_features), dtype=x.dtype)
     done = bool(out.numel() and columns) and _native.convolve_int8(
         isa,

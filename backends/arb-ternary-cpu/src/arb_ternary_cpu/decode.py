@@ -1,7 +1,8 @@
 """A token of a plain decoder in one native call.
 
-``decode_step(decoder)`` takes what :mod:`arb_ternary_text.models.decode_plan` describes and returns what runs a step of
-it; None where it does not serve that decoder. Weights are read where they lie, at every step: nothing is copied.
+``decode_step(decoder)`` takes what :mod:`arb_ternary_text.models.decode_plan` describes and returns
+what runs a step of it; None where it does not serve that decoder. Weights are read where they lie,
+at every step: nothing is copied.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from arb_ternary_cpu.arguments import (
 
 __all__ = ["DecodeStep", "decode_step", "kernels"]
 
-#: Of the cache, where it is not rounded, and of what a step returns, with the native indices of what is kept.
+# : Of the cache, where it is not rounded, and of what a step returns, with the native indices of
+# what is kept.
 _STREAM_DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 _KEPT_INT8: Final = 2
 
@@ -36,7 +38,8 @@ _KEPT_INT8: Final = 2
 def decode_step(isa: int, decoder: Any) -> DecodeStep | None:
     """What runs a step of ``decoder``, a plan of :mod:`arb_ternary_text.models.decode_plan`.
 
-    None: the products of a layer that share an input differ in their groups, or a size or a dtype is not served.
+    None: the products of a layer that share an input differ in their groups, or a size or a dtype
+    is not served.
     """
     if decoder.dtype not in _STREAM_DTYPES or decoder.features % 2 or not decoder.layers:
         return None
@@ -62,26 +65,33 @@ class DecodeStep:
         self._outputs = decoder.width if decoder.head is None else decoder.vocabulary
         self._plan = self._native_plan(decoder)
 
-    def __call__(self, ids_B: Tensor, cache: Sequence[Tensor], slot: int, past: int, position: float) -> Tensor | None:
-        """Logits ``[B, V]`` of the tokens that follow ``ids_B``; without a head in the plan, normed rows ``[B, D]``.
+    def __call__(
+        self, ids_B: Tensor, cache: Sequence[Tensor], slot: int, past: int, position: float
+    ) -> Tensor | None:
+        """Logits ``[B, V]`` of the tokens that follow ``ids_B``; without a head in the plan, normed
+        rows ``[B, D]``.
 
         Args:
             ids_B: int64.
-            cache: keys and values of each layer in turn, ``[B, G, capacity, C]``, in the dtype of the plan; or, rounded
-                to int8 by ``quantize_rows``, with the scales of the keys and of the values, float32 ``[B, G,
-                capacity]``, behind those of each layer. The new position is written to them, in the first case from
-                what the products give, and in the second rounded once, from float32; attention sees what is kept.
+            cache: keys and values of each layer in turn, ``[B, G, capacity, C]``, in the dtype of
+                the plan; or, rounded to int8 by ``quantize_rows``, with the scales of the keys and
+                of the values, float32 ``[B, G, capacity]``, behind those of each layer. The new
+                position is written to them, in the first case from what the products give, and in
+                the second rounded once, from float32; attention sees what is kept.
             slot: where in the capacity.
             past: positions before ``slot`` that the new one sees.
             position: what turns queries and keys, in the units of the plan's ``speeds``.
 
-        None: more sequences than a step takes, a cache that is not contiguous or of other dtypes, an id outside the
-        vocabulary, or exponents that spread too far; the cache holds nothing new then.
+        None: more sequences than a step takes, a cache that is not contiguous or of other dtypes,
+        an id outside the vocabulary, or exponents that spread too far; the cache holds nothing new
+        then.
         """
         batch = ids_B.size(0)
         if not 0 < batch <= _native.most_sequences:
             return None
-        if (len(cache) != len(self._cached) or not all(map(is_, cache, self._cached))) and not self._bind(cache, batch):
+        if (
+            len(cache) != len(self._cached) or not all(map(is_, cache, self._cached))
+        ) and not self._bind(cache, batch):
             return None
         if not 0 <= past <= slot < self._capacity or cache[0].size(0) != batch:
             return None
@@ -111,7 +121,12 @@ class DecodeStep:
         slots = (batch, decoder.key_heads, cache[0].size(2))
         rows, scales = (*slots, decoder.features), slots
         if rounded:
-            forms = [(torch.int8, rows), (torch.int8, rows), (torch.float32, scales), (torch.float32, scales)]
+            forms = [
+                (torch.int8, rows),
+                (torch.int8, rows),
+                (torch.float32, scales),
+                (torch.float32, scales),
+            ]
         else:
             forms = [(decoder.dtype, rows)] * 2
         for tensor, (dtype, size) in zip(cache, forms * layers, strict=True):
@@ -155,7 +170,11 @@ class DecodeStep:
             layer.key = self._projection(given.key, keyed, width)
             layer.value = self._projection(given.value, keyed, width)
             layer.output = self._projection(given.output, width, attended)
-            layer.gate = _native.Projection() if given.gate is None else self._projection(given.gate, hidden, width)
+            layer.gate = (
+                _native.Projection()
+                if given.gate is None
+                else self._projection(given.gate, hidden, width)
+            )
             layer.up = self._projection(given.up, hidden, width)
             layer.down = self._projection(given.down, width, hidden)
             layer.residual_scale = given.residual_scale
@@ -179,19 +198,27 @@ class DecodeStep:
         shape: WeightShape = given.shape
         check_shape(shape)
         packed, exponent = check_packed(given.packed, shape), check_exponent(given.exponent, shape)
-        if packed is not given.packed or exponent is not given.exponent or not shape.out_features * shape.in_features:
+        if (
+            packed is not given.packed
+            or exponent is not given.exponent
+            or not shape.out_features * shape.in_features
+        ):
             raise ValueError("a weight must be contiguous and not empty")
         self._kept += (packed, exponent)
         return packed.data_ptr(), exponent.data_ptr()
 
-    def _projection(self, given: Any, outputs: int | None = None, inputs: int | None = None) -> _native.Projection:
+    def _projection(
+        self, given: Any, outputs: int | None = None, inputs: int | None = None
+    ) -> _native.Projection:
         shape: WeightShape = given.shape
         if outputs is not None and (shape.out_features, shape.in_features) != (outputs, inputs):
             raise ValueError(f"a weight must be [{outputs}, {inputs}], got {shape}")
         factor, by_rows = 0, False
         if given.factor is not None:
             by_rows = given.factor.numel() > 1
-            kept = check_readable(given.factor, "factor", torch.float32, (shape.out_features if by_rows else 1,))
+            kept = check_readable(
+                given.factor, "factor", torch.float32, (shape.out_features if by_rows else 1,)
+            )
             self._kept.append(kept)
             factor = kept.data_ptr()
         return _native.Projection(*self._weight(given), *_sizes(shape), factor, by_rows)

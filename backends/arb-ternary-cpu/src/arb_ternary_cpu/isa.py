@@ -1,4 +1,6 @@
-"""The instruction set of the kernels: the fastest that the processor runs, or the one that is asked for."""
+"""The instruction set of the kernels: the fastest that the processor runs, or the one that is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ ISAS: Final = ("scalar", "avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx", "
 
 
 def usable_isas() -> tuple[str, ...]:
-    """The instruction sets that this build has kernels for and this processor runs, the fastest first."""
+    """The instruction sets that this build has kernels for and this processor runs, the fastest
+    first.
+    """
     return tuple(_native.usable_isas())
 
 
@@ -35,8 +39,11 @@ def chosen_isa(name: str | None = None) -> str:
     if wanted not in ISAS:
         close = nearest(wanted, ISAS)
         raise UsageProblem(
-            f"{source}: there are no kernels for {wanted!r}", f"did you mean {close!r}? {listed}" if close else listed
+            f"{source}: there are no kernels for {wanted!r}",
+            f"did you mean {close!r}? {listed}" if close else listed,
         )
     if wanted not in usable:
-        raise EnvironmentProblem(f"{source}: {wanted!r} cannot be used on this processor or in this build", listed)
+        raise EnvironmentProblem(
+            f"{source}: {wanted!r} cannot be used on this processor or in this build", listed
+        )
     return wanted

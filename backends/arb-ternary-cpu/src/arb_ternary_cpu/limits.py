@@ -29,7 +29,8 @@ def read_bytes(isa: int, buffer: Tensor) -> int:
 
 
 def int8_peak(isa: int, seconds: float) -> float:
-    """Multiplications and additions of int8 a second over all threads, in registers, measured for about ``seconds``.
+    """Multiplications and additions of int8 a second over all threads, in registers, measured for
+    about ``seconds``.
 
     Raises:
         ValueError: ``seconds`` is not a positive, finite number.

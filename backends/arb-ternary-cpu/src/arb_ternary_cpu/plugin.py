@@ -10,7 +10,11 @@ from arb_ternary.specs import BackendSpec
 
 ARB_API_VERSION = (1, 0)
 
-ISA = Variable("ARB_TERNARY_CPU_ISA", "", "instruction set of the `cpu` backend; an empty one takes the fastest")
+ISA = Variable(
+    "ARB_TERNARY_CPU_ISA",
+    "",
+    "instruction set of the `cpu` backend; an empty one takes the fastest",
+)
 
 
 @hookimpl

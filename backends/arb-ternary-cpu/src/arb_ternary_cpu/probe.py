@@ -11,7 +11,9 @@ __all__ = ["probe"]
 
 
 def probe(device: str) -> ProbeResult:
-    """Usable on ``cpu`` where torch is installed, with the instruction set that would be used as the reason."""
+    """Usable on ``cpu`` where torch is installed, with the instruction set that would be used as
+    the reason.
+    """
     if device.partition(":")[0] != "cpu":
         return ProbeResult(False, f"it has no kernels for {device!r}")
     if find_spec("torch") is None:

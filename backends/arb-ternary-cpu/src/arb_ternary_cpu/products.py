@@ -1,7 +1,8 @@
-"""Layout, quantisation, matrix products and lookup: arguments checked, results allocated, the native kernels called.
+"""Layout, quantisation, matrix products and lookup: arguments checked, results allocated, the
+native kernels called.
 
-Meaning and signatures are those of ``arb_ternary.backends.reference``. Operands that are not contiguous are
-copied; nothing that is passed in is written to.
+Meaning and signatures are those of ``arb_ternary.backends.reference``. Operands that are not
+contiguous are copied; nothing that is passed in is written to.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def pack(trits_NK: Tensor) -> Tensor:
     rows, columns = _matrix(trits_NK, "trits")
     trits = check_readable(trits_NK, "trits", torch.int8, (rows, columns))
     packed = torch.empty(packed_shape(rows, columns), dtype=torch.uint8)
-    if packed.numel() and not _native.pack(get_num_threads(), trits.data_ptr(), rows, columns, packed.data_ptr()):
+    if packed.numel() and not _native.pack(
+        get_num_threads(), trits.data_ptr(), rows, columns, packed.data_ptr()
+    ):
         raise ValueError("trits must be -1, 0 or 1")
     return packed
 
@@ -48,7 +51,13 @@ def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
     packed = check_packed(packed, shape)
     trits = torch.empty((shape.out_features, shape.in_features), dtype=torch.int8)
     if trits.numel():
-        _native.unpack(get_num_threads(), packed.data_ptr(), shape.out_features, shape.in_features, trits.data_ptr())
+        _native.unpack(
+            get_num_threads(),
+            packed.data_ptr(),
+            shape.out_features,
+            shape.in_features,
+            trits.data_ptr(),
+        )
     return trits
 
 
@@ -57,10 +66,20 @@ def _quantize_rows(isa: int, x_MK: Tensor) -> tuple[Tensor, Tensor]:
     x, dtype = _floats(x_MK, "x")
     if not columns:
         return torch.empty((rows, 0), dtype=torch.int8), torch.zeros(rows)
-    q, scale = torch.empty((rows, columns), dtype=torch.int8), torch.empty(rows, dtype=torch.float32)
+    q, scale = (
+        torch.empty((rows, columns), dtype=torch.int8),
+        torch.empty(rows, dtype=torch.float32),
+    )
     if rows:
         _native.quantize_rows(
-            isa, get_num_threads(), x.data_ptr(), dtype, rows, columns, q.data_ptr(), scale.data_ptr()
+            isa,
+            get_num_threads(),
+            x.data_ptr(),
+            dtype,
+            rows,
+            columns,
+            q.data_ptr(),
+            scale.data_ptr(),
         )
     return q, scale
 
@@ -70,15 +89,28 @@ def _rms_norm_quantize(isa: int, x_MK: Tensor, eps: float) -> tuple[Tensor, Tens
     x, dtype = _floats(x_MK, "x")
     if not columns:
         return torch.empty((rows, 0), dtype=torch.int8), torch.zeros(rows)
-    q, scale = torch.empty((rows, columns), dtype=torch.int8), torch.empty(rows, dtype=torch.float32)
+    q, scale = (
+        torch.empty((rows, columns), dtype=torch.int8),
+        torch.empty(rows, dtype=torch.float32),
+    )
     if rows:
         _native.norm_quantize_rows(
-            isa, get_num_threads(), x.data_ptr(), dtype, rows, columns, eps, q.data_ptr(), scale.data_ptr()
+            isa,
+            get_num_threads(),
+            x.data_ptr(),
+            dtype,
+            rows,
+            columns,
+            eps,
+            q.data_ptr(),
+            scale.data_ptr(),
         )
     return q, scale
 
 
-def _quantize_gradient(isa: int, grad_MN: Tensor, seed: int, step: int, stream: int) -> tuple[Tensor, Tensor]:
+def _quantize_gradient(
+    isa: int, grad_MN: Tensor, seed: int, step: int, stream: int
+) -> tuple[Tensor, Tensor]:
     grad, dtype = _floats(grad_MN, "grad")
     q = torch.empty(grad.shape, dtype=torch.int8)
     if not grad.numel():
@@ -119,7 +151,9 @@ def _linear(
         bias = check_readable(bias_N, "bias", torch.float32, (shape.out_features,))
     if scale_M is None and torch.float64 in (x_MK.dtype, dtype):
         return _linear_float64(isa, x_MK, packed, exponent, bias, shape).to(dtype)
-    out = torch.empty((rows, shape.out_features), dtype=torch.float32 if dtype is torch.float64 else dtype)
+    out = torch.empty(
+        (rows, shape.out_features), dtype=torch.float32 if dtype is torch.float64 else dtype
+    )
     out_dtype = float_dtype(out.dtype, "dtype")
     weight = (packed.data_ptr(), exponent.data_ptr(), *_sizes(shape))
     if scale_M is None:
@@ -134,7 +168,11 @@ def _linear(
     if not out.numel() or not columns:
         return _without_terms(out, bias).to(dtype)
     tail = (0 if bias is None else bias.data_ptr(), out.data_ptr(), out_dtype)
-    _check_spread(_native.linear_int8(isa, get_num_threads(), x.data_ptr(), scale.data_ptr(), rows, *weight, *tail))
+    _check_spread(
+        _native.linear_int8(
+            isa, get_num_threads(), x.data_ptr(), scale.data_ptr(), rows, *weight, *tail
+        )
+    )
     return out.to(dtype)
 
 
@@ -154,7 +192,9 @@ def _linear_grad_input(
     packed, exponent = check_packed(packed, shape), check_exponent(exponent, shape)
     if scale is None and torch.float64 in (grad_MN.dtype, dtype):
         return (grad_MN.to(torch.float64) @ _dense(isa, packed, exponent, shape)).to(dtype)
-    out = torch.empty((rows, shape.in_features), dtype=torch.float32 if dtype is torch.float64 else dtype)
+    out = torch.empty(
+        (rows, shape.in_features), dtype=torch.float32 if dtype is torch.float64 else dtype
+    )
     out_dtype = float_dtype(out.dtype, "dtype")
     weight = (packed.data_ptr(), exponent.data_ptr(), *_sizes(shape))
     if scale is None:
@@ -162,7 +202,14 @@ def _linear_grad_input(
         if not out.numel() or not columns:
             return out.zero_()
         _native.grad_input_float(
-            isa, get_num_threads(), grad.data_ptr(), grad_dtype, rows, *weight, out.data_ptr(), out_dtype
+            isa,
+            get_num_threads(),
+            grad.data_ptr(),
+            grad_dtype,
+            rows,
+            *weight,
+            out.data_ptr(),
+            out_dtype,
         )
         return out
     grad = check_readable(grad_MN, "grad", torch.int8, (rows, columns))
@@ -171,19 +218,33 @@ def _linear_grad_input(
         return out.zero_().to(dtype)
     _check_spread(
         _native.grad_input_int8(
-            isa, get_num_threads(), grad.data_ptr(), scale.data_ptr(), rows, *weight, out.data_ptr(), out_dtype
+            isa,
+            get_num_threads(),
+            grad.data_ptr(),
+            scale.data_ptr(),
+            rows,
+            *weight,
+            out.data_ptr(),
+            out_dtype,
         )
     )
     return out.to(dtype)
 
 
 def _embedding(
-    isa: int, ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype
+    isa: int,
+    ids_M: Tensor,
+    packed: Tensor,
+    exponent: Tensor,
+    shape: WeightShape,
+    dtype: torch.dtype,
 ) -> Tensor:
     check_shape(shape)
     ids = check_readable(ids_M, "ids", torch.int64, (ids_M.numel(),))
     packed, exponent = check_packed(packed, shape), check_exponent(exponent, shape)
-    out = torch.empty((ids.numel(), shape.in_features), dtype=torch.float32 if dtype is torch.float64 else dtype)
+    out = torch.empty(
+        (ids.numel(), shape.in_features), dtype=torch.float32 if dtype is torch.float64 else dtype
+    )
     out_dtype = float_dtype(out.dtype, "dtype")
     bad = _native.lookup_rows(
         isa,
@@ -197,12 +258,19 @@ def _embedding(
         out_dtype,
     )
     if bad >= 0:
-        raise IndexError(f"ids must lie in 0..{shape.out_features - 1}, got {int(ids[bad])} at place {bad}")
+        raise IndexError(
+            f"ids must lie in 0..{shape.out_features - 1}, got {int(ids[bad])} at place {bad}"
+        )
     return out.to(dtype)
 
 
 def _linear_float64(
-    isa: int, x_MK: Tensor, packed: Tensor, exponent: Tensor, bias: Tensor | None, shape: WeightShape
+    isa: int,
+    x_MK: Tensor,
+    packed: Tensor,
+    exponent: Tensor,
+    bias: Tensor | None,
+    shape: WeightShape,
 ) -> Tensor:
     y = x_MK.to(torch.float64) @ _dense(isa, packed, exponent, shape).T
     return y if bias is None else y + bias
@@ -222,7 +290,9 @@ def _matrix(tensor: Tensor, name: str) -> tuple[int, int]:
 
 
 def _floats(tensor: Tensor, name: str) -> tuple[Tensor, int]:
-    """A float tensor that is only read, and the native index of its dtype; float64 is rounded to float32 first."""
+    """A float tensor that is only read, and the native index of its dtype; float64 is rounded to
+    float32 first.
+    """
     if tensor.dtype is torch.float64:
         tensor = tensor.to(torch.float32)
     index = float_dtype(tensor.dtype, name)
@@ -241,7 +311,8 @@ def _without_terms(out: Tensor, bias: Tensor | None) -> Tensor:
 def _check_spread(largest: int) -> None:
     if largest > _native.largest_spread:
         raise ValueError(
-            f"exponents spread over {largest}; the exact integer product takes at most {_native.largest_spread}"
+            f"exponents spread over {largest}; the exact integer product takes at most "
+            f"{_native.largest_spread}"
         )
 
 

@@ -1,7 +1,7 @@
 """Votes: gradients turned into integers, integers into flips.
 
-Kernels as functions of tensors, with the signatures of :mod:`arb_ternary.backends.reference`; what they take is checked
-here, what they do is native.
+Kernels as functions of tensors, with the signatures of :mod:`arb_ternary.backends.reference`; what
+they take is checked here, what they do is native.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from arb_ternary_cpu.arguments import (
 
 __all__ = ["kernels"]
 
-#: Types that the kernels read as they are; other floating-point tensors are converted to float32 first.
+# : Types that the kernels read as they are; other floating-point tensors are converted to float32
+# first.
 _ELEMENTS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
@@ -55,11 +56,13 @@ def kernels(isa: int) -> dict[str, Callable[..., object]]:
         "sums_to_quanta": _sums_to_quanta,
         "settle_votes": _settle_votes,
     }
-    bound: dict[str, Callable[..., object]] = {op: partial(kernel, isa) for op, kernel in chosen.items()}
+    bound: dict[str, Callable[..., object]] = {
+        op: partial(kernel, isa) for op, kernel in chosen.items()
+    }
     return {**bound, "pack_votes": _pack_votes, "unpack_votes": _unpack_votes}
 
 
-# --- storage of accumulators -----------------------------------------------------------------------------------------
+# --- storage of accumulators
 
 
 def _vote_dtype(bits: int) -> torch.dtype:
@@ -98,11 +101,13 @@ def _unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
         return stored.clone(memory_format=torch.contiguous_format)
     rows, columns = shape.out_features, shape.in_features
     out = torch.empty(rows, columns, dtype=torch.int8)
-    _native.unpack_votes(stored.data_ptr(), rows, columns, shape.vote_bits, out.data_ptr(), get_num_threads())
+    _native.unpack_votes(
+        stored.data_ptr(), rows, columns, shape.vote_bits, out.data_ptr(), get_num_threads()
+    )
     return out
 
 
-# --- casting ---------------------------------------------------------------------------------------------------------
+# --- casting
 
 
 def _operand(tensor: Tensor, name: str, size: tuple[int, ...]) -> Tensor:
@@ -149,7 +154,9 @@ def _scaled(grad: Tensor, scale: Tensor | None, state: VoteState) -> tuple[_nati
     magnitudes, vote_scale = state.scaling
     size = (state.sizes[0] + state.sizes[1],)
     shifts = vote_scale.dtype == torch.int32
-    factors = check_readable(vote_scale, "vote_scale", torch.int32 if shifts else torch.float32, size)
+    factors = check_readable(
+        vote_scale, "vote_scale", torch.int32 if shifts else torch.float32, size
+    )
     scaled = _native.Scaled(
         _written(magnitudes, "magnitudes", torch.float32, size),
         factors.data_ptr(),
@@ -187,11 +194,15 @@ def _cast_linear(
     )
 
 
-def _cast_votes(isa: int, grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+def _cast_votes(
+    isa: int, grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState
+) -> None:
     _cast_linear(isa, _weight(scale, state), None, grad_MN, x_MK, state.shape)
 
 
-def _cast_scaled_votes(isa: int, grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+def _cast_scaled_votes(
+    isa: int, grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState
+) -> None:
     scaled, _alive = _scaled(grad_MN, scale, state)
     _cast_linear(isa, _weight(scale, state), scaled, grad_MN, x_MK, state.shape)
 
@@ -228,34 +239,48 @@ def _cast_lookup(
         tokens,
     )
     if not found:
-        raise IndexError(f"ids must be in 0..{shape.out_features - 1}, got {int(ids.min())}..{int(ids.max())}")
+        raise IndexError(
+            f"ids must be in 0..{shape.out_features - 1}, got {int(ids.min())}..{int(ids.max())}"
+        )
 
 
-def _embedding_votes(isa: int, ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+def _embedding_votes(
+    isa: int, ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState
+) -> None:
     _cast_lookup(isa, _weight(scale, state), None, ids_M, grad_MK, state)
 
 
-def _embedding_scaled_votes(isa: int, ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+def _embedding_scaled_votes(
+    isa: int, ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState
+) -> None:
     scaled, _alive = _scaled(grad_MK, scale, state)
     _cast_lookup(isa, _weight(scale, state), scaled, ids_M, grad_MK, state)
 
 
-# --- sums of a step --------------------------------------------------------------------------------------------------
+# --- sums of a step
 
 
 def _sums_of_a_step(tensor: Tensor, name: str) -> tuple[Tensor, bool]:
     """Contiguous integers, and whether they have 32 bits."""
-    _require(tensor.dtype in (torch.int16, torch.int32), f"{name} must be int16 or int32, got {tensor.dtype}")
-    return check_readable(tensor, name, tensor.dtype, tuple(tensor.shape)), tensor.dtype is torch.int32
+    _require(
+        tensor.dtype in (torch.int16, torch.int32),
+        f"{name} must be int16 or int32, got {tensor.dtype}",
+    )
+    return check_readable(
+        tensor, name, tensor.dtype, tuple(tensor.shape)
+    ), tensor.dtype is torch.int32
 
 
 def _sums_to_quanta(
     isa: int, sums: Tensor, whole: int, fraction: int, words: tuple[int, int, int], start: int
 ) -> Tensor:
-    """``(sums * (whole + fraction / 2**24) + u) >> 0`` in int32, ``u`` from the hash of ``start`` and what follows."""
+    """``(sums * (whole + fraction / 2**24) + u) >> 0`` in int32, ``u`` from the hash of ``start``
+    and what follows.
+    """
     sums, wide = _sums_of_a_step(sums, "sums")
     _require(
-        0 <= whole <= 127 and 0 <= fraction < 1 << 24, f"a vote is worth 0..127 quanta, got {whole} and {fraction}"
+        0 <= whole <= 127 and 0 <= fraction < 1 << 24,
+        f"a vote is worth 0..127 quanta, got {whole} and {fraction}",
     )
     quanta = torch.empty(sums.shape, dtype=torch.int32)
     if sums.numel():
@@ -269,7 +294,9 @@ def _settle_votes(isa: int, votes: Tensor, shape: WeightShape, whole: Tensor, lo
     """``votes = clip(votes + whole, low, R)`` in place, for integers ``[N, K]``."""
     check_shape(shape)
     size = (shape.out_features, shape.in_features)
-    _require(tuple(whole.shape) == size, f"whole votes must be {list(size)}, got {list(whole.shape)}")
+    _require(
+        tuple(whole.shape) == size, f"whole votes must be {list(size)}, got {list(whole.shape)}"
+    )
     whole, wide = _sums_of_a_step(whole, "whole votes")
     stored, largest = _stored(votes, shape), shape.largest_vote
     _require(-128 <= low <= -1, f"votes are clipped at -128..-1 below, got {low}")
@@ -277,7 +304,7 @@ def _settle_votes(isa: int, votes: Tensor, shape: WeightShape, whole: Tensor, lo
     _native.settle_votes(isa, get_num_threads(), *operands, stored)
 
 
-# --- flips -----------------------------------------------------------------------------------------------------------
+# --- flips
 
 
 def _flip(
@@ -294,7 +321,8 @@ def _flip(
     check_shape(shape)
     _require(
         1 <= threshold <= shape.largest_vote,
-        f"threshold must be in 1..{shape.largest_vote} for votes of {shape.vote_bits} bits, got {threshold}",
+        f"threshold must be in 1..{shape.largest_vote} for votes of {shape.vote_bits} bits, got "
+        f"{threshold}",
     )
     seed, step, stream = (word & WORD for word in words)
     moved = _native.flip_trits(
@@ -303,7 +331,9 @@ def _flip(
         shape.out_features,
         shape.in_features,
         shape.vote_bits,
-        _written(state.weight, "packed", torch.uint8, packed_shape(shape.out_features, shape.in_features)),
+        _written(
+            state.weight, "packed", torch.uint8, packed_shape(shape.out_features, shape.in_features)
+        ),
         _stored(state.votes, shape),
         threshold,
         leak,
@@ -322,19 +352,26 @@ def _apply_votes(isa: int, state: VoteState, threshold: int, leak: int) -> Tenso
     return _flip(isa, state, threshold, leak=min(leak, 128))
 
 
-def _apply_scaled_votes(isa: int, state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
+def _apply_scaled_votes(
+    isa: int, state: VoteState, threshold: int, decay: int, carry: bool
+) -> Tensor:
     _require(0 <= decay <= 65536, f"decay must be in 0..65536, got {decay}")
     return _flip(isa, state, threshold, decay=decay, carry=bool(carry), words=state.draw())
 
 
-def _apply_exponent_votes(isa: int, state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
+def _apply_exponent_votes(
+    isa: int, state: VoteState, threshold: int, band: int, leak: int
+) -> Tensor:
     exponent, exponent_votes, origin = state.exponent, state.learned, state.origin
     _require(exponent.dim() == 2, f"exponent must be [N, J], got {tuple(exponent.shape)}")
     _require(1 <= threshold <= 127, f"threshold must be in 1..127, got {threshold}")
     _require(band >= 0 and leak >= 0, f"band and leak must not be negative, got {band} and {leak}")
     rows, groups = exponent.shape
     centre = origin.expand(rows, groups)
-    _require(centre.is_cpu and centre.dtype == torch.int8, f"origin must be int8 on the CPU, got {origin.dtype}")
+    _require(
+        centre.is_cpu and centre.dtype == torch.int8,
+        f"origin must be int8 on the CPU, got {origin.dtype}",
+    )
     row_stride, group_stride = centre.stride()
     if group_stride not in (0, 1):
         centre = centre.contiguous()

@@ -1,6 +1,7 @@
 """What travels between ranks: votes as digits of bytes, and lists of trits that have moved.
 
-Meaning and signatures are those of ``arb_ternary_train.ranks``, which looks these kernels up by name.
+Meaning and signatures are those of ``arb_ternary_train.ranks``, which looks these kernels up by
+name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from torch import Tensor, get_num_threads
 
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import BLOCK, check_contiguous, check_packed, check_readable, packed_shape
+from arb_ternary_cpu.arguments import (
+    BLOCK,
+    check_contiguous,
+    check_packed,
+    check_readable,
+    packed_shape,
+)
 
 __all__ = ["kernels"]
 
@@ -55,8 +62,12 @@ def _digits_to_bytes(isa: int, values: Tensor, base: int) -> Tensor:
     elif count:
         index = _BASES[base][0]
         threads = get_num_threads()
-        if not _native.pack_digits(isa, threads, index, values.data_ptr(), count, packed.data_ptr()):
-            raise ValueError(f"a value is outside -{base // 2}..{base // 2}, the digits of base {base}")
+        if not _native.pack_digits(
+            isa, threads, index, values.data_ptr(), count, packed.data_ptr()
+        ):
+            raise ValueError(
+                f"a value is outside -{base // 2}..{base // 2}, the digits of base {base}"
+            )
     return packed
 
 
@@ -70,13 +81,17 @@ def _add_digits_(isa: int, total: Tensor, packed: Tensor, base: int) -> None:
     count = total.numel()
     wide = total.dtype is torch.int32
     check_contiguous(total, "the sum", torch.int32 if wide else torch.int16, (count,))
-    packed = check_readable(packed, f"{count} values in base {base}", torch.uint8, (_width(count, base),))
+    packed = check_readable(
+        packed, f"{count} values in base {base}", torch.uint8, (_width(count, base),)
+    )
     if base == _RAW:
         # A piece of a message may start at an odd address.
         total.add_(packed.clone().view(torch.int16))
     elif count:
         threads = get_num_threads()
-        _native.add_digits(isa, threads, _BASES[base][0], packed.data_ptr(), count, total.data_ptr(), wide)
+        _native.add_digits(
+            isa, threads, _BASES[base][0], packed.data_ptr(), count, total.data_ptr(), wide
+        )
 
 
 def _weight_rows(weight: Tensor, shape: WeightShape, first: int, last: int) -> Tensor:

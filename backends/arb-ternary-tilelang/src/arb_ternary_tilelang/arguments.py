@@ -39,7 +39,8 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_ids(ids: Tensor, rows: int) -> None:
-    """IndexError where an id is outside ``0 .. rows - 1``; on a GPU the device stops, as it does for torch's embedding.
+    """IndexError where an id is outside ``0 .. rows - 1``; on a GPU the device stops, as it does
+    for torch's embedding.
 
     The host does not wait for a device.
     """
@@ -63,11 +64,15 @@ def float_name(dtype: torch.dtype, name: str) -> str:
     """
     found = FLOATS.get(dtype)
     if found is None:
-        raise TypeError(f"{name}: the tilelang backend serves float32, bfloat16 and float16, got {dtype}")
+        raise TypeError(
+            f"{name}: the tilelang backend serves float32, bfloat16 and float16, got {dtype}"
+        )
     return found
 
 
-def readable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...], device: torch.device) -> Tensor:
+def readable(
+    tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...], device: torch.device
+) -> Tensor:
     """A tensor that is only read: the same, or a contiguous copy.
 
     Raises:
@@ -75,7 +80,9 @@ def readable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...
         ValueError: its shape is not ``size``.
     """
     if tensor.device != device or tensor.layout is not torch.strided:
-        raise TypeError(f"{name} must be a dense tensor on {device}, got {tensor.layout} on {tensor.device}")
+        raise TypeError(
+            f"{name} must be a dense tensor on {device}, got {tensor.layout} on {tensor.device}"
+        )
     if tensor.dtype is not dtype:
         raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
     if tuple(tensor.shape) != size:
@@ -87,15 +94,20 @@ def readable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...
     )
 
 
-def writable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...], device: torch.device) -> Tensor:
-    """A tensor that a kernel changes in place; whoever keeps something made from it is told that it changes.
+def writable(
+    tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """A tensor that a kernel changes in place; whoever keeps something made from it is told that it
+    changes.
 
     Raises:
         TypeError: another dtype, device or layout.
         ValueError: its shape is not ``size``, or it is not contiguous.
     """
     if not tensor.is_contiguous() or tensor.is_neg():
-        raise ValueError(f"{name} is written in place and must be contiguous, got strides {tensor.stride()}")
+        raise ValueError(
+            f"{name} is written in place and must be contiguous, got strides {tensor.stride()}"
+        )
     found = readable(tensor, name, dtype, size, device)
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
@@ -109,7 +121,9 @@ def check_shape(shape: WeightShape) -> None:
         ValueError: the group size is neither a multiple of 16 nor a whole row.
     """
     if shape.group_size % UNIT and shape.group_size < shape.in_features:
-        raise ValueError(f"group_size must be a multiple of {UNIT}, or all of a row, got {shape.group_size}")
+        raise ValueError(
+            f"group_size must be a multiple of {UNIT}, or all of a row, got {shape.group_size}"
+        )
 
 
 def words(packed: Tensor) -> Tensor:
@@ -123,5 +137,8 @@ def keys(seed: int, step: int, stream: int, count: int) -> tuple[int, int]:
     Raises:
         ValueError: there are more than 2**33 elements.
     """
-    require(count <= _MOST, f"the tilelang backend draws for at most 2**33 elements of a tensor, got {count}")
+    require(
+        count <= _MOST,
+        f"the tilelang backend draws for at most 2**33 elements of a tensor, got {count}",
+    )
     return signed(hash_key(seed, step, stream)), signed(hash_key(seed, step, stream, 1))

@@ -24,4 +24,6 @@ class TileLangBackend:
 def build() -> KernelBackend:
     """The TileLang backend with every required and optional op."""
     modules = (products, storage, casting, lookups, flipping)
-    return TileLangBackend(kernels={op: kernel for module in modules for op, kernel in module.kernels().items()})
+    return TileLangBackend(
+        kernels={op: kernel for module in modules for op, kernel in module.kernels().items()}
+    )

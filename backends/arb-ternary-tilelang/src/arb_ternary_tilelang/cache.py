@@ -1,10 +1,10 @@
 """Which builds of a kernel may be shared on disk, and how processes take turns at making them.
 
-TileLang keeps compiled kernels by their program (sizes that are constants included), target and flags and by its own
-release. It publishes each by one rename, and checks it against a manifest when it reads it: one that is broken is
-removed with a warning, and compiled again. Two things are added here: a macro among the flags, which no kernel reads
-and which stands for all else that a build depends on; and a lock, so that a process waits for a kernel that another one
-is compiling.
+TileLang keeps compiled kernels by their program (sizes that are constants included), target and
+flags and by its own release. It publishes each by one rename, and checks it against a manifest when
+it reads it: one that is broken is removed with a warning, and compiled again. Two things are added
+here: a macro among the flags, which no kernel reads and which stands for all else that a build
+depends on; and a lock, so that a process waits for a kernel that another one is compiling.
 """
 
 from __future__ import annotations
@@ -52,9 +52,13 @@ def build_flag(compiler: str, native: bool) -> str:
 
 @cache
 def _release(compiler: str) -> str:
-    """What a compiler says about itself; nothing where it cannot be run, which compiling will report."""
+    """What a compiler says about itself; nothing where it cannot be run, which compiling will
+    report.
+    """
     try:
-        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, check=False, timeout=60
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout
@@ -75,7 +79,8 @@ def _digest(*parts: str) -> str:
 
 @contextmanager
 def taking_turns(*name: str) -> Iterator[None]:
-    """Hold the lock of the kernel that ``name`` names, waiting for another process that compiles it.
+    """Hold the lock of the kernel that ``name`` names, waiting for another process that compiles
+    it.
 
     Raises:
         EnvironmentProblem: the folder of compiled kernels cannot be written to.
@@ -91,7 +96,8 @@ def taking_turns(*name: str) -> Iterator[None]:
         file = (place / f"{_digest(*name)[:32]}.lock").open("a")
     except OSError as error:
         raise EnvironmentProblem(
-            f"backend 'tilelang' keeps its compiled kernels in {folder()} and cannot write there: {error.strerror}",
+            f"backend 'tilelang' keeps its compiled kernels in {folder()} and cannot write there: "
+            f"{error.strerror}",
             "name another folder: TILELANG_CACHE_DIR=...",
         ) from error
     with file:
@@ -100,7 +106,9 @@ def taking_turns(*name: str) -> Iterator[None]:
 
 
 def tidy(built: Any) -> None:
-    """Remove what TileLang leaves of a compilation as C++ in the folder for temporary files; it is loaded by now."""
+    """Remove what TileLang leaves of a compilation as C++ in the folder for temporary files; it is
+    loaded by now.
+    """
     library = Path(getattr(getattr(built, "adapter", None), "libpath", None) or "")
     if library.suffix == ".so" and library.parent == Path(tempfile.gettempdir()):
         for path in (library, library.with_suffix(".cpp")):

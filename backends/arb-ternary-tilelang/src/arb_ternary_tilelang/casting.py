@@ -1,4 +1,5 @@
-"""Gradients of products turned into votes: arguments checked, parts of sums added, kernels launched.
+"""Gradients of products turned into votes: arguments checked, parts of sums added, kernels
+launched.
 
 Meaning and signatures are those of ``arb_ternary.backends.reference``.
 """
@@ -66,7 +67,9 @@ class Scaled:
 
 @frozen(eq=False)
 class Target:
-    """What votes are cast into, checked; ``rows`` are those of a lookup, None where all rows of the weight vote."""
+    """What votes are cast into, checked; ``rows`` are those of a lookup, None where all rows of the
+    weight vote.
+    """
 
     shape: WeightShape
     words: Tensor
@@ -90,9 +93,13 @@ def target_of(scale: Tensor | None, state: VoteState, names: Tensor | None = Non
     stored = writable(state.votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), device)
     learned = state.exponent_votes
     if learned is not None:
-        learned = writable(learned, "exponent_votes", torch.int8, (rows, shape.groups if columns else 0), device)
+        learned = writable(
+            learned, "exponent_votes", torch.int8, (rows, shape.groups if columns else 0), device
+        )
     sums = writable(state.stats, "stats", torch.float32, (1 + rows + columns,), device)
-    unit = None if scale is None else readable(scale.reshape(1), "scale", torch.float32, (1,), device)
+    unit = (
+        None if scale is None else readable(scale.reshape(1), "scale", torch.float32, (1,), device)
+    )
     return Target(shape, words(held), held_votes(stored, shape), learned, sums, unit, names)
 
 
@@ -107,24 +114,34 @@ def scaled_of(target: Target, gradient: Tensor, state: VoteState) -> Scaled:
     return Scaled(sums, factors, limits, state.draw())
 
 
-# --- operands --------------------------------------------------------------------------------------------------------
+# --- operands
 
 
 def _blocks(matrix: Tensor, depth: int) -> Tensor:
-    """``[M, C]`` as ``[ceil(M / depth), C, depth]``: the terms of a sum side by side, zeros at the end."""
+    """``[M, C]`` as ``[ceil(M / depth), C, depth]``: the terms of a sum side by side, zeros at the
+    end.
+    """
     rows, columns = matrix.shape
     padded = torch.nn.functional.pad(matrix, (0, 0, 0, -rows % depth))
     return padded.view(-1, depth, columns).transpose(1, 2).contiguous()
 
 
-def _operands(lane: Lane, tiles: Tiles, grad: Tensor, x: Tensor, target: Target) -> tuple[Tensor, Tensor, str, str]:
+def _operands(
+    lane: Lane, tiles: Tiles, grad: Tensor, x: Tensor, target: Target
+) -> tuple[Tensor, Tensor, str, str]:
     """The operands of ``grad.T @ x`` as a kernel reads them, and the names of their dtypes."""
     shape, device = target.shape, target.words.device
     rows = x.shape[0]
-    require(x.dim() == 2 and grad.dim() == 2, f"grad and x must be matrices, got {grad.dim()} and {x.dim()} dimensions")
+    require(
+        x.dim() == 2 and grad.dim() == 2,
+        f"grad and x must be matrices, got {grad.dim()} and {x.dim()} dimensions",
+    )
     if grad.dtype is torch.int8:
         require(x.dtype is torch.int8, f"an int8 gradient needs int8 activations, got {x.dtype}")
-        require(rows <= MOST_ROWS, f"int8 gradients of more than {MOST_ROWS} rows overflow 32 bits, got {rows}")
+        require(
+            rows <= MOST_ROWS,
+            f"int8 gradients of more than {MOST_ROWS} rows overflow 32 bits, got {rows}",
+        )
         a = readable(grad, "grad", torch.int8, (rows, shape.out_features), device)
         b = readable(x, "x", torch.int8, (rows, shape.in_features), device)
         if lane.cuda:
@@ -140,11 +157,14 @@ def _operands(lane: Lane, tiles: Tiles, grad: Tensor, x: Tensor, target: Target)
 
 def served(lane: Lane, grad: Tensor, name: str) -> Tensor:
     if grad.dtype not in FLOATS:
-        raise TypeError(f"{name}: the tilelang backend serves int8, float32, bfloat16 and float16, got {grad.dtype}")
+        raise TypeError(
+            f"{name}: the tilelang backend serves int8, float32, bfloat16 and float16, got "
+            f"{grad.dtype}"
+        )
     return grad if lane.cuda else grad.to(torch.float32)
 
 
-# --- casting ---------------------------------------------------------------------------------------------------------
+# --- casting
 
 
 def launch(
@@ -164,18 +184,33 @@ def launch(
     across, down = -(-columns // tiles.columns), -(-rows // tiles.rows)
     sizes = torch.int64 if rule.integer else torch.float32
     none = torch.empty((0, 0), device=device)
-    scores = torch.zeros((rows, shape.groups) if rule.learns else (1, 1), dtype=torch.int32, device=device)
+    scores = torch.zeros(
+        (rows, shape.groups) if rule.learns else (1, 1), dtype=torch.int32, device=device
+    )
     row_squares = torch.empty((across, rows), dtype=torch.float32, device=device)
     column_squares = torch.empty((down, columns), dtype=torch.float32, device=device)
-    row_sizes = torch.empty((across, rows), dtype=sizes, device=device) if scaled else none.to(sizes)
-    column_sizes = torch.empty((down, columns), dtype=sizes, device=device) if scaled else none.to(sizes)
-    faults = none.to(torch.int32) if rule.integer else torch.empty((across, rows), dtype=torch.int32, device=device)
+    row_sizes = (
+        torch.empty((across, rows), dtype=sizes, device=device) if scaled else none.to(sizes)
+    )
+    column_sizes = (
+        torch.empty((down, columns), dtype=sizes, device=device) if scaled else none.to(sizes)
+    )
+    faults = (
+        none.to(torch.int32)
+        if rule.integer
+        else torch.empty((across, rows), dtype=torch.int32, device=device)
+    )
     scale = torch.ones(1, device=device) if target.scale is None else target.scale
     draw = (0, 0)
     if scaled is not None:
         draw = scaled.keys(USE_VOTE_ROUNDING, shape.out_features * columns)
     kernel = lane.kernel(
-        programs.cast, rule, tiles, N=shape.out_features, K=columns, G=min(shape.group_size, max(columns, 1))
+        programs.cast,
+        rule,
+        tiles,
+        N=shape.out_features,
+        K=columns,
+        G=min(shape.group_size, max(columns, 1)),
     )
     kernel(
         a,
@@ -265,7 +300,11 @@ def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteS
     _cast_product(grad_MN, x_MK, target_of(scale, state), None)
 
 
-def cast_scaled_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Cast one micro-batch's scaled votes; mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``."""
+def cast_scaled_votes(
+    grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState
+) -> None:
+    """Cast one micro-batch's scaled votes; mutates ``votes``, ``exponent_votes``, ``stats`` and
+    ``magnitudes``.
+    """
     target = target_of(scale, state)
     _cast_product(grad_MN, x_MK, target, scaled_of(target, grad_MN, state))

@@ -1,7 +1,8 @@
-"""What becomes of a kernel on a GPU that need not be here: registers, spills, shared memory, instructions.
+"""What becomes of a kernel on a GPU that need not be here: registers, spills, shared memory,
+instructions.
 
-``python -m arb_ternary_tilelang.compiled`` prints the table of the documentation for the hot kernels. It takes nvcc and
-no GPU.
+``python -m arb_ternary_tilelang.compiled`` prints the table of the documentation for the hot
+kernels. It takes nvcc and no GPU.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Compiled:
 
 
 def _vote_kernel(kind: int, grad: str, x: str, lane: Lane) -> Any:
-    return votes.cast(lane, votes.Rule(votes.PRODUCT, kind, grad, x, 8, True), lane.vote_tiles, **_LAYER)
+    return votes.cast(
+        lane, votes.Rule(votes.PRODUCT, kind, grad, x, 8, True), lane.vote_tiles, **_LAYER
+    )
 
 
 def _product(turned: bool, mode: str, out: str, few: bool, lane: Lane) -> Any:
@@ -98,7 +101,9 @@ def _lowered(lane: Lane, program: Any) -> tuple[str, int]:
         artifact = tilelang.lower(program, target=target, enable_device_compile=False)
     (function,) = artifact.device_mod.functions.values()
     attributes = function.attrs
-    shared = int(attributes["dyn_shared_memory_buf"]) if "dyn_shared_memory_buf" in attributes else 0
+    shared = (
+        int(attributes["dyn_shared_memory_buf"]) if "dyn_shared_memory_buf" in attributes else 0
+    )
     return str(artifact.kernel_source), shared
 
 
@@ -118,15 +123,28 @@ def compile_kernel(name: str, arch: str) -> Compiled:
 
     compiler = cuda_compiler()
     if compiler is None:
-        raise EnvironmentProblem("kernels for CUDA are compiled by nvcc: none was found", "install the CUDA toolkit")
+        raise EnvironmentProblem(
+            "kernels for CUDA are compiled by nvcc: none was found", "install the CUDA toolkit"
+        )
     source, dynamic = _described(name, arch)
     number = arch.removeprefix("sm_")
     home = Path(tilelang.__file__).parent
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cu"
         path.write_text(source)
-        command = [compiler, "-std=c++20", f"-gencode=arch=compute_{number},code=sm_{number}", "-O3", "-DENABLE_BF16"]
-        command += [*CUDA_FLAGS, "-w", f"-I{home / 'src'}", f"-I{home / '3rdparty' / 'cutlass' / 'include'}"]
+        command = [
+            compiler,
+            "-std=c++20",
+            f"-gencode=arch=compute_{number},code=sm_{number}",
+            "-O3",
+            "-DENABLE_BF16",
+        ]
+        command += [
+            *CUDA_FLAGS,
+            "-w",
+            f"-I{home / 'src'}",
+            f"-I{home / '3rdparty' / 'cutlass' / 'include'}",
+        ]
         command += [
             "-cubin",
             "-Xptxas",
@@ -139,10 +157,16 @@ def compile_kernel(name: str, arch: str) -> Compiled:
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise EnvironmentProblem(f"{compiler} refuses the kernel {name!r} for {arch}", done.stderr.strip()[-400:])
+            raise EnvironmentProblem(
+                f"{compiler} refuses the kernel {name!r} for {arch}", done.stderr.strip()[-400:]
+            )
         assembly = (Path(folder) / "kernel.ptx").read_text()
     said = done.stdout + done.stderr
-    numbers = {key: int(found.group(1)) for key, text in _SEARCH.items() if (found := re.search(text, said))}
+    numbers = {
+        key: int(found.group(1))
+        for key, text in _SEARCH.items()
+        if (found := re.search(text, said))
+    }
     static = re.search(r"(\d+) bytes smem", said)
     threads = re.search(r"__launch_bounds__\((\d+)", source)
     return Compiled(
@@ -156,16 +180,20 @@ def compile_kernel(name: str, arch: str) -> Compiled:
 def table(architectures: tuple[str, ...] = ARCHITECTURES) -> str:
     """Every hot kernel on every architecture, as a table in Markdown."""
     lines = [
-        "| kernel | target | registers | spilled bytes | shared memory | threads | matrix instruction |",
+        "| kernel | target | registers | spilled bytes | shared memory | threads | matrix "
+        "instruction |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in HOT_KERNELS:
         for arch in architectures:
             made = compile_kernel(name, arch)
             spilled = made.spill_stores + made.spill_loads
-            instructions = ", ".join(f"`{instruction}`" for instruction in made.instructions) or "none"
+            instructions = (
+                ", ".join(f"`{instruction}`" for instruction in made.instructions) or "none"
+            )
             lines.append(
-                f"| {name} | {arch} | {made.registers} | {spilled} | {made.shared} | {made.threads} | {instructions} |"
+                f"| {name} | {arch} | {made.registers} | {spilled} | {made.shared} | "
+                f"{made.threads} | {instructions} |"
             )
     return "\n".join(lines)
 

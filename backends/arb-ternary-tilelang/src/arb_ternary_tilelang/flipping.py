@@ -28,13 +28,20 @@ def kernels() -> dict[str, Callable[..., object]]:
 
 
 def _flip(
-    state: VoteState, threshold: int, rate: int, *, scaled: bool, carry: bool = False, draw: tuple[int, int] = (0, 0)
+    state: VoteState,
+    threshold: int,
+    rate: int,
+    *,
+    scaled: bool,
+    carry: bool = False,
+    draw: tuple[int, int] = (0, 0),
 ) -> Tensor:
     shape, packed = state.shape, state.weight
     check_shape(shape)
     require(
         1 <= threshold <= shape.largest_vote,
-        f"threshold must be in 1..{shape.largest_vote} for votes of {shape.vote_bits} bits, got {threshold}",
+        f"threshold must be in 1..{shape.largest_vote} for votes of {shape.vote_bits} bits, got "
+        f"{threshold}",
     )
     device, rows, columns = packed.device, shape.out_features, shape.in_features
     lane = lane_of(device)
@@ -46,18 +53,32 @@ def _flip(
     moved = torch.empty((rows, blocks), dtype=torch.int32, device=device)
     options = lane.option(scaled), lane.option(carry)
     kernel = lane.kernel(programs.flip_trits, shape.vote_bits, *options, N=rows, K=columns)
-    kernel(words(held), held_votes(stored, shape), moved, columns, threshold, rate, *draw, int(scaled), int(carry))
+    kernel(
+        words(held),
+        held_votes(stored, shape),
+        moved,
+        columns,
+        threshold,
+        rate,
+        *draw,
+        int(scaled),
+        int(carry),
+    )
     return moved.sum(dtype=torch.int64)
 
 
 def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
-    """Flips of sign votes and a leak; mutates ``weight`` and ``votes``; int64 scalar: trits that changed."""
+    """Flips of sign votes and a leak; mutates ``weight`` and ``votes``; int64 scalar: trits that
+    changed.
+    """
     require(leak >= 0, f"leak must not be negative, got {leak}")
     return _flip(state, threshold, min(leak, 128), scaled=False)
 
 
 def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
-    """Flips of scaled votes, then their decay; mutates ``weight`` and ``votes``; int64 scalar: trits that changed."""
+    """Flips of scaled votes, then their decay; mutates ``weight`` and ``votes``; int64 scalar:
+    trits that changed.
+    """
     require(0 <= decay <= 65536, f"decay must be in 0..65536, got {decay}")
     seed, step, stream = state.draw()
     draw = keys(seed, step, stream + USE_DECAY, state.sizes[0] * state.sizes[1])
@@ -65,7 +86,9 @@ def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool
 
 
 def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
-    """Exponents move within their band; mutates ``exponent``, ``exponent_votes``; int64 scalar: those that changed."""
+    """Exponents move within their band; mutates ``exponent``, ``exponent_votes``; int64 scalar:
+    those that changed.
+    """
     exponent, exponent_votes, origin = state.exponent, state.learned, state.origin
     require(1 <= threshold <= 127, f"threshold must be in 1..127, got {threshold}")
     require(band >= 0 and leak >= 0, f"band and leak must not be negative, got {band} and {leak}")
@@ -76,6 +99,8 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
     moved = torch.empty(held.numel(), dtype=torch.int8, device=device)
     if moved.numel():
         flat = (held.view(-1), votes.view(-1), centre.view(-1), moved)
-        lane_of(device).kernel(programs.flip_exponents)(*flat, threshold, min(band, 256), min(leak, 128))
+        lane_of(device).kernel(programs.flip_exponents)(
+            *flat, threshold, min(band, 256), min(leak, 128)
+        )
         renew_levels(exponent)
     return moved.sum(dtype=torch.int64)

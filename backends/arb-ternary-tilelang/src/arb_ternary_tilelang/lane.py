@@ -1,9 +1,10 @@
 """A lane: a target that kernels are compiled for, and what differs between targets.
 
-Every kernel is written once. On CUDA a block's threads share ``T.Parallel`` loops, and sizes of weights and options are
-constants of the compiled kernel, so that loads are wide and nothing is carried that a call does not need. As C++ the
-same loops are serial, and sizes and options are arguments: one build of a kernel serves every shape and choice, since
-there it is the compiler's time that counts.
+Every kernel is written once. On CUDA a block's threads share ``T.Parallel`` loops, and sizes of
+weights and options are constants of the compiled kernel, so that loads are wide and nothing is
+carried that a call does not need. As C++ the same loops are serial, and sizes and options are
+arguments: one build of a kernel serves every shape and choice, since there it is the compiler's
+time that counts.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ Option = bool | int | None
 
 
 def given(option: Option, argument: Any) -> Any:
-    """Whether an option is on, in a kernel: what it was compiled for, or what the argument of the call says."""
+    """Whether an option is on, in a kernel: what it was compiled for, or what the argument of the
+    call says.
+    """
     return argument != 0 if option is None else bool(option)
 
 
 @frozen
 class Tiles:
-    """Sizes of tiles: rows and columns of a result, terms of a sum that are loaded at a time, threads, stages.
+    """Sizes of tiles: rows and columns of a result, terms of a sum that are loaded at a time,
+    threads, stages.
 
     Attributes:
         rows: of a tile of a product.
@@ -72,7 +76,9 @@ class Lane:
     kind: str
     arch: str
     T: ModuleType = field(repr=False)
-    _built: dict[tuple[object, ...], Callable[..., None]] = field(factory=dict, repr=False, init=False)
+    _built: dict[tuple[object, ...], Callable[..., None]] = field(
+        factory=dict, repr=False, init=False
+    )
     _lock: RLock = field(factory=RLock, repr=False, init=False)
 
     @property
@@ -87,7 +93,9 @@ class Lane:
 
     @property
     def width(self) -> int:
-        """Threads of a block in kernels that are no matrix products; as C++, elements of a block."""
+        """Threads of a block in kernels that are no matrix products; as C++, elements of a
+        block.
+        """
         return 128 if self.cuda else 16
 
     @property
@@ -119,7 +127,9 @@ class Lane:
         return value if self.cuda else None
 
     def grid(self, *blocks: Any, threads: int) -> Any:
-        """``T.Kernel``, with threads where there are any; CUDA limits all extents but the first to 65,535 blocks."""
+        """``T.Kernel``, with threads where there are any; CUDA limits all extents but the first to
+        65,535 blocks.
+        """
         return self.T.Kernel(*blocks, threads=threads) if self.cuda else self.T.Kernel(*blocks)
 
     def accumulator(self, shape: tuple[int, ...], dtype: str) -> Any:
@@ -142,7 +152,8 @@ class Lane:
         return self.T.vectorized if self.cuda else self.T.serial
 
     def kernel(self, make: Callable[..., Any], *options: Any, **sizes: int) -> Callable[..., None]:
-        """The compiled kernel that ``make(lane, *options, **sizes)`` describes, compiled at the first call.
+        """The compiled kernel that ``make(lane, *options, **sizes)`` describes, compiled at the
+        first call.
 
         Sizes are part of what is compiled on CUDA only.
 
@@ -164,19 +175,27 @@ class Lane:
 
         compiler = cuda_compiler() if self.cuda else cpu_compiler()
         if compiler is None:
-            wanted = "nvcc, in CUDA_HOME, PATH or /usr/local/cuda" if self.cuda else " or ".join(COMPILERS)
+            wanted = (
+                "nvcc, in CUDA_HOME, PATH or /usr/local/cuda"
+                if self.cuda
+                else " or ".join(COMPILERS)
+            )
             raise EnvironmentProblem(
-                f"backend 'tilelang' compiles its kernels when they are first used, and found no compiler: {wanted}",
+                f"backend 'tilelang' compiles its kernels when they are first used, and found no "
+                f"compiler: {wanted}",
                 "install one, or choose another backend: arb backends list",
             )
         flags = [*(CUDA_FLAGS if self.cuda else CPU_FLAGS), build_flag(compiler, not self.cuda)]
         try:
             with taking_turns(*name, str(self.target), *flags):
-                built: Callable[..., None] = tilelang.compile(function, target=self.target, compile_flags=flags)
+                built: Callable[..., None] = tilelang.compile(
+                    function, target=self.target, compile_flags=flags
+                )
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
             raise EnvironmentProblem(
-                f"backend 'tilelang': {compiler} with {shlex.join(flags[:-1])} could not build a kernel: {last[0]}",
+                f"backend 'tilelang': {compiler} with {shlex.join(flags[:-1])} could not build a "
+                f"kernel: {last[0]}",
                 "check the compiler, or choose another backend: arb backends list",
             ) from error
         tidy(built)
@@ -186,9 +205,10 @@ class Lane:
 def _dialect(name: str) -> ModuleType:
     """A dialect of TileLang.
 
-    When TileLang is imported it writes paths into the environment, PYTHONPATH among them, which every process that this
-    one starts would inherit. It has read them by then: the environment is put back. And it would report every
-    compilation, and what goes wrong, on standard output: warnings go where those of this program go.
+    When TileLang is imported it writes paths into the environment, PYTHONPATH among them, which
+    every process that this one starts would inherit. It has read them by then: the environment is
+    put back. And it would report every compilation, and what goes wrong, on standard output:
+    warnings go where those of this program go.
     """
     with left_unchanged():
         module = import_module(name)

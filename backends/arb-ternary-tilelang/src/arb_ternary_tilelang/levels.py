@@ -1,9 +1,10 @@
 """What the kernels want to know about a weight's exponents, kept while they are unchanged.
 
-Integer sums are taken over ``T << (E - floor)``. How far the exponents spread decides how many passes that takes, so
-the host has to know it, once for each change of the exponents by their version counter. Where a kernel moves them, it
-sets off that transfer by itself; the optimizer's own transfer at the end of its step comes after it on the stream, so
-that the next product finds the number on the host.
+Integer sums are taken over ``T << (E - floor)``. How far the exponents spread decides how many
+passes that takes, so the host has to know it, once for each change of the exponents by their
+version counter. Where a kernel moves them, it sets off that transfer by itself; the optimizer's own
+transfer at the end of its step comes after it on the stream, so that the next product finds the
+number on the host.
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ _KEPT: Final = 4096
 
 
 class Arriving:
-    """An integer of a device on its way to the host, which waits only if it asks before it is there."""
+    """An integer of a device on its way to the host, which waits only if it asks before it is
+    there.
+    """
 
     def __init__(self, number: Tensor) -> None:
-        self._number = number.to("cpu", non_blocking=True)  # pinned, where the transfer need not be waited for
-        self._sent: Any = torch.cuda.current_stream(number.device).record_event() if number.is_cuda else None
+        # pinned, where the transfer need not be waited for
+        self._number = number.to("cpu", non_blocking=True)
+        self._sent: Any = (
+            torch.cuda.current_stream(number.device).record_event() if number.is_cuda else None
+        )
 
     def read(self) -> int:
         """The number."""
@@ -60,15 +66,20 @@ class Levels:
 
     @property
     def bands(self) -> tuple[Tensor, ...]:
-        """Levels int8 ``[N, J]`` of each pass, ``E - floor - 7 * pass``; -1 where another pass has the group.
+        """Levels int8 ``[N, J]`` of each pass, ``E - floor - 7 * pass``; -1 where another pass has
+        the group.
 
         Raises:
-            ValueError: exponents spread over more than 40, beyond which 64 bits do not hold the sums.
+            ValueError: exponents spread over more than 40, beyond which 64 bits do not hold the
+                sums.
         """
         if self._bands is None:
             most, above = self.largest.read(), self.above.to(torch.int16)
             if most > MAX_SPREAD:
-                raise ValueError(f"exponents spread over {most}; the exact integer product takes at most {MAX_SPREAD}")
+                raise ValueError(
+                    f"exponents spread over {most}; the exact integer product takes at most "
+                    f"{MAX_SPREAD}"
+                )
             self._bands = tuple(
                 torch.where((above >= low) & (above < low + BAND), above - low, -1).to(torch.int8)
                 for low in range(0, most + 1, BAND)
@@ -81,7 +92,9 @@ _found: OrderedDict[tuple[int, bool], tuple[ref[Tensor], int, WeightShape, Level
 
 
 def levels_of(exponent: Tensor, shape: WeightShape, turned: bool) -> Levels:
-    """Levels above the smallest exponent of each row, or of each column of groups where ``turned``."""
+    """Levels above the smallest exponent of each row, or of each column of groups where
+    ``turned``.
+    """
     if exponent.is_inference():
         return _levels(exponent, shape, turned)
     key, version = (id(exponent), turned), exponent._version
@@ -94,7 +107,9 @@ def levels_of(exponent: Tensor, shape: WeightShape, turned: bool) -> Levels:
 
 
 def renew_levels(exponent: Tensor) -> None:
-    """Find the levels of exponents that a kernel has just moved, those that a product has asked for before."""
+    """Find the levels of exponents that a kernel has just moved, those that a product has asked for
+    before.
+    """
     if exponent.is_inference():
         return
     for turned in (False, True):

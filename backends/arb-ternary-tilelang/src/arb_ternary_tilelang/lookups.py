@@ -14,7 +14,15 @@ from torch import Tensor
 from arb_ternary.backends.reference_votes import count_correlation_, looked_up_rows
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary_tilelang.arguments import FLOATS, check_ids, readable, require
-from arb_ternary_tilelang.casting import Scaled, Target, launch, scaled_of, served, settle, target_of
+from arb_ternary_tilelang.casting import (
+    Scaled,
+    Target,
+    launch,
+    scaled_of,
+    served,
+    settle,
+    target_of,
+)
 from arb_ternary_tilelang.kernels import votes as programs
 from arb_ternary_tilelang.lanes import lane_of
 
@@ -28,7 +36,9 @@ def kernels() -> dict[str, Callable[..., object]]:
 
 @frozen(eq=False)
 class _Lookup:
-    """Which rows were looked up, and where in the gradient each of them is; see ``looked_up_rows``."""
+    """Which rows were looked up, and where in the gradient each of them is; see
+    ``looked_up_rows``.
+    """
 
     names: Tensor
     order: Tensor
@@ -43,7 +53,9 @@ def _lookup(ids_M: Tensor, rows: int) -> _Lookup:
     return _Lookup(*looked_up_rows(ids_M.to(torch.int64), rows))
 
 
-def _cast_lookup(lookup: _Lookup, grad_MK: Tensor, target: Target, scaled: Scaled | None, learns: bool) -> Tensor:
+def _cast_lookup(
+    lookup: _Lookup, grad_MK: Tensor, target: Target, scaled: Scaled | None, learns: bool
+) -> Tensor:
     shape, device = target.shape, target.words.device
     lane = lane_of(device)
     integer = grad_MK.dtype is torch.int8
@@ -53,7 +65,9 @@ def _cast_lookup(lookup: _Lookup, grad_MK: Tensor, target: Target, scaled: Scale
     grad_name, learns = FLOATS.get(a.dtype, "int8"), learns or not lane.cuda
     rule = programs.Rule(programs.LOOKUP, kind, grad_name, "int8", shape.vote_bits, learns)
     none = torch.empty(0, dtype=torch.int8, device=device)
-    scores = launch(lane, lane.lookup_tiles, rule, a, none, lookup.order, lookup.starts, target, scaled)
+    scores = launch(
+        lane, lane.lookup_tiles, rule, a, none, lookup.order, lookup.starts, target, scaled
+    )
     settle(lane, scores, target, scaled)
     return scores
 
@@ -65,7 +79,9 @@ def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state:
     if 0 in (ids_M.numel(), state.sizes[1]):
         return
     correlated = state.correlation is not None and state.steps is not None
-    scores = _cast_lookup(lookup, grad_MK, target, None, correlated or state.exponent_votes is not None)
+    scores = _cast_lookup(
+        lookup, grad_MK, target, None, correlated or state.exponent_votes is not None
+    )
     if state.correlation is not None and state.steps is not None:
         before = state.steps.clone()
         count_correlation_(state.correlation, state.steps, lookup.names, scores)
@@ -73,8 +89,12 @@ def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state:
         state.steps.copy_(torch.where(lookup.present[:, None], state.steps, before))
 
 
-def embedding_scaled_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Scaled votes of the looked-up rows; mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``."""
+def embedding_scaled_votes(
+    ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState
+) -> None:
+    """Scaled votes of the looked-up rows; mutates ``votes``, ``exponent_votes``, ``stats`` and
+    ``magnitudes``.
+    """
     lookup = _lookup(ids_M, state.sizes[0])
     target = target_of(scale, state, lookup.names)
     scaled = scaled_of(target, grad_MK, state)

@@ -11,16 +11,23 @@ from arb_ternary.specs import BackendSpec
 ARB_API_VERSION = (1, 0)
 
 CXX = Variable(
-    "CXX", "", "the C++ compiler of kernels that are compiled for the CPU; empty takes the first that is found"
+    "CXX",
+    "",
+    "the C++ compiler of kernels that are compiled for the CPU; empty takes the first that is "
+    "found",
 )
 CUDA_HOME = Variable(
-    "CUDA_HOME", "", "the CUDA toolkit that compiles kernels; empty looks for nvcc in PATH and /usr/local/cuda"
+    "CUDA_HOME",
+    "",
+    "the CUDA toolkit that compiles kernels; empty looks for nvcc in PATH and /usr/local/cuda",
 )
 
 
 @hookimpl
 def arb_register_backends() -> Sequence[BackendSpec]:
-    """The TileLang backend; below the torch backend's 0, because it has been timed on no GPU: it is chosen by name."""
+    """The TileLang backend; below the torch backend's 0, because it has been timed on no GPU: it is
+    chosen by name.
+    """
     return (
         BackendSpec(
             name="tilelang",

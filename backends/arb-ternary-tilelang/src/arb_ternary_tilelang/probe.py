@@ -1,4 +1,6 @@
-"""Whether the TileLang kernels can work on a device, found without importing TileLang or torch, or waking a GPU."""
+"""Whether the TileLang kernels can work on a device, found without importing TileLang or torch, or
+waking a GPU.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ def cpu_compiler() -> str | None:
 def cuda_compiler() -> str | None:
     """The CUDA compiler that TileLang would use, or None."""
     chosen = CUDA_HOME.read().strip()
-    found = [shutil.which(str(Path(home) / "bin" / "nvcc")) for home in ([chosen] if chosen else [])]
-    return next(filter(None, [*found, shutil.which("nvcc"), shutil.which(f"{_CUDA_HOME}/bin/nvcc")]), None)
+    found = [
+        shutil.which(str(Path(home) / "bin" / "nvcc")) for home in ([chosen] if chosen else [])
+    ]
+    return next(
+        filter(None, [*found, shutil.which("nvcc"), shutil.which(f"{_CUDA_HOME}/bin/nvcc")]), None
+    )
 
 
 def probe(device: str) -> ProbeResult:
@@ -47,7 +53,9 @@ def probe(device: str) -> ProbeResult:
             compiler = cpu_compiler()
             if compiler is None:
                 wanted = CXX.read().strip() or ", ".join(COMPILERS)
-                return ProbeResult(False, f"its kernels need a C++ compiler ({wanted}): none was found")
+                return ProbeResult(
+                    False, f"its kernels need a C++ compiler ({wanted}): none was found"
+                )
             return ProbeResult(True, f"{release}, compiled by {Path(compiler).name}")
         case "cuda":
             return _probe_cuda(release)
@@ -60,14 +68,21 @@ def _probe_cuda(release: str) -> ProbeResult:
     if "+cpu" in torch_release:
         return ProbeResult(False, f"torch {torch_release} is built without CUDA")
     if "+rocm" in torch_release:
-        return ProbeResult(False, f"torch {torch_release} is built for ROCm, and the kernels are for CUDA")
+        return ProbeResult(
+            False, f"torch {torch_release} is built for ROCm, and the kernels are for CUDA"
+        )
     if CUDA_VISIBLE_DEVICES.read().strip() in ("", "-1"):
         return ProbeResult(False, "CUDA_VISIBLE_DEVICES hides every device")
-    if not any(Path(node).exists() for node in _DEVICE_NODES) and shutil.which("nvidia-smi") is None:
+    if (
+        not any(Path(node).exists() for node in _DEVICE_NODES)
+        and shutil.which("nvidia-smi") is None
+    ):
         return ProbeResult(False, "no CUDA driver was found")
     compiler = cuda_compiler()
     if compiler is None:
-        return ProbeResult(False, "its kernels need nvcc: none was found in CUDA_HOME, PATH or /usr/local/cuda")
+        return ProbeResult(
+            False, "its kernels need nvcc: none was found in CUDA_HOME, PATH or /usr/local/cuda"
+        )
     return ProbeResult(True, f"{release}, compiled by {compiler}")
 
 

@@ -1,7 +1,8 @@
-"""Layout, quantisation, matrix products and lookup: arguments checked, results allocated, kernels launched.
+"""Layout, quantisation, matrix products and lookup: arguments checked, results allocated, kernels
+launched.
 
-Meaning and signatures are those of ``arb_ternary.backends.reference``. Operands that are not contiguous are copied;
-nothing that is passed in is written to.
+Meaning and signatures are those of ``arb_ternary.backends.reference``. Operands that are not
+contiguous are copied; nothing that is passed in is written to.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def kernels() -> dict[str, Callable[..., object]]:
     }
 
 
-# --- layout ----------------------------------------------------------------------------------------------------------
+# --- layout
 
 
 def pack(trits_NK: Tensor) -> Tensor:
@@ -73,7 +74,9 @@ def pack(trits_NK: Tensor) -> Tensor:
 def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
     """A packed weight to int8 trits ``[N, K]``."""
     held = _packed(packed, shape)
-    trits = torch.empty((shape.out_features, shape.in_features), dtype=torch.int8, device=packed.device)
+    trits = torch.empty(
+        (shape.out_features, shape.in_features), dtype=torch.int8, device=packed.device
+    )
     if trits.numel():
         lane = lane_of(packed.device)
         lane.kernel(storage.unpack, N=shape.out_features, K=shape.in_features)(words(held), trits)
@@ -87,10 +90,12 @@ def _packed(packed: Tensor, shape: WeightShape) -> Tensor:
 
 
 def _exponent(exponent: Tensor, packed: Tensor, shape: WeightShape) -> Tensor:
-    return readable(exponent, "exponent", torch.int8, (shape.out_features, shape.groups), packed.device)
+    return readable(
+        exponent, "exponent", torch.int8, (shape.out_features, shape.groups), packed.device
+    )
 
 
-# --- quantisation ----------------------------------------------------------------------------------------------------
+# --- quantisation
 
 
 def _floats(tensor: Tensor, name: str, lane: Lane) -> tuple[Tensor, str]:
@@ -111,7 +116,9 @@ def _rows(x_MK: Tensor, norm: bool, eps: float) -> tuple[Tensor, Tensor]:
     q = torch.empty((rows, columns), dtype=torch.int8, device=x.device)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
-        lane.kernel(row_programs.quantize_rows, dtype, lane.option(norm), K=columns)(x, q, scale, eps, int(norm))
+        lane.kernel(row_programs.quantize_rows, dtype, lane.option(norm), K=columns)(
+            x, q, scale, eps, int(norm)
+        )
     return q, scale
 
 
@@ -133,7 +140,9 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
     if not grad.numel():
         return q, torch.ones((), device=grad.device)
     flat = grad.view(-1)
-    tops = torch.empty(-(-flat.shape[0] // (UNIT * lane.width)), dtype=torch.int32, device=grad.device)
+    tops = torch.empty(
+        -(-flat.shape[0] // (UNIT * lane.width)), dtype=torch.int32, device=grad.device
+    )
     lane.kernel(row_programs.largest, dtype)(flat, tops)
     scale = torch.empty(1, dtype=torch.float32, device=grad.device)
     top = tops.amax(dim=0, keepdim=True)
@@ -142,7 +151,7 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
     return q, scale.view(())
 
 
-# --- products --------------------------------------------------------------------------------------------------------
+# --- products
 
 
 def linear(
@@ -159,7 +168,12 @@ def linear(
 
 
 def linear_grad_input(
-    grad_MN: Tensor, scale: Tensor | None, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype
+    grad_MN: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    shape: WeightShape,
+    dtype: torch.dtype,
 ) -> Tensor:
     """``grad_y @ W``: ``[M, K]`` in ``dtype``."""
     return _product(True, grad_MN, scale, packed, exponent, None, shape, dtype)
@@ -190,7 +204,9 @@ def _product(
     if scale is None:
         return _float_product(*options).to(dtype)
     sizes = (1,) if turned else (rows,)
-    factors = readable(scale.reshape(sizes) if turned else scale, "scale", torch.float32, sizes, device)
+    factors = readable(
+        scale.reshape(sizes) if turned else scale, "scale", torch.float32, sizes, device
+    )
     return _int8_product(*options, factors, levels_of(exponent, shape, turned)).to(dtype)
 
 
@@ -210,10 +226,19 @@ def _float_product(
     result = torch.empty((1, a.shape[0], columns), dtype=out, device=held.device)
     none, biased = torch.empty(0, device=held.device), added is not None
     kernel = lane.kernel(
-        programs.product, turned, mode, FLOATS[out], lane.option(biased), _tiles(lane, a.shape[0]), 1, **_sizes(shape)
+        programs.product,
+        turned,
+        mode,
+        FLOATS[out],
+        lane.option(biased),
+        _tiles(lane, a.shape[0]),
+        1,
+        **_sizes(shape),
     )
     bias = none if added is None else added
-    kernel(a, none, held, exponent, none.to(torch.int32), bias, result, shape.group_size, int(biased))
+    kernel(
+        a, none, held, exponent, none.to(torch.int32), bias, result, shape.group_size, int(biased)
+    )
     return result[0]
 
 
@@ -233,7 +258,8 @@ def _int8_product(
     a = readable(a_MR, "the left operand", torch.int8, (a_MR.shape[0], terms), held.device)
     rows, device, sizes = a.shape[0], held.device, _sizes(shape)
     require(
-        terms * (127 << (BAND - 1)) < 2**31, f"the tilelang backend sums at most {2**31 // 8128} terms, got {terms}"
+        terms * (127 << (BAND - 1)) < 2**31,
+        f"the tilelang backend sums at most {2**31 // 8128} terms, got {terms}",
     )
     bias = torch.empty(0, device=device) if added is None else added
     name, biased, group = FLOATS[out], added is not None, shape.group_size
@@ -242,7 +268,9 @@ def _int8_product(
     if len(levels.bands) > 1:
         total = torch.zeros((rows, columns), dtype=torch.int64, device=device)
         part = torch.empty((1, rows, columns), dtype=torch.int32, device=device)
-        kernel = lane.kernel(programs.product, turned, programs.SUMS, "int32", lane.option(False), tiles, 1, **sizes)
+        kernel = lane.kernel(
+            programs.product, turned, programs.SUMS, "int32", lane.option(False), tiles, 1, **sizes
+        )
         for index, level in enumerate(levels.bands):
             kernel(a, scale, held, level, levels.floor, bias, part, group, 0)
             total += part[0].to(torch.int64) << (BAND * index)
@@ -265,9 +293,13 @@ def _int8_product(
         return result[0]
     parts = torch.empty((splits, rows, columns), dtype=torch.int32, device=device)
     result = torch.empty((rows, columns), dtype=out, device=device)
-    kernel = lane.kernel(programs.product, turned, programs.SUMS, "int32", lane.option(False), tiles, splits, **sizes)
+    kernel = lane.kernel(
+        programs.product, turned, programs.SUMS, "int32", lane.option(False), tiles, splits, **sizes
+    )
     kernel(a, scale, held, level, levels.floor, bias, parts, group, 0)
-    lane.kernel(programs.finish, turned, name, given)(parts, scale, levels.floor, bias, result, int(biased))
+    lane.kernel(programs.finish, turned, name, given)(
+        parts, scale, levels.floor, bias, result, int(biased)
+    )
     return result
 
 
@@ -284,7 +316,9 @@ def _splits(lane: Lane, rows: int, terms: int) -> int:
     return min(_MOST_SPLITS, max(1, terms // _SPLIT_TERMS)) if rows <= FEW_ROWS else 1
 
 
-def embedding(ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype) -> Tensor:
+def embedding(
+    ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype
+) -> Tensor:
     """Rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded.
 
     Raises:
@@ -300,5 +334,7 @@ def embedding(ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShap
     if not rows.numel():
         return rows.to(dtype)
     check_ids(ids, shape.out_features)
-    lane.kernel(programs.lookup, FLOATS[out], **_sizes(shape))(ids, held, powers, rows, shape.group_size)
+    lane.kernel(programs.lookup, FLOATS[out], **_sizes(shape))(
+        ids, held, powers, rows, shape.group_size
+    )
     return rows.to(dtype)

@@ -1,7 +1,8 @@
 """Where accumulators of 8, 4 and 2 bits are kept.
 
-8 bits: int8 ``[N, K]``. 4 bits: words of 8 columns, column ``i`` of a word as the code ``a + 8`` in bits ``4 i``. 2
-bits: as trits. Rows of 4 and 2 bits are padded to whole words of trits, and what is padded holds 0.
+8 bits: int8 ``[N, K]``. 4 bits: words of 8 columns, column ``i`` of a word as the code ``a + 8`` in
+bits ``4 i``. 2 bits: as trits. Rows of 4 and 2 bits are padded to whole words of trits, and what is
+padded holds 0.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ def check_readable(
         raise TypeError(f"{name} must be on {place}, got {tensor.device}")
     dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
     if tensor.dtype not in dtypes:
-        raise TypeError(f"{name} must be {' or '.join(str(one) for one in dtypes)}, got {tensor.dtype}")
+        raise TypeError(
+            f"{name} must be {' or '.join(str(one) for one in dtypes)}, got {tensor.dtype}"
+        )
     if tuple(tensor.shape) != size:
         raise ValueError(f"{name} must be {list(size)}, got {list(tensor.shape)}")
     return tensor.resolve_neg().contiguous()
@@ -68,7 +70,9 @@ def check_mutable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int
         ValueError: as :func:`check_readable`, or it is not contiguous.
     """
     if check_readable(tensor, name, dtype, size) is not tensor and not tensor.is_contiguous():
-        raise ValueError(f"{name} is written in place and must be contiguous, got strides {tensor.stride()}")
+        raise ValueError(
+            f"{name} is written in place and must be contiguous, got strides {tensor.stride()}"
+        )
 
 
 def check_float(tensor: Tensor, name: str, size: tuple[int, ...]) -> Tensor:
@@ -88,10 +92,14 @@ def check_shape(shape: WeightShape) -> None:
         ValueError: the group size is neither a multiple of 32 nor a whole row.
     """
     if shape.group_size % LANES and shape.group_size < shape.in_features:
-        raise ValueError(f"group_size must be a multiple of {LANES}, or all of a row, got {shape.group_size}")
+        raise ValueError(
+            f"group_size must be a multiple of {LANES}, or all of a row, got {shape.group_size}"
+        )
 
 
 def check_packed(packed: Tensor, shape: WeightShape) -> Tensor:
     """The packed weight, contiguous."""
     check_shape(shape)
-    return check_readable(packed, "packed", torch.uint8, (shape.out_features, packed_columns(shape.in_features)))
+    return check_readable(
+        packed, "packed", torch.uint8, (shape.out_features, packed_columns(shape.in_features))
+    )

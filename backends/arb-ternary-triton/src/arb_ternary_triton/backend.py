@@ -38,30 +38,52 @@ class TritonBackend:
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
 
     def compiled(self, op: str, rows: int, shape: WeightShape, integer: bool) -> dict[str, Any]:
-        """What the kernel of an op uses on an H100, from code compiled here: for ``arb backends roofline``.
+        """What the kernel of an op uses on an H100, from code compiled here: for ``arb backends
+        roofline``.
 
-        In a process of its own, since kernels that were made for the interpreter cannot be compiled.
+        In a process of its own, since kernels that were made for the interpreter cannot be
+        compiled.
 
         Raises:
             EnvironmentProblem: it cannot be compiled.
         """
         sizes = (rows, shape.out_features, shape.in_features, shape.group_size)
-        command = [sys.executable, "-m", "arb_ternary_triton.compiling", "--json", "--target", "sm_90a", "--call", op]
+        command = [
+            sys.executable,
+            "-m",
+            "arb_ternary_triton.compiling",
+            "--json",
+            "--target",
+            "sm_90a",
+            "--call",
+            op,
+        ]
         command += [*map(str, sizes), "int8" if integer else "bfloat16"]
-        done = subprocess.run(command, env=for_child(TRITON_INTERPRET="0"), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            env=for_child(TRITON_INTERPRET="0"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise EnvironmentProblem(f"the kernel of {op!r} cannot be compiled for sm_90a: {last}")
         (found,) = json.loads(done.stdout)
         return dict(found)
 
-    def measured(self, op: str, rows: int, shape: WeightShape, integer: bool) -> dict[str, Any] | None:
+    def measured(
+        self, op: str, rows: int, shape: WeightShape, integer: bool
+    ) -> dict[str, Any] | None:
         """What the table of this machine's GPU holds for an op: for ``arb backends explain``.
 
         Returns:
-            ``seconds`` of a call and the ``shape`` M, N, K that it was measured on; None where nothing was measured.
+            ``seconds`` of a call and the ``shape`` M, N, K that it was measured on; None where
+            nothing was measured.
         """
-        kernel = {"linear": "linear", "linear_grad_input": "grad_input", "cast_votes": "votes"}.get(op)
+        kernel = {"linear": "linear", "linear_grad_input": "grad_input", "cast_votes": "votes"}.get(
+            op
+        )
         if kernel is None or INTERPRETED or not torch.cuda.is_available():
             return None
         kind = (kernel, "int8" if integer else "16 bits")

@@ -1,6 +1,7 @@
 """Casting votes: the gradient's tile goes from registers into the accumulators.
 
-Meaning and signatures are those of ``arb_ternary.backends.reference_votes`` and ``reference_scaled_votes``.
+Meaning and signatures are those of ``arb_ternary.backends.reference_votes`` and
+``reference_scaled_votes``.
 """
 
 from __future__ import annotations
@@ -37,21 +38,33 @@ _SIGNS, _FACTORS, _SHIFTS = 0, 1, 2
 class _Cast:
     """One call: arguments checked, working memory, and what follows the tiles."""
 
-    def __init__(self, scale: Tensor | None, state: VoteState, *, integer: bool, scaled: bool) -> None:
+    def __init__(
+        self, scale: Tensor | None, state: VoteState, *, integer: bool, scaled: bool
+    ) -> None:
         shape = state.shape
         rows, columns = shape.out_features, shape.in_features
         self.shape, self.state, self.integer = shape, state, integer
         self.packed = check_packed(state.weight, shape)
-        check_mutable(state.votes, "votes", torch.int8 if shape.vote_bits == 8 else torch.uint8, vote_size(shape))
+        check_mutable(
+            state.votes,
+            "votes",
+            torch.int8 if shape.vote_bits == 8 else torch.uint8,
+            vote_size(shape),
+        )
         check_mutable(state.stats, "stats", torch.float32, (1 + rows + columns,))
         if state.exponent_votes is not None:
             check_mutable(state.exponent_votes, "exponent_votes", torch.int8, (rows, shape.groups))
-        self.scored = state.exponent_votes is not None or (state.correlation is not None and not scaled)
+        self.scored = state.exponent_votes is not None or (
+            state.correlation is not None and not scaled
+        )
         self.scale = None if scale is None else check_readable(scale, "scale", torch.float32, ())
         self.limits, self.words, self.mode = VoteLimits(0), None, _SIGNS
         self.magnitudes = self.vote_scale = None
         if scaled:
-            self.limits, self.words = state.check_scaling(integer and scale is not None), state.draw()
+            self.limits, self.words = (
+                state.check_scaling(integer and scale is not None),
+                state.draw(),
+            )
             self.magnitudes, vote_scale = state.scaling
             self.mode = _SHIFTS if vote_scale.dtype is torch.int32 else _FACTORS
             check_mutable(self.magnitudes, "magnitudes", torch.float32, (rows + columns,))
@@ -84,9 +97,16 @@ class _Cast:
         return hash_keys(seed, step, stream + use, count)
 
     def run(
-        self, kernel: Any, grid: tuple[int, int], operands: tuple[Any, ...], sizes: tuple[int, ...], **facts: Any
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        operands: tuple[Any, ...],
+        sizes: tuple[int, ...],
+        **facts: Any,
     ) -> None:
-        """Start the kernel that casts; ``operands`` and ``sizes`` are its own, the rest is common to all."""
+        """Start the kernel that casts; ``operands`` and ``sizes`` are its own, the rest is common
+        to all.
+        """
         shape = self.shape
         *keys, wide = self._keys(USE_VOTE_ROUNDING, shape.out_features * shape.in_features)
         launch(
@@ -122,7 +142,9 @@ class _Cast:
         )
 
     def settle(self, row_of: Tensor | None) -> None:
-        """Add what the tiles left behind to statistics, magnitudes and the votes of the exponents."""
+        """Add what the tiles left behind to statistics, magnitudes and the votes of the
+        exponents.
+        """
         shape, state = self.shape, self.state
         state.stats[0] += self.bad
         self._settle_sums(self.squares, state.stats[1:], row_of, square=True)
@@ -149,7 +171,9 @@ class _Cast:
                 CHUNK=chunk,
             )
 
-    def _settle_sums(self, part: Tensor, target: Tensor, row_of: Tensor | None, *, square: bool) -> None:
+    def _settle_sums(
+        self, part: Tensor, target: Tensor, row_of: Tensor | None, *, square: bool
+    ) -> None:
         longest = max(self.held, self.shape.in_features)
         chunk = _chunk(longest)
         launch(
@@ -204,8 +228,12 @@ def _cast_product(grad_MN: Tensor, x_MK: Tensor, cast: _Cast) -> None:
 def _float_operands(
     grad_MN: Tensor, x_MK: Tensor, grad_size: tuple[int, int], x_size: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Operands in the gradient's dtype; integers, which come with a gradient in float, are exact in bfloat16."""
-    grad = check_float(grad_MN if grad_MN.is_floating_point() else grad_MN.to(torch.bfloat16), "grad", grad_size)
+    """Operands in the gradient's dtype; integers, which come with a gradient in float, are exact in
+    bfloat16.
+    """
+    grad = check_float(
+        grad_MN if grad_MN.is_floating_point() else grad_MN.to(torch.bfloat16), "grad", grad_size
+    )
     return grad, check_float(x_MK.to(grad.dtype), "x", x_size)
 
 
@@ -214,7 +242,11 @@ def _cast_lookup(ids_M: Tensor, grad_MK: Tensor, cast: _Cast) -> None:
     terms, columns = ids_M.numel(), shape.in_features
     ids = check_readable(ids_M, "ids", torch.int64, (terms,))
     size = (terms, columns)
-    grad = check_readable(grad_MK, "grad", torch.int8, size) if cast.integer else check_float(grad_MK, "grad", size)
+    grad = (
+        check_readable(grad_MK, "grad", torch.int8, size)
+        if cast.integer
+        else check_float(grad_MK, "grad", size)
+    )
     if not (terms and columns):
         return
     distinct, order, starts, present_N = looked_up_rows(ids, shape.out_features)
@@ -253,26 +285,42 @@ def _cast_lookup(ids_M: Tensor, grad_MK: Tensor, cast: _Cast) -> None:
         steps.copy_(torch.where(present_N[:, None], steps, before))
 
 
-def _cast(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState, scaled: bool) -> None:
+def _cast(
+    grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState, scaled: bool
+) -> None:
     integer = grad_MN.dtype is torch.int8 and x_MK.dtype is torch.int8
     _cast_product(grad_MN, x_MK, _Cast(scale, state, integer=integer, scaled=scaled))
 
 
 def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Cast one micro-batch's votes ``sign(grad_y.T @ x)``; mutates ``votes``, ``exponent_votes`` and ``stats``."""
+    """Cast one micro-batch's votes ``sign(grad_y.T @ x)``; mutates ``votes``, ``exponent_votes``
+    and ``stats``.
+    """
     _cast(grad_MN, x_MK, scale, state, False)
 
 
-def cast_scaled_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Cast one micro-batch's scaled votes; mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``."""
+def cast_scaled_votes(
+    grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState
+) -> None:
+    """Cast one micro-batch's scaled votes; mutates ``votes``, ``exponent_votes``, ``stats`` and
+    ``magnitudes``.
+    """
     _cast(grad_MN, x_MK, scale, state, True)
 
 
 def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Votes of the looked-up rows; duplicates are summed before the sign, untouched rows stay bit-identical."""
-    _cast_lookup(ids_M, grad_MK, _Cast(scale, state, integer=grad_MK.dtype is torch.int8, scaled=False))
+    """Votes of the looked-up rows; duplicates are summed before the sign, untouched rows stay
+    bit-identical.
+    """
+    _cast_lookup(
+        ids_M, grad_MK, _Cast(scale, state, integer=grad_MK.dtype is torch.int8, scaled=False)
+    )
 
 
-def embedding_scaled_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+def embedding_scaled_votes(
+    ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState
+) -> None:
     """Scaled votes of the looked-up rows by the rule of :func:`cast_scaled_votes`."""
-    _cast_lookup(ids_M, grad_MK, _Cast(scale, state, integer=grad_MK.dtype is torch.int8, scaled=True))
+    _cast_lookup(
+        ids_M, grad_MK, _Cast(scale, state, integer=grad_MK.dtype is torch.int8, scaled=True)
+    )

@@ -1,8 +1,9 @@
 """Which entry of which table a call takes.
 
-What was measured on this machine comes first, then the shipped table. Where torch is told to use deterministic
-algorithms, choices are the shipped ones alone, whatever was measured: the order of float sums depends on the tile, so
-that a run has the same bits on all machines with that GPU. Integer results have the same bits with any tile.
+What was measured on this machine comes first, then the shipped table. Where torch is told to use
+deterministic algorithms, choices are the shipped ones alone, whatever was measured: the order of
+float sums depends on the tile, so that a run has the same bits on all machines with that GPU.
+Integer results have the same bits with any tile.
 """
 
 from __future__ import annotations
@@ -35,8 +36,13 @@ def forced(entry: Entry) -> Iterator[None]:
 
 
 def fixed_choices() -> bool:
-    """Whether torch is told to be deterministic; by warnings only, as tools do that fill memory, does not count."""
-    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    """Whether torch is told to be deterministic; by warnings only, as tools do that fill memory,
+    does not count.
+    """
+    return (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+    )
 
 
 def chosen_entry(kind: Kind, rows: int, outputs: int, columns: int, device: torch.device) -> Entry:

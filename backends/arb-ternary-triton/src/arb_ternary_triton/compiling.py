@@ -1,7 +1,9 @@
-"""Compiling the kernels for GPUs that are not there, and what the result says: registers, spills, shared memory.
+"""Compiling the kernels for GPUs that are not there, and what the result says: registers, spills,
+shared memory.
 
-A kernel's wrapper is called with tensors on the CPU while launches are recorded; what would have been started on a GPU
-is compiled for the target instead. Not in the interpreter: ``TRITON_INTERPRET`` must not be set.
+A kernel's wrapper is called with tensors on the CPU while launches are recorded; what would have
+been started on a GPU is compiled for the target instead. Not in the interpreter:
+``TRITON_INTERPRET`` must not be set.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ _SHAPE: Final = WeightShape(_SIZE, _SIZE, 128)
 
 
 def _weight(shape: WeightShape) -> tuple[Tensor, Tensor]:
-    packed = torch.full((shape.out_features, packed_columns(shape.in_features)), 0x55, dtype=torch.uint8)
+    packed = torch.full(
+        (shape.out_features, packed_columns(shape.in_features)), 0x55, dtype=torch.uint8
+    )
     return packed, torch.full((shape.out_features, shape.groups), -6, dtype=torch.int8)
 
 
@@ -91,7 +95,9 @@ def _state(shape: WeightShape, scaled: torch.dtype | None = None, **others: Tens
     size = shape.out_features + shape.in_features
     if scaled is not None:
         others |= {"magnitudes": torch.zeros(size), "vote_scale": torch.zeros(size, dtype=scaled)}
-    votes = layout.pack_votes(torch.zeros((shape.out_features, shape.in_features), dtype=torch.int8), shape.vote_bits)
+    votes = layout.pack_votes(
+        torch.zeros((shape.out_features, shape.in_features), dtype=torch.int8), shape.vote_bits
+    )
     limits = torch.tensor(VoteLimits(1024, 2))
     return new_state(shape, *_weight(shape), votes, "triton", limits=limits, **others)
 
@@ -106,7 +112,9 @@ def _linear(terms: int, dtype: torch.dtype, shape: WeightShape = _SHAPE) -> Call
     return run
 
 
-def _grad_input(terms: int, dtype: torch.dtype, shape: WeightShape = _SHAPE) -> Callable[[], object]:
+def _grad_input(
+    terms: int, dtype: torch.dtype, shape: WeightShape = _SHAPE
+) -> Callable[[], object]:
     def run() -> object:
         packed, exponent = _weight(shape)
         grad = torch.zeros((terms, shape.out_features), dtype=dtype)
@@ -121,7 +129,10 @@ def _votes(
 ) -> Callable[[], object]:
     def run() -> object:
         rows, columns = shape.out_features, shape.in_features
-        operands = torch.zeros((terms, rows), dtype=dtype), torch.zeros((terms, columns), dtype=dtype)
+        operands = (
+            torch.zeros((terms, rows), dtype=dtype),
+            torch.zeros((terms, columns), dtype=dtype),
+        )
         scale = torch.ones(()) if dtype is torch.int8 else None
         cast = casting.cast_votes if scaled is None else casting.cast_scaled_votes
         return cast(*operands, scale, _state(shape, scaled))
@@ -132,14 +143,21 @@ def _votes(
 def _flips(scaled: bool, shape: WeightShape = _SHAPE) -> Callable[[], object]:
     def run() -> object:
         state = _state(shape)
-        return flips.apply_scaled_votes(state, 32, 256, True) if scaled else flips.apply_votes(state, 32, 0)
+        return (
+            flips.apply_scaled_votes(state, 32, 256, True)
+            if scaled
+            else flips.apply_votes(state, 32, 0)
+        )
 
     return run
 
 
 def _lookup(scaled: bool, terms: int = 64, shape: WeightShape = _SHAPE) -> Callable[[], object]:
     def run() -> object:
-        ids, grad = torch.arange(terms) % shape.out_features, torch.zeros((terms, shape.in_features), dtype=torch.int8)
+        ids, grad = (
+            torch.arange(terms) % shape.out_features,
+            torch.zeros((terms, shape.in_features), dtype=torch.int8),
+        )
         wide = torch.zeros((shape.out_features, shape.groups), dtype=torch.int32)
         if scaled:
             casting.embedding_scaled_votes(ids, grad, torch.ones(()), _state(shape, torch.float32))
@@ -198,7 +216,9 @@ def _wire() -> object:
 
 
 def call_of(op: str, terms: int, shape: WeightShape, integer: bool) -> Callable[[], object]:
-    """A call of an op on a shape, with operands of int8 or bfloat16, for :func:`compile_call`; see :data:`OPS`."""
+    """A call of an op on a shape, with operands of int8 or bfloat16, for :func:`compile_call`; see
+    :data:`OPS`.
+    """
     dtype = torch.int8 if integer else torch.bfloat16
     x = torch.zeros((terms, shape.in_features), dtype=torch.bfloat16)
     calls: dict[str, Callable[[], object]] = {
@@ -251,17 +271,22 @@ CASES: Final[dict[str, Callable[[], object]]] = {
     "apply_votes": _flips(False),
     "apply_scaled_votes": _flips(True),
     "quantize_rows, M = 2048": lambda: rows.quantize_rows(torch.zeros((2048, _SIZE), dtype=_BF16)),
-    "rms_norm_quantize, M = 2048": lambda: rows.rms_norm_quantize(torch.zeros((2048, _SIZE), dtype=_BF16), 1e-6),
+    "rms_norm_quantize, M = 2048": lambda: rows.rms_norm_quantize(
+        torch.zeros((2048, _SIZE), dtype=_BF16), 1e-6
+    ),
 }
 
 
-#: The rest: kernels off the hot path, operands in float32, spreads that need 64 bits, accumulators of 4 and 2 bits.
+# : The rest: kernels off the hot path, operands in float32, spreads that need 64 bits, accumulators
+# of 4 and 2 bits.
 OTHERS: Final[dict[str, Callable[[], object]]] = {
     "linear float32, M = 1": _linear(1, torch.float32),
     "linear float32, M = 64": _linear(64, torch.float32),
     "linear_grad_input float32, M = 64": _grad_input(64, torch.float32),
     "linear int8, a wide spread, M = 64": _spread(products.linear, torch.ones(64)),
-    "linear_grad_input int8, a wide spread, M = 64": _spread(products.linear_grad_input, torch.ones(())),
+    "linear_grad_input int8, a wide spread, M = 64": _spread(
+        products.linear_grad_input, torch.ones(())
+    ),
     "embedding and its votes": _lookup(False),
     "embedding and its scaled votes": _lookup(True),
     "accumulators of 4 bits": _narrow(4),
@@ -297,7 +322,9 @@ def launches_of(call: Callable[[], object], target: str) -> list[Launch]:
         RuntimeError: as :func:`compile_case`.
     """
     if INTERPRETED:
-        raise RuntimeError("kernels were made for the interpreter: unset TRITON_INTERPRET to compile them")
+        raise RuntimeError(
+            "kernels were made for the interpreter: unset TRITON_INTERPRET to compile them"
+        )
     with recording(KNOWN[target.removesuffix("a")]) as launches:
         call()
     return launches
@@ -324,7 +351,9 @@ def _compiled(case: str, launch: Launch, target: str) -> Compiled:
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack a thread; the kernels have no arrays of their own, so what is there was spilled."""
+    """Registers and bytes of stack a thread; the kernels have no arrays of their own, so what is
+    there was spilled.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -337,28 +366,49 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 
 
 def _amd(text: str) -> tuple[int, int]:
-    found = {key: int(value) for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text)}
+    found = {
+        key: int(value)
+        for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text)
+    }
     return found["vgpr_count"], found["vgpr_spill_count"]
 
 
 _HEAD: Final = (
-    "| kernel | target | warps | registers | spills | shared memory | instructions |\n|---|---|---|---|---|---|---|"
+    "| kernel | target | warps | registers | spills | shared memory | instructions "
+    "|\n|---|---|---|---|---|---|---|"
 )
 
 
 def _row(one: Compiled) -> str:
     names = " ".join(f"`{name}`" for name in one.instructions) or "-"
-    return f"| {one.case} | {one.target} | {one.warps} | {one.registers} | {one.spills} | {one.shared} | {names} |"
+    return (
+        f"| {one.case} | {one.target} | {one.warps} | {one.registers} | {one.spills} | "
+        f"{one.shared} | {names} |"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """``python -m arb_ternary_triton.compiling``: compile cases for targets, print a table or JSON."""
-    parser = argparse.ArgumentParser(prog="python -m arb_ternary_triton.compiling", description=__doc__)
-    parser.add_argument("--target", action="append", choices=[*TARGETS], help="all of them if not given")
-    parser.add_argument("--case", action="append", choices=[*CASES], help="all of them if not given")
-    parser.add_argument("--call", nargs=6, metavar=("OP", "M", "N", "K", "G", "OPERANDS"), help="this call instead")
-    parser.add_argument("--others", action="store_true", help="every kernel of the cases off the hot path instead")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a Markdown table")
+    """``python -m arb_ternary_triton.compiling``: compile cases for targets, print a table or
+    JSON.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m arb_ternary_triton.compiling", description=__doc__
+    )
+    parser.add_argument(
+        "--target", action="append", choices=[*TARGETS], help="all of them if not given"
+    )
+    parser.add_argument(
+        "--case", action="append", choices=[*CASES], help="all of them if not given"
+    )
+    parser.add_argument(
+        "--call", nargs=6, metavar=("OP", "M", "N", "K", "G", "OPERANDS"), help="this call instead"
+    )
+    parser.add_argument(
+        "--others", action="store_true", help="every kernel of the cases off the hot path instead"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON instead of a Markdown table"
+    )
     chosen = parser.parse_args(arguments)
     found = []
     if not chosen.json:
@@ -370,7 +420,11 @@ def main(arguments: list[str] | None = None) -> int:
         calls = {op: call_of(op, terms, WeightShape(*of_weight), operands == "int8")}
     for case, call in (OTHERS if chosen.others else calls).items():
         for target in chosen.target or TARGETS:
-            some = compile_rest(case, call, target) if chosen.others else [compile_call(case, call, target)]
+            some = (
+                compile_rest(case, call, target)
+                if chosen.others
+                else [compile_call(case, call, target)]
+            )
             found += some
             if not chosen.json:
                 print("\n".join(map(_row, some)), flush=True)

@@ -1,7 +1,9 @@
-"""How large a tile a kernel takes, by kind of operands and number of rows: what tables hold, and a model of it.
+"""How large a tile a kernel takes, by kind of operands and number of rows: what tables hold, and a
+model of it.
 
-The model is what a GPU's data sheet and the compiled code suggest: tiles as large as the registers hold without a
-spill, and sums that are shared until there are two programs for each multiprocessor. Nothing in it was measured.
+The model is what a GPU's data sheet and the compiled code suggest: tiles as large as the registers
+hold without a spill, and sums that are shared until there are two programs for each multiprocessor.
+Nothing in it was measured.
 """
 
 from __future__ import annotations
@@ -14,9 +16,20 @@ from attrs import astuple, field, frozen, validators
 
 from arb_ternary_triton.gpu import Gpu
 
-__all__ = ["KINDS", "ROWS", "Entry", "Kind", "bounds_of", "kind_name", "modelled", "operands_of", "row_bound"]
+__all__ = [
+    "KINDS",
+    "ROWS",
+    "Entry",
+    "Kind",
+    "bounds_of",
+    "kind_name",
+    "modelled",
+    "operands_of",
+    "row_bound",
+]
 
-#: A kernel and its operands. ``wide``: sums in 64 bits, band by band; ``shifts``: votes by shifts, in 64 bits.
+# : A kernel and its operands. ``wide``: sums in 64 bits, band by band; ``shifts``: votes by shifts,
+# in 64 bits.
 Kind = tuple[str, str]
 _PRODUCTS: Final = ("int8", "wide", "16 bits", "float32")
 KINDS: Final[tuple[Kind, ...]] = (
@@ -26,13 +39,16 @@ KINDS: Final[tuple[Kind, ...]] = (
     *(("grad_input", operands) for operands in _PRODUCTS),
     *(("votes", operands) for operands in ("int8", "shifts", "16 bits", "float32")),
 )
-#: Numbers of rows of activations that tables tell apart: up to each; the last serves what is above it too.
+# : Numbers of rows of activations that tables tell apart: up to each; the last serves what is above
+# it too.
 ROWS: Final = (1, 16, 32, 128, 512, 2048)
 
 
 def _power_of_two(_instance: object, attribute: object, value: int) -> None:
     if value < 1 or value & (value - 1):
-        raise ValueError(f"{getattr(attribute, 'name', attribute)} must be a power of two, got {value}")
+        raise ValueError(
+            f"{getattr(attribute, 'name', attribute)} must be a power of two, got {value}"
+        )
 
 
 _SIZE: Final = [validators.instance_of(int), _power_of_two]

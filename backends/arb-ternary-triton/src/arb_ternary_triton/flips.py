@@ -31,7 +31,9 @@ def _flip(
     check_shape(shape)
     rows, columns = shape.out_features, shape.in_features
     check_mutable(packed, "packed", torch.uint8, (rows, packed_columns(columns)))
-    check_mutable(votes, "votes", torch.int8 if shape.vote_bits == 8 else torch.uint8, vote_size(shape))
+    check_mutable(
+        votes, "votes", torch.int8 if shape.vote_bits == 8 else torch.uint8, vote_size(shape)
+    )
     flips = torch.zeros((), dtype=torch.int64, device=packed.device)
     tile = elementwise(rows, columns)
     launch(
@@ -62,21 +64,29 @@ def _flip(
 
 
 def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
-    """Turn crossings into flips; mutates ``weight`` and ``votes``; int64 scalar: trits that changed."""
+    """Turn crossings into flips; mutates ``weight`` and ``votes``; int64 scalar: trits that
+    changed.
+    """
     return _flip(state, threshold, leak=leak)
 
 
 def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
-    """Flips with or without carry, then decay by the counter hash; mutates ``weight`` and ``votes``."""
+    """Flips with or without carry, then decay by the counter hash; mutates ``weight`` and
+    ``votes``.
+    """
     keys = (0, 0, False)
     if decay:
         seed, step, stream = state.draw()
-        keys = hash_keys(seed, step, stream + USE_DECAY, (state.first_row + state.sizes[0]) * state.sizes[1])
+        keys = hash_keys(
+            seed, step, stream + USE_DECAY, (state.first_row + state.sizes[0]) * state.sizes[1]
+        )
     return _flip(state, threshold, decay=decay, carry=carry, keys=keys)
 
 
 def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
-    """Move exponents by one step within their band; mutates both; int64 scalar: exponents that changed."""
+    """Move exponents by one step within their band; mutates both; int64 scalar: exponents that
+    changed.
+    """
     exponent, exponent_votes, origin = state.exponent, state.learned, state.origin
     rows, groups = exponent.shape
     check_mutable(exponent, "exponent", torch.int8, (rows, groups))

@@ -1,8 +1,9 @@
-"""Smallest exponents of rows and of columns: the units of integer products, kept while the exponents are unchanged.
+"""Smallest exponents of rows and of columns: the units of integer products, kept while the
+exponents are unchanged.
 
-How far the exponents spread chooses the kernel of a product, so the host has to know it. Where a kernel moves
-exponents, it sets off that transfer by itself; the optimizer's own transfer at the end of its step comes after it on
-the stream, so that the next product finds the numbers on the host.
+How far the exponents spread chooses the kernel of a product, so the host has to know it. Where a
+kernel moves exponents, it sets off that transfer by itself; the optimizer's own transfer at the end
+of its step comes after it on the stream, so that the next product finds the numbers on the host.
 """
 
 from __future__ import annotations
@@ -28,11 +29,16 @@ _KEPT: Final = 4096
 
 
 class Arriving:
-    """Integers of a device on their way to the host, which waits only if it asks before they are there."""
+    """Integers of a device on their way to the host, which waits only if it asks before they are
+    there.
+    """
 
     def __init__(self, numbers: Tensor) -> None:
-        self._numbers = numbers.to("cpu", non_blocking=True)  # pinned, where the transfer need not be waited for
-        self._sent: Any = torch.cuda.current_stream(numbers.device).record_event() if numbers.is_cuda else None
+        # pinned, where the transfer need not be waited for
+        self._numbers = numbers.to("cpu", non_blocking=True)
+        self._sent: Any = (
+            torch.cuda.current_stream(numbers.device).record_event() if numbers.is_cuda else None
+        )
         self._read: list[int] | None = None
 
     def read(self) -> list[int]:
@@ -51,7 +57,8 @@ class Floors:
     Attributes:
         rows: int32 ``[N]``, the smallest exponent of each row.
         columns: int32 ``[K]``, the smallest exponent in each column.
-        spreads: how far exponents of one row exceed its smallest, at most, and likewise of one column.
+        spreads: how far exponents of one row exceed its smallest, at most, and likewise of one
+            column.
     """
 
     rows: Tensor
@@ -76,8 +83,8 @@ _lock = Lock()
 def floors_of(exponent: Tensor, shape: WeightShape) -> Floors:
     """The floors of int8 exponents ``[N, J]`` of a weight that is not empty.
 
-    Where something else than :func:`renew_floors` has seen the exponents change (a checkpoint was loaded), the host
-    waits for the device once, because the spread chooses the kernel.
+    Where something else than :func:`renew_floors` has seen the exponents change (a checkpoint was
+    loaded), the host waits for the device once, because the spread chooses the kernel.
     """
     if exponent.is_inference():
         return _measure(exponent, shape)
@@ -91,7 +98,9 @@ def floors_of(exponent: Tensor, shape: WeightShape) -> Floors:
 
 
 def renew_floors(exponent: Tensor) -> None:
-    """Find the floors of exponents that a kernel has just moved, if a product has asked for them before."""
+    """Find the floors of exponents that a kernel has just moved, if a product has asked for them
+    before.
+    """
     if exponent.is_inference():
         return
     with _lock:
@@ -114,13 +123,17 @@ def _keep(exponent: Tensor, version: int, shape: WeightShape) -> Floors:
 def check_spread(spread: int) -> None:
     """Refuse exponents that spread so far that 64 bits do not hold the sum for K = 2**16."""
     if spread > MAX_SPREAD:
-        raise ValueError(f"exponents spread over {spread}; the exact integer product takes at most {MAX_SPREAD}")
+        raise ValueError(
+            f"exponents spread over {spread}; the exact integer product takes at most {MAX_SPREAD}"
+        )
 
 
 def _measure(exponent: Tensor, shape: WeightShape) -> Floors:
     wide = exponent.to(int32)
     rows, columns = wide.amin(dim=1), wide.amin(dim=0)
-    spreads = Arriving(stack([(wide.amax(dim=1) - rows).amax(), (wide.amax(dim=0) - columns).amax()]))
+    spreads = Arriving(
+        stack([(wide.amax(dim=1) - rows).amax(), (wide.amax(dim=0) - columns).amax()])
+    )
     if shape.groups == 1:
         spread_out = columns.expand(shape.in_features)
     else:

@@ -32,7 +32,9 @@ class Gpu:
 
 
 #: GPUs of the shipped table: A100, H100 and H200, MI300X.
-KNOWN: Final = {gpu.family: gpu for gpu in (Gpu("sm_80", 108), Gpu("sm_90", 132), Gpu("gfx942", 304))}
+KNOWN: Final = {
+    gpu.family: gpu for gpu in (Gpu("sm_80", 108), Gpu("sm_90", 132), Gpu("gfx942", 304))
+}
 
 
 @cache

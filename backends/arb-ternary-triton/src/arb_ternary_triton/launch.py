@@ -26,13 +26,16 @@ __all__ = [
     "serves",
 ]
 
-#: Whether Triton's kernels were made for its interpreter, which is decided when the first of them is imported.
+# : Whether Triton's kernels were made for its interpreter, which is decided when the first of them
+# is imported.
 INTERPRETED: Final = bool(triton.knobs.runtime.interpret)
 
 
 @define
 class Launch:
-    """What would have been started: the kernel, its arguments, compile-time constants and options."""
+    """What would have been started: the kernel, its arguments, compile-time constants and
+    options.
+    """
 
     kernel: Any
     grid: tuple[int, ...]
@@ -55,7 +58,9 @@ _recorder: _Recorder | None = None
 
 @contextmanager
 def recording(gpu: Gpu) -> Iterator[list[Launch]]:
-    """Note kernels instead of starting them, so that a machine without a GPU can compile what ``gpu`` would run."""
+    """Note kernels instead of starting them, so that a machine without a GPU can compile what
+    ``gpu`` would run.
+    """
     global _recorder  # noqa: PLW0603
     _recorder = _Recorder([], gpu)
     try:
@@ -70,7 +75,9 @@ def recorded_gpu() -> Gpu | None:
 
 
 def on_nvidia() -> bool:
-    """Whether kernels are for NVIDIA's GPUs, with their dot product of four bytes, and not for AMD's."""
+    """Whether kernels are for NVIDIA's GPUs, with their dot product of four bytes, and not for
+    AMD's.
+    """
     if _recorder is not None:
         return _recorder.gpu.nvidia
     return not INTERPRETED and torch.version.hip is None
@@ -82,11 +89,17 @@ def serves(tensor: Tensor) -> bool:
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any
+    kernel: Any,
+    grid: tuple[int, ...],
+    *arguments: Any,
+    warps: int = 4,
+    stages: int = 2,
+    **constants: Any,
 ) -> None:
     """Run ``kernel`` on ``grid``; an empty grid runs nothing.
 
-    Multiplications and additions are not fused: the number format says where a rounding takes place.
+    Multiplications and additions are not fused: the number format says where a rounding takes
+    place.
 
     Args:
         kernel: a function under ``triton.jit``.
@@ -108,7 +121,9 @@ def launch(
         return
     device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
     with torch.cuda.device(device):
-        kernel[grid](*arguments, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **constants)
+        kernel[grid](
+            *arguments, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **constants
+        )
 
 
 def cdiv(size: int, tile: int) -> int:

@@ -30,7 +30,16 @@ def _pack(values_NK: Tensor, width: int, bits: int) -> Tensor:
     grid = (cdiv(rows, tile.rows), cdiv(columns, tile.columns))
     arguments = (rows, columns, *values.stride(), width)
     # Values are not checked: that would make the host wait for the device in every repacking.
-    launch(pack_kernel, grid, values, stored, *arguments, BITS=bits, ROWS=tile.rows, COLUMNS=tile.columns)
+    launch(
+        pack_kernel,
+        grid,
+        values,
+        stored,
+        *arguments,
+        BITS=bits,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+    )
     return stored
 
 
@@ -40,7 +49,16 @@ def _unpack(stored: Tensor, shape: WeightShape, bits: int) -> Tensor:
     tile = elementwise(rows, columns)
     grid = (cdiv(rows, tile.rows), cdiv(columns, tile.columns))
     arguments = (rows, columns, stored.shape[1])
-    launch(unpack_kernel, grid, stored, values, *arguments, BITS=bits, ROWS=tile.rows, COLUMNS=tile.columns)
+    launch(
+        unpack_kernel,
+        grid,
+        stored,
+        values,
+        *arguments,
+        BITS=bits,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+    )
     return values
 
 
@@ -55,7 +73,9 @@ def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
 
 
 def pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
-    """int8 votes ``[N, K]`` to the backend's layout: int8 for 8 bits, else bytes of whole blocks of 128 columns."""
+    """int8 votes ``[N, K]`` to the backend's layout: int8 for 8 bits, else bytes of whole blocks of
+    128 columns.
+    """
     if bits == 8:
         return votes_NK.clone(memory_format=torch.contiguous_format)
     return _pack(votes_NK, vote_columns(votes_NK.shape[-1], bits), bits)
@@ -65,4 +85,6 @@ def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
     """The backend's layout of votes to int8 ``[N, K]``, memory of its own."""
     if shape.vote_bits == 8:
         return check_readable(votes, "votes", torch.int8, vote_size(shape)).clone()
-    return _unpack(check_readable(votes, "votes", torch.uint8, vote_size(shape)), shape, shape.vote_bits)
+    return _unpack(
+        check_readable(votes, "votes", torch.uint8, vote_size(shape)), shape, shape.vote_bits
+    )

@@ -13,12 +13,19 @@ _LARGEST: Final = 1 << 33
 
 
 def hash_keys(seed: int, step: int, stream: int, count: int) -> tuple[int, int, bool]:
-    """Keys of the first and the second 2**32 indices, as int32, and whether the second is needed for ``count``.
+    """Keys of the first and the second 2**32 indices, as int32, and whether the second is needed
+    for ``count``.
 
     Raises:
         ValueError: ``count`` exceeds 2**33.
     """
     if count > _LARGEST:
-        raise ValueError(f"the triton backend hashes up to {_LARGEST} elements of a tensor, got {count}")
+        raise ValueError(
+            f"the triton backend hashes up to {_LARGEST} elements of a tensor, got {count}"
+        )
     wide = count > _LARGEST >> 1
-    return signed(hash_key(seed, step, stream)), signed(hash_key(seed, step, stream, 1)) if wide else 0, wide
+    return (
+        signed(hash_key(seed, step, stream)),
+        signed(hash_key(seed, step, stream, 1)) if wide else 0,
+        wide,
+    )

@@ -10,11 +10,17 @@ from arb_ternary.specs import BackendSpec
 
 ARB_API_VERSION = (1, 0)
 
-INTERPRET = Variable("TRITON_INTERPRET", "0", "Triton's own switch: 1 runs its kernels in an interpreter, on the CPU")
-TUNE = Variable(
-    "ARB_TERNARY_TRITON_TUNE", "0", "1 lets the `triton` backend measure tile sizes on the GPU and keep the fastest"
+INTERPRET = Variable(
+    "TRITON_INTERPRET", "0", "Triton's own switch: 1 runs its kernels in an interpreter, on the CPU"
 )
-CACHE_HOME = Variable("XDG_CACHE_HOME", "", "folder of caches, for measured tile sizes; empty is ~/.cache")
+TUNE = Variable(
+    "ARB_TERNARY_TRITON_TUNE",
+    "0",
+    "1 lets the `triton` backend measure tile sizes on the GPU and keep the fastest",
+)
+CACHE_HOME = Variable(
+    "XDG_CACHE_HOME", "", "folder of caches, for measured tile sizes; empty is ~/.cache"
+)
 
 
 @hookimpl
@@ -27,7 +33,8 @@ def arb_register_backends() -> Sequence[BackendSpec]:
             probe="arb_ternary_triton.probe:probe",
             priority=10,
             devices=("cuda", "cpu"),
-            summary="Triton kernels for CUDA and ROCm; TRITON_INTERPRET=1 runs them on the CPU, slowly, for tests",
+            summary="Triton kernels for CUDA and ROCm; TRITON_INTERPRET=1 runs them on the CPU, "
+            "slowly, for tests",
             variables=(INTERPRET, TUNE, CACHE_HOME),
             libraries=("triton",),
         ),

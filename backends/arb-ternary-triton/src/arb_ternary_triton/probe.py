@@ -1,4 +1,6 @@
-"""Whether the Triton kernels can work on a device; imports neither torch nor triton, and wakes no accelerator."""
+"""Whether the Triton kernels can work on a device; imports neither torch nor triton, and wakes no
+accelerator.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +24,39 @@ def interpreted() -> bool:
 
 
 def probe(device: str) -> ProbeResult:
-    """Usable on ``cuda`` with a driver, and on ``cpu`` where ``TRITON_INTERPRET=1`` asks for the interpreter."""
+    """Usable on ``cuda`` with a driver, and on ``cpu`` where ``TRITON_INTERPRET=1`` asks for the
+    interpreter.
+    """
     release = _release()
     if release is None:
         return ProbeResult(False, "triton is not installed: pip install triton (Linux only)")
     if _numbers(release) < _OLDEST:
-        return ProbeResult(False, f"triton {release} is too old: pip install 'triton>={'.'.join(map(str, _OLDEST))}'")
+        return ProbeResult(
+            False,
+            f"triton {release} is too old: pip install 'triton>={'.'.join(map(str, _OLDEST))}'",
+        )
     kind = device.partition(":")[0]
     torch = probe_torch(device)
     if not torch.usable:
         return ProbeResult(False, torch.reason)
     if kind == "cpu":
         if interpreted():
-            return ProbeResult(True, f"triton {release} in its interpreter, for tests: slow", last_resort=True)
-        return ProbeResult(False, f"triton {release} compiles for GPUs only; {INTERPRET.name}=1 runs its interpreter")
+            return ProbeResult(
+                True, f"triton {release} in its interpreter, for tests: slow", last_resort=True
+            )
+        return ProbeResult(
+            False,
+            f"triton {release} compiles for GPUs only; {INTERPRET.name}=1 runs its interpreter",
+        )
     if interpreted():
         return ProbeResult(False, f"{INTERPRET.name}=1 runs kernels on the CPU; unset it")
     return ProbeResult(True, f"triton {release}")
 
 
 def _release() -> str | None:
-    """The installed release of Triton; ROCm builds of torch bring it under another distribution's name."""
+    """The installed release of Triton; ROCm builds of torch bring it under another distribution's
+    name.
+    """
     if find_spec("triton") is None:
         return None
     for distribution in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm"):

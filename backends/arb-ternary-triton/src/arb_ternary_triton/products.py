@@ -56,16 +56,22 @@ def _check_exponent(exponent: Tensor, shape: WeightShape) -> Tensor:
 
 def _dense(packed: Tensor, exponent: Tensor, shape: WeightShape) -> Tensor:
     """The weight as a float64 matrix, for the gradient checks that need that dtype."""
-    scale = torch.exp2(exponent.to(torch.float64)).repeat_interleave(max(1, shape.group_size), dim=1)
+    scale = torch.exp2(exponent.to(torch.float64)).repeat_interleave(
+        max(1, shape.group_size), dim=1
+    )
     return unpack(packed, shape) * scale[:, : shape.in_features]
 
 
 def _result_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a kernel writes; the interpreter cuts bfloat16 off instead of rounding: it writes float32."""
+    """The dtype that a kernel writes; the interpreter cuts bfloat16 off instead of rounding: it
+    writes float32.
+    """
     if dtype is torch.float64 or (INTERPRETED and dtype is torch.bfloat16):
         return torch.float32
     if dtype not in FLOATS:
-        raise TypeError(f"dtype: the triton backend serves float32, bfloat16 and float16, got {dtype}")
+        raise TypeError(
+            f"dtype: the triton backend serves float32, bfloat16 and float16, got {dtype}"
+        )
     return dtype
 
 
@@ -76,9 +82,13 @@ class _Pieces:
         kind = (torch.int32 if bands == 1 else torch.int64) if integer else torch.float32
         self.split = split
         self.out = out
-        self.part = torch.empty((split, *out.shape), dtype=kind, device=out.device) if split > 1 else out
+        self.part = (
+            torch.empty((split, *out.shape), dtype=kind, device=out.device) if split > 1 else out
+        )
 
-    def finish(self, scale: Tensor, stride: int, floor: Tensor, bias: Tensor | None, integer: bool) -> Tensor:
+    def finish(
+        self, scale: Tensor, stride: int, floor: Tensor, bias: Tensor | None, integer: bool
+    ) -> Tensor:
         if self.split > 1:
             rows, columns = self.out.shape
             tile = elementwise(rows, columns)
@@ -175,7 +185,9 @@ def linear_grad_input(
     shape: WeightShape,
     dtype: torch.dtype,
 ) -> Tensor:
-    """``grad_y @ W`` from the packed weight, ``[M, K]`` in ``dtype``; an int8 gradient is summed exactly."""
+    """``grad_y @ W`` from the packed weight, ``[M, K]`` in ``dtype``; an int8 gradient is summed
+    exactly.
+    """
     rows, outputs, columns = grad_MN.shape[0], shape.out_features, shape.in_features
     packed, exponent = check_packed(packed, shape), _check_exponent(exponent, shape)
     if scale is None and torch.float64 in (grad_MN.dtype, dtype):
@@ -205,16 +217,20 @@ def linear_grad_input(
         grad, unit, packed, exponent, floor, out, pieces.part,
         rows, outputs, columns, packed.shape[1], shape.groups, cdiv(outputs, tile.split),
         GROUP=_group(shape), INT8=integer, BANDS=bands, SPLIT=tile.split,
-        ROWS=tile.rows, OUTPUTS=tile.outputs, BLOCKS=tile.blocks, warps=tile.warps, stages=tile.stages,
+        ROWS=tile.rows, OUTPUTS=tile.outputs, BLOCKS=tile.blocks,
+        warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
     return pieces.finish(unit, 0, floor, None, integer).to(dtype)
 
 
-def embedding(ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype) -> Tensor:
+def embedding(
+    ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype
+) -> Tensor:
     """Rows ``W[ids]``, ``[M, K]`` in ``dtype``; only the requested rows are decoded.
 
     Raises:
-        IndexError: an id is outside ``0 .. N - 1``; on a GPU the device stops at it, as torch's embedding does.
+        IndexError: an id is outside ``0 .. N - 1``; on a GPU the device stops at it, as torch's
+            embedding does.
     """
     ids = check_readable(ids_M, "ids", torch.int64, (ids_M.numel(),))
     packed, exponent = check_packed(packed, shape), _check_exponent(exponent, shape)
@@ -224,7 +240,9 @@ def embedding(ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShap
     if ids.device.type != "cpu":
         torch._assert_async(inside)  # the host does not wait for it
     elif not inside:
-        raise IndexError(f"ids must lie in 0..{shape.out_features - 1}, got {int(ids.min())}..{int(ids.max())}")
+        raise IndexError(
+            f"ids must lie in 0..{shape.out_features - 1}, got {int(ids.min())}..{int(ids.max())}"
+        )
     tile = elementwise(ids.numel(), columns)
     launch(
         lookup_kernel,

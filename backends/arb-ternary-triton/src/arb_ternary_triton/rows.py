@@ -6,7 +6,11 @@ import torch
 from torch import Tensor
 
 from arb_ternary_triton.arguments import check_float
-from arb_ternary_triton.kernels.rows import largest_kernel, quantize_gradient_kernel, quantize_rows_kernel
+from arb_ternary_triton.kernels.rows import (
+    largest_kernel,
+    quantize_gradient_kernel,
+    quantize_rows_kernel,
+)
 from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
 from arb_ternary_triton.noise import hash_keys
 
@@ -35,19 +39,23 @@ def _quantize(x_MK: Tensor, eps: float, norm: bool) -> tuple[Tensor, Tensor]:
 def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     """Per-row absolute-maximum quantisation: ``q`` int8 ``[M, K]`` and ``s`` float32 ``[M]``.
 
-    ``s = max|x| / 127``, ``q = round_half_even(x / s)`` with IEEE division; zero rows give zeros, a row that is not
-    finite a scale that is not finite and zeros.
+    ``s = max|x| / 127``, ``q = round_half_even(x / s)`` with IEEE division; zero rows give zeros, a
+    row that is not finite a scale that is not finite and zeros.
     """
     return _quantize(x_MK, 0.0, False)
 
 
 def rms_norm_quantize(x_MK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm without gain, ``x * rsqrt(mean(x**2) + eps)`` in float32, then :func:`quantize_rows`, in one kernel."""
+    """RMSNorm without gain, ``x * rsqrt(mean(x**2) + eps)`` in float32, then :func:`quantize_rows`,
+    in one kernel.
+    """
     return _quantize(x_MK, eps, True)
 
 
 def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tuple[Tensor, Tensor]:
-    """Stochastic rounding to int8 with one power-of-two scale: ``q`` int8 ``[M, N]`` and the scale, float32."""
+    """Stochastic rounding to int8 with one power-of-two scale: ``q`` int8 ``[M, N]`` and the scale,
+    float32.
+    """
     grad = check_float(grad_MN, "grad", tuple(grad_MN.shape))
     count = grad.numel()
     q = torch.empty(grad.shape, dtype=torch.int8, device=grad.device)
@@ -59,5 +67,16 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
     grid = (cdiv(count, chunk),)
     launch(largest_kernel, grid, grad, largest, count, CHUNK=chunk)
     keys = hash_keys(seed, step, stream, count)
-    launch(quantize_gradient_kernel, grid, grad, largest, q, scale, count, *keys[:2], WIDE=keys[2], CHUNK=chunk)
+    launch(
+        quantize_gradient_kernel,
+        grid,
+        grad,
+        largest,
+        q,
+        scale,
+        count,
+        *keys[:2],
+        WIDE=keys[2],
+        CHUNK=chunk,
+    )
     return q, scale

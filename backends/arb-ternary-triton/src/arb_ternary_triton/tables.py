@@ -1,9 +1,10 @@
 """Tables of choices: the one that is shipped, and what was measured on this machine, kept on disk.
 
-The shipped table, ``tiles.json``, holds the choices of the model for the GPUs of ``arb_ternary_triton.gpu.KNOWN``: no
-GPU was at hand when it was made, and nothing in it is measured. Measured choices are kept in the user's cache
-directory, a file for each GPU; another release of Triton measures anew. A file is replaced as a whole, under a lock:
-two processes that measure at a time keep both of their findings, and of two findings on one shape the first, so that
+The shipped table, ``tiles.json``, holds the choices of the model for the GPUs of
+``arb_ternary_triton.gpu.KNOWN``: no GPU was at hand when it was made, and nothing in it is
+measured. Measured choices are kept in the user's cache directory, a file for each GPU; another
+release of Triton measures anew. A file is replaced as a whole, under a lock: two processes that
+measure at a time keep both of their findings, and of two findings on one shape the first, so that
 all of them go on with the same choice.
 """
 
@@ -31,11 +32,23 @@ from arb_ternary_triton.gpu import KNOWN, Gpu
 from arb_ternary_triton.launch import power_of_two_up
 from arb_ternary_triton.plugin import CACHE_HOME
 
-__all__ = ["FORMAT", "Bucket", "Measured", "UserTable", "bucket_of", "shipped", "shipped_document", "user_table"]
+__all__ = [
+    "FORMAT",
+    "Bucket",
+    "Measured",
+    "UserTable",
+    "bucket_of",
+    "shipped",
+    "shipped_document",
+    "user_table",
+]
 
 FORMAT: Final = "arb-ternary-triton-tiles"
 _VERSION: Final = 1
-_ORIGIN: Final = "Choices of the analytic model; no GPU was at hand when they were made, and nothing here is measured."
+_ORIGIN: Final = (
+    "Choices of the analytic model; no GPU was at hand when they were made, and "
+    "nothing here is measured."
+)
 
 #: Rows, outputs and columns that stand for those of a call.
 Bucket = tuple[int, int, int]
@@ -44,19 +57,25 @@ _log = logging.getLogger("arb_ternary.backends")
 
 
 def bucket_of(rows: int, outputs: int, columns: int) -> Bucket:
-    """The shape that stands for a call's: the bound of its rows; powers of two from 128 to 65536 for the weight."""
-    outputs, columns = (min(max(power_of_two_up(size), 128), 1 << 16) for size in (outputs, columns))
+    """The shape that stands for a call's: the bound of its rows; powers of two from 128 to 65536
+    for the weight.
+    """
+    outputs, columns = (
+        min(max(power_of_two_up(size), 128), 1 << 16) for size in (outputs, columns)
+    )
     return row_bound(rows), outputs, columns
 
 
-# --- shipped ---------------------------------------------------------------------------------------------------------
+# --- shipped
 
 
 def shipped_document() -> dict[str, Any]:
     """What ``tiles.json`` holds: for each GPU and kind, a choice for each number of rows."""
     families = {
         gpu.family: {
-            kind_name(kind): {str(rows): modelled(kind, rows, gpu).to_json() for rows in bounds_of(kind)}
+            kind_name(kind): {
+                str(rows): modelled(kind, rows, gpu).to_json() for rows in bounds_of(kind)
+            }
             for kind in KINDS
         }
         for gpu in KNOWN.values()
@@ -81,7 +100,7 @@ def shipped(kind: Kind, rows: int, gpu: Gpu) -> Entry:
     return modelled(kind, bound, gpu)
 
 
-# --- measured --------------------------------------------------------------------------------------------------------
+# --- measured
 
 
 @frozen
@@ -114,7 +133,8 @@ class UserTable:
             return self._found.get(_key(kind, bucket))
 
     def keep(self, kind: Kind, bucket: Bucket, measured: Measured) -> Measured:
-        """Add a finding to the file; returns what holds from now on: another process may have been first.
+        """Add a finding to the file; returns what holds from now on: another process may have been
+        first.
 
         A file that cannot be written is told of, and the finding holds for this process.
         """
@@ -146,19 +166,26 @@ class UserTable:
             if document["triton"] != self.release:
                 return {}
             return {
-                key: Measured(Entry(*one["tile"]), float(one["seconds"])) for key, one in document["measured"].items()
+                key: Measured(Entry(*one["tile"]), float(one["seconds"]))
+                for key, one in document["measured"].items()
             }
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             return self._ignored(error)
 
     def _ignored(self, error: Exception) -> dict[str, Measured]:
         _log.warning(
-            "%s: not a table of measured tiles, so it is ignored: %s: %s", self.path, type(error).__name__, error
+            "%s: not a table of measured tiles, so it is ignored: %s: %s",
+            self.path,
+            type(error).__name__,
+            error,
         )
         return {}
 
     def _write(self, measured: Mapping[str, Measured]) -> None:
-        rows = {key: {"tile": one.entry.to_json(), "seconds": one.seconds} for key, one in sorted(measured.items())}
+        rows = {
+            key: {"tile": one.entry.to_json(), "seconds": one.seconds}
+            for key, one in sorted(measured.items())
+        }
         document = {"format": FORMAT, "version": _VERSION, "triton": self.release, "measured": rows}
         handle, name = tempfile.mkstemp(prefix=f"{self.path.name}.", dir=self.path.parent)
         try:

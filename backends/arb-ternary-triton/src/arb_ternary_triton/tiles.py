@@ -33,7 +33,9 @@ class Tile:
 
 @frozen
 class RowTile:
-    """For one row of activations: rows of the weight, blocks of 128 columns at a time, programs a sum."""
+    """For one row of activations: rows of the weight, blocks of 128 columns at a time, programs a
+    sum.
+    """
 
     outputs: int
     blocks: int
@@ -44,7 +46,9 @@ class RowTile:
 
 @frozen
 class ProductTile:
-    """For tiles on tensor cores: rows of activations, rows of the weight, blocks of columns, programs a sum."""
+    """For tiles on tensor cores: rows of activations, rows of the weight, blocks of columns,
+    programs a sum.
+    """
 
     rows: int
     outputs: int
@@ -73,7 +77,9 @@ def elementwise(rows: int, columns: int) -> Tile:
 
 
 def _shared(entry: Entry, programs: int, steps: int) -> int:
-    """Programs that share a sum of ``steps`` steps, until they fill the GPU; at least 4 steps each, and at most 16."""
+    """Programs that share a sum of ``steps`` steps, until they fill the GPU; at least 4 steps each,
+    and at most 16.
+    """
     return max(1, min(cdiv(entry.fill, max(1, programs)), steps // 4, 16))
 
 
@@ -97,7 +103,9 @@ def choose_linear(
         size = min(power_of_two_up(blocks), 16)
         return ProductTile(_bounded(rows), _bounded(outputs), size, 2 if blocks > size else 1)
     one = chosen_entry(("linear", operands_of(dtype, wide=wide)), rows, outputs, columns, device)
-    split = _shared(one, cdiv(rows, one.rows) * cdiv(outputs, one.outputs), cdiv(blocks, one.blocks))
+    split = _shared(
+        one, cdiv(rows, one.rows) * cdiv(outputs, one.outputs), cdiv(blocks, one.blocks)
+    )
     return ProductTile(one.rows, one.outputs, one.blocks, split, one.warps, one.stages)
 
 
@@ -107,23 +115,42 @@ def choose_grad_input(
     """For ``linear_grad_input``, whose sums run over ``outputs``; ``wide``: in 64 bits."""
     blocks = cdiv(columns, 128)
     if INTERPRETED:
-        tile = ProductTile(_bounded(rows), max(32, _bounded(outputs)), min(power_of_two_up(blocks), 16), 1)
+        tile = ProductTile(
+            _bounded(rows), max(32, _bounded(outputs)), min(power_of_two_up(blocks), 16), 1
+        )
         return ProductTile(tile.rows, tile.outputs, tile.blocks, 2 if outputs > tile.outputs else 1)
-    one = chosen_entry(("grad_input", operands_of(dtype, wide=wide)), rows, outputs, columns, device)
-    split = _shared(one, cdiv(rows, one.rows) * 4 * cdiv(blocks, one.blocks), cdiv(outputs, one.outputs))
+    one = chosen_entry(
+        ("grad_input", operands_of(dtype, wide=wide)), rows, outputs, columns, device
+    )
+    split = _shared(
+        one, cdiv(rows, one.rows) * 4 * cdiv(blocks, one.blocks), cdiv(outputs, one.outputs)
+    )
     return ProductTile(one.rows, one.outputs, one.blocks, split, one.warps, one.stages)
 
 
 def choose_votes(
-    terms: int, outputs: int, columns: int, dtype: torch.dtype, by_shifts: bool, device: torch.device
+    terms: int,
+    outputs: int,
+    columns: int,
+    dtype: torch.dtype,
+    by_shifts: bool,
+    device: torch.device,
 ) -> VoteTile:
     """For votes cast from a product over ``terms`` rows."""
     if INTERPRETED:
-        return VoteTile(_bounded(outputs), min(max(128, power_of_two_up(columns)), 512), max(32, _bounded(terms)))
-    one = chosen_entry(("votes", operands_of(dtype, shifts=by_shifts)), terms, outputs, columns, device)
+        return VoteTile(
+            _bounded(outputs),
+            min(max(128, power_of_two_up(columns)), 512),
+            max(32, _bounded(terms)),
+        )
+    one = chosen_entry(
+        ("votes", operands_of(dtype, shifts=by_shifts)), terms, outputs, columns, device
+    )
     return VoteTile(one.outputs, 128 * one.blocks, one.rows, one.warps, one.stages)
 
 
 def _bounded(size: int) -> int:
-    """A tile that a small operand fits in, within what a tensor core takes and an interpreter likes."""
+    """A tile that a small operand fits in, within what a tensor core takes and an interpreter
+    likes.
+    """
     return min(max(16, power_of_two_up(size)), 256)

@@ -1,7 +1,9 @@
-"""A recorded launch as Triton's compiler takes it: which arguments are constants, which are multiples of 16.
+"""A recorded launch as Triton's compiler takes it: which arguments are constants, which are
+multiples of 16.
 
-What Triton does with the arguments of a call on a GPU is done here for one that is only recorded, by the same rules: an
-integer that equals 1 becomes a constant of the kernel, unless the kernel is declared otherwise.
+What Triton does with the arguments of a call on a GPU is done here for one that is only recorded,
+by the same rules: an integer that equals 1 becomes a constant of the kernel, unless the kernel is
+declared otherwise.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Specialised:
     stages: int
 
     @property
-    def source(self) -> tuple[Any, dict[str, str], dict[str, Any], dict[tuple[int], list[list[object]]]]:
+    def source(
+        self,
+    ) -> tuple[Any, dict[str, str], dict[str, Any], dict[tuple[int], list[list[object]]]]:
         """The arguments of Triton's ``ASTSource``."""
         attributes: dict[tuple[int], list[list[object]]] = {
             (place,): [["tt.divisibility", 16]] for place in self.multiples
@@ -76,7 +80,9 @@ def specialise(launch: Launch) -> Specialised:
     constants = dict(launch.constants)
     multiples: list[int] = []
     fixed = {p.name for p in launch.kernel.params if p.do_not_specialize}
-    for place, (name, value) in enumerate(zip(launch.kernel.arg_names, launch.arguments, strict=False)):
+    for place, (name, value) in enumerate(
+        zip(launch.kernel.arg_names, launch.arguments, strict=False)
+    ):
         if isinstance(value, Tensor):
             signature[name] = _TYPES[value.dtype]
             if value.data_ptr() % 16 == 0:
@@ -119,7 +125,8 @@ class _Translated(ASTSource):  # type: ignore[misc]
 
 
 def translate(one: Specialised, target: GPUTarget) -> None:
-    """Check the types of a kernel: translate it into Triton's intermediate language and leave it there.
+    """Check the types of a kernel: translate it into Triton's intermediate language and leave it
+    there.
 
     It takes some hundredths of a second where a compilation takes seconds.
 

@@ -1,4 +1,6 @@
-"""Measuring choices on a GPU: the model's and those around it, on operands of the bucket's shape."""
+"""Measuring choices on a GPU: the model's and those around it, on operands of the bucket's
+shape.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from arb_ternary_triton.tables import Bucket, Measured, UserTable, shipped
 
 __all__ = ["best_of", "call_on", "candidates", "tune"]
 
-_DTYPES: Final = {"int8": torch.int8, "wide": torch.int8, "shifts": torch.int8, "float32": torch.float32}
+_DTYPES: Final = {
+    "int8": torch.int8,
+    "wide": torch.int8,
+    "shifts": torch.int8,
+    "float32": torch.float32,
+}
 #: Columns that share an exponent in the operands.
 _GROUP: Final = 128
 
@@ -29,7 +36,9 @@ _log = logging.getLogger("arb_ternary.backends")
 
 
 def candidates(kind: Kind, rows: int, gpu: Gpu) -> list[Entry]:
-    """The shipped choice, then each that differs from it in the tile, in warps, in stages or in how sums are shared."""
+    """The shipped choice, then each that differs from it in the tile, in warps, in stages or in how
+    sums are shared.
+    """
     first = shipped(kind, rows, gpu)
     kernel, operands = kind
     fill = 2 * gpu.multiprocessors
@@ -44,7 +53,8 @@ def candidates(kind: Kind, rows: int, gpu: Gpu) -> list[Entry]:
         {"outputs": 64, "warps": 4, "stages": 3},
     ]
     if kernel != "row":
-        least = 32 if kernel == "votes" and operands != "float32" else 16  # int8 is summed by 32 at least
+        # int8 is summed by 32 at least
+        least = 32 if kernel == "votes" and operands != "float32" else 16
         changes += [{"rows": max(least, first.rows // 2)}, {"rows": min(128, first.rows * 2)}]
     if kernel != "votes" and operands != "wide":
         changes += [{"fill": programs} for programs in (0, fill // 2, fill, 2 * fill)]
@@ -52,7 +62,8 @@ def candidates(kind: Kind, rows: int, gpu: Gpu) -> list[Entry]:
 
 
 def best_of(entries: Iterable[Entry], seconds: Callable[[Entry], float]) -> Measured | None:
-    """The entry that takes the least time; one that cannot run (too much shared memory, no compilation) is passed over.
+    """The entry that takes the least time; one that cannot run (too much shared memory, no
+    compilation) is passed over.
 
     Args:
         entries: in order of preference among equals.
@@ -78,7 +89,9 @@ def call_on(kind: Kind, bucket: Bucket, device: torch.device) -> Callable[[], ob
     rows, outputs, columns = bucket
     dtype = _DTYPES.get(operands, torch.bfloat16)
     shape = WeightShape(outputs, columns, _GROUP)
-    packed = _random(0, 256, outputs, packed_columns(columns), dtype=torch.uint8, device=device) & 0x55
+    packed = (
+        _random(0, 256, outputs, packed_columns(columns), dtype=torch.uint8, device=device) & 0x55
+    )
     exponent = torch.full((outputs, shape.groups), -6, dtype=torch.int8, device=device)
     if operands == "wide":
         exponent[0, 0], exponent[-1, -1] = 4, 4
@@ -90,7 +103,9 @@ def call_on(kind: Kind, bucket: Bucket, device: torch.device) -> Callable[[], ob
     unit = torch.ones((), device=device) if integer else None
     grad = _rows(rows, outputs, dtype, device)
     if kernel == "grad_input":
-        return lambda: products.linear_grad_input(grad, unit, packed, exponent, shape, torch.bfloat16)
+        return lambda: products.linear_grad_input(
+            grad, unit, packed, exponent, shape, torch.bfloat16
+        )
     votes = torch.zeros((outputs, columns), dtype=torch.int8, device=device)
     state = new_state(shape, packed, exponent, votes, "triton")
     if operands != "shifts":
@@ -98,12 +113,16 @@ def call_on(kind: Kind, bucket: Bucket, device: torch.device) -> Callable[[], ob
     magnitudes = torch.zeros_like(state.stats[1:])
     limits = torch.tensor(VoteLimits(1024, 2))
     state = state._replace(
-        magnitudes=magnitudes, vote_scale=torch.ones_like(magnitudes, dtype=torch.int32), limits=limits
+        magnitudes=magnitudes,
+        vote_scale=torch.ones_like(magnitudes, dtype=torch.int32),
+        limits=limits,
     )
     return lambda: casting.cast_scaled_votes(grad, x, unit, state)
 
 
-def tune(kind: Kind, bucket: Bucket, gpu: Gpu, device: torch.device, table: UserTable) -> Measured | None:
+def tune(
+    kind: Kind, bucket: Bucket, gpu: Gpu, device: torch.device, table: UserTable
+) -> Measured | None:
     """Measure a bucket and keep what is found; None where no candidate runs."""
     _log.info("triton: measuring %s on %s x %s x %s", kind_name(kind), *bucket)
     with torch.no_grad(), torch.cuda.device(device):

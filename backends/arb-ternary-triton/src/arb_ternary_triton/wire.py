@@ -1,7 +1,8 @@
-"""What travels between ranks: votes as digits of bytes, and lists of trits that have moved; what sums are worth.
+"""What travels between ranks: votes as digits of bytes, and lists of trits that have moved; what
+sums are worth.
 
-Meaning and signatures are those of ``arb_ternary_train.ranks`` and ``arb_ternary_votes.levels``, which look for these
-kernels by name.
+Meaning and signatures are those of ``arb_ternary_train.ranks`` and ``arb_ternary_votes.levels``,
+which look for these kernels by name.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def _chunk(count: int) -> int:
 
 
 def _require(condition: Tensor, message: str) -> None:
-    """ValueError unless the bool scalar is true; on a GPU an assertion there, for which nobody waits."""
+    """ValueError unless the bool scalar is true; on a GPU an assertion there, for which nobody
+    waits.
+    """
     if not condition.is_cpu:
         torch._assert_async(condition, message)
     elif not condition:
@@ -72,7 +75,10 @@ def digits_to_bytes(values: Tensor, base: int) -> Tensor:
         return packed
     if count:
         (low, high), half = values.aminmax(), base // 2
-        _require((low >= -half) & (high <= half), f"a value is outside {-half}..{half}, the digits of base {base}")
+        _require(
+            (low >= -half) & (high <= half),
+            f"a value is outside {-half}..{half}, the digits of base {base}",
+        )
     chunk = _chunk(width)
     constants = {"BASE": base, "DIGITS": _DIGITS[base], "CHUNK": chunk}
     launch(pack_digits_kernel, (cdiv(width, chunk),), values, packed, count, width, **constants)
@@ -89,7 +95,9 @@ def bytes_to_digits(packed: Tensor, count: int, base: int) -> Tensor:
 def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
     """Add digits to int16 or int32 ``[n]``, in place."""
     count, width = total.numel(), _width(total.numel(), base)
-    check_mutable(total, "the sum", torch.int32 if total.dtype is torch.int32 else torch.int16, (count,))
+    check_mutable(
+        total, "the sum", torch.int32 if total.dtype is torch.int32 else torch.int16, (count,)
+    )
     packed = check_readable(packed, f"{count} values in base {base}", torch.uint8, (width,))
     if base == _RAW:
         # A piece of a message may start at an odd address.
@@ -106,7 +114,9 @@ def weight_rows(weight: Tensor, shape: WeightShape, first: int, last: int) -> Te
 
 
 def flip_list(before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tensor, Tensor]:
-    """Places (int64, ascending) and directions (int8) of the trits that differ; the host waits for their number."""
+    """Places (int64, ascending) and directions (int8) of the trits that differ; the host waits for
+    their number.
+    """
     before, after = check_packed(before, shape), check_packed(after, shape)
     rows, columns = shape.out_features, shape.in_features
     tile = elementwise(rows, columns)
@@ -114,7 +124,9 @@ def flip_list(before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tensor
     grid = (cdiv(rows, tile.rows), tiles)
     counts = torch.zeros((rows, tiles), dtype=torch.int64, device=before.device)
     constants = {"ROWS": tile.rows, "COLUMNS": tile.columns}
-    launch(count_flips_kernel, grid, before, after, counts, rows, before.shape[1], tiles, **constants)
+    launch(
+        count_flips_kernel, grid, before, after, counts, rows, before.shape[1], tiles, **constants
+    )
     ends = counts.view(-1).cumsum(0)
     count = int(ends[-1]) if ends.numel() else 0
     places = torch.empty(count, dtype=torch.int64, device=before.device)
@@ -125,23 +137,42 @@ def flip_list(before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tensor
 
 
 def apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions: Tensor) -> None:
-    """Move trits at distinct places; on a GPU a flip that leads nowhere is an assertion of the device."""
+    """Move trits at distinct places; on a GPU a flip that leads nowhere is an assertion of the
+    device.
+    """
     rows, columns, count = shape.out_features, shape.in_features, places.numel()
     check_mutable(weight, "packed", torch.uint8, (rows, packed_columns(columns)))
     places = check_readable(places, "places", torch.int64, (count,))
     directions = check_readable(directions, "directions", torch.int8, (count,))
-    words, faults = weight.view(torch.int32), torch.zeros(2, dtype=torch.int32, device=weight.device)
+    words, faults = (
+        weight.view(torch.int32),
+        torch.zeros(2, dtype=torch.int32, device=weight.device),
+    )
     chunk = _chunk(count)
     grid = (cdiv(count, chunk),)
     operands = words, places, directions
-    launch(check_flips_kernel, grid, *operands, faults, count, rows, columns, weight.shape[1], CHUNK=chunk)
+    launch(
+        check_flips_kernel,
+        grid,
+        *operands,
+        faults,
+        count,
+        rows,
+        columns,
+        weight.shape[1],
+        CHUNK=chunk,
+    )
     _require(faults[0] == 0, f"a flip is outside a weight of {rows} x {columns}")
     _require(faults[1] == 0, "a flip leads outside -1..1: the replicas of this weight differ")
     launch(apply_flips_kernel, grid, *operands, count, columns, weight.shape[1], CHUNK=chunk)
 
 
-def sums_to_quanta(sums: Tensor, whole: int, fraction: int, words: tuple[int, int, int], start: int) -> Tensor:
-    """Sums of votes in whole quanta, int32: of at most 2**32, whose first has the index ``start`` in the hash."""
+def sums_to_quanta(
+    sums: Tensor, whole: int, fraction: int, words: tuple[int, int, int], start: int
+) -> Tensor:
+    """Sums of votes in whole quanta, int32: of at most 2**32, whose first has the index ``start``
+    in the hash.
+    """
     sums = check_readable(sums, "sums", (torch.int16, torch.int32), tuple(sums.shape))
     quanta = torch.empty(sums.shape, dtype=torch.int32, device=sums.device)
     count = sums.numel()
@@ -150,6 +181,15 @@ def sums_to_quanta(sums: Tensor, whole: int, fraction: int, words: tuple[int, in
     keys = (signed(hash_key(*words, (start >> 32) + block)) for block in (0, 1))
     chunk = _chunk(count)
     launch(
-        quanta_kernel, (cdiv(count, chunk),), sums, quanta, count, whole, fraction, signed(start), *keys, CHUNK=chunk
+        quanta_kernel,
+        (cdiv(count, chunk),),
+        sums,
+        quanta,
+        count,
+        whole,
+        fraction,
+        signed(start),
+        *keys,
+        CHUNK=chunk,
     )
     return quanta

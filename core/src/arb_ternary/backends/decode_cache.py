@@ -1,8 +1,9 @@
 """Decoded int8 weights of the torch backend, kept while they are unchanged.
 
-Unpacking two-bit codes in torch costs more than the product with one row of activations. So the int8 form that feeds
-the library's GEMM is kept per packed tensor, guarded by the tensors' version counters, within a byte budget
-(``ARB_TERNARY_DECODE_CACHE_MB``, least recently used first out). It is a cache, not state: dropping it changes no bit.
+Unpacking two-bit codes in torch costs more than the product with one row of activations. So the
+int8 form that feeds the library's GEMM is kept per packed tensor, guarded by the tensors' version
+counters, within a byte budget (``ARB_TERNARY_DECODE_CACHE_MB``, least recently used first out). It
+is a cache, not state: dropping it changes no bit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from arb_ternary.environment import DECODE_CACHE_MB
 class Decoded:
     """A weight ready for the int8 GEMM: ``W[n, k] = codes[n, k] * 2**floor[n]``.
 
-    ``codes`` are int8 ``[N, K]``, ``T << (E - floor)``; ``floor`` is int32 ``[N]``, smallest exponent of each row.
+    ``codes`` are int8 ``[N, K]``, ``T << (E - floor)``; ``floor`` is int32 ``[N]``, smallest
+    exponent of each row.
     """
 
     codes: Tensor
@@ -41,7 +43,8 @@ class _Entry:
 
 
 class DecodeCache:
-    """A least-recently-used map from (packed, exponent) tensors to :class:`Decoded`, safe between threads.
+    """A least-recently-used map from (packed, exponent) tensors to :class:`Decoded`, safe between
+    threads.
 
     ``nbytes`` are held now.
     """
@@ -59,14 +62,20 @@ class DecodeCache:
             entry, current = self._entries.get(id(packed)), (packed._version, exponent._version)
             if entry is None:
                 return None
-            if entry.packed() is not packed or entry.exponent() is not exponent or entry.versions != current:
+            if (
+                entry.packed() is not packed
+                or entry.exponent() is not exponent
+                or entry.versions != current
+            ):
                 self._drop(id(packed))
                 return None
             self._entries.move_to_end(id(packed))
             return entry.decoded
 
     def put(self, packed: Tensor, exponent: Tensor, decoded: Decoded) -> None:
-        """Keep ``decoded`` if it fits in the budget; tensors of inference mode have no version and are not kept."""
+        """Keep ``decoded`` if it fits in the budget; tensors of inference mode have no version and
+        are not kept.
+        """
         budget = DECODE_CACHE_MB.integer() * 2**20
         if packed.is_inference() or exponent.is_inference() or decoded.nbytes > budget:
             return

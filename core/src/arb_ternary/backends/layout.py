@@ -1,12 +1,14 @@
 """How the torch backend stores trits (two bits each) and accumulators (8, 4 or 2 bits).
 
-Trits have the byte order of GGUF TQ2_0 without its padding: along K, blocks of 128 weights take 32 bytes; byte ``j`` of
-a block holds weights ``j``, ``j + 32``, ``j + 64`` and ``j + 96`` in bits 0-1, 2-3, 4-5 and 6-7 as codes ``t + 1``. The
-``R < 128`` weights that remain take ``c = ceil(R / 4)`` bytes in the same way: ``j``, ``j + c``, ``j + 2 c``,
-``j + 3 c``, where those beyond the row's end are ``t = 0``.
+Trits have the byte order of GGUF TQ2_0 without its padding: along K, blocks of 128 weights take 32
+bytes; byte ``j`` of a block holds weights ``j``, ``j + 32``, ``j + 64`` and ``j + 96`` in bits 0-1,
+2-3, 4-5 and 6-7 as codes ``t + 1``. The ``R < 128`` weights that remain take ``c = ceil(R / 4)``
+bytes in the same way: ``j``, ``j + c``, ``j + 2 c``, ``j + 3 c``, where those beyond the row's end
+are ``t = 0``.
 
-Accumulators of 8 bits are int8 ``[N, K]``. 4 bits: uint8 ``[N, ceil(K / 2)]``, a byte holds columns ``2 i`` and
-``2 i + 1`` as codes ``a + 8`` in its low and its high half; padding holds ``a = 0``. 2 bits: as trits.
+Accumulators of 8 bits are int8 ``[N, K]``. 4 bits: uint8 ``[N, ceil(K / 2)]``, a byte holds columns
+``2 i`` and ``2 i + 1`` as codes ``a + 8`` in its low and its high half; padding holds ``a = 0``. 2
+bits: as trits.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def packed_columns(columns: int) -> int:
 def pack_trits(trits_NK: Tensor) -> Tensor:
     """Pack int8 trits ``[N, K]`` into uint8 ``[N, ceil(K / 4)]``."""
     rows, columns = trits_NK.shape
-    codes = torch.ones(rows, packed_columns(columns) * PLANES, dtype=torch.uint8, device=trits_NK.device)
+    codes = torch.ones(
+        rows, packed_columns(columns) * PLANES, dtype=torch.uint8, device=trits_NK.device
+    )
     codes[:, :columns] = trits_NK + 1
     whole = columns // BLOCK * BLOCK
     parts = [_pack_blocks(codes[:, :whole], BLOCK)]
@@ -59,7 +63,9 @@ def unpack_trits(packed: Tensor, columns: int) -> Tensor:
 def _pack_blocks(codes: Tensor, block: int) -> Tensor:
     rows, columns = codes.shape
     planes = codes.reshape(rows, columns // block, PLANES, block // PLANES)
-    packed = planes[:, :, 0] | (planes[:, :, 1] << 2) | (planes[:, :, 2] << 4) | (planes[:, :, 3] << 6)
+    packed = (
+        planes[:, :, 0] | (planes[:, :, 1] << 2) | (planes[:, :, 2] << 4) | (planes[:, :, 3] << 6)
+    )
     return packed.reshape(rows, columns // PLANES)
 
 
@@ -67,7 +73,9 @@ def _unpack_blocks(packed: Tensor, block: int) -> Tensor:
     rows, width = packed.shape
     lanes = block // PLANES
     blocks = packed.reshape(rows, width // lanes, 1, lanes)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=packed.device).view(1, 1, PLANES, 1)
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=packed.device).view(
+        1, 1, PLANES, 1
+    )
     codes = (blocks >> shifts) & 3
     return codes.view(torch.int8).sub_(1).view(rows, width * PLANES)
 
@@ -91,13 +99,17 @@ def _unpack_nibbles(votes: Tensor, columns: int) -> Tensor:
 
 
 def pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
-    """int8 votes ``[N, K]``, within -7..7 for 4 bits and -1..1 for 2, to the backend's layout; with 8 bits the same.
+    """int8 votes ``[N, K]``, within -7..7 for 4 bits and -1..1 for 2, to the backend's layout; with
+    8 bits the same.
 
-    Only a backend with the capability ``narrow_votes`` is given ``bits``, and only when they are not 8.
+    Only a backend with the capability ``narrow_votes`` is given ``bits``, and only when they are
+    not 8.
     """
     if bits == 4:
         return _pack_nibbles(votes_NK)
-    return pack_trits(votes_NK) if bits == 2 else votes_NK.clone(memory_format=torch.contiguous_format)
+    return (
+        pack_trits(votes_NK) if bits == 2 else votes_NK.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
@@ -118,11 +130,13 @@ def _open(stored: Tensor, shape: WeightShape) -> Tensor:
 
 
 @contextmanager
-def opened(state: VoteState, rows: slice | Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+def opened(
+    state: VoteState, rows: slice | Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """Some rows of a state: packed weight, votes as int8 ``[n, K]``, votes of exponents.
 
-    Both kinds of votes are to be changed in place, and are stored when the context is left. Rows are a slice, or int64
-    and distinct.
+    Both kinds of votes are to be changed in place, and are stored when the context is left. Rows
+    are a slice, or int64 and distinct.
     """
     shape = state.shape
     stored = _stored_rows(state.votes, shape)

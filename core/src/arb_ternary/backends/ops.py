@@ -1,12 +1,13 @@
 """The ops: schemas, fake (meta) implementations and autograd, once for every backend.
 
-Namespace ``arb_ternary::``. The backend's name is a constant string argument, so ``torch.compile(fullgraph=True)``
-makes one graph without a break, and switching the backend recompiles. An op mutates exactly what its schema says. A
-``state`` is listed in the schema field by field (:class:`~arb_ternary.backends.vote_state.VoteState`).
+Namespace ``arb_ternary::``. The backend's name is a constant string argument, so
+``torch.compile(fullgraph=True)`` makes one graph without a break, and switching the backend
+recompiles. An op mutates exactly what its schema says. A ``state`` is listed in the schema field by
+field (:class:`~arb_ternary.backends.vote_state.VoteState`).
 
-``anchor`` is an empty tensor that requires grad, or None where backward casts no votes. Integer weights cannot carry a
-graph; without it, the first ternary layer of a pure model would see no input that requires grad and would never be
-asked to vote.
+``anchor`` is an empty tensor that requires grad, or None where backward casts no votes. Integer
+weights cannot carry a graph; without it, the first ternary layer of a pure model would see no input
+that requires grad and would never be asked to vote.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ ACTIVATION_MODES: Final = ("int8", "float")
 
 
 @op()
-def quantize_gradient(grad: Tensor, control: Tensor, use: int, backend: str) -> tuple[Tensor, Tensor]:
-    """Stochastically rounded int8 gradient ``[M, N]`` and its power-of-two scale (float32 scalar)."""
+def quantize_gradient(
+    grad: Tensor, control: Tensor, use: int, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Stochastically rounded int8 gradient ``[M, N]`` and its power-of-two scale (float32
+    scalar).
+    """
     seed, step, stream = hash_words(control)
     q, scale = kernel(backend, "quantize_gradient")(grad, seed, step, stream + use)
     return q, scale
@@ -52,20 +57,30 @@ def linear_grad_input(
     backend: str,
 ) -> Tensor:
     """``grad [M, N] @ W``: ``[M, K]`` in ``dtype``."""
-    result: Tensor = kernel(backend, "linear_grad_input")(grad, scale, weight, exponent, weight_shape(*sizes), dtype)
+    result: Tensor = kernel(backend, "linear_grad_input")(
+        grad, scale, weight, exponent, weight_shape(*sizes), dtype
+    )
     return result
 
 
 @linear_grad_input.register_fake
 def _(
-    grad: Tensor, scale: object, weight: object, exponent: object, sizes: Sequence[int], dtype: torch.dtype, *_: object
+    grad: Tensor,
+    scale: object,
+    weight: object,
+    exponent: object,
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+    *_: object,
 ) -> Tensor:
     return grad.new_empty((grad.shape[0], sizes[1]), dtype=dtype)
 
 
 @contextmanager
 def _adding(state: VoteState) -> Iterator[VoteState]:
-    """The state whose accumulators a cast is to change: empty ones of 8 bits, where their votes are then summed."""
+    """The state whose accumulators a cast is to change: empty ones of 8 bits, where their votes are
+    then summed.
+    """
     if state.sums is None:
         yield state
         return
@@ -79,12 +94,21 @@ def _adding(state: VoteState) -> Iterator[VoteState]:
         state.exponent_sums.add_(learned)
 
 
-_CHANGED: Final = ("votes", "exponent_votes", "stats", "magnitudes", "control", "sums", "exponent_sums")
+_CHANGED: Final = (
+    "votes",
+    "exponent_votes",
+    "stats",
+    "magnitudes",
+    "control",
+    "sums",
+    "exponent_sums",
+)
 
 
 @op(mutates_args=_CHANGED)
 def cast_votes(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Cast one micro-batch's votes from ``grad [M, N]`` and ``x [M, K]``; counts the micro-batch in ``control``.
+    """Cast one micro-batch's votes from ``grad [M, N]`` and ``x [M, K]``; counts the micro-batch in
+    ``control``.
 
     They are scaled votes where the state has a ``vote_scale``, else sign votes.
     """
@@ -101,11 +125,19 @@ def cast_votes(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) 
 def cast_embedding_votes(ids: Tensor, grad: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Cast the votes of looked-up rows: ``ids [M]``, ``grad [M, K]``; else as :func:`cast_votes`.
 
-    The kernels of scaled votes know no correlation. It counts signs under every rule, so it is counted here.
+    The kernels of scaled votes know no correlation. It counts signs under every rule, so it is
+    counted here.
     """
-    if state.vote_scale is not None and state.correlation is not None and state.steps is not None and ids.numel():
+    if (
+        state.vote_scale is not None
+        and state.correlation is not None
+        and state.steps is not None
+        and ids.numel()
+    ):
         rows_U, g_UK = summed_rows(ids, grad)
-        decoded = kernel(state.backend, "embedding")(rows_U, state.weight, state.exponent, state.shape, torch.float32)
+        decoded = kernel(state.backend, "embedding")(
+            rows_U, state.weight, state.exponent, state.shape, torch.float32
+        )
         signs = (g_UK.nan_to_num(0.0).sign() * decoded.sign()).to(torch.int8)
         count_correlation_(state.correlation, state.steps, rows_U, group_score(signs, state.shape))
         state = state._replace(correlation=None, steps=None)
@@ -116,7 +148,9 @@ def cast_embedding_votes(ids: Tensor, grad: Tensor, scale: Tensor | None, state:
 
 @op(mutates_args=("votes",))
 def cast_bias_votes(grad: Tensor, votes: Tensor) -> None:
-    """``votes = sat(votes - sign(grad))`` for ``grad [N]``, in the range of its dtype; NaN casts no vote."""
+    """``votes = sat(votes - sign(grad))`` for ``grad [N]``, in the range of its dtype; NaN casts no
+    vote.
+    """
     limits = torch.iinfo(votes.dtype)
     s = torch.sign(grad.nan_to_num(0.0)).to(torch.int64)
     votes.copy_((votes - s).clamp_(limits.min, limits.max))
@@ -124,17 +158,25 @@ def cast_bias_votes(grad: Tensor, votes: Tensor) -> None:
 
 @op()
 def linear(
-    x: Tensor, anchor: Tensor | None, bias: Tensor | None, state: VoteState, activations: str, gradients: str
+    x: Tensor,
+    anchor: Tensor | None,
+    bias: Tensor | None,
+    state: VoteState,
+    activations: str,
+    gradients: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``x [M, K] @ W.T + bias``.
 
-    ``activations`` is ``int8`` or ``float``, ``gradients`` likewise. Backward casts votes when ``anchor`` is given.
-    Returns ``y [M, N]`` in the dtype of ``x``; and, in int8 mode, the quantised rows and their scales (kept for
-    backward instead of ``x``: a quarter of its bytes), else two empty tensors.
+    ``activations`` is ``int8`` or ``float``, ``gradients`` likewise. Backward casts votes when
+    ``anchor`` is given. Returns ``y [M, N]`` in the dtype of ``x``; and, in int8 mode, the
+    quantised rows and their scales (kept for backward instead of ``x``: a quarter of its bytes),
+    else two empty tensors.
     """
     shape = state.shape
     if x.dim() != 2 or x.shape[1] != shape.in_features or not x.is_floating_point():
-        raise ValueError(f"x must be a float tensor [M, {shape.in_features}], got {x.dtype} {[*x.shape]}")
+        raise ValueError(
+            f"x must be a float tensor [M, {shape.in_features}], got {x.dtype} {[*x.shape]}"
+        )
     run = kernel(state.backend, "linear")
     if activations == "int8":
         q, scale = kernel(state.backend, "quantize_rows")(x)
@@ -144,43 +186,61 @@ def linear(
 
 
 @linear.register_fake
-def _(x: Tensor, anchor: object, bias: object, state: VoteState, activations: str, *_: object) -> tuple[Tensor, ...]:
+def _(
+    x: Tensor, anchor: object, bias: object, state: VoteState, activations: str, *_: object
+) -> tuple[Tensor, ...]:
     kept = x.shape if activations == "int8" else (0,)
     y = x.new_empty((x.shape[0], state.sizes[0]))
     return y, x.new_empty(kept, dtype=torch.int8), x.new_empty(kept[:1], dtype=torch.float32)
 
 
 def _linear_setup(
-    ctx: Any, output: Any, x: Tensor, anchor: object, bias: object, state: VoteState, activations: str, gradients: str
+    ctx: Any,
+    output: Any,
+    x: Tensor,
+    anchor: object,
+    bias: object,
+    state: VoteState,
+    activations: str,
+    gradients: str,
 ) -> None:
     _, q, scale = output
     ctx.mark_non_differentiable(q, scale)
     ctx.casts, ctx.has_bias, ctx.x_dtype = anchor is not None, bias is not None, x.dtype
     ctx.activations, ctx.gradients = activations, gradients
     ctx.save_for_backward(q if activations == "int8" else x, scale, state.weight, state.exponent)
-    # Accumulators are not saved: backward mutates them, and a module that is used twice in one graph must not trip the
-    # version check.
+    # Accumulators are not saved: backward mutates them, and a module that is used twice in one
+    # graph must not trip the version check.
     ctx.state = state
 
 
-def _linear_backward(ctx: Any, grad_y: Tensor, _grad_q: Any, _grad_scale: Any) -> tuple[Tensor | None, ...]:
+def _linear_backward(
+    ctx: Any, grad_y: Tensor, _grad_q: Any, _grad_scale: Any
+) -> tuple[Tensor | None, ...]:
     return linear_gradients(ctx, grad_y, *ctx.saved_tensors)
 
 
 def linear_gradients(
     ctx: Any, grad_y: Tensor, x: Tensor, scale_M: Tensor, weight: Tensor, exponent: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Those of the rows, of nothing and of the bias; and casts the votes, for which ``x`` and ``scale_M`` are."""
+    """Those of the rows, of nothing and of the bias; and casts the votes, for which ``x`` and
+    ``scale_M`` are.
+    """
     state: VoteState = ctx.state
     integer, grad_y, grad_x = ctx.gradients == "int8", grad_y.contiguous(), None
     if ctx.needs_input_grad[0]:
         grad, scale = grad_y, None
         if integer:
             grad, scale = quantize_gradient(grad_y, state.control, USE_GRAD_INPUT, state.backend)
-        grad_x = linear_grad_input(grad, scale, weight, exponent, state.sizes, ctx.x_dtype, state.backend)
+        grad_x = linear_grad_input(
+            grad, scale, weight, exponent, state.sizes, ctx.x_dtype, state.backend
+        )
     if ctx.casts:
-        # The token scales of int8 activations belong to the product; folded into the gradient, x stays integer.
-        folded = grad_y * scale_M.to(grad_y.dtype).unsqueeze(1) if ctx.activations == "int8" else grad_y
+        # The token scales of int8 activations belong to the product; folded into the gradient, x
+        # stays integer.
+        folded = (
+            grad_y * scale_M.to(grad_y.dtype).unsqueeze(1) if ctx.activations == "int8" else grad_y
+        )
         scale = None
         if integer and ctx.activations == "int8":
             folded, scale = quantize_gradient(folded, state.control, USE_VOTES, state.backend)
@@ -192,13 +252,18 @@ linear.register_autograd(_linear_backward, setup_context=_linear_setup)
 
 
 @op()
-def embedding(ids: Tensor, anchor: Tensor | None, state: VoteState, dtype: torch.dtype, gradients: str) -> Tensor:
+def embedding(
+    ids: Tensor, anchor: Tensor | None, state: VoteState, dtype: torch.dtype, gradients: str
+) -> Tensor:
     """Rows ``W[ids]`` for ``ids [M]``: ``[M, K]`` in ``dtype``; only those rows are decoded."""
     shape = state.shape
-    low, high = map(int, ids.aminmax()) if ids.numel() else (0, 0)  # the host waits for them, if ids are on a device
+    # the host waits for them, if ids are on a device
+    low, high = map(int, ids.aminmax()) if ids.numel() else (0, 0)
     if low < 0 or high >= max(1, shape.out_features):
         raise IndexError(f"ids must lie in 0..{shape.out_features - 1}, got {low}..{high}")
-    rows: Tensor = kernel(state.backend, "embedding")(ids, state.weight, state.exponent, shape, dtype)
+    rows: Tensor = kernel(state.backend, "embedding")(
+        ids, state.weight, state.exponent, shape, dtype
+    )
     return rows
 
 
@@ -208,7 +273,13 @@ def _(ids: Tensor, anchor: object, state: VoteState, dtype: torch.dtype, *_: obj
 
 
 def _embedding_setup(
-    ctx: Any, output: Tensor, ids: Tensor, anchor: Tensor | None, state: VoteState, dtype: object, gradients: str
+    ctx: Any,
+    output: Tensor,
+    ids: Tensor,
+    anchor: Tensor | None,
+    state: VoteState,
+    dtype: object,
+    gradients: str,
 ) -> None:
     ctx.casts, ctx.gradients = anchor is not None, gradients
     ctx.save_for_backward(ids, state.weight)
@@ -231,7 +302,9 @@ embedding.register_autograd(_embedding_backward, setup_context=_embedding_setup)
 
 @op()
 def bias(anchor: Tensor | None, value: Tensor, exponent: Tensor, votes: Tensor) -> Tensor:
-    """The integer bias as float32: ``value [N] * 2**exponent``; votes are cast in backward when ``anchor`` is given."""
+    """The integer bias as float32: ``value [N] * 2**exponent``; votes are cast in backward when
+    ``anchor`` is given.
+    """
     return torch.ldexp(value.to(torch.float32), exponent.to(torch.int32))
 
 

@@ -1,12 +1,13 @@
 """What a kernel backend supplies: kernels by op name, in a memory layout of its own.
 
-Shapes: ``M`` rows of activations (all leading dimensions flattened), ``K`` input features, ``N`` output features, ``G``
-group size along ``K``, ``J = ceil(K / G)`` groups a row. A weight is ``W[n, k] = T[n, k] * 2**E[n, k // G]`` with ``T``
-in {-1, 0, +1} and ``E`` int8. ``packed`` and ``votes`` are tensors in the backend's layout; everything else is logical.
+Shapes: ``M`` rows of activations (all leading dimensions flattened), ``K`` input features, ``N``
+output features, ``G`` group size along ``K``, ``J = ceil(K / G)`` groups a row. A weight is ``W[n,
+k] = T[n, k] * 2**E[n, k // G]`` with ``T`` in {-1, 0, +1} and ``E`` int8. ``packed`` and ``votes``
+are tensors in the backend's layout; everything else is logical.
 
-Core owns schemas, fakes and autograd (``arb_ternary.backends.ops``); a backend's kernels are plain functions that see
-neither. A kernel never resizes, never casts silently, and writes only to the tensors that its docstring says it
-mutates.
+Core owns schemas, fakes and autograd (``arb_ternary.backends.ops``); a backend's kernels are plain
+functions that see neither. A kernel never resizes, never casts silently, and writes only to the
+tensors that its docstring says it mutates.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ REQUIRED_OPS: Final = (
     "apply_votes",
     "apply_exponent_votes",
 )
-#: Ops that fall back to the reference where a backend lacks them (an error under ``ARB_TERNARY_STRICT=1``).
+# : Ops that fall back to the reference where a backend lacks them (an error under
+# ``ARB_TERNARY_STRICT=1``).
 OPTIONAL_OPS: Final = (
     "pack_votes",
     "unpack_votes",
@@ -40,16 +42,30 @@ OPTIONAL_OPS: Final = (
     "embedding_scaled_votes",
     "apply_scaled_votes",
 )
-#: Kernels for ranks that share a weight. Core calls none of them: see ``arb_ternary_train.ranks.wire``.
-WIRE_OPS: Final = ("digits_to_bytes", "bytes_to_digits", "add_digits_", "weight_rows", "flip_list", "apply_flips_")
-#: Kernels for the sums of a step. Who calls one has code in torch beside it: ``TernaryModule.add_votes``, and
-#: ``arb_ternary_votes.levels``.
+# : Kernels for ranks that share a weight. Core calls none of them: see
+# ``arb_ternary_train.ranks.wire``.
+WIRE_OPS: Final = (
+    "digits_to_bytes",
+    "bytes_to_digits",
+    "add_digits_",
+    "weight_rows",
+    "flip_list",
+    "apply_flips_",
+)
+# : Kernels for the sums of a step. Who calls one has code in torch beside it:
+# ``TernaryModule.add_votes``, and : ``arb_ternary_votes.levels``.
 SUM_OPS: Final = ("settle_votes", "sums_to_quanta")
 #: Kernels of convolutions. Core calls none of them: see ``arb_ternary_vision.convolution_ops``.
 CONVOLUTION_OPS: Final = ("unfold_quantize", "convolve", "fold_patches")
-#: Kernels for the blocks of a transformer. Core calls none of them: see ``arb_ternary_text.models.fused``.
+# : Kernels for the blocks of a transformer. Core calls none of them: see
+# ``arb_ternary_text.models.fused``.
 BLOCK_OPS: Final = (
-    *("normalise_quantize", "normalise_quantize_backward", "activate_quantize", "activate_quantize_backward"),
+    *(
+        "normalise_quantize",
+        "normalise_quantize_backward",
+        "activate_quantize",
+        "activate_quantize_backward",
+    ),
     *("scale_columns_backward", "turn_heads", "turn_heads_backward", "attend", "attend_backward"),
     *("quantize_gradients", "decode_step"),
 )
@@ -58,25 +74,28 @@ KNOWN_OPS: Final = (*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUT
 
 #: Capability: ``cast_votes`` never materialises the gradient.
 FUSED_VOTES: Final = "fused_votes"
-#: Capability: every kernel that touches votes honours ``WeightShape.vote_bits``, and ``pack_votes`` takes the bits.
+# : Capability: every kernel that touches votes honours ``WeightShape.vote_bits``, and
+# ``pack_votes`` takes the bits.
 NARROW_VOTES: Final = "narrow_votes"
-#: Capability: ``cast_scaled_votes`` and ``embedding_scaled_votes`` take ``noise_shift``. Elsewhere the reference casts
-#: votes that need it.
+# : Capability: ``cast_scaled_votes`` and ``embedding_scaled_votes`` take ``noise_shift``. Elsewhere
+# the reference casts : votes that need it.
 NARROW_NOISE: Final = "narrow_noise"
-#: Capability: ``apply_scaled_votes`` honours ``VoteState.first_row``. Elsewhere the reference applies the votes of some
-#: rows.
+# : Capability: ``apply_scaled_votes`` honours ``VoteState.first_row``. Elsewhere the reference
+# applies the votes of some : rows.
 ROW_SHARDS: Final = "row_shards"
 
-#: Sizes of an accumulator in bits. Sign votes saturate at -128 and 127, -7 and 7, or -1 and 1; scaled votes at -127 and
-#: 127 instead of -128 and 127.
+# : Sizes of an accumulator in bits. Sign votes saturate at -128 and 127, -7 and 7, or -1 and 1;
+# scaled votes at -127 and : 127 instead of -128 and 127.
 VOTE_BITS: Final = (8, 4, 2)
 
 
 @frozen
 class ProbeResult:
-    """Whether a backend can work here, and why (not): ``reason`` completes "usable: ..." or "unusable: ...".
+    """Whether a backend can work here, and why (not): ``reason`` completes "usable: ..." or
+    "unusable: ...".
 
-    With ``last_resort`` it works, but nobody would want it who has another, whatever its priority: an interpreter.
+    With ``last_resort`` it works, but nobody would want it who has another, whatever its priority:
+    an interpreter.
     """
 
     usable: bool
@@ -122,8 +141,10 @@ class KernelBackend(Protocol):
 
     Attributes:
         name: the registered name.
-        capabilities: what the backend promises beyond correctness, e.g. :data:`FUSED_VOTES`, :data:`NARROW_VOTES`.
-        kernels: implementation by op name, with the signatures of ``arb_ternary.backends.reference``.
+        capabilities: what the backend promises beyond correctness, e.g. :data:`FUSED_VOTES`,
+            :data:`NARROW_VOTES`.
+        kernels: implementation by op name, with the signatures of
+            ``arb_ternary.backends.reference``.
     """
 
     @property

@@ -1,7 +1,8 @@
-"""The torch backend: the executable form of the number format and its updates, on any device that torch serves.
+"""The torch backend: the executable form of the number format and its updates, on any device that
+torch serves.
 
-Every kernel is a plain function; other backends have the same signatures. ``M``, ``K``, ``N``, ``G`` and ``J``
-are those of :mod:`arb_ternary.backends.protocol`.
+Every kernel is a plain function; other backends have the same signatures. ``M``, ``K``, ``N``,
+``G`` and ``J`` are those of :mod:`arb_ternary.backends.protocol`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from arb_ternary.backends import reference_scaled_votes as _scaled
 from arb_ternary.backends import reference_votes as _votes
 from arb_ternary.backends.decode_cache import CACHE, Decoded
 from arb_ternary.backends.integer import int_matmul, shifted_weight_product
-from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, ROW_SHARDS, KernelBackend, WeightShape
+from arb_ternary.backends.protocol import (
+    NARROW_NOISE,
+    NARROW_VOTES,
+    ROW_SHARDS,
+    KernelBackend,
+    WeightShape,
+)
 
 pack_votes, unpack_votes = layout.pack_votes, layout.unpack_votes
 
@@ -44,11 +51,15 @@ def spread_over_columns(values_NJ: Tensor, shape: WeightShape) -> Tensor:
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """Exact float32 ``2**exponent`` for integer exponents in -126..127, built from the bits of the result."""
+    """Exact float32 ``2**exponent`` for integer exponents in -126..127, built from the bits of the
+    result.
+    """
     return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
-def dense_weight(packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype) -> Tensor:
+def dense_weight(
+    packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype
+) -> Tensor:
     """``T * 2**E`` in a float dtype, ``[N, K]``; exact in float32 and bfloat16."""
     scale = spread_over_columns(power_of_two(exponent), shape)
     return (unpack(packed, shape) * scale).to(dtype)
@@ -57,9 +68,10 @@ def dense_weight(packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: to
 def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     """Per-row absolute-maximum quantisation to int8.
 
-    ``s = max|x| / 127``; ``q = round_half_even(x / s)``, both in float32 with IEEE division. A row of zeros (or one so
-    small that ``s`` underflows) gives ``q = 0, s = 0``. A row with a non-finite value gives a non-finite scale, so that
-    the fault reaches the loss; its non-finite entries get ``q = 0``. Returns ``q`` and ``s`` (float32 ``[M]``).
+    ``s = max|x| / 127``; ``q = round_half_even(x / s)``, both in float32 with IEEE division. A row
+    of zeros (or one so small that ``s`` underflows) gives ``q = 0, s = 0``. A row with a non-finite
+    value gives a non-finite scale, so that the fault reaches the loss; its non-finite entries get
+    ``q = 0``. Returns ``q`` and ``s`` (float32 ``[M]``).
     """
     x = x_MK.to(torch.float32)
     if x.shape[1] == 0:
@@ -72,12 +84,16 @@ def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rms_norm_quantize(x_MK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm without gain, ``x * rsqrt(mean(x**2) + eps)`` in float32, then :func:`quantize_rows`."""
+    """RMSNorm without gain, ``x * rsqrt(mean(x**2) + eps)`` in float32, then
+    :func:`quantize_rows`.
+    """
     x = x_MK.to(torch.float32)
     return quantize_rows(x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + eps))
 
 
-def _linear_int8(q_MK: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape) -> tuple[Tensor, Tensor]:
+def _linear_int8(
+    q_MK: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape
+) -> tuple[Tensor, Tensor]:
     """Exact sums ``[M, N]`` in units of ``2**floor_N``."""
     decoded = CACHE.get(packed, exponent)
     if decoded is None:
@@ -85,9 +101,12 @@ def _linear_int8(q_MK: Tensor, packed: Tensor, exponent: Tensor, shape: WeightSh
         floor_N = wide.amin(dim=1)
         shift_NJ = wide - floor_N.unsqueeze(1)
         trits = unpack(packed, shape)
-        spread = int(shift_NJ.amax())  # the host waits for it, once after each change of the exponents
+        # the host waits for it, once after each change of the exponents
+        spread = int(shift_NJ.amax())
         if spread > _INT8_SPREAD:
-            return shifted_weight_product(q_MK, trits.t(), spread_over_columns(shift_NJ, shape).t()), floor_N
+            return shifted_weight_product(
+                q_MK, trits.t(), spread_over_columns(shift_NJ, shape).t()
+            ), floor_N
         if spread:
             trits = trits << spread_over_columns(shift_NJ.to(torch.int8), shape)
         decoded = Decoded(trits, floor_N)
@@ -115,11 +134,13 @@ def linear(
         shape: of the weight.
         dtype: of the result, ``[M, N]``.
 
-    In int8 mode ``y = float32(sum_g acc_g << (E_g - Emin)) * (scale * 2**Emin)``: the sum is an exact integer,
-    converted once, so the result does not depend on the order of summation.
+    In int8 mode ``y = float32(sum_g acc_g << (E_g - Emin)) * (scale * 2**Emin)``: the sum is an
+    exact integer, converted once, so the result does not depend on the order of summation.
     """
     if scale_M is None:
-        y = torch.nn.functional.linear(x_MK, dense_weight(packed, exponent, shape, x_MK.dtype)).to(dtype)
+        y = torch.nn.functional.linear(x_MK, dense_weight(packed, exponent, shape, x_MK.dtype)).to(
+            dtype
+        )
         return y if bias_N is None else y + bias_N.to(dtype)
     if 0 in (shape.out_features, shape.in_features):
         y = scale_M.new_zeros(scale_M.shape[0], shape.out_features)
@@ -132,12 +153,18 @@ def linear(
 
 
 def linear_grad_input(
-    grad_MN: Tensor, scale: Tensor | None, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype
+    grad_MN: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    shape: WeightShape,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """``grad_y @ W`` from the packed weight: ``[M, K]`` in ``dtype``; arguments as in :func:`linear`.
+    """``grad_y @ W`` from the packed weight: ``[M, K]`` in ``dtype``; arguments as in
+    :func:`linear`.
 
-    The gradient is float, or int8 with ``scale``, its power of two (float32 scalar); then the sum over N is taken
-    exactly in units of the smallest exponent of each column group.
+    The gradient is float, or int8 with ``scale``, its power of two (float32 scalar); then the sum
+    over N is taken exactly in units of the smallest exponent of each column group.
     """
     if scale is None:
         return (grad_MN @ dense_weight(packed, exponent, shape, grad_MN.dtype)).to(dtype)
@@ -151,23 +178,48 @@ def linear_grad_input(
     return acc.to(torch.float32).mul_(scale).mul_(floor_K).to(dtype)
 
 
-def embedding(ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype) -> Tensor:
-    """Rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded. IndexError: an id outside ``0 .. N - 1``."""
+def embedding(
+    ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype
+) -> Tensor:
+    """Rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded. IndexError: an id outside
+    ``0 .. N - 1``.
+    """
     rows = WeightShape(ids_M.shape[0], shape.in_features, shape.group_size)
     return dense_weight(packed.index_select(0, ids_M), exponent.index_select(0, ids_M), rows, dtype)
 
 
-_HERE: Final = (pack, unpack, pack_votes, unpack_votes, quantize_rows, linear, linear_grad_input, embedding)
-_SIGNS: Final = (_votes.cast_votes, _votes.embedding_votes, _votes.apply_votes, _votes.apply_exponent_votes)
-_SCALED: Final = (_scaled.cast_scaled_votes, _scaled.embedding_scaled_votes, _scaled.apply_scaled_votes)
+_HERE: Final = (
+    pack,
+    unpack,
+    pack_votes,
+    unpack_votes,
+    quantize_rows,
+    linear,
+    linear_grad_input,
+    embedding,
+)
+_SIGNS: Final = (
+    _votes.cast_votes,
+    _votes.embedding_votes,
+    _votes.apply_votes,
+    _votes.apply_exponent_votes,
+)
+_SCALED: Final = (
+    _scaled.cast_scaled_votes,
+    _scaled.embedding_scaled_votes,
+    _scaled.apply_scaled_votes,
+)
 KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
-    kernel.__name__: kernel for kernel in (*_HERE, *_SIGNS, *_SCALED, _votes.quantize_gradient, rms_norm_quantize)
+    kernel.__name__: kernel
+    for kernel in (*_HERE, *_SIGNS, *_SCALED, _votes.quantize_gradient, rms_norm_quantize)
 }
 
 
 @frozen
 class TorchBackend:
-    """The reference backend, with every required and optional op; always there, correct everywhere."""
+    """The reference backend, with every required and optional op; always there, correct
+    everywhere.
+    """
 
     name: str = "torch"
     capabilities: frozenset[str] = frozenset({NARROW_NOISE, NARROW_VOTES, ROW_SHARDS})

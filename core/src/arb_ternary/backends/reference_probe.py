@@ -1,4 +1,6 @@
-"""Whether the torch backend can work on a device, found without importing torch or waking an accelerator."""
+"""Whether the torch backend can work on a device, found without importing torch or waking an
+accelerator.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ _DEVICE_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def probe(device: str) -> ProbeResult:
-    """Whether torch is installed and ``device`` (``cpu``, ``cuda``, ``cuda:1``, ``mps``) seems to be there.
+    """Whether torch is installed and ``device`` (``cpu``, ``cuda``, ``cuda:1``, ``mps``) seems to
+    be there.
 
-    A process that has initialised CUDA can no longer fork workers, hence device nodes and metadata instead of
-    ``torch.cuda.is_available()``.
+    A process that has initialised CUDA can no longer fork workers, hence device nodes and metadata
+    instead of ``torch.cuda.is_available()``.
     """
     if find_spec("torch") is None:
         return ProbeResult(False, "torch is not installed")

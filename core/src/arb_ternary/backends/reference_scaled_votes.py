@@ -1,8 +1,10 @@
-"""Scaled votes in the torch backend: gradients normalised by row and column, rounded stochastically, and carried.
+"""Scaled votes in the torch backend: gradients normalised by row and column, rounded
+stochastically, and carried.
 
-A vote is ``v = floor(clip(g * r * c) + u)`` with a factor a row, a factor a column and ``u`` from the counter hash; in
-integer mode the factors are powers of two and the vote is a stochastic right shift of an integer gradient. As with sign
-votes the accumulators lose ``v``: a positive gradient moves a trit towards -1.
+A vote is ``v = floor(clip(g * r * c) + u)`` with a factor a row, a factor a column and ``u`` from
+the counter hash; in integer mode the factors are powers of two and the vote is a stochastic right
+shift of an integer gradient. As with sign votes the accumulators lose ``v``: a positive gradient
+moves a trit towards -1.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.layout import opened, unpack_trits
-from arb_ternary.backends.reference_votes import flip_, gradient_tiles, group_score, may_be, summed_rows
+from arb_ternary.backends.reference_votes import (
+    flip_,
+    gradient_tiles,
+    group_score,
+    may_be,
+    summed_rows,
+)
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.counters.hashing import (
     USE_DECAY,
@@ -45,7 +53,8 @@ def _integer_votes(
 ) -> Tensor:
     """The vote as a stochastic shift to the right by ``row + column - power``: int32 ``[n, K]``.
 
-    The unit of the gradient (int32 or int64) is ``2**power``; ``bits`` are those of the counter hash.
+    The unit of the gradient (int32 or int64) is ``2**power``; ``bits`` are those of the counter
+    hash.
     """
     votes = torch.empty_like(g_nK, dtype=torch.int32)
     offset_K = column_K.to(torch.int64) - power
@@ -76,7 +85,9 @@ class _Rule:
         self.row_N, self.column_K = vote_scale[:rows], vote_scale[rows:]
 
     def cast_all_(self, gradients: Iterable[tuple[slice | Tensor, Tensor]]) -> None:
-        """Cast the votes of the gradients of stretches of rows, and add their statistics and magnitudes."""
+        """Cast the votes of the gradients of stretches of rows, and add their statistics and
+        magnitudes.
+        """
         total_K: Tensor | None = None
         for rows, gradient_nK in gradients:
             sizes_K = self._cast_(rows, gradient_nK)
@@ -85,19 +96,27 @@ class _Rule:
             self.magnitudes[self.shape.out_features :] += _in_units(total_K, self.scale)
 
     def _cast_(self, rows: slice | Tensor, gradient_nK: Tensor) -> Tensor:
-        """Cast those of one stretch; returns the column sums of ``|g|``, as :func:`_measure` gives them."""
+        """Cast those of one stretch; returns the column sums of ``|g|``, as :func:`_measure` gives
+        them.
+        """
         shape, stats = self.shape, self.state.stats
         g_nK, (sizes_n, sizes_K, squares_n, squares_K) = _examine(gradient_nK, stats)
         square = 1.0 if self.scale is None else self.scale.square()
         self.magnitudes[: shape.out_features][rows] += _in_units(sizes_n, self.scale)
         stats[1 : 1 + shape.out_features][rows] += squares_n.mul_(square)
         stats[1 + shape.out_features :] += squares_K.mul_(square)
-        v_nK = self._votes(g_nK, self.row_N[rows], sizes_n, self._bits(rows, shape.in_features, USE_VOTE_ROUNDING))
+        v_nK = self._votes(
+            g_nK, self.row_N[rows], sizes_n, self._bits(rows, shape.in_features, USE_VOTE_ROUNDING)
+        )
         with opened(self.state, rows) as (packed, votes_nK, exponent_votes):
             if exponent_votes is not None:
-                score_nJ = group_score(v_nK.to(torch.int8) * unpack_trits(packed, shape.in_features), shape)
+                score_nJ = group_score(
+                    v_nK.to(torch.int8) * unpack_trits(packed, shape.in_features), shape
+                )
                 shift = self.limits.exponent_shift
-                noise_nJ = self._bits(rows, shape.groups, USE_EXPONENT_ROUNDING) & ((1 << shift) - 1)
+                noise_nJ = self._bits(rows, shape.groups, USE_EXPONENT_ROUNDING) & (
+                    (1 << shift) - 1
+                )
                 moved_nJ = (score_nJ.to(torch.int64) + noise_nJ) >> shift
                 exponent_votes.copy_((exponent_votes - moved_nJ).clamp_(-127, 127))
             largest = shape.largest_vote
@@ -108,32 +127,47 @@ class _Rule:
         """Hashes of the elements of some rows of a matrix of this width, int32 ``[n, width]``."""
         if isinstance(rows, Tensor):
             seed, step, stream = self.words
-            return counter_hash_rows(rows, width, seed, step, stream + use, rows=self.shape.out_features)
+            return counter_hash_rows(
+                rows, width, seed, step, stream + use, rows=self.shape.out_features
+            )
         return _row_hashes(rows, width, self.words, use, self.magnitudes.device)
 
     def _votes(self, g_nK: Tensor, row_n: Tensor, sizes_n: Tensor, bits: Tensor) -> Tensor:
         """The votes of gradient rows, which are overwritten: whole numbers in int32 or float32."""
         if self.shifts:
-            return _integer_votes(g_nK, row_n, self.column_K, self.power, self.limits.vote_limit, bits)
+            return _integer_votes(
+                g_nK, row_n, self.column_K, self.power, self.limits.vote_limit, bits
+            )
         if not g_nK.is_floating_point() and self.scale is not None:
             g_nK = g_nK.to(torch.float32).mul_(self.scale)
             sizes_n = sizes_n * self.scale
         v_nK = g_nK.mul_(row_n.unsqueeze(1)).mul_(self.column_K)
         # Bounds on |g| tell factors that cannot make a NaN from those that can.
-        if may_be(~(torch.isfinite(sizes_n.max() * row_n.abs().max()) & torch.isfinite(self.column_K).all())):
+        if may_be(
+            ~(
+                torch.isfinite(sizes_n.max() * row_n.abs().max())
+                & torch.isfinite(self.column_K).all()
+            )
+        ):
             v_nK.nan_to_num_(0.0, torch.inf, -torch.inf)
         largest = self.limits.vote_limit / 256
         return v_nK.clamp_(-largest, largest).add_(_noise_(bits, self.limits.noise_shift)).floor_()
 
 
-def _row_hashes(rows: slice, width: int, words: tuple[int, int, int], use: int, device: torch.device) -> Tensor:
+def _row_hashes(
+    rows: slice, width: int, words: tuple[int, int, int], use: int, device: torch.device
+) -> Tensor:
     seed, step, stream = words
     held, start = rows.stop - rows.start, rows.start * width
-    return counter_hash(held * width, seed, step, stream + use, start=start, device=device).view(held, width)
+    return counter_hash(held * width, seed, step, stream + use, start=start, device=device).view(
+        held, width
+    )
 
 
 def _measure(g_nK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sums of ``|g|`` by row and by column (float32, or int64 of integers), and of ``g**2`` in float32."""
+    """Sums of ``|g|`` by row and by column (float32, or int64 of integers), and of ``g**2`` in
+    float32.
+    """
     size = g_nK.abs()
     kind = torch.float32 if size.is_floating_point() else torch.int64
     rows, columns = size.sum(dim=1, dtype=kind), size.sum(dim=0, dtype=kind)
@@ -142,7 +176,9 @@ def _measure(g_nK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _examine(g_nK: Tensor, stats: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Gradient rows, in float32 if they are float, with NaN replaced by 0 and counted; and their :func:`_measure`."""
+    """Gradient rows, in float32 if they are float, with NaN replaced by 0 and counted; and their
+    :func:`_measure`.
+    """
     if not g_nK.is_floating_point():
         return g_nK, _measure(g_nK)
     g = g_nK.to(torch.float32)
@@ -159,56 +195,65 @@ def _in_units(sums: Tensor, scale: Tensor | None) -> Tensor:
     return sums if scale is None else sums.to(torch.float32).mul_(scale)
 
 
-def cast_scaled_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Cast one micro-batch's scaled votes ``v``: ``A = clip(A - v, -R, R)``, ``B = clip(B - w, -127, 127)``.
+def cast_scaled_votes(
+    grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState
+) -> None:
+    """Cast one micro-batch's scaled votes ``v``: ``A = clip(A - v, -R, R)``, ``B = clip(B - w,
+    -127, 127)``.
 
     With ``g = grad_y.T @ x``, the numbers of :class:`~arb_ternary.backends.vote_state.VoteLimits`,
-    ``L = vote_limit / 256``, ``row`` and ``column`` the two parts of ``vote_scale``, ``i = n * K + k`` and ``h`` the
-    hash of ``i`` in the stream ``stream + USE_VOTE_ROUNDING``:
+    ``L = vote_limit / 256``, ``row`` and ``column`` the two parts of ``vote_scale``, ``i = n * K +
+    k`` and ``h`` the hash of ``i`` in the stream ``stream + USE_VOTE_ROUNDING``:
 
-    * float mode: ``v = floor(clip((g * row[n]) * column[k], -L, L) + u * 2**-24)`` in float32; a product that is NaN
-      counts as 0. An integer ``g`` is first converted and multiplied by ``scale``. With ``z = noise_shift``,
-      ``u = ((2**24 - 2**(24 - z)) >> 1) + (h >> (8 + z))``: noise around one half, as wide as ``2**-z`` of a vote.
+    * float mode: ``v = floor(clip((g * row[n]) * column[k], -L, L) + u * 2**-24)`` in float32; a
+      product that is NaN counts as 0. An integer ``g`` is first converted and multiplied by
+      ``scale``. With ``z = noise_shift``, ``u = ((2**24 - 2**(24 - z)) >> 1) + (h >> (8 + z))``:
+      noise around one half, as wide as ``2**-z`` of a vote.
     * integer mode: ``s = row[n] + column[k] - log2(scale)``. For ``s >= 0``: ``s = min(s, 31)``,
-      ``b = (vote_limit << s) >> 8``, ``v = (clip(g, -b, b) + (h & (2**s - 1))) >> s``. For ``s < 0``:
-      ``v = clip(g << min(-s, 16), -(vote_limit >> 8), vote_limit >> 8)``.
+      ``b = (vote_limit << s) >> 8``, ``v = (clip(g, -b, b) + (h & (2**s - 1))) >> s``. For ``s <
+      0``: ``v = clip(g << min(-s, 16), -(vote_limit >> 8), vote_limit >> 8)``.
 
-    ``w[n, j] = (score + (h' & (2**exponent_shift - 1))) >> exponent_shift`` with ``score`` the sum over the group of
-    ``v * T`` and ``h'`` the hash of ``n * J + j`` in the stream ``stream + USE_EXPONENT_ROUNDING``. ``R`` is 127, 7 or
-    1 for votes of 8, 4 or 2 bits. Mutates ``votes``, ``exponent_votes`` (unless None), ``stats`` as sign votes do, and
-    ``magnitudes``: row and column sums of ``|g|`` are added. The sums of an integer gradient are exact over the whole
-    matrix, rounded once to float32 and multiplied by ``scale``.
+    ``w[n, j] = (score + (h' & (2**exponent_shift - 1))) >> exponent_shift`` with ``score`` the sum
+    over the group of ``v * T`` and ``h'`` the hash of ``n * J + j`` in the stream ``stream +
+    USE_EXPONENT_ROUNDING``. ``R`` is 127, 7 or 1 for votes of 8, 4 or 2 bits. Mutates ``votes``,
+    ``exponent_votes`` (unless None), ``stats`` as sign votes do, and ``magnitudes``: row and column
+    sums of ``|g|`` are added. The sums of an integer gradient are exact over the whole matrix,
+    rounded once to float32 and multiplied by ``scale``.
 
     Args:
-        grad_MN: float gradient (row scales of int8 activations already folded in), or int8 with ``scale``.
+        grad_MN: float gradient (row scales of int8 activations already folded in), or int8 with
+            ``scale``.
         x_MK: float activations, or int8; both int8 selects the exact integer product.
         scale: float32 scalar, the power of two of an int8 gradient.
-        state: with float32 factors as ``vote_scale`` (float mode), or int32 shifts (integer mode, which needs int8
-            ``grad_MN`` and ``x_MK``, and ``noise_shift`` 0).
+        state: with float32 factors as ``vote_scale`` (float mode), or int32 shifts (integer mode,
+            which needs int8 ``grad_MN`` and ``x_MK``, and ``noise_shift`` 0).
     """
     _Rule(grad_MN, scale, state).cast_all_(gradient_tiles(grad_MN, x_MK, state.shape))
 
 
-def embedding_scaled_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+def embedding_scaled_votes(
+    ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState
+) -> None:
     """Scaled votes of the looked-up rows by the rule of :func:`cast_scaled_votes`.
 
-    The gradients of duplicate ids are summed first; untouched rows stay bit-identical and add nothing to ``stats`` and
-    ``magnitudes``. The hash takes the index in the whole table. Mutates what :func:`cast_scaled_votes` mutates.
-    ``ids_M`` are int64, the row of each gradient row; an int8 gradient has its power of two in ``scale`` (float32
-    scalar) and is summed exactly.
+    The gradients of duplicate ids are summed first; untouched rows stay bit-identical and add
+    nothing to ``stats`` and ``magnitudes``. The hash takes the index in the whole table. Mutates
+    what :func:`cast_scaled_votes` mutates. ``ids_M`` are int64, the row of each gradient row; an
+    int8 gradient has its power of two in ``scale`` (float32 scalar) and is summed exactly.
     """
     if ids_M.numel():
         _Rule(grad_MK, scale, state).cast_all_([summed_rows(ids_M, grad_MK)])
 
 
 def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
-    """Flips: ``f = [A >= theta] - [A <= -theta]``, ``T' = clip(T + f, -1, 1)``; then accumulators, then their decay.
+    """Flips: ``f = [A >= theta] - [A <= -theta]``, ``T' = clip(T + f, -1, 1)``; then accumulators,
+    then their decay.
 
-    Without ``carry``, ``A[f != 0] = 0``. With it, ``A -= theta * f`` where the trit moved, and
-    ``A = sign(A) * (theta // 2)`` where it was at the rail. Then every accumulator loses a share, stochastically
-    rounded: ``|A| -= (|A| * decay + (h & 0xFFFF)) >> 16`` with ``h`` the hash of ``(first_row + n) * K + k`` in the
-    stream ``stream + USE_DECAY``; with ``decay`` 0 nothing is drawn. Mutates ``weight`` and ``votes``; returns the
-    trits that changed (int64 scalar).
+    Without ``carry``, ``A[f != 0] = 0``. With it, ``A -= theta * f`` where the trit moved, and ``A
+    = sign(A) * (theta // 2)`` where it was at the rail. Then every accumulator loses a share,
+    stochastically rounded: ``|A| -= (|A| * decay + (h & 0xFFFF)) >> 16`` with ``h`` the hash of
+    ``(first_row + n) * K + k`` in the stream ``stream + USE_DECAY``; with ``decay`` 0 nothing is
+    drawn. Mutates ``weight`` and ``votes``; returns the trits that changed (int64 scalar).
 
     Args:
         threshold: ``theta``, 1..R with ``R`` as in :func:`cast_scaled_votes`.

@@ -1,8 +1,8 @@
 """Votes in the torch backend: gradients turned into integers, integers into flips.
 
-Notation of the update rule: ``s = sign(g)``, accumulators ``A`` (votes for trits, of 8, 4 or 2 bits) and ``B`` (votes
-for exponents, int8), saturating at the ends of their range: -128 and 127 for 8 bits. The sign is minus the gradient: a
-positive gradient moves a trit towards -1.
+Notation of the update rule: ``s = sign(g)``, accumulators ``A`` (votes for trits, of 8, 4 or 2
+bits) and ``B`` (votes for exponents, int8), saturating at the ends of their range: -128 and 127 for
+8 bits. The sign is minus the gradient: a positive gradient moves a trit towards -1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _TILE: Final = 1 << 21
 
 
 def may_be(condition: Tensor) -> bool:
-    """A condition, read where that is free, on a CPU; else True: the host does not wait for a device.
+    """A condition, read where that is free, on a CPU; else True: the host does not wait for a
+    device.
 
     What follows from it must not change a result for which it does not hold.
     """
@@ -34,17 +35,23 @@ def may_be(condition: Tensor) -> bool:
 def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tuple[Tensor, Tensor]:
     """Stochastic rounding of a gradient to int8 with one power-of-two scale.
 
-    ``scale = 2**e`` with the smallest ``e`` such that ``max|g| <= 127 * scale``; ``q = floor(g / scale + u)`` with
-    ``u`` from the counter hash of the flat index, clipped to -127..127. NaN gives 0. A gradient of zeros, or one
-    whose maximum is not finite, gives zeros and scale 1. For ``seed``, ``step`` and ``stream`` see
-    :mod:`arb_ternary.counters.hashing`. Returns ``q`` int8 ``[M, N]``, ``scale`` float32 scalar.
+    ``scale = 2**e`` with the smallest ``e`` such that ``max|g| <= 127 * scale``; ``q = floor(g /
+    scale + u)`` with ``u`` from the counter hash of the flat index, clipped to -127..127. NaN gives
+    0. A gradient of zeros, or one whose maximum is not finite, gives zeros and scale 1. For
+    ``seed``, ``step`` and ``stream`` see :mod:`arb_ternary.counters.hashing`. Returns ``q`` int8
+    ``[M, N]``, ``scale`` float32 scalar.
     """
     grad = grad_MN.to(torch.float32)
-    largest = grad.nan_to_num(0.0, torch.inf, torch.inf).abs().amax() if grad.numel() else grad.new_zeros(())
+    largest = (
+        grad.nan_to_num(0.0, torch.inf, torch.inf).abs().amax()
+        if grad.numel()
+        else grad.new_zeros(())
+    )
     usable = torch.isfinite(largest) & (largest > 0)
     if may_be(~usable):
         grad, largest = torch.where(usable, grad, 0.0), torch.where(usable, largest, 127.0)
-    # frexp: largest / 127 = mantissa * 2**e with mantissa in [0.5, 1); the power of two above it, unless it is one.
+    # frexp: largest / 127 = mantissa * 2**e with mantissa in [0.5, 1); the power of two above it,
+    # unless it is one.
     mantissa, exponent = torch.frexp(largest.double() / 127.0)
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(*EXPONENT_RANGE)
     scale = ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
@@ -54,7 +61,9 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
 
 
 def _examine(g: Tensor, stats: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
-    """The tile with NaN as 0 (no vote) and counted, and ``factor`` times its sums of squares by row and by column."""
+    """The tile with NaN as 0 (no vote) and counted, and ``factor`` times its sums of squares by row
+    and by column.
+    """
     squares = g.to(torch.float32).square()
     rows = squares.sum(dim=1)
     if g.is_floating_point() and may_be(~torch.isfinite(rows).all()):
@@ -72,10 +81,13 @@ def _row_tiles(shape: WeightShape) -> Iterator[slice]:
         yield slice(start, min(start + rows, shape.out_features))
 
 
-def gradient_tiles(grad_MN: Tensor, x_MK: Tensor, shape: WeightShape) -> Iterator[tuple[slice, Tensor]]:
+def gradient_tiles(
+    grad_MN: Tensor, x_MK: Tensor, shape: WeightShape
+) -> Iterator[tuple[slice, Tensor]]:
     """``grad.T @ x`` a stretch of rows at a time, in memory of its own.
 
-    Two int8 operands give exact int32 or int64; others a product in the gradient's dtype, at least bfloat16.
+    Two int8 operands give exact int32 or int64; others a product in the gradient's dtype, at least
+    bfloat16.
     """
     integer = grad_MN.dtype == torch.int8
     operand = grad_MN.dtype if integer else torch.promote_types(grad_MN.dtype, torch.bfloat16)
@@ -86,7 +98,9 @@ def gradient_tiles(grad_MN: Tensor, x_MK: Tensor, shape: WeightShape) -> Iterato
 
 
 def summed_rows(ids_M: Tensor, grad_MK: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct ids, ascending, and the sum of the gradients of each: int32 of an int8 gradient, else float32."""
+    """Distinct ids, ascending, and the sum of the gradients of each: int32 of an int8 gradient,
+    else float32.
+    """
     rows_U, position_M = torch.unique(ids_M, return_inverse=True)
     dtype = torch.int32 if grad_MK.dtype == torch.int8 else torch.float32
     g_UK = torch.zeros(rows_U.shape[0], grad_MK.shape[1], dtype=dtype, device=grad_MK.device)
@@ -94,17 +108,21 @@ def summed_rows(ids_M: Tensor, grad_MK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def looked_up_rows(ids_M: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What :func:`summed_rows` sums, for kernels on a device, in sizes that the host knows without asking it.
+    """What :func:`summed_rows` sums, for kernels on a device, in sizes that the host knows without
+    asking it.
 
     Returns:
-        ``names`` int64 ``[R]``, ``R = min(M, rows)``: the distinct ids, ascending, and after them rows that were not
-        looked up; ``order`` ``[M]`` and ``starts`` ``[R + 1]``: ``order[starts[r] : starts[r + 1]]`` are the places of
-        ``names[r]`` among the ids, ascending, none for those that were not looked up; and bool ``[rows]``: which were.
+        ``names`` int64 ``[R]``, ``R = min(M, rows)``: the distinct ids, ascending, and after them
+        rows that were not looked up; ``order`` ``[M]`` and ``starts`` ``[R + 1]``:
+        ``order[starts[r] : starts[r + 1]]`` are the places of ``names[r]`` among the ids,
+        ascending, none for those that were not looked up; and bool ``[rows]``: which were.
     """
     ones = torch.ones_like(ids_M)
     counts_N = torch.zeros(rows, dtype=torch.int64, device=ids_M.device).index_add_(0, ids_M, ones)
     present_N = counts_N > 0
-    names = torch.argsort(present_N.to(torch.int8), stable=True, descending=True)[: min(ids_M.numel(), rows)]
+    names = torch.argsort(present_N.to(torch.int8), stable=True, descending=True)[
+        : min(ids_M.numel(), rows)
+    ]
     starts = torch.nn.functional.pad(counts_N[names].cumsum(0), (1, 0))
     return names, torch.argsort(ids_M, stable=True), starts, present_N
 
@@ -117,14 +135,20 @@ def group_score(product_NK: Tensor, shape: WeightShape) -> Tensor:
     return padded.reshape(rows, shape.groups, shape.group_size).sum(dim=2, dtype=torch.int32)
 
 
-def _subtract_saturating_(accumulator: Tensor, amount: Tensor, low: int = -128, high: int = 127) -> None:
+def _subtract_saturating_(
+    accumulator: Tensor, amount: Tensor, low: int = -128, high: int = 127
+) -> None:
     accumulator.copy_((accumulator.to(torch.int16) - amount).clamp_(low, high))
 
 
-def _cast_(rows: slice | Tensor, gradient_nK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+def _cast_(
+    rows: slice | Tensor, gradient_nK: Tensor, scale: Tensor | None, state: VoteState
+) -> None:
     """Cast the votes of the gradient of some rows of the weight, and add its statistics."""
     shape, stats = state.shape, state.stats
-    g_nK, row_squares, column_squares = _examine(gradient_nK, stats, 1.0 if scale is None else scale.square())
+    g_nK, row_squares, column_squares = _examine(
+        gradient_nK, stats, 1.0 if scale is None else scale.square()
+    )
     stats[1 : 1 + shape.out_features][rows] += row_squares
     stats[1 + shape.out_features :] += column_squares
     s_nK = torch.sign(g_nK).to(torch.int8)
@@ -133,19 +157,26 @@ def _cast_(rows: slice | Tensor, gradient_nK: Tensor, scale: Tensor | None, stat
             score_nJ = group_score(s_nK * unpack_trits(packed, shape.in_features), shape)
             if exponent_votes is not None:
                 _subtract_saturating_(exponent_votes, torch.sign(score_nJ))
-            if state.correlation is not None and state.steps is not None and isinstance(rows, Tensor):
+            if (
+                state.correlation is not None
+                and state.steps is not None
+                and isinstance(rows, Tensor)
+            ):
                 count_correlation_(state.correlation, state.steps, rows, score_nJ)
         _subtract_saturating_(votes_nK, s_nK, shape.smallest_vote, shape.largest_vote)
 
 
 def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Cast one micro-batch's votes: ``s = sign(grad_y.T @ x)``, ``A = sat8(A - s)``, ``B = sat8(B - sign(score))``.
+    """Cast one micro-batch's votes: ``s = sign(grad_y.T @ x)``, ``A = sat8(A - s)``, ``B = sat8(B -
+    sign(score))``.
 
-    ``score[n, j]`` is the int32 sum of ``s * T`` over a group. Mutates ``votes``, ``exponent_votes`` (unless None) and
-    ``stats``, to which NaN gradients and row and column sums of squares of the gradient are added.
+    ``score[n, j]`` is the int32 sum of ``s * T`` over a group. Mutates ``votes``,
+    ``exponent_votes`` (unless None) and ``stats``, to which NaN gradients and row and column sums
+    of squares of the gradient are added.
 
     Args:
-        grad_MN: float gradient (row scales of int8 activations already folded in), or int8 with ``scale``.
+        grad_MN: float gradient (row scales of int8 activations already folded in), or int8 with
+            ``scale``.
         x_MK: float activations, or int8; both int8 selects the exact integer product.
         scale: float32 scalar, the power of two of an int8 gradient; it scales the statistics only.
     """
@@ -154,19 +185,25 @@ def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteS
 
 
 def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Votes of the looked-up rows; duplicates are summed before the sign, untouched rows stay bit-identical.
+    """Votes of the looked-up rows; duplicates are summed before the sign, untouched rows stay
+    bit-identical.
 
-    Mutates ``votes``, ``exponent_votes``, ``stats``, ``correlation`` (scores are added) and ``steps`` (updates are
-    counted), the last two saturating; unless they are None. ``ids_M`` are int64, the row of each gradient row; an int8
-    gradient has its power of two in ``scale`` (float32 scalar) and is summed exactly.
+    Mutates ``votes``, ``exponent_votes``, ``stats``, ``correlation`` (scores are added) and
+    ``steps`` (updates are counted), the last two saturating; unless they are None. ``ids_M`` are
+    int64, the row of each gradient row; an int8 gradient has its power of two in ``scale`` (float32
+    scalar) and is summed exactly.
     """
     if ids_M.numel():
         rows_U, g_UK = summed_rows(ids_M, grad_MK)
         _cast_(rows_U, g_UK, scale, state)
 
 
-def count_correlation_(correlation: Tensor, steps: Tensor, rows_U: Tensor, score_UJ: Tensor) -> None:
-    """Add the scores of some distinct rows to ``correlation`` ``[N, J]``, and one to their ``steps``; both saturate."""
+def count_correlation_(
+    correlation: Tensor, steps: Tensor, rows_U: Tensor, score_UJ: Tensor
+) -> None:
+    """Add the scores of some distinct rows to ``correlation`` ``[N, J]``, and one to their
+    ``steps``; both saturate.
+    """
     total = correlation.index_select(0, rows_U).to(torch.int32) + score_UJ
     correlation.index_copy_(0, rows_U, total.clamp_(-(2**15), 2**15 - 1).to(torch.int16))
     counted = steps.index_select(0, rows_U).to(torch.int64) + 1
@@ -174,12 +211,18 @@ def count_correlation_(correlation: Tensor, steps: Tensor, rows_U: Tensor, score
 
 
 def _crossings(accumulator: Tensor, threshold: int) -> Tensor:
-    """``[A >= theta] - [A <= -theta]`` in int8: either side clips to a step of one, and their offsets cancel."""
-    return accumulator.clamp(threshold - 1, threshold).add_(accumulator.clamp(-threshold, 1 - threshold))
+    """``[A >= theta] - [A <= -theta]`` in int8: either side clips to a step of one, and their
+    offsets cancel.
+    """
+    return accumulator.clamp(threshold - 1, threshold).add_(
+        accumulator.clamp(-threshold, 1 - threshold)
+    )
 
 
 def _clear_(accumulator: Tensor, where: Tensor) -> None:
-    """``A[where != 0] = 0`` for ``where`` in {-1, 0, 1}; a product is several times faster than a mask."""
+    """``A[where != 0] = 0`` for ``where`` in {-1, 0, 1}; a product is several times faster than a
+    mask.
+    """
     accumulator.sub_(accumulator * where.abs())
 
 
@@ -190,8 +233,12 @@ def _leak_(accumulator: Tensor, leak: int) -> None:
         accumulator.copy_(torch.sign(wide) * (wide.abs() - leak).clamp_(min=0))
 
 
-def flip_(state: VoteState, threshold: int, carry: bool, settle_: Callable[[slice, Tensor], None]) -> Tensor:
-    """Turn crossings into flips, some rows at a time, then ``settle_(rows, votes)``; returns the trits that changed."""
+def flip_(
+    state: VoteState, threshold: int, carry: bool, settle_: Callable[[slice, Tensor], None]
+) -> Tensor:
+    """Turn crossings into flips, some rows at a time, then ``settle_(rows, votes)``; returns the
+    trits that changed.
+    """
     shape = state.shape
     flips = torch.zeros((), dtype=torch.int64, device=state.weight.device)
     for tile in _row_tiles(shape):
@@ -205,7 +252,8 @@ def flip_(state: VoteState, threshold: int, carry: bool, settle_: Callable[[slic
                 flips += torch.count_nonzero(moved)
                 packed.copy_(pack_trits(after))
                 if carry:
-                    # A crossing that moves its trit is worth theta votes; at the rail it goes back to half a cell.
+                    # A crossing that moves its trit is worth theta votes; at the rail it goes back
+                    # to half a cell.
                     stuck = crossed - moved
                     votes_nK.sub_(moved * threshold)
                     _clear_(votes_nK, stuck)
@@ -217,9 +265,11 @@ def flip_(state: VoteState, threshold: int, carry: bool, settle_: Callable[[slic
 
 
 def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
-    """Turn crossings into flips: ``f = [A >= theta] - [A <= -theta]``, ``T = clip(T + f, -1, 1)``, ``A[f != 0] = 0``.
+    """Turn crossings into flips: ``f = [A >= theta] - [A <= -theta]``, ``T = clip(T + f, -1, 1)``,
+    ``A[f != 0] = 0``.
 
-    A trit moves at most one step. Mutates ``weight`` and ``votes``; returns the trits that changed (int64 scalar).
+    A trit moves at most one step. Mutates ``weight`` and ``votes``; returns the trits that changed
+    (int64 scalar).
 
     Args:
         threshold: ``theta``, 1 to the largest vote: 127, 7 or 1.
@@ -229,10 +279,11 @@ def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
 
 
 def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
-    """``up = [B >= theta] - [B <= -theta]``, ``E = clip(E + up, E0 - band, E0 + band)``, ``B = B - theta * up``.
+    """``up = [B >= theta] - [B <= -theta]``, ``E = clip(E + up, E0 - band, E0 + band)``, ``B = B -
+    theta * up``.
 
-    ``E`` also stays within -126..127, where ``2**E`` is a normal float32. Mutates ``exponent`` and ``exponent_votes``;
-    returns the exponents that changed (int64 scalar).
+    ``E`` also stays within -126..127, where ``2**E`` is a normal float32. Mutates ``exponent`` and
+    ``exponent_votes``; returns the exponents that changed (int64 scalar).
 
     Args:
         state: with ``exponent_votes``; ``E0`` is its ``origin``.
@@ -243,7 +294,12 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
     exponent, exponent_votes = state.exponent, state.learned
     up = _crossings(exponent_votes, threshold)
     centre = state.origin.to(torch.int16)
-    wanted = (exponent.to(torch.int16) + up).maximum(centre - band).minimum(centre + band).clamp_(*EXPONENT_RANGE)
+    wanted = (
+        (exponent.to(torch.int16) + up)
+        .maximum(centre - band)
+        .minimum(centre + band)
+        .clamp_(*EXPONENT_RANGE)
+    )
     moved = (wanted != exponent).sum()
     exponent.copy_(wanted)
     exponent_votes.copy_(exponent_votes.to(torch.int16) - threshold * up.to(torch.int16))

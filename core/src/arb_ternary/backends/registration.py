@@ -1,11 +1,13 @@
 """How the ops are registered with torch.
 
-Like ``torch.library.custom_op``, but without what that puts around every call: it fills in defaults that our ops do not
-have, in a time that grows with the square of the number of arguments, and wraps the function several times. A linear of
-the demo has 19 arguments and a product of 60 microseconds; ``custom_op`` added 70, and 150 to both passes together.
+Like ``torch.library.custom_op``, but without what that puts around every call: it fills in defaults
+that our ops do not have, in a time that grows with the square of the number of arguments, and wraps
+the function several times. A linear of the demo has 19 arguments and a product of 60 microseconds;
+``custom_op`` added 70, and 150 to both passes together.
 
-A parameter of type :class:`~arb_ternary.backends.vote_state.VoteState` stands for all of its fields: the schema lists
-them, a caller passes ``*state``, and functions, fakes and gradients see one object.
+A parameter of type :class:`~arb_ternary.backends.vote_state.VoteState` stands for all of its
+fields: the schema lists them, a caller passes ``*state``, and functions, fakes and gradients see
+one object.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ Function = Callable[..., Any]
 
 
 class Op:
-    """An op of the namespace: call it, or ``torch.ops.arb_ternary.<name>``, with all of its arguments in order.
+    """An op of the namespace: call it, or ``torch.ops.arb_ternary.<name>``, with all of its
+    arguments in order.
 
-    ``function`` computes it, for every device; it is annotated as ``torch.library.infer_schema`` wants it, or with a
-    ``VoteState``. ``mutates_args`` names the arguments, or fields of the state, that it changes. Who needs neither
-    gradients nor a graph calls ``function`` itself, which the dispatcher has no part in.
+    ``function`` computes it, for every device; it is annotated as ``torch.library.infer_schema``
+    wants it, or with a ``VoteState``. ``mutates_args`` names the arguments, or fields of the state,
+    that it changes. Who needs neither gradients nor a graph calls ``function`` itself, which the
+    dispatcher has no part in.
     """
 
     def __init__(self, name: str, function: Function, mutates_args: Sequence[str]) -> None:
@@ -41,11 +45,15 @@ class Op:
         self.function = function
         hints = get_type_hints(function)
         names = list(signature(function).parameters)
-        self._state = next((i for i, parameter in enumerate(names) if hints[parameter] is VoteState), None)
+        self._state = next(
+            (i for i, parameter in enumerate(names) if hints[parameter] is VoteState), None
+        )
         if self._state is not None:
             names[self._state : self._state + 1] = VoteState._fields
             hints = get_type_hints(VoteState) | hints
-        _LIBRARY.define(name + torch.library.infer_schema(_prototype(names, hints), mutates_args=mutates_args))
+        _LIBRARY.define(
+            name + torch.library.infer_schema(_prototype(names, hints), mutates_args=mutates_args)
+        )
         _LIBRARY.impl(name, self._with_state(function), "CompositeExplicitAutograd")
         self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
         if hints["return"] is type(None):  # it changes its arguments only
@@ -55,14 +63,18 @@ class Op:
         return self.overload(*arguments)
 
     def _with_state(self, function: Function, leading: int = 0) -> Function:
-        """``function`` as the dispatcher calls it: with the fields of the state one by one, ``leading`` places on."""
+        """``function`` as the dispatcher calls it: with the fields of the state one by one,
+        ``leading`` places on.
+        """
         if self._state is None:
             return function
         start = self._state + leading
         stop = start + _FIELDS
 
         def unpacked(*arguments: Any) -> Any:
-            return function(*arguments[:start], VoteState(*arguments[start:stop]), *arguments[stop:])
+            return function(
+                *arguments[:start], VoteState(*arguments[start:stop]), *arguments[stop:]
+            )
 
         return unpacked
 
@@ -71,7 +83,8 @@ class Op:
         torch.library.register_fake(f"{NAMESPACE}::{self.name}", self._with_state(function))
 
     def register_autograd(self, backward: Function, *, setup_context: Function) -> None:
-        """Give the gradient: ``setup_context(ctx, output, *arguments)`` and ``backward(ctx, *grads)``.
+        """Give the gradient: ``setup_context(ctx, output, *arguments)`` and ``backward(ctx,
+        *grads)``.
 
         ``backward`` returns the gradients of the first arguments; those that follow have none.
         """
@@ -94,7 +107,9 @@ class Op:
                 return (*found, *(None,) * (ctx.count - len(found)))
 
         def autograd(*arguments: Any) -> Any:
-            if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments):
+            if torch.is_grad_enabled() and any(
+                isinstance(a, Tensor) and a.requires_grad for a in arguments
+            ):
                 return Differentiable.apply(*arguments)  # type: ignore[no-untyped-call]
             with torch._C._AutoDispatchBelowAutograd():
                 return overload(*arguments)
@@ -108,7 +123,9 @@ def _prototype(names: Sequence[str], hints: Mapping[str, Any]) -> Function:
     def prototype() -> None:
         """Never called."""
 
-    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=hints[name]) for name in names]
+    parameters = [
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=hints[name]) for name in names
+    ]
     returned = None if hints["return"] is type(None) else hints["return"]
     prototype.__signature__ = Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
     return prototype

@@ -1,7 +1,7 @@
 """Which kernel backend a run uses, and why not another.
 
-A request is ``auto``, a name, or names in order of preference. A name that the user wrote is kept or is an error; only
-``auto`` and a list choose.
+A request is ``auto``, a name, or names in order of preference. A name that the user wrote is kept
+or is an error; only ``auto`` and a list choose.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _log = logging.getLogger("arb_ternary.backends")
 
 @frozen
 class BackendRequest:
-    """What was asked for: ``auto``, a name, or names separated by commas; where that was written; for which device."""
+    """What was asked for: ``auto``, a name, or names separated by commas; where that was written;
+    for which device.
+    """
 
     value: str = AUTO
     source: str = "default"
@@ -42,7 +44,9 @@ Opinion = Callable[[BackendRequest, Sequence[str]], tuple[str, str] | None]
 
 @frozen
 class Candidate:
-    """A registered backend as seen from a device: its spec, and whether and why it can be used there."""
+    """A registered backend as seen from a device: its spec, and whether and why it can be used
+    there.
+    """
 
     spec: BackendSpec
     distribution: str | None
@@ -72,23 +76,32 @@ class Selection:
 def request_backend(
     *, command_line: str | None = None, config: str | None = None, device: str = "cpu"
 ) -> BackendRequest:
-    """What is asked for on ``device``: the command line over ARB_TERNARY_BACKEND over the config over ``auto``.
+    """What is asked for on ``device``: the command line over ARB_TERNARY_BACKEND over the config
+    over ``auto``.
 
     A value that is None or empty asks for nothing.
     """
-    for source, value in (("command line", command_line), (BACKEND.name, BACKEND.read()), ("config", config)):
+    for source, value in (
+        ("command line", command_line),
+        (BACKEND.name, BACKEND.read()),
+        ("config", config),
+    ):
         if value is not None and value.strip():
             return BackendRequest(value, source, device)
     return BackendRequest(device=device)
 
 
-# --- choosing --------------------------------------------------------------------------------------------------------
+# --- choosing
 
 
 def candidates(device: str = "cpu") -> tuple[Candidate, ...]:
-    """Every registered backend as seen from ``device``, the preferred ones first. Probes all of them."""
+    """Every registered backend as seen from ``device``, the preferred ones first. Probes all of
+    them.
+    """
     found = [
-        Candidate(registered.spec, registered.distribution, **asdict(_probe(registered.spec, device)))
+        Candidate(
+            registered.spec, registered.distribution, **asdict(_probe(registered.spec, device))
+        )
         for registered in manager().registry.all("backend")
     ]
     return tuple(sorted(found, key=lambda one: (one.last_resort, -one.spec.priority, one.name)))
@@ -99,7 +112,8 @@ def select(request: BackendRequest, opinion: Opinion | None = None) -> Selection
 
     Raises:
         UsageProblem: a name is unknown (exit code 2).
-        EnvironmentProblem: what was named is not installed or cannot work on the device; nothing can (exit code 3).
+        EnvironmentProblem: what was named is not installed or cannot work on the device; nothing
+            can (exit code 3).
     """
     names = _parse(request)
     if names == (AUTO,):
@@ -114,12 +128,22 @@ def select(request: BackendRequest, opinion: Opinion | None = None) -> Selection
         result = _probe_named(name, request.device)
         if len(names) > 1:
             outcome = "" if result.usable else " rejected"
-            _log.info("backend %s%s on %s, from %s: %s", name, outcome, request.device, request.source, result.reason)
+            _log.info(
+                "backend %s%s on %s, from %s: %s",
+                name,
+                outcome,
+                request.device,
+                request.source,
+                result.reason,
+            )
         if result.usable:
             return Selection(name, request.source, tuple(rejected), result.reason)
         rejected.append((name, result.reason))
     usable = [candidate.name for candidate in candidates(request.device) if candidate.usable]
-    reasons = "; ".join(f"backend {name!r} cannot be used on {request.device}: {reason}" for name, reason in rejected)
+    reasons = "; ".join(
+        f"backend {name!r} cannot be used on {request.device}: {reason}"
+        for name, reason in rejected
+    )
     raise EnvironmentProblem(
         f"{request.source}: {reasons}", f"usable on {request.device}: {', '.join(usable) or 'none'}"
     )
@@ -130,7 +154,9 @@ def _select_auto(request: BackendRequest, opinion: Opinion | None) -> Selection:
     usable = [candidate for candidate in found if candidate.usable]
     if not usable:
         reasons = "\n".join(f"{candidate.name}: {candidate.reason}" for candidate in found)
-        raise EnvironmentProblem(f"no backend can be used on {request.device}", reasons or "none is registered")
+        raise EnvironmentProblem(
+            f"no backend can be used on {request.device}", reasons or "none is registered"
+        )
     best, why = usable[0], f"highest priority ({usable[0].spec.priority})"
     preferred = opinion(request, [candidate.name for candidate in usable]) if opinion else None
     if preferred is not None:
@@ -138,7 +164,12 @@ def _select_auto(request: BackendRequest, opinion: Opinion | None) -> Selection:
         best = next(candidate for candidate in usable if candidate.name == choice)
         why = f"chosen by observer {observer!r}"
     rejected = tuple(
-        (other.name, f"priority {other.spec.priority}" if other.usable and not other.last_resort else other.reason)
+        (
+            other.name,
+            f"priority {other.spec.priority}"
+            if other.usable and not other.last_resort
+            else other.reason,
+        )
         for other in found
         if other is not best
     )
@@ -154,10 +185,13 @@ def _parse(request: BackendRequest) -> tuple[str, ...]:
         return (AUTO,)
     names = tuple(dict.fromkeys(part.strip().lower() for part in request.value.split(",")))
     if "" in names:
-        raise UsageProblem(f"{request.source}: {request.value!r} has an empty name between its commas")
+        raise UsageProblem(
+            f"{request.source}: {request.value!r} has an empty name between its commas"
+        )
     if AUTO in names and len(names) > 1:
         raise UsageProblem(
-            f"{request.source}: {request.value!r} mixes 'auto' with names", "write 'auto' alone, or names alone"
+            f"{request.source}: {request.value!r} mixes 'auto' with names",
+            "write 'auto' alone, or names alone",
         )
     return names
 
@@ -172,11 +206,13 @@ def _problem(name: str, request: BackendRequest) -> ArbError | None:
     return type(problem)(f"{request.source}: {problem.what}", problem.hint)
 
 
-# --- probing ---------------------------------------------------------------------------------------------------------
+# --- probing
 
 
 def serves(name: str, device: str) -> bool:
-    """Whether the backend called ``name`` can work on a device (``cpu``, ``cuda``); its probe is asked once."""
+    """Whether the backend called ``name`` can work on a device (``cpu``, ``cuda``); its probe is
+    asked once.
+    """
     with _lock:
         return _serves(manager(), name, device)
 
@@ -191,12 +227,16 @@ def _probe_named(name: str, device: str) -> ProbeResult:
     registered = registry.find("backend", name)
     if registered is None:
         problem = registry.problem("backend", name)
-        return ProbeResult(False, f"it {problem.what.removeprefix(f'backend {name!r} ')} ({problem.hint})")
+        return ProbeResult(
+            False, f"it {problem.what.removeprefix(f'backend {name!r} ')} ({problem.hint})"
+        )
     return _probe(registered.spec, device)
 
 
 def _probe(spec: BackendSpec, device: str) -> ProbeResult:
-    """Ask a backend's probe; one that fails is a reason not to use the backend, never the end of the program."""
+    """Ask a backend's probe; one that fails is a reason not to use the backend, never the end of
+    the program.
+    """
     if device.partition(":")[0] not in spec.devices:
         return ProbeResult(False, f"it serves {', '.join(spec.devices)}")
     try:
@@ -208,8 +248,9 @@ def _probe(spec: BackendSpec, device: str) -> ProbeResult:
     return result
 
 
-# --- the backend in use ----------------------------------------------------------------------------------------------
-# What was built, probed and chosen is remembered for the plugins it came from: other plugins, other backends.
+# --- the backend in use
+# What was built, probed and chosen is remembered for the plugins it came from: other plugins, other
+# backends.
 
 _innermost: ContextVar[str | None] = ContextVar("arb_ternary_backend", default=None)
 _lock = threading.RLock()
@@ -227,7 +268,8 @@ def get_backend(name: str) -> KernelBackend:
 
 
 def current_backend(device: str = "cpu") -> str:
-    """The backend of an op that names none: the innermost :func:`use_backend`, else ARB_TERNARY_BACKEND, else auto.
+    """The backend of an op that names none: the innermost :func:`use_backend`, else
+    ARB_TERNARY_BACKEND, else auto.
 
     What the variable says is resolved once for each value and device.
     """
@@ -245,10 +287,12 @@ def _choose(_plugins: Plugins, request: BackendRequest) -> str:
 
 @contextmanager
 def use_backend(name: str) -> Iterator[str]:
-    """Use the backend called ``name`` for ops that name none, within a ``with`` block and in this thread only.
+    """Use the backend called ``name`` for ops that name none, within a ``with`` block and in this
+    thread only.
 
     Raises:
-        UsageProblem, EnvironmentProblem: it is unknown, or cannot work on any device that it serves.
+        UsageProblem, EnvironmentProblem: it is unknown, or cannot work on any device that it
+            serves.
     """
     names = _parse(BackendRequest(name, "use_backend"))
     if len(names) != 1 or names == (AUTO,):
@@ -279,8 +323,14 @@ def _build(plugins: Plugins, name: str) -> KernelBackend:
     except ArbError:
         raise
     except Exception as error:
-        raise EnvironmentProblem(f"{registered.described} cannot be built: {type(error).__name__}: {error}") from error
-    absent = [attribute for attribute in ("name", "capabilities", "kernels") if not hasattr(backend, attribute)]
+        raise EnvironmentProblem(
+            f"{registered.described} cannot be built: {type(error).__name__}: {error}"
+        ) from error
+    absent = [
+        attribute
+        for attribute in ("name", "capabilities", "kernels")
+        if not hasattr(backend, attribute)
+    ]
     if absent:
         raise ComponentError(f"{registered.described} lacks: {', '.join(absent)}")
     if backend.name != name:

@@ -1,4 +1,6 @@
-"""A ternary weight with all that it learns by: one object for the module, the dispatch and the kernels."""
+"""A ternary weight with all that it learns by: one object for the module, the dispatch and the
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class VoteLimits(NamedTuple):
 
     Attributes:
         vote_limit: largest vote in 256ths, 1..32512: no vote is larger than a full accumulator.
-        exponent_shift: how far the sum of a group's votes is shifted right to vote on its exponent, 0..31.
+        exponent_shift: how far the sum of a group's votes is shifted right to vote on its exponent,
+            0..31.
         noise_shift: by how many powers of two the noise of rounding is narrower than a vote, 0..16.
     """
 
@@ -32,13 +35,17 @@ class VoteLimits(NamedTuple):
 
     def check(self) -> VoteLimits:
         """These limits; raises ValueError where one is outside its range."""
-        for (name, value), (low, high) in zip(self._asdict().items(), ((1, 127 * 256), (0, 31), (0, 16)), strict=True):
+        for (name, value), (low, high) in zip(
+            self._asdict().items(), ((1, 127 * 256), (0, 31), (0, 16)), strict=True
+        ):
             if not low <= value <= high:
                 raise ValueError(f"{name} must be in {low}..{high}, got {value}")
         return self
 
     def largest_vote(self, *, shifts: bool) -> int:
-        """Of one cast, by shifts or by factors: the limit and noise just below 1 add up to the next float32."""
+        """Of one cast, by shifts or by factors: the limit and noise just below 1 add up to the next
+        float32.
+        """
         if shifts:
             return -(-self.vote_limit // 256)
         return math.floor(self.vote_limit / 256 + 0.5 + 2.0 ** -(self.noise_shift + 1))
@@ -47,8 +54,9 @@ class VoteLimits(NamedTuple):
 class VoteState(NamedTuple):
     """A ternary weight and what it learns by.
 
-    It is a tuple, so that an op of torch takes its fields as arguments: ``ops.cast_votes(grad, x, scale, *state)``.
-    Tensors are the module's own; a kernel changes in place those that its docstring names, and no others.
+    It is a tuple, so that an op of torch takes its fields as arguments: ``ops.cast_votes(grad, x,
+    scale, *state)``. Tensors are the module's own; a kernel changes in place those that its
+    docstring names, and no others.
 
     Attributes:
         weight: uint8, the trits in the layout of ``backend``.
@@ -56,23 +64,29 @@ class VoteState(NamedTuple):
         origin: int8, broadcastable to ``[N, J]``: the exponents at birth.
         votes: the accumulators, in the layout of ``backend``.
         exponent_votes: int8 ``[N, J]``; None when the exponents do not learn by residual votes.
-        stats: float32 ``[1 + N + K]``: count of NaN gradients, row and column sums of squares of the gradient.
-        control: int64 ``[4]``, see :mod:`arb_ternary.counters.hashing`; on the host, whatever the device of the rest.
-        limits: int64 ``[3]``, the fields of :class:`VoteLimits`; a tensor, so that a schedule recompiles no graph, and
-            on the host.
-        magnitudes: float32 ``[N + K]``: row and column sums of ``|gradient|``; None under sign votes.
-        vote_scale: ``[N + K]``, rows then columns, by which gradients become votes: float32 factors, or int32 right
-            shifts; None under sign votes.
-        correlation: int16 ``[N, J]``: sums of scores; None unless an embedding's exponents learn by correlation.
+        stats: float32 ``[1 + N + K]``: count of NaN gradients, row and column sums of squares of
+            the gradient.
+        control: int64 ``[4]``, see :mod:`arb_ternary.counters.hashing`; on the host, whatever the
+            device of the rest.
+        limits: int64 ``[3]``, the fields of :class:`VoteLimits`; a tensor, so that a schedule
+            recompiles no graph, and on the host.
+        magnitudes: float32 ``[N + K]``: row and column sums of ``|gradient|``; None under sign
+            votes.
+        vote_scale: ``[N + K]``, rows then columns, by which gradients become votes: float32
+            factors, or int32 right shifts; None under sign votes.
+        correlation: int16 ``[N, J]``: sums of scores; None unless an embedding's exponents learn by
+            correlation.
         steps: int32 ``[N, J]``: updates counted for ``correlation``.
         sizes: ``N``, ``K``, ``G`` and the bits of an accumulator.
         backend: name of the backend that owns the layout.
-        sums: int16 ``[N, K]``, to which the votes of a cast are added instead of to the accumulators; None = they are
-            not. Ops take care of it, kernels do not look at it.
+        sums: int16 ``[N, K]``, to which the votes of a cast are added instead of to the
+            accumulators; None = they are not. Ops take care of it, kernels do not look at it.
         exponent_sums: int32 ``[N, J]``, likewise; None also where the exponents do not learn.
-        first_row: of the whole weight, where the state is that of some of its rows: hashes take its indices.
-        transform: ``module:function`` of a rule that takes the arguments of a linear's cast and gives those of another,
-            ``(grad, x, scale, state) -> (grad, x, scale, state)``; None = votes are cast of the gradient itself.
+        first_row: of the whole weight, where the state is that of some of its rows: hashes take its
+            indices.
+        transform: ``module:function`` of a rule that takes the arguments of a linear's cast and
+            gives those of another, ``(grad, x, scale, state) -> (grad, x, scale, state)``; None =
+            votes are cast of the gradient itself.
     """
 
     weight: Tensor
@@ -114,17 +128,24 @@ class VoteState(NamedTuple):
         return self.magnitudes, self.vote_scale
 
     def check_scaling(self, integer: bool) -> VoteLimits:
-        """The limits by which a gradient becomes scaled votes; ``integer``: it is exact, of int8 operands and a scale.
+        """The limits by which a gradient becomes scaled votes; ``integer``: it is exact, of int8
+        operands and a scale.
 
         Raises:
-            ValueError: a limit is outside its range, or the gradient or the limits do not fit votes by shifts.
+            ValueError: a limit is outside its range, or the gradient or the limits do not fit votes
+                by shifts.
         """
         limits = VoteLimits(*self.limits.tolist()).check()
         if self.scaling[1].dtype == torch.int32:
             if not integer:
-                raise ValueError("votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
+                raise ValueError(
+                    "votes by shifts (an int32 vote_scale) need an int8 gradient and its scale"
+                )
             if limits.noise_shift:
-                raise ValueError("votes by shifts (an int32 vote_scale) are rounded with all noise: noise_shift 0")
+                raise ValueError(
+                    "votes by shifts (an int32 vote_scale) are rounded with all noise: noise_shift "
+                    "0"
+                )
         return limits
 
     def draw(self) -> tuple[int, int, int]:
@@ -134,14 +155,23 @@ class VoteState(NamedTuple):
 
 @cache
 def weight_shape(*sizes: int) -> WeightShape:
-    """The shape of these sizes: making one costs more than a look-up, and every call of an op needs one."""
+    """The shape of these sizes: making one costs more than a look-up, and every call of an op needs
+    one.
+    """
     return WeightShape(*sizes)
 
 
 def new_state(
-    shape: WeightShape, weight: Tensor, exponent: Tensor, votes: Tensor, backend: str, **others: Tensor | None
+    shape: WeightShape,
+    weight: Tensor,
+    exponent: Tensor,
+    votes: Tensor,
+    backend: str,
+    **others: Tensor | None,
 ) -> VoteState:
-    """The state of a weight that has cast no votes, on the device of ``weight``; but ``others`` as they are given."""
+    """The state of a weight that has cast no votes, on the device of ``weight``; but ``others`` as
+    they are given.
+    """
     device = weight.device
     made = VoteState(
         weight=weight,

@@ -39,13 +39,22 @@ def arb_register_backends() -> Sequence[BackendSpec]:
 def arb_register_commands() -> Sequence[CommandSpec]:
     commands = {
         "config": ("groups:config", "Write, check and explain config files."),
-        "config.validate": ("config_commands:validate", "Check a config; list everything that is wrong with it."),
+        "config.validate": (
+            "config_commands:validate",
+            "Check a config; list everything that is wrong with it.",
+        ),
         "plugins": ("groups:plugins", "List, inspect, check and write plugins."),
-        "plugins.list": ("plugins_commands:list_plugins", "Every plugin that was found, and what became of it."),
+        "plugins.list": (
+            "plugins_commands:list_plugins",
+            "Every plugin that was found, and what became of it.",
+        ),
         "plugins.show": ("plugins_commands:show", "Everything about a plugin."),
         "plugins.hooks": ("plugins_commands:hooks", "Every hook that a plugin can implement."),
         "backends": ("groups:backends", "List the kernel backends and explain the choice."),
-        "backends.list": ("backends_commands:list_backends", "Every backend, and whether it can be used."),
+        "backends.list": (
+            "backends_commands:list_backends",
+            "Every backend, and whether it can be used.",
+        ),
         "backends.explain": ("backends_commands:explain", "Which backend is used, and why."),
         "doctor": ("doctor:doctor", "Say what works here and what does not."),
     }

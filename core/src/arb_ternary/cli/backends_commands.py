@@ -25,15 +25,22 @@ def list_backends(device: str, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table(("backend", *_COLUMNS), [list({**row, "devices": " ".join(row["devices"])}.values()) for row in rows])
+    print_table(
+        ("backend", *_COLUMNS),
+        [list({**row, "devices": " ".join(row["devices"])}.values()) for row in rows],
+    )
 
 
 @click.command("explain")
-@click.option("--backend", default=None, help="Explain this choice instead of ARB_TERNARY_BACKEND or auto.")
+@click.option(
+    "--backend", default=None, help="Explain this choice instead of ARB_TERNARY_BACKEND or auto."
+)
 @device_option
 @as_json
 def explain(backend: str | None, device: str, as_json: bool) -> None:
-    """Which backend is used on the device, why, what it promises, and which ops the reference does for it."""
+    """Which backend is used on the device, why, what it promises, and which ops the reference does
+    for it.
+    """
     from arb_ternary.backends.dispatch import fallback_ops
 
     request = request_backend(command_line=backend, device=device)
@@ -61,11 +68,22 @@ def explain(backend: str | None, device: str, as_json: bool) -> None:
 
 
 def describe_backends(device: str) -> list[dict[str, Any]]:
-    """Registered backends, best first, then the announced ones that are not installed, as JSON values."""
+    """Registered backends, best first, then the announced ones that are not installed, as JSON
+    values.
+    """
     rows: list[Sequence[Any]] = []
     for one in candidates(device):
         status = "usable" if one.usable else "unusable"
-        rows.append((one.name, status, one.spec.priority, one.distribution, list(one.spec.devices), one.reason))
+        rows.append(
+            (
+                one.name,
+                status,
+                one.spec.priority,
+                one.distribution,
+                list(one.spec.devices),
+                one.reason,
+            )
+        )
     for name, distribution in manager().registry.not_installed("backend").items():
         rows.append((name, "not installed", None, distribution, [], f"pip install {distribution}"))
     return [dict(zip(("name", *_COLUMNS), row, strict=True)) for row in rows]

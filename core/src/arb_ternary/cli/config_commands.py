@@ -28,7 +28,9 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
 
     try:
         spec = document_called(document)
-        loaded: LoadedConfig[Any] = load_target(f"document '{spec.name}':", spec.target)(path, overrides)
+        loaded: LoadedConfig[Any] = load_target(f"document '{spec.name}':", spec.target)(
+            path, overrides
+        )
     except (ConfigError, EnvironmentProblem) as error:
         if not as_json:
             raise

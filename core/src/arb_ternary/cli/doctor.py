@@ -22,26 +22,38 @@ from arb_ternary.errors import ArbError, EnvironmentProblem, render
 from arb_ternary.plugins.discovery import Status
 from arb_ternary.plugins.manager import manager
 
-#: Distributions that the core itself needs; those that components declare and those of the plugins follow.
+# : Distributions that the core itself needs; those that components declare and those of the plugins
+# follow.
 _LIBRARIES = ("pluggy", "attrs", "cattrs", "click", "rich")
 
 
 @click.command()
 @device_option
-@click.option("--report", is_flag=True, help="Print a Markdown report with every installed distribution.")
+@click.option(
+    "--report", is_flag=True, help="Print a Markdown report with every installed distribution."
+)
 @as_json
 def doctor(device: str, report: bool, as_json: bool) -> int:
     """Say what works here and what does not.
 
-    Exits with 2 when the environment names something unknown, with 3 when it names something that cannot work.
+    Exits with 2 when the environment names something unknown, with 3 when it names something that
+    cannot work.
     """
     problems: list[ArbError] = []
-    folder, interface, python = Path.cwd(), ".".join(map(str, API_VERSION)), platform.python_version()
+    folder, interface, python = (
+        Path.cwd(),
+        ".".join(map(str, API_VERSION)),
+        platform.python_version(),
+    )
     (torch, torch_line), (backend, backend_line) = _torch(problems), _backend(device, problems)
     disk = shutil.disk_usage(folder)
     facts: dict[str, Any] = {
         "arb": {"version": __version__, "plugin_interface": interface},
-        "python": {"version": python, "executable": sys.executable, "platform": platform.platform()},
+        "python": {
+            "version": python,
+            "executable": sys.executable,
+            "platform": platform.platform(),
+        },
         "torch": torch,
         "distributions": _versions(every=report),
         "plugins": [record.to_json() for record in manager().records],
@@ -66,7 +78,12 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
         if record.name in PLUGINS.names() and record.status not in (Status.OK, Status.BLOCKED)
     ]
     if as_json:
-        print_json({**facts, "problems": [{"what": problem.what, "hint": problem.hint} for problem in problems]})
+        print_json(
+            {
+                **facts,
+                "problems": [{"what": problem.what, "hint": problem.hint} for problem in problems],
+            }
+        )
     else:
         click.echo("```text\n" if report else "", nl=False)
         _print_text(lines, facts)
@@ -79,13 +96,28 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
 def _torch(problems: list[ArbError]) -> tuple[dict[str, Any], str]:
     try:
         import torch
-    except Exception as error:  # a broken shared library raises OSError, and the report must come out all the same
-        problems.append(EnvironmentProblem(f"torch cannot be imported: {type(error).__name__}: {error}"))
+    # a broken shared library raises OSError, and the report must come out all the same
+    except Exception as error:
+        problems.append(
+            EnvironmentProblem(f"torch cannot be imported: {type(error).__name__}: {error}")
+        )
         return {"version": None}, "cannot be imported"
-    threads, cpu, built = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), torch.version
-    accelerator = f"CUDA {built.cuda}" if built.cuda else f"HIP {built.hip}" if built.hip else "CPU only"
+    threads, cpu, built = (
+        torch.get_num_threads(),
+        torch.backends.cpu.get_cpu_capability(),
+        torch.version,
+    )
+    accelerator = (
+        f"CUDA {built.cuda}" if built.cuda else f"HIP {built.hip}" if built.hip else "CPU only"
+    )
     return (
-        {"version": torch.__version__, "threads": threads, "cpu_capability": cpu, "cuda": built.cuda, "hip": built.hip},
+        {
+            "version": torch.__version__,
+            "threads": threads,
+            "cpu_capability": cpu,
+            "cuda": built.cuda,
+            "hip": built.hip,
+        },
         f"{torch.__version__}, {threads} threads, {cpu}, {accelerator}",
     )
 
@@ -98,7 +130,13 @@ def _backend(device: str, problems: list[ArbError]) -> tuple[dict[str, Any], str
     except ArbError as error:
         problems.append(error)
         name, reason, rejected = None, error.what, ()
-    facts = {"request": request.value, "source": request.source, "device": device, "name": name, "reason": reason}
+    facts = {
+        "request": request.value,
+        "source": request.source,
+        "device": device,
+        "name": name,
+        "reason": reason,
+    }
     source = "auto" if request.source == "default" else f"{request.value!r} from {request.source}"
     return (
         {**facts, "rejected": [{"name": other, "reason": why} for other, why in rejected]},
@@ -112,8 +150,12 @@ def _versions(*, every: bool) -> dict[str, str]:
     found = {each.name: each.version for each in reversed(list(distributions())) if each.name}
     if every:
         return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-    declared = [library for one in manager().registry.everything() for library in one.spec.libraries]
-    wanted = dict.fromkeys([*_LIBRARIES, *declared, *(record.distribution for record in manager().records)])
+    declared = [
+        library for one in manager().registry.everything() for library in one.spec.libraries
+    ]
+    wanted = dict.fromkeys(
+        [*_LIBRARIES, *declared, *(record.distribution for record in manager().records)]
+    )
     return {name: found[name] for name in wanted if name in found}
 
 
@@ -121,12 +163,16 @@ def _print_text(lines: dict[str, str], facts: dict[str, Any]) -> None:
     for label, text in lines.items():
         click.echo(f"{label:<9} {text}")
     click.echo()
-    plugins = [{**row, "distribution": row["distribution"] or row["module"]} for row in facts["plugins"]]
+    plugins = [
+        {**row, "distribution": row["distribution"] or row["module"]} for row in facts["plugins"]
+    ]
     for kind, rows, columns in (
         ("plugin", plugins, ("status", "distribution", "version", "reason")),
         ("backend", facts["backends"], ("status", "reason")),
     ):
-        print_table((kind, *columns), [[row[column] for column in ("name", *columns)] for row in rows])
+        print_table(
+            (kind, *columns), [[row[column] for column in ("name", *columns)] for row in rows]
+        )
         click.echo()
     print_table(("distribution", "version"), list(facts["distributions"].items()))
     click.echo()
@@ -135,4 +181,6 @@ def _print_text(lines: dict[str, str], facts: dict[str, Any]) -> None:
     else:
         click.echo("no environment variable of arb is set")
     for name, close in facts["unrecognised_variables"].items():
-        click.echo(f"{name} is not a variable of arb" + (f"; did you mean {close}?" if close else ""))
+        click.echo(
+            f"{name} is not a variable of arb" + (f"; did you mean {close}?" if close else "")
+        )

@@ -12,11 +12,12 @@ from arb_ternary.plugins.manager import manager
 
 
 class RegistryGroup(click.Group):
-    """A click group over registered commands. Its help shows their summaries and imports none of them.
+    """A click group over registered commands. Its help shows their summaries and imports none of
+    them.
 
     Args:
-        prefix: what the names of its commands begin with in the registry, with the dot at the end: ``plugins.``. Empty
-            for ``arb`` itself, whose commands have names without a dot.
+        prefix: what the names of its commands begin with in the registry, with the dot at the end:
+            ``plugins.``. Empty for ``arb`` itself, whose commands have names without a dot.
         attributes: as for ``click.Group``.
     """
 
@@ -26,8 +27,15 @@ class RegistryGroup(click.Group):
 
     def registered(self) -> dict[str, Registered]:
         """The registered commands of this group by name, sorted."""
-        found = {found.name.removeprefix(self.prefix): found for found in manager().registry.all("command")}
-        return {name: one for name, one in found.items() if one.name == f"{self.prefix}{name}" and "." not in name}
+        found = {
+            found.name.removeprefix(self.prefix): found
+            for found in manager().registry.all("command")
+        }
+        return {
+            name: one
+            for name, one in found.items()
+            if one.name == f"{self.prefix}{name}" and "." not in name
+        }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all commands, sorted."""
@@ -41,7 +49,9 @@ class RegistryGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but an unknown name is explained by the registry: nearest name, or what to install."""
+        """As click does, but an unknown name is explained by the registry: nearest name, or what to
+        install.
+        """
         if args and not args[0].startswith("-") and not ctx.resilient_parsing:
             manager().registry.get("command", f"{self.prefix}{args[0]}")
         return super().resolve_command(ctx, args)
@@ -49,7 +59,9 @@ class RegistryGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The section "Commands", from the specs."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, found.spec.summary) for name, found in self.registered().items()])
+            formatter.write_dl(
+                [(name, found.spec.summary) for name, found in self.registered().items()]
+            )
 
 
 def _import_command(found: Registered) -> click.Command:
@@ -59,10 +71,18 @@ def _import_command(found: Registered) -> click.Command:
         reason = f"{type(error).__name__}: {error}"
         raise EnvironmentProblem(f"{found.described} cannot be imported: {reason}") from error
     if not isinstance(command, click.Command):
-        raise ComponentError(f"{found.described}: {found.spec.target} is {command!r}, which is not a click command")
+        raise ComponentError(
+            f"{found.described}: {found.spec.target} is {command!r}, which is not a click command"
+        )
     return command
 
 
-config = RegistryGroup(name="config", prefix="config.", help="Write, check and explain config files.")
-plugins = RegistryGroup(name="plugins", prefix="plugins.", help="List, inspect, check and write plugins.")
-backends = RegistryGroup(name="backends", prefix="backends.", help="List the kernel backends and explain the choice.")
+config = RegistryGroup(
+    name="config", prefix="config.", help="Write, check and explain config files."
+)
+plugins = RegistryGroup(
+    name="plugins", prefix="plugins.", help="List, inspect, check and write plugins."
+)
+backends = RegistryGroup(
+    name="backends", prefix="backends.", help="List the kernel backends and explain the choice."
+)

@@ -18,7 +18,9 @@ _INTERFACE = ".".join(map(str, API_VERSION))
 
 
 class _StandardError(logging.Handler):
-    """Writes to whatever standard error is at that moment, so that a progress bar or a test can redirect it."""
+    """Writes to whatever standard error is at that moment, so that a progress bar or a test can
+    redirect it.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(self.format(record), err=True)
@@ -26,10 +28,13 @@ class _StandardError(logging.Handler):
 
 @click.group(cls=RegistryGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @plugin_files
-@click.version_option(__version__, prog_name="arb", message=f"%(prog)s %(version)s (plugins {_INTERFACE})")
+@click.version_option(
+    __version__, prog_name="arb", message=f"%(prog)s %(version)s (plugins {_INTERFACE})"
+)
 def arb() -> None:
     """Train, convert and ship pure-ternary neural networks."""
-    # Only the command line shows the program's log, such as the choice of a backend: a library leaves logging alone.
+    # Only the command line shows the program's log, such as the choice of a backend: a library
+    # leaves logging alone.
     logger = logging.getLogger("arb_ternary")
     if not any(isinstance(handler, _StandardError) for handler in logger.handlers):
         logger.addHandler(_StandardError())
@@ -37,7 +42,8 @@ def arb() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``arb`` and return its exit code: 0 ok, 1 failure, 2 usage or config, 3 environment, 130 interrupted.
+    """Run ``arb`` and return its exit code: 0 ok, 1 failure, 2 usage or config, 3 environment, 130
+    interrupted.
 
     ``arguments`` are the command line without the program's name; None takes it from ``sys.argv``.
     """
@@ -52,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except click.Abort as stop:
-        # click makes one of an interrupt, of an end of input in a prompt, and of a "no" to a question
+        # click makes one of an interrupt, of an end of input in a prompt, and of a "no" to a
+        # question
         if isinstance(stop.__cause__ or stop.__context__, KeyboardInterrupt):
             return _interrupted()
         click.echo("aborted", err=True)

@@ -15,13 +15,15 @@ from arb_ternary.specs import DocumentSpec
 _USUAL = "run"
 
 
-def _load_files(_context: click.Context, _parameter: click.Parameter, files: tuple[str, ...]) -> None:
+def _load_files(
+    _context: click.Context, _parameter: click.Parameter, files: tuple[str, ...]
+) -> None:
     for file in files:
         manager().load_file(file)
 
 
-#: ``--plugin FILE``, any number of times; nothing reaches the command. Eager, so that what the files register exists
-#: when the command's other arguments are read.
+# : ``--plugin FILE``, any number of times; nothing reaches the command. Eager, so that what the
+# files register exists : when the command's other arguments are read.
 plugin_files = click.option(
     "--plugin",
     metavar="FILE",
@@ -36,9 +38,12 @@ plugin_files = click.option(
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 #: ``--device NAME``, for questions about a device.
-device = click.option("--device", default="cpu", show_default=True, help="Device to ask about, e.g. cpu, cuda:0, mps.")
+device = click.option(
+    "--device", default="cpu", show_default=True, help="Device to ask about, e.g. cpu, cuda:0, mps."
+)
 
-#: ``-o path=value``, any number of times: the command gets ``overrides: tuple[str, ...]`` for loading a config.
+# : ``-o path=value``, any number of times: the command gets ``overrides: tuple[str, ...]`` for
+# loading a config.
 overrides = click.option(
     "-o",
     "--override",
@@ -48,18 +53,23 @@ overrides = click.option(
     help="Change a setting, e.g. -o phases.0.steps=10. Can be repeated.",
 )
 
-#: ``--document NAME``: the command gets ``document: str | None``, which is for :func:`document_called`.
+# : ``--document NAME``: the command gets ``document: str | None``, which is for
+# :func:`document_called`.
 document_name = click.option(
     "--document", metavar="NAME", help=f"Kind of config file; default: the only one, or {_USUAL}."
 )
 
 
 def document_called(name: str | None) -> DocumentSpec:
-    """The kind of config file of that name; for None the only one that is installed, or the usual one of several."""
+    """The kind of config file of that name; for None the only one that is installed, or the usual
+    one of several.
+    """
     registry = manager().registry
     names = registry.names("document")
     if not names:
-        raise EnvironmentProblem("no kind of config file is installed", hint=f"pip install {USUAL_PARTS}")
+        raise EnvironmentProblem(
+            "no kind of config file is installed", hint=f"pip install {USUAL_PARTS}"
+        )
     if name is None and len(names) > 1 and _USUAL not in names:
         raise UsageProblem(f"--document: name the kind of config file: {', '.join(names)}")
     found: Any = registry.get("document", name or (names[0] if len(names) == 1 else _USUAL)).spec

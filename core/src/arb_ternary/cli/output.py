@@ -16,12 +16,18 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; a cell is anything with a text, None an empty cell. Nothing wraps or is cut outside a terminal."""
+    """Print a table; a cell is anything with a text, None an empty cell. Nothing wraps or is cut
+    outside a terminal.
+    """
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
         for row in [columns, *cells]:
-            click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+            click.echo(
+                "  ".join(
+                    cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+                ).rstrip()
+            )
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

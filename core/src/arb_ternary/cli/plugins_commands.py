@@ -22,7 +22,10 @@ def list_plugins(as_json: bool) -> None:
     if as_json:
         print_json([record.to_json() for record in records])
         return
-    rows = [(one.name, one.status, one.distribution or one.module, one.version, _gist(one)) for one in records]
+    rows = [
+        (one.name, one.status, one.distribution or one.module, one.version, _gist(one))
+        for one in records
+    ]
     print_table(("plugin", "status", "distribution", "version", "provides"), rows)
 
 
@@ -37,14 +40,21 @@ def show(names: tuple[str, ...], as_json: bool) -> None:
         print_json(facts)
         return
     for record, fact in zip(shown, facts, strict=True):
-        click.echo(f"{record.name}: {record.status}" + (f": {record.reason}" if record.reason else ""))
-        click.echo(f"  distribution  {record.distribution or 'none'} {record.version or ''}".rstrip())
+        click.echo(
+            f"{record.name}: {record.status}" + (f": {record.reason}" if record.reason else "")
+        )
+        click.echo(
+            f"  distribution  {record.distribution or 'none'} {record.version or ''}".rstrip()
+        )
         click.echo(f"  module        {record.module}")
         for key, value in fact["info"].items():
             click.echo(f"  {key:<13} {value}")
         click.echo(f"  hooks         {', '.join(fact['hooks']) or 'none'}")
         for component in fact["components"]:
-            click.echo(f"  {component['kind']:<13} {component['name']}: {component['summary']} [{component['target']}]")
+            click.echo(
+                f"  {component['kind']:<13} {component['name']}: {component['summary']} "
+                f"[{component['target']}]"
+            )
 
 
 @click.command("hooks")
@@ -55,8 +65,14 @@ def hooks(as_json: bool) -> None:
     if as_json:
         print_json([asdict(hook) for hook in described])
         return
-    rows = [(f"{each.name}({', '.join(each.arguments)})", each.group, each.documentation) for each in described]
-    print_table(("hook", "group", "called"), [(call, group, text.partition("\n")[0]) for call, group, text in rows])
+    rows = [
+        (f"{each.name}({', '.join(each.arguments)})", each.group, each.documentation)
+        for each in described
+    ]
+    print_table(
+        ("hook", "group", "called"),
+        [(call, group, text.partition("\n")[0]) for call, group, text in rows],
+    )
 
 
 def _gist(record: PluginRecord) -> str:

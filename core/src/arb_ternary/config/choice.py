@@ -6,7 +6,15 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from attrs import frozen
 
-from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec, load_target
+from arb_ternary.specs import (
+    DataSpec,
+    MaskingSpec,
+    ModelSpec,
+    OptimizerSpec,
+    PhaseSpec,
+    Spec,
+    load_target,
+)
 
 S = TypeVar("S", bound=Spec)
 
@@ -15,8 +23,9 @@ S = TypeVar("S", bound=Spec)
 class Choice(Generic[S]):
     """A component that was found in the registry, and its options.
 
-    ``Choice[OptimizerSpec]`` is the type of a field that names an optimizer, and a class of its own. A config class may
-    have fields of such a type, or lists of it: components nest to any depth.
+    ``Choice[OptimizerSpec]`` is the type of a field that names an optimizer, and a class of its
+    own. A config class may have fields of such a type, or lists of it: components nest to any
+    depth.
 
     Attributes:
         options: instance of the spec's config class; None for a component without options.
@@ -35,7 +44,9 @@ class Choice(Generic[S]):
         return choice_of(spec) if isinstance(spec, type) and issubclass(spec, Spec) else cls
 
     def build(self, *args: Any) -> Any:
-        """Call the factory as ``factory(options, *args)``; errors as those of ``load_target`` when it is not there."""
+        """Call the factory as ``factory(options, *args)``; errors as those of ``load_target`` when
+        it is not there.
+        """
         return load_target(f"{self.kind} '{self.name}':", self.spec.target)(self.options, *args)
 
 

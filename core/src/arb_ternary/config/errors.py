@@ -1,4 +1,6 @@
-"""Paths into a config, where its values come from, and what is wrong with them: all at once, located, as one error."""
+"""Paths into a config, where its values come from, and what is wrong with them: all at once,
+located, as one error.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,13 @@ class Origin:
 
 def show_path(path: Path) -> str:
     """``("phases", 0, "steps")`` as ``phases[0].steps``; a key with a dot is quoted."""
-    quoted = (f'"{part}"' if isinstance(part, str) and re.search(r"[.\[\]=]", part) else part for part in path)
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in quoted).removeprefix(".")
+    quoted = (
+        f'"{part}"' if isinstance(part, str) and re.search(r"[.\[\]=]", part) else part
+        for part in path
+    )
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in quoted
+    ).removeprefix(".")
 
 
 def find_origin(origins: Mapping[Path, Origin], path: Path) -> Origin | None:
@@ -48,12 +55,14 @@ def find_origin(origins: Mapping[Path, Origin], path: Path) -> Origin | None:
 
 @frozen
 class Fault:
-    """One thing that is wrong; as text, ``where: path: message`` without the parts that are unknown.
+    """One thing that is wrong; as text, ``where: path: message`` without the parts that are
+    unknown.
 
     Attributes:
         hint: what to do about it, when the message does not say.
         origin: overrides the location that ``path`` implies.
-        environment: the config may be right; something that it names is not installed or failed to load.
+        environment: the config may be right; something that it names is not installed or failed to
+            load.
         unknown_component: a component's name is not registered.
     """
 
@@ -65,7 +74,9 @@ class Fault:
     unknown_component: bool = False
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (str(self.origin or ""), show_path(self.path), self.message) if part)
+        return ": ".join(
+            part for part in (str(self.origin or ""), show_path(self.path), self.message) if part
+        )
 
     def to_json(self) -> dict[str, str]:
         """The fault as a JSON object."""
@@ -82,12 +93,19 @@ class Faulty(ValueError):
 
 
 def raise_faults(faults: Iterable[Fault], origins: Mapping[Path, Origin], source: str) -> NoReturn:
-    """Raise every fault as one ConfigError, in the order of lines; as an EnvironmentProblem when all lie there."""
+    """Raise every fault as one ConfigError, in the order of lines; as an EnvironmentProblem when
+    all lie there.
+    """
     whole = Origin("file", source)
-    placed = (evolve(each, origin=each.origin or find_origin(origins, each.path) or whole) for each in faults)
+    placed = (
+        evolve(each, origin=each.origin or find_origin(origins, each.path) or whole)
+        for each in faults
+    )
     located = sorted(
         dict.fromkeys(placed),
-        key=lambda fault: (_ORDER.index(fault.origin.kind), fault.origin.order) if fault.origin else (0, 0),
+        key=lambda fault: (
+            (_ORDER.index(fault.origin.kind), fault.origin.order) if fault.origin else (0, 0)
+        ),
     )
     lines = [str(fault) for fault in located]
     if len(lines) > 1:

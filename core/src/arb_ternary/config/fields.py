@@ -1,4 +1,6 @@
-"""Config classes read back: their options with types resolved, and their instances as plain values."""
+"""Config classes read back: their options with types resolved, and their instances as plain
+values.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,16 @@ _SHAPES: Mapping[Any, str] = {
 
 
 def config_fields(cls: type[Any]) -> tuple[attrs.Attribute[Any], ...]:
-    """The options of ``cls``, in the order of its definition, with types resolved; ``alias`` is an option's key."""
+    """The options of ``cls``, in the order of its definition, with types resolved; ``alias`` is an
+    option's key.
+    """
     try:
         attrs.resolve_types(cls, include_extras=False)
     except (NameError, AttributeError) as error:
         raise ComponentError(
             f"{cls.__module__}.{cls.__qualname__}: the type of an option does not resolve: {error}",
-            hint="Types of options are needed at run time: import them outside `if TYPE_CHECKING:`.",
+            hint="Types of options are needed at run time: import them outside `if "
+            "TYPE_CHECKING:`.",
         ) from error
     return tuple(attribute for attribute in attrs.fields(cls) if attribute.init)
 
@@ -41,7 +46,9 @@ def is_required(option: attrs.Attribute[Any]) -> bool:
 
 
 def default_of(option: attrs.Attribute[Any]) -> Any:
-    """The default as a plain value; ``attrs.NOTHING`` for a required option, or one that depends on others."""
+    """The default as a plain value; ``attrs.NOTHING`` for a required option, or one that depends on
+    others.
+    """
     found: Any = option.metadata.get(DEFAULT_CHOICE, option.default)
     if isinstance(found, attrs.Factory):  # type: ignore[arg-type]
         return NOTHING if found.takes_self else to_plain(found.factory())
@@ -49,19 +56,27 @@ def default_of(option: attrs.Attribute[Any]) -> Any:
 
 
 def without_effect(config: Any, reason: str, *names: str) -> list[tuple[str, str]]:
-    """Those options ``names`` of ``config`` that are not at their default, each with why it then does nothing."""
+    """Those options ``names`` of ``config`` that are not at their default, each with why it then
+    does nothing.
+    """
     options = {option.name: option for option in config_fields(type(config))}
-    changed = [name for name in names if to_plain(getattr(config, name)) != default_of(options[name])]
-    return [(str(options[name].alias), f"has no effect because {reason}; remove it") for name in changed]
+    changed = [
+        name for name in names if to_plain(getattr(config, name)) != default_of(options[name])
+    ]
+    return [
+        (str(options[name].alias), f"has no effect because {reason}; remove it") for name in changed
+    ]
 
 
-# --- instances -------------------------------------------------------------------------------------------------------
+# --- instances
 
 
 def to_plain(config: Any, *, given: bool = True) -> Any:
-    """Nested dicts and lists that structure into an object equal to ``config``, every default written out.
+    """Nested dicts and lists that structure into an object equal to ``config``, every default
+    written out.
 
-    With ``given``, each component notes which options the user wrote; without, it reads back as if they all were.
+    With ``given``, each component notes which options the user wrote; without, it reads back as if
+    they all were.
     """
     if isinstance(config, Choice):
         if config.options is None:
@@ -70,7 +85,9 @@ def to_plain(config: Any, *, given: bool = True) -> Any:
         return {**plain, "given": sorted(config.given)} if given else plain
     if attrs.has(type(config)):
         options = config_fields(type(config))
-        return {option.alias: to_plain(getattr(config, option.name), given=given) for option in options}
+        return {
+            option.alias: to_plain(getattr(config, option.name), given=given) for option in options
+        }
     if isinstance(config, Mapping):
         return {key: to_plain(value, given=given) for key, value in config.items()}
     if isinstance(config, list | tuple):
@@ -90,11 +107,13 @@ def leaves(plain: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield path, plain
 
 
-# --- types -----------------------------------------------------------------------------------------------------------
+# --- types
 
 
 def shape_of(t: Any) -> str:
-    """``list``, ``mapping``, ``union``, ``literal``, ``choice``, ``class`` (of options) or ``plain`` (the rest)."""
+    """``list``, ``mapping``, ``union``, ``literal``, ``choice``, ``class`` (of options) or
+    ``plain`` (the rest).
+    """
     if isinstance(t, type) and attrs.has(t):
         return "choice" if issubclass(t, Choice) else "class"
     return _SHAPES.get(get_origin(t) or t, "plain")

@@ -1,14 +1,17 @@
-"""How a config class declares its options: a default, one line of help, and what values are allowed.
+"""How a config class declares its options: a default, one line of help, and what values are
+allowed.
 
 A config class is an ordinary frozen attrs class::
 
     @frozen(kw_only=True)
     class DecayConfig:
         rate: float = option(0.1, "share that is lost a step", validator=fraction)
-        after: int | None = option(None, "first step that decays; null = never", validator=optional(positive))
+        after: int | None = option(None, "first step that decays; null = never",
+            validator=optional(positive))
 
-Types say what a value may be (``config.structure`` lists the supported ones), validators which values of that type.
-The help text appears in ``arb config new``, in the JSON Schema and in the reference.
+Types say what a value may be (``config.structure`` lists the supported ones), validators which
+values of that type. The help text appears in ``arb config new``, in the JSON Schema and in the
+reference.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ DEFAULT_CHOICE = "default_choice"
 @overload
 def option(default: T, help: str, *, validator: Any = ..., converter: Any = ...) -> T: ...
 @overload
-def option(*, help: str, factory: Callable[[], T], validator: Any = ..., converter: Any = ...) -> T: ...
+def option(
+    *, help: str, factory: Callable[[], T], validator: Any = ..., converter: Any = ...
+) -> T: ...
 @overload
 def option(*, help: str, validator: Any = ..., converter: Any = ...) -> Any: ...
 def option(
@@ -84,7 +89,9 @@ def default_choice(name: str, help: str) -> Any:  # noqa: A002
 
 @frozen
 class Rule:
-    """A validator that also states itself: ``text`` completes "must be ...", ``schema`` says it in JSON Schema."""
+    """A validator that also states itself: ``text`` completes "must be ...", ``schema`` says it in
+    JSON Schema.
+    """
 
     text: str
     holds: Callable[[Any], bool]
@@ -101,6 +108,8 @@ fraction = Rule("between 0 and 1", lambda value: 0 <= value <= 1, {"minimum": 0,
 
 
 def one_of(*allowed: Any) -> Rule:
-    """The value is one of ``allowed``; prefer a ``Literal`` type where the values are known to the type checker."""
+    """The value is one of ``allowed``; prefer a ``Literal`` type where the values are known to the
+    type checker.
+    """
     listing = ", ".join(repr(value) for value in allowed)
     return Rule(f"one of {listing}", lambda value: value in allowed, {"enum": list(allowed)})

@@ -1,11 +1,13 @@
 """From plain values to config classes: strict, and with every fault at once.
 
-cattrs walks the classes and gathers what fails; the hooks here make it strict, and its notes give each fault its path.
+cattrs walks the classes and gathers what fails; the hooks here make it strict, and its notes give
+each fault its path.
 
-Types of options: ``str``, ``int``, ``float``, ``bool``, ``pathlib.Path``, ``Any``, ``Literal``, unions of these,
-``None``, ``list``, ``tuple``, ``Sequence``, ``dict`` and ``Mapping`` (with text or whole-number keys), attrs classes,
-and the choices of ``config.choice``, nested to any depth. Nothing is converted silently: text is not a number,
-``true`` is not 1; only a whole number may stand where a number is asked for.
+Types of options: ``str``, ``int``, ``float``, ``bool``, ``pathlib.Path``, ``Any``, ``Literal``,
+unions of these, ``None``, ``list``, ``tuple``, ``Sequence``, ``dict`` and ``Mapping`` (with text or
+whole-number keys), attrs classes, and the choices of ``config.choice``, nested to any depth.
+Nothing is converted silently: text is not a number, ``true`` is not 1; only a whole number may
+stand where a number is asked for.
 """
 
 from __future__ import annotations
@@ -40,21 +42,30 @@ _Hook = Callable[[Any, Any], Any]
 GIVEN = "given"
 #: Keys of a component's mapping that are not options.
 _RESERVED = frozenset({"name", GIVEN})
-#: What other programs call a key; where several of ours are meant, the first that is a key in that place.
+# : What other programs call a key; where several of ours are meant, the first that is a key in that
+# place.
 _ALSO_CALLED = {
     "lr": "learning_rate learningrate alpha step_size eta",
     "weight_decay": "wd l2",
     "beta1": "betas momentum",
     "grad_clip": "clip max_grad_norm clip_grad_norm gradient_clip gradient_clip_val",
-    "gradient_accumulation_steps": "accum accumulate grad_accum grad_accum_steps accumulation_steps",
+    "gradient_accumulation_steps": "accum accumulate grad_accum grad_accum_steps "
+    "accumulation_steps",
     "batch_size": "bs batch batchsize micro_batch_size per_device_train_batch_size",
-    "block_size": "seq seq_len seqlen seq_length sequence_length context context_length ctx max_length",
-    "max_length": "seq seq_len seqlen seq_length sequence_length context context_length ctx block_size",
+    "block_size": "seq seq_len seqlen seq_length sequence_length context context_length ctx "
+    "max_length",
+    "max_length": "seq seq_len seqlen seq_length sequence_length context context_length ctx "
+    "block_size",
     "steps": "iters iterations max_iters max_steps num_steps train_steps",
     "width": "d_model dim hidden_size embed_dim n_embd",
 }
 #: What the plain values of a type are, by its shape.
-_WANTED: Mapping[str, Any] = {"class": Mapping, "choice": (str, Mapping), "list": (list, tuple), "mapping": Mapping}
+_WANTED: Mapping[str, Any] = {
+    "class": Mapping,
+    "choice": (str, Mapping),
+    "list": (list, tuple),
+    "mapping": Mapping,
+}
 
 
 class _WholeNumberKey(int):
@@ -80,8 +91,12 @@ def structure(cls: type[T], document: Document, registry: Registry) -> T:
     return result
 
 
-def structure_with_faults(cls: type[T], document: Document, registry: Registry) -> tuple[T | None, list[Fault]]:
-    """As :func:`structure`, with the faults returned; the result is None when it could not be made."""
+def structure_with_faults(
+    cls: type[T], document: Document, registry: Registry
+) -> tuple[T | None, list[Fault]]:
+    """As :func:`structure`, with the faults returned; the result is None when it could not be
+    made.
+    """
     result, faults = _structurer(registry).attempt(document.data, cls)
     return result, [*document.faults, *faults]
 
@@ -89,7 +104,8 @@ def structure_with_faults(cls: type[T], document: Document, registry: Registry) 
 def options_class(spec: Spec) -> type[Any] | None:
     """The config class of a component; None when it takes no options.
 
-    EnvironmentProblem when it cannot be imported, ComponentError when it is no attrs class with options of its own.
+    EnvironmentProblem when it cannot be imported, ComponentError when it is no attrs class with
+    options of its own.
     """
     if spec.config is None:
         return None
@@ -109,18 +125,23 @@ def _structurer(registry: Registry) -> _Structurer:
 
 
 class _Structurer:
-    """The hooks. Each takes a plain value and a type, and returns the structured value or raises :class:`Faulty`."""
+    """The hooks. Each takes a plain value and a type, and returns the structured value or raises
+    :class:`Faulty`.
+    """
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.converter = Converter(detailed_validation=True)
-        # For every type, so that cattrs' own, lenient hooks are kept out; those of scalars it looks up by class first.
+        # For every type, so that cattrs' own, lenient hooks are kept out; those of scalars it looks
+        # up by class first.
         self.converter.register_structure_hook_factory(lambda _: True, self.hook_for)
         for scalar in _PLAIN:
             self.converter.register_structure_hook(scalar, _scalar)
 
     def attempt(self, value: Any, t: Any, path: Path = ()) -> tuple[Any, list[Fault]]:
-        """The structured value, or None and what is wrong, as seen from where ``value`` has the path ``path``."""
+        """The structured value, or None and what is wrong, as seen from where ``value`` has the
+        path ``path``.
+        """
         try:
             return self.converter.structure(value, t), []
         except Exception as error:  # whatever is no fault of the config is raised again
@@ -184,23 +205,32 @@ class _Structurer:
         raise Faulty(*compound[0]) if len(compound) == 1 else _mismatch(value, t)
 
     def class_hook(self, cls: type[Any]) -> _Hook:
-        """The hook for ``cls``: cattrs' own, with each option checked by itself so that every fault is reported."""
+        """The hook for ``cls``: cattrs' own, with each option checked by itself so that every fault
+        is reported.
+        """
         fields = config_fields(cls)
-        options: Any = {field.name: override(struct_hook=partial(self.option, cls, field)) for field in fields}
+        options: Any = {
+            field.name: override(struct_hook=partial(self.option, cls, field)) for field in fields
+        }
         generated = make_dict_structure_fn(
             cls, self.converter, _cattrs_forbid_extra_keys=True, _cattrs_use_alias=True, **options
         )
-        chosen = [field for field in fields if shape_of(field.type) == "choice" and not is_required(field)]
+        chosen = [
+            field for field in fields if shape_of(field.type) == "choice" and not is_required(field)
+        ]
         defaults = {str(field.alias): default_of(field) for field in chosen}
         return lambda value, _: generated({**defaults, **value}, cls)
 
     def option(self, cls: type[Any], attribute: attrs.Attribute[Any], value: Any, t: Any) -> Any:
-        """An option by its type, then by its validator. Both are asked even if another option is at fault."""
+        """An option by its type, then by its validator. Both are asked even if another option is at
+        fault.
+        """
         result = self.converter.structure(value, t)
         if attribute.validator is not None:
             converter: Any = attribute.converter
             converted = result if converter is None else converter(result)
-            # A validator that looks at other options, which are not there yet, is asked when `cls` is made.
+            # A validator that looks at other options, which are not there yet, is asked when `cls`
+            # is made.
             with suppress(AttributeError):
                 attribute.validator(object.__new__(cls), attribute, converted)
         return result
@@ -213,21 +243,33 @@ class _Structurer:
             raise Faulty(Fault((), f"needs the 'name' of the {cls.noun}: {names}"))
         name = written["name"]
         if not isinstance(name, str):
-            raise Faulty(Fault(where, f"must be the name of the {cls.noun}, not {_describe_value(name)}"))
+            raise Faulty(
+                Fault(where, f"must be the name of the {cls.noun}, not {_describe_value(name)}")
+            )
         try:
             spec = self.registry.get(cls.kind, name).spec
             config = options_class(spec)
         except (UsageProblem, EnvironmentProblem) as error:
             unknown = isinstance(error, UsageProblem)
-            fault = Fault(where, error.what, error.hint, environment=not unknown, unknown_component=unknown)
+            fault = Fault(
+                where, error.what, error.hint, environment=not unknown, unknown_component=unknown
+            )
             raise Faulty(fault) from error
         options = {key: item for key, item in written.items() if key not in _RESERVED}
         if config is None and options:
-            raise Faulty(*(Fault((key,), f"unknown key; {cls.noun} '{name}' takes no options") for key in options))
+            raise Faulty(
+                *(
+                    Fault((key,), f"unknown key; {cls.noun} '{name}' takes no options")
+                    for key in options
+                )
+            )
         structured = None if config is None else self.converter.structure(options, config)
         given, faults = self.attempt(written.get(GIVEN, list(options)), tuple[str, ...], (GIVEN,))
         strange = [(index, key) for index, key in enumerate(given or ()) if key not in options]
-        faults += [Fault((GIVEN, index), f"'{key}' is not among the options here") for index, key in strange]
+        faults += [
+            Fault((GIVEN, index), f"'{key}' is not among the options here")
+            for index, key in strange
+        ]
         if faults:
             raise Faulty(*faults)
         return cls(name, structured, frozenset(given), spec)
@@ -244,7 +286,9 @@ def _scalar(value: Any, t: Any) -> Any:
         return FilePath(value)
     elif t is float and type(value) is int:
         return float(value)
-    elif t is _WholeNumberKey and (type(value) is int or (isinstance(value, str) and re.fullmatch(r"-?\d+", value))):
+    elif t is _WholeNumberKey and (
+        type(value) is int or (isinstance(value, str) and re.fullmatch(r"-?\d+", value))
+    ):
         return int(value)
     raise _mismatch(value, t)
 
@@ -253,7 +297,13 @@ def _mismatch(value: Any, t: Any) -> Faulty:
     message = f"must be {describe_type(t)}, not {_describe_value(value)}"
     if isinstance(value, str):
         arms = get_args(t) if shape_of(t) == "union" else (t,)
-        literals = [x for arm in arms if shape_of(arm) == "literal" for x in get_args(arm) if isinstance(x, str)]
+        literals = [
+            x
+            for arm in arms
+            if shape_of(arm) == "literal"
+            for x in get_args(arm)
+            if isinstance(x, str)
+        ]
         if (close := nearest(value, literals)) is not None:
             message += f"; did you mean '{close}'?"
     return Faulty(Fault((), message))
@@ -263,7 +313,10 @@ def describe_type(t: Any) -> str:
     """A type in words that complete "must be ..."."""
     match shape_of(t):
         case "literal":
-            return _either(repr(each) if isinstance(each, str) else _describe_value(each) for each in get_args(t))
+            return _either(
+                repr(each) if isinstance(each, str) else _describe_value(each)
+                for each in get_args(t)
+            )
         case "union":
             return _either(map(describe_type, get_args(t)))
         case "list":
@@ -280,7 +333,9 @@ def _describe_value(value: Any) -> str:
         return "a mapping" if isinstance(value, Mapping) else "a list"
     if isinstance(value, str):
         return f"{value!r} (text)"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
 
 
 def _either(words: Iterable[str]) -> str:
@@ -289,9 +344,11 @@ def _either(words: Iterable[str]) -> str:
 
 
 def _faults(error: Exception, path: Path, keys: Collection[str] = ()) -> Iterator[Fault]:
-    """The faults in what structuring raised at ``path``; an exception that is no fault of the config is raised again.
+    """The faults in what structuring raised at ``path``; an exception that is no fault of the
+    config is raised again.
 
-    What an instance as a whole fails for is located at the one of its ``keys`` that the message begins with.
+    What an instance as a whole fails for is located at the one of its ``keys`` that the message
+    begins with.
     """
     if isinstance(error, ClassValidationError):
         aliases = {field.name: field.alias or "" for field in config_fields(error.cl)}
@@ -305,20 +362,36 @@ def _faults(error: Exception, path: Path, keys: Collection[str] = ()) -> Iterato
             yield from _faults(inner, (*path, place.index))
     elif isinstance(error, ForbiddenExtraKeysError):
         for key in sorted(error.extra_fields, key=str):
-            meant = (ours for ours, words in _ALSO_CALLED.items() if ours in keys and str(key).lower() in words.split())
+            meant = (
+                ours
+                for ours, words in _ALSO_CALLED.items()
+                if ours in keys and str(key).lower() in words.split()
+            )
             close = next(meant, None) or nearest(str(key), keys)
-            advice = f"the keys here are {', '.join(sorted(keys))}" if keys else "there are none here"
-            yield Fault((*path, key), "unknown key; " + (f"did you mean '{close}'?" if close else advice))
+            advice = (
+                f"the keys here are {', '.join(sorted(keys))}" if keys else "there are none here"
+            )
+            yield Fault(
+                (*path, key), "unknown key; " + (f"did you mean '{close}'?" if close else advice)
+            )
     elif isinstance(error, Faulty):
         yield from (attrs.evolve(fault, path=(*path, *fault.path)) for fault in error.faults)
     elif isinstance(error, KeyError) and error.args == path[-1:]:
         yield Fault(path, "is required")
-    elif isinstance(error, ValueError | TypeError | ArbError) and not isinstance(error, ComponentError):
-        message = error.what if isinstance(error, ArbError) else str(error.args[0] if error.args else error)
+    elif isinstance(error, ValueError | TypeError | ArbError) and not isinstance(
+        error, ComponentError
+    ):
+        message = (
+            error.what
+            if isinstance(error, ArbError)
+            else str(error.args[0] if error.args else error)
+        )
         name = re.match(r"(['\"]?)(\w+)\1(:? |:)", message)
         if name is not None and name[2] in keys:
             path = (*path, name[2])
         # The path says the name already.
-        yield Fault(path, message[name.end() :] if name is not None and path[-1:] == (name[2],) else message)
+        yield Fault(
+            path, message[name.end() :] if name is not None and path[-1:] == (name[2],) else message
+        )
     else:
         raise error

@@ -1,7 +1,7 @@
 """YAML with line numbers, by the rules of YAML 1.2 and without its surprises.
 
-Only ``true`` and ``false`` are booleans (``no`` is text), ``1e-3`` is a number, ``2026-01-01`` is text, a key may stand
-once, and a tag never builds an object. Anchors, aliases and merge keys work.
+Only ``true`` and ``false`` are booleans (``no`` is text), ``1e-3`` is a number, ``2026-01-01`` is
+text, a key may stand once, and a tag never builds an object. Anchors, aliases and merge keys work.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from arb_ternary.config.errors import Fault, Faulty, Origin, Path, raise_faults
 T = TypeVar("T")
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
-_FLOAT = r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-#: How a scalar of each tag is written, and the value of such a text without its underscores. The first match counts.
+_FLOAT = (
+    r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+# : How a scalar of each tag is written, and the value of such a text without its underscores. The
+# first match counts.
 _SCALARS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "null": (r"~|null|Null|NULL|", lambda text: None),
     "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
@@ -37,7 +41,10 @@ class _Loader(yaml.SafeLoader):
     #: For text that begins with any letter (None).
     yaml_implicit_resolvers = {  # noqa: RUF012
         None: [
-            *((_TAG + tag, re.compile(rf"({pattern})\Z")) for tag, (pattern, _) in _SCALARS.items()),
+            *(
+                (_TAG + tag, re.compile(rf"({pattern})\Z"))
+                for tag, (pattern, _) in _SCALARS.items()
+            ),
             (_MERGE, re.compile(r"<<\Z")),
         ]
     }
@@ -94,7 +101,9 @@ def read_yaml(text: str, source: str) -> Document:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         context = getattr(error, "context", None)
         message = f"not valid YAML: {context + ': ' if context else ''}{_problem(error)}"
-        raise_faults([Fault((), message, origin=None if mark is None else reader.line(mark))], {}, source)
+        raise_faults(
+            [Fault((), message, origin=None if mark is None else reader.line(mark))], {}, source
+        )
     return Document(data, source, reader.origins, tuple(reader.faults.values()))
 
 
@@ -111,13 +120,31 @@ def parse_yaml_value(text: str) -> Any:
 
 
 def dump_yaml(data: Any) -> str:
-    """Plain values as YAML that :func:`read_yaml` reads back as equal values, in the order of the keys."""
-    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100))
+    """Plain values as YAML that :func:`read_yaml` reads back as equal values, in the order of the
+    keys.
+    """
+    return str(
+        yaml.dump(
+            data,
+            Dumper=_Dumper,
+            sort_keys=False,
+            allow_unicode=True,
+            default_flow_style=None,
+            width=100,
+        )
+    )
 
 
 def dump_inline(value: Any) -> str:
     """A plain value as YAML on one line."""
-    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=2**31)
+    text = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=True,
+        width=2**31,
+    )
     return str(text).removesuffix("...\n").strip()
 
 
@@ -156,25 +183,41 @@ class _Reader:
         if node in above:
             return self.fault(node, path, "an alias to a value that contains it")
         if is_list:
-            return [self.value(item, (*path, index), (*above, node)) for index, item in enumerate(node.value)]
+            return [
+                self.value(item, (*path, index), (*above, node))
+                for index, item in enumerate(node.value)
+            ]
         entries = self.entries(node, path, (*above, node))
-        self.origins.update({(*path, key): self.line(each.start_mark) for key, (each, _) in entries.items()})
-        return {key: self.value(each, (*path, key), (*above, node)) for key, (_, each) in entries.items()}
+        self.origins.update(
+            {(*path, key): self.line(each.start_mark) for key, (each, _) in entries.items()}
+        )
+        return {
+            key: self.value(each, (*path, key), (*above, node))
+            for key, (_, each) in entries.items()
+        }
 
     def entries(self, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]) -> _Entries:
-        """The nodes of keys and values. Keys that are written out win over merged ones, earlier merges over later."""
+        """The nodes of keys and values. Keys that are written out win over merged ones, earlier
+        merges over later.
+        """
         found: _Entries = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
-                merged.extend(value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node])
+                merged.extend(
+                    value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                )
                 continue
-            key: Any = self.scalar(key_node, path) if isinstance(key_node, yaml.ScalarNode) else None
+            key: Any = (
+                self.scalar(key_node, path) if isinstance(key_node, yaml.ScalarNode) else None
+            )
             if type(key) not in (str, int):
                 self.fault(key_node, path, "a key must be text or a whole number")
             elif key in found:
                 line = found[key][0].start_mark.line + 1
-                self.fault(key_node, (*path, key), f"the key is here twice; the first is in line {line}")
+                self.fault(
+                    key_node, (*path, key), f"the key is here twice; the first is in line {line}"
+                )
             else:
                 found[key] = (key_node, value_node)
         for source in merged:

@@ -1,26 +1,28 @@
 """The counter hash: randomness without state, the same in every backend.
 
-Stochastic rounding draws ``u`` in [0, 1) from a hash of (seed, step, stream, index), where ``stream`` names the tensor
-and the use within a step and ``index`` is the flat logical index of the element. Nothing is stored, so the same numbers
-come on one rank or eight, on CPU or GPU, and after a resume.
+Stochastic rounding draws ``u`` in [0, 1) from a hash of (seed, step, stream, index), where
+``stream`` names the tensor and the use within a step and ``index`` is the flat logical index of the
+element. Nothing is stored, so the same numbers come on one rank or eight, on CPU or GPU, and after
+a resume.
 
 Definition (all arithmetic modulo 2**32 unless stated):
 
-1. ``key``: fold the 64-bit words seed, step, stream and ``index >> 32`` with splitmix64
-   (Steele, Lea and Flood, 2014): ``h = 0``; for each word ``w``: ``h = mix64((h ^ w) + 0x9E3779B97F4A7C15 mod 2**64)``.
-   ``key = (h >> 32) ^ (h & 0xFFFFFFFF)``.
+1. ``key``: fold the 64-bit words seed, step, stream and ``index >> 32`` with splitmix64 (Steele,
+   Lea and Flood, 2014): ``h = 0``; for each word ``w``: ``h = mix64((h ^ w) + 0x9E3779B97F4A7C15
+   mod 2**64)``. ``key = (h >> 32) ^ (h & 0xFFFFFFFF)``.
 2. ``x = (index & 0xFFFFFFFF) * 0x9E3779B1 + key``, then the finaliser "lowbias32" (Wellons, 2018):
    ``x ^= x >> 16; x *= 0x7FEB352D; x ^= x >> 15; x *= 0x846CA68B; x ^= x >> 16``.
 
 ``u = (x >> 8) / 2**24``, which float32 holds exactly.
 
-In an op, ``step`` is ``(optimizer steps << MICRO_BITS) + micro-batch`` and ``stream`` is ``stream * HASH_USES + use``:
-every use within a step has a stream of its own.
+In an op, ``step`` is ``(optimizer steps << MICRO_BITS) + micro-batch`` and ``stream`` is ``stream *
+HASH_USES + use``: every use within a step has a stream of its own.
 
-A module keeps its words in ``control``, an int64 buffer ``[4]``: seed of the run, optimizer steps taken, stream
-(identity of the tensor), and a number that tells the casts of a step apart: it counts them, from ``CASTS`` times the
-place of the micro-batch within the step where somebody says that place. They are a tensor, not Python numbers, so that
-a compiled graph does not depend on the step; and it stays on the host, so that nobody waits for a device to read them.
+A module keeps its words in ``control``, an int64 buffer ``[4]``: seed of the run, optimizer steps
+taken, stream (identity of the tensor), and a number that tells the casts of a step apart: it counts
+them, from ``CASTS`` times the place of the micro-batch within the step where somebody says that
+place. They are a tensor, not Python numbers, so that a compiled graph does not depend on the step;
+and it stays on the host, so that nobody waits for a device to read them.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ MICRO: Final = 3
 
 #: Uses of the counter hash within one step of one tensor.
 HASH_USES: Final = 8
-#: int8 rounding of the gradient that becomes ``grad_x``, of a linear's for its votes, of an embedding's for its votes.
+# : int8 rounding of the gradient that becomes ``grad_x``, of a linear's for its votes, of an
+# embedding's for its votes.
 USE_GRAD_INPUT: Final = 0
 USE_VOTES: Final = 1
 USE_EMBEDDING: Final = 2
@@ -49,7 +52,8 @@ USE_EMBEDDING: Final = 2
 USE_VOTE_ROUNDING: Final = 3
 USE_EXPONENT_ROUNDING: Final = 4
 USE_DECAY: Final = 5
-#: Casts of one step that have hashes of their own, ``2**MICRO_BITS``, and of one micro-batch of several.
+# : Casts of one step that have hashes of their own, ``2**MICRO_BITS``, and of one micro-batch of
+# several.
 MICRO_BITS: Final = 20
 CASTS: Final = 256
 
@@ -65,7 +69,9 @@ def new_control() -> Tensor:
 
 
 def hash_words(control: Tensor) -> tuple[int, int, int]:
-    """``seed, step, stream`` for a kernel's hash: ``step`` counts micro-batches too, a use is added to ``stream``."""
+    """``seed, step, stream`` for a kernel's hash: ``step`` counts micro-batches too, a use is added
+    to ``stream``.
+    """
     seed, step, stream, micro = control.tolist()[:4]
     return seed, (step << MICRO_BITS) + micro, stream * HASH_USES
 
@@ -90,7 +96,9 @@ def hash_key(seed: int, step: int, stream: int, high_index: int = 0) -> int:
 
 
 def signed(value: int) -> int:
-    """The int32 with the bits of an unsigned 32-bit ``value``: tensors and kernels take words of the hash like this."""
+    """The int32 with the bits of an unsigned 32-bit ``value``: tensors and kernels take words of
+    the hash like this.
+    """
     value &= _MASK32
     return value - (1 << 32) if value >= 1 << 31 else value
 
@@ -115,16 +123,25 @@ def _ramp(size: int, device: torch.device) -> Tensor:
 
 
 def counter_hash(
-    count: int, seed: int, step: int, stream: int, *, start: int = 0, device: torch.device | str = "cpu"
+    count: int,
+    seed: int,
+    step: int,
+    stream: int,
+    *,
+    start: int = 0,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Hash indices ``start .. start + count - 1``; int32 ``[count]`` with the bits of the unsigned result."""
+    """Hash indices ``start .. start + count - 1``; int32 ``[count]`` with the bits of the unsigned
+    result.
+    """
     out = torch.empty(count, dtype=torch.int32, device=device)
     scratch = torch.empty(min(count, _CHUNK), dtype=torch.int32, device=device)
     ramp = _ramp(_CHUNK, out.device)
     position = 0
     while position < count:
         index = start + position
-        # A chunk never crosses a multiple of 2**32, because the high half of the index is part of the key.
+        # A chunk never crosses a multiple of 2**32, because the high half of the index is part of
+        # the key.
         size = min(_CHUNK, count - position, (1 << 32) - (index & _MASK32))
         key = hash_key(seed, step, stream, index >> 32)
         x = out[position : position + size]
@@ -137,9 +154,11 @@ def counter_hash(
 def counter_hash_rows(
     rows_U: Tensor, columns: int, seed: int, step: int, stream: int, *, rows: int | None = None
 ) -> Tensor:
-    """Hash the elements of some rows (int64) of a matrix: index ``row * columns + column``, int32 ``[U, columns]``.
+    """Hash the elements of some rows (int64) of a matrix: index ``row * columns + column``, int32
+    ``[U, columns]``.
 
-    ``rows`` of the matrix, if known, tell for most of them that no index needs a second key, without a look at them.
+    ``rows`` of the matrix, if known, tell for most of them that no index needs a second key,
+    without a look at them.
     """
     first_U = rows_U * columns
     index_UK = first_U.unsqueeze(1) + torch.arange(columns, device=rows_U.device)
@@ -156,17 +175,25 @@ def counter_hash_rows(
     else:
         high_UK = index_UK >> 32
         for high in torch.unique(high_UK).tolist():
-            x += torch.where(high_UK == high, signed(hash_key(seed, step, stream, high)), 0).to(torch.int32)
+            x += torch.where(high_UK == high, signed(hash_key(seed, step, stream, high)), 0).to(
+                torch.int32
+            )
     _finalise_(x, torch.empty_like(x))
     return x
 
 
 def uniform_(bits: Tensor) -> Tensor:
-    """Turn int32 hash bits, which are overwritten, into float32 numbers in [0, 1), multiples of 2**-24."""
+    """Turn int32 hash bits, which are overwritten, into float32 numbers in [0, 1), multiples of
+    2**-24.
+    """
     bits.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)
     return bits.to(torch.float32).mul_(2.0**-24)
 
 
-def uniform(shape: tuple[int, ...], seed: int, step: int, stream: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Float32 numbers in [0, 1) for the elements of ``shape`` in row-major order, multiples of 2**-24."""
+def uniform(
+    shape: tuple[int, ...], seed: int, step: int, stream: int, *, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Float32 numbers in [0, 1) for the elements of ``shape`` in row-major order, multiples of
+    2**-24.
+    """
     return uniform_(counter_hash(math.prod(shape), seed, step, stream, device=device)).view(shape)

@@ -1,4 +1,6 @@
-"""What an optimizer is given, what its step reports, and what it may declare beside ``torch.optim.Optimizer``."""
+"""What an optimizer is given, what its step reports, and what it may declare beside
+``torch.optim.Optimizer``.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,10 @@ class Trainable:
         ternary: modules whose packed weights learn by votes and that are not frozen.
         floats: float parameters with ``requires_grad``.
         stored: modules that keep integer weights in a format of their own and are not frozen.
-        idle: kinds of parts that the model has and that are all frozen now, so that there is nothing of the kind above.
-        later: kinds of parts that the run will add to the model; an optimizer of them is made anew then.
+        idle: kinds of parts that the model has and that are all frozen now, so that there is
+            nothing of the kind above.
+        later: kinds of parts that the run will add to the model; an optimizer of them is made anew
+            then.
     """
 
     ternary: Mapping[str, TernaryModule] = field(factory=dict)
@@ -48,18 +52,22 @@ class Trainable:
 
     @property
     def parts(self) -> dict[str, Mapping[str, Any]]:
-        """What there is to train, by the kind that an optimizer declares to accept; only kinds that there are."""
+        """What there is to train, by the kind that an optimizer declares to accept; only kinds that
+        there are.
+        """
         parts = {"ternary": self.ternary, "float": self.floats, "stored": self.stored}
         return {kind: part for kind, part in parts.items() if part}
 
 
 @frozen(kw_only=True)
 class Planned:
-    """What a run will train, as far as its config tells it: what options are compared with before anything is built.
+    """What a run will train, as far as its config tells it: what options are compared with before
+    anything is built.
 
-    The options of a model say it by a method ``planned() -> Planned``. Those of any component object by a method
-    ``contradictions_in(run, planned) -> Iterable[tuple[str, str]]``: an option of theirs (or "" for all of them) and
-    what is wrong with it in the run whose config is ``run``; ``planned`` is None where the model does not tell.
+    The options of a model say it by a method ``planned() -> Planned``. Those of any component
+    object by a method ``contradictions_in(run, planned) -> Iterable[tuple[str, str]]``: an option
+    of theirs (or "" for all of them) and what is wrong with it in the run whose config is ``run``;
+    ``planned`` is None where the model does not tell.
 
     Attributes:
         kinds: of the parts that are trained.
@@ -93,8 +101,8 @@ class StepOutcome:
         grad_norm: norm of the gradient of the last micro-batch, when it is known.
         flips: trits that changed.
         exponent_moves: exponents that changed.
-        skipped: the update was dropped because a loss, a signal or a gradient was not finite; the optimizer has cleared
-            the gradients that it dropped.
+        skipped: the update was dropped because a loss, a signal or a gradient was not finite; the
+            optimizer has cleared the gradients that it dropped.
         statistics: further numbers for the progress line and the metrics file.
     """
 
@@ -109,7 +117,9 @@ class StepOutcome:
 
 @runtime_checkable
 class Wraps(Protocol):
-    """An optimizer that decides when another one steps. Its own groups are of another ``kind`` than those."""
+    """An optimizer that decides when another one steps. Its own groups are of another ``kind`` than
+    those.
+    """
 
     @property
     def inner(self) -> Optimizer: ...
@@ -133,7 +143,9 @@ class MayDefer(Protocol):
 
 @runtime_checkable
 class MayRefuse(Protocol):
-    """An optimizer whose ``step`` may skip an update because of its gradients, while ``refuses``."""
+    """An optimizer whose ``step`` may skip an update because of its gradients, while
+    ``refuses``.
+    """
 
     @property
     def refuses(self) -> bool: ...
@@ -141,7 +153,9 @@ class MayRefuse(Protocol):
 
 @runtime_checkable
 class TakesLossSignal(Protocol):
-    """An optimizer whose ``step`` takes ``loss_signal``, the mean loss since the last call, while it says so."""
+    """An optimizer whose ``step`` takes ``loss_signal``, the mean loss since the last call, while
+    it says so.
+    """
 
     @property
     def takes_loss_signal(self) -> bool: ...
@@ -166,7 +180,9 @@ def inner_optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def may_refuse(optimizer: Optimizer) -> bool:
-    """Whether ``optimizer``, or one inside it, may skip an update after backward; see :class:`MayRefuse`."""
+    """Whether ``optimizer``, or one inside it, may skip an update after backward; see
+    :class:`MayRefuse`.
+    """
     return any(isinstance(part, MayRefuse) and part.refuses for part in inner_optimizers(optimizer))
 
 
@@ -181,7 +197,9 @@ def may_defer(optimizer: Optimizer) -> bool:
 
 
 def as_outcome(result: Any, optimizer: Any = None) -> StepOutcome:
-    """Read what ``step()`` returned: a :class:`StepOutcome`, a wrapper's bool, or a torch optimizer's loss or None."""
+    """Read what ``step()`` returned: a :class:`StepOutcome`, a wrapper's bool, or a torch
+    optimizer's loss or None.
+    """
     if isinstance(result, StepOutcome):
         return result
     if isinstance(result, bool):
@@ -192,17 +210,24 @@ def as_outcome(result: Any, optimizer: Any = None) -> StepOutcome:
 
 
 def copied_attributes(optimizer: Any) -> dict[str, Any]:
-    """What a copy or a pickle of ``optimizer`` holds, for its ``__getstate__``: all attributes of its own.
+    """What a copy or a pickle of ``optimizer`` holds, for its ``__getstate__``: all attributes of
+    its own.
 
-    torch's optimizers hold groups and state alone. As theirs do, a copy leaves hooks behind, and the patch that a
-    scheduler made of ``step``.
+    torch's optimizers hold groups and state alone. As theirs do, a copy leaves hooks behind, and
+    the patch that a scheduler made of ``step``.
     """
     own = vars(optimizer).items()
-    return {name: value for name, value in own if name != "step" and not name.endswith(("_pre_hooks", "_post_hooks"))}
+    return {
+        name: value
+        for name, value in own
+        if name != "step" and not name.endswith(("_pre_hooks", "_post_hooks"))
+    }
 
 
 def collect_trainable(model: nn.Module) -> Trainable:
-    """The trainable parts of ``model`` in the order of their names' registration; tied modules once."""
+    """The trainable parts of ``model`` in the order of their names' registration; tied modules
+    once.
+    """
     from arb_ternary.ternary.models import stored_modules, ternary_modules
 
     all_ternary, all_stored = dict(ternary_modules(model)), dict(stored_modules(model))
@@ -210,17 +235,24 @@ def collect_trainable(model: nn.Module) -> Trainable:
     ternary = {name: module for name, module in all_ternary.items() if not module.frozen}
     floats = {name: parameter for name, parameter in all_floats.items() if parameter.requires_grad}
     stored = {name: module for name, module in all_stored.items() if not module.frozen}
-    kinds = {"ternary": (all_ternary, ternary), "float": (all_floats, floats), "stored": (all_stored, stored)}
+    kinds = {
+        "ternary": (all_ternary, ternary),
+        "float": (all_floats, floats),
+        "stored": (all_stored, stored),
+    }
     idle = frozenset(kind for kind, (there, trained) in kinds.items() if there and not trained)
     return Trainable(ternary, floats, stored, idle)
 
 
 def build_optimizer(where: str, choice: Choice[OptimizerSpec], trainable: Trainable) -> Optimizer:
-    """The optimizer that a config chose at ``where``, over all of ``trainable``; ConfigError for a kind it refuses."""
+    """The optimizer that a config chose at ``where``, over all of ``trainable``; ConfigError for a
+    kind it refuses.
+    """
     for kind, parts in trainable.parts.items():
         if kind not in choice.spec.accepts:
             raise ConfigError(
-                f"{where}: {choice.name!r} cannot train {PART_NOUNS[kind]}, and the model has {len(parts)} of them, "
+                f"{where}: {choice.name!r} cannot train {PART_NOUNS[kind]}, and the model has "
+                f"{len(parts)} of them, "
                 f"the first being {next(iter(parts))!r}",
                 "Use `optimizer: {name: split, ternary: ..., float: ...}`, or freeze those parts.",
             )

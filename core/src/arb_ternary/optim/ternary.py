@@ -35,13 +35,19 @@ def to_host(scalars: Iterable[Tensor]) -> list[Any]:
 
 
 class Exchange(Protocol):
-    """What a ternary optimizer does at both ends of a step so that its modules learn from all micro-batches."""
+    """What a ternary optimizer does at both ends of a step so that its modules learn from all
+    micro-batches.
+    """
 
     def collect(self, optimizer: TernaryOptimizer) -> None:
-        """Sum the votes of the step into accumulators that know all of them, and the statistics of its gradients."""
+        """Sum the votes of the step into accumulators that know all of them, and the statistics of
+        its gradients.
+        """
 
     def share(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
-        """Make the weights whole after the flips, whose numbers (int64 scalars) become those of all rows, in place."""
+        """Make the weights whole after the flips, whose numbers (int64 scalars) become those of all
+        rows, in place.
+        """
 
 
 class Alone:
@@ -62,21 +68,24 @@ class TernaryOptimizer(Optimizer):
     """Turns votes into flips when it steps; votes are cast by the modules in backward.
 
     Param groups have ``kind`` "ternary", ``lr`` (a dimensionless rate, 1.0 at first, which any
-    ``torch.optim.lr_scheduler`` may drive) and the rule's own entries; ``params`` are the packed weights. The state of
-    a rule lives in the modules' integer buffers, so ``state_dict`` holds settings and counters only.
+    ``torch.optim.lr_scheduler`` may drive) and the rule's own entries; ``params`` are the packed
+    weights. The state of a rule lives in the modules' integer buffers, so ``state_dict`` holds
+    settings and counters only.
 
-    Modules come by qualified name; those whose thresholds, or factors of the rate, differ get groups of their own.
+    Modules come by qualified name; those whose thresholds, or factors of the rate, differ get
+    groups of their own.
     """
 
     takes_loss_signal: ClassVar[bool] = True
-    #: Whether the rule changes votes and weights by the modules' ``apply_*`` methods alone, one element at a time, so
-    #: that each of several ranks can do so for some rows.
+    # : Whether the rule changes votes and weights by the modules' ``apply_*`` methods alone, one
+    # element at a time, so : that each of several ranks can do so for some rows.
     votes_by_rows: ClassVar[bool] = False
     #: Whether votes are summed also in a step of one micro-batch.
     sums_votes: bool = False
     #: Where votes of other processes come from, if there are any.
     exchange: Exchange = Alone()
-    # Unwrapped, here and below: torch's wrapper imports torch._dynamo, which is seconds at the start of every run.
+    # Unwrapped, here and below: torch's wrapper imports torch._dynamo, which is seconds at the
+    # start of every run.
     add_param_group = unwrap(Optimizer.add_param_group)
 
     def __init__(self, modules: Mapping[str, TernaryModule], defaults: Mapping[str, Any]) -> None:
@@ -93,7 +102,9 @@ class TernaryOptimizer(Optimizer):
         groups: list[dict[str, Any]] = []
         for (factor, *thresholds), members in alike.items():
             group = {"params": [module.weight for module in members], "lr": given["lr"] * factor}
-            for name, value in zip(("accum_threshold", "e_accum_threshold"), thresholds, strict=True):
+            for name, value in zip(
+                ("accum_threshold", "e_accum_threshold"), thresholds, strict=True
+            ):
                 group[name] = value if given.get(name) is None else given[name]
             groups.append(group)
         super().__init__(groups, given)
@@ -116,10 +127,13 @@ class TernaryOptimizer(Optimizer):
     def _apply_group(
         self, group: dict[str, Any], modules: list[TernaryModule]
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Apply the votes of one group; returns flips and exponent moves (int64 scalars), for some of its modules."""
+        """Apply the votes of one group; returns flips and exponent moves (int64 scalars), for some
+        of its modules.
+        """
 
     def whole_votes(self, module: TernaryModule, sums: Tensor, first_row: int) -> Tensor:
-        """Votes of a step as they are added to accumulators: the sums themselves, unless a rule has other units.
+        """Votes of a step as they are added to accumulators: the sums themselves, unless a rule has
+        other units.
 
         Args:
             module: whose votes they are.
@@ -137,7 +151,8 @@ class TernaryOptimizer(Optimizer):
     ) -> StepOutcome:
         """Apply the votes cast since the last step.
 
-        A loss (from ``closure``) or ``loss_signal`` that is not finite skips the update; see :meth:`skip_update`.
+        A loss (from ``closure``) or ``loss_signal`` that is not finite skips the update; see
+        :meth:`skip_update`.
         """
         loss = None
         if closure is not None:
@@ -168,20 +183,25 @@ class TernaryOptimizer(Optimizer):
         self.updates += 1
         changed = to_host([*flips, *moves])
         flipped_trits, moved_exponents = sum(changed[: len(flips)]), sum(changed[len(flips) :])
-        return StepOutcome(draws=max(draws, 1), grad_norm=norm, flips=flipped_trits, exponent_moves=moved_exponents)
+        return StepOutcome(
+            draws=max(draws, 1), grad_norm=norm, flips=flipped_trits, exponent_moves=moved_exponents
+        )
 
     def may_step(self, loss_signal: Tensor | float | None = None) -> bool:
         """Whether a step now would not be skipped."""
         return is_finite(loss_signal)
 
     def defer_step(self) -> None:
-        """Hear that the votes so far are kept for a step with more micro-batches; called by what puts steps off.
+        """Hear that the votes so far are kept for a step with more micro-batches; called by what
+        puts steps off.
 
         Rules whose votes depend on the number of micro-batches override it.
         """
 
     def skip_update(self) -> StepOutcome:
-        """Drop an update and count it: gradients go, and the modules are as they were before it cast any votes."""
+        """Drop an update and count it: gradients go, and the modules are as they were before it
+        cast any votes.
+        """
         self.skipped_updates += 1
         self.zero_grad()
         for module in self.modules:
@@ -189,23 +209,33 @@ class TernaryOptimizer(Optimizer):
         return StepOutcome(stepped=False, skipped=True)
 
     def gradient_norm(self) -> float:
-        """Root of the sum of squares of the weight gradients since ``zero_grad``, summed over micro-batches."""
+        """Root of the sum of squares of the weight gradients since ``zero_grad``, summed over
+        micro-batches.
+        """
         total = sum((module.gradient_square_sum() for module in self.modules), torch.zeros(()))
         (norm,) = to_host([torch.as_tensor(total).sqrt()])
         return float(norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the working statistics; votes stay, they are state. ``set_to_none`` concerns float gradients only."""
+        """Clear the working statistics; votes stay, they are state. ``set_to_none`` concerns float
+        gradients only.
+        """
         unwrap(Optimizer.zero_grad)(self, set_to_none)
         for module in self.modules:
             module.clear_stats()
 
     def state_dict(self) -> dict[str, Any]:
         """Settings of the groups and the counters; the votes are in the model's state dict."""
-        return {**unwrap(Optimizer.state_dict)(self), "updates": self.updates, "skipped_updates": self.skipped_updates}
+        return {
+            **unwrap(Optimizer.state_dict)(self),
+            "updates": self.updates,
+            "skipped_updates": self.skipped_updates,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        unwrap(Optimizer.load_state_dict)(self, {key: state_dict[key] for key in ("state", "param_groups")})
+        unwrap(Optimizer.load_state_dict)(
+            self, {key: state_dict[key] for key in ("state", "param_groups")}
+        )
         self.updates = int(state_dict["updates"])
         self.skipped_updates = int(state_dict["skipped_updates"])

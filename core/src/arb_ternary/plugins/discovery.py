@@ -1,4 +1,6 @@
-"""The plugins that are installed, found without importing any of them, and the record that is kept of each."""
+"""The plugins that are installed, found without importing any of them, and the record that is kept
+of each.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from arb_ternary.specs import resolve
 
 #: The entry-point group; an entry's value is a hook module.
 GROUP: Final = "arb_ternary.plugins"
-#: The entry-point group in which a distribution says where components are to be had: ``KIND.NAME`` (or ``KIND.FAMILY``)
-#: and the import name of the distribution that brings it. Nothing is ever imported through it.
+# : The entry-point group in which a distribution says where components are to be had: ``KIND.NAME``
+# (or ``KIND.FAMILY``) : and the import name of the distribution that brings it. Nothing is ever
+# imported through it.
 KNOWN_GROUP: Final = "arb_ternary.known"
 #: The plugin through which the program registers what is its own.
 BUILTIN: Final = "builtin"
@@ -82,7 +85,9 @@ class PluginRecord:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it is in use: a plugin in conflict over one component still provides the others."""
+        """Whether it is in use: a plugin in conflict over one component still provides the
+        others.
+        """
         return self.status is Status.OK or bool(self.components)
 
     def refuse(self, status: Status, reason: str) -> None:
@@ -91,7 +96,9 @@ class PluginRecord:
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values."""
-        stated = asdict(self, recurse=False, filter=lambda attribute, _: attribute.name != "hook_module")
+        stated = asdict(
+            self, recurse=False, filter=lambda attribute, _: attribute.name != "hook_module"
+        )
         components = [{"kind": found.kind, "name": found.name} for found in self.components]
         return {**stated, "status": str(self.status), "components": components}
 
@@ -120,7 +127,9 @@ class Registered:
 
     @property
     def reserved(self) -> bool:
-        """Whether it keeps its name whatever others provide: commands of the core explain a broken installation."""
+        """Whether it keeps its name whatever others provide: commands of the core explain a broken
+        installation.
+        """
         return self.plugin.is_core and self.kind == "command"
 
     @property
@@ -134,42 +143,58 @@ class Registered:
 
 
 def discover() -> tuple[list[PluginRecord], list[str]]:
-    """The plugin of every entry point on ``sys.path``, sorted by name, and a line on each distribution that is ignored.
+    """The plugin of every entry point on ``sys.path``, sorted by name, and a line on each
+    distribution that is ignored.
 
-    A distribution that is seen twice (an editable install beside a wheel, a path that is listed twice) counts once,
-    and the first on the path counts, because that is the one that ``import`` finds. One whose entry points cannot be
-    read is a plugin that failed.
+    A distribution that is seen twice (an editable install beside a wheel, a path that is listed
+    twice) counts once, and the first on the path counts, because that is the one that ``import``
+    finds. One whose entry points cannot be read is a plugin that failed.
     """
     found: list[PluginRecord] = []
     notes: list[str] = []
     seen: dict[str, str] = {}
     for distribution in _announcing(GROUP):
-        metadata: Any = distribution.metadata  # damaged metadata must not keep this record, or another, from being made
+        # damaged metadata must not keep this record, or another, from being made
+        metadata: Any = distribution.metadata
         name, version = metadata.get("Name", "unnamed-distribution"), metadata.get("Version", "0")
         if canonical(name) in seen:
-            notes.append(f"{name} {version} ignored: {seen[canonical(name)]} comes first on sys.path")
+            notes.append(
+                f"{name} {version} ignored: {seen[canonical(name)]} comes first on sys.path"
+            )
             continue
         seen[canonical(name)] = f"{name} {version}"
         try:
             entries = [entry for entry in distribution.entry_points if entry.group == GROUP]
         except Exception as error:  # the parser raises whatever a malformed line makes it raise
             record = PluginRecord(name=name, distribution=name, version=version)
-            record.refuse(Status.FAILED, f"its entry points cannot be read: {type(error).__name__}: {error}")
+            record.refuse(
+                Status.FAILED, f"its entry points cannot be read: {type(error).__name__}: {error}"
+            )
             found.append(record)
             continue
         for entry in entries:
             module = entry.value.strip()
-            found.append(PluginRecord(name=entry.name, distribution=name, version=version, module=module))
+            found.append(
+                PluginRecord(name=entry.name, distribution=name, version=version, module=module)
+            )
     if not any(record.is_core for record in found):
-        # Imported from a source tree that was never installed: the program still needs its own parts.
+        # Imported from a source tree that was never installed: the program still needs its own
+        # parts.
         found.append(
-            PluginRecord(name=BUILTIN, distribution=CORE_DISTRIBUTION, version=__version__, module=BUILTIN_MODULE)
+            PluginRecord(
+                name=BUILTIN,
+                distribution=CORE_DISTRIBUTION,
+                version=__version__,
+                module=BUILTIN_MODULE,
+            )
         )
     return sorted(found, key=lambda record: (record.name, record.distribution or "")), notes
 
 
 def announced() -> dict[str, str]:
-    """The distribution of each component (``KIND.NAME``) that an installed distribution announces."""
+    """The distribution of each component (``KIND.NAME``) that an installed distribution
+    announces.
+    """
     return {
         entry.name: canonical(entry.value)
         for distribution in _announcing(KNOWN_GROUP)
@@ -184,7 +209,9 @@ def canonical(distribution: str) -> str:
 
 
 def _announcing(group: str) -> Iterator[Distribution]:
-    """The distributions with an entry in a group; only their metadata are worth the time of parsing."""
+    """The distributions with an entry in a group; only their metadata are worth the time of
+    parsing.
+    """
     for distribution in distributions():
         try:
             text = distribution.read_text("entry_points.txt") or ""

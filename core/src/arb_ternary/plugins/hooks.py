@@ -1,4 +1,6 @@
-"""The hooks: which there are, how they are called through pluggy, and what a plugin gets wrong about them."""
+"""The hooks: which there are, how they are called through pluggy, and what a plugin gets wrong
+about them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ STATED: Final = specified_in(hookspecs)
 
 @frozen
 class HookFacts:
-    """A hook for listings; ``group`` is ``registration``, ``information``, ``selection`` or ``observer``."""
+    """A hook for listings; ``group`` is ``registration``, ``information``, ``selection`` or
+    ``observer``.
+    """
 
     name: str
     group: str
@@ -41,17 +45,26 @@ class HookFacts:
 
 
 def describe_hooks(kinds: Iterable[type[Spec]]) -> tuple[HookFacts, ...]:
-    """Every hook of a program that knows ``kinds``: of registration, of ``hookspecs``, and of the kinds' components."""
+    """Every hook of a program that knows ``kinds``: of registration, of ``hookspecs``, and of the
+    kinds' components.
+    """
     kinds = tuple(kinds)
     registration, observation = _registration_hooks(kinds), _observation_hooks(kinds)
     groups = {
         **dict.fromkeys((*registration, _KINDS_HOOK), "registration"),
         hookspecs.arb_plugin_info.__name__: "information",
-        **{name: "selection" for name, hook in observation.items() if hook.arb_ternary_spec["firstresult"]},
+        **{
+            name: "selection"
+            for name, hook in observation.items()
+            if hook.arb_ternary_spec["firstresult"]
+        },
     }
     return tuple(
         HookFacts(
-            name, groups.get(name, "observer"), tuple(inspect.signature(hook).parameters), inspect.getdoc(hook) or ""
+            name,
+            groups.get(name, "observer"),
+            tuple(inspect.signature(hook).parameters),
+            inspect.getdoc(hook) or "",
         )
         for name, hook in {**registration, **STATED, **observation}.items()
     )
@@ -70,7 +83,8 @@ def _registration_hooks(kinds: Iterable[type[Spec]]) -> dict[str, Callable[..., 
         def hook() -> None: ...
 
         hook.__doc__ = (
-            f"Components of the kind `{kind.kind}` ({kind.noun}): a sequence of `{kind.__name__}`. Called once at "
+            f"Components of the kind `{kind.kind}` ({kind.noun}): a sequence of `{kind.__name__}`. "
+            f"Called once at "
             "load; an empty sequence or None means none."
         )
         return hookspecs.hookspec(hook)
@@ -98,7 +112,9 @@ def describe_exception(error: BaseException) -> str:
 
 @contextmanager
 def as_faults() -> Iterator[None]:
-    """Whatever the code of a plugin raises within the block, ``sys.exit()`` included, is a :class:`PluginFault`."""
+    """Whatever the code of a plugin raises within the block, ``sys.exit()`` included, is a
+    :class:`PluginFault`.
+    """
     try:
         yield
     except PluginFault:
@@ -108,10 +124,11 @@ def as_faults() -> Iterator[None]:
 
 
 class HookManager(pluggy.PluginManager):
-    """pluggy's manager with the hooks of this program; whatever is wrong with a plugin is a :class:`PluginFault`.
+    """pluggy's manager with the hooks of this program; whatever is wrong with a plugin is a
+    :class:`PluginFault`.
 
-    ``specifications`` is the module of its first hooks; ``kinds`` are the kinds of component whose registration hooks
-    exist too, by name.
+    ``specifications`` is the module of its first hooks; ``kinds`` are the kinds of component whose
+    registration hooks exist too, by name.
     """
 
     def __init__(self, specifications: ModuleType = hookspecs) -> None:
@@ -129,15 +146,23 @@ class HookManager(pluggy.PluginManager):
     def implementations(self, plugin: object) -> dict[str, Any]:
         """pluggy's options of every hook implementation of ``plugin``, by hook."""
         found = ((name, self.parse_hookimpl_opts(plugin, name)) for name in dir(plugin))
-        return {options.get("specname") or name: options for name, options in found if options is not None}
+        return {
+            options.get("specname") or name: options
+            for name, options in found
+            if options is not None
+        }
 
     def check(self, plugin: object) -> None:
-        """Refuse what pluggy ignores: an implementation of no hook, a hook's name without the mark, no hook at all."""
+        """Refuse what pluggy ignores: an implementation of no hook, a hook's name without the mark,
+        no hook at all.
+        """
         found, hooks = self.implementations(plugin), self.hooks
         for hook, options in found.items():
             if hook not in hooks and not options.get("optionalhook"):
                 close = nearest(hook, hooks)
-                suggestion = f"; did you mean {close!r}?" if close else f"; hooks: {', '.join(hooks)}"
+                suggestion = (
+                    f"; did you mean {close!r}?" if close else f"; hooks: {', '.join(hooks)}"
+                )
                 raise PluginFault(Status.UNKNOWN_HOOK, f"no hook is called {hook!r}{suggestion}")
         for hook in hooks:
             if hook not in found and callable(getattr(plugin, hook, None)):
@@ -164,15 +189,19 @@ class HookManager(pluggy.PluginManager):
         """The kinds of component that a plugin adds; it is not registered yet."""
         if _KINDS_HOOK not in self.implementations(plugin):
             return []
-        scout = HookManager()  # of its own: the hooks of other kinds, which the plugin may implement, are not known yet
+        # of its own: the hooks of other kinds, which the plugin may implement, are not known yet
+        scout = HookManager()
         with as_faults():
             scout.register(plugin)
             kinds = [kind for result in scout.call_alone(plugin, _KINDS_HOOK) for kind in result]
         for kind in kinds:
             own = vars(kind) if isinstance(kind, type) and issubclass(kind, Spec) else {}
-            if not own.keys() >= {"kind", "hook", "noun"} or not kind.hook.startswith(f"{PREFIX}register_"):
+            if not own.keys() >= {"kind", "hook", "noun"} or not kind.hook.startswith(
+                f"{PREFIX}register_"
+            ):
                 raise _failed(
-                    f"{_KINDS_HOOK} returned {kind!r}; every item must be a subclass of Spec with a kind, a noun, and "
+                    f"{_KINDS_HOOK} returned {kind!r}; every item must be a subclass of Spec with "
+                    f"a kind, a noun, and "
                     f"a hook {PREFIX}register_...",
                 )
         return kinds
@@ -181,7 +210,9 @@ class HookManager(pluggy.PluginManager):
         """Let plugins register components of these kinds, which are new."""
         for kind in kinds:
             if kind.kind in self.kinds or kind.hook in self.hooks:
-                raise PluginFault(Status.CONFLICT, f"there is a kind {kind.kind!r} or a hook {kind.hook} already")
+                raise PluginFault(
+                    Status.CONFLICT, f"there is a kind {kind.kind!r} or a hook {kind.hook} already"
+                )
         with as_faults():
             self._observation.update(_observation_hooks(kinds))
         self.kinds.update((kind.kind, kind) for kind in kinds)
@@ -189,10 +220,15 @@ class HookManager(pluggy.PluginManager):
             self.add_hookspecs(type("Registration", (), _registration_hooks(kinds)))
 
     def take_in(self, plugin: object, name: str) -> list[Spec]:
-        """Register a plugin and return every component that it provides; after a :class:`PluginFault` it is unknown."""
+        """Register a plugin and return every component that it provides; after a
+        :class:`PluginFault` it is unknown.
+        """
         for hook, options in self.implementations(plugin).items():
             if hook in self._observation:
-                raise _failed(f"{hook} is called on the observers of a run only: register a tracker that implements it")
+                raise _failed(
+                    f"{hook} is called on the observers of a run only: register a tracker that "
+                    f"implements it"
+                )
             if options.get("wrapper") or options.get("hookwrapper"):
                 raise _failed(f"{hook} is a wrapper; only hooks of a run can be wrapped")
         self.check(plugin)
@@ -211,10 +247,15 @@ class HookManager(pluggy.PluginManager):
         for kind in self.kinds.values():
             for result in self.call_alone(plugin, kind.hook):
                 if not isinstance(result, Sequence) or isinstance(result, str):
-                    raise _failed(f"{kind.hook} returned {result!r}; it must return a sequence of {kind.__name__}")
+                    raise _failed(
+                        f"{kind.hook} returned {result!r}; it must return a sequence of "
+                        f"{kind.__name__}"
+                    )
                 for spec in result:
                     if not isinstance(spec, kind):
-                        raise _failed(f"{kind.hook} returned {spec!r}; every item must be a {kind.__name__}")
+                        raise _failed(
+                            f"{kind.hook} returned {spec!r}; every item must be a {kind.__name__}"
+                        )
                     if (kind.kind, spec.name) in specs:
                         raise _failed(f"{kind.hook} returned two {kind.kind}s called {spec.name!r}")
                     specs[kind.kind, spec.name] = spec

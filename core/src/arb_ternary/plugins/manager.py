@@ -1,4 +1,6 @@
-"""The process-wide plugins: loaded once from the environment, then open to files and objects that are named by hand."""
+"""The process-wide plugins: loaded once from the environment, then open to files and objects that
+are named by hand.
+"""
 
 from __future__ import annotations
 
@@ -38,30 +40,46 @@ class Plugins:
     @property
     def variables(self) -> tuple[Variable, ...]:
         """The environment variables of the core and of every registered component, each once."""
-        declared = (variable for found in self.registry.everything() for variable in found.spec.variables)
-        return tuple({variable.name: variable for variable in (*environment.VARIABLES, *declared)}.values())
+        declared = (
+            variable for found in self.registry.everything() for variable in found.spec.variables
+        )
+        return tuple(
+            {variable.name: variable for variable in (*environment.VARIABLES, *declared)}.values()
+        )
 
     def records_called(self, name: str) -> list[PluginRecord]:
-        """The records of the plugins of that name: several where distributions are in conflict over it."""
+        """The records of the plugins of that name: several where distributions are in conflict over
+        it.
+        """
         found = [record for record in self.records if record.name == name]
         if not found:
             raise _no_plugin(name, sorted(record.name for record in self.records))
         return found
 
     def plugin_info(self, name: str) -> Mapping[str, str]:
-        """What the plugin called ``name`` says about itself; empty when it says nothing or is not loaded."""
+        """What the plugin called ``name`` says about itself; empty when it says nothing or is not
+        loaded.
+        """
         plugin = self._relay.get_plugin(name)
         try:
             found = [] if plugin is None else self._relay.call_alone(plugin, "arb_plugin_info")
         except Exception as error:
-            raise ComponentError(f"plugin {name!r}: arb_plugin_info failed: {describe_exception(error)}") from error
+            raise ComponentError(
+                f"plugin {name!r}: arb_plugin_info failed: {describe_exception(error)}"
+            ) from error
         facts: Mapping[str, str] = found[0] if found else {}
-        if not isinstance(facts, Mapping) or not all(isinstance(part, str) for item in facts.items() for part in item):
-            raise ComponentError(f"plugin {name!r}: arb_plugin_info returned {facts!r}, which is not text by name")
+        if not isinstance(facts, Mapping) or not all(
+            isinstance(part, str) for item in facts.items() for part in item
+        ):
+            raise ComponentError(
+                f"plugin {name!r}: arb_plugin_info returned {facts!r}, which is not text by name"
+            )
         return facts
 
     def implemented_by(self, name: str) -> tuple[str, ...]:
-        """The hooks that the plugin called ``name`` implements, in the order of ``arb plugins hooks``."""
+        """The hooks that the plugin called ``name`` implements, in the order of ``arb plugins
+        hooks``.
+        """
         plugin = self._relay.get_plugin(name)
         found = {} if plugin is None else self._relay.implementations(plugin)
         return tuple(hook for hook in self._relay.hooks if hook in found)
@@ -92,12 +110,19 @@ class Plugins:
                     record.refuse(fault.status, fault.reason)
         for record in found:
             provided = ", ".join(f"{one.kind} {one.name}" for one in record.components)
-            _trace(f"{record.described} from {record.module}: {record.status}: {record.reason or provided}")
+            _trace(
+                f"{record.described} from {record.module}: {record.status}: "
+                f"{record.reason or provided}"
+            )
             self._mark_conflict(record)
         _trace(f"{len(found)} plugins in {1e3 * (perf_counter() - started):.1f} ms")
-        faults = [record.fault for record in found if record.status not in (Status.OK, Status.BLOCKED)]
+        faults = [
+            record.fault for record in found if record.status not in (Status.OK, Status.BLOCKED)
+        ]
         if faults and strict:
-            raise EnvironmentProblem("a plugin cannot be loaded, and ARB_PLUGINS_STRICT is set", "\n".join(faults))
+            raise EnvironmentProblem(
+                "a plugin cannot be loaded, and ARB_PLUGINS_STRICT is set", "\n".join(faults)
+            )
         for line in faults:
             print(f"warning: {line}", file=sys.stderr)
 
@@ -108,7 +133,8 @@ class Plugins:
 
         Raises:
             UsageProblem: a plugin of that name is loaded.
-            EnvironmentProblem: the plugin is faulty, or provides a name that is taken; nothing of it is registered.
+            EnvironmentProblem: the plugin is faulty, or provides a name that is taken; nothing of
+                it is registered.
         """
         name = name or getattr(plugin, "__name__", None) or type(plugin).__name__
         record = PluginRecord(name=name, module="registered object", hook_module=plugin)
@@ -116,7 +142,10 @@ class Plugins:
 
     def unregister(self, name: str) -> None:
         """Remove a plugin that :meth:`register` took in."""
-        record = next((found for found in self.records if found.name == name and found.distribution is None), None)
+        record = next(
+            (found for found in self.records if found.name == name and found.distribution is None),
+            None,
+        )
         if record is None:
             raise UsageProblem(f"no plugin called {name!r} was registered by hand")
         self._remove(record)
@@ -126,7 +155,8 @@ class Plugins:
 
         Raises:
             UsageProblem: the file does not exist or cannot be a module.
-            EnvironmentProblem: the plugin is faulty, or provides a name that is taken; nothing of it is registered.
+            EnvironmentProblem: the plugin is faulty, or provides a name that is taken; nothing of
+                it is registered.
         """
         resolved = Path(path).resolve()
         if resolved in self.files:
@@ -134,7 +164,9 @@ class Plugins:
         try:
             module = import_file(resolved)
         except PluginFault as fault:
-            raise EnvironmentProblem(f"plugin file {path}: {fault.status}: {fault.reason}") from fault
+            raise EnvironmentProblem(
+                f"plugin file {path}: {fault.status}: {fault.reason}"
+            ) from fault
         try:
             record = PluginRecord(name=resolved.stem, module=str(resolved), hook_module=module)
             self._take_in(record, versioned=True)
@@ -144,7 +176,7 @@ class Plugins:
         self.files = (*self.files, resolved)
         return record
 
-    # --- one plugin --------------------------------------------------------------------------------------------------
+    # --- one plugin
 
     def _import(self, record: PluginRecord) -> None:
         started = perf_counter()
@@ -167,7 +199,9 @@ class Plugins:
             if versioned:
                 check_version(record.hook_module)
             if self._relay.kinds_of(record.hook_module):
-                raise PluginFault(Status.FAILED, "kinds of component come from installed plugins only")
+                raise PluginFault(
+                    Status.FAILED, "kinds of component come from installed plugins only"
+                )
             self._add(record)
         except PluginFault as fault:
             record.refuse(fault.status, fault.reason)
@@ -186,10 +220,17 @@ class Plugins:
 
     def _mark_conflict(self, record: PluginRecord, *, by_hand: bool = False) -> None:
         for found in record.components:
-            rivals = [claim for claim in self.registry.claims(found.kind, found.name) if claim is not found]
+            rivals = [
+                claim
+                for claim in self.registry.claims(found.kind, found.name)
+                if claim is not found
+            ]
             if rivals and not found.reserved:
                 fate = ", which keeps it" if by_hand or rivals[0].reserved else "; neither is used"
-                what = f"{found.spec.noun} {found.name!r} is also provided by plugin {rivals[0].plugin.described}"
+                what = (
+                    f"{found.spec.noun} {found.name!r} is also provided by plugin "
+                    f"{rivals[0].plugin.described}"
+                )
                 record.refuse(Status.CONFLICT, f"{what}{fate}")
                 return
 
@@ -197,19 +238,26 @@ class Plugins:
 def _no_plugin(name: str, installed: Collection[str], where: str = "") -> UsageProblem:
     close = nearest(name, installed)
     suggestion = f"did you mean {close!r}?\n" if close else ""
-    return UsageProblem(f"{where}no plugin is called {name!r}", f"{suggestion}installed: {', '.join(installed)}")
+    return UsageProblem(
+        f"{where}no plugin is called {name!r}", f"{suggestion}installed: {', '.join(installed)}"
+    )
 
 
 def _keep_out(found: Sequence[PluginRecord]) -> None:
     """Refuse what the environment does not allow, and plugins that share a name."""
     installed = sorted({record.name for record in found})
     allowed, disabled = environment.PLUGINS.names(), environment.PLUGINS_DISABLED.names()
-    for variable, names in (("ARB_PLUGINS", set(allowed) - {"*"}), ("ARB_PLUGINS_DISABLED", disabled)):
+    for variable, names in (
+        ("ARB_PLUGINS", set(allowed) - {"*"}),
+        ("ARB_PLUGINS_DISABLED", disabled),
+    ):
         for name in names:
             if name not in installed:
                 raise _no_plugin(name, installed, f"{variable}: ")
     if BUILTIN in disabled:
-        raise UsageProblem(f"ARB_PLUGINS_DISABLED: {BUILTIN!r} is the program itself and cannot be disabled")
+        raise UsageProblem(
+            f"ARB_PLUGINS_DISABLED: {BUILTIN!r} is the program itself and cannot be disabled"
+        )
     for record in found:
         rivals = [other for other in found if other.name == record.name and other is not record]
         if record.is_core or record.status is not Status.OK:
@@ -219,7 +267,10 @@ def _keep_out(found: Sequence[PluginRecord]) -> None:
         elif "*" not in allowed and record.name not in allowed:
             record.refuse(Status.BLOCKED, "ARB_PLUGINS does not list it")
         elif rivals:
-            reason = f"{rivals[0].distribution} {rivals[0].version} has a plugin called {record.name!r} too"
+            reason = (
+                f"{rivals[0].distribution} {rivals[0].version} has a plugin called "
+                f"{record.name!r} too"
+            )
             record.refuse(Status.CONFLICT, reason)
 
 
@@ -228,7 +279,7 @@ def _trace(line: str) -> None:
         print(f"plugins: {line}", file=sys.stderr)
 
 
-# --- the process-wide instance ---------------------------------------------------------------------------------------
+# --- the process-wide instance
 
 _lock = threading.RLock()
 _plugins: Plugins | None = None
@@ -245,7 +296,9 @@ def manager() -> Plugins:
     with _lock:
         if _plugins is None:
             if _loading:
-                raise RuntimeError("manager() was called by a plugin while plugins are being loaded")
+                raise RuntimeError(
+                    "manager() was called by a plugin while plugins are being loaded"
+                )
             _loading = True
             try:
                 plugins = Plugins()

@@ -1,4 +1,6 @@
-"""The components of all loaded plugins, by kind and name, and what a user reads who names one that is not there."""
+"""The components of all loaded plugins, by kind and name, and what a user reads who names one that
+is not there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, neare
 from arb_ternary.plugins.discovery import PluginRecord, Registered, Status, announced, canonical
 from arb_ternary.specs import Spec
 
-#: The distribution whose metadata says where the usual components are, and whose installation brings them.
+# : The distribution whose metadata says where the usual components are, and whose installation
+# brings them.
 USUAL_PARTS: Final = "arb-ternary"
 
 _OUTCOMES: Final = {
@@ -25,8 +28,9 @@ _OUTCOMES: Final = {
 class Registry:
     """Components by kind and name.
 
-    A name that two plugins provide belongs to neither: ``find`` returns None for it, and ``get`` raises an error that
-    names both. Only a reserved one stays: the commands that explain a broken installation must not be broken by it.
+    A name that two plugins provide belongs to neither: ``find`` returns None for it, and ``get``
+    raises an error that names both. Only a reserved one stays: the commands that explain a broken
+    installation must not be broken by it.
 
     Attributes:
         kinds: the kinds of component that the loaded plugins know, by name.
@@ -42,7 +46,8 @@ class Registry:
 
         Raises:
             UsageProblem: there is none.
-            EnvironmentProblem: it is not installed, its plugin was not loaded, or two plugins provide it.
+            EnvironmentProblem: it is not installed, its plugin was not loaded, or two plugins
+                provide it.
         """
         found = self.find(kind, name)
         if found is None:
@@ -53,7 +58,8 @@ class Registry:
         """The component of that kind and name, or None when there is none that can be used."""
         if kind not in self.kinds:
             raise EnvironmentProblem(
-                f"no loaded plugin knows the kind of component {kind!r}", f"known: {', '.join(self.kinds)}"
+                f"no loaded plugin knows the kind of component {kind!r}",
+                f"known: {', '.join(self.kinds)}",
             )
         claims = self.claims(kind, name)
         return next((claim for claim in claims if claim.reserved or len(claims) == 1), None)
@@ -64,7 +70,11 @@ class Registry:
 
     def all(self, kind: str) -> tuple[Registered, ...]:
         """The usable components of a kind, sorted by name."""
-        usable = [found for found in self.everything() if found.kind == kind and self.find(kind, found.name) is found]
+        usable = [
+            found
+            for found in self.everything()
+            if found.kind == kind and self.find(kind, found.name) is found
+        ]
         return tuple(sorted(usable, key=lambda found: found.name))
 
     def everything(self) -> tuple[Registered, ...]:
@@ -72,19 +82,27 @@ class Registry:
         return tuple(found for record in self.records for found in record.components)
 
     def claims(self, kind: str, name: str) -> list[Registered]:
-        """The components of that kind and name, of whatever plugin: several where plugins are in conflict."""
+        """The components of that kind and name, of whatever plugin: several where plugins are in
+        conflict.
+        """
         return [found for found in self.everything() if found.name == name and found.kind == kind]
 
     def not_installed(self, kind: str) -> dict[str, str]:
-        """Announced components of a kind whose distribution is not installed, each with that distribution."""
-        installed = {canonical(record.distribution) for record in self.records if record.distribution}
+        """Announced components of a kind whose distribution is not installed, each with that
+        distribution.
+        """
+        installed = {
+            canonical(record.distribution) for record in self.records if record.distribution
+        }
         return {
             entry.removeprefix(f"{kind}."): distribution
             for entry, distribution in sorted(announced().items())
             if entry.startswith(f"{kind}.") and distribution not in installed
         }
 
-    def problem(self, kind: str, name: str, unusable: Mapping[str, str] = MappingProxyType({})) -> ArbError:
+    def problem(
+        self, kind: str, name: str, unusable: Mapping[str, str] = MappingProxyType({})
+    ) -> ArbError:
         """Why a name that ``find`` does not find cannot be used, and what the user can do about it.
 
         ``unusable`` are registered names that cannot be used here, each with the reason.
@@ -92,7 +110,9 @@ class Registry:
         noun, claims = self.kinds[kind].noun, self.claims(kind, name)
         if claims:
             rivals = [claim.plugin for claim in claims]
-            last = next((rival for rival in reversed(rivals) if rival.distribution), rivals[-1]).name
+            last = next(
+                (rival for rival in reversed(rivals) if rival.distribution), rivals[-1]
+            ).name
             return EnvironmentProblem(
                 f"{noun} {name!r} is provided by more than one plugin: "
                 + " and ".join(rival.described for rival in rivals),
@@ -102,9 +122,13 @@ class Registry:
         # A name stands for its family too: what brings `a` brings `a.b`.
         source = known.get(f"{kind}.{name}") or known.get(f"{kind}.{name.partition('.')[0]}")
         if source is not None:
-            owners = [record for record in self.records if canonical(record.distribution or "") == source]
+            owners = [
+                record for record in self.records if canonical(record.distribution or "") == source
+            ]
             if not owners:
-                return EnvironmentProblem(f"{noun} {name!r} is not installed", f"pip install {source}")
+                return EnvironmentProblem(
+                    f"{noun} {name!r} is not installed", f"pip install {source}"
+                )
             unloaded_owners = [owner for owner in owners if owner in unloaded]
             if unloaded_owners:
                 return _may_come_from(noun, name, unloaded_owners)
@@ -114,7 +138,9 @@ class Registry:
         if suspects and close is None:
             return _may_come_from(noun, name, suspects)
         hint = [f"did you mean {close!r}?"] if close else []
-        hint.append(f"available: {', '.join(each for each in names if each not in unusable) or 'none'}")
+        hint.append(
+            f"available: {', '.join(each for each in names if each not in unusable) or 'none'}"
+        )
         hint.extend(f"unavailable: {other} ({reason})" for other, reason in unusable.items())
         hint.extend(f"not installed: {other} (pip install {absent[other]})" for other in absent)
         hint.extend(f"not loaded: {_outcome(record)}" for record in unloaded)
@@ -130,4 +156,6 @@ def _outcome(record: PluginRecord) -> str:
 def _may_come_from(noun: str, name: str, suspects: Sequence[PluginRecord]) -> ArbError:
     what = " or from ".join(_outcome(suspect) for suspect in suspects)
     names = " ".join(suspect.name for suspect in suspects)
-    return EnvironmentProblem(f"{noun} {name!r} may come from {what}", f"see: arb plugins show {names}")
+    return EnvironmentProblem(
+        f"{noun} {name!r} may come from {what}", f"see: arb plugins show {names}"
+    )

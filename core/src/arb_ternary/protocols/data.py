@@ -1,4 +1,5 @@
-"""What passes between data and training: batches, what masking makes of them, and where both come from.
+"""What passes between data and training: batches, what masking makes of them, and where both come
+from.
 
 Shapes: ``B`` samples a batch, ``S`` predictions a sample.
 """
@@ -20,9 +21,11 @@ class Batch:
     """Raw samples.
 
     Attributes:
-        data: ``[B, ...]``, of the source's own kind: windows of a stream of ids are int64 ``[B, S + 1]``, ``S`` inputs
-            and the id that follows the last. Only the masking strategy looks inside.
-        sample_ids: int64 ``[B]``: identity of each sample, the same in every epoch and independent of its row.
+        data: ``[B, ...]``, of the source's own kind: windows of a stream of ids are int64 ``[B, S +
+            1]``, ``S`` inputs and the id that follows the last. Only the masking strategy looks
+            inside.
+        sample_ids: int64 ``[B]``: identity of each sample, the same in every epoch and independent
+            of its row.
         extras: further tensors by name (first dimension ``B``).
     """
 
@@ -39,9 +42,11 @@ class BatchRequest:
         batch_size: ``B``.
         block_size: ``S``; a source whose samples have a size of their own ignores it.
         seed: chooses the order.
-        order: ``random``, or ``sequential``: each row of a batch continues the same row of the batch before.
+        order: ``random``, or ``sequential``: each row of a batch continues the same row of the
+            batch before.
         workers: threads that read ahead; 0 = none.
-        pin_memory: page-locked memory, from which a copy to the accelerator can run beside computation.
+        pin_memory: page-locked memory, from which a copy to the accelerator can run beside
+            computation.
     """
 
     batch_size: int
@@ -54,7 +59,9 @@ class BatchRequest:
 
 @runtime_checkable
 class Batches(Protocol):
-    """An endless iterator over batches in the memory of the host; the same request gives the same batches."""
+    """An endless iterator over batches in the memory of the host; the same request gives the same
+    batches.
+    """
 
     @property
     def continues(self) -> bool:
@@ -66,7 +73,9 @@ class Batches(Protocol):
         """Where the next batch is, in plain values; batches that were read ahead do not count."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken; DataError where it was of other data or another request."""
+        """Continue where ``state`` was taken; DataError where it was of other data or another
+        request.
+        """
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -93,7 +102,9 @@ class DataSource(Protocol):
         """Training samples of ``block_size`` predictions in one pass."""
 
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
-        """The same samples at every evaluation, in order; of at most ``limit`` batches, spread evenly over all."""
+        """The same samples at every evaluation, in order; of at most ``limit`` batches, spread
+        evenly over all.
+        """
 
 
 @frozen
@@ -119,11 +130,12 @@ class MaskedBatch:
 
     Attributes:
         inputs: ``[B, ...]``; ids are int64 ``[B, S]``.
-        targets: int64 ``[B]`` or ``[B, S]``: the id that each prediction should choose; a strategy that judges
-            predictions itself has targets of its own kind.
-        loss_mask: bool, an element a prediction: those that count in the loss. Of the shape of such ids.
-        times: float32 ``[B]``: the time in [0, 1] of each sample, for a model that takes it as an input; None = there
-            is none.
+        targets: int64 ``[B]`` or ``[B, S]``: the id that each prediction should choose; a strategy
+            that judges predictions itself has targets of its own kind.
+        loss_mask: bool, an element a prediction: those that count in the loss. Of the shape of such
+            ids.
+        times: float32 ``[B]``: the time in [0, 1] of each sample, for a model that takes it as an
+            input; None = there is none.
         arguments: further keyword arguments of the model's forward pass, first dimension ``B``.
     """
 
@@ -137,7 +149,9 @@ class MaskedBatch:
         """The same on ``device``."""
         tensors = (self.inputs, self.targets, self.loss_mask, self.times)
         moved = (None if each is None else each.to(device, non_blocking=True) for each in tensors)
-        arguments = {name: each.to(device, non_blocking=True) for name, each in self.arguments.items()}
+        arguments = {
+            name: each.to(device, non_blocking=True) for name, each in self.arguments.items()
+        }
         return MaskedBatch(*moved, arguments=arguments)  # type: ignore[arg-type, misc]
 
 
@@ -146,4 +160,6 @@ class MaskingStrategy(Protocol):
     """Turns samples into inputs, targets and a loss mask; pure given its arguments."""
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
-        """Mask ``batch``; all randomness comes from ``generator`` or is a hash of sample id, time and seed."""
+        """Mask ``batch``; all randomness comes from ``generator`` or is a hash of sample id, time
+        and seed.
+        """

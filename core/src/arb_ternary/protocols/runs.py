@@ -58,7 +58,9 @@ class RunContext(Protocol):
         """A lasting line for the person who watches."""
 
     def held_out_loss(self) -> float:
-        """Loss on held-out samples at the end of the run, nats a prediction; evaluates where that is to be done."""
+        """Loss on held-out samples at the end of the run, nats a prediction; evaluates where that
+        is to be done.
+        """
 
 
 @frozen
@@ -73,11 +75,12 @@ class PhaseResult:
 class Phase(Protocol):
     """A stretch of a run. The config lists phases; they run in that order.
 
-    ``run`` starts from a fresh phase or from what ``load_state_dict`` restored, calls ``context.stop_if_requested()``
-    between steps, ``context.checkpoint_if_due()`` after each and ``context.save_checkpoint()`` after the last.
-    ``state_dict`` must then describe the phase completely (cursor, step, optimizer, schedules, micro-batches in
-    flight), so that a resumed phase ends with the same bits. Values are nested dicts and lists of tensors, numbers,
-    strings, booleans and None.
+    ``run`` starts from a fresh phase or from what ``load_state_dict`` restored, calls
+    ``context.stop_if_requested()`` between steps, ``context.checkpoint_if_due()`` after each and
+    ``context.save_checkpoint()`` after the last. ``state_dict`` must then describe the phase
+    completely (cursor, step, optimizer, schedules, micro-batches in flight), so that a resumed
+    phase ends with the same bits. Values are nested dicts and lists of tensors, numbers, strings,
+    booleans and None.
     """
 
     @property

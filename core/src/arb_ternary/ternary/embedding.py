@@ -1,4 +1,6 @@
-"""Modules that look up rows of a ternary table: the embedding, and the RMSNorm whose gain is a single row."""
+"""Modules that look up rows of a ternary table: the embedding, and the RMSNorm whose gain is a
+single row.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ from arb_ternary.ternary.vote_memory import ScaleRule
 class TernaryEmbedding(TernaryModule):
     """Lookup of rows ``W[id] = T[id] * 2**E[id]``; only the requested rows are decoded.
 
-    In backward the gradients of duplicate ids are summed before the sign is taken; rows that no id named stay
-    bit-identical. Scale rules: ``residual`` (exponents learn by votes), ``frozen``, and ``correlation``: the exponents
-    stay, and the scale of a group is ``2**(E + kappa * mean)`` with ``mean = -correlation / (steps * G)``, where
-    ``correlation`` sums the scores ``sum(s * T)`` of the group over ``steps`` updates.
+    In backward the gradients of duplicate ids are summed before the sign is taken; rows that no id
+    named stay bit-identical. Scale rules: ``residual`` (exponents learn by votes), ``frozen``, and
+    ``correlation``: the exponents stay, and the scale of a group is ``2**(E + kappa * mean)`` with
+    ``mean = -correlation / (steps * G)``, where ``correlation`` sums the scores ``sum(s * T)`` of
+    the group over ``steps`` updates.
 
     Args:
         num_embeddings: ``N``.
@@ -45,7 +48,12 @@ class TernaryEmbedding(TernaryModule):
         **options: Unpack[VoteOptions],
     ) -> None:
         super().__init__(
-            num_embeddings, embedding_dim, group_size=group_size, fan_in=1, exponent_offset=exponent_offset, **options
+            num_embeddings,
+            embedding_dim,
+            group_size=group_size,
+            fan_in=1,
+            exponent_offset=exponent_offset,
+            **options,
         )
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
@@ -55,7 +63,9 @@ class TernaryEmbedding(TernaryModule):
         self.steps: Tensor | None
         if self.scale_rule == "correlation":
             groups = self.shape.groups
-            self.register_buffer("correlation", torch.zeros(num_embeddings, groups, dtype=torch.int16))
+            self.register_buffer(
+                "correlation", torch.zeros(num_embeddings, groups, dtype=torch.int16)
+            )
             self.register_buffer("steps", torch.zeros(num_embeddings, groups, dtype=torch.int32))
         else:
             self.correlation = self.steps = None
@@ -63,26 +73,35 @@ class TernaryEmbedding(TernaryModule):
             self.to(device)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up integer ``ids [...]``: ``[..., K]`` in ``dtype``. IndexError: an id is outside ``0 .. N - 1``."""
+        """Look up integer ``ids [...]``: ``[..., K]`` in ``dtype``. IndexError: an id is outside
+        ``0 .. N - 1``.
+        """
         flat = ids.reshape(-1).to(torch.int64)
         rows = self.look_up(flat, self.dtype)
         if self.correlation is not None and self.steps is not None:
-            counted = self.steps.index_select(0, flat).clamp_min(1).to(torch.float32) * self.shape.group_size
+            counted = (
+                self.steps.index_select(0, flat).clamp_min(1).to(torch.float32)
+                * self.shape.group_size
+            )
             mean = -self.correlation.index_select(0, flat).to(torch.float32) / counted
             scale = torch.exp2(self.kappa * mean).repeat_interleave(self.shape.group_size, dim=1)
             rows = rows * scale[:, : self.shape.in_features].to(self.dtype)
         return rows.view(*ids.shape, self.embedding_dim)
 
     def vote_state(self) -> VoteState:
-        """With the embedding's own ``correlation`` and ``steps``; see :meth:`TernaryModule.vote_state`."""
+        """With the embedding's own ``correlation`` and ``steps``; see
+        :meth:`TernaryModule.vote_state`.
+        """
         return super().vote_state()._replace(correlation=self.correlation, steps=self.steps)
 
 
 class TernaryRMSNorm(TernaryModule):
-    """``y = x * rsqrt(mean(x**2) + eps) * gain`` with a gain ``T * 2**E`` that is 1 at birth and learns by votes.
+    """``y = x * rsqrt(mean(x**2) + eps) * gain`` with a gain ``T * 2**E`` that is 1 at birth and
+    learns by votes.
 
-    The gain is a ternary weight of one row, so its state, votes, flips and arguments are those of every ternary module.
-    With ``learned=False`` the gain stays 1, is not read at all and casts no votes.
+    The gain is a ternary weight of one row, so its state, votes, flips and arguments are those of
+    every ternary module. With ``learned=False`` the gain stays 1, is not read at all and casts no
+    votes.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Trits at rest: base 3, five trits a byte, 1.6 bits a weight.
 
-Each row is encoded by itself: byte ``i`` of a row holds trits ``5 i .. 5 i + 4``, least significant first,
-``byte = sum((t_j + 1) * 3**j)``; the last byte of a row is padded with ``t = 0``. Bytes 243..255 are invalid. The form
-is independent of the backend that wrote it, so a checkpoint moves between backends bit for bit.
+Each row is encoded by itself: byte ``i`` of a row holds trits ``5 i .. 5 i + 4``, least significant
+first, ``byte = sum((t_j + 1) * 3**j)``; the last byte of a row is padded with ``t = 0``. Bytes
+243..255 are invalid. The form is independent of the backend that wrote it, so a checkpoint moves
+between backends bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from arb_ternary.errors import CheckpointError
 
 TRITS_PER_BYTE: Final = 5
 CODES: Final = 3**TRITS_PER_BYTE
-_AT_ONCE: Final = 1 << 22  # trits to convert at once: copies of a large matrix, whole, would outweigh the model
+# trits to convert at once: copies of a large matrix, whole, would outweigh the model
+_AT_ONCE: Final = 1 << 22
 
 
 def bytes_per_row(columns: int) -> int:
@@ -29,9 +31,13 @@ def _powers(device: torch.device) -> Tensor:
 
 
 def encode_at_rest(trits_NK: Tensor) -> Tensor:
-    """Encode int8 trits ``[N, K]`` as uint8 ``[N, ceil(K / 5)]``; ValueError unless it is an int8 matrix of trits."""
+    """Encode int8 trits ``[N, K]`` as uint8 ``[N, ceil(K / 5)]``; ValueError unless it is an int8
+    matrix of trits.
+    """
     if trits_NK.dim() != 2 or trits_NK.dtype != torch.int8:
-        raise ValueError(f"trits must be an int8 matrix, got {trits_NK.dtype} of shape {tuple(trits_NK.shape)}")
+        raise ValueError(
+            f"trits must be an int8 matrix, got {trits_NK.dtype} of shape {tuple(trits_NK.shape)}"
+        )
     rows, columns = trits_NK.shape
     width = bytes_per_row(columns)
     encoded = torch.empty(rows, width, dtype=torch.uint8, device=trits_NK.device)
@@ -39,14 +45,17 @@ def encode_at_rest(trits_NK: Tensor) -> Tensor:
         part = trits_NK[start : start + step]
         if part.numel() and int(part.abs().amax()) > 1:
             raise ValueError("trits must be -1, 0 or 1")
-        digits = torch.nn.functional.pad(part + 1, (0, width * TRITS_PER_BYTE - columns), value=1).to(torch.uint8)
+        digits = torch.nn.functional.pad(
+            part + 1, (0, width * TRITS_PER_BYTE - columns), value=1
+        ).to(torch.uint8)
         values = digits.view(len(part), width, TRITS_PER_BYTE).mul_(_powers(part.device))
         torch.sum(values, dim=2, dtype=torch.uint8, out=encoded[start : start + step])
     return encoded
 
 
 def decode_at_rest(encoded: Tensor, columns: int, name: str = "weight") -> Tensor:
-    """Decode uint8 ``[N, ceil(K / 5)]`` to int8 trits ``[N, K]``; ``name`` is the tensor's name in errors.
+    """Decode uint8 ``[N, ceil(K / 5)]`` to int8 trits ``[N, K]``; ``name`` is the tensor's name in
+    errors.
 
     Raises:
         CheckpointError: wrong dtype or shape, a byte above 242, or padding that is not zero.
@@ -59,7 +68,10 @@ def decode_at_rest(encoded: Tensor, columns: int, name: str = "weight") -> Tenso
         )
     if (bad := torch.nonzero((codes := encoded.flatten()) >= CODES)).numel():
         offset = int(bad[0])
-        raise CheckpointError(f"{name}: byte {int(codes[offset])} at offset {offset} is no code of five trits (0..242)")
+        raise CheckpointError(
+            f"{name}: byte {int(codes[offset])} at offset {offset} is no code of five trits "
+            f"(0..242)"
+        )
     decoded = torch.empty(encoded.shape[0], columns, dtype=torch.int8, device=encoded.device)
     for start in range(0, encoded.shape[0], step := max(1, _AT_ONCE // max(columns, 1))):
         digits = encoded[start : start + step].unsqueeze(2) // _powers(encoded.device) % 3

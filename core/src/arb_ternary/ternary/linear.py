@@ -14,16 +14,17 @@ from arb_ternary.ternary.module import GroupSize, TernaryModule, VoteOptions
 class TernaryLinear(TernaryModule):
     """``y = x @ W.T + b`` with ``W = T * 2**E`` and an optional integer bias ``b = B * 2**e``.
 
-    In ``int8`` activation mode every row of ``x`` is quantised by its absolute maximum and the products are summed
-    exactly in integers; the straight-through gradient passes the quantiser. In backward the module casts its votes; the
-    weight gradient is never a parameter's ``grad``.
+    In ``int8`` activation mode every row of ``x`` is quantised by its absolute maximum and the
+    products are summed exactly in integers; the straight-through gradient passes the quantiser. In
+    backward the module casts its votes; the weight gradient is never a parameter's ``grad``.
 
     Args:
         in_features: ``K``.
         out_features: ``N``.
         bias: add an integer bias: int32 ``[N]`` with one int8 exponent, voted like the trits.
         group_size: columns that share an exponent: 32, 64, 128, 256 or "row".
-        activations: ``int8`` or ``float``; ``int8`` with int8 gradients makes all three products exact integers.
+        activations: ``int8`` or ``float``; ``int8`` with int8 gradients makes all three products
+            exact integers.
         exponent_offset: added to the fan-in scaled initial exponent.
         device: of the buffers.
         options: see :class:`~arb_ternary.ternary.module.VoteOptions`.
@@ -42,7 +43,9 @@ class TernaryLinear(TernaryModule):
         **options: Unpack[VoteOptions],
     ) -> None:
         if activations not in ops.ACTIVATION_MODES:
-            raise ValueError(f"activations must be one of {ops.ACTIVATION_MODES}, got {activations!r}")
+            raise ValueError(
+                f"activations must be one of {ops.ACTIVATION_MODES}, got {activations!r}"
+            )
         super().__init__(
             out_features,
             in_features,
@@ -83,12 +86,18 @@ class TernaryLinear(TernaryModule):
 
     @torch.no_grad()
     def apply_bias_votes(self, threshold: int) -> None:
-        """Move the bias one unit where its votes (always int8) have reached ``threshold``, and clear those votes."""
+        """Move the bias one unit where its votes (always int8) have reached ``threshold``, and
+        clear those votes.
+        """
         if self.bias is None or self.bias_votes is None:
             return
-        crossed = (self.bias_votes >= threshold).to(torch.int32) - (self.bias_votes <= -threshold).to(torch.int32)
+        crossed = (self.bias_votes >= threshold).to(torch.int32) - (
+            self.bias_votes <= -threshold
+        ).to(torch.int32)
         self.bias += crossed
         self.bias_votes.masked_fill_(crossed != 0, 0)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, activations={self.activations}, bias={self.bias is not None}"
+        return (
+            f"{super().extra_repr()}, activations={self.activations}, bias={self.bias is not None}"
+        )

@@ -1,4 +1,6 @@
-"""The ternary modules of a model, and those with integer weights of another format: find, seed or reset them."""
+"""The ternary modules of a model, and those with integer weights of another format: find, seed or
+reset them.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,13 @@ from arb_ternary.ternary.module import TernaryModule
 
 
 class StoredWeights(Protocol):
-    """A ``torch.nn.Module`` of another distribution that stores integer weights in a format of its own.
+    """A ``torch.nn.Module`` of another distribution that stores integer weights in a format of its
+    own.
 
-    Core gives its counter hash the run's seed, and hands it to the optimizers that declare ``accepts={"stored"}``; the
-    audit of training counts its weights. How it gets its gradient is its own affair. Its integer buffers, ``control``
-    apart, hold the weights and what belongs to them.
+    Core gives its counter hash the run's seed, and hands it to the optimizers that declare
+    ``accepts={"stored"}``; the audit of training counts its weights. How it gets its gradient is
+    its own affair. Its integer buffers, ``control`` apart, hold the weights and what belongs to
+    them.
 
     Attributes:
         stored_weights: how many weights the module itself (without its children) stores.
@@ -30,17 +34,27 @@ class StoredWeights(Protocol):
     control: Tensor
 
     def codes(self) -> Tensor:
-        """The weights as whole numbers, ``[N, K]``; an optimizer's ``flips`` count those that changed."""
+        """The weights as whole numbers, ``[N, K]``; an optimizer's ``flips`` count those that
+        changed.
+        """
 
 
 def ternary_modules(model: nn.Module) -> list[tuple[str, TernaryModule]]:
     """Name and module of every ternary module, each once, in the order of ``named_modules``."""
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, TernaryModule)]
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, TernaryModule)
+    ]
 
 
 def stored_modules(model: nn.Module) -> list[tuple[str, StoredWeights]]:
     """Name and module of all :class:`StoredWeights` in ``model``, each once."""
-    return [(name, cast("StoredWeights", module)) for name, module in model.named_modules() if is_stored(module)]
+    return [
+        (name, cast("StoredWeights", module))
+        for name, module in model.named_modules()
+        if is_stored(module)
+    ]
 
 
 def is_stored(module: nn.Module) -> bool:
@@ -49,11 +63,16 @@ def is_stored(module: nn.Module) -> bool:
 
 
 def seed_votes(model: nn.Module, seed: int) -> None:
-    """Give every ternary module and all :class:`StoredWeights` the run's seed and the stream of the qualified name.
+    """Give every ternary module and all :class:`StoredWeights` the run's seed and the stream of the
+    qualified name.
 
-    Two modules never share a stream unless their names share a CRC-32; a name keeps its stream on every machine.
+    Two modules never share a stream unless their names share a CRC-32; a name keeps its stream on
+    every machine.
     """
-    modules: list[tuple[str, TernaryModule | StoredWeights]] = [*ternary_modules(model), *stored_modules(model)]
+    modules: list[tuple[str, TernaryModule | StoredWeights]] = [
+        *ternary_modules(model),
+        *stored_modules(model),
+    ]
     for name, module in modules:
         module.control[SEED] = seed
         module.control[STREAM] = stream_id(name)
@@ -62,7 +81,8 @@ def seed_votes(model: nn.Module, seed: int) -> None:
 def reset_runtime_state(model: nn.Module) -> None:
     """Clear what modules carry from one batch to the next (KV caches, sliding windows).
 
-    Call it between randomly sampled batches; keep the state only for text that is streamed in order.
+    Call it between randomly sampled batches; keep the state only for text that is streamed in
+    order.
     """
     for module in model.modules():
         reset = getattr(module, "reset_runtime_state", None)

@@ -31,14 +31,17 @@ GAUSSIAN_DENSITY: Final = 0.690
 #: The backend that serves every device, and the device without memory.
 _TORCH, _META = "torch", "meta"
 
-#: Whether initial trits are drawn. A model whose weights come from elsewhere is built faster when they are all 0.
+# : Whether initial trits are drawn. A model whose weights come from elsewhere is built faster when
+# they are all 0.
 DRAWS: Final = ContextVar("DRAWS", default=True)
 #: The optimizer that took over the thresholds of a module when it was built.
 OPTIMIZERS: Final[WeakKeyDictionary[torch.nn.Module, ReferenceType[object]]] = WeakKeyDictionary()
 
 
 def initial_trits(rows: int, columns: int, generator: torch.Generator | None = None) -> Tensor:
-    """``T = clip(round(w / mean|w|), -1, 1)`` of Gaussian ``w``, the absmean rule of BitNet b1.58: int8."""
+    """``T = clip(round(w / mean|w|), -1, 1)`` of Gaussian ``w``, the absmean rule of BitNet b1.58:
+    int8.
+    """
     if not DRAWS.get():
         return torch.zeros(rows, columns, dtype=torch.int8)
     w = torch.randn(rows, columns, generator=generator)
@@ -50,12 +53,15 @@ class VoteOptions(TypedDict, total=False):
     """How a ternary module learns, and where.
 
     Attributes:
-        gradients: ``float``, the default, or ``int8`` (stochastically rounded; then votes are exact integers).
-        scale_rule: how the exponents learn: ``residual`` (by votes, the default) or ``frozen``; an embedding's also by
-            ``correlation``.
-        vote_bits: of an accumulator: 8, the default, 4 or 2 (with a backend that has the capability ``narrow_votes``).
-        backend: whose kernels compute, and whose layout holds weight and votes; None, the default, takes the current
-            one. On a device that it does not serve, the layout is torch's, and the module cannot compute.
+        gradients: ``float``, the default, or ``int8`` (stochastically rounded; then votes are exact
+            integers).
+        scale_rule: how the exponents learn: ``residual`` (by votes, the default) or ``frozen``; an
+            embedding's also by ``correlation``.
+        vote_bits: of an accumulator: 8, the default, 4 or 2 (with a backend that has the capability
+            ``narrow_votes``).
+        backend: whose kernels compute, and whose layout holds weight and votes; None, the default,
+            takes the current one. On a device that it does not serve, the layout is torch's, and
+            the module cannot compute.
     """
 
     gradients: str
@@ -65,20 +71,24 @@ class VoteOptions(TypedDict, total=False):
 
 
 def _holder(name: str, device: torch.device) -> str:
-    """The backend whose layout a weight has on a device: the named one, or torch where that does not serve it."""
+    """The backend whose layout a weight has on a device: the named one, or torch where that does
+    not serve it.
+    """
     return name if name == _TORCH or device.type == _META or serves(name, device.type) else _TORCH
 
 
 class TernaryModule(VoteMemory):
     """A ternary weight ``W[n, k] = T[n, k] * 2**E[n, k // G]`` and the integers that it learns by.
 
-    Buffers: ``weight`` (uint8, layout of ``backend``), ``exponent`` int8 ``[N, J]``, ``exponent_origin`` int8
-    broadcastable to ``[N, J]`` (the exponents at birth, around which the band lies), ``votes`` (layout of ``backend``),
-    ``exponent_votes`` int8 ``[N, J]``, ``control`` int64 ``[4]``. No float parameter and no float buffer. What it holds
-    within a step only is in :class:`~arb_ternary.ternary.vote_memory.VoteMemory`.
+    Buffers: ``weight`` (uint8, layout of ``backend``), ``exponent`` int8 ``[N, J]``,
+    ``exponent_origin`` int8 broadcastable to ``[N, J]`` (the exponents at birth, around which the
+    band lies), ``votes`` (layout of ``backend``), ``exponent_votes`` int8 ``[N, J]``, ``control``
+    int64 ``[4]``. No float parameter and no float buffer. What it holds within a step only is in
+    :class:`~arb_ternary.ternary.vote_memory.VoteMemory`.
 
-    The initial exponent follows from ``fan_in``, and ``exponent_offset`` is added to it. ValueError: an argument is
-    outside its range; EnvironmentProblem: the backend does not serve ``vote_bits``.
+    The initial exponent follows from ``fan_in``, and ``exponent_offset`` is added to it.
+    ValueError: an argument is outside its range; EnvironmentProblem: the backend does not serve
+    ``vote_bits``.
     """
 
     exponent: Tensor
@@ -100,7 +110,10 @@ class TernaryModule(VoteMemory):
         **options: Unpack[VoteOptions],
     ) -> None:
         super().__init__()
-        gradients, scale_rule = options.get("gradients", "float"), options.get("scale_rule", "residual")
+        gradients, scale_rule = (
+            options.get("gradients", "float"),
+            options.get("scale_rule", "residual"),
+        )
         vote_bits, backend = options.get("vote_bits", 8), options.get("backend")
         if rows < 0 or columns < 0:
             raise ValueError(f"features must not be negative, got {rows} x {columns}")
@@ -126,7 +139,8 @@ class TernaryModule(VoteMemory):
         self.e_accum_threshold = 32
         self.anchor = torch.empty(0, requires_grad=True)
 
-        # The power of two nearest to 1 / sqrt(density * fan_in): unit variance in, unit variance out.
+        # The power of two nearest to 1 / sqrt(density * fan_in): unit variance in, unit variance
+        # out.
         exponent = round(-0.5 * math.log2(GAUSSIAN_DENSITY * max(fan_in, 1))) + exponent_offset
         if not EXPONENT_RANGE[0] <= exponent <= EXPONENT_RANGE[1]:
             raise ValueError(f"initial exponent {exponent} is outside {EXPONENT_RANGE}")
@@ -137,7 +151,9 @@ class TernaryModule(VoteMemory):
         self.register_buffer("exponent", torch.full((rows, groups), exponent, dtype=torch.int8))
         self.register_buffer("exponent_origin", torch.full((1, 1), exponent, dtype=torch.int8))
         no_votes = torch.zeros(rows if self.accumulates else 0, columns, dtype=torch.int8)
-        self.register_buffer("votes", pack_votes(self.backend, no_votes, vote_bits), persistent=self.accumulates)
+        self.register_buffer(
+            "votes", pack_votes(self.backend, no_votes, vote_bits), persistent=self.accumulates
+        )
         self.register_buffer("exponent_votes", torch.zeros(rows, groups, dtype=torch.int8))
         self.register_buffer("control", new_control())
 
@@ -147,7 +163,8 @@ class TernaryModule(VoteMemory):
         return trits
 
     def logical_votes(self, votes: Tensor | None = None) -> Tensor:
-        """The accumulators, or others in their layout, as int8 ``[N, K]``, whatever their bits and that layout.
+        """The accumulators, or others in their layout, as int8 ``[N, K]``, whatever their bits and
+        that layout.
 
         Where several ranks keep them, all of them call it together.
         """
@@ -166,47 +183,67 @@ class TernaryModule(VoteMemory):
         return evolve(self.shape, out_features=self.owner.rows.stop - self.owner.rows.start)
 
     def add_votes(self, whole: Tensor, low: int) -> None:
-        """Add integers ``[n, K]`` to the accumulators that are kept here, clipped at ``low`` and the largest vote."""
+        """Add integers ``[n, K]`` to the accumulators that are kept here, clipped at ``low`` and
+        the largest vote.
+        """
         own: Any = get_backend(self.backend).kernels.get("settle_votes")
         if own is not None:
             own(self.votes, self._kept_shape(), whole, low)
             torch.autograd.graph.increment_version((self.votes,))
             return
-        votes = torch.add(whole, self.held_votes()).clamp_(low, self.shape.largest_vote).to(torch.int8)
+        votes = (
+            torch.add(whole, self.held_votes()).clamp_(low, self.shape.largest_vote).to(torch.int8)
+        )
         self.votes.copy_(pack_votes(self.backend, votes, self.shape.vote_bits))
 
     def packed_votes(self, logical: Tensor) -> Tensor:
-        """Accumulators int8 ``[N, K]`` in the layout and on the device of the module's own; of the rows kept here."""
+        """Accumulators int8 ``[N, K]`` in the layout and on the device of the module's own; of the
+        rows kept here.
+        """
         kept = logical if self.owner is None else logical[self.owner.rows]
         return pack_votes(self.backend, kept.to(self.votes.device), self.shape.vote_bits)
 
     def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """``T * 2**E`` as a float matrix ``[N, K]``; exact in float32 and bfloat16."""
         exponent = self.exponent.to(torch.int32).repeat_interleave(self.shape.group_size, dim=1)
-        return torch.ldexp(self.trits().to(torch.float32), exponent[:, : self.shape.in_features]).to(dtype)
+        return torch.ldexp(
+            self.trits().to(torch.float32), exponent[:, : self.shape.in_features]
+        ).to(dtype)
 
     @torch.no_grad()
-    def set_trits(self, trits: Tensor, exponent: Tensor | None = None, votes: Tensor | None = None) -> None:
+    def set_trits(
+        self, trits: Tensor, exponent: Tensor | None = None, votes: Tensor | None = None
+    ) -> None:
         """Replace the weight; ValueError, and no change, for a wrong dtype, shape or range.
 
         Args:
             trits: int8 ``[N, K]`` in {-1, 0, 1}.
-            exponent: int8 ``[N, J]`` in -126..127; it also becomes the origin of the band. None keeps the exponents.
+            exponent: int8 ``[N, J]`` in -126..127; it also becomes the origin of the band. None
+                keeps the exponents.
             votes: int8 ``[N, K]``, the accumulators, within their bits; None clears them.
         """
         expected = (self.shape.out_features, self.shape.in_features)
         for name, tensor in (("trits", trits), ("votes", votes)):
-            if tensor is not None and (tensor.dtype != torch.int8 or tuple(tensor.shape) != expected):
-                raise ValueError(f"{name} must be int8 {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
+            if tensor is not None and (
+                tensor.dtype != torch.int8 or tuple(tensor.shape) != expected
+            ):
+                raise ValueError(
+                    f"{name} must be int8 {expected}, got {tensor.dtype} {tuple(tensor.shape)}"
+                )
         if trits.numel() and int(trits.abs().amax()) > 1:
             raise ValueError("trits must be -1, 0 or 1")
         if votes is not None:
             self._check_votes(votes)
         if exponent is not None:
             if exponent.dtype != torch.int8 or exponent.shape != self.exponent.shape:
-                raise ValueError(f"exponent must be int8 {tuple(self.exponent.shape)}, got {tuple(exponent.shape)}")
+                raise ValueError(
+                    f"exponent must be int8 {tuple(self.exponent.shape)}, got "
+                    f"{tuple(exponent.shape)}"
+                )
             if exponent.numel() and int(exponent.amin()) < EXPONENT_RANGE[0]:
-                raise ValueError(f"exponents must lie in {EXPONENT_RANGE}, got {int(exponent.amin())}")
+                raise ValueError(
+                    f"exponents must lie in {EXPONENT_RANGE}, got {int(exponent.amin())}"
+                )
             self.exponent.copy_(exponent)
             if exponent.numel():
                 first = exponent[:1, :1]
@@ -223,7 +260,9 @@ class TernaryModule(VoteMemory):
         self.votes.copy_(self.packed_votes(votes))
 
     def set_backend(self, name: str) -> None:
-        """Compute with another backend: weight and votes are repacked in its layout; no logical value changes."""
+        """Compute with another backend: weight and votes are repacked in its layout; no logical
+        value changes.
+        """
         get_backend(name)
         check_vote_bits(name, self.shape.vote_bits)
         self.chosen_backend = name
@@ -240,7 +279,8 @@ class TernaryModule(VoteMemory):
         self.votes = pack_votes(name, votes, self.shape.vote_bits)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # Kernels of one device cannot read the layout on another: on the way, weight and votes are in torch's.
+        # Kernels of one device cannot read the layout on another: on the way, weight and votes are
+        # in torch's.
         before = self.weight.device
         after = fn(torch.empty(0, dtype=torch.uint8, device=before)).device
         if before.type != after.type and _META not in (before.type, after.type):
@@ -256,7 +296,8 @@ class TernaryModule(VoteMemory):
             raise ValueError(f"votes of {self.shape.vote_bits} bits lie in {low}..{high}")
 
     def multiply(self, x: Tensor, activations: str, bias: Tensor | None = None) -> Tensor:
-        """``x @ W.T + bias`` for ``x [..., K]``: ``[..., N]`` in the dtype of ``x``; backward casts the votes.
+        """``x @ W.T + bias`` for ``x [..., K]``: ``[..., N]`` in the dtype of ``x``; backward casts
+        the votes.
 
         Under autocast ``x`` is taken in autocast's dtype, as ``torch.nn.functional.linear`` does.
         """
@@ -276,7 +317,9 @@ class TernaryModule(VoteMemory):
         return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
     def look_up(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows ``W[ids]`` for int64 ``ids [M]``: ``[M, K]`` in ``dtype``; backward casts the votes of those rows."""
+        """Rows ``W[ids]`` for int64 ``ids [M]``: ``[M, K]`` in ``dtype``; backward casts the votes
+        of those rows.
+        """
         anchor = self.vote_anchor()
         rows: Tensor = ops.embedding(ids, anchor, *self.vote_state(), dtype, self.gradients)
         if anchor is not None:
@@ -284,16 +327,29 @@ class TernaryModule(VoteMemory):
         return rows
 
     def vote_state(self) -> VoteState:
-        """What ops and kernels take; EnvironmentProblem where the chosen backend does not serve the device."""
+        """What ops and kernels take; EnvironmentProblem where the chosen backend does not serve the
+        device.
+        """
         if self.backend != self.chosen_backend:
             raise EnvironmentProblem(
                 f"backend {self.chosen_backend!r} cannot compute on {self.weight.device}",
-                "move the module to a device that it serves, or call set_backend: arb backends list",
+                "move the module to a device that it serves, or call set_backend: arb backends "
+                "list",
             )
         sums, learned = self.sums, self.voting_exponents()
-        stats, magnitudes = (self.stats, self.magnitudes) if sums is None else (sums.stats, sums.magnitudes)
+        stats, magnitudes = (
+            (self.stats, self.magnitudes) if sums is None else (sums.stats, sums.magnitudes)
+        )
         return VoteState(
-            *(self.weight, self.exponent, self.exponent_origin, self.votes, learned, stats, self.control),
+            *(
+                self.weight,
+                self.exponent,
+                self.exponent_origin,
+                self.votes,
+                learned,
+                stats,
+                self.control,
+            ),
             *(self.vote_limits, magnitudes, self.vote_scale, None, None, self.sizes, self.backend),
             None if sums is None else sums.votes,
             None if sums is None or learned is None else sums.exponent_votes,
@@ -301,7 +357,8 @@ class TernaryModule(VoteMemory):
         )
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:
-        """Turn votes into flips, by ``apply_votes`` or ``apply_scaled_votes`` with the settings of that kernel.
+        """Turn votes into flips, by ``apply_votes`` or ``apply_scaled_votes`` with the settings of
+        that kernel.
 
         Returns the trits that changed: int64 scalar.
         """
@@ -318,40 +375,52 @@ class TernaryModule(VoteMemory):
         """
         if self.voting_exponents() is None:
             return torch.zeros((), dtype=torch.int64, device=self.weight.device)
-        # First, so that a backend may note what it finds out about the new exponents by their version.
+        # First, so that a backend may note what it finds out about the new exponents by their
+        # version.
         torch.autograd.graph.increment_version((self.exponent, self.exponent_votes))
-        moved: Tensor = kernel(self.backend, "apply_exponent_votes")(self.vote_state(), threshold, band, leak)
+        moved: Tensor = kernel(self.backend, "apply_exponent_votes")(
+            self.vote_state(), threshold, band, leak
+        )
         return moved
 
     def vote_anchor(self) -> Tensor | None:
         """The tensor that makes backward reach this module, or None when it casts no votes now.
 
-        UsageProblem inside of torch's ``DistributedDataParallel``, which would put rank 0's votes in place of all.
+        UsageProblem inside of torch's ``DistributedDataParallel``, which would put rank 0's votes
+        in place of all.
         """
         if self.frozen or not torch.is_grad_enabled():
             return None
         if DistributedDataParallel._active_ddp_module is not None:
             raise UsageProblem(
-                "DistributedDataParallel: it averages float gradients, and leaves the ternary modules within the votes "
+                "DistributedDataParallel: it averages float gradients, and leaves the ternary "
+                "modules within the votes "
                 "of their own rank, or overwrites them with rank 0's",
-                "Train by several processes with: torchrun --nproc_per_node N -m arb_ternary train CONFIG",
+                "Train by several processes with: torchrun --nproc_per_node N -m arb_ternary train "
+                "CONFIG",
             )
         return self.anchor
 
     def voting_exponents(self) -> Tensor | None:
-        """The accumulators of the exponents, or None when the exponents do not learn by residual votes."""
+        """The accumulators of the exponents, or None when the exponents do not learn by residual
+        votes.
+        """
         return self.exponent_votes if self.scale_rule == "residual" else None
 
-    # --- state dicts hold the at-rest form ---
+    # --- state dicts hold the at-rest form
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = encode_at_rest(self.trits())
         if self.accumulates:
             votes = self.logical_votes()
-            destination[prefix + "votes"] = encode_at_rest(votes) if self.shape.vote_bits == 2 else votes
+            destination[prefix + "votes"] = (
+                encode_at_rest(votes) if self.shape.vote_bits == 2 else votes
+            )
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *others: Any
+    ) -> None:
         self.take_votes()
         converted = dict(state_dict)
         weight, votes = prefix + "weight", prefix + "votes"
@@ -369,12 +438,16 @@ class TernaryModule(VoteMemory):
         super()._load_from_state_dict(converted, prefix, *others)
 
     def _votes_from_rest(self, saved: Tensor, name: str) -> Tensor:
-        """The accumulators of a state dict as int8; CheckpointError where they were saved with other bits."""
+        """The accumulators of a state dict as int8; CheckpointError where they were saved with
+        other bits.
+        """
         bits = self.shape.vote_bits
         if bits == 2:
             return decode_at_rest(saved, self.shape.in_features, name)
         if saved.dtype != torch.int8:
-            raise CheckpointError(f"{name}: accumulators of {bits} bits are int8 at rest, got {saved.dtype}")
+            raise CheckpointError(
+                f"{name}: accumulators of {bits} bits are int8 at rest, got {saved.dtype}"
+            )
         try:
             self._check_votes(saved)
         except ValueError as error:

@@ -1,7 +1,8 @@
 """What the micro-batches of a step add up to before any of it reaches an accumulator.
 
-Accumulators that are clipped after every micro-batch depend on the order of these, and so on who took which. Integer
-sums that are clipped once do not; and float sums are taken in the order of the micro-batches' places.
+Accumulators that are clipped after every micro-batch depend on the order of these, and so on who
+took which. Integer sums that are clipped once do not; and float sums are taken in the order of the
+micro-batches' places.
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ class StepSums:
     """The sums of one module; working memory, as long as a step lasts.
 
     Attributes:
-        votes: int16 ``[N, K]``, minus the votes that were cast; an accumulator is clipped when they are added to it.
+        votes: int16 ``[N, K]``, minus the votes that were cast; an accumulator is clipped when they
+            are added to it.
         exponent_votes: int32 ``[N, J]``, likewise.
         bias: int16 ``[N]``, likewise; None for a module without a bias.
         stats: float32 ``[1 + N + K]`` of the micro-batch under way, as ``VoteState.stats``.
         magnitudes: float32 ``[N + K]`` of the micro-batch under way; None under sign votes.
         casts: of the micro-batches that have ended.
         place: of the micro-batch under way among those of the step.
-        awaited: casts that backward owes for the forward passes of that micro-batch; counted while somebody watches.
+        awaited: casts that backward owes for the forward passes of that micro-batch; counted while
+            somebody watches.
     """
 
-    def __init__(self, shape: WeightShape, device: torch.device, *, bias: bool, magnitudes: bool) -> None:
+    def __init__(
+        self, shape: WeightShape, device: torch.device, *, bias: bool, magnitudes: bool
+    ) -> None:
         rows, columns = shape.out_features, shape.in_features
         self.votes = torch.zeros(rows, columns, dtype=torch.int16, device=device)
         self.exponent_votes = torch.zeros(rows, shape.groups, dtype=torch.int32, device=device)
@@ -53,9 +58,13 @@ class StepSums:
 
     @staticmethod
     def check(casts: int, largest_vote: int) -> None:
-        """UsageProblem where so many casts of votes up to ``largest_vote`` may have been more than the sums hold."""
+        """UsageProblem where so many casts of votes up to ``largest_vote`` may have been more than
+        the sums hold.
+        """
         if casts * largest_vote > _LARGEST:
             raise UsageProblem(
-                f"{casts} casts of votes up to {largest_vote} in one step are more than sums of 16 bits hold",
-                f"Take fewer micro-batches a step (gradient_accumulation_steps), for {_LARGEST // largest_vote} casts.",
+                f"{casts} casts of votes up to {largest_vote} in one step are more than sums of 16 "
+                f"bits hold",
+                f"Take fewer micro-batches a step (gradient_accumulation_steps), for "
+                f"{_LARGEST // largest_vote} casts.",
             )

@@ -1,4 +1,6 @@
-"""What a ternary module holds within a step: statistics of its gradients, and how votes are scaled."""
+"""What a ternary module holds within a step: statistics of its gradients, and how votes are
+scaled.
+"""
 
 from __future__ import annotations
 
@@ -16,49 +18,60 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.step_sums import StepSums
 
 ScaleRule = Literal["residual", "frozen", "correlation"]
-#: What casting votes changes of a module: the accumulators, unless votes are summed, and what lies beside them.
+# : What casting votes changes of a module: the accumulators, unless votes are summed, and what lies
+# beside them.
 _ACCUMULATORS: Final = ("votes", "exponent_votes", "bias_votes")
 _BESIDE: Final = ("correlation", "steps", "control", "stats", "magnitudes")
 
-#: Whether modules get accumulators: four fifths of their bytes. Without them they compute, and refuse to learn.
+# : Whether modules get accumulators: four fifths of their bytes. Without them they compute, and
+# refuse to learn.
 ACCUMULATES: Final = ContextVar("ACCUMULATES", default=True)
 
 
 class RowOwner(Protocol):
-    """Who keeps the accumulators of a module on several ranks, of which each has those of some rows only."""
+    """Who keeps the accumulators of a module on several ranks, of which each has those of some rows
+    only.
+    """
 
     @property
     def rows(self) -> slice:
         """Those of this rank."""
 
     def gathered(self, held: Tensor) -> Tensor:
-        """The rows of all ranks from those that each of them holds, ``[n, ...]``; every rank calls it."""
+        """The rows of all ranks from those that each of them holds, ``[n, ...]``; every rank calls
+        it.
+        """
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:
         """As ``TernaryModule.apply_votes``, for the rows of this rank."""
 
 
 class NoAccumulators:
-    """The owner of a module that was made to compute and not to learn: nobody has its accumulators."""
+    """The owner of a module that was made to compute and not to learn: nobody has its
+    accumulators.
+    """
 
     rows = slice(0, 0)
 
     def gathered(self, *_: object) -> NoReturn:
         """UsageProblem, as in backward."""
         raise UsageProblem(
-            "the model was loaded without its accumulators (votes), to compute with: it cannot learn",
-            "To train on: arb train CONFIG --init-from RUN. In Python: load_run(path, accumulators=True).",
+            "the model was loaded without its accumulators (votes), to compute with: it cannot "
+            "learn",
+            "To train on: arb train CONFIG --init-from RUN. In Python: load_run(path, "
+            "accumulators=True).",
         )
 
     apply_votes = gathered
 
 
 class VoteMemory(nn.Module):
-    """Working memory, not state: it is in no state dict, and an optimizer can write all of it anew before a step.
+    """Working memory, not state: it is in no state dict, and an optimizer can write all of it anew
+    before a step.
 
-    ``accumulates`` says whether votes can be cast. ``stats``, ``magnitudes`` (both since the last ``zero_grad``),
-    ``vote_scale`` (which an optimizer writes in place) and ``vote_limits`` are the fields of
-    :class:`~arb_ternary.backends.vote_state.VoteState`.
+    ``accumulates`` says whether votes can be cast. ``stats``, ``magnitudes`` (both since the last
+    ``zero_grad``), ``vote_scale`` (which an optimizer writes in place) and ``vote_limits`` are the
+    fields of :class:`~arb_ternary.backends.vote_state.VoteState`.
     """
 
     shape: WeightShape
@@ -74,14 +87,18 @@ class VoteMemory(nn.Module):
 
     #: What optimizers multiply their rate by for modules of this kind.
     rate_factor: float = 1.0
-    #: Whether the first backward pass of a step keeps what its votes change, so that :meth:`undo_votes` can drop them.
-    #: It costs a copy of the accumulators; off, votes that are cast stay.
+    # : Whether the first backward pass of a step keeps what its votes change, so that
+    # :meth:`undo_votes` can drop them. : It costs a copy of the accumulators; off, votes that are
+    # cast stay.
     undoable = True
-    #: What it keeps, by name; a checkpoint within a step needs it. Empty where votes are taken ahead.
+    # : What it keeps, by name; a checkpoint within a step needs it. Empty where votes are taken
+    # ahead.
     kept_votes: dict[str, Tensor] | None = None
-    #: Where votes are summed over the micro-batches of a step; None: they go straight into the accumulators.
+    # : Where votes are summed over the micro-batches of a step; None: they go straight into the
+    # accumulators.
     sums: StepSums | None = None
-    #: What an optimizer has gradients go through before votes are cast of them: ``VoteState.transform``.
+    # : What an optimizer has gradients go through before votes are cast of them:
+    # ``VoteState.transform``.
     transform: str | None = None
     #: Called when backward reaches a use of the module; None: nobody watches.
     on_backward: Callable[[], None] | None = None
@@ -101,9 +118,9 @@ class VoteMemory(nn.Module):
     def use_scaled_votes(self, *, integer: bool = False) -> None:
         """Let backward cast scaled votes by factors (float32), or by shifts (int32) if ``integer``.
 
-        The first factors are 0 and cast no votes, the first shifts are 31 and cast next to none. Write others in place
-        (``copy_``): a compiled graph is then kept. ValueError: ``integer`` without int8 gradients and, in a linear,
-        int8 activations.
+        The first factors are 0 and cast no votes, the first shifts are 31 and cast next to none.
+        Write others in place (``copy_``): a compiled graph is then kept. ValueError: ``integer``
+        without int8 gradients and, in a linear, int8 activations.
         """
         if integer and (self.gradients, getattr(self, "activations", "int8")) != ("int8", "int8"):
             raise ValueError("integer votes need gradients 'int8' and activations 'int8'")
@@ -113,17 +130,22 @@ class VoteMemory(nn.Module):
         self.vote_scale = torch.full((size,), first, dtype=kind, device=self.weight.device)
         self.sum_votes(self.sums is not None)
 
-    # --- the micro-batches of a step ---
+    # --- the micro-batches of a step
 
     def sum_votes(self, summed: bool = True) -> None:
-        """Have the votes of a step summed, and clipped once when it is taken, whatever its micro-batches' order.
+        """Have the votes of a step summed, and clipped once when it is taken, whatever its
+        micro-batches' order.
 
-        Between steps only: sums that there are are dropped. Whoever turns it on says where a micro-batch begins and
-        ends; without that, all that is cast until the step counts as one.
+        Between steps only: sums that there are are dropped. Whoever turns it on says where a
+        micro-batch begins and ends; without that, all that is cast until the step counts as one.
         """
         has_bias = getattr(self, "bias_votes", None) is not None
         scaled = self.magnitudes is not None
-        self.sums = StepSums(self.shape, self.weight.device, bias=has_bias, magnitudes=scaled) if summed else None
+        self.sums = (
+            StepSums(self.shape, self.weight.device, bias=has_bias, magnitudes=scaled)
+            if summed
+            else None
+        )
 
     @property
     def casts(self) -> int:
@@ -133,19 +155,25 @@ class VoteMemory(nn.Module):
 
     @property
     def has_cast_all(self) -> bool:
-        """Whether the micro-batch under way has cast all votes that its forward passes, watched, will lead to."""
+        """Whether the micro-batch under way has cast all votes that its forward passes, watched,
+        will lead to.
+        """
         sums = self.sums
         return sums is not None and self.casts - sums.casts >= sums.awaited > 0
 
     def begin_micro_batch(self, place: int) -> None:
-        """What is cast from now on is of the micro-batch at this place, from 0, among those of the step."""
+        """What is cast from now on is of the micro-batch at this place, from 0, among those of the
+        step.
+        """
         if self.sums is not None:
             self.sums.place, self.sums.awaited = place, 0
             self.control[MICRO] = CASTS * place
 
     @torch.no_grad()
     def end_micro_batch(self) -> None:
-        """The micro-batch has cast its votes: its statistics are added to those of the ones before it."""
+        """The micro-batch has cast its votes: its statistics are added to those of the ones before
+        it.
+        """
         sums = self.sums
         if sums is None:
             return
@@ -159,7 +187,8 @@ class VoteMemory(nn.Module):
 
     @torch.no_grad()
     def settle(self, whole: Tensor, rows: slice = slice(None)) -> None:
-        """Add the votes of the step to the accumulators of ``rows``, those that are kept here, which are clipped.
+        """Add the votes of the step to the accumulators of ``rows``, those that are kept here,
+        which are clipped.
 
         ``whole`` are the sums of votes as they are to be added, integers ``[n, K]``.
         """
@@ -198,7 +227,9 @@ class VoteMemory(nn.Module):
             self.magnitudes.zero_()
 
     def add_votes(self, whole: Tensor, low: int) -> None:
-        """Add integers ``[n, K]`` to the accumulators that are kept here, clipped at ``low`` and the largest vote."""
+        """Add integers ``[n, K]`` to the accumulators that are kept here, clipped at ``low`` and
+        the largest vote.
+        """
         raise NotImplementedError
 
     def expect_votes(self, y: Tensor) -> None:
@@ -211,7 +242,9 @@ class VoteMemory(nn.Module):
             y.register_hook(lambda _: watching())  # type: ignore[no-untyped-call]
 
     def keep_before_votes(self, y: Tensor) -> None:
-        """Let backward from ``y``, an output of this module, keep what its votes change, if nothing is kept yet."""
+        """Let backward from ``y``, an output of this module, keep what its votes change, if nothing
+        is kept yet.
+        """
         if torch.compiler.is_compiling():
             self._keep()  # a graph has no place for a hook: a copy is kept in forward
         else:
@@ -223,28 +256,39 @@ class VoteMemory(nn.Module):
         if self.undoable and self.kept_votes is None:
             changed = (*_ACCUMULATORS, *_BESIDE) if self.sums is None else _BESIDE
             found = ((name, getattr(self, name, None)) for name in changed)
-            self.kept_votes = {name: tensor.detach().clone() for name, tensor in found if tensor is not None}
+            self.kept_votes = {
+                name: tensor.detach().clone() for name, tensor in found if tensor is not None
+            }
 
     def take_votes(self, *, ahead: bool = False) -> None:
-        """Take the votes cast so far for good; ``ahead``: and those still to come, up to the next call or undoing."""
+        """Take the votes cast so far for good; ``ahead``: and those still to come, up to the next
+        call or undoing.
+        """
         self.kept_votes = {} if ahead else None
 
     @torch.no_grad()
     def undo_votes(self) -> None:
-        """Put the module back to where it was before the first votes that are not taken yet, if it is ``undoable``."""
+        """Put the module back to where it was before the first votes that are not taken yet, if it
+        is ``undoable``.
+        """
         kept, self.kept_votes = self.kept_votes, None
         for name, tensor in (kept or {}).items():
             getattr(self, name).copy_(tensor)
         if self.sums is not None:
             self.sums.clear()
-            self.control[MICRO] = 0  # the first votes may have been those of another place than the first
+            # the first votes may have been those of another place than the first
+            self.control[MICRO] = 0
 
     def gradient_square_sum(self) -> Tensor:
-        """Sum of squares of the gradients since the last ``zero_grad`` (summed over micro-batches), float32 scalar."""
+        """Sum of squares of the gradients since the last ``zero_grad`` (summed over micro-batches),
+        float32 scalar.
+        """
         return self.stats[1 : 1 + self.shape.out_features].sum()
 
     def working_memory(self) -> list[Tensor]:
-        """Every tensor of which nothing outlives a step; with 2 bits these include the accumulators."""
+        """Every tensor of which nothing outlives a step; with 2 bits these include the
+        accumulators.
+        """
         scaled = [tensor for tensor in (self.magnitudes, self.vote_scale) if tensor is not None]
         cleared = [self.votes] if self.shape.vote_bits == 2 else []
         summed = [] if self.sums is None else [*self.sums.tensors().values()]
@@ -259,7 +303,10 @@ class VoteMemory(nn.Module):
         if self.control.device.type not in ("cpu", "meta"):
             self.control = self.control.cpu()
         if self.magnitudes is not None and self.vote_scale is not None:
-            self.magnitudes, self.vote_scale = self.magnitudes.to(device), self.vote_scale.to(device)
+            self.magnitudes, self.vote_scale = (
+                self.magnitudes.to(device),
+                self.vote_scale.to(device),
+            )
         if self.sums is not None and self.sums.votes.device != device:
             self.sum_votes()
         return self

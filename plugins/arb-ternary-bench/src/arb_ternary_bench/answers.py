@@ -17,7 +17,9 @@ __all__ = ["ask_process"]
 _TAIL = 12
 
 
-def ask_process(module: str, request: Mapping[str, Any], *, threads: int, title: str, measures: str) -> dict[str, Any]:
+def ask_process(
+    module: str, request: Mapping[str, Any], *, threads: int, title: str, measures: str
+) -> dict[str, Any]:
     """Run ``python -m module REQUEST`` with so many threads, and return its answer.
 
     Args:

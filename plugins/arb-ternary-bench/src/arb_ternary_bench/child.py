@@ -24,7 +24,9 @@ __all__ = ["ChildRun", "Ended"]
 
 @frozen
 class Ended:
-    """How a process ended: its exit code (negative: the signal that killed it) and its largest resident memory."""
+    """How a process ended: its exit code (negative: the signal that killed it) and its largest
+    resident memory.
+    """
 
     code: int
     peak_bytes: int
@@ -62,12 +64,21 @@ class ChildRun:
             config: the config file.
             directory: the run's directory; the log lies beside it.
             overrides: ``path=value`` overrides of the config.
-            resume: continue from the newest good checkpoint in the directory, or start where there is none.
+            resume: continue from the newest good checkpoint in the directory, or start where there
+                is none.
             threads: for OpenMP; None leaves that to the config and the environment.
-            detached: signals of the terminal do not reach the process, which stops, with a checkpoint, when this
-                process stops it or dies (the latter on Linux).
+            detached: signals of the terminal do not reach the process, which stops, with a
+                checkpoint, when this process stops it or dies (the latter on Linux).
         """
-        command = [sys.executable, "-m", "arb_ternary.cli.main", "train", str(config), "--run-dir", str(directory)]
+        command = [
+            sys.executable,
+            "-m",
+            "arb_ternary.cli.main",
+            "train",
+            str(config),
+            "--run-dir",
+            str(directory),
+        ]
         command += ["--resume", "auto"] if resume else []
         for override in overrides:
             command += ["-o", override]
@@ -80,7 +91,8 @@ class ChildRun:
                 stderr=output,
                 env=for_child(**({} if threads is None else {NUM_THREADS.name: str(threads)})),
                 start_new_session=detached,
-                # Called between fork and exec: it makes one system call, through a library that is loaded already.
+                # Called between fork and exec: it makes one system call, through a library that is
+                # loaded already.
                 preexec_fn=_end_with_parent() if detached else None,  # noqa: PLW1509
             )
         return cls(config, directory, log, process)
@@ -105,12 +117,16 @@ class ChildRun:
 
     def report(self) -> dict[str, Any]:
         """What the finished run wrote to its ``result.json``."""
-        report: dict[str, Any] = json.loads((self.directory / "result.json").read_text(encoding="utf-8"))
+        report: dict[str, Any] = json.loads(
+            (self.directory / "result.json").read_text(encoding="utf-8")
+        )
         return report
 
     def log_tail(self, lines: int = 12) -> str:
         """The end of what it printed."""
-        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+        return "\n".join(
+            self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+        )
 
     def _reap(self, options: int) -> Ended | None:
         pid, status, usage = os.wait4(self._process.pid, options)
@@ -118,11 +134,15 @@ class ChildRun:
             return None
         self._process.returncode = os.waitstatus_to_exitcode(status)
         # Linux counts in KiB, macOS in bytes.
-        return Ended(self._process.returncode, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+        return Ended(
+            self._process.returncode, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        )
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """What a new process calls to get SIGTERM when its parent dies, even of SIGKILL; None where that cannot be had."""
+    """What a new process calls to get SIGTERM when its parent dies, even of SIGKILL; None where
+    that cannot be had.
+    """
     if not sys.platform.startswith("linux"):
         return None
     import ctypes

@@ -1,7 +1,8 @@
 """Several configs trained side by side: the same seeds, one after the other in turn, one table.
 
-Every run is a process of its own, so that its peak memory is its own; the configs take turns seed by seed (A B A B), so
-that a machine whose speed drifts is as kind to one as to the other. Ratios are against the first config.
+Every run is a process of its own, so that its peak memory is its own; the configs take turns seed
+by seed (A B A B), so that a machine whose speed drifts is as kind to one as to the other. Ratios
+are against the first config.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ def machine_facts() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     if info.exists():
         names = [
-            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+            line.partition(":")[2].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
         ]
         model = names[0] if names else model
     return {
@@ -142,7 +145,9 @@ def compare(
 
 
 def _train(config: Path, directory: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Train in a process of its own; the report, and the most memory that the process held, in bytes."""
+    """Train in a process of its own; the report, and the most memory that the process held, in
+    bytes.
+    """
     child = ChildRun.start(config, directory, overrides)
     ended = child.wait()
     if ended.code:
@@ -150,7 +155,8 @@ def _train(config: Path, directory: Path, overrides: Sequence[str]) -> tuple[dic
     report = child.report()
     if report["validation_loss"] is None:
         raise ConfigError(
-            f"{config}: phases.eval_every: 0 leaves nothing to compare", "Give the last phase another value."
+            f"{config}: phases.eval_every: 0 leaves nothing to compare",
+            "Give the last phase another value.",
         )
     return report, ended.peak_bytes
 

@@ -87,7 +87,8 @@ def arb_register_recipes() -> Sequence[RecipeSpec]:
         RecipeSpec(
             name="scaled_votes_pure_trits",
             target="arb_ternary_bench.quality.recipes:scaled_votes_pure_trits",
-            summary="orthogonalised gradients for everything, gains and factors of rows of trits: no float parameter",
+            summary="orthogonalised gradients for everything, gains and factors of rows of trits: "
+            "no float parameter",
         ),
         RecipeSpec(
             name="sign_votes_3",
@@ -110,7 +111,11 @@ def arb_register_recipes() -> Sequence[RecipeSpec]:
 @hookimpl
 def arb_register_commands() -> Sequence[CommandSpec]:
     return (
-        CommandSpec(name="bench", target="arb_ternary_bench.cli.bench:bench", summary="Measure configs and rules."),
+        CommandSpec(
+            name="bench",
+            target="arb_ternary_bench.cli.bench:bench",
+            summary="Measure configs and rules.",
+        ),
         CommandSpec(
             name="backends.roofline",
             target="arb_ternary_bench.cli.roofline:roofline",

@@ -1,4 +1,6 @@
-"""The result file of a study that goes on where it was stopped: read at the start, written after every run."""
+"""The result file of a study that goes on where it was stopped: read at the start, written after
+every run.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,8 @@ def read_result(path: Path, new: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result as JSON with a line a value; what ``path`` held stays whole until it is replaced."""
+    """Write a result as JSON with a line a value; what ``path`` held stays whole until it is
+    replaced.
+    """
     with replacing(path) as file:
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -1,8 +1,10 @@
-"""What an op has to move and to compute, and the time that a GPU cannot beat: for judging kernels without one.
+"""What an op has to move and to compute, and the time that a GPU cannot beat: for judging kernels
+without one.
 
-The floor of a call is the larger of its bytes over the memory bandwidth and its operations over the peak of the units
-that do them, both from the vendor's data sheet. What a kernel reaches is bounded further by how many of its programs
-fit on a multiprocessor, which follows from the registers and the shared memory of the compiled code.
+The floor of a call is the larger of its bytes over the memory bandwidth and its operations over the
+peak of the units that do them, both from the vendor's data sheet. What a kernel reaches is bounded
+further by how many of its programs fit on a multiprocessor, which follows from the registers and
+the shared memory of the compiled code.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Gpu:
 #: SXM modules.
 GPUS: Final = (Gpu("H100", 3.35e12, 1979e12, 989e12), Gpu("H200", 4.8e12, 1979e12, 989e12))
 
-#: Threads of a warp; registers are given out a warp at a time in units of 256; shared memory that the system takes.
+# : Threads of a warp; registers are given out a warp at a time in units of 256; shared memory that
+# the system takes.
 _THREADS: Final = 32
 _REGISTER_UNIT: Final = 256
 _RESERVED_SHARED: Final = 1024
@@ -67,16 +70,22 @@ class Work:
     def bound(self, gpu: Gpu) -> str:
         """What sets the floor: ``memory`` or ``arithmetic``."""
         peak = gpu.int8 if self.integer else gpu.bf16
-        return "memory" if self.bytes_moved / gpu.bandwidth >= self.operations / peak else "arithmetic"
+        return (
+            "memory" if self.bytes_moved / gpu.bandwidth >= self.operations / peak else "arithmetic"
+        )
 
 
 def _linear(m: int, shape: WeightShape, size: int) -> tuple[int, int]:
     scales = 4 * m if size == 1 else 0
-    return m * shape.in_features * size + scales + _weight(shape) + 2 * m * shape.out_features, _product(m, shape)
+    return m * shape.in_features * size + scales + _weight(
+        shape
+    ) + 2 * m * shape.out_features, _product(m, shape)
 
 
 def _grad_input(m: int, shape: WeightShape, size: int) -> tuple[int, int]:
-    return m * shape.out_features * size + _weight(shape) + 2 * m * shape.in_features, _product(m, shape)
+    return m * shape.out_features * size + _weight(shape) + 2 * m * shape.in_features, _product(
+        m, shape
+    )
 
 
 def _cast_votes(m: int, shape: WeightShape, size: int) -> tuple[int, int]:
@@ -123,9 +132,9 @@ OPS: Final = tuple(_WORK)
 def work(op: str, rows: int, shape: WeightShape, *, integer: bool = True) -> Work:
     """The least work of ``op`` on ``rows`` rows of activations.
 
-    Every operand is read once and every result written once: packed trits at 2 bits and their exponents, accumulators,
-    int8 or bfloat16 activations and gradients, bfloat16 results. ``apply_votes`` reads every accumulator; crossings,
-    which are few, are left out.
+    Every operand is read once and every result written once: packed trits at 2 bits and their
+    exponents, accumulators, int8 or bfloat16 activations and gradients, bfloat16 results.
+    ``apply_votes`` reads every accumulator; crossings, which are few, are left out.
 
     Args:
         op: one of :data:`OPS`.
@@ -139,7 +148,8 @@ def work(op: str, rows: int, shape: WeightShape, *, integer: bool = True) -> Wor
 
 @frozen
 class Occupancy:
-    """How many programs and warps of a kernel a multiprocessor holds, what stops more, and how full the device gets.
+    """How many programs and warps of a kernel a multiprocessor holds, what stops more, and how full
+    the device gets.
 
     Attributes:
         programs: that fit on a multiprocessor.

@@ -9,7 +9,9 @@ __all__ = ["divide_text", "help_topics", "library_source", "python_source"]
 
 
 def help_topics() -> str:
-    """The topics of Python's own ``help()``, under the PSF licence; they differ between versions of Python."""
+    """The topics of Python's own ``help()``, under the PSF licence; they differ between versions of
+    Python.
+    """
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))
@@ -18,7 +20,8 @@ def help_topics() -> str:
 def library_source(longest: int | None = None, folder: Path | None = None) -> str:
     """The modules of Python's standard library that are single files, in the order of their names.
 
-    They are under the PSF licence and differ between versions of Python: 4.7 million characters with Python 3.11.
+    They are under the PSF licence and differ between versions of Python: 4.7 million characters
+    with Python 3.11.
 
     Args:
         longest: characters of it, at most; None = all.
@@ -28,15 +31,17 @@ def library_source(longest: int | None = None, folder: Path | None = None) -> st
 
 
 def python_source(folder: Path, pattern: str) -> str:
-    """The modules of a folder whose paths match a pattern of ``Path.glob``, in the order of their paths."""
+    """The modules of a folder whose paths match a pattern of ``Path.glob``, in the order of their
+    paths.
+    """
     return "\n".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob(pattern)))
 
 
 def divide_text(text: str, folder: Path, prefix: str = "") -> dict[str, Path]:
     """Write a text in three files, and return them by name.
 
-    They are ``train``, four fifths to train on; ``choice``, a tenth to choose settings by; and ``validation``, the last
-    tenth, to measure on.
+    They are ``train``, four fifths to train on; ``choice``, a tenth to choose settings by; and
+    ``validation``, the last tenth, to measure on.
 
     Args:
         text: the whole.

@@ -1,8 +1,9 @@
-"""Build ggml alone from the source distribution of llama-cpp-python, as a peer of ``arb bench kernels``.
+"""Build ggml alone from the source distribution of llama-cpp-python, as a peer of ``arb bench
+kernels``.
 
-Needs pip, cmake and a C++ compiler. Downloads the source distribution from PyPI (75 MB) into a temporary folder,
-compiles the two libraries that the bench loads for this processor, and puts them where it looks for them. Nothing of it
-becomes part of the project.
+Needs pip, cmake and a C++ compiler. Downloads the source distribution from PyPI (75 MB) into a
+temporary folder, compiles the two libraries that the bench loads for this processor, and puts them
+where it looks for them. Nothing of it becomes part of the project.
 
     python plugins/arb-ternary-bench/studies/peers/install_ggml.py [--version 0.3.36] [--jobs 2]
 """
@@ -19,7 +20,8 @@ from pathlib import Path
 
 from arb_ternary_bench.kernels.peer_ggml import GGML_FOLDER
 
-#: ggml's own project wants files that the source distribution leaves out; a project around it does not.
+# : ggml's own project wants files that the source distribution leaves out; a project around it does
+# not.
 _PROJECT = """
 cmake_minimum_required(VERSION 3.18)
 project(ggml_alone C CXX)
@@ -31,7 +33,9 @@ _PARTS = ("vendor/llama.cpp/ggml/", "vendor/llama.cpp/LICENSE")
 
 def main() -> int:
     """Download, build, install."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--version", default="0.3.36", help="of llama-cpp-python")
     parser.add_argument("--jobs", default=1, type=int, help="compilers at once")
     parser.add_argument("--sdist", type=Path, help="a source distribution that is there already")
@@ -42,9 +46,27 @@ def main() -> int:
         project, build = folder / "project", folder / "build"
         project.mkdir()
         (project / "CMakeLists.txt").write_text(_PROJECT, encoding="utf-8")
-        configure = ["cmake", "-S", project, "-B", build, f"-DGGML_SOURCE={source}", "-DCMAKE_BUILD_TYPE=Release"]
+        configure = [
+            "cmake",
+            "-S",
+            project,
+            "-B",
+            build,
+            f"-DGGML_SOURCE={source}",
+            "-DCMAKE_BUILD_TYPE=Release",
+        ]
         _run(*configure, "-DGGML_NATIVE=ON", "-DGGML_CCACHE=OFF")
-        _run("cmake", "--build", build, "--config", "Release", "--parallel", options.jobs, "--target", "ggml-cpu")
+        _run(
+            "cmake",
+            "--build",
+            build,
+            "--config",
+            "Release",
+            "--parallel",
+            options.jobs,
+            "--target",
+            "ggml-cpu",
+        )
         GGML_FOLDER.mkdir(parents=True, exist_ok=True)
         shutil.copy(source.parent / "LICENSE", GGML_FOLDER)
         for stem in ("ggml-base", "ggml-cpu"):
@@ -56,9 +78,17 @@ def main() -> int:
 
 def _download(folder: Path, version: str) -> Path:
     _run(
-        sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", folder,
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        "--dest",
+        folder,
         f"llama-cpp-python=={version}",
-    )  # fmt: skip
+    )
     return next(folder.glob("llama_cpp_python-*.tar.gz"))
 
 

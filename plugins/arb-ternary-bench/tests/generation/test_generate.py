@@ -40,7 +40,8 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("0.6m", 0.557), ("125m", 123.6), ("1b", 1100.0), ("2b", 2412.8), ("7b", 6738.1)]
+    ("name", "millions"),
+    [("0.6m", 0.557), ("125m", 123.6), ("1b", 1100.0), ("2b", 2412.8), ("7b", 6738.1)],
 )
 def test_the_shapes_have_the_weights_of_their_models(name: str, millions: float) -> None:
     assert SHAPES[name].weights() / 1e6 == pytest.approx(millions, rel=2e-3)
@@ -50,13 +51,18 @@ def test_the_shapes_have_the_weights_of_their_models(name: str, millions: float)
 def test_the_weights_of_a_shape_are_those_of_the_decoder(shape: GenerationShape) -> None:
     with use_backend("torch"):
         decoder = Decoder(shape.config(16, "row"), shape.vocabulary)
-    sizes = [module.shape.out_features * module.shape.in_features for _, module in ternary_modules(decoder)]
+    sizes = [
+        module.shape.out_features * module.shape.in_features
+        for _, module in ternary_modules(decoder)
+    ]
     assert sum(sizes) == shape.weights()
     assert len(decoder.blocks) == shape.layers
 
 
 @pytest.mark.parametrize("shape", [TINY, BITNET], ids=["llama", "bitnet"])
-def test_a_pass_reads_the_packed_blocks_and_the_head_but_no_embedding_of_its_own(shape: GenerationShape) -> None:
+def test_a_pass_reads_the_packed_blocks_and_the_head_but_no_embedding_of_its_own(
+    shape: GenerationShape,
+) -> None:
     session = DecoderSession(ternary_decoder(shape, 16, 64, "torch"))
     # torch's layout has four trits a byte, and an exponent a group; an embedding has one a row.
     blocks = shape.layers * sum(n * k for _, n, k in shape.matrices())
@@ -109,7 +115,9 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.started, self.shapes = 0.0, [], []
-        monkeypatch.setattr(cases_module, "CLOCKS", {"wall": lambda: self.now, "processor": lambda: 2 * self.now})
+        monkeypatch.setattr(
+            cases_module, "CLOCKS", {"wall": lambda: self.now, "processor": lambda: 2 * self.now}
+        )
 
     def start(self, batch: int, length: int) -> None:
         self.started.append((batch, length))
@@ -130,7 +138,9 @@ def test_prompts_and_tokens_are_timed_apart_and_the_first_token_comes_with_the_p
     assert slow.shapes == [(3, 16), *[(3, 1)] * 7]
     assert found["prompt_seconds"] == [16.0]
     assert found["token_seconds"] == [1.0] * 7
-    computed = measure_case(slow, Case(prompt=16, batch=3, new_tokens=8), 50, seconds=20.0, clock="processor")
+    computed = measure_case(
+        slow, Case(prompt=16, batch=3, new_tokens=8), 50, seconds=20.0, clock="processor"
+    )
     assert (computed["prompt_seconds"], computed["token_seconds"]) == ([32.0], [2.0] * 7)
     assert found["resident_bytes"] > 10 * MIB
 
@@ -148,10 +158,14 @@ def test_a_case_is_repeated_while_there_is_time_and_writes_fewer_tokens_without(
     assert len(hurried["token_seconds"]) == 4
 
 
-# --- the whole bench ------------------------------------------------------------------------------------------------
+# --- the whole bench
 
 #: Seconds of a prompt and of a pass, by contender.
-TIMES: Mapping[str, tuple[float, float]] = {"torch": (1.0, 0.01), "tq2_0": (4.0, 0.03), "bfloat16": (2.0, 0.08)}
+TIMES: Mapping[str, tuple[float, float]] = {
+    "torch": (1.0, 0.01),
+    "tq2_0": (4.0, 0.03),
+    "bfloat16": (2.0, 0.08),
+}
 
 
 @pytest.fixture
@@ -164,10 +178,14 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         turns.append(contender.name)
         prompt, token = TIMES[contender.name]
         ended = {
-            "prompt_seconds": [prompt, 9.0], "token_seconds": [token, token, 9.0], "resident_bytes": 100 * MIB,
-        }  # fmt: skip
+            "prompt_seconds": [prompt, 9.0],
+            "token_seconds": [token, token, 9.0],
+            "resident_bytes": 100 * MIB,
+        }
         late = {"left_out": "its prompts would take about 200 s"}
-        found = [late if contender.name == "bfloat16" and case.batch == 8 else ended for case in cases]
+        found = [
+            late if contender.name == "bfloat16" and case.batch == 8 else ended for case in cases
+        ]
         return {"base_bytes": 40 * MIB, "weight_bytes": 3_000_000, "cases": found}
 
     def bandwidth(*_arguments: Any) -> dict[str, Any]:
@@ -183,19 +201,32 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def small(**changes: Any) -> GenerateBench:
     options: dict[str, Any] = {
-        "shapes": (TINY,), "contenders": ("torch", "tq2_0", "bfloat16"), "prompts": (100,), "batches": (1, 8),
+        "shapes": (TINY,),
+        "contenders": ("torch", "tq2_0", "bfloat16"),
+        "prompts": (100,),
+        "batches": (1, 8),
         "new_tokens": 4,
-    }  # fmt: skip
+    }
     return GenerateBench(**{**options, **changes})
 
 
-def test_contenders_take_turns_and_rates_are_of_medians_over_all_rounds(processes: list[str]) -> None:
+def test_contenders_take_turns_and_rates_are_of_medians_over_all_rounds(
+    processes: list[str],
+) -> None:
     result = run_generate_bench(small(rounds=2))
     assert processes == ["bandwidth", "torch", "tq2_0", "bfloat16"] * 2
     ours, theirs, floats = (row for row in result["rows"] if row["batch"] == 1)
-    assert [row["name"] for row in (ours, theirs, floats)] == ["torch", "llama.cpp TQ2_0", "torch bfloat16"]
-    # Of [1, 9, 1, 9] seconds for 100 tokens; the median of six passes is that of the four quick ones.
-    assert (ours["prefill_tokens_per_second"], ours["prefill_tokens_per_second_best"]) == (20.0, 100.0)
+    assert [row["name"] for row in (ours, theirs, floats)] == [
+        "torch",
+        "llama.cpp TQ2_0",
+        "torch bfloat16",
+    ]
+    # Of [1, 9, 1, 9] seconds for 100 tokens; the median of six passes is that of the four quick
+    # ones.
+    assert (ours["prefill_tokens_per_second"], ours["prefill_tokens_per_second_best"]) == (
+        20.0,
+        100.0,
+    )
     assert ours["decode_tokens_per_second"] == pytest.approx(100.0)
     assert ours["first_token_seconds"] == 5.0
     assert (ours["prompts_read"], ours["passes"]) == (4, 6)
@@ -211,7 +242,10 @@ def test_contenders_take_turns_and_rates_are_of_medians_over_all_rounds(processe
 def test_what_would_take_too_long_is_left_out_with_the_reason(processes: list[str]) -> None:
     result = run_generate_bench(small())
     assert processes
-    assert [row["name"] for row in result["rows"] if row["batch"] == 8] == ["torch", "llama.cpp TQ2_0"]
+    assert [row["name"] for row in result["rows"] if row["batch"] == 8] == [
+        "torch",
+        "llama.cpp TQ2_0",
+    ]
     assert result["excluded"] == [
         {
             "shape": "tiny, prompt 100, batch 8",
@@ -219,10 +253,14 @@ def test_what_would_take_too_long_is_left_out_with_the_reason(processes: list[st
             "reason": "its prompts would take about 200 s",
         }
     ]
-    assert "batch 8: torch bfloat16 is left out: its prompts would take about 200 s." in markdown(result)
+    assert "batch 8: torch bfloat16 is left out: its prompts would take about 200 s." in markdown(
+        result
+    )
 
 
-def test_what_the_machine_has_no_room_for_is_left_out(processes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_machine_has_no_room_for_is_left_out(
+    processes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench_module, "available_bytes", lambda: 1 << 30)
     result = run_generate_bench(small())
     assert processes == []
@@ -251,8 +289,10 @@ def test_a_peer_that_fails_is_left_out_and_a_backend_that_fails_ends_the_bench(
     result = run_generate_bench(small(rounds=2))
     assert processes == ["bandwidth", "torch", "bfloat16"] * 2
     assert result["excluded"][0] == {
-        "shape": "tiny", "name": "llama.cpp TQ2_0", "reason": "it ended with -9: the last line",
-    }  # fmt: skip
+        "shape": "tiny",
+        "name": "llama.cpp TQ2_0",
+        "reason": "it ended with -9: the last line",
+    }
     assert result["rows"][0]["decode_ratio"]["tq2_0"] is None
     monkeypatch.setattr(bench_module, "measure_contender", failing("torch"))
     with pytest.raises(ArbError, match="it ended with -9"):
@@ -267,7 +307,10 @@ def test_llama_cpp_is_left_out_where_it_is_not_installed_or_rows_are_no_whole_bl
     assert contenders.missing("tq2_0") == "xllamacpp is not installed: pip install xllamacpp gguf"
     assert contenders.missing("bfloat16") is None
     theirs = Contender(name="tq1_0", group_size=128, threads=1)
-    assert obstacle(theirs, SHAPES["0.6m"]) == "its rows are blocks of 256 weights, and 128 is no multiple"
+    assert (
+        obstacle(theirs, SHAPES["0.6m"])
+        == "its rows are blocks of 256 weights, and 128 is no multiple"
+    )
     assert obstacle(theirs, SHAPES["2b"]) is None
     assert obstacle(evolve(theirs, name="torch"), SHAPES["0.6m"]) is None
 
@@ -280,7 +323,9 @@ def test_room_is_asked_for_weights_and_the_cache_but_not_for_votes() -> None:
     assert ours / gib == pytest.approx(
         1.5 + (6.738e9 * (0.25 + 2 / 128) + 4 * 4096 * 32000 + 4 * cached) / gib, rel=1e-3
     )
-    rounded = needed_bytes(Contender(name="torch/int8-cache", group_size=128, threads=1), seven, 640, 1)
+    rounded = needed_bytes(
+        Contender(name="torch/int8-cache", group_size=128, threads=1), seven, 640, 1
+    )
     assert ours - rounded == pytest.approx((4 - 1 - 1 / 8 - 8 / seven.layers) * cached)
     floats = needed_bytes(Contender(name="bfloat16", group_size=128, threads=1), seven, 640, 1)
     assert 13.476e9 < floats < 13.476e9 + 4 * gib
@@ -288,12 +333,14 @@ def test_room_is_asked_for_weights_and_the_cache_but_not_for_votes() -> None:
     assert theirs == int(1.5 * gib) + 6_738_149_376 // 256 * 66 + 2 * cached
 
 
-# --- processes and the command --------------------------------------------------------------------------------------
+# --- processes and the command
 
 
 def test_the_child_measures_each_case_and_leaves_out_what_takes_too_long() -> None:
     request = {
-        "contender": asdict(Contender(name="torch", group_size="row", threads=torch.get_num_threads())),
+        "contender": asdict(
+            Contender(name="torch", group_size="row", threads=torch.get_num_threads())
+        ),
         "shape": asdict(TINY),
         "cases": [asdict(Case(prompt=prompt, batch=2, new_tokens=3)) for prompt in (4, 10_000_000)],
         "seconds": 1e-3,
@@ -311,7 +358,12 @@ def test_the_child_measures_each_case_and_leaves_out_what_takes_too_long() -> No
 
 def test_the_read_bandwidth_is_measured_by_either_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "last_level_cache", lambda: Cache(1 << 20, "a test"))
-    request = {"backends": ["torch"], "threads": torch.get_num_threads(), "seconds": 0.02, "clock": "wall"}
+    request = {
+        "backends": ["torch"],
+        "threads": torch.get_num_threads(),
+        "seconds": 0.02,
+        "clock": "wall",
+    }
     for clock in ("wall", "processor"):
         answer = child.main(json.dumps({**request, "clock": clock}))
         assert 1e7 < answer["bytes_per_second"] < 1e13
@@ -322,25 +374,61 @@ def test_a_process_that_fails_shows_its_own_message(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     lost = tmp_path / "none.gguf"
     theirs = Contender(name="tq2_0", group_size=128, threads=1)
-    with pytest.raises(ArbError, match=r"llama.cpp TQ2_0: the process that measures it ended with 1") as caught:
+    with pytest.raises(
+        ArbError, match=r"llama.cpp TQ2_0: the process that measures it ended with 1"
+    ) as caught:
         child.measure_contender(
-            theirs, TINY, [Case(prompt=4, batch=1, new_tokens=2)], seconds=0.1, limit=1.0, clock="wall", file=lost
+            theirs,
+            TINY,
+            [Case(prompt=4, batch=1, new_tokens=2)],
+            seconds=0.1,
+            limit=1.0,
+            clock="wall",
+            file=lost,
         )
     assert "llama.cpp cannot load none.gguf" in caught.value.hint
 
 
 def test_the_command_runs_from_end_to_end(processes: list[str], tmp_path: Path) -> None:
-    arguments = ["generate", "--shapes", "tiny", "--contenders", "torch,tq2_0", "--prompts", "8", "--batches", "1,2"]
-    more = ["--new-tokens", "4", "--threads", "1", "--rounds", "1", "--seconds", "0.01", "--group", "row"]
+    arguments = [
+        "generate",
+        "--shapes",
+        "tiny",
+        "--contenders",
+        "torch,tq2_0",
+        "--prompts",
+        "8",
+        "--batches",
+        "1,2",
+    ]
+    more = [
+        "--new-tokens",
+        "4",
+        "--threads",
+        "1",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.01",
+        "--group",
+        "row",
+    ]
     done = CliRunner().invoke(bench, [*arguments, *more, "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.stderr or done.exception
     assert processes == ["bandwidth", "torch", "tq2_0"]
     result = json.loads(done.stdout)
     assert result == json.loads((tmp_path / "result.json").read_text())
-    assert (result["format"], result["version"], result["group_size"]) == ("arb-bench-generate", 1, "row")
+    assert (result["format"], result["version"], result["group_size"]) == (
+        "arb-bench-generate",
+        1,
+        "row",
+    )
     assert [(row["contender"], row["batch"]) for row in result["rows"]] == [
-        ("torch", 1), ("tq2_0", 1), ("torch", 2), ("tq2_0", 2),
-    ]  # fmt: skip
+        ("torch", 1),
+        ("tq2_0", 1),
+        ("torch", 2),
+        ("tq2_0", 2),
+    ]
     assert {len(row) for row in rows(result)} == {len(COLUMNS)}
     assert (tmp_path / "table.md").read_text().startswith("| model |")
 
@@ -370,10 +458,14 @@ def test_an_unknown_contender_is_refused_with_the_nearest_backend(name: str) -> 
 
 
 def test_a_contender_may_keep_keys_and_values_as_int8() -> None:
-    contender = Contender(name="torch/int8-cache", group_size="row", threads=torch.get_num_threads())
+    contender = Contender(
+        name="torch/int8-cache", group_size="row", threads=torch.get_num_threads()
+    )
     assert (contender.backend, contender.title) == ("torch", "torch, cache of int8")
     assert Contender(name="torch", group_size="row", threads=1).backend == "torch"
-    both = GenerateBench(shapes=(TINY,), contenders=("torch", "torch/int8-cache", "bfloat16", "tq2_0"))
+    both = GenerateBench(
+        shapes=(TINY,), contenders=("torch", "torch/int8-cache", "bfloat16", "tq2_0")
+    )
     assert both.backends == ("torch",)
     session = open_session(contender, TINY, 16, None)
     assert isinstance(session, DecoderSession)
@@ -383,7 +475,7 @@ def test_a_contender_may_keep_keys_and_values_as_int8() -> None:
     assert session.cache.length == 3
 
 
-# --- llama.cpp ------------------------------------------------------------------------------------------------------
+# --- llama.cpp
 
 
 @pytest.mark.parametrize("kind", ["TQ2_0", "TQ1_0"])
@@ -419,7 +511,9 @@ def test_a_third_of_the_weights_of_a_file_is_zero(kind: str, tmp_path: Path) -> 
     write_random_gguf(file, BITNET, kind, 64)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     assert len(tensors) == 1 + BITNET.layers * (7 + 4) + 1
-    down = gguf.dequantize(tensors["blk.1.ffn_down.weight"].data, tensors["blk.1.ffn_down.weight"].tensor_type)
+    down = gguf.dequantize(
+        tensors["blk.1.ffn_down.weight"].data, tensors["blk.1.ffn_down.weight"].tensor_type
+    )
     assert down.shape == (BITNET.width, BITNET.feed_forward)
     assert set(np.unique(down)) == {-1 / 32, 0.0, 1 / 32}
     assert float((down == 0).mean()) == pytest.approx(1 / 3, abs=0.02)

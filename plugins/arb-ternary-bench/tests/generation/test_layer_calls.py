@@ -35,23 +35,35 @@ def test_a_linear_costs_what_a_block_more_does_over_its_seven(study: ModuleType)
     ]
     lonely = {"shape": "512x1", "contender": "cpu", "decode_tokens_per_second_best": 1.0}
     found = study.rows_of({"rows": [*rows, lonely]}, 2)
-    assert [(row["width"], row["threads"], row["contender"]) for row in found] == [(256, 2, "cpu"), (256, 2, "tq2_0")]
+    assert [(row["width"], row["threads"], row["contender"]) for row in found] == [
+        (256, 2, "cpu"),
+        (256, 2, "tq2_0"),
+    ]
     assert [row["seconds"] for row in found] == pytest.approx([2e-6, 4e-6])
 
 
 def test_its_blocks_are_seven_square_linears_that_llama_cpp_takes_too(study: ModuleType) -> None:
     for width in study.WIDTHS:
         shape = study.shape_of(width, study.MANY)
-        assert [(rows, columns) for _, rows, columns in shape.matrices()] == [(width, width)] * study.LINEARS
+        assert [(rows, columns) for _, rows, columns in shape.matrices()] == [
+            (width, width)
+        ] * study.LINEARS
         assert width % 256 == 0
     assert Decoder(study.shape_of(256, 1).config(64, 128), 256).config.feed_forward == 256
 
 
-def test_the_table_marks_what_misses_the_goal_and_leaves_out_who_is_absent(study: ModuleType) -> None:
+def test_the_table_marks_what_misses_the_goal_and_leaves_out_who_is_absent(
+    study: ModuleType,
+) -> None:
     machine = {"processor": "P", "cores": 2, "torch": "T", "llama_cpp": "L", "load_average": 0.1}
     rows = [
         {"threads": 1, "width": width, "contender": name, "seconds": micros * 1e-6}
-        for width, name, micros in ((256, "cpu", 2.0), (256, "tq2_0", 2.2), (512, "cpu", 1.0), (512, "tq2_0", 3.0))
+        for width, name, micros in (
+            (256, "cpu", 2.0),
+            (256, "tq2_0", 2.2),
+            (512, "cpu", 1.0),
+            (512, "tq2_0", 3.0),
+        )
     ]
     table = study.table({"machine": machine, "load_average_at_end": 0.2, "rows": rows})
     assert "| 256 x 256 | 1 | 2.00 | 2.20 | *1.10* |" in table

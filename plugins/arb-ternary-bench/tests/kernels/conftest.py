@@ -22,9 +22,14 @@ from arb_ternary_bench.kernels.cells import Cell
 def make_cell() -> Callable[..., Cell]:
     def make(op: str = "linear", **changes: Any) -> Cell:
         sizes: dict[str, Any] = {
-            "rows": 3, "out_features": 48, "in_features": 160, "group_size": 32, "cold": False,
-            "cache_bytes": 1 << 16, "threads": 1,
-        }  # fmt: skip
+            "rows": 3,
+            "out_features": 48,
+            "in_features": 160,
+            "group_size": 32,
+            "cold": False,
+            "cache_bytes": 1 << 16,
+            "threads": 1,
+        }
         return Cell(op=op, **{**sizes, **changes})
 
     return make
@@ -36,12 +41,16 @@ class _Plugin:
     @hookimpl
     def arb_register_backends(self) -> list[BackendSpec]:
         where = {"target": "changed_backend:build", "probe": "changed_backend:probe"}
-        return [BackendSpec(name="changed", **where, devices=("cpu",), summary="a test", priority=-1)]
+        return [
+            BackendSpec(name="changed", **where, devices=("cpu",), summary="a test", priority=-1)
+        ]
 
 
 @pytest.fixture
 def changed() -> Iterator[Callable[..., str]]:
-    """Registers the torch backend under the name ``changed``, with kernels replaced and attributes added."""
+    """Registers the torch backend under the name ``changed``, with kernels replaced and attributes
+    added.
+    """
 
     def register(attributes: dict[str, Any] | None = None, **kernels: Callable[..., Any]) -> str:
         torch_backend = reference.build()

@@ -23,14 +23,43 @@ from arb_ternary_bench.kernels.ops import DEFAULT_OPS, OPS
 
 #: What readers of ``result.json`` rely on.
 CELL_KEYS = {
-    "op", "out_features", "in_features", "group_size", "rows_m", "cache", "read_bandwidth", "read_bandwidth_median",
-    "int8_peak", "int8_peak_median", "bfloat16_peak", "bfloat16_peak_median", "baselines", "excluded", "rows",
-}  # fmt: skip
+    "op",
+    "out_features",
+    "in_features",
+    "group_size",
+    "rows_m",
+    "cache",
+    "read_bandwidth",
+    "read_bandwidth_median",
+    "int8_peak",
+    "int8_peak_median",
+    "bfloat16_peak",
+    "bfloat16_peak_median",
+    "baselines",
+    "excluded",
+    "rows",
+}
 ROW_KEYS = {
-    "contender", "role", "name", "note", "checked", "seconds_min", "seconds_median", "calls", "copies", "rotated_bytes",
-    "bytes", "operations", "bytes_per_second", "operations_per_second", "of_read_bandwidth", "of_int8_peak",
-    "of_bfloat16_peak", "speedup", "speedup_median",
-}  # fmt: skip
+    "contender",
+    "role",
+    "name",
+    "note",
+    "checked",
+    "seconds_min",
+    "seconds_median",
+    "calls",
+    "copies",
+    "rotated_bytes",
+    "bytes",
+    "operations",
+    "bytes_per_second",
+    "operations_per_second",
+    "of_read_bandwidth",
+    "of_int8_peak",
+    "of_bfloat16_peak",
+    "speedup",
+    "speedup_median",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +76,9 @@ def bench_module_cache() -> Any:
 
 
 def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(bench, ["kernels", "--backends", "torch", "--peers", "none", *arguments])
+    return CliRunner().invoke(
+        bench, ["kernels", "--backends", "torch", "--peers", "none", *arguments]
+    )
 
 
 SMALL = ("--shapes", "64x256", "--m", "1,3", "--seconds", "0.001")
@@ -66,7 +97,14 @@ def test_small_shapes_run_from_end_to_end(tmp_path: Path) -> None:
             assert 0 < row["seconds_min"] <= row["seconds_median"]
     machine = result["machine"]
     assert machine["backends"]["torch"].startswith("arb-ternary-core ")
-    assert {"processor", "threads", "torch", "commit", "load_average", "torch_cpu_capability"} <= set(machine)
+    assert {
+        "processor",
+        "threads",
+        "torch",
+        "commit",
+        "load_average",
+        "torch_cpu_capability",
+    } <= set(machine)
     assert (tmp_path / "speedup.png").stat().st_size > 1000
     assert (tmp_path / "table.md").read_text().startswith("| op |")
     assert "torch bfloat16" in done.stdout
@@ -81,7 +119,9 @@ def test_json_goes_to_standard_output_alone() -> None:
 
 
 def test_the_linear_has_a_row_with_quantisation_and_both_int8_products_of_torch() -> None:
-    done = invoke("--shapes", "64x256", "--m", "2", "--seconds", "0.001", "--ops", "linear", "--json")
+    done = invoke(
+        "--shapes", "64x256", "--m", "2", "--seconds", "0.001", "--ops", "linear", "--json"
+    )
     rows = json.loads(done.stdout)["cells"][0]["rows"]
     assert [row["contender"] for row in rows][:4] == [
         "torch",
@@ -100,9 +140,14 @@ def test_the_number_of_threads_is_put_back() -> None:
 
 def make(**changes: Any) -> KernelBench:
     sizes: dict[str, Any] = {
-        "backends": ("torch",), "shapes": ((32, 64),), "rows": (2,), "groups": (32,), "ops": ("linear",),
-        "caches": ("hot",), "seconds": 1e-3,
-    }  # fmt: skip
+        "backends": ("torch",),
+        "shapes": ((32, 64),),
+        "rows": (2,),
+        "groups": (32,),
+        "ops": ("linear",),
+        "caches": ("hot",),
+        "seconds": 1e-3,
+    }
     return KernelBench(**{**sizes, **changes})
 
 
@@ -118,11 +163,19 @@ def test_a_wrong_baseline_is_left_out_with_the_reason(monkeypatch: pytest.Monkey
     monkeypatch.setattr("arb_ternary.backends.reference.int_matmul", lambda a, b, _: right(a, b))
     cell = run_kernel_bench(make())["cells"][0]
     assert "torch._int_mm" not in [row["contender"] for row in cell["rows"]]
-    assert "elements are wrong" in next(each for each in cell["excluded"] if each["name"] == "torch._int_mm")["reason"]
+    assert (
+        "elements are wrong"
+        in next(each for each in cell["excluded"] if each["name"] == "torch._int_mm")["reason"]
+    )
 
 
 def test_groups_end_with_the_row_and_flips_have_one_cell_a_shape() -> None:
-    bench = make(groups=(128, "row"), ops=("linear", "apply_scaled_votes"), rows=(1, 2), caches=("hot", "cold"))
+    bench = make(
+        groups=(128, "row"),
+        ops=("linear", "apply_scaled_votes"),
+        rows=(1, 2),
+        caches=("hot", "cold"),
+    )
     cells = list(bench.cells(1 << 16, 1))
     assert {cell.group_size for cell in cells} == {64}
     assert sum(cell.op == "linear" for cell in cells) == 2 * 2 * 2
@@ -161,7 +214,16 @@ def test_an_unknown_name_is_an_error(option: str) -> None:
 
 def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org", *arguments]
+        command = [
+            "git",
+            "-C",
+            str(tmp_path),
+            "-c",
+            "user.name=x",
+            "-c",
+            "user.email=x@example.org",
+            *arguments,
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     assert commit(tmp_path) is None
@@ -172,6 +234,7 @@ def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
     git("commit", "-m", "x")
     head = git("rev-parse", "HEAD")
     assert commit(tmp_path) == head
-    assert commit(tmp_path / "env") is None  # an environment inside somebody's checkout is not that checkout's code
+    # an environment inside somebody's checkout is not that checkout's code
+    assert commit(tmp_path / "env") is None
     (tmp_path / "a.py").write_text("2\n")
     assert commit(tmp_path) == f"{head}+changes"

@@ -13,10 +13,17 @@ from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.ops import OPS
 
 
-def write_cache(root: Path, cpu: int, index: int, level: int, kind: str, size: str, shared: str) -> None:
+def write_cache(
+    root: Path, cpu: int, index: int, level: int, kind: str, size: str, shared: str
+) -> None:
     folder = root / f"cpu{cpu}" / "cache" / f"index{index}"
     folder.mkdir(parents=True)
-    for name, text in (("level", str(level)), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
+    for name, text in (
+        ("level", str(level)),
+        ("type", kind),
+        ("size", size),
+        ("shared_cpu_list", shared),
+    ):
         (folder / name).write_text(f"{text}\n")
 
 
@@ -46,7 +53,9 @@ def test_copies_take_more_than_the_cache(operand: int) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_cold_contenders_rotate_among_more_bytes_than_the_cache(op: str, make_cell: Callable[..., Cell]) -> None:
+def test_cold_contenders_rotate_among_more_bytes_than_the_cache(
+    op: str, make_cell: Callable[..., Cell]
+) -> None:
     cell = make_cell(op, cold=True, cache_bytes=1 << 17)
     for contender in OPS[op].contenders(cell, Operands(cell, 1), ["torch"]):
         variant = contender.variant

@@ -23,13 +23,20 @@ def check_all(cell: Cell, backend: str) -> None:
         contender.check()
 
 
-@pytest.mark.parametrize("sizes", [(3, 48, 160, 32), (1, 64, 128, 128), (5, 33, 70, 32), (2, 7, 65, 65)])
+@pytest.mark.parametrize(
+    "sizes", [(3, 48, 160, 32), (1, 64, 128, 128), (5, 33, 70, 32), (2, 7, 65, 65)]
+)
 @pytest.mark.parametrize("op", OPS)
 def test_the_torch_backend_passes_every_check(
     op: str, sizes: tuple[int, int, int, int], make_cell: Callable[..., Cell]
 ) -> None:
     rows, out_features, in_features, group = sizes
-    check_all(make_cell(op, rows=rows, out_features=out_features, in_features=in_features, group_size=group), "torch")
+    check_all(
+        make_cell(
+            op, rows=rows, out_features=out_features, in_features=in_features, group_size=group
+        ),
+        "torch",
+    )
 
 
 def nudged(result: Tensor) -> Tensor:
@@ -44,7 +51,8 @@ def test_one_wrong_bit_of_an_integer_product_is_found(
 ) -> None:
     name = changed(linear=lambda *arguments: nudged(reference.linear(*arguments)))
     with pytest.raises(
-        ArbError, match=r"linear 48x160, M = 3, hot: changed: 1 of 144 elements are wrong; .* \(2, 47\)"
+        ArbError,
+        match=r"linear 48x160, M = 3, hot: changed: 1 of 144 elements are wrong; .* \(2, 47\)",
     ):
         check_all(make_cell("linear"), name)
 
@@ -52,7 +60,9 @@ def test_one_wrong_bit_of_an_integer_product_is_found(
 def test_one_wrong_bit_of_an_input_gradient_is_found(
     changed: Callable[..., str], make_cell: Callable[..., Cell]
 ) -> None:
-    name = changed(linear_grad_input=lambda *arguments: nudged(reference.linear_grad_input(*arguments)))
+    name = changed(
+        linear_grad_input=lambda *arguments: nudged(reference.linear_grad_input(*arguments))
+    )
     with pytest.raises(ArbError, match="1 of 480 elements are wrong"):
         check_all(make_cell("linear_grad_input"), name)
 
@@ -69,17 +79,23 @@ def unwritten(*arguments: Any) -> Tensor:
 def test_a_row_that_is_not_written_is_found(
     op: str, changed: Callable[..., str], make_cell: Callable[..., Cell]
 ) -> None:
-    with pytest.raises(ArbError, match=r"changed: (48 of 144 elements are wrong|the largest error is nan)"):
+    with pytest.raises(
+        ArbError, match=r"changed: (48 of 144 elements are wrong|the largest error is nan)"
+    ):
         check_all(make_cell(op), changed(linear=unwritten))
 
 
-def test_a_wrong_float_product_is_found(changed: Callable[..., str], make_cell: Callable[..., Cell]) -> None:
+def test_a_wrong_float_product_is_found(
+    changed: Callable[..., str], make_cell: Callable[..., Cell]
+) -> None:
     name = changed(linear=lambda *arguments: reference.linear(*arguments) * 1.5)
     with pytest.raises(ArbError, match="the largest error is"):
         check_all(make_cell("linear_float"), name)
 
 
-def test_a_wrong_quantisation_is_found(changed: Callable[..., str], make_cell: Callable[..., Cell]) -> None:
+def test_a_wrong_quantisation_is_found(
+    changed: Callable[..., str], make_cell: Callable[..., Cell]
+) -> None:
     def truncating(x: Tensor) -> tuple[Tensor, Tensor]:
         scale = x.abs().amax(dim=1) / 127
         return (x / scale.unsqueeze(1)).to(torch.int8), scale
@@ -89,7 +105,9 @@ def test_a_wrong_quantisation_is_found(changed: Callable[..., str], make_cell: C
 
 
 @pytest.mark.parametrize("op", ["cast_scaled_votes", "cast_scaled_votes_int8"])
-def test_wrong_votes_are_found(op: str, changed: Callable[..., str], make_cell: Callable[..., Cell]) -> None:
+def test_wrong_votes_are_found(
+    op: str, changed: Callable[..., str], make_cell: Callable[..., Cell]
+) -> None:
     def of_another_stream(*operands: Any) -> None:
         *most, state = operands
         control = state.control + torch.tensor([0, 0, 1, 0])
@@ -108,7 +126,9 @@ def test_wrong_votes_are_found(op: str, changed: Callable[..., str], make_cell: 
             check_all(make_cell(op, rows=32), changed(cast_scaled_votes=of_another_stream))
 
 
-def test_a_flip_that_is_missed_is_found(changed: Callable[..., str], make_cell: Callable[..., Cell]) -> None:
+def test_a_flip_that_is_missed_is_found(
+    changed: Callable[..., str], make_cell: Callable[..., Cell]
+) -> None:
     def lazy(state: VoteState, *settings: Any) -> Tensor:
         before = state.weight.clone()
         flips = reference_scaled_votes.apply_scaled_votes(state, *settings)
@@ -116,7 +136,10 @@ def test_a_flip_that_is_missed_is_found(changed: Callable[..., str], make_cell: 
         return flips
 
     with pytest.raises(ArbError, match=r"apply_scaled_votes .*weight"):
-        check_all(make_cell("apply_scaled_votes", out_features=64, in_features=512), changed(apply_scaled_votes=lazy))
+        check_all(
+            make_cell("apply_scaled_votes", out_features=64, in_features=512),
+            changed(apply_scaled_votes=lazy),
+        )
 
 
 def test_fresh_memory_is_not_a_number_while_poisoned_and_as_before_after_it() -> None:
@@ -126,15 +149,23 @@ def test_fresh_memory_is_not_a_number_while_poisoned_and_as_before_after_it() ->
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_exact_products_agree_with_the_restatement_of_the_number_format(make_cell: Callable[..., Cell]) -> None:
+def test_exact_products_agree_with_the_restatement_of_the_number_format(
+    make_cell: Callable[..., Cell],
+) -> None:
     cell = make_cell("linear", rows=5, out_features=21, in_features=90, group_size=32)
     made = Operands(cell, 3)
     y = exact_linear(made.q, made.scale, made.trits, made.exponent, cell.shape)
     arrays = [tensor.numpy() for tensor in (made.q, made.scale, made.trits, made.exponent)]
     assert y.numpy().tolist() == restatement.linear_int8(*arrays, 32, None).tolist()
-    dx = exact_grad_input(made.int8_gradient, made.gradient_scale, made.trits, made.exponent, cell.shape)
+    dx = exact_grad_input(
+        made.int8_gradient, made.gradient_scale, made.trits, made.exponent, cell.shape
+    )
     wanted = restatement.linear_int8_grad_input(
-        made.int8_gradient.numpy(), float(made.gradient_scale), made.trits.numpy(), made.exponent.numpy(), 32
+        made.int8_gradient.numpy(),
+        float(made.gradient_scale),
+        made.trits.numpy(),
+        made.exponent.numpy(),
+        32,
     )
     assert dx.numpy().tolist() == wanted.tolist()
 

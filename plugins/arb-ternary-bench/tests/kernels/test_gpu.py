@@ -1,4 +1,6 @@
-"""The bench on a GPU, as far as it can be tried without one: what is refused, how calls are timed, what it returns."""
+"""The bench on a GPU, as far as it can be tried without one: what is refused, how calls are timed,
+what it returns.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +36,31 @@ on_gpu = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA or ROCm device"),
 ]
 
-# --- refused ---------------------------------------------------------------------------------------------------------
+# --- refused
 
 
-def test_without_a_gpu_the_command_says_what_is_missing_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "probe", lambda _: ProbeResult(False, "torch 2.13.0+cpu is built without CUDA and ROCm"))
+def test_without_a_gpu_the_command_says_what_is_missing_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        gpu,
+        "probe",
+        lambda _: ProbeResult(False, "torch 2.13.0+cpu is built without CUDA and ROCm"),
+    )
     error = CliRunner().invoke(bench, ["kernels", "--device", "cuda"]).exception
     assert isinstance(error, EnvironmentProblem)
     assert error.exit_code == 3
     assert error.what == "--device cuda: torch 2.13.0+cpu is built without CUDA and ROCm"
     assert error.hint == (
-        "run it on a machine with a GPU and a build of torch for it; `arb doctor` shows what is here, and "
+        "run it on a machine with a GPU and a build of torch for it; `arb doctor` shows what is "
+        "here, and "
         "`arb backends list --device cuda` what every backend needs"
     )
 
 
-def test_a_gpu_that_torch_cannot_use_or_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_torch_cannot_use_or_does_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(gpu, "probe", lambda _: ProbeResult(True, "torch"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EnvironmentProblem, match="--device cuda: torch cannot use the GPU"):
@@ -73,12 +84,16 @@ def test_the_device_is_checked_before_backends_are(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(reference_probe, "version", lambda _name: "2.13.0")
     monkeypatch.setattr(reference_probe, "_DEVICE_NODES", ())
     monkeypatch.setattr(reference_probe.shutil, "which", lambda _name: None)
-    error = CliRunner().invoke(bench, ["kernels", "--backends", "nonsense", "--device", "cuda"]).exception
+    error = (
+        CliRunner()
+        .invoke(bench, ["kernels", "--backends", "nonsense", "--device", "cuda"])
+        .exception
+    )
     assert isinstance(error, EnvironmentProblem)
     assert error.what == "--device cuda: no CUDA or ROCm driver was found"
 
 
-# --- timed -----------------------------------------------------------------------------------------------------------
+# --- timed
 
 
 class FakeGpu:
@@ -93,7 +108,9 @@ class FakeGpu:
             return lambda: self.queue.append(what)
 
         return SimpleNamespace(
-            record=note("event"), synchronize=note("wait"), elapsed_time=lambda _end: self.milliseconds
+            record=note("event"),
+            synchronize=note("wait"),
+            elapsed_time=lambda _end: self.milliseconds,
         )
 
     def clock(self, *, cold: bool) -> EventClock:
@@ -104,19 +121,28 @@ class FakeGpu:
 @pytest.mark.parametrize("cold", [False, True])
 def test_a_call_is_timed_between_events_behind_a_head_start(cold: bool) -> None:
     fake = FakeGpu()
-    seconds = fake.clock(cold=cold)(Variant(name="a", call=lambda i: fake.queue.append(f"call {i}")), 7)
+    seconds = fake.clock(cold=cold)(
+        Variant(name="a", call=lambda i: fake.queue.append(f"call {i}")), 7
+    )
     assert seconds == 0.25e-3
     assert fake.queue == ["flush"] * cold + ["head start", "event", "call 7", "event", "wait"]
 
 
 def test_measuring_goes_by_the_clock_that_is_given() -> None:
-    timing = measure([Variant(name="a", call=lambda _: None)], 1e-3, FakeGpu(2.0).clock(cold=False))["a"]
+    timing = measure(
+        [Variant(name="a", call=lambda _: None)], 1e-3, FakeGpu(2.0).clock(cold=False)
+    )["a"]
     assert (timing.least, timing.median) == (2e-3, 2e-3)
 
 
 def test_what_a_clock_takes_beside_a_call_is_a_part_of_its_time() -> None:
     calls = {
-        spacing: measure([Variant(name="a", call=lambda _: None)], 0.8, FakeGpu(1.0).clock(cold=False), spacing=spacing)
+        spacing: measure(
+            [Variant(name="a", call=lambda _: None)],
+            0.8,
+            FakeGpu(1.0).clock(cold=False),
+            spacing=spacing,
+        )
         for spacing in (0.0, 9e-3)
     }
     assert (calls[0.0]["a"].calls, calls[9e-3]["a"].calls) == (8 * 100, 8 * 10)
@@ -124,7 +150,9 @@ def test_what_a_clock_takes_beside_a_call_is_a_part_of_its_time() -> None:
 
 def contender(call: Callable[[int], Any], copies: int = 1, note: str = "") -> Contender:
     variant = Variant(name="a", call=call, copies=copies)
-    return Contender(variant=variant, role="backend", name="a", check=lambda: None, checked="exact", note=note)
+    return Contender(
+        variant=variant, role="backend", name="a", check=lambda: None, checked="exact", note=note
+    )
 
 
 def test_every_copy_of_a_small_call_becomes_a_graph_of_its_own() -> None:
@@ -170,12 +198,14 @@ def test_a_cold_call_on_a_gpu_needs_no_copies(make_cell: Callable[..., Cell]) ->
     assert make_cell(cold=True, device="cuda").copies(1 << 10) == 1
 
 
-# --- the whole bench -------------------------------------------------------------------------------------------------
+# --- the whole bench
 
 
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """The bench believes that ``meta-gpu`` is one: its tensors lie on the CPU, its clock is a fake."""
+    """The bench believes that ``meta-gpu`` is one: its tensors lie on the CPU, its clock is a
+    fake.
+    """
     fake = FakeGpu(0.5)
     monkeypatch.setattr(bench_module, "check_device", lambda _: None)
     monkeypatch.setattr(bench_module, "_cache_of", lambda _: Cache(1 << 16, "a test"))
@@ -190,10 +220,15 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 def on_pretended_gpu(**changes: Any) -> dict[str, Any]:
     sizes: dict[str, Any] = {
-        "backends": ("torch",), "shapes": ((32, 64),), "rows": (2,), "groups": (32,), "caches": ("hot", "cold"),
-        "ops": ("linear", "cast_scaled_votes", "apply_scaled_votes", "quantize_rows"), "seconds": 1e-3,
+        "backends": ("torch",),
+        "shapes": ((32, 64),),
+        "rows": (2,),
+        "groups": (32,),
+        "caches": ("hot", "cold"),
+        "ops": ("linear", "cast_scaled_votes", "apply_scaled_votes", "quantize_rows"),
+        "seconds": 1e-3,
         "device": "cpu:0",
-    }  # fmt: skip
+    }
     return run_kernel_bench(KernelBench(**{**sizes, **changes}))
 
 
@@ -205,7 +240,8 @@ def test_the_result_on_a_gpu_has_the_keys_of_that_on_the_processor(
     assert result["machine"]["gpu"]["name"] == "Pretended"
     assert result["probes"]["bfloat16_peak"] == "torch.matmul of 64 x 64 matrices in bfloat16"
     for cell in result["cells"]:
-        assert cell["read_bandwidth"] == pytest.approx((2 << 19) / 0.5e-3)  # a copy reads and writes
+        # a copy reads and writes
+        assert cell["read_bandwidth"] == pytest.approx((2 << 19) / 0.5e-3)
         assert cell["int8_peak"] == cell["bfloat16_peak"] == pytest.approx(2 * 64**3 / 0.5e-3)
         for row in cell["rows"]:
             assert row["seconds_min"] == 0.5e-3
@@ -233,24 +269,34 @@ def test_the_table_names_the_gpu_and_its_limits() -> None:
     lines = list(rows(result))
     assert {len(line) for line in lines} == {len(COLUMNS)}
     assert "limit: bf16" in [line[5] for line in lines]
-    assert notes(result)[0] == "Pretended, 3 multiprocessors, CUDA 13.0; times are those between two events."
+    assert (
+        notes(result)[0]
+        == "Pretended, 3 multiprocessors, CUDA 13.0; times are those between two events."
+    )
     assert "before every call twice the second-level cache is written" in markdown(result)
 
 
 @pytest.mark.usefixtures("pretend")
-def test_a_baseline_that_refuses_a_shape_is_left_out_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_that_refuses_a_shape_is_left_out_with_its_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("self.size(0) needs to be greater than 16, but got 2")
 
     peak = gpu_probes.matrix_probe("cpu", torch.bfloat16)
     int8 = evolve(peak, variant=evolve(peak.variant, name="int8 peak"))
-    monkeypatch.setattr(bench_module, "matrix_probe", lambda _, dtype: int8 if dtype is torch.int8 else peak)
-    monkeypatch.setattr("arb_ternary.backends.reference.int_matmul", lambda a, b, _: a.int() @ b.int())
+    monkeypatch.setattr(
+        bench_module, "matrix_probe", lambda _, dtype: int8 if dtype is torch.int8 else peak
+    )
+    monkeypatch.setattr(
+        "arb_ternary.backends.reference.int_matmul", lambda a, b, _: a.int() @ b.int()
+    )
     monkeypatch.setattr(torch, "_int_mm", refuse)
     (cell,) = on_pretended_gpu(ops=("linear",), caches=("hot",))["cells"]
-    assert {"name": "torch._int_mm", "reason": "RuntimeError: self.size(0) needs to be greater than 16, but got 2"} in (
-        cell["excluded"]
-    )
+    assert {
+        "name": "torch._int_mm",
+        "reason": "RuntimeError: self.size(0) needs to be greater than 16, but got 2",
+    } in (cell["excluded"])
 
 
 @pytest.mark.parametrize("op", ["linear", "linear_grad_input", "apply_scaled_votes"])
@@ -258,14 +304,20 @@ def test_a_baseline_that_refuses_a_shape_is_left_out_with_its_words(monkeypatch:
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
 def test_a_gpu_runs_the_bench_from_end_to_end(device: str, cache: str, op: str) -> None:
     bench = KernelBench(
-        backends=("torch",), shapes=((256, 512),), rows=(32,), groups=(128,), ops=(op,), caches=(cache,),
-        seconds=0.01, device=device,
-    )  # fmt: skip
+        backends=("torch",),
+        shapes=((256, 512),),
+        rows=(32,),
+        groups=(128,),
+        ops=(op,),
+        caches=(cache,),
+        seconds=0.01,
+        device=device,
+    )
     (cell,) = run_kernel_bench(bench)["cells"]
     assert all(row["seconds_min"] > 0 for row in cell["rows"])
 
 
-# --- peers -----------------------------------------------------------------------------------------------------------
+# --- peers
 
 
 def test_peers_on_a_gpu_that_are_not_there_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,21 +329,27 @@ def test_peers_on_a_gpu_that_are_not_there_are_listed(monkeypatch: pytest.Monkey
         ("bitblas", "bitblas is not installed", "pip install bitblas"),
     ]
     assert choose_peers("auto", "cuda") == ()
-    with pytest.raises(UsageProblem, match="--peers: 'bitblas' cannot be used: bitblas is not installed"):
+    with pytest.raises(
+        UsageProblem, match="--peers: 'bitblas' cannot be used: bitblas is not installed"
+    ):
         choose_peers("bitblas", "cuda")
     with pytest.raises(UsageProblem, match="there is no peer 'gemlite'"):
         choose_peers("gemlite", "cpu")
 
 
 class _Gemlite:
-    """What is used of gemlite: a layer of the mode's, from a float weight of trits and one scale."""
+    """What is used of gemlite: a layer of the mode's, from a float weight of trits and one
+    scale.
+    """
 
     factor = 1.0
 
     def __init__(self, device: str) -> None:
         self.device = device
 
-    def from_weights(self, weight: torch.Tensor, weight_scale: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    def from_weights(
+        self, weight: torch.Tensor, weight_scale: torch.Tensor
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
         scale = weight_scale.item() * self.factor
         return lambda x: ((x.float() @ weight.float().t()) * scale).to(x.dtype)
 
@@ -316,7 +374,9 @@ def test_gemlite_is_called_as_its_releases_want_it(
         GemlitePeer().prepare(cell, Operands(cell, 3))
 
 
-def test_bitblas_is_called_as_its_guide_says(make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bitblas_is_called_as_its_guide_says(
+    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = ModuleType("bitblas")
     asked: dict[str, Any] = {}
 
@@ -340,7 +400,9 @@ def test_bitblas_is_called_as_its_guide_says(make_cell: Callable[..., Cell], mon
 
 
 @pytest.mark.parametrize("peer", [GemlitePeer(), BitblasPeer()], ids=lambda peer: peer.name)
-def test_shapes_that_a_peer_on_a_gpu_does_not_take_are_left_out(peer: Any, make_cell: Callable[..., Cell]) -> None:
+def test_shapes_that_a_peer_on_a_gpu_does_not_take_are_left_out(
+    peer: Any, make_cell: Callable[..., Cell]
+) -> None:
     assert "must be 0" in peer.serves(make_cell(in_features=160))
     assert peer.serves(make_cell(in_features=256, out_features=64)) is None
 
@@ -351,5 +413,7 @@ def test_a_peer_that_breaks_is_left_out_with_its_words(monkeypatch: pytest.Monke
         raise KeyError("sm_999")
 
     monkeypatch.setattr(GemlitePeer, "prepare", break_down)
-    (cell,) = on_pretended_gpu(ops=("linear",), caches=("hot",), shapes=((32, 128),), peers=(GemlitePeer(),))["cells"]
+    (cell,) = on_pretended_gpu(
+        ops=("linear",), caches=("hot",), shapes=((32, 128),), peers=(GemlitePeer(),)
+    )["cells"]
     assert {"name": "gemlite", "reason": "KeyError: 'sm_999'"} in cell["excluded"]

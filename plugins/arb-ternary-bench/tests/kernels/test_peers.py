@@ -39,7 +39,9 @@ class NumpyPeer:
     def prepare(self, cell: Cell, operands: Operands) -> PeerProduct:
         weight = operands.trits.numpy().astype(np.float32).T * np.float32(self.factor)
         x, output = operands.x.numpy(), np.zeros((cell.rows, cell.out_features), np.float32)
-        return PeerProduct(lambda _: np.matmul(x, weight, out=output), 1, weight.nbytes, output, None)
+        return PeerProduct(
+            lambda _: np.matmul(x, weight, out=output), 1, weight.nbytes, output, None
+        )
 
 
 @pytest.fixture
@@ -90,7 +92,10 @@ def test_a_peers_product_is_checked_with_a_poisoned_output(make_cell: Callable[.
 
 
 def test_memory_for_a_peer_is_aligned() -> None:
-    assert all(aligned(size).ctypes.data % 64 == 0 and aligned(size).nbytes == size for size in (1, 64, 1000))
+    assert all(
+        aligned(size).ctypes.data % 64 == 0 and aligned(size).nbytes == size
+        for size in (1, 64, 1000)
+    )
 
 
 def test_codes_of_litespark_are_two_bits_a_trit() -> None:
@@ -99,7 +104,9 @@ def test_codes_of_litespark_are_two_bits_a_trit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peer", "sizes"), [(GgmlPeer("TQ2_0", 35, ""), 160), (LitesparkPeer(), 90)], ids=["ggml", "litespark"]
+    ("peer", "sizes"),
+    [(GgmlPeer("TQ2_0", 35, ""), 160), (LitesparkPeer(), 90)],
+    ids=["ggml", "litespark"],
 )
 def test_sizes_that_a_peer_has_no_kernel_for_are_left_out_with_the_reason(
     peer: Any, sizes: int, make_cell: Callable[..., Cell]
@@ -109,7 +116,9 @@ def test_sizes_that_a_peer_has_no_kernel_for_are_left_out_with_the_reason(
 
 @pytest.mark.parametrize("name", ["ggml TQ2_0", "ggml TQ1_0", "litespark"])
 @pytest.mark.parametrize("rows", [1, 5, 130])
-def test_an_installed_peer_multiplies_right(name: str, rows: int, make_cell: Callable[..., Cell]) -> None:
+def test_an_installed_peer_multiplies_right(
+    name: str, rows: int, make_cell: Callable[..., Cell]
+) -> None:
     peer = next(peer for peer in peers.PEERS if peer.name == name)
     reason = peer.available()
     if reason is not None:

@@ -46,16 +46,20 @@ def record(make_cell: Callable[..., Cell]) -> dict[str, Any]:
     return cell_record(make_cell(cold=True), contenders, excluded, timings, reading, peak)
 
 
-def test_speedups_are_baseline_over_row_and_take_the_fastest_of_a_role(record: dict[str, Any]) -> None:
+def test_speedups_are_baseline_over_row_and_take_the_fastest_of_a_role(
+    record: dict[str, Any],
+) -> None:
     row = record["rows"][0]
     assert row["speedup"] == pytest.approx(
         {"torch_bfloat16": 8.0, "torch_int8": 2.0, "torch_adamw": None, "best_peer": 3.0}
     )
     assert row["speedup_median"]["torch_bfloat16"] == pytest.approx(6.0)
     assert record["baselines"] == {
-        "torch_bfloat16": "torch bfloat16", "torch_int8": "fast int8", "torch_adamw": None,
+        "torch_bfloat16": "torch bfloat16",
+        "torch_int8": "fast int8",
+        "torch_adamw": None,
         "best_peer": "a better peer",
-    }  # fmt: skip
+    }
     assert record["rows"][1]["speedup"]["torch_bfloat16"] == 1.0
 
 
@@ -71,15 +75,30 @@ def test_shares_are_of_the_limits_measured_in_the_same_cell(record: dict[str, An
 
 def result_of(record: dict[str, Any]) -> dict[str, Any]:
     machine = {
-        "processor": "a processor", "cores": 2, "threads": 1, "torch": "2", "torch_cpu_capability": "AVX2",
-        "commit": None, "load_average": 0.1, "load_average_at_end": 0.2, "gpu": None,
-    }  # fmt: skip
-    absent = {"name": "x", "summary": "", "available": False, "reason": "not here", "install": "pip install x"}
+        "processor": "a processor",
+        "cores": 2,
+        "threads": 1,
+        "torch": "2",
+        "torch_cpu_capability": "AVX2",
+        "commit": None,
+        "load_average": 0.1,
+        "load_average_at_end": 0.2,
+        "gpu": None,
+    }
+    absent = {
+        "name": "x",
+        "summary": "",
+        "available": False,
+        "reason": "not here",
+        "install": "pip install x",
+    }
     return {
-        "machine": machine, "cache_bytes": 32 << 20,
+        "machine": machine,
+        "cache_bytes": 32 << 20,
         "probes": {"read_bandwidth": "r", "int8_peak": "p", "bfloat16_peak": None},
-        "peers": [absent], "cells": [record, {**record, "cache": "hot"}],
-    }  # fmt: skip
+        "peers": [absent],
+        "cells": [record, {**record, "cache": "hot"}],
+    }
 
 
 def test_the_table_has_every_contender_and_the_limits(record: dict[str, Any]) -> None:
@@ -98,7 +117,9 @@ def test_the_notes_name_what_is_missing(record: dict[str, Any]) -> None:
     assert "cold: calls rotate among copies of twice the last-level cache, 32 MiB" in text
 
 
-def test_the_figure_is_a_png_with_a_panel_where_there_is_a_baseline(record: dict[str, Any], tmp_path: Path) -> None:
+def test_the_figure_is_a_png_with_a_panel_where_there_is_a_baseline(
+    record: dict[str, Any], tmp_path: Path
+) -> None:
     file = tmp_path / "speedup.png"
     assert draw_speedups(result_of(record), file)
     assert file.read_bytes().startswith(b"\x89PNG")

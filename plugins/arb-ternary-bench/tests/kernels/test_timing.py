@@ -13,7 +13,9 @@ from arb_ternary_bench.kernels.timing import Variant, measure
 
 def test_variants_take_turns() -> None:
     calls: list[str] = []
-    variants = [Variant(name=name, call=lambda _, name=name: calls.append(name)) for name in ("a", "b")]
+    variants = [
+        Variant(name=name, call=lambda _, name=name: calls.append(name)) for name in ("a", "b")
+    ]
 
     def clock(variant: Variant, i: int) -> float:
         variant.call(i)
@@ -56,7 +58,9 @@ def test_what_a_call_changes_is_put_back_and_not_timed() -> None:
 
 def test_least_and_median_are_those_of_the_calls() -> None:
     seconds = iter([9.0, 9.0] + [9.0, 3.0] * 2 + [9.0, 1.0])
-    timing = measure([Variant(name="a", call=lambda _: next(seconds), reports_seconds=True)], 1e-9)["a"]
+    timing = measure([Variant(name="a", call=lambda _: next(seconds), reports_seconds=True)], 1e-9)[
+        "a"
+    ]
     assert (timing.least, timing.median, timing.calls) == (1.0, 3.0, 3)
 
 
@@ -65,7 +69,10 @@ def test_a_call_that_reports_little_but_takes_long_is_not_called_more_often_for_
         time.sleep(0.002)
         return 1e-12
 
-    assert measure([Variant(name="a", call=probe, reports_seconds=True)], 0.05)["a"].calls <= 0.05 / 0.002
+    assert (
+        measure([Variant(name="a", call=probe, reports_seconds=True)], 0.05)["a"].calls
+        <= 0.05 / 0.002
+    )
 
 
 def test_a_call_longer_than_its_time_is_still_timed_three_times() -> None:

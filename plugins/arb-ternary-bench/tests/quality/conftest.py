@@ -1,4 +1,6 @@
-"""Studies without training: runs whose loss is a formula of their settings, and recipes that a test registers."""
+"""Studies without training: runs whose loss is a formula of their settings, and recipes that a test
+registers.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def float_recipe() -> Callable[..., Recipe]:
 def _float_recipe(rates: Sequence[float] = (1e-3, 2e-3, 3e-3, 4e-3), **phase: Any) -> Recipe:
     return Recipe(
         overrides={
-            "model": {"float_parts": ["embedding", "head", "norms", "linears"], "activations": "float"},
+            "model": {
+                "float_parts": ["embedding", "head", "norms", "linears"],
+                "activations": "float",
+            },
             "optimizer": {"name": "adamw"},
             "phase": phase,
         },
@@ -52,7 +57,10 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
     def register(**factories: Callable[[int], Any]) -> None:
         vars(module).update(factories)
-        specs = [RecipeSpec(name=name, target=f"{module.__name__}:{name}", summary=name) for name in factories]
+        specs = [
+            RecipeSpec(name=name, target=f"{module.__name__}:{name}", summary=name)
+            for name in factories
+        ]
 
         class Provides:
             @hookimpl
@@ -68,7 +76,9 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 @define(eq=False)
 class FakeRun:
-    """Stands for ``ChildRun``: its loss is ``loss(config)``, an exit code for an exception of that value."""
+    """Stands for ``ChildRun``: its loss is ``loss(config)``, an exit code for an exception of that
+    value.
+    """
 
     directory: Path
     log: Path
@@ -79,7 +89,9 @@ class FakeRun:
     loss: ClassVar[Callable[[Mapping[str, Any]], float]]
 
     @classmethod
-    def start(cls, config: Path, directory: Path, *, resume: bool, threads: int, detached: bool) -> FakeRun:
+    def start(
+        cls, config: Path, directory: Path, *, resume: bool, threads: int, detached: bool
+    ) -> FakeRun:
         assert resume
         assert detached
         values = read_yaml(config.read_text(), config.name).data
@@ -109,11 +121,19 @@ class FakeRun:
             "bigram_entropy": 2.0,
             "tokens_per_second": 1000.0,
             "audit": {
-                "parameters": 10, "float_parameters": 10, "ternary_weights": 0, "state_bytes": 120,
+                "parameters": 10,
+                "float_parameters": 10,
+                "ternary_weights": 0,
+                "state_bytes": 120,
                 "state_bits_per_parameter": 96.0,
             },
-            "linears": {"weights": 5, "state_bytes": 60, "gradient_bytes": 20, "state_bits_per_weight": 96.0},
-        }  # fmt: skip
+            "linears": {
+                "weights": 5,
+                "state_bytes": 60,
+                "gradient_bytes": 20,
+                "state_bits_per_weight": 96.0,
+            },
+        }
         run.result_file.write_text(json.dumps(report))
         return cls(directory, log, 0)
 
@@ -130,7 +150,9 @@ class FakeRun:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeRun]:
-    """Runs become :class:`FakeRun`, whose loss is the learning rate plus a hundredth of the seed; figures are blank."""
+    """Runs become :class:`FakeRun`, whose loss is the learning rate plus a hundredth of the seed;
+    figures are blank.
+    """
     monkeypatch.setattr(pool, "ChildRun", FakeRun)
     for draw in ("draw_losses", "draw_frontier"):
         monkeypatch.setattr(study_module, draw, lambda result, path: path.touch())

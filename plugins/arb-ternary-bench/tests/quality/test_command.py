@@ -1,4 +1,6 @@
-"""``arb bench quality`` with real runs: the short form as a guard on direction, and a study that is killed."""
+"""``arb bench quality`` with real runs: the short form as a guard on direction, and a study that is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,19 @@ import pytest
 
 from arb_ternary_bench.quality.sizes import STEP_TOKENS
 
-COMMAND = [sys.executable, "-m", "arb_ternary.cli.main", "bench", "quality", "--size", "tiny", "--seeds", "1"]
-#: One thread for each run, however many cores there are: with two, other tests that run meanwhile would slow both.
+COMMAND = [
+    sys.executable,
+    "-m",
+    "arb_ternary.cli.main",
+    "bench",
+    "quality",
+    "--size",
+    "tiny",
+    "--seeds",
+    "1",
+]
+# : One thread for each run, however many cores there are: with two, other tests that run meanwhile
+# would slow both.
 COMMAND += ["--jobs", str(os.cpu_count())]
 
 
@@ -29,8 +42,11 @@ def bench(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
     """Run the bench; what it prints as JSON, and what it says meanwhile."""
     done = subprocess.run(
         [*COMMAND, "--out", str(folder), "--json", *options],
-        capture_output=True, text=True, check=False, env=environment(),
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result, done.stderr
@@ -38,7 +54,9 @@ def bench(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.slow
 def test_the_short_form_learns_and_counts(tmp_path: Path) -> None:
-    result, _ = bench(tmp_path, "--rules", "float32,sign_votes_8", "--tuning-tokens", str(4 * STEP_TOKENS))
+    result, _ = bench(
+        tmp_path, "--rules", "float32,sign_votes_8", "--tuning-tokens", str(4 * STEP_TOKENS)
+    )
     assert result == json.loads((tmp_path / "result.json").read_text())
     float32, votes = result["rules"]
     assert (float32["name"], votes["name"]) == ("float32", "sign_votes_8")
@@ -51,20 +69,37 @@ def test_the_short_form_learns_and_counts(tmp_path: Path) -> None:
         assert rule["validation_loss_mean"] < 4.0
     assert float32["validation_loss_mean"] < result["unigram_entropy"]
     assert float32["validation_loss_mean"] < votes["validation_loss_mean"]
-    # Per matrix, AdamW has a counter of 4 bytes; a row of votes has exponents, a matrix control words.
+    # Per matrix, AdamW has a counter of 4 bytes; a row of votes has exponents, a matrix control
+    # words.
     assert 96 <= float32["state_bits_per_linear_weight"] < 96.1
     assert 10 < votes["state_bits_per_linear_weight"] < 12
     assert votes["stored_gradient_bytes"] == 0
-    assert float32["stored_gradient_bytes"] == 4 * float32["linear_weights"] == 4 * votes["linear_weights"]
+    assert (
+        float32["stored_gradient_bytes"]
+        == 4 * float32["linear_weights"]
+        == 4 * votes["linear_weights"]
+    )
     assert "| float32 |" in (tmp_path / "table.md").read_text()
     for name in ("loss.png", "frontier.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent has died")
-def test_a_study_that_was_stopped_and_killed_continues_in_the_middle_of_a_run(tmp_path: Path) -> None:
-    options = ["--rules", "sign_votes_8", "--tokens", str(20 * STEP_TOKENS), "--tuning-tokens", str(20 * STEP_TOKENS)]
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="only Linux tells a process that its parent has died",
+)
+def test_a_study_that_was_stopped_and_killed_continues_in_the_middle_of_a_run(
+    tmp_path: Path,
+) -> None:
+    options = [
+        "--rules",
+        "sign_votes_8",
+        "--tokens",
+        str(20 * STEP_TOKENS),
+        "--tuning-tokens",
+        str(20 * STEP_TOKENS),
+    ]
     folder = tmp_path / "study"
     trials, runs = folder / "trials", folder / "runs"
 
@@ -83,21 +118,39 @@ def test_a_study_that_was_stopped_and_killed_continues_in_the_middle_of_a_run(tm
 
     config = folder / "configs" / f"{killed}.yaml"
     whole = subprocess.run(
-        [sys.executable, "-m", "arb_ternary.cli.main", "train", str(config), "--run-dir", str(tmp_path / "whole")],
-        capture_output=True, text=True, check=False, env={**environment(), "OMP_NUM_THREADS": str(result["threads"])},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "arb_ternary.cli.main",
+            "train",
+            str(config),
+            "--run-dir",
+            str(tmp_path / "whole"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**environment(), "OMP_NUM_THREADS": str(result["threads"])},
+    )
     assert whole.returncode == 0, whole.stderr
     uninterrupted = json.loads((tmp_path / "whole" / "result.json").read_text())
-    assert json.loads((trials / f"{killed}.json").read_text())["loss"] == uninterrupted["validation_loss"]
+    assert (
+        json.loads((trials / f"{killed}.json").read_text())["loss"]
+        == uninterrupted["validation_loss"]
+    )
 
 
 def end_in_the_middle(folder: Path, options: list[str], number: signal.Signals) -> tuple[str, int]:
-    """Start the study, send it a signal while a run is between two steps; that run, and the study's exit code."""
+    """Start the study, send it a signal while a run is between two steps; that run, and the study's
+    exit code.
+    """
     done = len(list(folder.glob("trials/*.json")))
     study = subprocess.Popen(
         [*COMMAND, "--out", str(folder), *options],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(),
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+    )
     wait_until(lambda: len(list(folder.glob("trials/*.json"))) > done and bool(under_way(folder)))
     running = under_way(folder)[0]
     study.send_signal(number)

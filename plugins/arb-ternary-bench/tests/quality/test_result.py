@@ -12,7 +12,9 @@ from arb_ternary_bench.quality.figures import draw_frontier, draw_losses
 from arb_ternary_bench.quality.result import COLUMNS, markdown, rows
 
 
-def rule(name: str, losses: list[float | None], mean: float | None, **changes: Any) -> dict[str, Any]:
+def rule(
+    name: str, losses: list[float | None], mean: float | None, **changes: Any
+) -> dict[str, Any]:
     return {
         "name": name,
         "summary": "",
@@ -49,11 +51,19 @@ def result(*rules: dict[str, Any]) -> dict[str, Any]:
 
 
 FAILED = {
-    "chosen": None, "settings": None, "parameters": None, "state_bits_per_linear_weight": None,
-    "validation_loss_stdev": None, "curves": [], "tokens_per_second": [], "peak_bytes": [],
-}  # fmt: skip
+    "chosen": None,
+    "settings": None,
+    "parameters": None,
+    "state_bits_per_linear_weight": None,
+    "validation_loss_stdev": None,
+    "curves": [],
+    "tokens_per_second": [],
+    "peak_bytes": [],
+}
 EXAMPLE = result(
-    rule("worse", [2.0, 2.1], 2.05), rule("hopeless", [], None, **FAILED), rule("better", [1.0, 1.5], 1.25)
+    rule("worse", [2.0, 2.1], 2.05),
+    rule("hopeless", [], None, **FAILED),
+    rule("better", [1.0, 1.5], 1.25),
 )
 
 
@@ -86,14 +96,25 @@ def test_a_seed_that_failed_makes_the_rule_fail() -> None:
 def test_the_markdown_says_what_was_measured_on_what() -> None:
     text = markdown(EXAMPLE)
     assert text.startswith("| rule | validation loss | state bits a linear weight |")
-    assert "| better | 1.2500 ± 0.0125 | 10.12 | 18.50 | 4,423,680 | 1,234,567 | 14,000 | 500 |" in text
-    assert "standard deviation of 3 seeds, 5,242,880 tokens each; the settings are the best of 4 trials on" in text
-    assert "bigram entropy of 2.449. 2 at once, 1 threads each, on a processor, 2 cores, torch 2.13.0." in text
+    assert (
+        "| better | 1.2500 ± 0.0125 | 10.12 | 18.50 | 4,423,680 | 1,234,567 | 14,000 | 500 |"
+        in text
+    )
+    assert (
+        "standard deviation of 3 seeds, 5,242,880 tokens each; the settings are the best of 4 "
+        "trials on" in text
+    )
+    assert (
+        "bigram entropy of 2.449. 2 at once, 1 threads each, on a processor, 2 cores, torch 2.13.0."
+        in text
+    )
 
 
 @pytest.mark.parametrize("draw", [draw_losses, draw_frontier])
 @pytest.mark.parametrize("rules", [EXAMPLE["rules"], [rule("hopeless", [], None, **FAILED)], []])
-def test_figures_are_drawn_of_whatever_there_is(draw: Any, rules: list[Any], tmp_path: Path) -> None:
+def test_figures_are_drawn_of_whatever_there_is(
+    draw: Any, rules: list[Any], tmp_path: Path
+) -> None:
     draw(result(*rules), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 

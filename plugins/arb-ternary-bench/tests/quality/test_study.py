@@ -23,7 +23,9 @@ def test_the_least_loss_is_chosen_and_the_first_of_equals():
     assert choose([math.inf] * 4) is None
 
 
-def test_every_rule_is_tuned_with_four_trials_and_trained_with_every_seed(register, fake, study, float_recipe):
+def test_every_rule_is_tuned_with_four_trials_and_trained_with_every_seed(
+    register, fake, study, float_recipe
+):
     register(one=lambda steps: float_recipe((4e-3, 1e-3, 2e-3, 8e-3)))
     result = run_study(study())
 
@@ -31,7 +33,9 @@ def test_every_rule_is_tuned_with_four_trials_and_trained_with_every_seed(regist
     (rule,) = result["rules"]
     assert rule["chosen"] == 1
     assert rule["settings"] == {"optimizer": {"lr": 1e-3}}
-    assert [trial["loss"] for trial in rule["tuning"]] == pytest.approx([10.004, 10.001, 10.002, 10.008])
+    assert [trial["loss"] for trial in rule["tuning"]] == pytest.approx(
+        [10.004, 10.001, 10.002, 10.008]
+    )
     assert rule["validation_losses"] == pytest.approx([0.001, 0.011])
     assert rule["validation_loss_mean"] == pytest.approx(0.006)
     assert rule["validation_loss_stdev"] == pytest.approx(0.01 / math.sqrt(2))
@@ -39,27 +43,37 @@ def test_every_rule_is_tuned_with_four_trials_and_trained_with_every_seed(regist
     assert rule["stored_gradient_bytes"] == 20
     assert rule["curves"][0] == [[STEP_TOKENS, 1.001], [8 * STEP_TOKENS, 0.001]]
     assert (result["tokens"], result["tuning_tokens"]) == (8 * STEP_TOKENS, 4 * STEP_TOKENS)
-    assert json.loads((study().folder / "result.json").read_text()) == json.loads(json.dumps(result))
+    assert json.loads((study().folder / "result.json").read_text()) == json.loads(
+        json.dumps(result)
+    )
     for name in ("table.md", "loss.png", "frontier.png"):
         assert (study().folder / name).exists()
 
 
-def test_the_settings_of_the_result_are_those_of_the_final_runs(register, fake, study, float_recipe):
+def test_the_settings_of_the_result_are_those_of_the_final_runs(
+    register, fake, study, float_recipe
+):
     # Tuning takes 4 steps, a final run 8.
-    register(one=lambda steps: float_recipe([rate * 4 / steps for rate in (4e-3, 1e-3, 2e-3, 8e-3)]))
+    register(
+        one=lambda steps: float_recipe([rate * 4 / steps for rate in (4e-3, 1e-3, 2e-3, 8e-3)])
+    )
     (rule,) = run_study(study())["rules"]
     assert rule["settings"] == {"optimizer": {"lr": 5e-4}}
     assert rule["tuning"][rule["chosen"]]["settings"] == {"optimizer": {"lr": 1e-3}}
 
 
-def test_tuning_holds_out_training_text_under_a_seed_of_its_own(register, fake, study, float_recipe):
+def test_tuning_holds_out_training_text_under_a_seed_of_its_own(
+    register, fake, study, float_recipe
+):
     register(one=lambda steps: float_recipe())
     run_study(study())
 
     for path in (study().folder / "trials").glob("*.json"):
         outcome = read_outcome(path)
         assert outcome["config"]["data"]["tuning"] is (outcome["stage"] == "tuning")
-        assert outcome["config"]["seed"] == (1000 if outcome["stage"] == "tuning" else outcome["number"])
+        assert outcome["config"]["seed"] == (
+            1000 if outcome["stage"] == "tuning" else outcome["number"]
+        )
 
 
 def test_the_recipes_take_turns(register, fake, study, float_recipe):
@@ -81,7 +95,9 @@ def test_finished_runs_are_not_repeated(register, fake, study, float_recipe):
     assert fake.started == ["final-one-2"]
 
 
-def test_a_changed_recipe_runs_again_what_it_changed_and_says_so(register, fake, study, float_recipe):
+def test_a_changed_recipe_runs_again_what_it_changed_and_says_so(
+    register, fake, study, float_recipe
+):
     rates = [1e-3, 2e-3, 3e-3, 4e-3]
     register(one=lambda steps: float_recipe(rates))
     run_study(study())
@@ -117,7 +133,12 @@ def test_a_trial_that_fails_or_diverges_has_no_loss_and_is_never_chosen(
 
     assert rule["chosen"] == 2
     assert [trial["loss"] for trial in rule["tuning"]] == [None, None, 3e-3, 4e-3]
-    assert [trial["failure"] for trial in rule["tuning"]] == ["error: it did not work", "the loss is nan", None, None]
+    assert [trial["failure"] for trial in rule["tuning"]] == [
+        "error: it did not work",
+        "the loss is nan",
+        None,
+        None,
+    ]
     fake.started.clear()
     run_study(study())
     assert fake.started == []
@@ -128,7 +149,9 @@ def test_a_rule_without_a_finite_loss_is_reported_and_the_others_go_on(
 ):
     register(one=lambda steps: float_recipe((0.5,) * 4), two=lambda steps: float_recipe())
     monkeypatch.setattr(
-        fake, "loss", staticmethod(lambda config: math.inf if config["optimizer"]["lr"] == 0.5 else 1.0)
+        fake,
+        "loss",
+        staticmethod(lambda config: math.inf if config["optimizer"]["lr"] == 0.5 else 1.0),
     )
     bad, good = run_study(study(rules=("one", "two")))["rules"]
 
@@ -140,14 +163,18 @@ def test_a_rule_without_a_finite_loss_is_reported_and_the_others_go_on(
 
 def test_a_seed_that_fails_leaves_no_mean(register, fake, study, monkeypatch, float_recipe):
     register(one=lambda steps: float_recipe())
-    monkeypatch.setattr(fake, "loss", staticmethod(lambda config: math.nan if config["seed"] == 1 else 1.0))
+    monkeypatch.setattr(
+        fake, "loss", staticmethod(lambda config: math.nan if config["seed"] == 1 else 1.0)
+    )
     (rule,) = run_study(study())["rules"]
 
     assert rule["validation_losses"] == [1.0, None]
     assert rule["validation_loss_mean"] is None
 
 
-@pytest.mark.parametrize(("code", "message"), [(2, "ended with 2"), (3, "ended with 3"), (-9, "killed by SIGKILL")])
+@pytest.mark.parametrize(
+    ("code", "message"), [(2, "ended with 2"), (3, "ended with 3"), (-9, "killed by SIGKILL")]
+)
 def test_a_run_that_could_not_be_carried_out_stops_the_study(
     register, fake, study, monkeypatch, code, message, float_recipe
 ):
@@ -162,7 +189,9 @@ def test_a_run_that_could_not_be_carried_out_stops_the_study(
     assert not list((study().folder / "trials").glob("*"))
 
 
-def test_a_continued_run_that_fails_is_started_again_once(register, fake, study, monkeypatch, float_recipe):
+def test_a_continued_run_that_fails_is_started_again_once(
+    register, fake, study, monkeypatch, float_recipe
+):
     register(one=lambda steps: float_recipe())
     run_study(study(seeds=1))
     (study().folder / "trials" / "final-one-0.json").unlink()
@@ -184,7 +213,9 @@ def test_a_continued_run_that_fails_is_started_again_once(register, fake, study,
     assert "one, seed 0: could not be continued, and is started again" in said
 
 
-def test_a_recipe_that_trains_on_other_tokens_is_refused_before_anything_runs(register, fake, study, float_recipe):
+def test_a_recipe_that_trains_on_other_tokens_is_refused_before_anything_runs(
+    register, fake, study, float_recipe
+):
     register(one=lambda steps: float_recipe(batch_size=32))
     with pytest.raises(ComponentError, match=r"is 16,384 tokens, not 8,192"):
         run_study(study())
@@ -202,24 +233,33 @@ def test_a_recipe_may_trade_steps_for_a_larger_batch(register, fake, study, floa
 def test_another_study_in_the_same_folder_is_refused(register, fake, study, float_recipe):
     register(one=lambda steps: float_recipe())
     run_study(study())
-    with pytest.raises(UsageProblem, match="a study with other settings is here: size tiny, tokens 16384"):
+    with pytest.raises(
+        UsageProblem, match="a study with other settings is here: size tiny, tokens 16384"
+    ):
         run_study(study(tokens=9 * STEP_TOKENS))
 
 
 def test_two_studies_at_once_in_one_folder_are_refused(register, fake, study, float_recipe):
     register(one=lambda steps: float_recipe())
     study().folder.mkdir()
-    with locked(study().folder, UsageProblem("")), pytest.raises(UsageProblem, match="another study is at work here"):
+    with (
+        locked(study().folder, UsageProblem("")),
+        pytest.raises(UsageProblem, match="another study is at work here"),
+    ):
         run_study(study())
 
 
 def test_fewer_tokens_than_a_step_takes_are_refused(register, fake, study, float_recipe):
     register(one=lambda steps: float_recipe())
-    with pytest.raises(UsageProblem, match="--tuning-tokens: an optimizer step alone takes 2048 tokens"):
+    with pytest.raises(
+        UsageProblem, match="--tuning-tokens: an optimizer step alone takes 2048 tokens"
+    ):
         run_study(study(tuning_tokens=STEP_TOKENS - 1))
 
 
-def test_a_signal_stops_the_study_between_two_runs(register, fake, study, monkeypatch, float_recipe):
+def test_a_signal_stops_the_study_between_two_runs(
+    register, fake, study, monkeypatch, float_recipe
+):
     import os
     import signal
 

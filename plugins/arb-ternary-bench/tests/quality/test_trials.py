@@ -51,7 +51,11 @@ def test_recipes_share_all_that_must_be_equal():
     rules = manager().registry.names("recipe")
     for trial in final_trials(TINY, dict.fromkeys(rules, 0), range(2), TINY.tokens):
         (phase,) = trial.config["phases"]
-        assert trial.config["data"] == {"name": "shakespeare", "tokenizer": "bytes", "tuning": False}
+        assert trial.config["data"] == {
+            "name": "shakespeare",
+            "tokenizer": "bytes",
+            "tuning": False,
+        }
         assert trial.config["seed"] == trial.number
         assert trial.config["model"]["width"] == 64
         accumulated = phase.get("gradient_accumulation_steps", 1)
@@ -77,8 +81,12 @@ def test_merging_goes_key_by_key_and_leaves_its_arguments_alone():
 
 
 def test_a_trial_comes_after_the_overrides(register, float_recipe):
-    recipe = evolve(float_recipe(), trials=[{"phase": {"min_rate": rate}} for rate in (0.1, 0.2, 0.3, 0.4)])
-    register(one=lambda steps: evolve(recipe, overrides={**recipe.overrides, "phase": {"min_rate": 0.9}}))
+    recipe = evolve(
+        float_recipe(), trials=[{"phase": {"min_rate": rate}} for rate in (0.1, 0.2, 0.3, 0.4)]
+    )
+    register(
+        one=lambda steps: evolve(recipe, overrides={**recipe.overrides, "phase": {"min_rate": 0.9}})
+    )
     trials = tuning_trials(TINY, ["one"], STEP_TOKENS)
     assert [trial.config["phases"][0]["min_rate"] for trial in trials] == [0.1, 0.2, 0.3, 0.4]
 
@@ -92,9 +100,13 @@ def test_a_factory_is_told_the_steps_of_each_stage(register, float_recipe):
 
 
 @pytest.mark.parametrize("count", [0, 3, 5])
-def test_a_recipe_with_more_or_fewer_trials_than_the_others_is_refused(register, count, float_recipe):
+def test_a_recipe_with_more_or_fewer_trials_than_the_others_is_refused(
+    register, count, float_recipe
+):
     register(one=lambda steps: float_recipe((1e-3,) * count))
-    with pytest.raises(ComponentError, match=f"recipe 'one': it has {count} trials; every recipe has exactly 4"):
+    with pytest.raises(
+        ComponentError, match=f"recipe 'one': it has {count} trials; every recipe has exactly 4"
+    ):
         make_recipe("one", 1)
 
 
@@ -127,7 +139,9 @@ def test_a_factory_that_fails_or_returns_something_else_is_named(register):
     register(one=lambda steps: 1 / 0, two=lambda steps: {"trials": ()})
     with pytest.raises(ComponentError, match="recipe 'one': its factory failed: ZeroDivisionError"):
         make_recipe("one", 1)
-    with pytest.raises(ComponentError, match="recipe 'two': its factory returned a dict, not a Recipe"):
+    with pytest.raises(
+        ComponentError, match="recipe 'two': its factory returned a dict, not a Recipe"
+    ):
         make_recipe("two", 1)
 
 

@@ -48,7 +48,9 @@ def test_every_block_has_random_trits_of_its_own_and_a_stream_of_its_own() -> No
     assert len({module.votes.data_ptr() for _, module in modules}) == len(modules)
 
 
-def test_no_tensor_is_larger_than_one_matrix_while_the_blocks_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tensor_is_larger_than_one_matrix_while_the_blocks_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     largest = 0
     empty = torch.empty
 
@@ -66,7 +68,11 @@ def test_no_tensor_is_larger_than_one_matrix_while_the_blocks_are_made(monkeypat
 def test_steps_are_real_and_their_figures_complete() -> None:
     said: list[str] = []
     result = run_large_model(tiny(), say=said.append)
-    assert (result["format"], result["pure"], result["float_parameters"]) == ("arb-bench-step-model", True, 0)
+    assert (result["format"], result["pure"], result["float_parameters"]) == (
+        "arb-bench-step-model",
+        True,
+        0,
+    )
     assert len(result["steps"]) == 4
     assert result["steps"][0]["flips"] == 0  # the first step knows no magnitudes
     assert sum(step["flips"] for step in result["steps"]) > 0
@@ -85,10 +91,14 @@ def test_integer_gradients_train_too() -> None:
     assert run_large_model(tiny(gradients="int8"))["gradients"] == "int8"
 
 
-def test_a_model_that_does_not_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(large_model, "available_bytes", lambda: 4 << 30)
     monkeypatch.setattr(large_model, "build_model", lambda *_: pytest.fail("it was made"))
-    with pytest.raises(ArbError, match=r"7b with 32 layers takes about 8.9 GiB; 4.0 GiB are available") as caught:
+    with pytest.raises(
+        ArbError, match=r"7b with 32 layers takes about 8.9 GiB; 4.0 GiB are available"
+    ) as caught:
         run_large_model(tiny(model=MODELS["7b"]))
     assert "--layers" in caught.value.hint
 
@@ -116,7 +126,18 @@ def test_the_command_prints_figures_and_what_others_need() -> None:
 
 
 def test_the_command_gives_json() -> None:
-    arguments = ["step", "--model", "tiny", "--steps", "1", "--group", "row", "--backends", "torch", "--json"]
+    arguments = [
+        "step",
+        "--model",
+        "tiny",
+        "--steps",
+        "1",
+        "--group",
+        "row",
+        "--backends",
+        "torch",
+        "--json",
+    ]
     done = CliRunner().invoke(bench, arguments)
     assert json.loads(done.stdout)["group_size"] == "row"
 
@@ -132,7 +153,9 @@ def test_resident_memory_grows_with_what_is_held() -> None:
     assert available is None or available > 0
 
 
-def test_where_the_system_does_not_tell_the_peak_stands_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_where_the_system_does_not_tell_the_peak_stands_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     monkeypatch.setattr(resident, "_STATUS", tmp_path / "none")
     monkeypatch.setattr(resident, "_MEMORY", tmp_path / "none")
     assert resident.resident_bytes() == resident.peak_bytes() > 10 << 20

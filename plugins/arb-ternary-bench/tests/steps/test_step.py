@@ -22,7 +22,13 @@ from arb_ternary_bench.steps.bench import StepBench, run_step_bench, step_rows
 from arb_ternary_bench.steps.bitlinear import BitLinear
 from arb_ternary_bench.steps.child import main, measure_memory
 from arb_ternary_bench.steps.result import COLUMNS, markdown, rows
-from arb_ternary_bench.steps.trainees import FLOAT_TRAINEES, StepShape, Trainee, build_trainee, trainee_names
+from arb_ternary_bench.steps.trainees import (
+    FLOAT_TRAINEES,
+    StepShape,
+    Trainee,
+    build_trainee,
+    trainee_names,
+)
 
 LINEAR = StepShape(out_features=48, in_features=64, rows=16, group_size=32)
 BLOCK = StepShape(out_features=96, in_features=64, rows=256, group_size=32, block=True)
@@ -32,7 +38,9 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("shape", [LINEAR, BLOCK], ids=["linear", "block"])
 @pytest.mark.parametrize("name", EAGER)
-def test_every_way_of_training_changes_its_weights_and_leaves_no_gradient(name: str, shape: StepShape) -> None:
+def test_every_way_of_training_changes_its_weights_and_leaves_no_gradient(
+    name: str, shape: StepShape
+) -> None:
     trainee = build_trainee(name, shape)
     before = trainee.fingerprint()
     for _ in range(3):
@@ -117,17 +125,25 @@ class Fixed:
 
 
 def figures(**times: tuple[float, float, int]) -> list[dict[str, Any]]:
-    """Rows of ways whose least time, median and peak MiB beyond 100 are given; underscores stand for blanks."""
+    """Rows of ways whose least time, median and peak MiB beyond 100 are given; underscores stand
+    for blanks.
+    """
     named = {name.replace("_", " "): each for name, each in times.items()}
     trainees: Any = {name: Fixed(1000, 1300) for name in named}
     timings = {name: Timing(least, median, 5) for name, (least, median, _) in named.items()}
-    memory = {name: {"base_bytes": 100 * MIB, "peak_bytes": (100 + own) * MIB} for name, (*_, own) in named.items()}
+    memory = {
+        name: {"base_bytes": 100 * MIB, "peak_bytes": (100 + own) * MIB}
+        for name, (*_, own) in named.items()
+    }
     return step_rows(trainees, timings, memory, tokens=64)
 
 
 def test_ratios_are_the_baselines_over_the_rows() -> None:
     rows_ = figures(
-        cpu=(1.0, 2.0, 10), bfloat16=(4.0, 5.0, 50), bfloat16_autocast=(3.0, 6.0, 80), BitLinear_QAT=(8.0, 8.0, 90)
+        cpu=(1.0, 2.0, 10),
+        bfloat16=(4.0, 5.0, 50),
+        bfloat16_autocast=(3.0, 6.0, 80),
+        BitLinear_QAT=(8.0, 8.0, 90),
     )
     cpu = rows_[0]
     assert cpu["speedup"] == pytest.approx({"bfloat16": 3.0, "qat": 8.0, "qat_compiled": None})
@@ -139,7 +155,12 @@ def test_ratios_are_the_baselines_over_the_rows() -> None:
 
 
 def small(**changes: Any) -> StepBench:
-    options: dict[str, Any] = {"shape": LINEAR, "backends": ("torch",), "compiled": False, "seconds": 1e-3}
+    options: dict[str, Any] = {
+        "shape": LINEAR,
+        "backends": ("torch",),
+        "compiled": False,
+        "seconds": 1e-3,
+    }
     return StepBench(**{**options, **changes})
 
 
@@ -158,7 +179,9 @@ def test_a_compiler_that_does_not_work_leaves_its_baseline_out_with_the_reason(
 
     monkeypatch.setattr(torch, "compile", failing)
     result = run_step_bench(small(compiled=True))
-    assert result["excluded"] == [{"name": "BitLinear QAT compiled", "reason": "RuntimeError: no compiler here"}]
+    assert result["excluded"] == [
+        {"name": "BitLinear QAT compiled", "reason": "RuntimeError: no compiler here"}
+    ]
     assert "BitLinear QAT compiled is left out: RuntimeError: no compiler here" in markdown(result)
 
 
@@ -174,27 +197,57 @@ def test_a_way_that_trains_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 def test_names_are_backends_and_the_float_ways() -> None:
     assert trainee_names(["a", "b"], compiled=True) == [
-        "a", "a int8 gradients", "b", "b int8 gradients", *FLOAT_TRAINEES,
-    ]  # fmt: skip
+        "a",
+        "a int8 gradients",
+        "b",
+        "b int8 gradients",
+        *FLOAT_TRAINEES,
+    ]
 
 
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("more", [(), ("--block",)], ids=["linear", "block"])
 def test_the_command_runs_from_end_to_end(more: tuple[str, ...], tmp_path: Path) -> None:
-    arguments = ["step", "--shape", "96x64", "--m", "128", "--group", "row", "--seconds", "0.001", "--no-compile"]
+    arguments = [
+        "step",
+        "--shape",
+        "96x64",
+        "--m",
+        "128",
+        "--group",
+        "row",
+        "--seconds",
+        "0.001",
+        "--no-compile",
+    ]
     done = CliRunner().invoke(
-        bench, [*arguments, "--backends", "torch", "--threads", "1", "--out", str(tmp_path), "--json", *more]
+        bench,
+        [
+            *arguments,
+            "--backends",
+            "torch",
+            "--threads",
+            "1",
+            "--out",
+            str(tmp_path),
+            "--json",
+            *more,
+        ],
     )
     assert done.exit_code == 0, done.stderr or done.exception
     result = json.loads(done.stdout)
     assert result == json.loads((tmp_path / "result.json").read_text())
-    assert (result["format"], result["version"], result["shape"]["block"]) == ("arb-bench-step", 1, bool(more))
+    assert (result["format"], result["version"], result["shape"]["block"]) == (
+        "arb-bench-step",
+        1,
+        bool(more),
+    )
     assert [row["name"] for row in result["rows"]] == EAGER
     assert {len(row) for row in rows(result)} == {len(COLUMNS)}
     assert (tmp_path / "table.md").read_text().startswith("| training |")
 
 
-# --- on another device -----------------------------------------------------------------------------------------------
+# --- on another device
 
 
 @pytest.mark.parametrize("shape", [LINEAR, BLOCK], ids=["linear", "block"])
@@ -218,10 +271,14 @@ class FakeGpu:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[str] = []
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.seen.append(f"wait for {device}"))
+        monkeypatch.setattr(
+            torch.cuda, "synchronize", lambda device: self.seen.append(f"wait for {device}")
+        )
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3 * MIB)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7 * MIB)
-        monkeypatch.setattr(bench_module, "check_device", lambda device: self.seen.append(f"check {device}"))
+        monkeypatch.setattr(
+            bench_module, "check_device", lambda device: self.seen.append(f"check {device}")
+        )
         monkeypatch.setattr(bench_module, "gpu_facts", lambda device: {"name": "a GPU"})
 
 
@@ -233,7 +290,9 @@ def test_a_step_on_a_gpu_is_waited_for_before_and_after() -> None:
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_on_a_gpu_the_bench_checks_it_waits_for_it_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_bench_checks_it_waits_for_it_and_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpu = FakeGpu(monkeypatch)
     result = run_step_bench(small(shape=evolve(LINEAR, device="cpu:0")))
     assert gpu.seen[0] == "check cpu:0"
@@ -274,7 +333,9 @@ def test_the_command_checks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--shape", "4096"), "'4096' is not NxK"),
     ],
 )
-def test_options_that_would_have_no_effect_are_refused(arguments: tuple[str, ...], message: str) -> None:
+def test_options_that_would_have_no_effect_are_refused(
+    arguments: tuple[str, ...], message: str
+) -> None:
     done = CliRunner().invoke(bench, ["step", *arguments])
     assert done.exit_code == 2
     assert message in done.stderr

@@ -15,15 +15,27 @@ from arb_ternary_bench.training.child import answers
 from arb_ternary_bench.training.parts import PARTS, Range, part_of_kernel, read_step, split_steps
 
 TINY: dict[str, Any] = {
-    "name": "small", "width": 32, "layers": 1, "heads": 2, "feed_forward": 32, "vocabulary": 64, "batch": 1,
-    "block": 8, "group_size": 32,
-}  # fmt: skip
+    "name": "small",
+    "width": 32,
+    "layers": 1,
+    "heads": 2,
+    "feed_forward": 32,
+    "vocabulary": 64,
+    "batch": 1,
+    "block": 8,
+    "group_size": 32,
+}
 
 
 def event(name: str, micro: float, *children: Any, number: int = -1) -> Any:
     """A range of the profiler with ``micro`` microseconds in all."""
     made = SimpleNamespace(
-        name=name, sequence_nr=number, cpu_parent=None, cpu_children=children, cpu_time_total=micro, time_range=None
+        name=name,
+        sequence_nr=number,
+        cpu_parent=None,
+        cpu_children=children,
+        cpu_time_total=micro,
+        time_range=None,
     )
     for child in children:
         child.cpu_parent = made
@@ -60,8 +72,14 @@ def test_an_operation_belongs_to_the_module_around_it_and_what_is_left_is_calls(
 
 def test_the_parts_add_up_to_the_step() -> None:
     loss = event("scope:loss", 80, event("aten::_log_softmax", 30), event("aten::sum", 5))
-    update = event("scope:update", 90, event("Optimizer.step#AdamW.step", 80, event("aten::_fused_adamw_", 70)))
-    found = split(event("scope:FloatLinear", 200, event("aten::linear", 190, event("aten::mm", 180))), loss, update)
+    update = event(
+        "scope:update", 90, event("Optimizer.step#AdamW.step", 80, event("aten::_fused_adamw_", 70))
+    )
+    found = split(
+        event("scope:FloatLinear", 200, event("aten::linear", 190, event("aten::mm", 180))),
+        loss,
+        update,
+    )
     assert sum(found.parts.values()) == pytest.approx(found.total) == pytest.approx(1e-3)
     assert list(found.parts) == list(PARTS)
     assert micros(found)["products"] == 180.0
@@ -70,14 +88,21 @@ def test_the_parts_add_up_to_the_step() -> None:
 
 
 def test_a_kernel_counts_with_all_that_it_calls() -> None:
-    dispatched = event("arb_ternary::linear", 70, event("kernel:linear", 50, event("aten::mul", 20)))
-    assert micros(split(event("scope:TernaryLinear", 90, dispatched))) == {"products": 50.0, "calls": 950.0}
+    dispatched = event(
+        "arb_ternary::linear", 70, event("kernel:linear", 50, event("aten::mul", 20))
+    )
+    assert micros(split(event("scope:TernaryLinear", 90, dispatched))) == {
+        "products": 50.0,
+        "calls": 950.0,
+    }
 
 
 def test_a_gradient_belongs_where_the_operation_of_the_forward_pass_was() -> None:
     seen = event("aten::empty", 1, number=7)  # makes no node: the number is that of the next one
     forward = event("scope:Attention", 100, event("aten::mul", 20, number=7))
-    node = event("autograd::engine::evaluate_function: MulBackward0", 60, event("aten::mul", 45), number=7)
+    node = event(
+        "autograd::engine::evaluate_function: MulBackward0", 60, event("aten::mul", 45), number=7
+    )
     found = split(event("scope:RMSNorm", 10, seen), forward, node)
     assert micros(found) == {"attention": 65.0, "calls": 935.0}
 
@@ -100,12 +125,20 @@ def test_of_equal_steps_every_range_has_its_least_time() -> None:
 @pytest.mark.parametrize(
     ("kernel", "part"),
     [
-        ("linear", "products"), ("linear_grad_input", "products"), ("quantize_rows", "norms and quantisation"),
-        ("rms_norm_quantize", "norms and quantisation"), ("cast_scaled_votes", "votes"), ("embedding_votes", "votes"),
-        ("apply_scaled_votes", "update"), ("apply_exponent_votes", "update"), ("embedding", "everything else"),
-        ("pack_votes", "update"), ("turn_heads_backward", "attention"), ("activate_quantize", "norms and quantisation"),
+        ("linear", "products"),
+        ("linear_grad_input", "products"),
+        ("quantize_rows", "norms and quantisation"),
+        ("rms_norm_quantize", "norms and quantisation"),
+        ("cast_scaled_votes", "votes"),
+        ("embedding_votes", "votes"),
+        ("apply_scaled_votes", "update"),
+        ("apply_exponent_votes", "update"),
+        ("embedding", "everything else"),
+        ("pack_votes", "update"),
+        ("turn_heads_backward", "attention"),
+        ("activate_quantize", "norms and quantisation"),
     ],
-)  # fmt: skip
+)
 def test_kernels_have_parts_by_their_names(kernel: str, part: str) -> None:
     assert part_of_kernel(kernel) == part
 
@@ -114,8 +147,12 @@ def test_calls_are_what_kernels_leave_of_an_unprofiled_step() -> None:
     profiled = {"products": 3.0, "votes": 1.0, "calls": 6.0}
     assert parts_of_step(profiled, 5.0) == {"products": 3.0, "votes": 1.0, "calls": 1.0}
     # A machine that was not equally fast for both: everything in proportion.
-    assert parts_of_step(profiled, 20.0) == pytest.approx({"products": 6.0, "votes": 2.0, "calls": 12.0})
-    assert parts_of_step(profiled, 2.0) == pytest.approx({"products": 0.6, "votes": 0.2, "calls": 1.2})
+    assert parts_of_step(profiled, 20.0) == pytest.approx(
+        {"products": 6.0, "votes": 2.0, "calls": 12.0}
+    )
+    assert parts_of_step(profiled, 2.0) == pytest.approx(
+        {"products": 0.6, "votes": 0.2, "calls": 1.2}
+    )
 
 
 @pytest.fixture

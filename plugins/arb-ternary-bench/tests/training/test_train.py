@@ -1,4 +1,6 @@
-"""The training bench: what takes part, that it learns, how it is timed and compared, and the command."""
+"""The training bench: what takes part, that it learns, how it is timed and compared, and the
+command.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,25 @@ def test_the_demos_size_is_that_of_the_example() -> None:
 
 def test_names_say_how_a_run_trains() -> None:
     exact = TrainWay("torch/pure/int8/bfloat16").config(TINY)
-    assert (exact.model.options.gradients, exact.model.options.float_parts, exact.optimizer.name) == (
-        "int8", (), "scaled_votes",
-    )  # fmt: skip
+    assert (
+        exact.model.options.gradients,
+        exact.model.options.float_parts,
+        exact.optimizer.name,
+    ) == (
+        "int8",
+        (),
+        "scaled_votes",
+    )
     assert (exact.backend, exact.phases[0].options.use_amp) == ("torch", True)
     mixed = TrainWay("torch").config(TINY)
-    assert (mixed.model.options.gradients, mixed.model.options.float_parts) == ("float", ("embedding", "head"))
+    assert (mixed.model.options.gradients, mixed.model.options.float_parts) == (
+        "float",
+        ("embedding", "head"),
+    )
     assert (mixed.optimizer.name, mixed.phases[0].options.use_amp) == ("split", False)
-    assert TrainWay("torch/pure/int8/all-bfloat16").config(TINY).phases[0].options.dtype == "bfloat16"
+    assert (
+        TrainWay("torch/pure/int8/all-bfloat16").config(TINY).phases[0].options.dtype == "bfloat16"
+    )
     plain = TrainWay("float32/compiled").config(TINY)
     assert (plain.optimizer.name, plain.phases[0].options.compile_model) == ("adamw", True)
     assert plain.model.options.activations == "float"
@@ -60,10 +73,17 @@ def test_names_say_how_a_run_trains() -> None:
 def test_all_ways_are_listed_once_and_chosen_by_patterns() -> None:
     names = [way.name for way in train_ways(["a", "b"])]
     assert len(set(names)) == len(names) == 2 * 10 + len(FLOAT_WAYS)
-    assert [way.name for way in train_ways([], compiled=False)] == ["qat", "qat/bfloat16", "float32", "bfloat16"]
+    assert [way.name for way in train_ways([], compiled=False)] == [
+        "qat",
+        "qat/bfloat16",
+        "float32",
+        "bfloat16",
+    ]
     ways = chosen_ways(train_ways(["a"]), ["float32*", "a/pure/int8"])
     assert [way.name for way in ways] == ["a/pure/int8", "float32", "float32/compiled"]
-    with pytest.raises(UsageProblem, match="'flaot32' fits no way of training; did you mean 'float32'"):
+    with pytest.raises(
+        UsageProblem, match="'flaot32' fits no way of training; did you mean 'float32'"
+    ):
         chosen_ways(train_ways(["a"]), ["flaot32"])
 
 
@@ -77,13 +97,16 @@ def test_every_way_learns_and_trains_as_many_weights(way: TrainWay) -> None:
     assert facts["parameters"] == 4 * 32 * 32 + 3 * 32 * 64 + 2 * 64 * 32 == TINY.weights()
     assert facts["pure"] == ("pure" in way.name)
     if way.role == "float":
-        assert facts["state_bytes"] / facts["parameters"] == pytest.approx(16.0, abs=0.01)  # w, g, m, v
+        # w, g, m, v
+        assert facts["state_bytes"] / facts["parameters"] == pytest.approx(16.0, abs=0.01)
 
 
 def test_a_way_that_does_not_learn_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = Learner(TrainWay("float32"), TINY)
     monkeypatch.setattr(Learner, "step", lambda self: 4.0)
-    with pytest.raises(ArbError, match=r"float32: the loss of one batch went from 4\.0000 to 4\.0000 in 24 steps"):
+    with pytest.raises(
+        ArbError, match=r"float32: the loss of one batch went from 4\.0000 to 4\.0000 in 24 steps"
+    ):
         learner.check()
     falling = iter([5.0, 4.0, 3.0])
     monkeypatch.setattr(Learner, "step", lambda self: next(falling))
@@ -97,7 +120,10 @@ def test_random_tokens_are_the_same_in_every_step() -> None:
     learner = Learner(TrainWay("float32"), TINY)
     first, second = next(learner.loop.batches), next(learner.loop.batches)
     assert first.data.equal(second.data)
-    assert first.data.shape == (config.phases[0].options.batch_size, config.phases[0].options.block_size + 1)
+    assert first.data.shape == (
+        config.phases[0].options.batch_size,
+        config.phases[0].options.block_size + 1,
+    )
     assert int(first.data.max()) < source.vocabulary_size
 
 
@@ -141,7 +167,7 @@ def test_threads_and_malloc_are_told_by_the_environment() -> None:
     assert "trim_threshold" in evolve(plain, malloc="kept").environment()["GLIBC_TUNABLES"]
 
 
-# --- the bench, with processes that are none --------------------------------------------------------------------------
+# --- the bench, with processes that are none
 
 
 class Fake:
@@ -156,8 +182,12 @@ class Fake:
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
         self.facts = {
-            "losses": [2.0, 1.0], "parameters": 100, "pure": False, "state_bytes": 1600, "base_bytes": 10 << 20,
-        }  # fmt: skip
+            "losses": [2.0, 1.0],
+            "parameters": 100,
+            "pure": False,
+            "state_bytes": 1600,
+            "base_bytes": 10 << 20,
+        }
         self.last: dict[str, float] = {}
 
     @classmethod
@@ -167,7 +197,9 @@ class Fake:
 
     def __enter__(self) -> Fake:
         if self.asked.way.name in self.failing:
-            raise ArbError(f"{self.asked.way.name}: the process that trains ended with 1: no compiler here")
+            raise ArbError(
+                f"{self.asked.way.name}: the process that trains ended with 1: no compiler here"
+            )
         type(self).started = [*self.started, self.asked.way.name]
         type(self).alive += 1
         type(self).most = max(self.most, self.alive)
@@ -187,30 +219,40 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    def run(failing: tuple[str, ...] = (), available: int | None = None, **changes: Any) -> dict[str, Any]:
+    def run(
+        failing: tuple[str, ...] = (), available: int | None = None, **changes: Any
+    ) -> dict[str, Any]:
         kind = type("Faked", (Fake,), {"failing": failing, "started": []})
         monkeypatch.setattr(bench_module, "TrainProcess", kind)
         monkeypatch.setattr(bench_module, "available_bytes", lambda: available)
         ways = tuple(TrainWay(name) for name in Fake.seconds)
         result = run_train_bench(
-            TrainBench(**{"sizes": (TINY,), "ways": ways, "threads": (1,), "seconds": 1e-3, **changes})
+            TrainBench(
+                **{"sizes": (TINY,), "ways": ways, "threads": (1,), "seconds": 1e-3, **changes}
+            )
         )
         return {**result, "started": kind.started, "most": kind.most}
 
     return run
 
 
-def test_rows_are_compared_with_the_fastest_float_and_with_qat_compiled(fake: Callable[..., dict[str, Any]]) -> None:
+def test_rows_are_compared_with_the_fastest_float_and_with_qat_compiled(
+    fake: Callable[..., dict[str, Any]],
+) -> None:
     (cell,) = fake()["cells"]
     found = {row["name"]: row for row in cell["rows"]}
     assert {name: row["x_best_float"] for name, row in found.items()} == {
-        "torch/int8": 2.0, "float32": 1.0, "qat/compiled": 0.5, "bfloat16": pytest.approx(1 / 3),
-    }  # fmt: skip
+        "torch/int8": 2.0,
+        "float32": 1.0,
+        "qat/compiled": 0.5,
+        "bfloat16": pytest.approx(1 / 3),
+    }
     assert found["torch/int8"]["x_qat_compiled"] == 4.0
     assert found["float32"]["tokens_per_second"] == TINY.tokens
     assert found["float32"]["state_bytes_per_parameter"] == 16.0
     assert sum(found["float32"]["parts"].values()) == pytest.approx(1.0)
-    assert found["float32"]["parts"]["calls"] == pytest.approx(1 / 8)  # the profiled step was shorter: in proportion
+    # the profiled step was shorter: in proportion
+    assert found["float32"]["parts"]["calls"] == pytest.approx(1 / 8)
 
 
 def test_without_a_baseline_there_is_no_ratio() -> None:
@@ -230,7 +272,9 @@ def test_processes_wait_side_by_side_where_memory_permits_and_else_take_turns(
     assert alone["cells"][0]["in_turns"] == "one process at a time, 2 rounds"
 
 
-def test_what_does_not_fit_into_the_memory_is_left_out_with_the_reason(fake: Callable[..., dict[str, Any]]) -> None:
+def test_what_does_not_fit_into_the_memory_is_left_out_with_the_reason(
+    fake: Callable[..., dict[str, Any]],
+) -> None:
     result = fake(available=1 << 30)
     assert result["cells"][0]["rows"] == []
     assert {each["name"] for each in result["cells"][0]["excluded"]} == set(Fake.seconds)
@@ -242,8 +286,9 @@ def test_only_what_is_compiled_may_fail(fake: Callable[..., dict[str, Any]]) -> 
     (cell,) = result["cells"]
     assert [row["name"] for row in cell["rows"]] == ["torch/int8", "float32", "bfloat16"]
     assert cell["excluded"][0]["name"] == "qat/compiled"
-    assert "qat/compiled is left out: qat/compiled: the process that trains ended with 1: no compiler" in markdown(
-        result
+    assert (
+        "qat/compiled is left out: qat/compiled: the process that trains ended with 1: no compiler"
+        in markdown(result)
     )
     with pytest.raises(ArbError, match="torch/int8: the process"):
         fake(failing=("torch/int8",))
@@ -261,21 +306,32 @@ def test_a_way_whose_plugin_is_missing_is_left_out(
 
     monkeypatch.setattr(TrainWay, "config", without_qat)
     (cell,) = fake()["cells"]
-    assert cell["excluded"] == [{"name": "qat/compiled", "reason": "model: there is no model 'bitnet'"}]
+    assert cell["excluded"] == [
+        {"name": "qat/compiled", "reason": "model: there is no model 'bitnet'"}
+    ]
 
 
 def test_processor_time_is_taken_where_it_is_asked_for(fake: Callable[..., dict[str, Any]]) -> None:
     row = fake(clock="processor")["cells"][0]["rows"][0]
-    assert (row["seconds_min"], row["wall_seconds_min"], row["processor_seconds_min"]) == (0.25, 0.5, 0.25)
+    assert (row["seconds_min"], row["wall_seconds_min"], row["processor_seconds_min"]) == (
+        0.25,
+        0.5,
+        0.25,
+    )
 
 
 def test_memory_is_measured_both_ways(fake: Callable[..., dict[str, Any]]) -> None:
     result = fake(malloc=("default", "kept"), ways=(TrainWay("float32"),))
-    assert [row["name"] for row in result["cells"][0]["rows"]] == ["float32", "float32, malloc kept"]
+    assert [row["name"] for row in result["cells"][0]["rows"]] == [
+        "float32",
+        "float32, malloc kept",
+    ]
 
 
 @pytest.mark.usefixtures("fake")
-def test_the_command_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench_module, "TrainProcess", Fake)
     arguments = [
         "train",
@@ -288,7 +344,9 @@ def test_the_command_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest
         "--threads",
         "1",
     ]
-    done = CliRunner().invoke(bench, [*arguments, "--seconds", "0.001", "--out", str(tmp_path), "--json"])
+    done = CliRunner().invoke(
+        bench, [*arguments, "--seconds", "0.001", "--out", str(tmp_path), "--json"]
+    )
     assert done.exit_code == 0, done.stderr or done.exception
     result = json.loads(done.stdout)
     assert result == json.loads((tmp_path / "result.json").read_text())

@@ -1,26 +1,31 @@
 """Masked diffusion of tokens: noise hides tokens for good, and the model is asked what they were.
 
-The forward process keeps each token until it is absorbed by the mask, which by time ``t`` has happened with probability
-``t``. The negative log-likelihood of ``S`` tokens ``x`` is then at most
+The forward process keeps each token until it is absorbed by the mask, which by time ``t`` has
+happened with probability ``t``. The negative log-likelihood of ``S`` tokens ``x`` is then at most
 
-    L(x) = integral over t in (0, 1] of 1/t E[ sum over the hidden positions of -log p(x_i | what is not hidden) ] dt
+    L(x) = integral over t in (0, 1] of 1/t E[ sum over the hidden positions of -log p(x_i | what is
+    not hidden) ] dt
 
-(Sahoo et al., *Simple and Effective Masked Diffusion Language Models*, 2024, equation 10 with a linear schedule; Shi et
-al., 2024). The weight: with a share ``a = 1 - t`` of tokens left, a hidden one is revealed on the way from ``t`` to
-``s < t`` with probability ``(a_s - a_t) / (1 - a_t) = (t - s) / t``, so that its cross entropy enters with ``dt / t``.
+(Sahoo et al., *Simple and Effective Masked Diffusion Language Models*, 2024, equation 10 with a
+linear schedule; Shi et al., 2024). The weight: with a share ``a = 1 - t`` of tokens left, a hidden
+one is revealed on the way from ``t`` to ``s < t`` with probability ``(a_s - a_t) / (1 - a_t) = (t -
+s) / t``, so that its cross entropy enters with ``dt / t``.
 
-Of a hidden set only its size ``k`` depends on the time, and ``integral of 1/t C(S,k) t^k (1-t)^(S-k) dt = 1/k``, the
-beta function. Hence
+Of a hidden set only its size ``k`` depends on the time, and ``integral of 1/t C(S,k) t^k
+(1-t)^(S-k) dt = 1/k``, the beta function. Hence
 
-    L(x) = sum over k = 1 .. S of the mean, over sets of k positions, of the mean cross entropy of those positions
+    L(x) = sum over k = 1 .. S of the mean, over sets of k positions, of the mean cross entropy of
+    those positions
 
-which is ``S`` times an expectation over ``k``, uniform, and a uniform set of so many: the loss of models that write in
-any order (Hoogeboom et al., 2022; Ou et al., *Your Absorbing Discrete Diffusion Secretly Models the Conditional
-Distributions of Clean Data*, 2024, theorem 2). ``k = ceil(S t)`` is uniform, and each hidden position then weighs
-``S/k`` where an independent one weighs ``1/t``. The second moment of the former is bounded, that of the latter grows
-like ``log 1/t`` towards 0.
+which is ``S`` times an expectation over ``k``, uniform, and a uniform set of so many: the loss of
+models that write in any order (Hoogeboom et al., 2022; Ou et al., *Your Absorbing Discrete
+Diffusion Secretly Models the Conditional Distributions of Clean Data*, 2024, theorem 2). ``k =
+ceil(S t)`` is uniform, and each hidden position then weighs ``S/k`` where an independent one weighs
+``1/t``. The second moment of the former is bounded, that of the latter grows like ``log 1/t``
+towards 0.
 
-The optimal answer depends on what is not hidden only, not on the time (Ou et al., theorem 1): a model needs no time.
+The optimal answer depends on what is not hidden only, not on the time (Ou et al., theorem 1): a
+model needs no time.
 
 Shapes: ``B`` samples, ``S`` positions, ``V`` ids.
 """
@@ -41,22 +46,25 @@ from arb_ternary_diffusion.absorbing_config import AbsorbingConfig
 
 __all__ = ["AbsorbingMasking", "build"]
 
-#: Streams of the hash: which sample gets which time, and the order in which a sample's positions are hidden.
+# : Streams of the hash: which sample gets which time, and the order in which a sample's positions
+# are hidden.
 _TIMES: Final = stream_id("arb_ternary_diffusion.absorbing.times")
 _POSITIONS: Final = stream_id("arb_ternary_diffusion.absorbing.positions")
 
 
 class AbsorbingMasking:
-    """Hides tokens of each sample at a time of its own, and weighs the loss so that it bounds the likelihood.
+    """Hides tokens of each sample at a time of its own, and weighs the loss so that it bounds the
+    likelihood.
 
-    Every token counts in the loss, those that are not hidden with 0: its mean is an upper bound of the negative
-    log-likelihood in nats a token, in expectation, and can be compared with the loss of a model that writes from left
-    to right. The bound is one of whole samples, each for itself.
+    Every token counts in the loss, those that are not hidden with 0: its mean is an upper bound of
+    the negative log-likelihood in nats a token, in expectation, and can be compared with the loss
+    of a model that writes from left to right. The bound is one of whole samples, each for itself.
 
-    The times of a batch are spread evenly: one number ``u`` of the generator makes ``1 - (u + r/B) mod 1`` of them
-    (Kingma et al., *Variational Diffusion Models*, 2021), where ``r`` counts the samples in an order that a hash of
-    their ids and another number of the generator decides. So each time is uniform in (0, 1], the loss of a batch
-    varies less than with independent times, and the rows may stand in any order.
+    The times of a batch are spread evenly: one number ``u`` of the generator makes ``1 - (u + r/B)
+    mod 1`` of them (Kingma et al., *Variational Diffusion Models*, 2021), where ``r`` counts the
+    samples in an order that a hash of their ids and another number of the generator decides. So
+    each time is uniform in (0, 1], the loss of a batch varies less than with independent times, and
+    the rows may stand in any order.
     """
 
     #: What one element of :meth:`losses` is.
@@ -77,7 +85,8 @@ class AbsorbingMasking:
         if token >= vocabulary_size:
             raise ConfigError(
                 f"mask_token_id: {token} is outside the vocabulary of {vocabulary_size} ids",
-                f"Take an id below {vocabulary_size} that the data does not use, or null for the last one.",
+                f"Take an id below {vocabulary_size} that the data does not use, or null for the "
+                f"last one.",
             )
         return token
 
@@ -86,9 +95,11 @@ class AbsorbingMasking:
         return (self.mask_token(vocabulary_size),)
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
-        """Inputs with hidden tokens, the tokens as they were, an all-true mask, all ``[B, S]``, and times ``[B]``.
+        """Inputs with hidden tokens, the tokens as they were, an all-true mask, all ``[B, S]``, and
+        times ``[B]``.
 
-        The time that a model is told is the share of hidden positions where that is what the time decides.
+        The time that a model is told is the share of hidden positions where that is what the time
+        decides.
 
         Raises:
             DataError: the mask token occurs in the data.
@@ -112,10 +123,13 @@ class AbsorbingMasking:
             hidden_BS = uniform_(order_BS) < time_B.unsqueeze(1)
         inputs_BS = tokens_BS.masked_fill(hidden_BS.to(tokens_BS.device), mask_token)
         times_B = time_B.float().to(tokens_BS.device)
-        return MaskedBatch(inputs_BS, tokens_BS, torch.ones_like(hidden_BS, device=tokens_BS.device), times_B)
+        return MaskedBatch(
+            inputs_BS, tokens_BS, torch.ones_like(hidden_BS, device=tokens_BS.device), times_B
+        )
 
     def losses(self, output: Tensor, batch: MaskedBatch) -> Tensor:
-        """What each token adds to the bound, float32 ``[B * S]``: its weighted cross entropy; 0 where it is not hidden.
+        """What each token adds to the bound, float32 ``[B * S]``: its weighted cross entropy; 0
+        where it is not hidden.
 
         The mask itself is no answer: its logit counts as minus infinity.
 
@@ -128,14 +142,18 @@ class AbsorbingMasking:
         mask_token = torch.where(hidden_BS, batch.inputs, -1).amax()
         is_mask_V = torch.arange(logits_BSV.shape[-1], device=logits_BSV.device) == mask_token
         allowed_NV = logits_BSV.masked_fill(is_mask_V, -math.inf).flatten(0, 1)
-        entropy_BS = F.cross_entropy(allowed_NV, batch.targets.flatten(), reduction="none").view_as(hidden_BS)
+        entropy_BS = F.cross_entropy(allowed_NV, batch.targets.flatten(), reduction="none").view_as(
+            hidden_BS
+        )
         assert batch.times is not None
         weighted_BS = entropy_BS / batch.times.unsqueeze(1)
         return weighted_BS.masked_fill(~hidden_BS, 0.0).flatten()
 
 
 def _ranks(keys_BS: Tensor) -> Tensor:
-    """The place of each element in the ascending order of its row; of equal ones the earlier comes first."""
+    """The place of each element in the ascending order of its row; of equal ones the earlier comes
+    first.
+    """
     return keys_BS.argsort(dim=1, stable=True).argsort(dim=1)
 
 
@@ -144,9 +162,11 @@ def _check_unused(tokens_BS: Tensor, sample_ids_B: Tensor, mask_token: int) -> N
     if bool(found_BS.any()):
         row, position = (int(i) for i in found_BS.nonzero()[0])
         raise DataError(
-            f"sample {int(sample_ids_B[row])}: token id {mask_token} at position {position} is the mask token, and the "
+            f"sample {int(sample_ids_B[row])}: token id {mask_token} at position {position} is the "
+            f"mask token, and the "
             "data uses it",
-            "Give the data an id more: data: {name: with_mask_token, source: ...} of arb-ternary-progressive; or set "
+            "Give the data an id more: data: {name: with_mask_token, source: ...} of "
+            "arb-ternary-progressive; or set "
             "mask_token_id of the masking to an id that the data does not use.",
         )
 

@@ -23,12 +23,14 @@ class AbsorbingConfig:
 
     mask_token_id: int | None = option(
         None,
-        "id that stands for a hidden token, which the data must not use; null = the last of the vocabulary",
+        "id that stands for a hidden token, which the data must not use; null = the last of the "
+        "vocabulary",
         validator=optional(non_negative),
     )
     hiding: Hiding = option(
         "count",
-        "what time t hides of S tokens: exactly ceil(S t), or each with probability t; both have the same expected "
+        "what time t hides of S tokens: exactly ceil(S t), or each with probability t; both have "
+        "the same expected "
         "loss, and the first has the smaller variance",
         validator=in_(("count", "independent")),
     )
@@ -38,12 +40,15 @@ class AbsorbingConfig:
         if getattr(run.model.options, "causal", False):
             yield (
                 "",
-                "asks for tokens from what stands on both sides of them, and the model sees only what stands before; "
+                "asks for tokens from what stands on both sides of them, and the model sees only "
+                "what stands before; "
                 "set causal: false in model",
             )
         if getattr(run.data.options, "tokenizer", None) == "characters":
             yield (
                 "",
-                "needs an id that the text does not use, and characters are those of the text; take data: "
-                "{name: with_mask_token, source: ...} of arb-ternary-progressive, or tokenizer: bytes",
+                "needs an id that the text does not use, and characters are those of the text; "
+                "take data: "
+                "{name: with_mask_token, source: ...} of arb-ternary-progressive, or tokenizer: "
+                "bytes",
             )

@@ -1,7 +1,9 @@
-"""Frechet distance of two sets of samples (Heusel et al., GANs Trained by a Two Time-Scale Update Rule, 2017).
+"""Frechet distance of two sets of samples (Heusel et al., GANs Trained by a Two Time-Scale Update
+Rule, 2017).
 
-It is that of the Gaussians with their means and covariances: ``|m - n|**2 + Tr(C + D - 2 (C D)**(1/2))``. Of few
-samples it is too large, by an amount that shrinks with their number: compare sets of the same size.
+It is that of the Gaussians with their means and covariances: ``|m - n|**2 + Tr(C + D - 2 (C
+D)**(1/2))``. Of few samples it is too large, by an amount that shrinks with their number: compare
+sets of the same size.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Moments:
 
 
 def moments_of(samples: ArrayLike) -> Moments:
-    """Those of ``samples [N, ...]``, flattened to ``F`` numbers each; the covariance is divided by ``N - 1``.
+    """Those of ``samples [N, ...]``, flattened to ``F`` numbers each; the covariance is divided by
+    ``N - 1``.
 
     Raises:
         DataError: there are fewer than two samples, or one has a number that is not finite.
@@ -41,13 +44,16 @@ def moments_of(samples: ArrayLike) -> Moments:
 def frechet_distance(one: Moments, other: Moments) -> float:
     """Squared distance, in the square of the samples' unit.
 
-    ``Tr (C D)**(1/2)`` is taken as that of the symmetric ``C**(1/2) D C**(1/2)``, which has the same eigenvalues: so it
-    is real, also where a covariance is singular.
+    ``Tr (C D)**(1/2)`` is taken as that of the symmetric ``C**(1/2) D C**(1/2)``, which has the
+    same eigenvalues: so it is real, also where a covariance is singular.
     """
     values, vectors = np.linalg.eigh(one.covariance)
     root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
     shared = np.linalg.eigvalsh(root @ other.covariance @ root).clip(min=0)
     difference = one.mean - other.mean
     return float(
-        difference @ difference + np.trace(one.covariance) + np.trace(other.covariance) - 2 * np.sqrt(shared).sum()
+        difference @ difference
+        + np.trace(one.covariance)
+        + np.trace(other.covariance)
+        - 2 * np.sqrt(shared).sum()
     )

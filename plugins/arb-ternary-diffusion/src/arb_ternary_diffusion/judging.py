@@ -1,4 +1,5 @@
-"""How far drawn pictures are from real ones: Frechet distances of pixels, and of the features of a classifier.
+"""How far drawn pictures are from real ones: Frechet distances of pixels, and of the features of a
+classifier.
 
 Shapes: ``N`` pictures, ``C`` channels, ``H`` and ``W`` pixels, ``F`` features.
 """
@@ -19,7 +20,15 @@ from arb_ternary.protocols.data import DataSource
 from arb_ternary_diffusion.frechet import frechet_distance, moments_of
 from arb_ternary_train.evaluate import evaluation_mode
 
-__all__ = ["Distances", "Features", "Pictures", "distances", "features_of", "pixels", "real_pictures"]
+__all__ = [
+    "Distances",
+    "Features",
+    "Pictures",
+    "distances",
+    "features_of",
+    "pixels",
+    "real_pictures",
+]
 
 _TOGETHER = 256
 
@@ -66,7 +75,10 @@ def real_pictures(data: DataSource) -> Pictures:
     train = getattr(getattr(data, "train", None), "in_order", None)
     held_out = [*data.held_out(_TOGETHER, 1, None)]
     if train is None or not held_out or not held_out[0].data.is_floating_point():
-        raise DataError(f"data {data.name!r}: its training samples are no pictures that can be read one after another")
+        raise DataError(
+            f"data {data.name!r}: its training samples are no pictures that can be read one after "
+            f"another"
+        )
     labels = [batch.extras["labels"] for batch in held_out if "labels" in batch.extras]
     return Pictures(
         torch.cat([batch.data for batch in train(_TOGETHER, None)]),
@@ -88,12 +100,16 @@ def features_of(where: str, classifier: nn.Module, device: torch.device) -> Feat
     """
     head = getattr(classifier, "head", None)
     if not isinstance(head, nn.Module):
-        raise UsageProblem(f"{where}: the model has no head whose input could be compared; take a vit or a convnet")
+        raise UsageProblem(
+            f"{where}: the model has no head whose input could be compared; take a vit or a convnet"
+        )
 
     @torch.no_grad()
     def features(pictures_NCHW: Tensor) -> NDArray[Any]:
         seen: list[Tensor] = []
-        hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float().cpu()))
+        hook = head.register_forward_pre_hook(
+            lambda _, inputs: seen.append(inputs[0].float().cpu())
+        )
         try:
             with evaluation_mode(classifier):
                 for some_BCHW in torch.split(pictures_NCHW, _TOGETHER):
@@ -112,5 +128,8 @@ def distances(drawn_NCHW: Tensor, real: Pictures, features: Features = pixels) -
     """
     count = min(len(drawn_NCHW), len(real.held_out))
     known = moments_of(features(real.train))
-    found = [frechet_distance(moments_of(features(some[:count])), known) for some in (drawn_NCHW, real.held_out)]
+    found = [
+        frechet_distance(moments_of(features(some[:count])), known)
+        for some in (drawn_NCHW, real.held_out)
+    ]
     return Distances(found[0], found[1], count)

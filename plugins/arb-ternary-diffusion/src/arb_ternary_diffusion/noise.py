@@ -1,9 +1,9 @@
 """How much noise a picture has at a time, and what a model may predict of it.
 
-A noisy sample is ``x_t = alpha x_0 + sigma epsilon``, where ``alpha**2 = alpha_bar(t) = 1 - sigma**2`` and ``epsilon``
-is Gaussian; time runs from 0, where ``x_t`` is the sample, to 1, where it is noise. Of ``x_0``, ``epsilon`` and
-``v = alpha epsilon - sigma x_0`` (Salimans and Ho, Progressive Distillation, 2022) each gives the two others, once
-``x_t`` is known.
+A noisy sample is ``x_t = alpha x_0 + sigma epsilon``, where ``alpha**2 = alpha_bar(t) = 1 -
+sigma**2`` and ``epsilon`` is Gaussian; time runs from 0, where ``x_t`` is the sample, to 1, where
+it is noise. Of ``x_0``, ``epsilon`` and ``v = alpha epsilon - sigma x_0`` (Salimans and Ho,
+Progressive Distillation, 2022) each gives the two others, once ``x_t`` is known.
 
 Shapes: ``B`` samples; ``...`` is whatever a sample is.
 """
@@ -20,12 +20,13 @@ from arb_ternary_diffusion.noise_config import PredictionName, ScheduleName
 
 __all__ = ["Level", "Parts", "alpha_bar", "level", "noisy", "parts_of", "target_of"]
 
-#: Least ``alpha_bar``: the end of the linear schedule has 4e-5, that of the cosine would have 0, from which no sample
-#: could be told.
+# : Least ``alpha_bar``: the end of the linear schedule has 4e-5, that of the cosine would have 0,
+# from which no sample : could be told.
 _LEAST: Final = 1e-5
 #: Nichol and Dhariwal's offset, which keeps the first steps from being too small.
 _OFFSET: Final = 0.008
-#: The rates of noise at both ends, a thousand steps of Ho et al. (1e-4 to 0.02) being a unit of time.
+# : The rates of noise at both ends, a thousand steps of Ho et al. (1e-4 to 0.02) being a unit of
+# time.
 _BETA: Final = (0.1, 20.0)
 
 
@@ -44,11 +45,13 @@ class Parts(NamedTuple):
 
 
 def alpha_bar(schedule: ScheduleName, time: Tensor) -> Tensor:
-    """Share of the sample in the variance of ``x_t``, float64 of the shape of ``time``, at least 1e-5.
+    """Share of the sample in the variance of ``x_t``, float64 of the shape of ``time``, at least
+    1e-5.
 
-    ``cosine``: ``cos(pi/2 (t + s) / (1 + s))**2`` over its value at 0, ``s = 0.008`` (Nichol and Dhariwal, Improved
-    DDPM, 2021). ``linear``: ``exp(-integral of beta)`` with ``beta`` from 0.1 to 20, which is the product of Ho et al.
-    (DDPM, 2020) in the limit of many steps (Song et al., Score-Based Generative Modeling, 2021, equation 29).
+    ``cosine``: ``cos(pi/2 (t + s) / (1 + s))**2`` over its value at 0, ``s = 0.008`` (Nichol and
+    Dhariwal, Improved DDPM, 2021). ``linear``: ``exp(-integral of beta)`` with ``beta`` from 0.1 to
+    20, which is the product of Ho et al. (DDPM, 2020) in the limit of many steps (Song et al.,
+    Score-Based Generative Modeling, 2021, equation 29).
     """
     time = time.double()
     if schedule == "linear":
@@ -61,7 +64,9 @@ def alpha_bar(schedule: ScheduleName, time: Tensor) -> Tensor:
 
 
 def level(schedule: ScheduleName, time_B: Tensor, like: Tensor) -> Level:
-    """``alpha`` and ``sigma`` at ``time_B``, ``[B, 1, ...]`` with as many dimensions, and the dtype, of ``like``."""
+    """``alpha`` and ``sigma`` at ``time_B``, ``[B, 1, ...]`` with as many dimensions, and the
+    dtype, of ``like``.
+    """
     kept = alpha_bar(schedule, time_B).view(-1, *[1] * (like.dim() - 1))
     return Level(kept.sqrt().to(like.dtype), (1 - kept).sqrt().to(like.dtype))
 

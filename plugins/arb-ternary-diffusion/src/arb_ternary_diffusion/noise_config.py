@@ -24,11 +24,14 @@ class NoiseConfig:
         validator=one_of("x0", "epsilon", "v"),
     )
     schedule: ScheduleName = option(
-        "cosine", "how much noise there is at a time: cosine or linear", validator=one_of("cosine", "linear")
+        "cosine",
+        "how much noise there is at a time: cosine or linear",
+        validator=one_of("cosine", "linear"),
     )
     label_dropout: float = option(
         0.1,
-        "share of training samples without their class, so that the model also learns pictures of any; 0 = none, and "
+        "share of training samples without their class, so that the model also learns pictures of "
+        "any; 0 = none, and "
         "no guidance",
         validator=fraction,
     )

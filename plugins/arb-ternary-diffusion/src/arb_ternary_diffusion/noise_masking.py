@@ -1,4 +1,6 @@
-"""The masking strategy ``noise``: a picture, made noisy, is to be told from its noise (Ho et al., DDPM, 2020)."""
+"""The masking strategy ``noise``: a picture, made noisy, is to be told from its noise (Ho et al.,
+DDPM, 2020).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ __all__ = ["NoiseConfig", "NoiseMasking", "build"]
 
 
 class NoiseMasking:
-    """``inputs = x_t``, ``targets`` what is predicted, float32 ``[B, ...]``; a prediction is a whole sample.
+    """``inputs = x_t``, ``targets`` what is predicted, float32 ``[B, ...]``; a prediction is a
+    whole sample.
 
-    Times of a training batch lie evenly from a random start and in random order (Kingma et al., Variational Diffusion
-    Models, 2021), which varies less from batch to batch than times drawn one by one. In evaluation they lie evenly at
-    fixed places, in random order, and every sample has its class.
+    Times of a training batch lie evenly from a random start and in random order (Kingma et al.,
+    Variational Diffusion Models, 2021), which varies less from batch to batch than times drawn one
+    by one. In evaluation they lie evenly at fixed places, in random order, and every sample has its
+    class.
 
     Args:
         config: the options.
@@ -39,10 +43,15 @@ class NoiseMasking:
             raise DataError(
                 f"masking 'noise': samples are {str(batch.data.dtype).removeprefix('torch.')} "
                 f"{list(batch.data.shape)}, not pictures [B, C, H, W] of floats",
-                "Take data of images, such as `data: digits`; ids of text are for `masking: absorbing`.",
+                "Take data of images, such as `data: digits`; ids of text are for `masking: "
+                "absorbing`.",
             )
         count, config = len(batch.data), self.config
-        start_1 = torch.rand(1, generator=generator) if context.training else torch.full((1,), 0.5 / count)
+        start_1 = (
+            torch.rand(1, generator=generator)
+            if context.training
+            else torch.full((1,), 0.5 / count)
+        )
         order_B = torch.randperm(count, generator=generator)
         time_B = ((start_1 + order_B / count) % 1.0).to(torch.float32)
         parts = Parts(batch.data, torch.randn(batch.data.shape, generator=generator))

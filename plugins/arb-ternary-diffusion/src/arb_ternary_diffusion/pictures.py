@@ -36,14 +36,17 @@ __all__ = [
 
 #: Pictures that pass the model together: more save no time on a CPU.
 _TOGETHER = 256
-#: A picture in a grid has so many pixels a side at least; smaller ones are magnified by a whole number.
+# : A picture in a grid has so many pixels a side at least; smaller ones are magnified by a whole
+# number.
 _LEAST_SIDE = 32
 _GAP = 2
 
 
 @runtime_checkable
 class Denoises(Protocol):
-    """What a model has that takes noise away from pictures: classes that it knows, and their ``(C, H, W)``."""
+    """What a model has that takes noise away from pictures: classes that it knows, and their ``(C,
+    H, W)``.
+    """
 
     @property
     def classes(self) -> int: ...
@@ -92,11 +95,13 @@ def denoiser_of(where: str, masking: Choice[MaskingSpec], model: nn.Module) -> D
     """``model`` as a denoiser.
 
     Raises:
-        UsageProblem: it was trained on something else, or denoises no pictures; ``where`` says whose it is.
+        UsageProblem: it was trained on something else, or denoises no pictures; ``where`` says
+            whose it is.
     """
     if not isinstance(masking.options, NoiseConfig) or not isinstance(model, Denoises):
         raise UsageProblem(
-            f"{where}: its masking is {masking.name!r}, and pictures are drawn from a model that learned to take noise "
+            f"{where}: its masking is {masking.name!r}, and pictures are drawn from a model that "
+            f"learned to take noise "
             "away",
             "Train with `masking: noise` and the model dit or unet.",
         )
@@ -104,7 +109,8 @@ def denoiser_of(where: str, masking: Choice[MaskingSpec], model: nn.Module) -> D
 
 
 def labels_of(label: str | None, count: int, classes: int, names: list[str] | None) -> Tensor:
-    """Classes of ``count`` pictures, int64 ``[N]``: all in turn, or the one that ``label`` names or counts.
+    """Classes of ``count`` pictures, int64 ``[N]``: all in turn, or the one that ``label`` names or
+    counts.
 
     Raises:
         UsageProblem: there is no such class.
@@ -118,7 +124,8 @@ def labels_of(label: str | None, count: int, classes: int, names: list[str] | No
         return torch.full((count,), int(label))
     close = nearest(label, known)
     raise UsageProblem(
-        f"--label: there is no class {label!r}; classes are {', '.join(known[:20])}{', ...' if classes > 20 else ''}",
+        f"--label: there is no class {label!r}; classes are "
+        f"{', '.join(known[:20])}{', ...' if classes > 20 else ''}",
         f"Did you mean {close!r}?" if close else "",
     )
 
@@ -134,8 +141,8 @@ def draw_pictures(
 ) -> Tensor:
     """A picture of each label, float32 ``[N, C, H, W]`` in [-1, 1], on the host.
 
-    The model is in evaluation mode meanwhile. All randomness comes from ``generator``, picture after picture, so that
-    a seed's first pictures do not depend on how many there are.
+    The model is in evaluation mode meanwhile. All randomness comes from ``generator``, picture
+    after picture, so that a seed's first pictures do not depend on how many there are.
 
     Args:
         denoiser: the model.
@@ -149,7 +156,8 @@ def draw_pictures(
     """
     if sampling.guidance != 1.0 and not denoiser.noise.label_dropout:
         raise UsageProblem(
-            f"guidance {sampling.guidance}: the model was trained with label_dropout 0, and knows no pictures of any "
+            f"guidance {sampling.guidance}: the model was trained with label_dropout 0, and knows "
+            f"no pictures of any "
             "class to be led away from",
             "Train with `masking: {name: noise, label_dropout: 0.1}`, or draw with guidance 1.",
         )
@@ -174,14 +182,17 @@ def draw_pictures(
                 steps=sampling.steps,
                 sampler=sampling.sampler,
                 eta=sampling.eta,
-                fresh=lambda own=own: torch.stack([torch.randn(shape, generator=each) for each in own]),  # type: ignore[misc]
+                fresh=lambda own=own: torch.stack(
+                    [torch.randn(shape, generator=each) for each in own]
+                ),  # type: ignore[misc]
             )
             drawn.append(pictures.cpu())
     return torch.cat(drawn) if drawn else torch.zeros(0, *shape)
 
 
 def write_grid(path: Path, pictures_NCHW: Tensor, *, columns: int | None = None) -> None:
-    """Write ``pictures`` (values in [-1, 1]: black to white, or red, green and blue) into one PNG, row by row.
+    """Write ``pictures`` (values in [-1, 1]: black to white, or red, green and blue) into one PNG,
+    row by row.
 
     Args:
         path: the file; replaced only whole.
@@ -194,7 +205,9 @@ def write_grid(path: Path, pictures_NCHW: Tensor, *, columns: int | None = None)
     """
     count, channels, height, width = pictures_NCHW.shape
     if not count or channels not in (1, 3):
-        raise DataError(f"{path}: a PNG holds pictures of 1 or 3 channels, not {count} of {channels}")
+        raise DataError(
+            f"{path}: a PNG holds pictures of 1 or 3 channels, not {count} of {channels}"
+        )
     across = min(count, columns or math.ceil(math.sqrt(count)))
     down = -(-count // across)
     scale = max(1, -(-_LEAST_SIDE // min(height, width)))
@@ -205,7 +218,9 @@ def write_grid(path: Path, pictures_NCHW: Tensor, *, columns: int | None = None)
     for number, picture in enumerate(large):
         top, left = rows * (number // across), line * (number % across)
         sheet[:, top : top + rows - _GAP, left : left + line - _GAP] = picture
-    whole = Image.fromarray(sheet[0].numpy() if channels == 1 else sheet.movedim(0, -1).contiguous().numpy())
+    whole = Image.fromarray(
+        sheet[0].numpy() if channels == 1 else sheet.movedim(0, -1).contiguous().numpy()
+    )
     with replacing(path) as temporary:
         whole.save(temporary, format="PNG")
 

@@ -13,7 +13,10 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
-    return {"summary": "diffusion: ternary U-Net and DiT, noise schedules, samplers, masked diffusion of text"}
+    return {
+        "summary": "diffusion: ternary U-Net and DiT, noise schedules, samplers, masked diffusion "
+        "of text"
+    }
 
 
 @hookimpl
@@ -23,7 +26,8 @@ def arb_register_models() -> Sequence[ModelSpec]:
             name="dit",
             target="arb_ternary_diffusion.models.dit:build",
             config="arb_ternary_diffusion.models.config:DiTConfig",
-            summary="diffusion transformer of ternary linears: takes noise away from pictures of a class",
+            summary="diffusion transformer of ternary linears: takes noise away from pictures of a "
+            "class",
         ),
         ModelSpec(
             name="unet",
@@ -41,7 +45,8 @@ def arb_register_masking() -> Sequence[MaskingSpec]:
             name="absorbing",
             target="arb_ternary_diffusion.absorbing:build",
             config="arb_ternary_diffusion.absorbing_config:AbsorbingConfig",
-            summary="masked diffusion: tokens hidden by a uniform time, a loss that bounds the likelihood",
+            summary="masked diffusion: tokens hidden by a uniform time, a loss that bounds the "
+            "likelihood",
         ),
         MaskingSpec(
             name="noise",
@@ -59,7 +64,8 @@ def arb_register_trackers() -> Sequence[TrackerSpec]:
             name="sample_grid",
             target="arb_ternary_diffusion.sample_grid:build",
             config="arb_ternary_diffusion.sample_grid:SampleGridConfig",
-            summary="pictures that the model draws at every evaluation, as a PNG in the run directory",
+            summary="pictures that the model draws at every evaluation, as a PNG in the run "
+            "directory",
         ),
     )
 
@@ -76,7 +82,8 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
         GeneratorSpec(
             name="text_diffusion",
             target="arb_ternary_diffusion.text_generate:generate",
-            summary="fills the gaps of a text and continues it, with a model that was trained on hidden tokens",
+            summary="fills the gaps of a text and continues it, with a model that was trained on "
+            "hidden tokens",
             masking=("absorbing",),
         ),
     )

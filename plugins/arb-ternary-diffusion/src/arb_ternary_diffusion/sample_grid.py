@@ -29,10 +29,11 @@ class SampleGridConfig:
 
 
 class SampleGrid:
-    """Writes ``<folder>/step-<n>.png``; a picture's noise is the same in each, so that they can be compared.
+    """Writes ``<folder>/step-<n>.png``; a picture's noise is the same in each, so that they can be
+    compared.
 
-    The run goes on as if nothing had been drawn: the model's modes are put back, no vote is cast, and all randomness
-    comes from a generator of the tracker's own.
+    The run goes on as if nothing had been drawn: the model's modes are put back, no vote is cast,
+    and all randomness comes from a generator of the tracker's own.
     """
 
     def __init__(self, config: SampleGridConfig) -> None:
@@ -48,7 +49,13 @@ class SampleGrid:
     def arb_eval_end(self, context: TrainingContext, step: int, metrics: Mapping[str, Any]) -> None:
         import torch
 
-        from arb_ternary_diffusion.pictures import Sampling, denoiser_of, draw_pictures, labels_of, write_grid
+        from arb_ternary_diffusion.pictures import (
+            Sampling,
+            denoiser_of,
+            draw_pictures,
+            labels_of,
+            write_grid,
+        )
         from arb_ternary_train.seeding import preserved_global_rng
 
         config = self.config

@@ -1,7 +1,7 @@
 """From noise to samples, step by step: DDIM (Song et al., 2021) and DDPM (Ho et al., 2020).
 
-Both go over the same grid of times, ``1 = t_0 > t_1 > ... > t_K = 0``, and ask the denoiser at each but the last. Every
-step is computed in the dtype of the noise, whatever the denoiser computes in.
+Both go over the same grid of times, ``1 = t_0 > t_1 > ... > t_K = 0``, and ask the denoiser at each
+but the last. Every step is computed in the dtype of the noise, whatever the denoiser computes in.
 
 Shapes: ``B`` samples; ``...`` is whatever a sample is.
 """
@@ -27,8 +27,9 @@ Denoiser = Callable[[Tensor, Tensor], Tensor]
 def guided(conditional: Denoiser, unconditional: Denoiser, weight: float) -> Denoiser:
     """``u + w (c - u)``: classifier-free guidance (Ho and Salimans, 2022; their ``w`` is one less).
 
-    Weight 1 is the conditional denoiser and 0 the other, of which neither then asks the other one. It does not matter
-    what the two predict: at a given ``x_t`` each of the three is a linear function of each.
+    Weight 1 is the conditional denoiser and 0 the other, of which neither then asks the other one.
+    It does not matter what the two predict: at a given ``x_t`` each of the three is a linear
+    function of each.
     """
     if weight in (0.0, 1.0):
         return conditional if weight else unconditional
@@ -52,7 +53,8 @@ def draw(
     limit: float | None = 1.0,
     fresh: Callable[[], Tensor] | None = None,
 ) -> Tensor:
-    """Samples that ``noise``, float32 ``[B, ...]``, becomes in ``steps`` steps; of its shape, device and dtype.
+    """Samples that ``noise``, float32 ``[B, ...]``, becomes in ``steps`` steps; of its shape,
+    device and dtype.
 
     Args:
         denoiser: predicts ``prediction``.
@@ -60,11 +62,13 @@ def draw(
         prediction: what the denoiser predicts.
         schedule: that it was trained with.
         steps: evaluations of the denoiser.
-        sampler: ``ddim``, or ``ddpm``, which draws from the posterior of each step: its variance is the smaller of the
-            two that Ho et al. name.
+        sampler: ``ddim``, or ``ddpm``, which draws from the posterior of each step: its variance is
+            the smaller of the two that Ho et al. name.
         eta: noise that DDIM adds: 0 = none, a map from noise to samples; 1 = as much as DDPM.
-        limit: largest absolute value that a sample can have: what exceeds it is cut in every step; None = any.
-        fresh: draws the noise that is added in a step, of the shape of ``noise``; None = from torch's own generator.
+        limit: largest absolute value that a sample can have: what exceeds it is cut in every step;
+            None = any.
+        fresh: draws the noise that is added in a step, of the shape of ``noise``; None = from
+            torch's own generator.
 
     Raises:
         ValueError: there is not one step, or ``eta`` is given to DDPM or is negative.
@@ -72,7 +76,9 @@ def draw(
     if steps < 1:
         raise ValueError(f"steps must be at least 1, not {steps}")
     if eta < 0 or (eta and sampler != "ddim"):
-        raise ValueError(f"eta must be 0 or greater, and is an option of ddim alone; it is {eta} for {sampler}")
+        raise ValueError(
+            f"eta must be 0 or greater, and is an option of ddim alone; it is {eta} for {sampler}"
+        )
     grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64).tolist()
     x_t = noise
     for number, time in enumerate(grid[:-1]):
@@ -88,7 +94,11 @@ def draw(
         added = torch.zeros_like(x_t)
         if sampler == "ddpm" or eta:
             added = torch.randn_like(x_t) if fresh is None else fresh().to(x_t)
-        x_t = _ddpm(parts.x0, x_t, now, after, added) if sampler == "ddpm" else _ddim(parts, now, after, eta, added)
+        x_t = (
+            _ddpm(parts.x0, x_t, now, after, added)
+            if sampler == "ddpm"
+            else _ddim(parts, now, after, eta, added)
+        )
     raise AssertionError
 
 
@@ -101,8 +111,13 @@ def _ddim(parts: Parts, now: Level, after: Level, eta: float, fresh: Tensor) -> 
 
 
 def _ddpm(x0: Tensor, x_t: Tensor, now: Level, after: Level, fresh: Tensor) -> Tensor:
-    """Equations 6 and 7 of Ho et al.: the posterior of the step, ``1 - kept`` being their ``beta_t``."""
+    """Equations 6 and 7 of Ho et al.: the posterior of the step, ``1 - kept`` being their
+    ``beta_t``.
+    """
     kept = (now.alpha / after.alpha).square()
     variance = now.sigma.square()
-    mean = after.alpha * (1 - kept) / variance * x0 + kept.sqrt() * after.sigma.square() / variance * x_t
+    mean = (
+        after.alpha * (1 - kept) / variance * x0
+        + kept.sqrt() * after.sigma.square() / variance * x_t
+    )
     return mean + ((1 - kept) * after.sigma.square() / variance).sqrt() * fresh

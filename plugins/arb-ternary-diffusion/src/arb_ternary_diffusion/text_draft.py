@@ -34,13 +34,16 @@ class Draft:
         """The text, with ``gap`` for each hidden token."""
         runs = ([*run] for _, run in groupby(self.ids, key=lambda token: token is None))
         return "".join(
-            gap * len(run) if run[0] is None else tokenizer.decode([token for token in run if token is not None])
+            gap * len(run)
+            if run[0] is None
+            else tokenizer.decode([token for token in run if token is not None])
             for run in runs
         )
 
 
 def draft_of(prompt: str, tokenizer: Tokenizer, gap: str, mask_token: int) -> Draft:
-    """``prompt`` with a hidden token for each character ``gap``; what stands between gaps is encoded for itself.
+    """``prompt`` with a hidden token for each character ``gap``; what stands between gaps is
+    encoded for itself.
 
     Args:
         prompt: any text.
@@ -53,14 +56,17 @@ def draft_of(prompt: str, tokenizer: Tokenizer, gap: str, mask_token: int) -> Dr
         DataError: the tokenizer cannot write the prompt.
     """
     if len(gap) > 1:
-        raise UsageProblem(f"gap: must be one character, not {gap!r}", "Each such character stands for one token.")
+        raise UsageProblem(
+            f"gap: must be one character, not {gap!r}", "Each such character stands for one token."
+        )
     ids: list[int | None] = []
     for is_gap, run in groupby(prompt, key=lambda character: character == gap):
         piece = "".join(run)
         ids += [None] * len(piece) if is_gap else tokenizer.encode(piece)
     if mask_token in ids:
         raise UsageProblem(
-            f"prompt: its token {ids.index(mask_token)} is the id {mask_token}, which stands for hidden tokens",
+            f"prompt: its token {ids.index(mask_token)} is the id {mask_token}, which stands for "
+            f"hidden tokens",
             f"Write {gap!r} for a token that is to be drawn." if gap else "Leave it out.",
         )
     return Draft(tuple(ids))
@@ -78,8 +84,8 @@ def fill_draft(
 ) -> Iterator[Draft]:
     """``draft`` after each step; the last one is without gaps and ``new_tokens`` tokens longer.
 
-    Where draft and new tokens exceed the context, the new tokens are drawn in pieces: each sees the latest half of a
-    context at most, and is filled in ``filling.steps`` steps like the first.
+    Where draft and new tokens exceed the context, the new tokens are drawn in pieces: each sees the
+    latest half of a context at most, and is filled in ``filling.steps`` steps like the first.
 
     Args:
         filling: how tokens are drawn.
@@ -98,11 +104,13 @@ def fill_draft(
     if not (new_tokens or draft.hidden):
         raise UsageProblem(
             "prompt: it has no gaps, and no tokens are to follow",
-            "Give more --max-new-tokens, or write the gap character for each token that is to be drawn.",
+            "Give more --max-new-tokens, or write the gap character for each token that is to be "
+            "drawn.",
         )
     if draft.hidden and len(draft.ids) + new_tokens > context:
         raise UsageProblem(
-            f"prompt: {len(draft.ids)} tokens and {new_tokens} new ones exceed the {context} that the model sees, and "
+            f"prompt: {len(draft.ids)} tokens and {new_tokens} new ones exceed the {context} that "
+            f"the model sees, and "
             "gaps are filled by what stands on both sides",
             "Shorten the prompt or the gaps, or give fewer --max-new-tokens.",
         )

@@ -39,7 +39,8 @@ def load_text_run(path: Path, *, backend: str | None = None, device: str | None 
     """Read a run directory or a checkpoint; see ``arb_ternary_train.restore.load_run``.
 
     Raises:
-        UsageProblem: its masking hides no tokens, its model sees one side only, or its data is no text.
+        UsageProblem: its masking hides no tokens, its model sees one side only, or its data is no
+            text.
         CheckpointError: the checkpoint is damaged or missing.
     """
     trained = load_run(path, backend=backend, device=device)
@@ -47,14 +48,24 @@ def load_text_run(path: Path, *, backend: str | None = None, device: str | None 
     masking: Any = require_protocol(config.masking.build(), MaskingStrategy, config.masking)
     attached = trained.directory.attachments()
     if "tokenizer" not in attached:
-        raise UsageProblem(f"{path}: its data {config.data.name!r} has no tokenizer, so that it has no text")
-    tokenizer = from_json(attached["tokenizer"])
-    reserved = masking.reserved_ids(tokenizer.vocabulary_size) if isinstance(masking, ReservesIds) else ()
-    if len(reserved) != 1 or not isinstance(model, LimitedLength) or getattr(config.model.options, "causal", False):
         raise UsageProblem(
-            f"{path}: its model {config.model.name!r}, trained with masking {config.masking.name!r}, does not fill in "
+            f"{path}: its data {config.data.name!r} has no tokenizer, so that it has no text"
+        )
+    tokenizer = from_json(attached["tokenizer"])
+    reserved = (
+        masking.reserved_ids(tokenizer.vocabulary_size) if isinstance(masking, ReservesIds) else ()
+    )
+    if (
+        len(reserved) != 1
+        or not isinstance(model, LimitedLength)
+        or getattr(config.model.options, "causal", False)
+    ):
+        raise UsageProblem(
+            f"{path}: its model {config.model.name!r}, trained with masking "
+            f"{config.masking.name!r}, does not fill in "
             "hidden tokens",
-            "Train with masking: absorbing and a model with causal: false, or continue a prompt with the generator of "
+            "Train with masking: absorbing and a model with causal: false, or continue a prompt "
+            "with the generator of "
             "this model: arb generate RUN.",
         )
     return TextRun(

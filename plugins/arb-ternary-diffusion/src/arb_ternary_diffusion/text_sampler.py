@@ -30,14 +30,15 @@ ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 class Filling:
     """How hidden tokens are drawn.
 
-    ``ancestral`` runs the noise backwards: the step from time ``t`` to ``s`` reveals each hidden token with probability
-    ``(t - s) / t``, which for ``steps`` equal ones is 1 over the steps that are left. With enough steps that one token
-    at a time is revealed, and a model that knows the truth, its texts have exactly the distribution of the data; tokens
-    that one step reveals are drawn independently of each other, which is the error of few steps (Sahoo et al., 2024).
+    ``ancestral`` runs the noise backwards: the step from time ``t`` to ``s`` reveals each hidden
+    token with probability ``(t - s) / t``, which for ``steps`` equal ones is 1 over the steps that
+    are left. With enough steps that one token at a time is revealed, and a model that knows the
+    truth, its texts have exactly the distribution of the data; tokens that one step reveals are
+    drawn independently of each other, which is the error of few steps (Sahoo et al., 2024).
 
-    ``confidence`` draws every hidden token in each step and keeps those that the model gave the highest probability,
-    as many as leave equal shares to the other steps (Chang et al., *MaskGIT*, 2022). Its texts are likelier than those
-    of the data, as with a low temperature.
+    ``confidence`` draws every hidden token in each step and keeps those that the model gave the
+    highest probability, as many as leave equal shares to the other steps (Chang et al., *MaskGIT*,
+    2022). Its texts are likelier than those of the data, as with a low temperature.
 
     Attributes:
         steps: most passes through the model; one that would reveal nothing is not made.
@@ -63,13 +64,20 @@ class Filling:
         if self.order not in ORDERS:
             close = nearest(self.order, ORDERS)
             raise UsageProblem(
-                f"order: must be {' or '.join(ORDERS)}, not {self.order!r}", f"did you mean {close!r}?" if close else ""
+                f"order: must be {' or '.join(ORDERS)}, not {self.order!r}",
+                f"did you mean {close!r}?" if close else "",
             )
 
     def states(
-        self, denoise: Denoise, tokens_BS: Tensor, hidden_BS: Tensor, mask_token: int, generator: torch.Generator
+        self,
+        denoise: Denoise,
+        tokens_BS: Tensor,
+        hidden_BS: Tensor,
+        mask_token: int,
+        generator: torch.Generator,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Tokens and what of them is hidden, both ``[B, S]``, after each step that has revealed something.
+        """Tokens and what of them is hidden, both ``[B, S]``, after each step that has revealed
+        something.
 
         After the last one nothing is hidden. What was not hidden at the start is never changed.
 
@@ -94,7 +102,9 @@ class Filling:
                 count_B = hidden_BS.sum(dim=1) - kept_B
                 if not bool(count_B.any()):
                     continue
-                drawn_BS, confidence_BS = self._draw(denoise(tokens_BS), hidden_BS, mask_token, generator)
+                drawn_BS, confidence_BS = self._draw(
+                    denoise(tokens_BS), hidden_BS, mask_token, generator
+                )
                 ranks_BS = confidence_BS.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
                 revealed_BS = ranks_BS < count_B.unsqueeze(1)
             if bool(revealed_BS.any()):
@@ -103,7 +113,12 @@ class Filling:
                 yield tokens_BS, hidden_BS
 
     def fill(
-        self, denoise: Denoise, tokens_BS: Tensor, hidden_BS: Tensor, mask_token: int, generator: torch.Generator
+        self,
+        denoise: Denoise,
+        tokens_BS: Tensor,
+        hidden_BS: Tensor,
+        mask_token: int,
+        generator: torch.Generator,
     ) -> Tensor:
         """``tokens_BS`` with a token at every hidden position; see :meth:`states`."""
         filled_BS = tokens_BS
@@ -114,11 +129,16 @@ class Filling:
     def _draw(
         self, logits_BSV: Tensor, where_BS: Tensor, mask_token: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Token ids at ``where_BS`` (0 elsewhere), and the model's probability of each (-1 elsewhere)."""
+        """Token ids at ``where_BS`` (0 elsewhere), and the model's probability of each (-1
+        elsewhere).
+        """
         logits_NV = logits_BSV.detach().to("cpu", torch.float64)[where_BS]
         logits_NV[:, mask_token] = -math.inf
         drawn = [
-            draw_token(next_token_probabilities(logits_V, self.temperature, self.top_k, self.top_p), generator)
+            draw_token(
+                next_token_probabilities(logits_V, self.temperature, self.top_k, self.top_p),
+                generator,
+            )
             for logits_V in logits_NV
         ]
         drawn_N = torch.tensor(drawn, dtype=torch.int64)
@@ -128,7 +148,9 @@ class Filling:
         return drawn_BS, nowhere_BS.masked_scatter(where_BS, probability_N)
 
 
-def denoiser(model: nn.Module, mask_token: int, vocabulary_size: int, device: torch.device) -> Denoise:
+def denoiser(
+    model: nn.Module, mask_token: int, vocabulary_size: int, device: torch.device
+) -> Denoise:
     """``model`` as a function of tokens on the host.
 
     A model that takes time is told the share of hidden positions of each text.

@@ -26,7 +26,8 @@ class Cursor:
     Every read is checked against the end of the file first.
 
     Raises:
-        DataError: of every method, when the file ends before the value does, or the value is not one of its kind.
+        DataError: of every method, when the file ends before the value does, or the value is not
+            one of its kind.
     """
 
     def __init__(self, data: mmap.mmap, path: Path, position: int = 0) -> None:
@@ -37,14 +38,17 @@ class Cursor:
     def fail(self, what: str) -> DataError:
         """The error for what is wrong at this place."""
         return DataError(
-            f"{self.path}: byte {self.position}: {what}", "The file is damaged, or is not GGUF of a model."
+            f"{self.path}: byte {self.position}: {what}",
+            "The file is damaged, or is not GGUF of a model.",
         )
 
     def skip(self, size: int, what: str) -> int:
         """Step over ``size`` bytes of ``what``; where they began."""
         start = self.position
         if size > len(self.data) - start:
-            raise self.fail(f"{what} takes {size} bytes, and the file ends after {len(self.data) - start}")
+            raise self.fail(
+                f"{what} takes {size} bytes, and the file ends after {len(self.data) - start}"
+            )
         self.position = start + size
         return start
 
@@ -72,7 +76,9 @@ class Cursor:
             return Kind(number)
         except ValueError:
             self.position -= 4
-            raise self.fail(f"{what} is of the unknown kind {number}; kinds are 0 to {max(Kind)}") from None
+            raise self.fail(
+                f"{what} is of the unknown kind {number}; kinds are 0 to {max(Kind)}"
+            ) from None
 
     def text(self, what: str) -> str:
         """A string of up to :data:`MAX_TEXT` bytes."""
@@ -101,7 +107,8 @@ class Cursor:
     def check_strings(self, count: int, what: str) -> None:
         """Step over ``count`` strings, once they are known to be UTF-8.
 
-        Vocabularies have hundreds of thousands, so that there are no calls in this loop until something is wrong.
+        Vocabularies have hundreds of thousands, so that there are no calls in this loop until
+        something is wrong.
         """
         data, size, position = self.data, len(self.data), self.position
         length_at = struct.Struct("<Q").unpack_from

@@ -1,4 +1,6 @@
-"""Which type a weight is written in: one that holds it exactly, or, for floats, one that was asked for."""
+"""Which type a weight is written in: one that holds it exactly, or, for floats, one that was asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from arb_ternary_text.interchange.weights import TernaryWeight
 __all__ = ["CHOICES", "block_exponents", "choose_type"]
 
 #: Types by the name of the option ``type``.
-CHOICES: Final = {"f32": F32, "f16": F16, "bf16": BF16, "tq1_0": TQ1_0, "tq2_0": TQ2_0, "q2_0": Q2_0, "q4_0": Q4_0}
+CHOICES: Final = {
+    "f32": F32,
+    "f16": F16,
+    "bf16": BF16,
+    "tq1_0": TQ1_0,
+    "tq2_0": TQ2_0,
+    "q2_0": Q2_0,
+    "q4_0": Q4_0,
+}
 
 #: Types by the name of the option ``float_type``.
 _ROUNDED: Final = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0}
@@ -29,15 +39,18 @@ _TERNARY_ORDER: Final = (TQ2_0, Q2_0, Q4_0, F16, F32)
 _FLOAT_ORDER: Final = (F16, BF16, F32)
 
 
-def choose_type(name: str, weight: TernaryWeight | Tensor, choice: str, float_choice: str = "auto") -> TensorType:
+def choose_type(
+    name: str, weight: TernaryWeight | Tensor, choice: str, float_choice: str = "auto"
+) -> TensorType:
     """The type in which the tensor ``name`` is written.
 
-    Vectors are float32. A float matrix is rounded to ``float_choice``. Where that is ``auto``, it is written in the
-    float type that ``choice`` names, and under ``auto`` or a ternary type in the smallest that holds it exactly.
+    Vectors are float32. A float matrix is rounded to ``float_choice``. Where that is ``auto``, it
+    is written in the float type that ``choice`` names, and under ``auto`` or a ternary type in the
+    smallest that holds it exactly.
 
     Raises:
-        ConfigError: the chosen type does not hold it exactly, or ``float_choice`` cannot round it; the message says
-            why, and which types do.
+        ConfigError: the chosen type does not hold it exactly, or ``float_choice`` cannot round it;
+            the message says why, and which types do.
     """
     if isinstance(weight, Tensor) and weight.dim() == 1:
         return F32
@@ -51,10 +64,15 @@ def choose_type(name: str, weight: TernaryWeight | Tensor, choice: str, float_ch
     if obstacle is None:
         return chosen
     every = FLOAT_TYPES if isinstance(weight, Tensor) else (*TERNARY_TYPES, *FLOAT_TYPES)
-    others = [option for option, kind in CHOICES.items() if kind in every and _obstacle(weight, kind) is None]
+    others = [
+        option
+        for option, kind in CHOICES.items()
+        if kind in every and _obstacle(weight, kind) is None
+    ]
     raise ConfigError(
         f"type: {choice} cannot hold {name} exactly: {obstacle}",
-        f"Types that hold it: {', '.join(others)}. With `--type auto` every tensor gets the smallest that does.",
+        f"Types that hold it: {', '.join(others)}. With `--type auto` every tensor gets the "
+        f"smallest that does.",
     )
 
 
@@ -73,7 +91,8 @@ def _rounded(name: str, weight: Tensor, choice: str) -> TensorType:
 
 
 def block_exponents(weight: TernaryWeight, block: int) -> NDArray[np.int8] | None:
-    """The exponent of each block of ``block`` columns, int8 ``[N, B]``; None where a block has several.
+    """The exponent of each block of ``block`` columns, int8 ``[N, B]``; None where a block has
+    several.
 
     ``block`` divides the columns.
     """
@@ -103,7 +122,9 @@ def _obstacle(weight: TernaryWeight | Tensor, kind: TensorType) -> str | None:
         products = powers * weight.row_scale.unsqueeze(1)
         dtype = torch.bfloat16 if kind is BF16 else torch.float16
         if not torch.equal(products.to(dtype).float(), products):
-            return f"its rows have factors, and {kind.name} rounds their products with powers of two"
+            return (
+                f"its rows have factors, and {kind.name} rounds their products with powers of two"
+            )
     if kind in FLOAT_TYPES:
         return None if kind is not F16 or outside is None else _outside(outside)
     columns = weight.trits.shape[1]
@@ -112,9 +133,14 @@ def _obstacle(weight: TernaryWeight | Tensor, kind: TensorType) -> str | None:
     if outside is not None:
         return _outside(outside)
     if block_exponents(weight, kind.block) is None:
-        return f"{kind.name} has one scale for {kind.block} columns, and it has an exponent for {weight.group_size}"
+        return (
+            f"{kind.name} has one scale for {kind.block} columns, and it has an exponent for "
+            f"{weight.group_size}"
+        )
     return None
 
 
 def _outside(exponent: int) -> str:
-    return f"it has the exponent {exponent}, and float16 holds 2^{EXPONENTS[0]} to 2^{EXPONENTS[-1]}"
+    return (
+        f"it has the exponent {exponent}, and float16 holds 2^{EXPONENTS[0]} to 2^{EXPONENTS[-1]}"
+    )

@@ -75,7 +75,9 @@ def build(config: GgufConfig) -> GgufExporter:
 
 
 class _Weights:
-    """The tensors of a file, made when they are written: of all weights there is never a second copy in memory."""
+    """The tensors of a file, made when they are written: of all weights there is never a second
+    copy in memory.
+    """
 
     def __init__(self, model: Decoder, architecture: str) -> None:
         self._model = model
@@ -96,17 +98,29 @@ class _Weights:
                 scales[path] = weight.scale
         self._gains = gains_of_scales(scales, self._architecture)
         self._stream = exported_weights(self._model)
-        left = {path: scale for path, scale in scales.items() if not is_in_gain(path, self._architecture)}
-        return [*tensors, *(_floats(scale_name(tensor_name(path)), [scale]) for path, scale in left.items())]
+        left = {
+            path: scale
+            for path, scale in scales.items()
+            if not is_in_gain(path, self._architecture)
+        }
+        return [
+            *tensors,
+            *(_floats(scale_name(tensor_name(path)), [scale]) for path, scale in left.items()),
+        ]
 
     def _bytes(self, path: str, kind: TensorType) -> Iterator[NDArray[np.uint8]]:
         found, weight = next(self._stream)
         if found != path:
-            raise RuntimeError(f"the weights of the model come in another order: {found} instead of {path}")
+            raise RuntimeError(
+                f"the weights of the model come in another order: {found} instead of {path}"
+            )
         weight = self._in_file_order(path, weight)
         if isinstance(weight, Tensor):
             values = weight * self._gains[path] if path in self._gains else weight
-            yield from (encode_floats(part, kind) for part in chunks(values.view(-1, values.shape[-1]).numpy()))
+            yield from (
+                encode_floats(part, kind)
+                for part in chunks(values.view(-1, values.shape[-1]).numpy())
+            )
             return
         exponents = None if kind in FLOAT_TYPES else block_exponents(weight, kind.block)
         for chunk in row_chunks(*weight.trits.shape):

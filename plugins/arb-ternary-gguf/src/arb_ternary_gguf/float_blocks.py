@@ -7,7 +7,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from arb_ternary_gguf.tensor_types import BF16, F16, F32, FORK_Q2_0, Q2_0, Q4_0, Q4_1, Q8_0, TQ1_0, TQ2_0, TensorType
+from arb_ternary_gguf.tensor_types import (
+    BF16,
+    F16,
+    F32,
+    FORK_Q2_0,
+    Q2_0,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    TQ1_0,
+    TQ2_0,
+    TensorType,
+)
 from arb_ternary_gguf.trit_blocks import decode_codes
 
 __all__ = ["FLOAT_TYPES", "READABLE", "decode_floats", "encode_floats", "holds", "largest"]
@@ -20,10 +32,11 @@ READABLE: Final = (F32, F16, BF16, Q8_0, Q4_0, Q4_1, TQ1_0, TQ2_0, Q2_0, FORK_Q2
 
 
 def encode_floats(values: NDArray[np.float32], kind: TensorType) -> NDArray[np.uint8]:
-    """float32 ``[N, K]`` as uint8 ``[N, bytes of a row]``, rounded to the nearest that ``kind`` holds.
+    """float32 ``[N, K]`` as uint8 ``[N, bytes of a row]``, rounded to the nearest that ``kind``
+    holds.
 
-    ``kind`` is one of :data:`FLOAT_TYPES`, or Q8_0, of which ``K`` is a multiple of its block. No magnitude exceeds
-    :func:`largest`.
+    ``kind`` is one of :data:`FLOAT_TYPES`, or Q8_0, of which ``K`` is a multiple of its block. No
+    magnitude exceeds :func:`largest`.
     """
     if kind is Q8_0:
         return _whole_multiples(values)
@@ -33,14 +46,19 @@ def encode_floats(values: NDArray[np.float32], kind: TensorType) -> NDArray[np.u
         stored = values.astype("<f2")
     else:
         bits = values.astype("<f4").view("<u4")
-        # Halves to even: what is left out counts as above a half where the last bit that stays is odd.
-        rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+        # Halves to even: what is left out counts as above a half where the last bit that stays is
+        # odd.
+        rounded = (
+            bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+        ) >> np.uint32(16)
         stored = np.where(np.isnan(values), bits >> np.uint32(16), rounded).astype("<u2")
     return np.ascontiguousarray(stored).view(np.uint8).reshape(len(values), -1)
 
 
 def _whole_multiples(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Blocks of 32: a 127th of the largest magnitude as float16, and the nearest whole multiples of it before that."""
+    """Blocks of 32: a 127th of the largest magnitude as float16, and the nearest whole multiples of
+    it before that.
+    """
     blocks = values.reshape(len(values), -1, Q8_0.block)
     scale = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)
     with np.errstate(divide="ignore", over="ignore"):
@@ -48,7 +66,11 @@ def _whole_multiples(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     with np.errstate(invalid="ignore"):
         multiples = np.nan_to_num(blocks * inverse, nan=0.0)
     # Halves away from 0, as llama.cpp does.
-    codes = np.trunc(multiples + np.copysign(np.float32(0.5), multiples)).clip(-127, 127).astype(np.int8)
+    codes = (
+        np.trunc(multiples + np.copysign(np.float32(0.5), multiples))
+        .clip(-127, 127)
+        .astype(np.int8)
+    )
     stored = np.concatenate([scale.astype("<f2").view(np.uint8), codes.view(np.uint8)], axis=2)
     return stored.reshape(len(values), -1)
 
@@ -86,7 +108,9 @@ def _decoded(data: NDArray[np.uint8], kind: TensorType) -> NDArray[np.float32]:
         if kind is Q8_0:
             return (stored[..., 2:].view(np.int8) * scale).reshape(rows, -1)
         least = np.ascontiguousarray(stored[..., 2:4]).view("<f2").astype(np.float32)
-        codes = np.concatenate([stored[..., 4:] & np.uint8(15), stored[..., 4:] >> np.uint8(4)], axis=2)
+        codes = np.concatenate(
+            [stored[..., 4:] & np.uint8(15), stored[..., 4:] >> np.uint8(4)], axis=2
+        )
         return (codes * scale + least).reshape(rows, -1)
     codes, scale = decode_codes(data, kind)
     return (codes.reshape(rows, -1, kind.block) * scale[..., None]).reshape(rows, -1)

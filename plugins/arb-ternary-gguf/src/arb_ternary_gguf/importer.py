@@ -38,7 +38,9 @@ class GgufImporter:
         return is_gguf(source)
 
     def inspect(self, source: Path) -> Mapping[str, Any]:
-        """See :class:`arb_ternary_train.protocols.Importer`; a model that is not imported is listed too."""
+        """See :class:`arb_ternary_train.protocols.Importer`; a model that is not imported is listed
+        too.
+        """
         file = GgufFile(source)
         infos = file.tensors.values()
         parameters = sum(math.prod(info.shape) for info in infos)
@@ -49,7 +51,9 @@ class GgufImporter:
             "architecture": _value_or_none(file, "general.architecture"),
             "vocabulary_size": None if embedding is None else embedding.shape[0],
             "parameters": parameters,
-            "bits_per_weight": 8 * sum(info.size for info in infos) / parameters if parameters else None,
+            "bits_per_weight": 8 * sum(info.size for info in infos) / parameters
+            if parameters
+            else None,
             "tokenizer": {
                 "model": _value_or_none(file, "tokenizer.ggml.model"),
                 "pre": _value_or_none(file, "tokenizer.ggml.pre"),
@@ -57,7 +61,12 @@ class GgufImporter:
             },
             "scales": _scales(file),
             "tensors": [
-                {"name": info.name, "shape": list(info.shape), "type": info.type.name, "bytes": info.size}
+                {
+                    "name": info.name,
+                    "shape": list(info.shape),
+                    "type": info.type.name,
+                    "bytes": info.size,
+                }
                 for info in infos
             ],
             "unmapped": _unmapped(file),
@@ -78,7 +87,10 @@ def build(config: ImportConfig) -> GgufImporter:
 def _scales(file: GgufFile) -> list[str]:
     blocks = {info.type.name: info.type.block for info in file.tensors.values() if is_ternary(info)}
     factors = sum(name.endswith(".scale") for name in file.tensors)
-    said = [f"{name}: float16, one for {block} weights of a row" for name, block in sorted(blocks.items())]
+    said = [
+        f"{name}: float16, one for {block} weights of a row"
+        for name, block in sorted(blocks.items())
+    ]
     return [*said, f"{factors} float factors of whole matrices"] if factors else said
 
 

@@ -1,9 +1,9 @@
 """Where the float factor of a ternary linear goes in a file.
 
-llama.cpp multiplies what most linears give by a tensor ``.scale``. It refuses one of the head, and its ``arcee`` graph
-reads those of the feed-forward layer without using them. There the factor goes into the gain of the norm before: a
-head is linear, and of ``down(relu(up(g x))^2)`` the factors ``d`` of down and ``u`` of up are a factor ``u sqrt(d)`` of
-``g``.
+llama.cpp multiplies what most linears give by a tensor ``.scale``. It refuses one of the head, and
+its ``arcee`` graph reads those of the feed-forward layer without using them. There the factor goes
+into the gain of the norm before: a head is linear, and of ``down(relu(up(g x))^2)`` the factors
+``d`` of down and ``u`` of up are a factor ``u sqrt(d)`` of ``g``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def is_in_gain(path: str, architecture: str) -> bool:
 
 
 def gains_of_scales(scales: Mapping[str, float], architecture: str) -> dict[str, float]:
-    """The factors of norms, by path, that stand for those of ``scales`` for which :func:`is_in_gain` is true."""
+    """The factors of norms, by path, that stand for those of ``scales`` for which
+    :func:`is_in_gain` is true.
+    """
     gains: dict[str, float] = {}
     for path, scale in scales.items():
         if not is_in_gain(path, architecture):

@@ -20,7 +20,8 @@ __all__ = ["ArrayInFile", "Metadata"]
 #: Models have fewer than a hundred keys.
 MAX_KEYS = 4096
 
-#: Strings (and arrays in arrays) of a file; the largest vocabularies and lists of merges have half a million.
+# : Strings (and arrays in arrays) of a file; the largest vocabularies and lists of merges have half
+# a million.
 MAX_ITEMS = 1 << 22
 
 #: Arrays in arrays; llama.cpp reads none.
@@ -75,7 +76,8 @@ class Metadata(Mapping[str, Any]):
         count: number of keys that the file claims.
 
     Raises:
-        DataError: a key stands twice, or something is cut short, of an unknown kind, too many or too deep.
+        DataError: a key stands twice, or something is cut short, of an unknown kind, too many or
+            too deep.
     """
 
     def __init__(self, cursor: Cursor, count: int) -> None:
@@ -122,14 +124,17 @@ class Metadata(Mapping[str, Any]):
         """
         if key not in self._places:
             if default is None:
-                raise DataError(f"{self._path}: the metadata have no {key!r}", "The file is not a whole model.")
+                raise DataError(
+                    f"{self._path}: the metadata have no {key!r}", "The file is not a whole model."
+                )
             return default
         value = self[key]
         if type_ is float and type(value) is int:
             return float(value)
         if type(value) is not type_:
             raise DataError(
-                f"{self._path}: {key!r} is of kind {self.kind(key).name.lower()}, which is no {type_.__name__}"
+                f"{self._path}: {key!r} is of kind {self.kind(key).name.lower()}, which is no "
+                f"{type_.__name__}"
             )
         return value
 
@@ -138,7 +143,8 @@ class _Walk:
     """Steps over values without keeping them.
 
     Args:
-        budget: strings and inner arrays that a file may have; 0 = those of a file that was checked before.
+        budget: strings and inner arrays that a file may have; 0 = those of a file that was checked
+            before.
     """
 
     def __init__(self, budget: int) -> None:
@@ -158,7 +164,11 @@ class _Walk:
         if array.kind in FORMATS:
             itemsize = np.dtype(FORMATS[array.kind]).itemsize
             start = cursor.skip(array.length * itemsize, f"{what}, {array.length} items,")
-            if array.kind is Kind.BOOL and array.length and _largest(cursor.data, start, array.length) > 1:
+            if (
+                array.kind is Kind.BOOL
+                and array.length
+                and _largest(cursor.data, start, array.length) > 1
+            ):
                 cursor.position = start
                 raise cursor.fail(f"{what} has a boolean that is neither 0 nor 1")
             return
@@ -176,7 +186,10 @@ class _Walk:
         if not self._budget:
             return
         if count > self._left or count > (len(cursor.data) - cursor.position) // 8:
-            raise cursor.fail(f"{what} claims {count} items, more than the file can hold ({MAX_ITEMS} are the most)")
+            raise cursor.fail(
+                f"{what} claims {count} items, more than the file can hold ({MAX_ITEMS} are the "
+                f"most)"
+            )
         self._left -= count
 
 

@@ -24,7 +24,9 @@ _QUANTISATION: Final = 2
 _WITH_FACTORS: Final = frozenset({"llama", "arcee"})
 
 
-def model_keys(config: DecoderConfig, architecture: str, vocabulary_size: int, name: str) -> dict[str, Value]:
+def model_keys(
+    config: DecoderConfig, architecture: str, vocabulary_size: int, name: str
+) -> dict[str, Value]:
     """What llama.cpp has to know of the model, but for ``general.file_type``."""
     whole = {
         "context_length": config.max_length,
@@ -38,7 +40,10 @@ def model_keys(config: DecoderConfig, architecture: str, vocabulary_size: int, n
         "rope.dimension_count": config.key_features,
         "vocab_size": vocabulary_size,
     }
-    real = {"attention.layer_norm_rms_epsilon": config.norm_eps, "rope.freq_base": config.rotary_base}
+    real = {
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "rope.freq_base": config.rotary_base,
+    }
     keys: dict[str, Value] = {
         "general.architecture": Scalar(Kind.STRING, architecture),
         "general.type": Scalar(Kind.STRING, "model"),
@@ -56,7 +61,9 @@ def model_keys(config: DecoderConfig, architecture: str, vocabulary_size: int, n
 
 
 def check_options(config: DecoderConfig, architecture: str) -> None:
-    """Raises ConfigError where llama.cpp's graph of ``architecture`` has no place for an option of the decoder."""
+    """Raises ConfigError where llama.cpp's graph of ``architecture`` has no place for an option of
+    the decoder.
+    """
     missing = {
         "rotary_factors": config.rotary_factors is not None and architecture not in _WITH_FACTORS,
         "query_key_value_bias": config.query_key_value_bias and architecture == "bitnet",

@@ -10,7 +10,11 @@ __all__ = ["ROPE_FACTORS", "neutral_name", "scale_name", "tensor_name"]
 #: Factors of the planes of rotation; llama.cpp divides each plane's angle by its factor.
 ROPE_FACTORS: Final = "rope_freqs.weight"
 
-_WHOLE: Final = {"embedding": "token_embd.weight", "final_norm": "output_norm.weight", "head": "output.weight"}
+_WHOLE: Final = {
+    "embedding": "token_embd.weight",
+    "final_norm": "output_norm.weight",
+    "head": "output.weight",
+}
 
 _IN_BLOCKS: Final = {
     "attention.norm": "attn_norm.weight",
@@ -37,7 +41,9 @@ _THEIR_BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)", re.ASCII)
 
 
 def tensor_name(path: str) -> str:
-    """llama.cpp's name of the tensor at ``path``, a path of ``arb_ternary_text.interchange.published``."""
+    """llama.cpp's name of the tensor at ``path``, a path of
+    ``arb_ternary_text.interchange.published``.
+    """
     block = _BLOCK.fullmatch(path)
     return f"blk.{block[1]}.{_IN_BLOCKS[block[2]]}" if block else _WHOLE[path]
 

@@ -30,6 +30,7 @@ def arb_register_importers() -> Sequence[ImporterSpec]:
             name="gguf",
             target="arb_ternary_gguf.importer:build",
             config="arb_ternary_text.interchange.config:ImportConfig",
-            summary="GGUF files of llama, qwen3, arcee and bitnet: ternary (TQ1_0, TQ2_0, Q2_0) and float",
+            summary="GGUF files of llama, qwen3, arcee and bitnet: ternary (TQ1_0, TQ2_0, Q2_0) "
+            "and float",
         ),
     )

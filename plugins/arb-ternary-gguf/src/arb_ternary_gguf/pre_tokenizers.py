@@ -1,4 +1,6 @@
-"""How a byte-level tokenizer cuts a text before it merges: llama.cpp's names, and a tokenizer.json's words for them."""
+"""How a byte-level tokenizer cuts a text before it merges: llama.cpp's names, and a
+tokenizer.json's words for them.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,21 @@ _QWEN_2: Final = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def _byte_level(*, use_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
 
 
 def _split(pattern: str) -> dict[str, Any]:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     return {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
 
 
@@ -50,7 +62,10 @@ CUTS: Final = (
         "smollm",
         {
             "type": "Sequence",
-            "pretokenizers": [{"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)],
+            "pretokenizers": [
+                {"type": "Digits", "individual_digits": True},
+                _byte_level(use_regex=True),
+            ],
         },
     ),
 )
@@ -60,12 +75,19 @@ def cut_of(pre_tokenizer: object, ignore_merges: bool) -> Cut | None:
     """The cut that a tokenizer.json says; None where llama.cpp has no name for it."""
     wanted = _plain(pre_tokenizer)
     return next(
-        (cut for cut in CUTS if _plain(cut.pre_tokenizer) == wanted and cut.ignore_merges == ignore_merges), None
+        (
+            cut
+            for cut in CUTS
+            if _plain(cut.pre_tokenizer) == wanted and cut.ignore_merges == ignore_merges
+        ),
+        None,
     )
 
 
 def _plain(part: object) -> object:
-    """``part`` without what has no influence on tokens, and with the defaults of what it leaves out."""
+    """``part`` without what has no influence on tokens, and with the defaults of what it leaves
+    out.
+    """
     if not isinstance(part, Mapping):
         return part
     if part.get("type") == "Sequence":

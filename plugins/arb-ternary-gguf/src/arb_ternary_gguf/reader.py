@@ -1,10 +1,11 @@
 """Reading GGUF files (versions 2 and 3, little-endian), written for files that nobody vouches for.
 
-The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): ``GGUF``, version, number of tensors, number of
-keys, metadata, tensor infos, padding to the alignment, tensor data.
+The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): ``GGUF``, version, number of
+tensors, number of keys, metadata, tensor infos, padding to the alignment, tensor data.
 
-A file is mapped, not read. Whatever it claims is compared with its size before memory is taken for it, so that opening
-one takes memory for its keys and names only, of which there are bounded numbers.
+A file is mapped, not read. Whatever it claims is compared with its size before memory is taken for
+it, so that opening one takes memory for its keys and names only, of which there are bounded
+numbers.
 """
 
 from __future__ import annotations
@@ -109,13 +110,21 @@ class GgufFile:
         alignment = self._alignment()
         infos = _infos(cursor, tensors)
         begin = -(-cursor.position // alignment) * alignment
-        self.tensors = {info.name: info for info in _placed(path, infos, begin, alignment, self.size)}
+        self.tensors = {
+            info.name: info for info in _placed(path, infos, begin, alignment, self.size)
+        }
 
-    def bytes_of(self, info: TensorInfo, first: int = 0, last: int | None = None) -> NDArray[np.uint8]:
-        """The bytes of rows ``first`` to ``last`` of a tensor (exclusive; None = all), ``[rows, bytes]``: a view."""
+    def bytes_of(
+        self, info: TensorInfo, first: int = 0, last: int | None = None
+    ) -> NDArray[np.uint8]:
+        """The bytes of rows ``first`` to ``last`` of a tensor (exclusive; None = all), ``[rows,
+        bytes]``: a view.
+        """
         width = info.type.row_bytes(info.shape[-1])
         last = info.rows if last is None else last
-        view = np.frombuffer(self._data, np.uint8, (last - first) * width, info.start + first * width)
+        view = np.frombuffer(
+            self._data, np.uint8, (last - first) * width, info.start + first * width
+        )
         return view.reshape(last - first, width)
 
     def _alignment(self) -> int:
@@ -123,8 +132,14 @@ class GgufFile:
         if key not in self.metadata:
             return _ALIGNMENT
         value = self.metadata[key]
-        if self.metadata.kind(key) is not Kind.UINT32 or not 1 <= value <= _MAX_ALIGNMENT or value & (value - 1):
-            raise DataError(f"{self.path}: {key!r} has to be a power of two up to {_MAX_ALIGNMENT} (uint32)")
+        if (
+            self.metadata.kind(key) is not Kind.UINT32
+            or not 1 <= value <= _MAX_ALIGNMENT
+            or value & (value - 1)
+        ):
+            raise DataError(
+                f"{self.path}: {key!r} has to be a power of two up to {_MAX_ALIGNMENT} (uint32)"
+            )
         return int(value)
 
 
@@ -136,7 +151,9 @@ def _check_head(cursor: Cursor) -> None:
     if version not in (2, 3):
         cursor.position -= 4
         if version in (2 << 24, 3 << 24):
-            raise cursor.fail("the file is big-endian; convert it with gguf-py's gguf_convert_endian")
+            raise cursor.fail(
+                "the file is big-endian; convert it with gguf-py's gguf_convert_endian"
+            )
         raise cursor.fail(f"version {version} is unknown; 2 and 3 are read")
 
 
@@ -168,40 +185,62 @@ def _info(cursor: Cursor, name: str) -> TensorInfo:
     offset = cursor.u64(f"{what}: its offset")
     # Compared before anything is made of the numbers, which may have 64 bits each.
     if math.prod(shape) > 64 * len(cursor.data) or offset > len(cursor.data):
-        raise cursor.fail(f"{what} of shape {shape} at offset {offset} is more than the file can hold")
+        raise cursor.fail(
+            f"{what} of shape {shape} at offset {offset} is more than the file can hold"
+        )
     return TensorInfo(name, shape, TYPES[number], offset)
 
 
-def _placed(path: Path, infos: Sequence[TensorInfo], begin: int, alignment: int, size: int) -> list[TensorInfo]:
-    """``infos`` with their places in the file, none of which lies outside it or in another tensor."""
+def _placed(
+    path: Path, infos: Sequence[TensorInfo], begin: int, alignment: int, size: int
+) -> list[TensorInfo]:
+    """``infos`` with their places in the file, none of which lies outside it or in another
+    tensor.
+    """
     for info in infos:
         if info.start % alignment:
             raise DataError(
-                f"{path}: tensor {info.name!r} is at offset {info.start}, no multiple of the alignment, {alignment}"
+                f"{path}: tensor {info.name!r} is at offset {info.start}, no multiple of the "
+                f"alignment, {alignment}"
             )
     order = sorted(infos, key=lambda info: info.start)
     ends = {info.name: begin + after.start for info, after in pairwise(order)}
     fault = _fault(infos, begin, ends, size, Q2_0)
     replaced = Q2_0
-    if fault and any(info.type is Q2_0 for info in infos) and not _fault(infos, begin, ends, size, FORK_Q2_0):
+    if (
+        fault
+        and any(info.type is Q2_0 for info in infos)
+        and not _fault(infos, begin, ends, size, FORK_Q2_0)
+    ):
         fault, replaced = None, FORK_Q2_0
     if fault:
         raise DataError(f"{path}: {fault}", "The file is damaged, or was not copied whole.")
     return [
-        TensorInfo(info.name, info.shape, replaced if info.type is Q2_0 else info.type, begin + info.start)
+        TensorInfo(
+            info.name, info.shape, replaced if info.type is Q2_0 else info.type, begin + info.start
+        )
         for info in infos
     ]
 
 
 def _fault(
-    infos: Sequence[TensorInfo], begin: int, ends: Mapping[str, int], size: int, two_bits: TensorType
+    infos: Sequence[TensorInfo],
+    begin: int,
+    ends: Mapping[str, int],
+    size: int,
+    two_bits: TensorType,
 ) -> str | None:
-    """What is wrong with the places of ``infos`` when type 42 is ``two_bits``; None when nothing is."""
+    """What is wrong with the places of ``infos`` when type 42 is ``two_bits``; None when nothing
+    is.
+    """
     for info in infos:
         kind = two_bits if info.type is Q2_0 else info.type
         columns = info.shape[-1]
         if columns % kind.block:
-            return f"tensor {info.name!r}: {kind.name} stores {kind.block} columns together, and it has {columns}"
+            return (
+                f"tensor {info.name!r}: {kind.name} stores {kind.block} columns together, and "
+                f"it has {columns}"
+            )
         start = begin + info.start
         end = start + info.rows * kind.row_bytes(columns)
         if end > size:

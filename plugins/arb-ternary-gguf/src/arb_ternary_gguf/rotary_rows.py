@@ -1,8 +1,8 @@
 """The order of rows in query and key matrices.
 
-The decoder and Hugging Face rotate feature ``p`` of a head with feature ``p + P`` (half-split). So do the graphs of
-``qwen3`` and ``bitnet`` in llama.cpp; those of ``llama`` and ``arcee`` rotate feature ``2 p`` with feature ``2 p + 1``
-(interleaved).
+The decoder and Hugging Face rotate feature ``p`` of a head with feature ``p + P`` (half-split). So
+do the graphs of ``qwen3`` and ``bitnet`` in llama.cpp; those of ``llama`` and ``arcee`` rotate
+feature ``2 p`` with feature ``2 p + 1`` (interleaved).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ INTERLEAVED: Final = frozenset({"llama", "arcee"})
 
 
 def to_interleaved(rows: int, heads: int) -> Tensor:
-    """For each row of the file, the decoder's row: ``file = ours[to_interleaved(N, heads)]``, int64 ``[N]``."""
+    """For each row of the file, the decoder's row: ``file = ours[to_interleaved(N, heads)]``, int64
+    ``[N]``.
+    """
     return torch.arange(rows).view(heads, 2, rows // heads // 2).transpose(1, 2).reshape(-1)
 
 

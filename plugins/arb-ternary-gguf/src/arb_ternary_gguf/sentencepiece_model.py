@@ -1,7 +1,7 @@
 """The file of a sentencepiece tokenizer, as far as llama.cpp needs it.
 
-https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto describes it: a message of protocol
-buffers, of which a few fields are read here.
+https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto describes it: a
+message of protocol buffers, of which a few fields are read here.
 """
 
 from __future__ import annotations
@@ -106,7 +106,12 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 def _piece(data: bytes) -> tuple[str, float, int]:
     found = {1: b"", 2: 0.0, 3: 1, **dict(_fields(data))}
     text, score, kind = found[1], found[2], found[3]
-    if not isinstance(text, bytes) or not isinstance(score, float) or not isinstance(kind, int) or not 1 <= kind <= 6:
+    if (
+        not isinstance(text, bytes)
+        or not isinstance(score, float)
+        or not isinstance(kind, int)
+        or not 1 <= kind <= 6
+    ):
         raise IndexError("a piece is not one")
     return text.decode("utf-8"), score, kind
 

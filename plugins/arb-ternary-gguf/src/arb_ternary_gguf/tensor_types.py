@@ -1,4 +1,6 @@
-"""The types of tensors that a GGUF file can name: how many weights a block has, and how many bytes."""
+"""The types of tensors that a GGUF file can name: how many weights a block has, and how many
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,20 @@ from typing import Final
 
 from attrs import frozen
 
-__all__ = ["BF16", "F16", "F32", "FORK_Q2_0", "Q2_0", "Q4_0", "Q4_1", "Q8_0", "TQ1_0", "TQ2_0", "TYPES", "TensorType"]
+__all__ = [
+    "BF16",
+    "F16",
+    "F32",
+    "FORK_Q2_0",
+    "Q2_0",
+    "Q4_0",
+    "Q4_1",
+    "Q8_0",
+    "TQ1_0",
+    "TQ2_0",
+    "TYPES",
+    "TensorType",
+]
 
 
 @frozen
@@ -43,8 +58,8 @@ Q2_0: Final = TensorType(42, "Q2_0", 64, 18)
 #: What a fork of llama.cpp wrote under the number of Q2_0: the same with 128 weights a block.
 FORK_Q2_0: Final = TensorType(42, "Q2_0", 128, 34)
 
-# Types that are listed and measured, but not read: (number, name, weights of a block, bytes of a block). Q8_1 and Q8_K
-# are of activations, and in no file.
+# Types that are listed and measured, but not read: (number, name, weights of a block, bytes of a
+# block). Q8_1 and Q8_K are of activations, and in no file.
 _OTHERS: Final = (
     (6, "Q5_0", 32, 22),
     (7, "Q5_1", 32, 24),
@@ -75,5 +90,16 @@ _OTHERS: Final = (
 #: Every known type by its number.
 TYPES: Final = {
     kind.id: kind
-    for kind in (F32, F16, Q4_0, Q4_1, Q8_0, BF16, TQ1_0, TQ2_0, Q2_0, *(TensorType(*row) for row in _OTHERS))
+    for kind in (
+        F32,
+        F16,
+        Q4_0,
+        Q4_1,
+        Q8_0,
+        BF16,
+        TQ1_0,
+        TQ2_0,
+        Q2_0,
+        *(TensorType(*row) for row in _OTHERS),
+    )
 }

@@ -32,25 +32,45 @@ def from_tokenizer_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
 
 def _byte_level(definition: Mapping[str, Any]) -> Vocabulary:
     model = definition["model"]
-    for option in ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk"):
+    for option in (
+        "dropout",
+        "unk_token",
+        "continuing_subword_prefix",
+        "end_of_word_suffix",
+        "fuse_unk",
+    ):
         if model.get(option) and not (option == "unk_token" and model[option] in model["vocab"]):
             raise refused(f"`{option}` is {model[option]!r}", "no such option")
     if definition.get("normalizer") not in (None, {"type": "NFC"}):
-        raise refused(f"it normalises text by {definition['normalizer'].get('type')!r}", "NFC or nothing")
+        raise refused(
+            f"it normalises text by {definition['normalizer'].get('type')!r}", "NFC or nothing"
+        )
     if (definition.get("decoder") or {}).get("type") != "ByteLevel":
         raise refused("its decoder is not ByteLevel", "GPT-2's bytes")
     cut = cut_of(definition.get("pre_tokenizer"), bool(model.get("ignore_merges")))
     if cut is None:
-        raise refused("its `pre_tokenizer` is none that llama.cpp has a name for", ", ".join(cut.name for cut in CUTS))
+        raise refused(
+            "its `pre_tokenizer` is none that llama.cpp has a name for",
+            ", ".join(cut.name for cut in CUTS),
+        )
     tokens, kinds = _tokens(definition)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    return Vocabulary("gpt2", tokens, kinds, end=end_of_text(tokens, BYTE_CHARACTERS[0]), pre=cut.name, merges=merges)
+    return Vocabulary(
+        "gpt2",
+        tokens,
+        kinds,
+        end=end_of_text(tokens, BYTE_CHARACTERS[0]),
+        pre=cut.name,
+        merges=merges,
+    )
 
 
 def _pieces(definition: Mapping[str, Any]) -> Vocabulary:
-    """Merges of pieces with U+2581 for spaces, as in Llama 2: llama.cpp merges by the score of what comes out.
+    """Merges of pieces with U+2581 for spaces, as in Llama 2: llama.cpp merges by the score of what
+    comes out.
 
-    That is the same where all ways to put a piece together are merges, and stand together in the list.
+    That is the same where all ways to put a piece together are merges, and stand together in the
+    list.
     """
     model = definition["model"]
     ranks: dict[str, int] = {}
@@ -60,7 +80,8 @@ def _pieces(definition: Mapping[str, Any]) -> Vocabulary:
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
         if ranks.setdefault(left + right, rank) != rank and last != left + right:
             raise refused(
-                f"the merges that make {left + right!r} do not stand together", "merges sorted by what they make"
+                f"the merges that make {left + right!r} do not stand together",
+                "merges sorted by what they make",
             )
         last = left + right
         listed.add((left, right))
@@ -70,8 +91,13 @@ def _pieces(definition: Mapping[str, Any]) -> Vocabulary:
         for cut in range(1, len(text)):
             pair = (text[:cut], text[cut:])
             if pair not in listed and pair[0] in vocabulary and pair[1] in vocabulary:
-                raise refused(f"{pair[0]!r} and {pair[1]!r} are not merged, although {text!r} is a token", "all merges")
-    kinds = [TokenKind.BYTE if _is_byte(text) else kind for text, kind in zip(tokens, kinds, strict=True)]
+                raise refused(
+                    f"{pair[0]!r} and {pair[1]!r} are not merged, although {text!r} is a token",
+                    "all merges",
+                )
+    kinds = [
+        TokenKind.BYTE if _is_byte(text) else kind for text, kind in zip(tokens, kinds, strict=True)
+    ]
     if kinds.count(TokenKind.BYTE) != 256:
         raise refused("it has no tokens for all bytes", "<0x00> to <0xFF>")
     unknown = model.get("unk_token")
@@ -87,11 +113,17 @@ def _pieces(definition: Mapping[str, Any]) -> Vocabulary:
 
 
 def _space_prefix(definition: Mapping[str, Any]) -> bool:
-    """Whether a space is put before a text; a tokenizer that does anything else to a text is refused."""
+    """Whether a space is put before a text; a tokenizer that does anything else to a text is
+    refused.
+    """
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
     prepend = {"type": "Prepend", "prepend": "\u2581"}
     normalizer, cut = definition.get("normalizer"), definition.get("pre_tokenizer")
-    steps = normalizer["normalizers"] if normalizer and normalizer.get("type") == "Sequence" else [normalizer]
+    steps = (
+        normalizer["normalizers"]
+        if normalizer and normalizer.get("type") == "Sequence"
+        else [normalizer]
+    )
     if cut is None and steps == [prepend, replace]:
         return True
     if cut is None and steps == [replace]:
@@ -105,11 +137,20 @@ def _is_byte(text: str) -> bool:
 
 def _tokens(definition: Mapping[str, Any]) -> tuple[list[str], list[TokenKind]]:
     """Texts and kinds by id, ids without a token included."""
-    by_id = {number: (text, TokenKind.NORMAL) for text, number in definition["model"]["vocab"].items()}
+    by_id = {
+        number: (text, TokenKind.NORMAL) for text, number in definition["model"]["vocab"].items()
+    }
     for added in definition.get("added_tokens") or ():
-        if added["normalized"] and not added["special"] and added["content"] in definition["model"]["vocab"]:
+        if (
+            added["normalized"]
+            and not added["special"]
+            and added["content"] in definition["model"]["vocab"]
+        ):
             continue
-        by_id[added["id"]] = (added["content"], TokenKind.CONTROL if added["special"] else TokenKind.USER_DEFINED)
+        by_id[added["id"]] = (
+            added["content"],
+            TokenKind.CONTROL if added["special"] else TokenKind.USER_DEFINED,
+        )
     size = max(by_id, default=-1) + 1
     filled = [by_id.get(i, (f"[PAD{i}]", TokenKind.UNUSED)) for i in range(size)]
     return [text for text, _ in filled], [kind for _, kind in filled]

@@ -1,4 +1,6 @@
-"""A sentencepiece tokenizer as llama.cpp's ``llama`` (pieces merged by score) or ``t5`` (unigrams)."""
+"""A sentencepiece tokenizer as llama.cpp's ``llama`` (pieces merged by score) or ``t5``
+(unigrams).
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,19 @@ def from_sentencepiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
     """
     model = read_model(b64decode(tokenizer["model"]))
     if model.algorithm not in (BPE, UNIGRAM) or not model.escapes:
-        raise refused("it is a sentencepiece model of words or characters", "those of the types bpe and unigram")
+        raise refused(
+            "it is a sentencepiece model of words or characters",
+            "those of the types bpe and unigram",
+        )
     tokens = [text for text, _, _ in model.pieces]
     kinds = [TokenKind(kind) for _, _, kind in model.pieces]
     if model.algorithm == BPE:
         _check_merges(model, kinds)
     elif TokenKind.BYTE in kinds:
-        raise refused("it is of unigrams and writes unknown characters as bytes", "unigrams without --byte_fallback")
+        raise refused(
+            "it is of unigrams and writes unknown characters as bytes",
+            "unigrams without --byte_fallback",
+        )
     return Vocabulary(
         "llama" if model.algorithm == BPE else "t5",
         tokens,
@@ -40,11 +48,14 @@ def from_sentencepiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
 
 
 def _check_merges(model: SentencePieceModel, kinds: list[TokenKind]) -> None:
-    """llama.cpp's ``llama`` replaces no characters, keeps all spaces, and writes what it has no piece for as bytes."""
+    """llama.cpp's ``llama`` replaces no characters, keeps all spaces, and writes what it has no
+    piece for as bytes.
+    """
     if model.characters or model.strips:
         raise refused(
             "it normalises text before it merges pieces",
-            "a bpe model trained with --normalization_rule_name=identity --remove_extra_whitespaces=false",
+            "a bpe model trained with --normalization_rule_name=identity "
+            "--remove_extra_whitespaces=false",
         )
     if kinds.count(TokenKind.BYTE) != 256:
         raise refused("it has no pieces for bytes", "a bpe model trained with --byte_fallback")

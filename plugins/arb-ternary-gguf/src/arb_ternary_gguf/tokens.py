@@ -42,7 +42,8 @@ class Vocabulary:
     """What llama.cpp has to know of a tokenizer.
 
     Attributes:
-        model: ``gpt2`` (merges of bytes), ``llama`` (sentencepiece's merges by score) or ``t5`` (unigrams).
+        model: ``gpt2`` (merges of bytes), ``llama`` (sentencepiece's merges by score) or ``t5``
+            (unigrams).
         tokens: text of each id; of ``gpt2`` in the characters of :data:`BYTE_CHARACTERS`.
         kinds: of each token.
         end: id of the end of a text.

@@ -30,7 +30,9 @@ def is_ternary(info: TensorInfo) -> bool:
     return info.type in _TERNARY and len(info.shape) == 2
 
 
-def read_tensor(file: GgufFile, info: TensorInfo, group_size: GroupSize | None = None) -> Tensor | ScaledTrits:
+def read_tensor(
+    file: GgufFile, info: TensorInfo, group_size: GroupSize | None = None
+) -> Tensor | ScaledTrits:
     """A matrix whose blocks hold nothing but -1, 0 and 1 as trits, all else as float32.
 
     Scales are one for the matrix or one a row where they are equal there.
@@ -38,21 +40,26 @@ def read_tensor(file: GgufFile, info: TensorInfo, group_size: GroupSize | None =
     Args:
         file: the file.
         info: one of its tensors.
-        group_size: the columns of other groups of trits; None = the most, up to 256, that have equal scales.
+        group_size: the columns of other groups of trits; None = the most, up to 256, that have
+            equal scales.
 
     Raises:
-        DataError: the type is not read here, a number is infinite or none, or there are more scales than groups.
+        DataError: the type is not read here, a number is infinite or none, or there are more scales
+            than groups.
     """
     if info.type not in READABLE:
         names = ", ".join(dict.fromkeys(kind.name for kind in READABLE))
         raise DataError(
-            f"{file.path}: tensor {info.name!r} is of type {info.type.name}", f"Types that are read: {names}."
+            f"{file.path}: tensor {info.name!r} is of type {info.type.name}",
+            f"Types that are read: {names}.",
         )
     found = _read_trits(file, info, group_size) if is_ternary(info) else None
     return _read_floats(file, info) if found is None else found
 
 
-def _read_trits(file: GgufFile, info: TensorInfo, group_size: GroupSize | None) -> ScaledTrits | None:
+def _read_trits(
+    file: GgufFile, info: TensorInfo, group_size: GroupSize | None
+) -> ScaledTrits | None:
     trits = np.empty(info.shape, np.int8)
     stored = np.empty((info.shape[0], info.shape[1] // info.type.block), np.float32)
     for some in row_chunks(info.rows, info.shape[-1]):
@@ -63,11 +70,15 @@ def _read_trits(file: GgufFile, info: TensorInfo, group_size: GroupSize | None) 
     _check_finite(file, info, stored)
     scales, held = _merged(torch.from_numpy(stored), info.type.block, info.shape[1], group_size)
     if group_size is not None and not _is_held(scales, held, group_size):
-        raise DataError(f"{file.path}: tensor {info.name!r} has more scales than its groups ({group_size})")
+        raise DataError(
+            f"{file.path}: tensor {info.name!r} has more scales than its groups ({group_size})"
+        )
     return ScaledTrits(torch.from_numpy(trits), scales, held)
 
 
-def _merged(scales: Tensor, block: int, columns: int, group_size: GroupSize | None) -> tuple[Tensor, int]:
+def _merged(
+    scales: Tensor, block: int, columns: int, group_size: GroupSize | None
+) -> tuple[Tensor, int]:
     """As few scales as there are different ones, and the columns that share one."""
     if bool((scales == scales[0, 0]).all()):
         return scales[0, :1].clone(), columns
@@ -82,7 +93,9 @@ def _merged(scales: Tensor, block: int, columns: int, group_size: GroupSize | No
 
 
 def _is_held(scale: Tensor, held: int, group_size: GroupSize) -> bool:
-    """Whether there is no more than one scale a group; finer blocks than groups were merged before."""
+    """Whether there is no more than one scale a group; finer blocks than groups were merged
+    before.
+    """
     if scale.numel() == 1:
         return True
     if group_size == "tensor":
@@ -100,4 +113,6 @@ def _read_floats(file: GgufFile, info: TensorInfo) -> Tensor:
 
 def _check_finite(file: GgufFile, info: TensorInfo, values: NDArray[np.float32]) -> None:
     if not all(np.isfinite(part).all() for part in chunks(values)):
-        raise DataError(f"{file.path}: tensor {info.name!r} holds numbers that are infinite or no numbers")
+        raise DataError(
+            f"{file.path}: tensor {info.name!r} holds numbers that are infinite or no numbers"
+        )

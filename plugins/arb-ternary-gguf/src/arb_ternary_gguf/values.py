@@ -32,7 +32,8 @@ class Kind(IntEnum):
     FLOAT64 = 12
 
 
-#: Of each kind of number, its letter for ``struct`` and numpy. Numbers are little-endian, a boolean is a byte 0 or 1.
+# : Of each kind of number, its letter for ``struct`` and numpy. Numbers are little-endian, a
+# boolean is a byte 0 or 1.
 FORMATS: Final = {
     Kind.UINT8: "B",
     Kind.INT8: "b",
@@ -72,12 +73,16 @@ def encode_string(text: str) -> bytes:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(f"{text!r} has no UTF-8 form, so that a GGUF file cannot hold it") from error
+        raise DataError(
+            f"{text!r} has no UTF-8 form, so that a GGUF file cannot hold it"
+        ) from error
     return struct.pack("<Q", len(data)) + data
 
 
 def encode(value: Value) -> bytes:
-    """A value as it stands in a file, its kind first; DataError for a number that its kind cannot hold."""
+    """A value as it stands in a file, its kind first; DataError for a number that its kind cannot
+    hold.
+    """
     if isinstance(value, Array):
         return struct.pack("<I", Kind.ARRAY) + _items(value)
     if value.kind is Kind.STRING:
@@ -98,4 +103,6 @@ def _numbers(kind: Kind, numbers: Sequence[Any]) -> bytes:
     try:
         return struct.pack(f"<{len(numbers)}{FORMATS[kind]}", *numbers)
     except (struct.error, OverflowError) as error:
-        raise DataError(f"a GGUF value of kind {kind.name.lower()} cannot hold this: {error}") from error
+        raise DataError(
+            f"a GGUF value of kind {kind.name.lower()} cannot hold this: {error}"
+        ) from error

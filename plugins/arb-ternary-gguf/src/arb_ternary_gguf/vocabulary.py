@@ -29,7 +29,9 @@ def vocabulary_keys(tokenizer: Mapping[str, Any] | None, vocabulary_size: int) -
         tokenizer = tokenizer["tokenizer"]
     kind = None if tokenizer is None else tokenizer.get("kind")
     if tokenizer is None or kind not in _FORMS:
-        raise DataError(*_REASONS.get(kind, (f"tokenizer: a GGUF file cannot hold the kind {kind!r}", "")))
+        raise DataError(
+            *_REASONS.get(kind, (f"tokenizer: a GGUF file cannot hold the kind {kind!r}", ""))
+        )
     vocabulary = _FORMS[kind](tokenizer)
     if len(vocabulary.tokens) > vocabulary_size:
         raise DataError(
@@ -41,14 +43,17 @@ def vocabulary_keys(tokenizer: Mapping[str, Any] | None, vocabulary_size: int) -
 
 def _bytes(_tokenizer: Mapping[str, Any]) -> Vocabulary:
     # Without merges every byte stays a token of its own, whatever a text is cut into.
-    return Vocabulary("gpt2", BYTE_CHARACTERS, [TokenKind.NORMAL] * 256, end=0, pre="gpt-2", merges=())
+    return Vocabulary(
+        "gpt2", BYTE_CHARACTERS, [TokenKind.NORMAL] * 256, end=0, pre="gpt-2", merges=()
+    )
 
 
 _FORMS: Final = {"bytes": _bytes, "file": from_tokenizer_json, "sentencepiece": from_sentencepiece}
 
 _REASONS: Final = {
     "characters": (
-        "tokenizer: llama.cpp knows no tokenizer of single characters, so that a GGUF file cannot hold `characters`",
+        "tokenizer: llama.cpp knows no tokenizer of single characters, so that a GGUF file cannot "
+        "hold `characters`",
         "Train with `tokenizer: bytes`, or with a tokenizer.json.",
     ),
     "ids": (

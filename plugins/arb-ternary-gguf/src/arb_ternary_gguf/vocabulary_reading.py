@@ -33,10 +33,16 @@ def read_vocabulary(metadata: Metadata, vocabulary_size: int) -> _Found:
     model = metadata.get("tokenizer.ggml.model")
     tokens = _strings(metadata, "tokens", vocabulary_size)
     if not tokens:
-        return None, (f"the tokenizer (tokenizer.ggml.model: {model!r}) has no list of tokens that fits the model",)
+        return None, (
+            f"the tokenizer (tokenizer.ggml.model: {model!r}) has no list of tokens that fits the "
+            f"model",
+        )
     if model == "gpt2":
         return _byte_level(metadata, tokens, vocabulary_size)
-    return None, (f"the tokenizer is of the kind {model!r}, which is not rebuilt; read are those of the kind 'gpt2'",)
+    return None, (
+        f"the tokenizer is of the kind {model!r}, which is not rebuilt; read are those of the kind "
+        f"'gpt2'",
+    )
 
 
 def _byte_level(metadata: Metadata, tokens: list[str], vocabulary_size: int) -> _Found:
@@ -49,7 +55,9 @@ def _byte_level(metadata: Metadata, tokens: list[str], vocabulary_size: int) -> 
     cut = next((cut for cut in CUTS if cut.name == pre), None)
     if cut is None:
         names = ", ".join(cut.name for cut in CUTS)
-        return None, (f"the tokenizer cuts texts as {pre!r} says, which is not rebuilt; known are {names}",)
+        return None, (
+            f"the tokenizer cuts texts as {pre!r} says, which is not rebuilt; known are {names}",
+        )
     kinds = _kinds(metadata, len(tokens))
     if kinds is None or len(set(tokens)) != len(tokens):
         return None, ("the tokenizer's tokens have no kinds, or one of them stands twice",)
@@ -66,7 +74,9 @@ def _byte_level(metadata: Metadata, tokens: list[str], vocabulary_size: int) -> 
         for number, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind in (TokenKind.CONTROL, TokenKind.USER_DEFINED)
     ]
-    vocabulary = {text: number for number, text in enumerate(tokens) if kinds[number] != TokenKind.UNUSED}
+    vocabulary = {
+        text: number for number, text in enumerate(tokens) if kinds[number] != TokenKind.UNUSED
+    }
     pairs = [merge.split(" ") for merge in merges]
     if not all(len(pair) == 2 and {*pair, "".join(pair)} <= vocabulary.keys() for pair in pairs):
         return None, ("a merge of the tokenizer is no pair of tokens that make a token",)
@@ -74,7 +84,12 @@ def _byte_level(metadata: Metadata, tokens: list[str], vocabulary_size: int) -> 
         vocabulary,
         pairs,
         pre_tokenizer=cut.pre_tokenizer,
-        decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        decoder={
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
         added=added,
         ignore_merges=cut.ignore_merges,
     )
@@ -83,14 +98,22 @@ def _byte_level(metadata: Metadata, tokens: list[str], vocabulary_size: int) -> 
 
 def _strings(metadata: Metadata, name: str, most: int) -> list[str] | None:
     value = metadata.get(f"tokenizer.ggml.{name}")
-    if not isinstance(value, ArrayInFile) or value.kind is not Kind.STRING or len(value) > min(most, _MAX_ITEMS):
+    if (
+        not isinstance(value, ArrayInFile)
+        or value.kind is not Kind.STRING
+        or len(value) > min(most, _MAX_ITEMS)
+    ):
         return None
     return list(value)
 
 
 def _kinds(metadata: Metadata, count: int) -> list[int] | None:
     value = metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(value, ArrayInFile) or value.kind not in (Kind.INT32, Kind.UINT32) or len(value) != count:
+    if (
+        not isinstance(value, ArrayInFile)
+        or value.kind not in (Kind.INT32, Kind.UINT32)
+        or len(value) != count
+    ):
         return None
     return list(value)
 

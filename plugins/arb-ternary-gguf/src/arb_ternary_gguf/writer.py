@@ -49,7 +49,11 @@ class PlannedTensor:
 
 
 def write_gguf(
-    path: Path, metadata: Mapping[str, Value], tensors: Sequence[PlannedTensor], *, alignment: int = 32
+    path: Path,
+    metadata: Mapping[str, Value],
+    tensors: Sequence[PlannedTensor],
+    *,
+    alignment: int = 32,
 ) -> None:
     """Write a file, which replaces one of the same name only once it is complete.
 
@@ -72,15 +76,22 @@ def write_gguf(
             file.write(header)
             file.write(bytes(-len(header) % alignment))
             for tensor in tensors:
-                written = sum(file.write(np.ascontiguousarray(chunk).data) for chunk in tensor.chunks())
+                written = sum(
+                    file.write(np.ascontiguousarray(chunk).data) for chunk in tensor.chunks()
+                )
                 if written != tensor.size:
-                    raise ArbError(f"{path}: tensor {tensor.name!r} gave {written} bytes instead of {tensor.size}")
+                    raise ArbError(
+                        f"{path}: tensor {tensor.name!r} gave {written} bytes instead of "
+                        f"{tensor.size}"
+                    )
                 file.write(bytes(-written % alignment))
     except OSError as error:
         raise ArbError(f"{path}: cannot be written: {error}") from error
 
 
-def _header(metadata: Mapping[str, Value], tensors: Sequence[PlannedTensor], alignment: int) -> bytes:
+def _header(
+    metadata: Mapping[str, Value], tensors: Sequence[PlannedTensor], alignment: int
+) -> bytes:
     parts = [MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
         parts += [encode_string(key), encode(value)]
@@ -88,11 +99,19 @@ def _header(metadata: Mapping[str, Value], tensors: Sequence[PlannedTensor], ali
     seen: set[str] = set()
     for tensor in tensors:
         if len(tensor.name.encode()) > _LONGEST_NAME:
-            raise DataError(f"tensor {tensor.name!r}: llama.cpp reads names of up to {_LONGEST_NAME} bytes")
+            raise DataError(
+                f"tensor {tensor.name!r}: llama.cpp reads names of up to {_LONGEST_NAME} bytes"
+            )
         if tensor.name in seen:
             raise DataError(f"tensor {tensor.name!r} stands twice")
         seen.add(tensor.name)
-        dimensions = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
-        parts += [encode_string(tensor.name), dimensions, struct.pack("<IQ", tensor.type.id, offset)]
+        dimensions = struct.pack(
+            f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape)
+        )
+        parts += [
+            encode_string(tensor.name),
+            dimensions,
+            struct.pack("<IQ", tensor.type.id, offset),
+        ]
         offset += -(-tensor.size // alignment) * alignment
     return b"".join(parts)

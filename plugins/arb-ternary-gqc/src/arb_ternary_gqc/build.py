@@ -7,7 +7,14 @@ from typing import Any
 from torch.optim import Optimizer
 
 from arb_ternary.optim.protocol import Trainable, build_optimizer
-from arb_ternary_gqc.config import GNRConfig, GNSConfig, GNTSConfig, MHTConfig, SBCConfig, WrapperConfig
+from arb_ternary_gqc.config import (
+    GNRConfig,
+    GNSConfig,
+    GNTSConfig,
+    MHTConfig,
+    SBCConfig,
+    WrapperConfig,
+)
 from arb_ternary_gqc.gnr import GradientNormRescaler
 from arb_ternary_gqc.gns import GradientNoiseScale
 from arb_ternary_gqc.gnts import GradientNormThreshold
@@ -44,7 +51,9 @@ def build_gnr(config: GNRConfig, trainable: Trainable) -> GradientNormRescaler:
 
 def build_sbc(config: SBCConfig, trainable: Trainable) -> ScheduledBatch:
     """Factory of ``gqc.sbc``."""
-    options = _options(config, "physical_batch_size", "initial_logical_batch_size", "max_batch_draws", "schedule")
+    options = _options(
+        config, "physical_batch_size", "initial_logical_batch_size", "max_batch_draws", "schedule"
+    )
     return ScheduledBatch(_inner(config, trainable), **options)
 
 

@@ -16,7 +16,9 @@ from arb_ternary_gqc.schedule import QuantitySchedule
 __all__ = ["GNRConfig", "GNSConfig", "GNTSConfig", "MHTConfig", "SBCConfig", "WrapperConfig"]
 
 _inside = Rule(
-    "between 0 and 1, both excluded", lambda value: 0 < value < 1, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+    "between 0 and 1, both excluded",
+    lambda value: 0 < value < 1,
+    {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
 )
 
 
@@ -25,7 +27,8 @@ class WrapperConfig:
     """Options of every wrapper.
 
     Attributes:
-        defers: class attribute: it may put a step off, as ``arb_ternary.optim.protocol.MayDefer`` says of the wrapper.
+        defers: class attribute: it may put a step off, as ``arb_ternary.optim.protocol.MayDefer``
+            says of the wrapper.
     """
 
     defers: ClassVar[bool] = True
@@ -40,7 +43,9 @@ class WrapperConfig:
 class GNTSConfig(WrapperConfig):
     """Options of ``gqc.gnts``."""
 
-    threshold: float = option(1.0, "norm of the mean gradient below which it steps", validator=positive)
+    threshold: float = option(
+        1.0, "norm of the mean gradient below which it steps", validator=positive
+    )
     max_batch_draws: int = option(64, "most micro-batches a step", validator=positive)
     per_group: bool = option(False, "each parameter group must meet the threshold by itself")
     schedule: QuantitySchedule | None = option(None, "how the threshold goes on; null = it stays")
@@ -64,10 +69,13 @@ class GNRConfig(WrapperConfig):
         if planned is not None and "float" not in planned.kinds:
             yield (
                 "",
-                "has no effect because votes do not depend on a gradient's norm, and no part of the model is float",
+                "has no effect because votes do not depend on a gradient's norm, and no part of "
+                "the model is float",
             )
         if self.mode == "independent":
-            yield from without_effect(self, "every parameter is scaled by itself in mode independent", "per_group")
+            yield from without_effect(
+                self, "every parameter is scaled by itself in mode independent", "per_group"
+            )
 
 
 @frozen(kw_only=True)
@@ -76,14 +84,17 @@ class SBCConfig(WrapperConfig):
 
     physical_batch_size: int = option(
         1,
-        "samples in a micro-batch, the phase's batch_size; 1 = batches are counted in micro-batches",
+        "samples in a micro-batch, the phase's batch_size; 1 = batches are counted in "
+        "micro-batches",
         validator=positive,
     )
     initial_logical_batch_size: float | None = option(
         None, "samples a step at first; null = one micro-batch", validator=optional(positive)
     )
     max_batch_draws: int = option(64, "most micro-batches a step", validator=positive)
-    schedule: QuantitySchedule | None = option(None, "how the logical batch size goes on; null = it stays")
+    schedule: QuantitySchedule | None = option(
+        None, "how the logical batch size goes on; null = it stays"
+    )
 
 
 @frozen(kw_only=True)
@@ -91,8 +102,12 @@ class MHTConfig(WrapperConfig):
     """Options of ``gqc.mht``; the metric is the loss."""
 
     confidence: float = option(0.98, "of the interval of the mean loss", validator=_inside)
-    error_tolerance: float = option(0.03, "largest relative error of the mean loss", validator=non_negative)
-    ema_alpha: float = option(0.01, "share of a step in the running average of the loss", validator=fraction)
+    error_tolerance: float = option(
+        0.03, "largest relative error of the mean loss", validator=non_negative
+    )
+    ema_alpha: float = option(
+        0.01, "share of a step in the running average of the loss", validator=fraction
+    )
     max_batch_draws: int = option(64, "most micro-batches a step", validator=positive)
 
 

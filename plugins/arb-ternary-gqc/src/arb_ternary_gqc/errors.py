@@ -8,11 +8,15 @@ __all__ = ["NonFiniteGradientError", "PendingGradientError", "WrapperOptionError
 
 
 class NonFiniteGradientError(ArbError):
-    """A gradient, a metric or a loss is not finite under the policy ``"raise"``; the sum is without it."""
+    """A gradient, a metric or a loss is not finite under the policy ``"raise"``; the sum is without
+    it.
+    """
 
 
 class PendingGradientError(ArbError, NotImplementedError):
-    """Somebody tried to clear gradients that a wrapper has not used yet; in torch-gqc a NotImplementedError."""
+    """Somebody tried to clear gradients that a wrapper has not used yet; in torch-gqc a
+    NotImplementedError.
+    """
 
 
 class WrapperOptionError(ConfigError, ValueError):

@@ -22,12 +22,13 @@ _EPSILON: Final = 1e-12
 class GradientNormRescaler(OptimizerWrapper):
     """GNR: steps at every micro-batch, with gradients scaled to the target norm.
 
-    Schedulers on the wrapper drive the target norm, 1.0 at first. Only the gradients of float parameters can be scaled:
-    votes are cast in backward, and depend on no gradient's norm anyway.
+    Schedulers on the wrapper drive the target norm, 1.0 at first. Only the gradients of float
+    parameters can be scaled: votes are cast in backward, and depend on no gradient's norm anyway.
 
     Args:
         optimizer: the optimizer that steps.
-        mode: ``"global"`` scales all gradients by one factor, ``"independent"`` each parameter's to the target.
+        mode: ``"global"`` scales all gradients by one factor, ``"independent"`` each parameter's to
+            the target.
         target_norm: initial target.
         per_group: each param group of the inner optimizer has a target of its own.
         options: see :class:`OptimizerWrapper`.
@@ -46,11 +47,14 @@ class GradientNormRescaler(OptimizerWrapper):
     ) -> None:
         if mode not in ("global", "independent"):
             raise WrapperOptionError(f"gqc: mode must be 'global' or 'independent', not {mode!r}")
-        super().__init__(optimizer, initial=target_norm, max_batch_draws=1, per_group=per_group, **options)
+        super().__init__(
+            optimizer, initial=target_norm, max_batch_draws=1, per_group=per_group, **options
+        )
         self.mode = mode
         if self._modules and not self._parameters:
             warnings.warn(
-                "GradientNormRescaler: all parameters are ternary, and rescaling a gradient does not change the votes "
+                "GradientNormRescaler: all parameters are ternary, and rescaling a gradient does "
+                "not change the votes "
                 "that it casts: training goes on as it would without the wrapper",
                 stacklevel=2,
             )

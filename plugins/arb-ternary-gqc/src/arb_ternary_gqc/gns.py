@@ -23,14 +23,17 @@ _EPSILON: Final = 1e-8
 
 
 def mccandlish(norms: Sequence[float], mean_norm: float) -> float | None:
-    """The simple noise scale of McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, appendix A.1.
+    """The simple noise scale of McCandlish et al., "An Empirical Model of Large-Batch Training",
+    2018, appendix A.1.
 
-    With the norms of ``n`` micro-batch gradients ``g_i`` and of their mean ``G_n``, unbiased estimates are
-    ``|G|^2 = (n |G_n|^2 - mean |g_i|^2) / (n - 1)`` of the true gradient's squared norm and
-    ``S = (mean |g_i|^2 - |G_n|^2) / (1 - 1/n)`` of the trace of the covariance. The unit is micro-batches.
+    With the norms of ``n`` micro-batch gradients ``g_i`` and of their mean ``G_n``, unbiased
+    estimates are ``|G|^2 = (n |G_n|^2 - mean |g_i|^2) / (n - 1)`` of the true gradient's squared
+    norm and ``S = (mean |g_i|^2 - |G_n|^2) / (1 - 1/n)`` of the trace of the covariance. The unit
+    is micro-batches.
 
     Returns:
-        ``S / |G|^2``; None for fewer than two norms, and where the estimate of ``|G|^2`` is not positive.
+        ``S / |G|^2``; None for fewer than two norms, and where the estimate of ``|G|^2`` is not
+        positive.
     """
     n = len(norms)
     if n < 2:
@@ -50,7 +53,8 @@ def norm_variance(norms: Sequence[float]) -> float | None:
 
 
 class GradientNoiseScale(OptimizerWrapper):
-    """GNS: steps when ``noise scale <= draws * noise_multiplier`` from the second draw on, or after the most draws.
+    """GNS: steps when ``noise scale <= draws * noise_multiplier`` from the second draw on, or after
+    the most draws.
 
     Schedulers on the wrapper drive the learning rate of the inner optimizer.
 
@@ -58,9 +62,10 @@ class GradientNoiseScale(OptimizerWrapper):
         optimizer: the optimizer that steps.
         noise_multiplier: smaller tolerates less noise.
         max_batch_draws: most micro-batches a step.
-        estimator: ``"mccandlish"`` needs the norm of a sum of gradients, which is known of float parameters alone: in
-            a model with ternary modules it looks at the others. ``"norm_variance"`` is what torch-gqc 0.7.0 does: it
-            needs norms only, never steps at the first draw, and steps at the second with the default multiplier.
+        estimator: ``"mccandlish"`` needs the norm of a sum of gradients, which is known of float
+            parameters alone: in a model with ternary modules it looks at the others.
+            ``"norm_variance"`` is what torch-gqc 0.7.0 does: it needs norms only, never steps at
+            the first draw, and steps at the second with the default multiplier.
         options: see :class:`OptimizerWrapper`.
 
     Raises:
@@ -76,7 +81,9 @@ class GradientNoiseScale(OptimizerWrapper):
         **options: Unpack[CommonOptions],
     ) -> None:
         if estimator not in get_args(Estimator):
-            raise WrapperOptionError(f"gqc: estimator must be 'mccandlish' or 'norm_variance', not {estimator!r}")
+            raise WrapperOptionError(
+                f"gqc: estimator must be 'mccandlish' or 'norm_variance', not {estimator!r}"
+            )
         self.noise_multiplier = noise_multiplier
         self.estimator = estimator
         self.grad_norms: list[float] = []
@@ -84,7 +91,8 @@ class GradientNoiseScale(OptimizerWrapper):
         super().__init__(optimizer, initial=None, max_batch_draws=max_batch_draws, **options)
         if estimator == "mccandlish" and not self._parameters:
             raise ConfigError(
-                "gqc: estimator mccandlish needs the norm of the sum of several gradients, and a ternary module keeps "
+                "gqc: estimator mccandlish needs the norm of the sum of several gradients, and a "
+                "ternary module keeps "
                 "the norm of each alone",
                 "Use gqc.gnts or gqc.sbc, or estimator: norm_variance.",
             )
@@ -102,10 +110,17 @@ class GradientNoiseScale(OptimizerWrapper):
             self.estimated_gns = norm_variance(self.grad_norms)
         else:
             self.estimated_gns = mccandlish(self.grad_norms, as_number(norm))
-        return self.estimated_gns is not None and self.estimated_gns <= self.num_draws * self.noise_multiplier
+        return (
+            self.estimated_gns is not None
+            and self.estimated_gns <= self.num_draws * self.noise_multiplier
+        )
 
     def _most_draws(self) -> int:
-        return max(2, self.max_batch_draws) if self.estimator == "norm_variance" else self.max_batch_draws
+        return (
+            max(2, self.max_batch_draws)
+            if self.estimator == "norm_variance"
+            else self.max_batch_draws
+        )
 
     def _after_step(self) -> None:
         self.grad_norms = []
@@ -122,7 +137,9 @@ class GradientNoiseScale(OptimizerWrapper):
 
 
 class OptimizerWrapperGNS(GradientNoiseScale):
-    """GNS by the name and with the decisions of torch-gqc 0.7.0: the estimator is ``norm_variance``."""
+    """GNS by the name and with the decisions of torch-gqc 0.7.0: the estimator is
+    ``norm_variance``.
+    """
 
     def __init__(
         self,

@@ -14,16 +14,18 @@ __all__ = ["GradientNormThreshold"]
 
 
 class GradientNormThreshold(OptimizerWrapper):
-    """GNTS: steps when ``norm(sum of gradients) / draws < threshold``, or after ``max_batch_draws``.
+    """GNTS: steps when ``norm(sum of gradients) / draws < threshold``, or after
+    ``max_batch_draws``.
 
-    Averaging shrinks the noise in a gradient and leaves its signal, so that the threshold sets how much noise a step
-    may have. Schedulers on the wrapper drive the threshold, 1.0 at first.
+    Averaging shrinks the noise in a gradient and leaves its signal, so that the threshold sets how
+    much noise a step may have. Schedulers on the wrapper drive the threshold, 1.0 at first.
 
     Args:
         optimizer: the optimizer that steps.
         max_batch_draws: most micro-batches a step.
         threshold: initial norm.
-        per_group: each param group of the inner optimizer has a threshold of its own; all must be met.
+        per_group: each param group of the inner optimizer has a threshold of its own; all must be
+            met.
         options: see :class:`OptimizerWrapper`.
     """
 
@@ -36,7 +38,13 @@ class GradientNormThreshold(OptimizerWrapper):
         per_group: bool = False,
         **options: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(optimizer, initial=threshold, max_batch_draws=max_batch_draws, per_group=per_group, **options)
+        super().__init__(
+            optimizer,
+            initial=threshold,
+            max_batch_draws=max_batch_draws,
+            per_group=per_group,
+            **options,
+        )
 
     @property
     def norm_threshold(self) -> float:
@@ -46,7 +54,10 @@ class GradientNormThreshold(OptimizerWrapper):
     def _wants_step(self, draw: Draw) -> bool:
         portions = self._portions() if self.per_group else []
         whole, *parts = on_host(
-            [self._sum_norm(draw), *(self._sum.norm(each.parameters, each.modules) for each in portions)]
+            [
+                self._sum_norm(draw),
+                *(self._sum.norm(each.parameters, each.modules) for each in portions),
+            ]
         )
         norm = self._measure(whole)
         if not self.per_group:

@@ -1,11 +1,13 @@
 """The gradient of one micro-batch, taken out of a model, and the sum of several.
 
-A wrapper takes the gradient of each micro-batch away from the parameters before the next one is drawn. So each can be
-looked at alone (its norm, whether it is finite, its loss scale) and dropped alone. Sums are made by the operation that
-autograd uses, in its order: they have the bits that ``parameter.grad`` would have.
+A wrapper takes the gradient of each micro-batch away from the parameters before the next one is
+drawn. So each can be looked at alone (its norm, whether it is finite, its loss scale) and dropped
+alone. Sums are made by the operation that autograd uses, in its order: they have the bits that
+``parameter.grad`` would have.
 
-A ternary module has no gradient to take. It casts votes, which stay in its accumulators, and has statistics of the
-gradient that never was a tensor: counts of NaN, sums of squares and, under scaled votes, sums of magnitudes.
+A ternary module has no gradient to take. It casts votes, which stay in its accumulators, and has
+statistics of the gradient that never was a tensor: counts of NaN, sums of squares and, under scaled
+votes, sums of magnitudes.
 """
 
 from __future__ import annotations
@@ -27,12 +29,20 @@ __all__ = ["Gradients", "as_number", "float_parameters", "on_host", "ternary_mod
 
 
 def float_parameters(group: Mapping[str, Any]) -> list[Tensor]:
-    """The parameters of a group that autograd gives gradients to; packed ternary weights are not among them."""
-    return [parameter for parameter in group["params"] if parameter.is_floating_point() or parameter.is_complex()]
+    """The parameters of a group that autograd gives gradients to; packed ternary weights are not
+    among them.
+    """
+    return [
+        parameter
+        for parameter in group["params"]
+        if parameter.is_floating_point() or parameter.is_complex()
+    ]
 
 
 def ternary_modules_of(optimizer: Optimizer, group: Mapping[str, Any]) -> list[TernaryModule]:
-    """The ternary modules of a param group of ``optimizer``, which may belong to an optimizer inside it."""
+    """The ternary modules of a param group of ``optimizer``, which may belong to an optimizer
+    inside it.
+    """
     for part in inner_optimizers(optimizer):
         if isinstance(part, TernaryOptimizer):
             for index, own in enumerate(part.param_groups):
@@ -44,11 +54,15 @@ def ternary_modules_of(optimizer: Optimizer, group: Mapping[str, Any]) -> list[T
 def on_host(scalars: Sequence[Tensor]) -> list[Tensor]:
     """The same numbers in tensors of the host, each of its own dtype, in one transfer a device.
 
-    What decides on them may then read them as often as it likes, and computes with them in the gradients' precision.
+    What decides on them may then read them as often as it likes, and computes with them in the
+    gradients' precision.
     """
     # Doubles hold the numbers of every narrower dtype exactly.
     numbers = to_host([scalar.detach().double().reshape(()) for scalar in scalars])
-    return [torch.tensor(number, dtype=scalar.dtype) for number, scalar in zip(numbers, scalars, strict=True)]
+    return [
+        torch.tensor(number, dtype=scalar.dtype)
+        for number, scalar in zip(numbers, scalars, strict=True)
+    ]
 
 
 def as_number(scalar: Tensor) -> float:
@@ -80,7 +94,9 @@ class Gradients:
 
     @classmethod
     def take(cls, parameters: Sequence[Tensor], modules: Sequence[TernaryModule]) -> Gradients:
-        """Move what the last backward left into a new object; the model is left without gradients."""
+        """Move what the last backward left into a new object; the model is left without
+        gradients.
+        """
         taken = cls()
         for parameter in parameters:
             gradient = parameter.grad
@@ -91,7 +107,8 @@ class Gradients:
             if gradient.is_sparse:
                 gradient = gradient.coalesce()
             elif gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size():
-                # Part of a larger buffer: DistributedDataParallel may have buckets that it writes again.
+                # Part of a larger buffer: DistributedDataParallel may have buckets that it writes
+                # again.
                 gradient = gradient.clone()
             taken.floats[parameter] = gradient
         for module in modules:
@@ -107,7 +124,9 @@ class Gradients:
             if total is None:
                 self.floats[parameter] = gradient
             elif total.is_sparse:
-                self.floats[parameter] = (total + gradient).coalesce() if gradient.is_sparse else gradient + total
+                self.floats[parameter] = (
+                    (total + gradient).coalesce() if gradient.is_sparse else gradient + total
+                )
             else:
                 total.add_(gradient)
         for module, statistics in other.statistics.items():
@@ -121,17 +140,26 @@ class Gradients:
     def norm(self, parameters: Sequence[Tensor], modules: Sequence[TernaryModule]) -> Tensor:
         """Norm over the given parameters and modules together, a scalar tensor.
 
-        The sum of several micro-batches is known of float parameters. Of ternary modules the squared norms of the
-        micro-batches are, and their sum stands for the squared norm of the sum, as it is for independent noise.
+        The sum of several micro-batches is known of float parameters. Of ternary modules the
+        squared norms of the micro-batches are, and their sum stands for the squared norm of the
+        sum, as it is for independent noise.
         """
-        norm: Tensor = get_total_norm([_values(self.floats[p]) for p in parameters if p in self.floats])
-        squares = [self.statistics[module].squares(module) for module in modules if module in self.statistics]
+        norm: Tensor = get_total_norm(
+            [_values(self.floats[p]) for p in parameters if p in self.floats]
+        )
+        squares = [
+            self.statistics[module].squares(module)
+            for module in modules
+            if module in self.statistics
+        ]
         if not squares:
             return norm
         of_modules = torch.stack(squares).sum()
         return (norm.to(of_modules.device, torch.float64).square() + of_modules).sqrt()
 
-    def first_fault(self, parameters: Sequence[Tensor], modules: Sequence[TernaryModule]) -> str | None:
+    def first_fault(
+        self, parameters: Sequence[Tensor], modules: Sequence[TernaryModule]
+    ) -> str | None:
         """What is not finite in it, in words; None where everything is."""
         for index, parameter in enumerate(parameters):
             gradient = self.floats.get(parameter)
@@ -139,14 +167,19 @@ class Gradients:
                 return f"the gradient of parameter {index}, shape {tuple(parameter.shape)}"
         for index, module in enumerate(modules):
             own = self.statistics.get(module)
-            if own is not None and (bool(own.stats[0] > 0) or not bool(own.squares(module).isfinite())):
+            if own is not None and (
+                bool(own.stats[0] > 0) or not bool(own.squares(module).isfinite())
+            ):
                 return (
-                    f"the gradient of ternary module {index}, {module.shape.out_features} x {module.shape.in_features}"
+                    f"the gradient of ternary module {index}, {module.shape.out_features} x "
+                    f"{module.shape.in_features}"
                 )
         return None
 
     def counted_nan(self) -> Tensor:
-        """Whether a ternary module saw NaN, which its norm does not show; a scalar tensor, not zero where one did."""
+        """Whether a ternary module saw NaN, which its norm does not show; a scalar tensor, not zero
+        where one did.
+        """
         seen = [own.stats[0] for own in self.statistics.values()]
         return torch.stack(seen).amax() if seen else torch.zeros(())
 
@@ -169,10 +202,14 @@ class Gradients:
             if module.magnitudes is not None and own.magnitudes is not None:
                 module.magnitudes.copy_(own.magnitudes)
 
-    def state_dict(self, parameters: Sequence[Tensor], modules: Sequence[TernaryModule]) -> dict[str, Any]:
+    def state_dict(
+        self, parameters: Sequence[Tensor], modules: Sequence[TernaryModule]
+    ) -> dict[str, Any]:
         """The tensors, by position of the parameter or module."""
         return {
-            "floats": {index: self.floats[p] for index, p in enumerate(parameters) if p in self.floats},
+            "floats": {
+                index: self.floats[p] for index, p in enumerate(parameters) if p in self.floats
+            },
             "statistics": {
                 index: self.statistics[module].tensors()
                 for index, module in enumerate(modules)
@@ -182,7 +219,10 @@ class Gradients:
 
     @classmethod
     def from_state(
-        cls, state: Mapping[str, Any], parameters: Sequence[Tensor], modules: Sequence[TernaryModule]
+        cls,
+        state: Mapping[str, Any],
+        parameters: Sequence[Tensor],
+        modules: Sequence[TernaryModule],
     ) -> Gradients:
         """Copies of what :meth:`state_dict` gave, on the devices of the parameters and modules."""
         loaded = cls()

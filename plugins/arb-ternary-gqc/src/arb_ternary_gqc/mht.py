@@ -1,4 +1,6 @@
-"""Metric hypothesis test: draw until the mean of a metric, usually the loss, is known well enough."""
+"""Metric hypothesis test: draw until the mean of a metric, usually the loss, is known well
+enough.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,11 @@ _EPSILON: Final = 1e-12
 
 
 def is_precise(metrics: list[float], running: float, confidence: float, tolerance: float) -> bool:
-    """Whether the confidence interval of the mean of ``[running, *metrics]`` lies within ``mean * (1 +- tolerance)``.
+    """Whether the confidence interval of the mean of ``[running, *metrics]`` lies within ``mean *
+    (1 +- tolerance)``.
 
-    The interval is Student's, ``mean +- t * (s / sqrt(n) + 1e-12)`` with ``n - 1`` degrees of freedom. Fewer than two
-    metrics, or a mean of zero, are never precise.
+    The interval is Student's, ``mean +- t * (s / sqrt(n) + 1e-12)`` with ``n - 1`` degrees of
+    freedom. Fewer than two metrics, or a mean of zero, are never precise.
     """
     if len(metrics) < 2:
         return False
@@ -40,10 +43,12 @@ def is_precise(metrics: list[float], running: float, confidence: float, toleranc
 
 
 class MetricHypothesisTest(OptimizerWrapper):
-    """MHT: steps when a t-test says that the mean metric is known within the tolerance, or after ``max_batch_draws``.
+    """MHT: steps when a t-test says that the mean metric is known within the tolerance, or after
+    ``max_batch_draws``.
 
-    The running average of earlier steps is one more sample of the test. After a step it takes in the mean of the
-    step's metrics. Schedulers on the wrapper drive the learning rate of the inner optimizer.
+    The running average of earlier steps is one more sample of the test. After a step it takes in
+    the mean of the step's metrics. Schedulers on the wrapper drive the learning rate of the inner
+    optimizer.
 
     Args:
         optimizer: the optimizer that steps.
@@ -68,7 +73,9 @@ class MetricHypothesisTest(OptimizerWrapper):
         if not 0 < confidence < 1:
             raise WrapperOptionError(f"gqc: confidence must lie between 0 and 1, not {confidence}")
         if error_tolerance < 0:
-            raise WrapperOptionError(f"gqc: error_tolerance must not be negative, not {error_tolerance}")
+            raise WrapperOptionError(
+                f"gqc: error_tolerance must not be negative, not {error_tolerance}"
+            )
         if not 0 <= ema_alpha <= 1:
             raise WrapperOptionError(f"gqc: ema_alpha must lie between 0 and 1, not {ema_alpha}")
         self.confidence = confidence
@@ -88,7 +95,8 @@ class MetricHypothesisTest(OptimizerWrapper):
         """See :meth:`OptimizerWrapper.step`.
 
         Args:
-            metric: of the micro-batch; by default ``loss_signal``, or the loss that ``closure`` returns.
+            metric: of the micro-batch; by default ``loss_signal``, or the loss that ``closure``
+                returns.
             closure: makes the micro-batch.
             loss_signal: loss of the micro-batch.
 
@@ -97,28 +105,39 @@ class MetricHypothesisTest(OptimizerWrapper):
         """
         metric = loss_signal if metric is None else metric
         if metric is None and closure is None:
-            raise TypeError("MetricHypothesisTest.step needs the metric of the micro-batch: step(loss)")
+            raise TypeError(
+                "MetricHypothesisTest.step needs the metric of the micro-batch: step(loss)"
+            )
         return self._advance(closure, loss_signal, metric)
 
     def _wants_step(self, draw: Draw) -> bool:
         if draw.metric is None:
-            raise TypeError("MetricHypothesisTest.step: the closure returned no loss, and no metric was given")
+            raise TypeError(
+                "MetricHypothesisTest.step: the closure returned no loss, and no metric was given"
+            )
         self.stage_metrics.append(draw.metric)
         if self.running_avg_metric is None:
             self.running_avg_metric = draw.metric
-        return is_precise(self.stage_metrics, self.running_avg_metric, self.confidence, self.error_tolerance)
+        return is_precise(
+            self.stage_metrics, self.running_avg_metric, self.confidence, self.error_tolerance
+        )
 
     def _after_step(self) -> None:
         assert self.running_avg_metric is not None
         mean = float(np.mean(self.stage_metrics))
-        self.running_avg_metric = self.ema_alpha * mean + (1 - self.ema_alpha) * self.running_avg_metric
+        self.running_avg_metric = (
+            self.ema_alpha * mean + (1 - self.ema_alpha) * self.running_avg_metric
+        )
         self.stage_metrics = []
 
     def _own_statistics(self) -> dict[str, Any]:
         return {"running_avg_metric": self.running_avg_metric}
 
     def _own_state(self) -> dict[str, Any]:
-        return {"running_avg_metric": self.running_avg_metric, "stage_metrics": list(self.stage_metrics)}
+        return {
+            "running_avg_metric": self.running_avg_metric,
+            "stage_metrics": list(self.stage_metrics),
+        }
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         self.running_avg_metric = state["running_avg_metric"]

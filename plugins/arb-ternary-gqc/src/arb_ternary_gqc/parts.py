@@ -1,4 +1,6 @@
-"""What goes into a wrapper and its decisions: options, micro-batches, and what a quantity is for."""
+"""What goes into a wrapper and its decisions: options, micro-batches, and what a quantity is
+for.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Draw:
 
 @frozen(eq=False)
 class Portion:
-    """What one entry of the wrapper's own groups decides on: everything, or one group of the inner optimizer."""
+    """What one entry of the wrapper's own groups decides on: everything, or one group of the inner
+    optimizer.
+    """
 
     group: Mapping[str, Any]
     parameters: list[Tensor]
@@ -57,11 +61,14 @@ class Portion:
 def check_arguments(optimizer: Any, max_batch_draws: int, non_finite: str) -> None:
     """See that ``optimizer`` can be wrapped, with these options; raises ConfigError."""
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"gqc: a wrapper wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+        raise ConfigError(
+            f"gqc: a wrapper wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}"
+        )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
-            f"gqc: {type(optimizer).__name__} evaluates a closure several times a step, and the micro-batches that "
+            f"gqc: {type(optimizer).__name__} evaluates a closure several times a step, and the "
+            f"micro-batches that "
             "a wrapper has drawn cannot be evaluated again",
             "Wrap an optimizer whose step() works without a closure.",
         )
@@ -72,8 +79,13 @@ def check_arguments(optimizer: Any, max_batch_draws: int, non_finite: str) -> No
 
 
 def numbers_given(loss: Any, signal: Any, metric: Any) -> dict[str, Tensor]:
-    """Scalars that came with a micro-batch, by name; the loss of a closure stands in for those not given."""
-    found = {"signal": loss if signal is None else signal, "metric": loss if metric is None else metric}
+    """Scalars that came with a micro-batch, by name; the loss of a closure stands in for those not
+    given.
+    """
+    found = {
+        "signal": loss if signal is None else signal,
+        "metric": loss if metric is None else metric,
+    }
     return {
         name: value.detach().reshape(())
         if isinstance(value, Tensor)

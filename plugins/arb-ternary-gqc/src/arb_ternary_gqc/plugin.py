@@ -14,7 +14,8 @@ _SUMMARIES = {
     "gnr": "wrapper: scales every gradient to a target norm",
     "sbc": "wrapper: draws as many micro-batches as a scheduled batch size asks for",
     "mht": "wrapper: draws micro-batches until a t-test finds the mean loss known well enough",
-    "gns": "wrapper: draws micro-batches until the gradient noise scale says that more would not pay",
+    "gns": "wrapper: draws micro-batches until the gradient noise scale says that more would not "
+    "pay",
 }
 
 

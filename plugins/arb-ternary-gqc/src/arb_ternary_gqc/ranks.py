@@ -1,4 +1,6 @@
-"""What the ranks of a process group have to tell each other, so that all of them decide the same."""
+"""What the ranks of a process group have to tell each other, so that all of them decide the
+same.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class Ranks:
     Attributes:
         group: of ``torch.distributed``.
         device: where its messages have to be: the device of the model.
-        local_gradients: backward left each rank its own gradient (``no_sync``), and the wrapper averages.
+        local_gradients: backward left each rank its own gradient (``no_sync``), and the wrapper
+            averages.
     """
 
     group: Any = None
@@ -30,7 +33,9 @@ class Ranks:
     local_gradients: bool = False
 
     @classmethod
-    def join(cls, group: Any, local_gradients: bool, parameters: Sequence[Tensor], modules: Sequence[Any]) -> Ranks:
+    def join(
+        cls, group: Any, local_gradients: bool, parameters: Sequence[Tensor], modules: Sequence[Any]
+    ) -> Ranks:
         """The ranks of a wrapper of these parameters and ternary modules.
 
         Raises:
@@ -42,7 +47,8 @@ class Ranks:
             return cls()
         if modules:
             raise ConfigError(
-                "gqc: process_group: ternary modules vote on the gradient of their own rank, and votes are not reduced",
+                "gqc: process_group: ternary modules vote on the gradient of their own rank, and "
+                "votes are not reduced",
                 "Train ternary modules in one process.",
             )
         return cls(group, parameters[0].device if parameters else "cpu", local_gradients)
@@ -69,7 +75,9 @@ class Ranks:
 
         A parameter without a gradient on this rank counts as zero where another has one.
         """
-        present = torch.tensor([parameter in gradients.floats for parameter in parameters], dtype=torch.int32)
+        present = torch.tensor(
+            [parameter in gradients.floats for parameter in parameters], dtype=torch.int32
+        )
         somewhere = self._reduced(present.to(self.device), "MAX").tolist()
         for parameter, found in zip(parameters, somewhere, strict=True):
             if not found:

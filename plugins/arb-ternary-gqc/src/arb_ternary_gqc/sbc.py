@@ -37,9 +37,15 @@ class ScheduledBatch(OptimizerWrapper):
         **options: Unpack[CommonOptions],
     ) -> None:
         if physical_batch_size < 1:
-            raise WrapperOptionError(f"gqc: physical_batch_size must be at least 1, not {physical_batch_size}")
+            raise WrapperOptionError(
+                f"gqc: physical_batch_size must be at least 1, not {physical_batch_size}"
+            )
         self.physical_batch_size = physical_batch_size
-        logical = physical_batch_size if initial_logical_batch_size is None else initial_logical_batch_size
+        logical = (
+            physical_batch_size
+            if initial_logical_batch_size is None
+            else initial_logical_batch_size
+        )
         super().__init__(optimizer, initial=logical, max_batch_draws=max_batch_draws, **options)
 
     @property

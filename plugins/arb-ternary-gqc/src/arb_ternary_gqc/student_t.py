@@ -1,4 +1,6 @@
-"""Quantiles of Student's t distribution with a whole number of degrees of freedom, without scipy."""
+"""Quantiles of Student's t distribution with a whole number of degrees of freedom, without
+scipy.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ __all__ = ["central_probability", "two_sided_quantile"]
 
 
 def central_probability(angle: float, df: int) -> float:
-    """``P(|T| <= sqrt(df) * tan(angle))``: Abramowitz and Stegun 26.7.3 and 26.7.4, finite sums of cosines."""
+    """``P(|T| <= sqrt(df) * tan(angle))``: Abramowitz and Stegun 26.7.3 and 26.7.4, finite sums of
+    cosines.
+    """
     sine, cosine = math.sin(angle), math.cos(angle)
     if df % 2:
         terms, term = [], cosine
@@ -28,7 +32,8 @@ def central_probability(angle: float, df: int) -> float:
 def two_sided_quantile(confidence: float, df: int) -> float:
     """The ``t`` with ``P(|T| <= t) = confidence`` for ``0 < confidence < 1`` and ``df >= 1``.
 
-    Bisection of the angle ``atan(t / sqrt(df))``, until two neighbouring floating-point numbers enclose it.
+    Bisection of the angle ``atan(t / sqrt(df))``, until two neighbouring floating-point numbers
+    enclose it.
     """
     low, high = 0.0, math.pi / 2
     while low < (middle := (low + high) / 2) < high:

@@ -1,4 +1,6 @@
-"""Inverted warm-up for schedules of norms: from high to the target, where learning rates rise from low."""
+"""Inverted warm-up for schedules of norms: from high to the target, where learning rates rise from
+low.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ __all__ = ["NormWarmupScheduler"]
 class NormWarmupScheduler(LRScheduler):
     """Overrides the first values of another schedule.
 
-    In step ``t < num_warmup_steps`` each group has ``initial_lr * (warmup_start + t / num_warmup_steps * (warmup_end -
-    warmup_start))``; from then on what the wrapped schedule says for step ``t``. The wrapped schedule advances once a
-    step all along, and finds in the groups the values that it left there, so that schedules that compute a value from
-    the one before (``CosineAnnealingLR``) go on as they would alone.
+    In step ``t < num_warmup_steps`` each group has ``initial_lr * (warmup_start + t /
+    num_warmup_steps * (warmup_end - warmup_start))``; from then on what the wrapped schedule says
+    for step ``t``. The wrapped schedule advances once a step all along, and finds in the groups the
+    values that it left there, so that schedules that compute a value from the one before
+    (``CosineAnnealingLR``) go on as they would alone.
 
     Args:
         scheduler: of the wrapper's quantity; its first step has been made by its constructor.
@@ -41,24 +44,33 @@ class NormWarmupScheduler(LRScheduler):
         warmup_steps: int | None = None,
     ) -> None:
         steps = warmup_steps if num_warmup_steps is None else num_warmup_steps
-        if steps is None or steps < 0 or (num_warmup_steps is not None and warmup_steps is not None):
+        if (
+            steps is None
+            or steps < 0
+            or (num_warmup_steps is not None and warmup_steps is not None)
+        ):
             raise ConfigError(
                 "NormWarmupScheduler: give num_warmup_steps, 0 or more, once; "
                 f"got num_warmup_steps={num_warmup_steps}, warmup_steps={warmup_steps}"
             )
-        # Not LRScheduler.__init__: that would patch the optimizer and advance the schedule a second time.
+        # Not LRScheduler.__init__: that would patch the optimizer and advance the schedule a second
+        # time.
         self.wrapped_scheduler = scheduler
         self.optimizer = scheduler.optimizer
         self.num_warmup_steps = steps
         self.warmup_start = warmup_start
         self.warmup_end = warmup_end
-        self.base_lrs = [float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups]
+        self.base_lrs = [
+            float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups
+        ]
         self.last_epoch = 0
         self._wrapped_values = self._values()
         self._override()
 
     def step(self, *arguments: Any) -> None:
-        """Advance by one step; arguments (the metrics of ``ReduceLROnPlateau``) go to the wrapped schedule."""
+        """Advance by one step; arguments (the metrics of ``ReduceLROnPlateau``) go to the wrapped
+        schedule.
+        """
         for group, value in zip(self.optimizer.param_groups, self._wrapped_values, strict=True):
             group["lr"] = value
         self.wrapped_scheduler.step(*arguments)
@@ -78,8 +90,14 @@ class NormWarmupScheduler(LRScheduler):
         self._last_lr = self._values()
 
     def state_dict(self) -> dict[str, Any]:
-        """Position, values and the wrapped schedule's state. The groups' values are in the optimizer's state."""
-        own = {key: value for key, value in self.__dict__.items() if key not in ("optimizer", "wrapped_scheduler")}
+        """Position, values and the wrapped schedule's state. The groups' values are in the
+        optimizer's state.
+        """
+        own = {
+            key: value
+            for key, value in self.__dict__.items()
+            if key not in ("optimizer", "wrapped_scheduler")
+        }
         return {**own, "wrapped_scheduler": self.wrapped_scheduler.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

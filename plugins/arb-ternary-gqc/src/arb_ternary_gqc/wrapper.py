@@ -1,4 +1,6 @@
-"""The common part of the wrappers: what happens to a micro-batch, and when the inner optimizer steps."""
+"""The common part of the wrappers: what happens to a micro-batch, and when the inner optimizer
+steps.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from arb_ternary.optim.protocol import (
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_gqc.errors import NonFiniteGradientError, PendingGradientError
-from arb_ternary_gqc.gradients import Gradients, as_number, float_parameters, on_host, ternary_modules_of
+from arb_ternary_gqc.gradients import (
+    Gradients,
+    as_number,
+    float_parameters,
+    on_host,
+    ternary_modules_of,
+)
 from arb_ternary_gqc.parts import Draw, Portion, check_arguments, numbers_given
 from arb_ternary_gqc.ranks import Ranks
 from arb_ternary_gqc.schedule import QuantitySchedule
@@ -33,25 +41,28 @@ __all__ = ["OptimizerWrapper"]
 class OptimizerWrapper(Optimizer):
     """Draws micro-batches until their mean gradient is worth a step of the wrapped optimizer.
 
-    Call ``step()`` after every backward, and never ``zero_grad()``: the wrapper takes each gradient away from the
-    parameters, and gives the mean of all of them back when the inner optimizer steps. On ternary modules votes stay
-    where backward cast them; without a step no trit flips.
+    Call ``step()`` after every backward, and never ``zero_grad()``: the wrapper takes each gradient
+    away from the parameters, and gives the mean of all of them back when the inner optimizer steps.
+    On ternary modules votes stay where backward cast them; without a step no trit flips.
 
     Args:
         optimizer: the optimizer that steps. It must not need a closure.
-        initial: first value of the quantity that schedulers on the wrapper drive; None if they drive the learning
-            rate of the inner optimizer.
+        initial: first value of the quantity that schedulers on the wrapper drive; None if they
+            drive the learning rate of the inner optimizer.
         max_batch_draws: micro-batches after which it steps whatever their gradient.
-        per_group: each param group of the inner optimizer has a quantity of its own, for its own gradient.
-        non_finite: what to do about a micro-batch whose gradient, loss or metric is not finite: ``"skip"`` drops and
-            counts it, ``"raise"`` drops it and raises :class:`NonFiniteGradientError`. Votes that the finite elements
-            of such a gradient have cast stay in the accumulators.
+        per_group: each param group of the inner optimizer has a quantity of its own, for its own
+            gradient.
+        non_finite: what to do about a micro-batch whose gradient, loss or metric is not finite:
+            ``"skip"`` drops and counts it, ``"raise"`` drops it and raises
+            :class:`NonFiniteGradientError`. Votes that the finite elements of such a gradient have
+            cast stay in the accumulators.
         schedule: drives the quantity in the place of a scheduler.
         process_group: of ``torch.distributed``: all ranks take the same decisions.
-        local_gradients: backward runs under ``no_sync``, and the wrapper averages gradients over ``process_group``:
-            where it decides on gradients after every draw, else before a step. False: they arrive averaged.
-        count_from: what :meth:`statistics` begin to count batches and draws from; 1 counts the one that is being drawn,
-            as torch-gqc does.
+        local_gradients: backward runs under ``no_sync``, and the wrapper averages gradients over
+            ``process_group``: where it decides on gradients after every draw, else before a step.
+            False: they arrive averaged.
+        count_from: what :meth:`statistics` begin to count batches and draws from; 1 counts the one
+            that is being drawn, as torch-gqc does.
 
     Attributes:
         inner: the wrapped optimizer; ``optimizer`` is another name for it.
@@ -75,7 +86,8 @@ class OptimizerWrapper(Optimizer):
     refuses: ClassVar[bool] = True
     #: Whether decisions need the gradient of every micro-batch.
     decides_on_gradients: ClassVar[bool] = True
-    #: GradScaler hands its scale over instead of dividing the gradients itself, so that no draw is ever lost.
+    # : GradScaler hands its scale over instead of dividing the gradients itself, so that no draw is
+    # ever lost.
     _step_supports_amp_scaling: ClassVar[bool] = True
 
     def __init__(
@@ -103,7 +115,9 @@ class OptimizerWrapper(Optimizer):
         if initial is not None:
             count = len(optimizer.param_groups) if per_group else 1
             self._own = [{"params": [], "kind": "gqc", "lr": float(initial)} for _ in range(count)]
-        self.defaults = optimizer.defaults if initial is None else {"kind": "gqc", "lr": float(initial)}
+        self.defaults = (
+            optimizer.defaults if initial is None else {"kind": "gqc", "lr": float(initial)}
+        )
         self.num_batches = self.num_steps = self.num_draws = self.num_dropped = 0
         self.last_num_draws: int | None = None
         self.last_grad_norm: float | None = None
@@ -113,10 +127,11 @@ class OptimizerWrapper(Optimizer):
         self._signals: list[float] = []
         self._nothing_pending = self._in_closure = False
         self._ranks = Ranks.join(process_group, local_gradients, self._parameters, self._modules)
-        # Not Optimizer.__init__: it would make groups of its own and empty the inner optimizer's state.
+        # Not Optimizer.__init__: it would make groups of its own and empty the inner optimizer's
+        # state.
         super().__setstate__({})
 
-    # --- what a wrapper decides ---
+    # --- what a wrapper decides
 
     @abstractmethod
     def _wants_step(self, draw: Draw) -> bool:
@@ -143,7 +158,7 @@ class OptimizerWrapper(Optimizer):
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`_own_state` gave."""
 
-    # --- the surface of an optimizer ---
+    # --- the surface of an optimizer
 
     @property
     def optimizer(self) -> Optimizer:
@@ -157,7 +172,9 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """What schedulers on the wrapper drive, by the name ``lr``: the own quantity, or the inner groups."""
+        """What schedulers on the wrapper drive, by the name ``lr``: the own quantity, or the inner
+        groups.
+        """
         if self._own is None:
             return self.inner.param_groups
         for portion, group in zip(self._portions(), self._own, strict=True):
@@ -165,7 +182,9 @@ class OptimizerWrapper(Optimizer):
         return self._own
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the inner optimizer; its gradients take part from the next micro-batch on."""
+        """Add a group to the inner optimizer; its gradients take part from the next micro-batch
+        on.
+        """
         self.inner.add_param_group(param_group)
         if self.per_group and self._own is not None:
             assert self._initial is not None
@@ -183,8 +202,10 @@ class OptimizerWrapper(Optimizer):
             Gradients.take(self._parameters, self._modules)
         elif not self._nothing_pending:
             raise PendingGradientError(
-                f"{type(self).__name__}.zero_grad: the wrapper adds up the gradients of several micro-batches "
-                f"({self.num_draws} so far) and clears them itself when it steps; clearing them now would lose them",
+                f"{type(self).__name__}.zero_grad: the wrapper adds up the gradients of several "
+                f"micro-batches "
+                f"({self.num_draws} so far) and clears them itself when it steps; clearing them "
+                f"now would lose them",
                 "Remove the call: the loop is backward(), step().",
             )
 
@@ -194,8 +215,10 @@ class OptimizerWrapper(Optimizer):
         """Take the gradient that backward has left as one micro-batch, and step if it is time.
 
         Args:
-            closure: makes the micro-batch: runs forward and backward, returns the loss. It is called once.
-            loss_signal: loss of the micro-batch; the mean over a step goes to an inner optimizer that takes it.
+            closure: makes the micro-batch: runs forward and backward, returns the loss. It is
+                called once.
+            loss_signal: loss of the micro-batch; the mean over a step goes to an inner optimizer
+                that takes it.
 
         Returns:
             Whether the inner optimizer stepped.
@@ -206,10 +229,17 @@ class OptimizerWrapper(Optimizer):
         return self._advance(closure, loss_signal, None)
 
     def planned_state_bytes(self) -> int:
-        """Bytes of the sum of gradients while it puts steps off, beside what the inner optimizer keeps."""
+        """Bytes of the sum of gradients while it puts steps off, beside what the inner optimizer
+        keeps.
+        """
         if self._most_draws() == 1:
             return 0
-        statistics = [tensor for m in self._modules for tensor in (m.stats, m.magnitudes) if tensor is not None]
+        statistics = [
+            tensor
+            for m in self._modules
+            for tensor in (m.stats, m.magnitudes)
+            if tensor is not None
+        ]
         return sum(tensor.nbytes for tensor in (*self._parameters, *statistics))
 
     def statistics(self) -> dict[str, Any]:
@@ -224,15 +254,19 @@ class OptimizerWrapper(Optimizer):
             "dropped": self.num_dropped,
         }
 
-    # --- a micro-batch ---
+    # --- a micro-batch
 
     @torch.no_grad()
     def _advance(
-        self, closure: Callable[[], Any] | None, loss_signal: Tensor | float | None, metric: Tensor | float | None
+        self,
+        closure: Callable[[], Any] | None,
+        loss_signal: Tensor | float | None,
+        metric: Tensor | float | None,
     ) -> bool:
         given = numbers_given(self._run(closure), loss_signal, metric)
         for part in inner_optimizers(self.inner):
-            # A scheduler on the inner optimizer warns if it is called first; putting a step off is an answer too.
+            # A scheduler on the inner optimizer warns if it is called first; putting a step off is
+            # an answer too.
             part._opt_called = True  # type: ignore[attr-defined]
         if self.schedule is not None and self._own is not None:
             assert self._initial is not None
@@ -282,7 +316,9 @@ class OptimizerWrapper(Optimizer):
             self._in_closure = False
 
     def _unscale(self, gradients: Gradients) -> Tensor:
-        """Divide by the loss scale if a GradScaler calls; not zero where it found the gradient to have overflowed."""
+        """Divide by the loss scale if a GradScaler calls; not zero where it found the gradient to
+        have overflowed.
+        """
         found = getattr(self, "found_inf", None)
         if found is None:
             return torch.zeros(())
@@ -296,7 +332,9 @@ class OptimizerWrapper(Optimizer):
             gradients.multiply(scale.double().reciprocal().float())
         return torch.as_tensor(found).reshape(())
 
-    def _fault(self, gradients: Gradients, norm: Tensor, nan: Tensor, numbers: list[float]) -> str | None:
+    def _fault(
+        self, gradients: Gradients, norm: Tensor, nan: Tensor, numbers: list[float]
+    ) -> str | None:
         if not all(map(math.isfinite, numbers)):
             return "the loss or metric"
         # Squares may overflow where no gradient does, so that the norm alone proves nothing.
@@ -307,10 +345,13 @@ class OptimizerWrapper(Optimizer):
     def _drop(self, fault: str, norm: float, overflow: bool) -> bool:
         self.num_dropped += 1
         self._nothing_pending = True
-        self.last_outcome = self._outcome(StepOutcome(stepped=False, draws=self.num_draws, skipped=True), norm=norm)
+        self.last_outcome = self._outcome(
+            StepOutcome(stepped=False, draws=self.num_draws, skipped=True), norm=norm
+        )
         if self.non_finite == "raise" and not overflow:
             raise NonFiniteGradientError(
-                f"{type(self).__name__}: micro-batch {self.num_batches}: {fault} is not finite; the micro-batch was "
+                f"{type(self).__name__}: micro-batch {self.num_batches}: {fault} is not finite; "
+                f"the micro-batch was "
                 f"dropped, and the {self.num_draws} before it are kept",
                 'non_finite "skip" drops such micro-batches and counts them',
             )
@@ -345,13 +386,21 @@ class OptimizerWrapper(Optimizer):
         return draw.norm if self.num_draws == 1 else self._sum.norm(self._parameters, self._modules)
 
     def _measure(self, norm_of_sum: Tensor) -> Tensor:
-        """Norm of the mean gradient from that of the sum, both on the host; remembered for the statistics."""
+        """Norm of the mean gradient from that of the sum, both on the host; remembered for the
+        statistics.
+        """
         norm = norm_of_sum / self.num_draws
         self.last_grad_norm = as_number(norm)
         return norm
 
-    def _outcome(self, result: StepOutcome, *, draws: int | None = None, norm: float | None = None) -> StepOutcome:
-        numbers = {key: value for key, value in self._own_statistics().items() if isinstance(value, int | float)}
+    def _outcome(
+        self, result: StepOutcome, *, draws: int | None = None, norm: float | None = None
+    ) -> StepOutcome:
+        numbers = {
+            key: value
+            for key, value in self._own_statistics().items()
+            if isinstance(value, int | float)
+        }
         return StepOutcome(
             stepped=result.stepped,
             draws=result.draws if draws is None else draws,
@@ -359,14 +408,19 @@ class OptimizerWrapper(Optimizer):
             flips=result.flips,
             exponent_moves=result.exponent_moves,
             skipped=result.skipped,
-            statistics={**result.statistics, **{key: float(value) for key, value in numbers.items()}},
+            statistics={
+                **result.statistics,
+                **{key: float(value) for key, value in numbers.items()},
+            },
         )
 
-    # --- what it wraps ---
+    # --- what it wraps
 
     @property
     def _parameters(self) -> list[Tensor]:
-        return [parameter for group in self.inner.param_groups for parameter in float_parameters(group)]
+        return [
+            parameter for group in self.inner.param_groups for parameter in float_parameters(group)
+        ]
 
     @property
     def _voters(self) -> list[TernaryOptimizer]:
@@ -375,7 +429,11 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def _modules(self) -> list[TernaryModule]:
-        return [module for group in self.inner.param_groups for module in ternary_modules_of(self.inner, group)]
+        return [
+            module
+            for group in self.inner.param_groups
+            for module in ternary_modules_of(self.inner, group)
+        ]
 
     def _portions(self) -> list[Portion]:
         """What each of the wrapper's own groups decides on."""
@@ -387,14 +445,19 @@ class OptimizerWrapper(Optimizer):
             for own, group in zip(self._own, self.inner.param_groups, strict=True)
         ]
 
-    # --- state ---
+    # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything: the inner optimizer, the own groups, the counters and the sum of a step under way."""
+        """Everything: the inner optimizer, the own groups, the counters and the sum of a step under
+        way.
+        """
         own = (
             None
             if self._own is None
-            else [{key: value for key, value in group.items() if key != "params"} for group in self._own]
+            else [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in self._own
+            ]
         )
         return {
             "inner": self.inner.state_dict(),
@@ -412,8 +475,12 @@ class OptimizerWrapper(Optimizer):
             ConfigError: it is of a wrapper with another number of groups.
         """
         saved = state_dict["groups"]
-        if (saved is None) != (self._own is None) or (self._own is not None and len(saved) != len(self._own)):
-            raise ConfigError(f"gqc: the saved state is not of a {type(self).__name__} with the same groups")
+        if (saved is None) != (self._own is None) or (
+            self._own is not None and len(saved) != len(self._own)
+        ):
+            raise ConfigError(
+                f"gqc: the saved state is not of a {type(self).__name__} with the same groups"
+            )
         Gradients.take(self._parameters, self._modules)
         self.inner.load_state_dict(dict(state_dict["inner"]))
         for group, values in zip(self._own or [], saved or [], strict=True):
@@ -433,4 +500,11 @@ class OptimizerWrapper(Optimizer):
         return f"{type(self).__name__}({type(self.inner).__name__}, {numbers})"
 
 
-_COUNTERS: Final = ("num_batches", "num_steps", "num_draws", "num_dropped", "last_num_draws", "last_grad_norm")
+_COUNTERS: Final = (
+    "num_batches",
+    "num_steps",
+    "num_draws",
+    "num_dropped",
+    "last_num_draws",
+    "last_grad_norm",
+)

@@ -1,7 +1,7 @@
 """Two bits a trit, as transformers packs BitNet's linears.
 
-A matrix of ``N`` rows, a multiple of four, is uint8 ``[N / 4, K]``: row ``r + i N / 4`` is in the bits ``2 i`` and
-``2 i + 1`` of row ``r``, as the code ``t + 1``; code 3 is none.
+A matrix of ``N`` rows, a multiple of four, is uint8 ``[N / 4, K]``: row ``r + i N / 4`` is in the
+bits ``2 i`` and ``2 i + 1`` of row ``r``, as the code ``t + 1``; code 3 is none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ TRITS_PER_BYTE: Final = 4
 
 
 def pack(trits_NK: Tensor) -> Tensor:
-    """int8 ``[N, K]`` in {-1, 0, 1} as uint8 ``[N / 4, K]``; ValueError unless four divides ``N``."""
+    """int8 ``[N, K]`` in {-1, 0, 1} as uint8 ``[N / 4, K]``; ValueError unless four divides
+    ``N``.
+    """
     rows = trits_NK.shape[0]
     if rows % TRITS_PER_BYTE:
         raise ValueError(f"{rows} rows: must be a multiple of {TRITS_PER_BYTE}")
@@ -37,6 +39,9 @@ def unpack(packed: Tensor, where: str) -> Tensor:
         codes = (packed >> 2 * place) & 3
         if codes.numel() and int(codes.amax()) == 3:
             row, column = (int(at) for at in torch.nonzero(codes == 3)[0])
-            raise DataError(f"{where}: the code of row {row + place * quarter}, column {column} is 3, which is no trit")
+            raise DataError(
+                f"{where}: the code of row {row + place * quarter}, column {column} is 3, which is "
+                f"no trit"
+            )
         torch.sub(codes.view(torch.int8), 1, out=part)
     return trits

@@ -18,13 +18,15 @@ class HfExportConfig:
 
     layout: Literal["packed", "dense_w1a8", "dense"] = option(
         "dense_w1a8",
-        "packed = 2 bits a weight, for one exponent a matrix; dense_w1a8 = 16 bits, for any; both with int8 "
+        "packed = 2 bits a weight, for one exponent a matrix; dense_w1a8 = 16 bits, for any; both "
+        "with int8 "
         "activations; dense = an ordinary float model",
         validator=in_(("packed", "dense_w1a8", "dense")),
     )
     dtype: Literal["float32", "bfloat16"] | None = option(
         None,
-        "of float tensors, and of what transformers computes with; a ternary weight is exact in both; null = bfloat16 "
+        "of float tensors, and of what transformers computes with; a ternary weight is exact in "
+        "both; null = bfloat16 "
         "for dense_w1a8, else float32",
         validator=optional(in_(("float32", "bfloat16"))),
     )
@@ -32,7 +34,11 @@ class HfExportConfig:
     shard_megabytes: int = option(
         5000,
         "most megabytes of tensors in a file, 10^6 bytes each; what is more goes to further files",
-        validator=Rule("a whole number of at least 1", lambda value: type(value) is int and value >= 1, {"minimum": 1}),
+        validator=Rule(
+            "a whole number of at least 1",
+            lambda value: type(value) is int and value >= 1,
+            {"minimum": 1},
+        ),
     )
 
     @property

@@ -18,10 +18,12 @@ _CHUNK: Final = 1 << 22
 
 
 def ternary_parts(weight_NK: Tensor) -> ScaledTrits | None:
-    """Trits and scales of a float matrix whose every group has one magnitude besides zero; None when one has more.
+    """Trits and scales of a float matrix whose every group has one magnitude besides zero; None
+    when one has more.
 
-    Groups are those of 32 columns, merged as far as their scales agree: to 64, 128, 256, a row, the whole matrix.
-    A group of zeros agrees with every scale; what it gets is the largest of the matrix (1, where all is zero).
+    Groups are those of 32 columns, merged as far as their scales agree: to 64, 128, 256, a row, the
+    whole matrix. A group of zeros agrees with every scale; what it gets is the largest of the
+    matrix (1, where all is zero).
     """
     rows, columns = weight_NK.shape
     if not weight_NK.numel() or not _one_magnitude(weight_NK[:1]):
@@ -42,7 +44,9 @@ def ternary_parts(weight_NK: Tensor) -> ScaledTrits | None:
 
 
 def absmean_trits(weight_NK: Tensor) -> ScaledTrits:
-    """The trits that a linear of BitNet makes of its float weight in every pass, as transformers computes them."""
+    """The trits that a linear of BitNet makes of its float weight in every pass, as transformers
+    computes them.
+    """
     wide = weight_NK.float()
     scale = 1.0 / wide.abs().mean().clamp_(min=1e-5)
     trits = (wide * scale).round().clamp(-1, 1).to(torch.int8)
@@ -59,11 +63,15 @@ def _one_magnitude(part: Tensor) -> bool:
     """Whether every group of the finest size holds zeros and one finite magnitude only."""
     magnitude = _grouped(part.float().abs(), _GROUPS[0])
     largest = magnitude.amax(dim=-1, keepdim=True)
-    return bool(((magnitude == largest) | (magnitude == 0)).all()) and bool(largest.isfinite().all())
+    return bool(((magnitude == largest) | (magnitude == 0)).all()) and bool(
+        largest.isfinite().all()
+    )
 
 
 def _merged(scales: Tensor, columns: int) -> tuple[int, Tensor]:
-    """The largest groups within which all scales that are not zero agree: their size in columns, and their scales."""
+    """The largest groups within which all scales that are not zero agree: their size in columns,
+    and their scales.
+    """
     largest = scales.max().reshape(1)
     if _agree(scales.reshape(1, 1, -1)):
         return columns, largest

@@ -48,9 +48,13 @@ class HfExporter:
             ArbError: the folder cannot be written.
         """
         if not isinstance(model, Decoder):
-            raise ConfigError(f"model: a {type(model).__name__} has no class in transformers; only decoders have")
+            raise ConfigError(
+                f"model: a {type(model).__name__} has no class in transformers; only decoders have"
+            )
         if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
-            raise UsageProblem(f"{destination}: exists already", "Give the name of a new folder, or remove it.")
+            raise UsageProblem(
+                f"{destination}: exists already", "Give the name of a new folder, or remove it."
+            )
         staging = destination.with_name(f".{destination.name}.writing")
         try:
             shutil.rmtree(staging, ignore_errors=True)
@@ -80,7 +84,9 @@ class HfExporter:
             skipped = [_HEAD]
         if layout != "dense":
             described["quantization_config"] = quantization_json(layout, skipped)
-        kept = {key: metadata[key] for key in ("name", "step", "model", "versions") if key in metadata}
+        kept = {
+            key: metadata[key] for key in ("name", "step", "model", "versions") if key in metadata
+        }
         write_shards(
             folder,
             self._tensors(model, skipped),
@@ -89,7 +95,10 @@ class HfExporter:
             metadata={"format": "pt", "arb_ternary": json.dumps(kept, sort_keys=True)},
         )
         _write_json(folder / "config.json", described)
-        _write_json(folder / "generation_config.json", {"bos_token_id": None, "eos_token_id": None, "do_sample": True})
+        _write_json(
+            folder / "generation_config.json",
+            {"bos_token_id": None, "eos_token_id": None, "do_sample": True},
+        )
 
     def _names(self, model: Decoder) -> list[str]:
         """Names of all tensors of the files, and perhaps of some more."""
@@ -97,8 +106,16 @@ class HfExporter:
         architecture = architecture_of(config, reglu2=True)
         biases = config.query_key_value_bias
         paths = list(neutral_names(architecture, config.layers, tied=config.tied, biases=biases))
-        scales = [f"{hf_name(path)}_scale" for path in paths if is_linear(path) and self._config.layout != "dense"]
-        others = [hf_name(path).replace("v_proj", "o_proj") for path in paths if path.endswith("biases.value")]
+        scales = [
+            f"{hf_name(path)}_scale"
+            for path in paths
+            if is_linear(path) and self._config.layout != "dense"
+        ]
+        others = [
+            hf_name(path).replace("v_proj", "o_proj")
+            for path in paths
+            if path.endswith("biases.value")
+        ]
         return [hf_name(path) for path in paths] + scales + others
 
     def _tensors(self, model: Decoder, skipped: list[str]) -> Iterator[tuple[str, Tensor]]:
@@ -109,20 +126,33 @@ class HfExporter:
             if isinstance(weight, Tensor):
                 yield stored, weight.to(dtype)
                 if stored.endswith("v_proj.bias") and _has_output_bias(model):
-                    yield stored.replace("v_proj", "o_proj"), torch.zeros(model.config.width, dtype=dtype)
-            elif self._config.layout == "dense" or not is_linear(name) or stored.removesuffix(".weight") in skipped:
+                    yield (
+                        stored.replace("v_proj", "o_proj"),
+                        torch.zeros(model.config.width, dtype=dtype),
+                    )
+            elif (
+                self._config.layout == "dense"
+                or not is_linear(name)
+                or stored.removesuffix(".weight") in skipped
+            ):
                 yield stored, _dense(weight, dtype)
             elif self._config.layout == "packed":
                 yield stored, pack(_packable(name, weight))
-                yield f"{stored}_scale", torch.tensor([1 / (weight.scale * 2.0 ** _exponent(name, weight))])
+                yield (
+                    f"{stored}_scale",
+                    torch.tensor([1 / (weight.scale * 2.0 ** _exponent(name, weight))]),
+                )
             else:
-                # The class computes in the dtype in which these lie in the file, whatever the rest is loaded as.
+                # The class computes in the dtype in which these lie in the file, whatever the rest
+                # is loaded as.
                 yield stored, _dense(evolve(weight, scale=1.0), dtype)
                 yield f"{stored}_scale", torch.tensor([weight.scale])
 
 
 def _dense(weight: TernaryWeight, dtype: torch.dtype) -> Tensor:
-    """The matrix in ``dtype``, made some rows at a time: on the way its numbers and exponents have 32 bits each."""
+    """The matrix in ``dtype``, made some rows at a time: on the way its numbers and exponents have
+    32 bits each.
+    """
     dense = torch.empty(weight.trits.shape, dtype=dtype)
     for start in range(0, len(dense), _ROWS):
         some = slice(start, start + _ROWS)
@@ -131,14 +161,20 @@ def _dense(weight: TernaryWeight, dtype: torch.dtype) -> Tensor:
 
 
 def _has_ternary_linears(model: Decoder) -> bool:
-    """Whether a pass multiplies ternary matrices; some models make them of float weights, and say ``linears`` too."""
+    """Whether a pass multiplies ternary matrices; some models make them of float weights, and say
+    ``linears`` too.
+    """
     return isinstance(weight_of(model.get_submodule("blocks.0.attention.output")), TernaryWeight)
 
 
 def _has_output_bias(model: Decoder) -> bool:
-    """Whether the class wants a bias of the output projection beside those of q, k and v: all but Qwen2."""
+    """Whether the class wants a bias of the output projection beside those of q, k and v: all but
+    Qwen2.
+    """
     return (
-        model.config.has_query_key_norm or model.config.has_sub_norms or model.config.feed_forward_activation == "relu2"
+        model.config.has_query_key_norm
+        or model.config.has_sub_norms
+        or model.config.feed_forward_activation == "relu2"
     )
 
 
@@ -152,7 +188,8 @@ def _packable(name: str, weight: TernaryWeight) -> Tensor:
     rows = weight.trits.shape[0]
     if rows % TRITS_PER_BYTE:
         raise ConfigError(
-            f"layout: packed takes rows by fours, and {name} has {rows}", "Use `--layout dense_w1a8`, or dense."
+            f"layout: packed takes rows by fours, and {name} has {rows}",
+            "Use `--layout dense_w1a8`, or dense.",
         )
     return weight.trits
 
@@ -163,8 +200,10 @@ def _exponent(name: str, weight: TernaryWeight) -> int:
     if exponent is None:
         low, high = int(weight.exponent.min()), int(weight.exponent.max())
         raise ConfigError(
-            f"layout: packed has one scale a matrix, and the groups of {name} have exponents from {low} to {high}",
-            "Use `--layout dense_w1a8`, which has the same arithmetic, or train with `model.group_size: tensor`.",
+            f"layout: packed has one scale a matrix, and the groups of {name} have exponents from "
+            f"{low} to {high}",
+            "Use `--layout dense_w1a8`, which has the same arithmetic, or train with "
+            "`model.group_size: tensor`.",
         )
     return exponent
 

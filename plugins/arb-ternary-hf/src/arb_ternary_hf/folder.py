@@ -58,7 +58,10 @@ class WeightFiles:
         files = {}
         for name, file_name in placed.found.items():
             if type(file_name) is not str or Path(file_name).name != file_name or "\0" in file_name:
-                raise DataError(f"{index}: 'weight_map': {name[:120]!r} is in {file_name!r}, which is no file name")
+                raise DataError(
+                    f"{index}: 'weight_map': {name[:120]!r} is in {file_name!r}, which is no file "
+                    f"name"
+                )
             if file_name not in opened:
                 opened[file_name] = SafetensorsFile(folder / file_name)
             if name not in opened[file_name]:
@@ -77,7 +80,8 @@ class WeightFiles:
 
 
 def model_folder(source: Path) -> Path:
-    """The folder with the ``config.json``: ``source``, or the snapshot in it where it is a model of the hub's cache.
+    """The folder with the ``config.json``: ``source``, or the snapshot in it where it is a model of
+    the hub's cache.
 
     Raises:
         DataError: it is neither.
@@ -88,16 +92,23 @@ def model_folder(source: Path) -> Path:
     if not snapshots.is_dir():
         raise DataError(
             f"{source}: is no model folder: it has no config.json",
-            "Give a folder that transformers has saved, one of the hub's cache (models--org--name), or hf://org/name.",
+            "Give a folder that transformers has saved, one of the hub's cache "
+            "(models--org--name), or hf://org/name.",
         )
     main = source / "refs" / "main"
-    found = sorted(folder.name for folder in snapshots.iterdir() if (folder / "config.json").is_file())
-    if main.is_file() and (name := main.read_text(encoding="utf-8", errors="replace").strip()) in found:
+    found = sorted(
+        folder.name for folder in snapshots.iterdir() if (folder / "config.json").is_file()
+    )
+    if (
+        main.is_file()
+        and (name := main.read_text(encoding="utf-8", errors="replace").strip()) in found
+    ):
         return snapshots / name
     if len(found) != 1:
         raise DataError(
             f"{source}: has {len(found)} snapshots with a config.json, and no main one",
-            "Give the folder of one of them: " + ", ".join(str(snapshots / name) for name in found[:5])
+            "Give the folder of one of them: "
+            + ", ".join(str(snapshots / name) for name in found[:5])
             if found
             else "Download the model again: its cache is incomplete.",
         )
@@ -105,7 +116,8 @@ def model_folder(source: Path) -> Path:
 
 
 def fetched(address: str) -> Path:
-    """The folder of ``hf://org/name`` or ``hf://org/name@revision``, downloaded where the hub's cache lacks it.
+    """The folder of ``hf://org/name`` or ``hf://org/name@revision``, downloaded where the hub's
+    cache lacks it.
 
     Raises:
         DataError: the address is none, or the hub has no such model, or cannot be reached.
@@ -116,7 +128,11 @@ def fetched(address: str) -> Path:
         raise DataError(f"{address}: must be hf://org/name or hf://org/name@revision")
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+        )
     except ImportError as error:
         raise EnvironmentProblem(
             f"{address}: needs the package huggingface_hub, which is not installed",
@@ -126,7 +142,8 @@ def fetched(address: str) -> Path:
         return Path(snapshot_download(match[1], revision=match[2], allow_patterns=list(_PATTERNS)))
     except LocalEntryNotFoundError as error:
         raise DataError(
-            f"{address}: is not in the hub's cache, and the hub cannot be reached, or HF_HUB_OFFLINE forbids it",
+            f"{address}: is not in the hub's cache, and the hub cannot be reached, or "
+            f"HF_HUB_OFFLINE forbids it",
             "Connect, or download the folder elsewhere and give its path.",
         ) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
@@ -137,7 +154,9 @@ def _without_weights(folder: Path) -> DataError:
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
     if pickled:
         return DataError(
-            f"{folder}: has its weights as pickled files only ({pickled[0]}), which can run code when they are read",
-            "Save the model as safetensors where you trust it: model.save_pretrained(folder, safe_serialization=True).",
+            f"{folder}: has its weights as pickled files only ({pickled[0]}), which can run code "
+            f"when they are read",
+            "Save the model as safetensors where you trust it: model.save_pretrained(folder, "
+            "safe_serialization=True).",
         )
     return DataError(f"{folder}: has neither {SINGLE_NAME} nor {INDEX_NAME}")

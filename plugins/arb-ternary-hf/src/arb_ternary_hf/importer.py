@@ -29,14 +29,20 @@ class HfImporter:
         return fetched(source)
 
     def recognises(self, source: Path) -> bool:
-        """Whether ``source`` is a folder whose ``config.json`` names a ``model_type``, or such a model of a cache."""
+        """Whether ``source`` is a folder whose ``config.json`` names a ``model_type``, or such a
+        model of a cache.
+        """
         try:
-            return source.is_dir() and "model_type" in read_object(model_folder(source) / "config.json")
+            return source.is_dir() and "model_type" in read_object(
+                model_folder(source) / "config.json"
+            )
         except (ArbError, OSError):
             return False
 
     def inspect(self, source: Path) -> Mapping[str, Any]:
-        """What the folder holds; see ``arb_ternary_train.protocols.Importer``. DataError: it is damaged."""
+        """What the folder holds; see ``arb_ternary_train.protocols.Importer``. DataError: it is
+        damaged.
+        """
         model = HfModel(source)
         config, quantization = model.config, model.config.quantization
         parameters = stored = 0
@@ -45,7 +51,14 @@ class HfImporter:
             entry = file.entries[name]
             count = math.prod(entry.shape) * (4 if entry.dtype == "U8" else 1)
             parameters, stored = parameters + count, stored + entry.nbytes
-            tensors.append({"name": name, "shape": list(entry.shape), "type": entry.dtype, "bytes": entry.nbytes})
+            tensors.append(
+                {
+                    "name": name,
+                    "shape": list(entry.shape),
+                    "type": entry.dtype,
+                    "bytes": entry.nbytes,
+                }
+            )
         tokenizer = model.tokenizer
         return {
             "format": "hf",
@@ -61,7 +74,9 @@ class HfImporter:
         }
 
     def load(self, source: Path) -> ImportedModel:
-        """The model in the folder; see ``arb_ternary_train.protocols.Importer``. DataError: it cannot be held."""
+        """The model in the folder; see ``arb_ternary_train.protocols.Importer``. DataError: it
+        cannot be held.
+        """
         model = HfModel(source)
         model.check_values()
         return imported(model, scales=self._config.scales, float_sources=self._config.float_sources)

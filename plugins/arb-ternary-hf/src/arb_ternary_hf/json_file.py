@@ -1,4 +1,6 @@
-"""JSON files of a model folder: read within a bound, and their values taken with type and range checked."""
+"""JSON files of a model folder: read within a bound, and their values taken with type and range
+checked.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def read_text(path: Path, limit: int) -> str:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
-            content = file.read(size) if size <= limit else b""  # memory is taken for as much as is asked for
+            # memory is taken for as much as is asked for
+            content = file.read(size) if size <= limit else b""
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     if size > limit:
@@ -38,7 +41,9 @@ def read_text(path: Path, limit: int) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8: byte {error.start} is {content[error.start]:#04x}") from error
+        raise DataError(
+            f"{path}: is not UTF-8: byte {error.start} is {content[error.start]:#04x}"
+        ) from error
 
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
@@ -51,13 +56,16 @@ def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            twice = next(one for one, other in pairwise(sorted(key for key, _ in pairs)) if one == other)
+            twice = next(
+                one for one, other in pairwise(sorted(key for key, _ in pairs)) if one == other
+            )
             raise DataError(f"{where}: the key {twice[:120]!r} stands there twice")
         return found
 
     try:
         found = json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:  # of the UTF-8 decoder, the parser, and nested too deeply for it
+    # of the UTF-8 decoder, the parser, and nested too deeply for it
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: is not JSON: {str(error)[:200]}") from error
     if not isinstance(found, dict):
         raise DataError(f"{where}: holds a JSON {type(found).__name__}, not an object")
@@ -91,7 +99,9 @@ class Values:
         return DataError(f"{self.where}: {key!r} must be {rule}; it is {shown}", hint)
 
     def integer(self, key: str, low: int, high: int, default: Any = _MISSING) -> int:
-        """A whole number from ``low`` to ``high``; null and nothing give ``default``, if there is one."""
+        """A whole number from ``low`` to ``high``; null and nothing give ``default``, if there is
+        one.
+        """
         value = self._value(key, default)
         if type(value) is not int or not low <= value <= high:
             raise self.wrong(key, f"a whole number from {low} to {high}")

@@ -1,4 +1,6 @@
-"""What a ``config.json`` says of a model, checked value by value and said as options of the decoder."""
+"""What a ``config.json`` says of a model, checked value by value and said as options of the
+decoder.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from arb_ternary_hf.rotary_scaling import read_rotary
 
 __all__ = ["MAX_LAYERS", "ModelConfig", "read_model_config"]
 
-#: Bounds against numbers that no model has; what is allocated is bounded by the files' sizes besides.
+# : Bounds against numbers that no model has; what is allocated is bounded by the files' sizes
+# besides.
 MAX_LAYERS: Final = 4096
 _MAX_FEATURES: Final = 1 << 24
 _MAX_LENGTH: Final = 1 << 30
@@ -28,7 +31,8 @@ class _Family:
     Attributes:
         architecture: of the decoder.
         gated: the feed-forward layer has a gate.
-        bias: default of ``attention_bias``; None = the family has biases of q, k and v and no such key.
+        bias: default of ``attention_bias``; None = the family has biases of q, k and v and no such
+            key.
         window: default of ``sliding_window``.
         rope_theta: default of ``rope_theta``.
         norm_eps: default of ``rms_norm_eps``.
@@ -95,21 +99,25 @@ def read_model_config(path: Path) -> ModelConfig:
     """Read a ``config.json``.
 
     Raises:
-        DataError: a value is missing, of another type, out of its range, or asks for what the decoder does not compute;
-            file and key come first.
+        DataError: a value is missing, of another type, out of its range, or asks for what the
+            decoder does not compute; file and key come first.
     """
     found = read_object(path)
     config = Values(str(path), found)
     model_type = config.word(
         "model_type",
         tuple(_FAMILIES),
-        hint="These architectures are read; of others no code is run, so their weights have no meaning here.",
+        hint="These architectures are read; of others no code is run, so their weights have no "
+        "meaning here.",
     )
     family = _FAMILIES[model_type]
     width = config.integer("hidden_size", 1, _MAX_FEATURES)
     heads = config.integer("num_attention_heads", 1, _MAX_FEATURES)
     if "head_dim" not in config and width % heads:
-        raise config.wrong("num_attention_heads", f"a divisor of 'hidden_size', {width}, where there is no 'head_dim'")
+        raise config.wrong(
+            "num_attention_heads",
+            f"a divisor of 'hidden_size', {width}, where there is no 'head_dim'",
+        )
     head_dim = config.integer("head_dim", 2, _MAX_FEATURES, width // heads)
     if head_dim % 2:
         raise config.wrong("head_dim", "even, for the rotary embedding")
@@ -117,7 +125,9 @@ def read_model_config(path: Path) -> ModelConfig:
     if heads % kv_heads:
         raise config.wrong("num_key_value_heads", f"a divisor of 'num_attention_heads', {heads}")
     tied = config.boolean("tie_word_embeddings", False)
-    act = config.word("hidden_act", ("silu", "swish", "relu2") if family.gated else ("relu2",), family.hidden_act)
+    act = config.word(
+        "hidden_act", ("silu", "swish", "relu2") if family.gated else ("relu2",), family.hidden_act
+    )
     activation = "relu2" if not family.gated else "reglu2" if act == "relu2" else "swiglu"
     quantization = read_quantization(config.within("quantization_config"))
     length = config.integer("max_position_embeddings", 1, _MAX_LENGTH, 2048)
@@ -126,7 +136,8 @@ def read_model_config(path: Path) -> ModelConfig:
     notes = []
     if window is not None and window < length:
         notes.append(
-            f"The sliding window of {window} tokens is left out: max_length is {window}, within which it hides none."
+            f"The sliding window of {window} tokens is left out: max_length is {window}, within "
+            f"which it hides none."
         )
         length = window
     if "auto_map" in config:
@@ -155,7 +166,9 @@ def read_model_config(path: Path) -> ModelConfig:
         vocabulary_size=config.integer("vocab_size", 1, _MAX_FEATURES),
         biases=biases,
         output_bias=biases and family.bias is not None,
-        hidden_biases=config.boolean("mlp_bias", False) if model_type in {"llama", "arcee"} else False,
+        hidden_biases=config.boolean("mlp_bias", False)
+        if model_type in {"llama", "arcee"}
+        else False,
         quantization=quantization,
         notes=tuple(notes),
         found=found,
@@ -167,6 +180,8 @@ def _window(config: Values, model_type: str, family: _Family) -> int | None:
     if model_type.startswith("qwen"):
         used = config.boolean("use_sliding_window", False)
         return config.integer("sliding_window", 1, _MAX_LENGTH, 4096) if used else None
-    if model_type != "mistral" or ("sliding_window" in config.found and config.found["sliding_window"] is None):
+    if model_type != "mistral" or (
+        "sliding_window" in config.found and config.found["sliding_window"] is None
+    ):
         return None
     return config.integer("sliding_window", 1, _MAX_LENGTH, family.window)

@@ -22,7 +22,8 @@ def arb_register_exporters() -> Sequence[ExporterSpec]:
             name="hf",
             target="arb_ternary_hf.exporter:build",
             config="arb_ternary_hf.config:HfExportConfig",
-            summary="a folder that transformers loads: Llama, Qwen3, Arcee or BitNet, packed or dense",
+            summary="a folder that transformers loads: Llama, Qwen3, Arcee or BitNet, packed or "
+            "dense",
         ),
     )
 
@@ -35,6 +36,7 @@ def arb_register_importers() -> Sequence[ImporterSpec]:
             target="arb_ternary_hf.importer:build",
             config="arb_ternary_text.interchange.config:ImportConfig",
             schemes=("hf",),
-            summary="a folder of transformers, the hub's cache, or hf://org/name: packed, dense ternary and float",
+            summary="a folder of transformers, the hub's cache, or hf://org/name: packed, dense "
+            "ternary and float",
         ),
     )

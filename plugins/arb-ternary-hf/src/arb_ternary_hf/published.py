@@ -21,7 +21,12 @@ from arb_ternary_text.interchange.published import ScaledTrits, part_shapes
 
 __all__ = ["HfModel"]
 
-_FLOATS: Final = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FLOATS: Final = {
+    "F64": torch.float32,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 _PACKED: Final = "U8"
 #: Rows that are looked at together.
 _ROWS: Final = 1024
@@ -30,7 +35,8 @@ _ROWS: Final = 1024
 class HfModel:
     """A model folder of transformers, a ``PublishedModel``.
 
-    Everything that its files say of sizes has been checked when it is built; no weight has been read.
+    Everything that its files say of sizes has been checked when it is built; no weight has been
+    read.
 
     Attributes:
         folder: where it lies.
@@ -47,7 +53,9 @@ class HfModel:
         self.weights = WeightFiles.open(self.folder)
         self._check_layers()
         layers = int(self.config.options["layers"])
-        names = neutral_names(self.config.architecture, layers, tied=self.config.tied, biases=self.config.biases)
+        names = neutral_names(
+            self.config.architecture, layers, tied=self.config.tied, biases=self.config.biases
+        )
         self._names = dict.fromkeys(names)
         for name in self._names:
             self._check(name)
@@ -69,14 +77,20 @@ class HfModel:
 
     @cached_property
     def tokenizer(self) -> Mapping[str, Any] | None:
-        """Of the folder, as ``Tokenizer.to_json`` writes it; None when it has none that can be read."""
+        """Of the folder, as ``Tokenizer.to_json`` writes it; None when it has none that can be
+        read.
+        """
         return read_tokenizer(self.folder)
 
     @cached_property
     def unmapped(self) -> tuple[str, ...]:
         """What of the folder is left out, a sentence each."""
         used = {hf_name(name) for name in self._names} | set(self._zeros())
-        used |= {hf_name(name) + "_scale" for name in self._names if is_linear(name) and self._scaled(name)}
+        used |= {
+            hf_name(name) + "_scale"
+            for name in self._names
+            if is_linear(name) and self._scaled(name)
+        }
         unused = [name for name in self.weights.files if name not in used]
         notes = list(self.config.notes)
         if unused:
@@ -94,7 +108,8 @@ class HfModel:
         for name in self._zeros():
             if bool(self.weights.read(name).any()):
                 raise DataError(
-                    f"{self.weights.files[name].path}: tensor {name!r} is not zero: of the decoder's linears only "
+                    f"{self.weights.files[name].path}: tensor {name!r} is not zero: of the "
+                    f"decoder's linears only "
                     "query, key and value can have a bias"
                 )
 
@@ -122,14 +137,21 @@ class HfModel:
         scaled = is_linear(name) and self._scaled(name)
         if parts is None:
             return weight.float() * self._scale(name) if scaled else weight
-        return ScaledTrits(parts.trits, parts.scale * self._scale(name), parts.group_size) if scaled else parts
+        return (
+            ScaledTrits(parts.trits, parts.scale * self._scale(name), parts.group_size)
+            if scaled
+            else parts
+        )
 
     def _check_layers(self) -> None:
         """DataError before ``layers`` names are made, where the files have not so many."""
         layers = int(self.config.options["layers"])
         last = hf_name(f"blocks.{layers - 1}.attention.query")
         if self.weights.entry(last) is None:
-            raise DataError(f"{self.config.path}: 'num_hidden_layers' is {layers}, and there is no tensor {last!r}")
+            raise DataError(
+                f"{self.config.path}: 'num_hidden_layers' is {layers}, and there is no tensor "
+                f"{last!r}"
+            )
 
     def _shape(self, name: str) -> tuple[int, ...]:
         """The logical shape that the config gives a tensor."""
@@ -140,27 +162,37 @@ class HfModel:
         stored = hf_name(name)
         entry = self.weights.entry(stored)
         if entry is None:
-            raise DataError(f"{self.folder}: the tensor {stored!r} of a {self.config.model_type} is missing")
+            raise DataError(
+                f"{self.folder}: the tensor {stored!r} of a {self.config.model_type} is missing"
+            )
         where = f"{self.weights.files[stored].path}: tensor {stored!r}"
         shape = self._shape(name)
         if entry.dtype == _PACKED:
             if not is_linear(name) or self.config.quantization is None:
                 raise DataError(
-                    f"{where}: is uint8: linears are packed alone, as 'quantization_config' of {self.config.path} says"
+                    f"{where}: is uint8: linears are packed alone, as 'quantization_config' of "
+                    f"{self.config.path} says"
                 )
             if entry.shape != (shape[0] // TRITS_PER_BYTE, *shape[1:]) or shape[0] % TRITS_PER_BYTE:
                 raise DataError(
-                    f"{where}: is {list(entry.shape)}; {list(shape)} trits packed along the rows, four a byte, are "
+                    f"{where}: is {list(entry.shape)}; {list(shape)} trits packed along the rows, "
+                    f"four a byte, are "
                     f"[{shape[0] / TRITS_PER_BYTE:g}, {shape[1]}]"
                 )
             if not self._scaled(name):
                 raise DataError(
-                    f"{self.folder}: the tensor {stored + '_scale'!r}, the scale of packed trits, is missing"
+                    f"{self.folder}: the tensor {stored + '_scale'!r}, the scale of packed trits, "
+                    f"is missing"
                 )
         elif entry.dtype not in _FLOATS:
-            raise DataError(f"{where}: is {entry.dtype}; weights are {', '.join(_FLOATS)}, or packed as {_PACKED}")
+            raise DataError(
+                f"{where}: is {entry.dtype}; weights are {', '.join(_FLOATS)}, or packed as "
+                f"{_PACKED}"
+            )
         elif entry.shape != shape:
-            raise DataError(f"{where}: is {list(entry.shape)}, and {self.config.path} makes it {list(shape)}")
+            raise DataError(
+                f"{where}: is {list(entry.shape)}, and {self.config.path} makes it {list(shape)}"
+            )
 
     def _scaled(self, name: str) -> bool:
         """Whether a linear has a scale; DataError when that is no number."""
@@ -181,9 +213,13 @@ class HfModel:
         stored = hf_name(name) + "_scale"
         value = float(self.weights.read(stored))
         if not 1e-30 < value < 1e30:
-            raise DataError(f"{self.weights.files[stored].path}: tensor {stored!r}: {value} is no scale")
+            raise DataError(
+                f"{self.weights.files[stored].path}: tensor {stored!r}: {value} is no scale"
+            )
         quantization = self.config.quantization
-        return torch.tensor([1 / value if quantization is not None and quantization.divides else value])
+        return torch.tensor(
+            [1 / value if quantization is not None and quantization.divides else value]
+        )
 
     def _converted(self, name: str) -> bool:
         """Whether transformers makes a BitNet linear of a module."""
@@ -197,7 +233,11 @@ class HfModel:
     def _zeros(self) -> list[str]:
         """Names of the biases that the decoder has no place for."""
         parts = ["self_attn.o_proj"] if self.config.output_bias else []
-        parts += [f"mlp.{part}_proj" for part in ("gate", "up", "down")] if self.config.hidden_biases else []
+        parts += (
+            [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
+            if self.config.hidden_biases
+            else []
+        )
         layers = range(int(self.config.options["layers"]))
         wanted = (f"model.layers.{layer}.{part}.bias" for layer in layers for part in parts)
         return [name for name in wanted if name in self.weights.files]

@@ -14,9 +14,12 @@ class Quantization:
     """The BitNet quantisation of transformers.
 
     Attributes:
-        divides: outputs are divided by ``weight_scale`` (``bitlinear``); else they are multiplied (``autobitlinear``).
-        online: weights are float, and every pass makes them ternary: ``round(w / mean |w|)`` times ``mean |w|``.
-        skipped: modules that stay float, by the names that transformers compares; None = its default, the head.
+        divides: outputs are divided by ``weight_scale`` (``bitlinear``); else they are multiplied
+            (``autobitlinear``).
+        online: weights are float, and every pass makes them ternary: ``round(w / mean |w|)`` times
+            ``mean |w|``.
+        skipped: modules that stay float, by the names that transformers compares; None = its
+            default, the head.
     """
 
     divides: bool
@@ -28,7 +31,10 @@ class Quantization:
         """In words, for ``arb inspect``."""
         if self.online:
             return "mean |w| of each matrix, in every pass (autobitlinear, online)"
-        return f"one a matrix, {'divided by (bitlinear)' if self.divides else 'multiplied with (autobitlinear)'}"
+        return (
+            f"one a matrix, "
+            f"{'divided by (bitlinear)' if self.divides else 'multiplied with (autobitlinear)'}"
+        )
 
 
 def read_quantization(config: Values | None) -> Quantization | None:
@@ -40,7 +46,9 @@ def read_quantization(config: Values | None) -> Quantization | None:
     if config is None:
         return None
     config.word("quant_method", ("bitnet",), hint="Only BitNet's packed linears are ternary.")
-    divides = config.word("linear_class", ("bitlinear", "autobitlinear"), "bitlinear") == "bitlinear"
+    divides = (
+        config.word("linear_class", ("bitlinear", "autobitlinear"), "bitlinear") == "bitlinear"
+    )
     online = config.word("quantization_mode", ("offline", "online"), "offline") == "online"
     if config.boolean("use_rms_norm", False):
         raise config.wrong("use_rms_norm", "false: the decoder's linears have no norm of their own")

@@ -1,7 +1,8 @@
-"""Safetensors files written tensor by tensor, in shards: a model of any size with the memory of one tensor.
+"""Safetensors files written tensor by tensor, in shards: a model of any size with the memory of one
+tensor.
 
-The header stands first in a file and names all tensors. Room is kept for it, and what it does not need is filled with
-spaces, as the format allows.
+The header stands first in a file and names all tensors. Room is kept for it, and what it does not
+need is filled with spaces, as the format allows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ SINGLE_NAME: Final = "model.safetensors"
 INDEX_NAME: Final = "model.safetensors.index.json"
 
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-#: Bytes of a header's entry besides the tensor's name: dtype, two dimensions and two offsets of up to 15 digits.
+# : Bytes of a header's entry besides the tensor's name: dtype, two dimensions and two offsets of up
+# to 15 digits.
 _ENTRY_BYTES: Final = 120
 _ALIGNMENT: Final = 64
 
@@ -39,19 +41,25 @@ def write_shards(
     limit: int,
     metadata: Mapping[str, str],
 ) -> int:
-    """Write tensors, in the order given, to ``model.safetensors``, or to several files and their index.
+    """Write tensors, in the order given, to ``model.safetensors``, or to several files and their
+    index.
 
     Args:
         folder: where; it exists.
         tensors: name and tensor; each is written before the next is asked for.
         names: of all of them, known beforehand.
-        limit: a file is ended before it would hold more bytes of tensors than this; one tensor may be larger.
+        limit: a file is ended before it would hold more bytes of tensors than this; one tensor may
+            be larger.
         metadata: strings for each file's header.
 
     Returns:
         Bytes of all tensors.
     """
-    room = sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names) + len(json.dumps(dict(metadata))) + 64
+    room = (
+        sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names)
+        + len(json.dumps(dict(metadata)))
+        + 64
+    )
     room = -(-room // _ALIGNMENT) * _ALIGNMENT - 8
     shards: list[_Shard] = []
     with ExitStack() as files:  # a file is closed whatever becomes of the tensors
@@ -79,8 +87,13 @@ def _name(folder: Path, shards: list[_Shard]) -> None:
         final = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         shard.path.rename(folder / final)
         weight_map.update(dict.fromkeys(shard.entries, final))
-    index = {"metadata": {"total_size": sum(shard.size for shard in shards)}, "weight_map": weight_map}
-    (folder / INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    index = {
+        "metadata": {"total_size": sum(shard.size for shard in shards)},
+        "weight_map": weight_map,
+    }
+    (folder / INDEX_NAME).write_text(
+        json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
 
 
 class _Shard:
@@ -106,10 +119,13 @@ class _Shard:
         self.size = end
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        header = json.dumps({"__metadata__": dict(metadata), **self.entries}, separators=(",", ":")).encode()
+        header = json.dumps(
+            {"__metadata__": dict(metadata), **self.entries}, separators=(",", ":")
+        ).encode()
         if len(header) > self._room:
             raise ComponentError(
-                f"{self.path}: the header needs {len(header)} bytes, and {self._room} were kept for it"
+                f"{self.path}: the header needs {len(header)} bytes, and {self._room} were kept "
+                f"for it"
             )
         self._file.seek(0)
         self._file.write(self._room.to_bytes(8, "little") + header.ljust(self._room))

@@ -10,7 +10,11 @@ from typing import Final
 __all__ = ["ATTENTION_BIASES", "LINEARS", "hf_name", "is_linear", "neutral_names"]
 
 _WHOLE: Final = MappingProxyType(
-    {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
+    {
+        "embedding": "model.embed_tokens.weight",
+        "final_norm": "model.norm.weight",
+        "head": "lm_head.weight",
+    }
 )
 _IN_BLOCK: Final = MappingProxyType(
     {
@@ -36,7 +40,10 @@ _IN_BLOCK: Final = MappingProxyType(
 #: Paths in a block of the matrices of its linears.
 LINEARS: Final = tuple(
     f"{layer}.{part}"
-    for layer, parts in (("attention", ("query", "key", "value", "output")), ("feed_forward", ("gate", "up", "down")))
+    for layer, parts in (
+        ("attention", ("query", "key", "value", "output")),
+        ("feed_forward", ("gate", "up", "down")),
+    )
     for part in parts
 )
 ATTENTION_BIASES: Final = tuple(f"attention.biases.{part}" for part in ("query", "key", "value"))
@@ -45,7 +52,9 @@ _BLOCK: Final = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
 def hf_name(name: str) -> str:
-    """The name of a tensor in transformers; KeyError for a path that no supported architecture has."""
+    """The name of a tensor in transformers; KeyError for a path that no supported architecture
+    has.
+    """
     if match := _BLOCK.fullmatch(name):
         return f"model.layers.{match[1]}.{_IN_BLOCK[match[2]]}"
     return _WHOLE[name]

@@ -21,7 +21,8 @@ _CONFIG: Final = "tokenizer_config.json"
 _MAX_BYTES: Final = 128 << 20
 
 _WHY_NOT: Final = {
-    "characters": "an alphabet of single characters cannot write other text, so no tokenizer of transformers is one",
+    "characters": "an alphabet of single characters cannot write other text, so no tokenizer of "
+    "transformers is one",
     "ids": "the data is token ids whose tokenizer is not known here",
 }
 
@@ -29,9 +30,15 @@ _WHY_NOT: Final = {
 def byte_definition() -> dict[str, Any]:
     """A file of the package ``tokenizers`` whose ids are the bytes of the UTF-8 text.
 
-    A byte-level BPE without merges: its 256 tokens are the characters by which GPT-2 writes the bytes.
+    A byte-level BPE without merges: its 256 tokens are the characters by which GPT-2 writes the
+    bytes.
     """
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     vocabulary = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
     return byte_level_bpe(vocabulary, (), pre_tokenizer=level, decoder=level)
 
@@ -43,7 +50,8 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
         ConfigError: transformers has no such tokenizer.
     """
     if tokenizer.get("kind") == "padded":
-        tokenizer = tokenizer["tokenizer"]  # more rows in the embedding are none of the tokenizer's business
+        # more rows in the embedding are none of the tokenizer's business
+        tokenizer = tokenizer["tokenizer"]
     kind = tokenizer.get("kind")
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -63,20 +71,26 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
         why = _WHY_NOT.get(str(kind), "it is of a kind that is not known here")
         raise ConfigError(
             f"tokenizer: {kind!r} has no form in transformers: {why}",
-            "Train with `tokenizer: bytes` or a tokenizer's .json file, or export without one: `-o tokenizer=false`.",
+            "Train with `tokenizer: bytes` or a tokenizer's .json file, or export without one: `-o "
+            "tokenizer=false`.",
         )
     (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def read_tokenizer(folder: Path) -> Mapping[str, Any] | None:
-    """The tokenizer of a model folder, as ``Tokenizer.to_json`` writes it; None when there is none that is known.
+    """The tokenizer of a model folder, as ``Tokenizer.to_json`` writes it; None when there is none
+    that is known.
 
     Raises:
         DataError: its file is too large, or not UTF-8.
     """
     if (path := folder / _DEFINITION).is_file():
         definition = read_text(path, _MAX_BYTES)
-        return {"kind": "bytes"} if _is_bytes(definition) else {"kind": "file", "definition": definition}
+        return (
+            {"kind": "bytes"}
+            if _is_bytes(definition)
+            else {"kind": "file", "definition": definition}
+        )
     if (path := folder / _SENTENCEPIECE).is_file():
         try:
             model = path.read_bytes() if path.stat().st_size <= _MAX_BYTES else None

@@ -34,7 +34,8 @@ def config_json(config: DecoderConfig, vocabulary_size: int, dtype: str) -> dict
     architecture: str = architecture_of(config, reglu2=True)
     if architecture in {"llama", "arcee"} and config.width % config.heads:
         raise ConfigError(
-            f"model: transformers' {architecture} wants 'width' to be a multiple of 'heads'; {config.heads} does not "
+            f"model: transformers' {architecture} wants 'width' to be a multiple of 'heads'; "
+            f"{config.heads} does not "
             f"divide {config.width}",
             "Train with query_key_norm: true (qwen3), or with a width that is one.",
         )
@@ -74,9 +75,9 @@ def config_json(config: DecoderConfig, vocabulary_size: int, dtype: str) -> dict
 def quantization_json(layout: str, skipped: Sequence[str]) -> Mapping[str, Any]:
     """The ``quantization_config`` of a layout with BitNet linears.
 
-    Packed weights go to ``bitlinear``, which divides by the scale: there they stay packed in memory and are multiplied
-    as integers, and converters to other formats divide whatever the class. Dense ones go to ``autobitlinear``, the only
-    class that takes them.
+    Packed weights go to ``bitlinear``, which divides by the scale: there they stay packed in memory
+    and are multiplied as integers, and converters to other formats divide whatever the class. Dense
+    ones go to ``autobitlinear``, the only class that takes them.
     """
     return {
         "quant_method": "bitnet",

@@ -1,4 +1,6 @@
-"""Candidates, each tried from the same snapshot on the same micro-batches; the best one's steps are kept."""
+"""Candidates, each tried from the same snapshot on the same micro-batches; the best one's steps are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _SHOWN_EVERY: Final = 10
 
 
 def reward(loss_start: float, loss_end: float, spikes: int, probe: float | None) -> float:
-    """``10 * (loss_start - loss_end) - 0.1 * spikes - 0.1 * probe``, losses in nats; None = it was not probed."""
+    """``10 * (loss_start - loss_end) - 0.1 * spikes - 0.1 * probe``, losses in nats; None = it was
+    not probed.
+    """
     return _PROGRESS * (loss_start - loss_end) - _SPIKE * spikes - _PROBE * (probe or 0.0)
 
 
@@ -39,7 +43,8 @@ class Trial:
     Attributes:
         name: of the strategy.
         reward: see :func:`reward`; None where it failed.
-        loss_start: running mean of the loss before the first step, nats; None where nothing was known of it.
+        loss_start: running mean of the loss before the first step, nats; None where nothing was
+            known of it.
         loss_end: the same after the last step.
         spikes: of losses and gradients on the way.
         probe: loss on training samples that were not trained on; None where it was not asked for.
@@ -63,7 +68,9 @@ class Trial:
 
 @frozen(eq=False)
 class Branch:
-    """A candidate that has been tried: what it drew and what was seen of it, and the loop at its end."""
+    """A candidate that has been tried: what it drew and what was seen of it, and the loop at its
+    end.
+    """
 
     trial: Trial
     drawn: Sequence[Drawn]
@@ -118,10 +125,12 @@ def compare(
     meter: Meter,
     tell: Callable[[str], None],
 ) -> Comparison | None:
-    """Try ``names`` one after another, each for ``micro_batches`` from where the loop is, and keep the best.
+    """Try ``names`` one after another, each for ``micro_batches`` from where the loop is, and keep
+    the best.
 
-    Afterwards the loop stands at the end of the winner's branch, bit for bit as if there had been no other; where there
-    is no winner, and where somebody asked the run to stop (then None is returned), where it stood before.
+    Afterwards the loop stands at the end of the winner's branch, bit for bit as if there had been
+    no other; where there is no winner, and where somebody asked the run to stop (then None is
+    returned), where it stood before.
 
     Args:
         loop: between two steps.
@@ -136,7 +145,9 @@ def compare(
         meter: what measures the loop's steps.
         tell: shows a person what is tried.
     """
-    setting = Setting(base, strategies.current, monitor, micro_batches, draw_probe(loop, probe_batches), margin)
+    setting = Setting(
+        base, strategies.current, monitor, micro_batches, draw_probe(loop, probe_batches), margin
+    )
     trials: list[Trial] = []
     best: Branch | None = None
     for place, name in enumerate(names, start=1):
@@ -163,22 +174,29 @@ def compare(
 
 
 def _is_better(branch: Branch, best: Branch | None, setting: Setting) -> bool:
-    """Whether ``branch`` has done better than ``best``; of two that are alike the earlier one stays.
+    """Whether ``branch`` has done better than ``best``; of two that are alike the earlier one
+    stays.
 
-    The strategy in use counts for more: a lower rate lowers the loss at once, and costs something only later, which is
-    more than a few steps can show.
+    The strategy in use counts for more: a lower rate lowers the loss at once, and costs something
+    only later, which is more than a few steps can show.
     """
     if branch.trial.reward is None or best is None or best.trial.reward is None:
         return branch.trial.reward is not None
     ours, theirs = (
-        (each.trial.reward or 0.0) + (setting.margin if each.trial.name == setting.strategy else 0.0)
+        (each.trial.reward or 0.0)
+        + (setting.margin if each.trial.name == setting.strategy else 0.0)
         for each in (branch, best)
     )
     return ours > theirs
 
 
 def _try_out(
-    loop: TrainingLoop, name: str, setting: Setting, strategies: Strategies, memory: SnapshotMemory, meter: Meter
+    loop: TrainingLoop,
+    name: str,
+    setting: Setting,
+    strategies: Strategies,
+    memory: SnapshotMemory,
+    meter: Meter,
 ) -> Branch | None:
     """The branch of ``name``; None where somebody asked the run to stop."""
     strategies.put_back(loop, setting.base, setting.strategy)

@@ -1,4 +1,6 @@
-"""``arb orchestrator``: look at what was decided in a run, and ask a running one for another strategy."""
+"""``arb orchestrator``: look at what was decided in a run, and ask a running one for another
+strategy.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def orchestrator() -> None:
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @as_json
 def explain(run: Path, as_json: bool) -> None:
-    """Tell the decisions of RUN: when, from which strategy to which, why, what each candidate reached, at what cost."""
+    """Tell the decisions of RUN: when, from which strategy to which, why, what each candidate
+    reached, at what cost.
+    """
     from arb_ternary_orchestrator.explain import explain_run
     from arb_ternary_train.directory import RunDirectory
 
@@ -33,7 +37,9 @@ def explain(run: Path, as_json: bool) -> None:
         print_json(found.to_json())
         return
     if found.decisions:
-        print_table(("phase", *_DECISIONS) if found.several_phases else _DECISIONS, found.decision_rows())
+        print_table(
+            ("phase", *_DECISIONS) if found.several_phases else _DECISIONS, found.decision_rows()
+        )
     if candidates := list(found.candidate_rows()):
         click.echo()
         print_table(_CANDIDATES, candidates)
@@ -50,8 +56,8 @@ def explain(run: Path, as_json: bool) -> None:
 def switch(run: Path, name: str) -> None:
     """Ask the process that trains in RUN to go on with the strategy NAME.
 
-    It does so between two steps, as soon as the hysteresis since its last decision has passed, and writes a checkpoint.
-    Where no process trains, the next one that resumes the run does.
+    It does so between two steps, as soon as the hysteresis since its last decision has passed, and
+    writes a checkpoint. Where no process trains, the next one that resumes the run does.
     """
     from arb_ternary_orchestrator.switch import request_switch
     from arb_ternary_train.directory import RunDirectory

@@ -14,7 +14,11 @@ from arb_ternary_orchestrator.validation import contradictions
 __all__ = ["OrchestratorConfig"]
 
 _above_one = Rule("greater than 1", lambda value: value > 1, {"exclusiveMinimum": 1})
-_share = Rule("between 0 and 1, 1 excluded", lambda value: 0 <= value < 1, {"minimum": 0, "exclusiveMaximum": 1})
+_share = Rule(
+    "between 0 and 1, 1 excluded",
+    lambda value: 0 <= value < 1,
+    {"minimum": 0, "exclusiveMaximum": 1},
+)
 
 
 @frozen(kw_only=True)
@@ -25,11 +29,14 @@ class OrchestratorConfig:
         500, "steps after the last decision when strategies are compared anew", validator=positive
     )
     eval_horizon: int = option(100, "steps for which each candidate is tried", validator=positive)
-    initial_strategy: str = option("configured", "strategy at the start; configured = the optimizer as the run has it")
+    initial_strategy: str = option(
+        "configured", "strategy at the start; configured = the optimizer as the run has it"
+    )
     safety_strategy: str = option("spike_resistant", "strategy after a rollback")
     strategies: tuple[str, ...] | None = option(
         None,
-        "strategies to choose among, beside the initial and the safety strategy; null = the built-in "
+        "strategies to choose among, beside the initial and the safety strategy; null = the "
+        "built-in "
         "ones that fit the model",
     )
     max_candidates: int = option(
@@ -38,23 +45,35 @@ class OrchestratorConfig:
         validator=Rule("2 or greater", lambda value: value >= 2, {"minimum": 2}),
     )
     max_loss_increase: float = option(
-        1.5, "times the usual loss at which training counts as exploded, and is rolled back", validator=_above_one
+        1.5,
+        "times the usual loss at which training counts as exploded, and is rolled back",
+        validator=_above_one,
     )
     hysteresis: int = option(
-        200, "steps after a switch or an evaluation in which only a rollback may follow", validator=non_negative
+        200,
+        "steps after a switch or an evaluation in which only a rollback may follow",
+        validator=non_negative,
     )
     spike_window: int = option(100, "steps over which spikes are counted", validator=positive)
-    spike_count: int = option(3, "spikes in the window that ask for an evaluation", validator=positive)
+    spike_count: int = option(
+        3, "spikes in the window that ask for an evaluation", validator=positive
+    )
     phase_hold: int = option(
-        20, "steps for which another phase of training has to show before it counts", validator=positive
+        20,
+        "steps for which another phase of training has to show before it counts",
+        validator=positive,
     )
     window: int = option(
         200,
         "steps over which the slope of the loss is taken, 5 at least",
         validator=Rule("5 or greater", lambda value: value >= 5, {"minimum": 5}),
     )
-    use_adagc: bool = option(False, "clip the gradients of float parameters by AdaGC under every strategy")
-    adagc_warmup: int = option(100, "steps in which AdaGC clips by the norm of all gradients", validator=positive)
+    use_adagc: bool = option(
+        False, "clip the gradients of float parameters by AdaGC under every strategy"
+    )
+    adagc_warmup: int = option(
+        100, "steps in which AdaGC clips by the norm of all gradients", validator=positive
+    )
     adagc_threshold: float = option(
         3.0,
         "norm of a parameter's gradient that AdaGC leaves, times its usual one",
@@ -69,22 +88,31 @@ class OrchestratorConfig:
     snapshot_every: int = option(50, "steps between snapshots for rollbacks", validator=positive)
     snapshots: int = option(3, "snapshots for rollbacks that are kept", validator=positive)
     max_overhead: float = option(
-        0.1, "share of all steps, to the loop's end, that may go to candidates that are not kept", validator=_share
+        0.1,
+        "share of all steps, to the loop's end, that may go to candidates that are not kept",
+        validator=_share,
     )
     probe_batches: int = option(
-        2, "batches of training samples on which each candidate is judged at its end; 0 = none", validator=non_negative
+        2,
+        "batches of training samples on which each candidate is judged at its end; 0 = none",
+        validator=non_negative,
     )
     margin: float = option(
         0.1,
-        "by how much the reward of another strategy has to exceed that of the one in use; 0.1 is 0.01 nats of the "
+        "by how much the reward of another strategy has to exceed that of the one in use; 0.1 is "
+        "0.01 nats of the "
         "running mean of the loss",
         validator=non_negative,
     )
     exploration: float = option(
-        2.0, "weight of what is little known against what has paid; 0 = only rewards count", validator=non_negative
+        2.0,
+        "weight of what is little known against what has paid; 0 = only rewards count",
+        validator=non_negative,
     )
     telemetry_every: int = option(
-        10, "steps between measurements of each module: gradient, flips, change of the weights", validator=positive
+        10,
+        "steps between measurements of each module: gradient, flips, change of the weights",
+        validator=positive,
     )
 
     def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:

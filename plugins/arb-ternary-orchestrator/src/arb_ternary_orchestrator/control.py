@@ -1,4 +1,6 @@
-"""A switch that somebody asks a running process for: ``orchestrator_control.json`` in the run's directory."""
+"""A switch that somebody asks a running process for: ``orchestrator_control.json`` in the run's
+directory.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class SwitchRequest:
 
 @frozen
 class ControlFile:
-    """The control file of the run in ``directory``. A newer request takes the place of one that is still waiting."""
+    """The control file of the run in ``directory``. A newer request takes the place of one that is
+    still waiting.
+    """
 
     directory: Path
 
@@ -42,7 +46,8 @@ class ControlFile:
         return request
 
     def read(self) -> SwitchRequest | None:
-        """The request that waits; None where there is none. A file that is no request is removed, and named.
+        """The request that waits; None where there is none. A file that is no request is removed,
+        and named.
 
         Raises:
             ValueError: it was none, and has been removed.
@@ -59,7 +64,8 @@ class ControlFile:
         except (ValueError, KeyError, TypeError) as error:
             self.path.unlink(missing_ok=True)
             raise ValueError(
-                f"{self.path}: not a request to switch ({error}); removed. Write one with: arb orchestrator switch "
+                f"{self.path}: not a request to switch ({error}); removed. Write one with: arb "
+                f"orchestrator switch "
                 f"{self.directory} NAME"
             ) from error
         return request

@@ -25,10 +25,11 @@ def read_decisions(directory: Path) -> list[dict[str, Any]]:
 
 
 class DecisionLog:
-    """Appends to the decisions of the run in ``directory``. Of their values only ``seconds`` depends on the clock.
+    """Appends to the decisions of the run in ``directory``. Of their values only ``seconds``
+    depends on the clock.
 
-    Opened for the first decision: a run that decides nothing has no such file. What a killed run wrote after the
-    moment that is gone on from is cut.
+    Opened for the first decision: a run that decides nothing has no such file. What a killed run
+    wrote after the moment that is gone on from is cut.
     """
 
     def __init__(self, directory: Path) -> None:

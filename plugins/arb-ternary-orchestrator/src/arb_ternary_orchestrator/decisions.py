@@ -37,7 +37,8 @@ class DecisionOptions:
 
     Attributes:
         decision_interval: steps after which one is due anyway.
-        hysteresis: steps after a switch or an evaluation in which nothing but a rollback is decided.
+        hysteresis: steps after a switch or an evaluation in which nothing but a rollback is
+            decided.
         max_loss_increase: how many times the baseline a loss may be.
         spike_window: steps in which spikes are counted.
         spike_count: spikes among these that are too many.
@@ -57,7 +58,8 @@ def allowed_loss(losses: SpikeDetector, increase: float) -> float:
 
     Args:
         losses: the detector that sees them.
-        increase: times the baseline; for one below zero, as far above it. No noise that is usual is an explosion.
+        increase: times the baseline; for one below zero, as far above it. No noise that is usual is
+            an explosion.
     """
     baseline = losses.baseline
     if baseline is None:
@@ -66,18 +68,21 @@ def allowed_loss(losses: SpikeDetector, increase: float) -> float:
 
 
 class DecisionBoundary:
-    """Says at each step whether a decision is due. Of several reasons the first of this order is given:
+    """Says at each step whether a decision is due. Of several reasons the first of this order is
+    given:
 
-    1. *safety*: the loss (or a gradient) is not finite, or it exceeds ``max_loss_increase`` times the mean of those
-       before it, and what noise explains: the detector's limit. It heeds no hysteresis.
-    2. Within ``hysteresis`` steps of the last switch, evaluation or rollback (and of the start) nothing is due.
+    1. *safety*: the loss (or a gradient) is not finite, or it exceeds ``max_loss_increase`` times
+       the mean of those before it, and what noise explains: the detector's limit. It heeds no
+       hysteresis.
+    2. Within ``hysteresis`` steps of the last switch, evaluation or rollback (and of the start)
+       nothing is due.
     3. *spike*: ``spike_count`` spikes within ``spike_window`` steps and since the last decision.
     4. *plateau*: the estimated phase is one.
     5. *periodic*: ``decision_interval`` steps since the last decision.
-    6. *phase_change*: another phase than at the last decision has held for ``phase_hold`` steps. The end of the
-       warm-up is no change: nothing was known before it.
-    7. *manual*: somebody asked. A request that had to stand back behind one decision comes first at the next, or
-       a plateau that lasts would put it off for ever.
+    6. *phase_change*: another phase than at the last decision has held for ``phase_hold`` steps.
+       The end of the warm-up is no change: nothing was known before it.
+    7. *manual*: somebody asked. A request that had to stand back behind one decision comes first at
+       the next, or a plateau that lasts would put it off for ever.
 
     Args:
         options: the numbers in this.
@@ -93,7 +98,14 @@ class DecisionBoundary:
         self._stood_back = False
 
     def decide(
-        self, telemetry: Telemetry, spikes: SpikeDetector, step: int, *, finite: bool, loss: float, manual: str | None
+        self,
+        telemetry: Telemetry,
+        spikes: SpikeDetector,
+        step: int,
+        *,
+        finite: bool,
+        loss: float,
+        manual: str | None,
     ) -> Trigger | None:
         """Why a decision is due after step ``step``; None where none is.
 
@@ -123,17 +135,25 @@ class DecisionBoundary:
         return trigger
 
     def decided(self, step: int) -> None:
-        """A switch, an evaluation or a rollback has ended at step ``step``; the hysteresis counts from here."""
+        """A switch, an evaluation or a rollback has ended at step ``step``; the hysteresis counts
+        from here.
+        """
         self._last = step
         self._settled = self._phase
 
     def _follow(self, phase: Phase) -> None:
         self._held = self._held + 1 if phase == self._phase else 1
         self._phase = phase
-        if self._settled in (None, "warm-up") and phase != "warm-up" and self._held >= self.options.phase_hold:
+        if (
+            self._settled in (None, "warm-up")
+            and phase != "warm-up"
+            and self._held >= self.options.phase_hold
+        ):
             self._settled = phase
 
-    def _danger(self, telemetry: Telemetry, spikes: SpikeDetector, finite: bool, loss: float) -> Trigger | None:
+    def _danger(
+        self, telemetry: Telemetry, spikes: SpikeDetector, finite: bool, loss: float
+    ) -> Trigger | None:
         if not math.isfinite(loss):
             return Trigger("safety", "loss", loss)
         if not finite:

@@ -40,7 +40,8 @@ def policies_in(run: RunDirectory, config: Any) -> list[Mapping[str, Any]]:
     if not found:
         raise UsageProblem(
             f"{run.path}: this run has no orchestrator",
-            "A phase has one with `orchestrator: {}` among its options, a manifest with `orchestrator_enabled: true`.",
+            "A phase has one with `orchestrator: {}` among its options, a manifest with "
+            "`orchestrator_enabled: true`.",
         )
     return found
 
@@ -112,7 +113,9 @@ class Explanation:
         if not self.decisions:
             return [f"{self.run}: no decision was due in {self.steps:,} steps."]
         counts = [_counted(len(self.decisions), "decisions")]
-        counts += [_counted(self.kinds[kind], kind) for kind in ("comparisons", "switches", "rollbacks")]
+        counts += [
+            _counted(self.kinds[kind], kind) for kind in ("comparisons", "switches", "rollbacks")
+        ]
         return [
             f"{self.run}: {', '.join(counts)} in {self.steps:,} steps.",
             f"Candidates that were not kept took {_counted(self.steps_spent, 'steps')} more, "
@@ -123,14 +126,22 @@ class Explanation:
         """Step, strategy before and after, why; the phase first where there are several."""
         several = self.several_phases
         for each in self.decisions:
-            row = (each["step"], each["from"], "(stays)" if each["to"] == each["from"] else each["to"], _why(each))
+            row = (
+                each["step"],
+                each["from"],
+                "(stays)" if each["to"] == each["from"] else each["to"],
+                _why(each),
+            )
             yield (each.get("phase", ""), *row) if several else row
 
     def candidate_rows(self) -> Iterator[Row]:
-        """Step, strategy, loss before and after, reward, steps, what became of these, time that the decision took."""
+        """Step, strategy, loss before and after, reward, steps, what became of these, time that the
+        decision took.
+        """
         for each in self.decisions:
             for place, candidate in enumerate(each["candidates"]):
-                # Not the highest reward: the strategy in use stays where no other exceeds it by the margin.
+                # Not the highest reward: the strategy in use stays where no other exceeds it by the
+                # margin.
                 kept = candidate["name"] == each["to"] and candidate["reward"] is not None
                 yield (
                     "" if place else each["step"],
@@ -167,7 +178,9 @@ def explain_run(run: RunDirectory) -> Explanation:
     """
     decisions = read_decisions(run.path)
     if not decisions:
-        policies_in(run, read_yaml(run.config_file.read_text(encoding="utf-8"), str(run.config_file)).data)
+        policies_in(
+            run, read_yaml(run.config_file.read_text(encoding="utf-8"), str(run.config_file)).data
+        )
     records = read_metrics(run.metrics_file) if run.metrics_file.exists() else []
     steps = max((record["step"] for record in records if record.get("event") == "train"), default=0)
     return Explanation(str(run.path), steps, decisions)

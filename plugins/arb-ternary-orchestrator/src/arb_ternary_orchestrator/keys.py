@@ -24,7 +24,9 @@ class OrchestratorKeys(OrchestratorConfig):
     """Every option of the policy ``orchestrator``, and whether it takes part."""
 
     enabled: bool | None = option(
-        None, "whether the run is orchestrated; false = the other keys ask for nothing, null = true where there are any"
+        None,
+        "whether the run is orchestrated; false = the other keys ask for nothing, null = true "
+        "where there are any",
     )
 
 
@@ -43,7 +45,10 @@ def orchestrate(keys: OrchestratorKeys, settings: Mapping[str, Any]) -> Mapping[
     }
     phases = [_phase(phase, {"name": _NAME, **asked}) for phase in settings["phases"]]
     if phases == settings["phases"]:
-        text = "no phase of the run trains by steps that a policy could decide over; remove the orchestrator_ keys"
+        text = (
+            "no phase of the run trains by steps that a policy could decide over; remove the "
+            "orchestrator_ keys"
+        )
         raise Faulty(Fault(("train",), text))
     return {**settings, "phases": phases}
 

@@ -14,14 +14,17 @@ __all__ = ["Moments", "Weights", "weights"]
 
 @frozen
 class Weights:
-    """What is known of ``count`` weights ``decay^age`` that are made to sum to 1, before any value is.
+    """What is known of ``count`` weights ``decay^age`` that are made to sum to 1, before any value
+    is.
 
     Attributes:
         newest: the largest weight, that of the newest value.
-        squares: sum of the squares. The mean of independent values has this share of the variance of one, and the
-            weighted mean square deviation is too small by the factor ``1 - squares``.
-        degrees: degrees of freedom of the variance: those of the chi-square distribution with its mean and variance on
-            Gaussian values (Satterthwaite 1946); ``count - 1`` where all weights are the same. 0 for one value.
+        squares: sum of the squares. The mean of independent values has this share of the variance
+            of one, and the weighted mean square deviation is too small by the factor ``1 -
+            squares``.
+        degrees: degrees of freedom of the variance: those of the chi-square distribution with its
+            mean and variance on Gaussian values (Satterthwaite 1946); ``count - 1`` where all
+            weights are the same. 0 for one value.
     """
 
     newest: float
@@ -43,8 +46,9 @@ def weights(decay: float, count: int) -> Weights:
 class Moments:
     """Mean and variance of a sequence in which a value of age ``a`` weighs ``decay^a``.
 
-    Both are free of bias from the first value on, for independent values of one distribution: the mean is divided by
-    the sum of the weights, the variance by ``1 - (sum of their squares)`` besides.
+    Both are free of bias from the first value on, for independent values of one distribution: the
+    mean is divided by the sum of the weights, the variance by ``1 - (sum of their squares)``
+    besides.
 
     Args:
         decay: of the weights, between 0 and 1.

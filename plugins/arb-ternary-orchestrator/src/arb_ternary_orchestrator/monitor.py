@@ -25,7 +25,8 @@ __all__ = ["Meter", "Monitor", "Observation", "is_seen"]
 
 #: Standard deviations from which a loss, or a gradient's norm, is a spike.
 _LOSS_SPIKES, _GRADIENT_SPIKES = 3.0, 4.0
-#: Most elements of a float parameter whose change is measured: evenly spread, so that no copy of it is made.
+# : Most elements of a float parameter whose change is measured: evenly spread, so that no copy of
+# it is made.
 _SAMPLED: Final = 1024
 
 
@@ -36,9 +37,11 @@ class Observation:
     Attributes:
         step: steps that the loop has taken.
         loss: nats a prediction.
-        grad_norm: of all gradients before clipping, votes' among them; None where there was no step.
+        grad_norm: of all gradients before clipping, votes' among them; None where there was no
+            step.
         modules: likewise for each top-level module; empty where they were not measured.
-        update_ratio: length of the change of the float parameters over their own; None where it was not measured.
+        update_ratio: length of the change of the float parameters over their own; None where it was
+            not measured.
         lr: rate of the first float group, or of the first ternary group.
         flips: trits that changed in each ternary module; empty where they were not counted.
         draws: micro-batches in the step.
@@ -56,14 +59,17 @@ class Observation:
     @property
     def finite(self) -> bool:
         """Whether loss and gradients are."""
-        return math.isfinite(self.loss) and (self.grad_norm is None or math.isfinite(self.grad_norm))
+        return math.isfinite(self.loss) and (
+            self.grad_norm is None or math.isfinite(self.grad_norm)
+        )
 
 
 class Meter:
     """Measures a loop's steps and changes nothing.
 
     Args:
-        every: steps between measurements of each module; losses, rates and the norm of all gradients are always known.
+        every: steps between measurements of each module; losses, rates and the norm of all
+            gradients are always known.
     """
 
     def __init__(self, every: int) -> None:
@@ -87,16 +93,28 @@ class Meter:
         (square, *squares) = to_host([_square_sum(loop.model), *parts.values()])
         self._norm = math.sqrt(square)
         self._modules = {name: math.sqrt(part) for name, part in zip(parts, squares, strict=True)}
-        self._floats = [(p, _sample(p).clone()) for p in loop.model.parameters() if p.grad is not None]
-        self._trits = {name: module.trits() for name, module in ternary_modules(loop.model) if not module.frozen}
+        self._floats = [
+            (p, _sample(p).clone()) for p in loop.model.parameters() if p.grad is not None
+        ]
+        self._trits = {
+            name: module.trits()
+            for name, module in ternary_modules(loop.model)
+            if not module.frozen
+        }
 
     @torch.no_grad()
     def after(self, loop: TrainingLoop, drawn: Drawn) -> Observation | None:
-        """What was seen of a micro-batch that ended in a step, or in a loss that is not finite; None of another."""
+        """What was seen of a micro-batch that ended in a step, or in a loss that is not finite;
+        None of another.
+        """
         report = drawn.report
         if report is None:
             skip = drawn.skip
-            return Observation(loop.step, skip.value) if skip is not None and skip.what == "loss" else None
+            return (
+                Observation(loop.step, skip.value)
+                if skip is not None and skip.what == "loss"
+                else None
+            )
         rates = report.rates
         return Observation(
             step=report.step,
@@ -176,7 +194,9 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {name: getattr(self, name).state_dict() for name in ("telemetry", "losses", "gradients")}
+        return {
+            name: getattr(self, name).state_dict() for name in ("telemetry", "losses", "gradients")
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` gave."""

@@ -16,10 +16,19 @@ _OPTIMIZERS = {
     "lion": ("LionConfig", "steps by the sign of an interpolated momentum; one buffer a parameter"),
     "sgd": ("SGDConfig", "gradient descent with momentum, as torch has it"),
     "swats": ("SWATSConfig", "Adam, until the rate that SGD would need has settled; then SGD"),
-    "adagc": ("AdaGCConfig", "wrapper: clips each parameter's gradient by the average of its own clipped norms"),
-    "gradient_smoother": ("GradientSmootherConfig", "wrapper: an average of gradients in the place of each"),
+    "adagc": (
+        "AdaGCConfig",
+        "wrapper: clips each parameter's gradient by the average of its own clipped norms",
+    ),
+    "gradient_smoother": (
+        "GradientSmootherConfig",
+        "wrapper: an average of gradients in the place of each",
+    ),
     "gradient_noise": ("GradientNoiseConfig", "wrapper: adds noise to gradients, ever less of it"),
-    "nowcasting": ("NowcastingConfig", "wrapper: every so many steps moves weights to where they are heading"),
+    "nowcasting": (
+        "NowcastingConfig",
+        "wrapper: every so many steps moves weights to where they are heading",
+    ),
 }
 
 
@@ -60,7 +69,8 @@ def arb_register_policies() -> Sequence[PolicySpec]:
             name="orchestrator",
             target="arb_ternary_orchestrator.policy:Orchestrator",
             config="arb_ternary_orchestrator.config:OrchestratorConfig",
-            summary="compares strategies while it trains, keeps the best one's steps, and takes back disasters",
+            summary="compares strategies while it trains, keeps the best one's steps, and takes "
+            "back disasters",
         ),
     )
 
@@ -68,7 +78,11 @@ def arb_register_policies() -> Sequence[PolicySpec]:
 @hookimpl
 def arb_register_strategies() -> Sequence[StrategySpec]:
     return tuple(
-        StrategySpec(name=name, target=f"arb_ternary_orchestrator.strategies.portfolio:{name}", summary=summary)
+        StrategySpec(
+            name=name,
+            target=f"arb_ternary_orchestrator.strategies.portfolio:{name}",
+            summary=summary,
+        )
         for name, summary in STRATEGIES.items()
     )
 

@@ -1,4 +1,6 @@
-"""The policy ``orchestrator``: watches a loop, compares strategies where that is due, and takes back disasters."""
+"""The policy ``orchestrator``: watches a loop, compares strategies where that is due, and takes
+back disasters.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Orchestrator"]
 
-#: Steps over which the usual number of micro-batches a step is taken, where an optimizer decides it.
+# : Steps over which the usual number of micro-batches a step is taken, where an optimizer decides
+# it.
 _DRAWS: Final = 50
 
 
 class Orchestrator:
-    """Decides, between two steps of a loop, by which strategy it goes on. See ``arb_ternary_train.policy.StepPolicy``.
+    """Decides, between two steps of a loop, by which strategy it goes on. See
+    ``arb_ternary_train.policy.StepPolicy``.
 
     Between decisions it only looks on: the loop trains bit for bit as without it.
 
@@ -60,7 +64,7 @@ class Orchestrator:
         self._known_decisions: int | None = None
         self._before = 0  # steps of the run before those of the loop
 
-    # --- the protocol of a policy ---
+    # --- the protocol of a policy
 
     def begin(self, loop: TrainingLoop) -> None:
         """Find the strategies, and go on with the initial one."""
@@ -80,7 +84,8 @@ class Orchestrator:
         """Train on a micro-batch; where strategies are compared, on as many as that takes."""
         self._before = loop.context.step - loop.step
         drawn = self._advance(loop)
-        if loop.step >= loop.options.steps:  # nobody asks again: an explosion is taken back now or never
+        # nobody asks again: an explosion is taken back now or never
+        if loop.step >= loop.options.steps:
             trigger = self._due(None)
             if trigger is not None and trigger.reason == "safety" and self._story is not None:
                 self._roll_back(loop, self._story, trigger)
@@ -128,7 +133,9 @@ class Orchestrator:
         }
 
     def load_state_dict(self, loop: TrainingLoop, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken; CheckpointError where the run had other strategies then."""
+        """Continue where ``state`` was taken; CheckpointError where the run had other strategies
+        then.
+        """
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         self._strategies.resume(loop, state["strategy"])
@@ -144,7 +151,9 @@ class Orchestrator:
         self._known_decisions = state["decisions"]
 
     def counts(self) -> dict[str, float]:
-        """Steps that went to candidates which were not kept; see ``arb_ternary_train.policy.Counts``."""
+        """Steps that went to candidates which were not kept; see
+        ``arb_ternary_train.policy.Counts``.
+        """
         return {"lost_steps": float(self.lost_steps)}
 
     def close(self) -> None:
@@ -154,7 +163,7 @@ class Orchestrator:
         if self._story is not None:
             self._story.log.close()
 
-    # --- watching ---
+    # --- watching
 
     def _parts(self) -> dict[str, Any]:
         return {
@@ -195,7 +204,7 @@ class Orchestrator:
             manual=None if request is None else request.name,
         )
 
-    # --- a person asks ---
+    # --- a person asks
 
     def _asked(self, loop: TrainingLoop, story: Story) -> SwitchRequest | None:
         """What somebody asks for and has not been given yet."""
@@ -208,7 +217,9 @@ class Orchestrator:
             return None
         names = self._strategies.names
         if request.name not in names:
-            story.note(f"asked to switch to {request.name!r}; this loop chooses among {', '.join(names)}")
+            story.note(
+                f"asked to switch to {request.name!r}; this loop chooses among {', '.join(names)}"
+            )
             self._control.remove(request)
             return None
         if request.id == self._obeyed:  # the process ended between the checkpoint and this
@@ -219,7 +230,9 @@ class Orchestrator:
             story.note(f"asked to switch to {request.name}")
         return request
 
-    def _obey(self, loop: TrainingLoop, story: Story, trigger: Trigger, request: SwitchRequest) -> None:
+    def _obey(
+        self, loop: TrainingLoop, story: Story, trigger: Trigger, request: SwitchRequest
+    ) -> None:
         started, before = time.monotonic(), self._strategies.current
         try:
             self._strategies.switch(loop, request.name)
@@ -234,15 +247,21 @@ class Orchestrator:
         loop.context.save_checkpoint()
         self._control.remove(request)
 
-    # --- disasters ---
+    # --- disasters
 
     def _roll_back(self, loop: TrainingLoop, story: Story, trigger: Trigger) -> None:
-        """Go back to the newest good moment, and on from there with the safety strategy, behind the offending data.
+        """Go back to the newest good moment, and on from there with the safety strategy, behind the
+        offending data.
 
-        A second time within the hysteresis it goes to the one before. But what the first step after a rollback finds
-        is in the data: the state it started from has been found good. Where that goes on and on, the data have changed.
+        A second time within the hysteresis it goes to the one before. But what the first step after
+        a rollback finds is in the data: the state it started from has been found good. Where that
+        goes on and on, the data have changed.
         """
-        started, before, numbers = time.monotonic(), self._strategies.current, self._monitor.telemetry.numbers()
+        started, before, numbers = (
+            time.monotonic(),
+            self._strategies.current,
+            self._monitor.telemetry.numbers(),
+        )
         at, to = self._rolled_back or (-math.inf, 0)
         since = loop.step - at
         if not since:
@@ -263,7 +282,9 @@ class Orchestrator:
         self._strategies.switch(loop, self.config.safety_strategy)
         self._rolled_back = (loop.step, moment.step)
         blameless = self._rollbacks_in_a_row > 0
-        self._recovery.rolled_back(loop.step, before, self.config.safety_strategy, blameless=blameless)
+        self._recovery.rolled_back(
+            loop.step, before, self.config.safety_strategy, blameless=blameless
+        )
         self._ring.wait(loop.step)
         self._boundary.decided(loop.step)
         story.decided(
@@ -290,43 +311,60 @@ class Orchestrator:
         story.decided(trigger, before, current, seconds=time.monotonic() - started, numbers=numbers)
 
     def _accept(self, loop: TrainingLoop, story: Story, trigger: Trigger) -> None:
-        """Take the loss for the usual one: every batch in a row has had it, also after a rollback."""
+        """Take the loss for the usual one: every batch in a row has had it, also after a
+        rollback.
+        """
         if trigger.metric == "gradient norm":
             raise without_gradient(loop, trigger.value)
         current, numbers = self._strategies.current, self._monitor.telemetry.numbers()
         self._monitor, self._rollbacks_in_a_row = Monitor(self.config, loop), 0
         self._boundary.decided(loop.step)
-        text = f"{loop.options.max_skipped} batches in a row have such a loss: it counts as usual from now on"
+        text = (
+            f"{loop.options.max_skipped} batches in a row have such a loss: it counts as usual "
+            f"from now on"
+        )
         story.decided(trigger, current, current, not_begun=text, numbers=numbers)
 
     def _is_sound(self, loop: TrainingLoop) -> bool:
         """Whether the model does on training samples as it did."""
-        return probe_loss(loop, draw_probe(loop, max(1, self.config.probe_batches))) <= self._monitor.allowed
+        return (
+            probe_loss(loop, draw_probe(loop, max(1, self.config.probe_batches)))
+            <= self._monitor.allowed
+        )
 
-    # --- comparisons ---
+    # --- comparisons
 
     def _micro_batches(self, loop: TrainingLoop) -> int:
         """Micro-batches that each candidate draws."""
-        usual = sum(self._draws) / len(self._draws) if self._draws else loop.options.gradient_accumulation_steps
+        usual = (
+            sum(self._draws) / len(self._draws)
+            if self._draws
+            else loop.options.gradient_accumulation_steps
+        )
         return math.ceil(self.config.eval_horizon * usual)
 
     def _may_compare(self, loop: TrainingLoop, story: Story, trigger: Trigger) -> bool:
         """Whether a comparison can begin; the first time that it cannot is written down."""
         config, options = self.config, loop.options
         count = min(config.max_candidates, len(self._strategies.names))
-        # Where an optimizer decides how many micro-batches go into a step, a candidate may take fewer for each.
+        # Where an optimizer decides how many micro-batches go into a step, a candidate may take
+        # fewer for each.
         most = math.ceil(self._micro_batches(loop) / options.gradient_accumulation_steps)
         left = options.steps - loop.step
         lost = self.lost_steps + (count - 1) * config.eval_horizon
         share = lost / (lost + options.steps)
         if count < 2:
-            cause, text = "alone", f"{self._strategies.current} is the only strategy that fits the model"
+            cause, text = (
+                "alone",
+                f"{self._strategies.current} is the only strategy that fits the model",
+            )
         elif most > left:
             cause, text = "end", f"that may take {most} steps, and {left} are left"
         elif share > config.max_overhead:
             cause, text = (
                 "overhead",
-                f"it would waste {share:.0%} of all steps, and max_overhead is {config.max_overhead:.0%}",
+                f"it would waste {share:.0%} of all steps, and max_overhead is "
+                f"{config.max_overhead:.0%}",
             )
         else:
             return True
@@ -343,7 +381,10 @@ class Orchestrator:
         suits = self._strategies.preferred(self._monitor.telemetry.phase)
         names = self._bandit.choose(config.max_candidates, before, suits, generator)
         micro_batches = self._micro_batches(loop)
-        story.note(f"{trigger.reason} ({trigger.metric} {trigger.value:.4g}): {len(names)} strategies are compared")
+        story.note(
+            f"{trigger.reason} ({trigger.metric} {trigger.value:.4g}): {len(names)} strategies are "
+            f"compared"
+        )
         shared = self._ring.holds(loop)
         base = self._ring.newest.kept if shared else self._memory.take(loop)
         comparison = compare(
@@ -374,16 +415,26 @@ class Orchestrator:
         return winner.drawn
 
     def _learn(
-        self, loop: TrainingLoop, story: Story, trigger: Trigger, before: str, comparison: Comparison, started: float
+        self,
+        loop: TrainingLoop,
+        story: Story,
+        trigger: Trigger,
+        before: str,
+        comparison: Comparison,
+        started: float,
     ) -> None:
-        """Draw the conclusions of a comparison; where all candidates failed, the safety strategy goes on."""
+        """Draw the conclusions of a comparison; where all candidates failed, the safety strategy
+        goes on.
+        """
         for trial in comparison.trials:
             if trial.reward is None:
                 self._bandit.fail(trial.name)
             else:
                 self._bandit.reward(trial.name, trial.reward)
         winner = comparison.winner
-        spent = sum(trial.steps for trial in comparison.trials) - (0 if winner is None else winner.trial.steps)
+        spent = sum(trial.steps for trial in comparison.trials) - (
+            0 if winner is None else winner.trial.steps
+        )
         self.lost_steps += spent
         if winner is None:
             self._strategies.switch(loop, self.config.safety_strategy)

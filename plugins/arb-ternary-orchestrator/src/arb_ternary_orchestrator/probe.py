@@ -1,4 +1,6 @@
-"""Loss on further training samples, without a trace: what candidates and restored states are judged by."""
+"""Loss on further training samples, without a trace: what candidates and restored states are judged
+by.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ __all__ = ["draw_probe", "probe_loss"]
 
 
 def draw_probe(loop: TrainingLoop, batches: int) -> list[Batch]:
-    """``batches`` batches of training samples, of an order that belongs to the loop's step and to nobody else.
+    """``batches`` batches of training samples, of an order that belongs to the loop's step and to
+    nobody else.
 
     Held-out samples are not among them: what chooses how to train is a part of training.
     """
@@ -36,9 +39,11 @@ def draw_probe(loop: TrainingLoop, batches: int) -> list[Batch]:
 
 @torch.no_grad()
 def probe_loss(loop: TrainingLoop, batches: list[Batch]) -> float:
-    """Mean of the loop's own loss over ``batches``: forward passes alone, no vote is cast and nothing learnt.
+    """Mean of the loop's own loss over ``batches``: forward passes alone, no vote is cast and
+    nothing learnt.
 
-    What the model remembers of the last batch (``preserve_state``) is lost; restore a snapshot where it counts.
+    What the model remembers of the last batch (``preserve_state``) is lost; restore a snapshot
+    where it counts.
     """
     options, context = loop.options, loop.context
     trainable = collect_trainable(loop.model)

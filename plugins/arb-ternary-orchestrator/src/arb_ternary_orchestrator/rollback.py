@@ -60,7 +60,9 @@ class Ring:
         return not self._moments or step - self._last >= self._every
 
     def wait(self, step: int) -> None:
-        """Count the steps to the next good moment from ``step`` on: what was kept has just been gone back to."""
+        """Count the steps to the next good moment from ``step`` on: what was kept has just been
+        gone back to.
+        """
         self._last = step
 
     def add(self, loop: TrainingLoop, strategy: str, seen: Mapping[str, Any]) -> None:
@@ -68,7 +70,9 @@ class Ring:
         while len(self._moments) >= self._size:
             self._moments.pop(0).kept.release()
         self._last = loop.step
-        self._moments.append(GoodMoment(loop.step, loop.micro_batches, strategy, seen, self._memory.take(loop)))
+        self._moments.append(
+            GoodMoment(loop.step, loop.micro_batches, strategy, seen, self._memory.take(loop))
+        )
 
     def holds(self, loop: TrainingLoop) -> bool:
         """Whether the newest moment is now."""
@@ -116,9 +120,12 @@ class Ring:
 
 
 def without_gradient(loop: TrainingLoop, norm: float) -> Diverged:
-    """The error that ends a run whose gradients are not finite, from a good state, batch after batch."""
+    """The error that ends a run whose gradients are not finite, from a good state, batch after
+    batch.
+    """
     return Diverged(
-        f"step {loop.context.step}: {loop.options.max_skipped} steps in a row had no finite gradient, all from a state "
+        f"step {loop.context.step}: {loop.options.max_skipped} steps in a row had no finite "
+        f"gradient, all from a state "
         f"that had been found good; the last norm was {norm}",
         "Lower the learning rate, or continue from an earlier checkpoint: --resume PATH.",
         Skip("gradient", norm, loop.micro_batches),
@@ -126,11 +133,12 @@ def without_gradient(loop: TrainingLoop, norm: float) -> Diverged:
 
 
 class Recovery:
-    """The strategy that a rollback interrupted, and when training has been calm for long enough to go back to it.
+    """The strategy that a rollback interrupted, and when training has been calm for long enough to
+    go back to it.
 
-    Bad data are over at some time, and the safety strategy learns slowly. Where the data are to blame for certain, a
-    few sound steps are enough. A strategy that explodes again after it was gone back to is not trusted a second time:
-    only a comparison brings it back.
+    Bad data are over at some time, and the safety strategy learns slowly. Where the data are to
+    blame for certain, a few sound steps are enough. A strategy that explodes again after it was
+    gone back to is not trusted a second time: only a comparison brings it back.
 
     Args:
         calm: steps without a rollback after which the strategy is gone back to.

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Kept", "SnapshotMemory", "free_memory"]
 
-#: Folder of snapshots in the run's directory, and the share of free memory that they may take by default.
+# : Folder of snapshots in the run's directory, and the share of free memory that they may take by
+# default.
 _FOLDER, _SHARE = "snapshots", 4
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free where tensors of ``device`` lie; all there are where the system does not tell."""
+    """Bytes that are free where tensors of ``device`` lie; all there are where the system does not
+    tell.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if _MEMINFO.exists():
@@ -59,12 +62,14 @@ class Kept:
 
 
 class SnapshotMemory:
-    """Keeps snapshots in the memory of the model's device, and beyond ``budget`` bytes in the run's directory.
+    """Keeps snapshots in the memory of the model's device, and beyond ``budget`` bytes in the run's
+    directory.
 
     Where a snapshot lies has no influence on its bits. It is copied in memory before it is written.
 
     Args:
-        directory: of the run. The folder ``snapshots`` there is emptied now: it is what a killed process left.
+        directory: of the run. The folder ``snapshots`` there is emptied now: it is what a killed
+            process left.
         device: of the model.
         budget: bytes; None = a quarter of what is free when the first one is kept.
     """

@@ -13,8 +13,8 @@ __all__ = ["StrategySpec"]
 class StrategySpec(Spec):
     """A way to go on training, which the orchestrator may switch to.
 
-    Target: a ``Strategy`` (``arb_ternary_orchestrator.strategies``), or a function without arguments that returns one;
-    its ``name`` is that of the spec.
+    Target: a ``Strategy`` (``arb_ternary_orchestrator.strategies``), or a function without
+    arguments that returns one; its ``name`` is that of the spec.
     """
 
     kind, hook, noun = "strategy", "arb_register_strategies", "strategy"

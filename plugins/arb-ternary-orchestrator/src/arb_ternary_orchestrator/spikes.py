@@ -21,33 +21,42 @@ _FADING: Final = 0.9
 class SpikeDetector:
     """Tells values that are too high to be noise, and keeps them out of what it knows of the noise.
 
-    A value is a spike when it lies more than ``k`` standard deviations above the mean of those before it, both
-    exponentially weighted and free of bias. Of few values neither is known well, so that the limit stands further out
-    then: at the quantile of Student's t distribution that a new Gaussian value exceeds as often as a Gaussian variable
-    exceeds ``k`` standard deviations, 0.135 % for ``k = 3``. With all weights at work (some 500 values for a decay of
-    0.99) it is ``3.05`` standard deviations.
+    A value is a spike when it lies more than ``k`` standard deviations above the mean of those
+    before it, both exponentially weighted and free of bias. Of few values neither is known well, so
+    that the limit stands further out then: at the quantile of Student's t distribution that a new
+    Gaussian value exceeds as often as a Gaussian variable exceeds ``k`` standard deviations, 0.135
+    % for ``k = 3``. With all weights at work (some 500 values for a decay of 0.99) it is ``3.05``
+    standard deviations.
 
-    What lies above the limit enters the statistics as the limit. It so widens them by a few percent: a single spike
-    leaves the limit almost where it was, and a level that has risen for good becomes the usual one after a while. What
-    this takes off the noise itself can be neglected for ``k`` from 3 on; for ``k = 2`` 2.6 % of it are called spikes,
-    not 2.3 %.
+    What lies above the limit enters the statistics as the limit. It so widens them by a few
+    percent: a single spike leaves the limit almost where it was, and a level that has risen for
+    good becomes the usual one after a while. What this takes off the noise itself can be neglected
+    for ``k`` from 3 on; for ``k = 2`` 2.6 % of it are called spikes, not 2.3 %.
 
     Args:
         k: standard deviations.
         decay: by how much the weight of a value falls with each that follows.
-        warmup: values that are not called spikes (they are clipped all the same): a run begins with its steepest fall.
+        warmup: values that are not called spikes (they are clipped all the same): a run begins with
+            its steepest fall.
         memory: how far back :meth:`count` can look, in values.
 
     Attributes:
         seen: values so far, those that are not finite among them.
-        baseline: mean of the values before the last one; None while there were fewer than ``warmup``.
-        limit: what the last value had to exceed to be a spike; infinite while there were fewer than two before it.
+        baseline: mean of the values before the last one; None while there were fewer than
+            ``warmup``.
+        limit: what the last value had to exceed to be a spike; infinite while there were fewer than
+            two before it.
         score: sum of ``0.9^age`` over all spikes, ages in values.
     """
 
-    def __init__(self, k: float = 3.0, decay: float = 0.99, *, warmup: int = 10, memory: int = 1000) -> None:
+    def __init__(
+        self, k: float = 3.0, decay: float = 0.99, *, warmup: int = 10, memory: int = 1000
+    ) -> None:
         if k <= 0 or warmup < 2 or memory < 1:
-            raise ValueError(f"k and memory have to be positive and warmup at least 2, not {k}, {memory} and {warmup}")
+            raise ValueError(
+                f"k and memory have to be positive and warmup at least 2, not {k}, {memory} and "
+                f"{warmup}"
+            )
         self.k, self.warmup, self.memory = k, warmup, memory
         self._tail = 0.5 * math.erfc(k / math.sqrt(2))
         self._moments = Moments(decay)
@@ -58,7 +67,9 @@ class SpikeDetector:
         self._spikes: deque[int] = deque()
 
     def observe(self, value: float) -> bool:
-        """Take in the next value; whether it is a spike. One that is not finite is, and enters no statistics."""
+        """Take in the next value; whether it is a spike. One that is not finite is, and enters no
+        statistics.
+        """
         moments = self._moments
         self.seen += 1
         self.baseline = moments.mean if moments.count >= self.warmup else None
@@ -84,7 +95,8 @@ class SpikeDetector:
         """
         if window > self.memory:
             raise ValueError(
-                f"the detector remembers spikes among {self.memory} values, not {window}: raise its memory"
+                f"the detector remembers spikes among {self.memory} values, not {window}: raise "
+                f"its memory"
             )
         return sum(at > self.seen - window for at in self._spikes)
 
@@ -94,11 +106,16 @@ class SpikeDetector:
         if deviation is None:
             return math.inf
         scale = max(deviation, _ROUNDING * abs(moments.mean))
-        if scale == 0:  # nothing but zeros so far: no scale to judge by, and a limit of zero would stay there for ever
+        # nothing but zeros so far: no scale to judge by, and a limit of zero would stay there for
+        # ever
+        if scale == 0:
             return math.inf
         known = moments.weights
         # A new value differs from the mean of the others by the noise of both.
-        return moments.mean + upper_quantile(self._tail, known.degrees) * math.sqrt(1 + known.squares) * scale
+        return (
+            moments.mean
+            + upper_quantile(self._tail, known.degrees) * math.sqrt(1 + known.squares) * scale
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""

@@ -16,7 +16,8 @@ __all__ = ["Story"]
 
 
 class Story:
-    """The decisions of one loop, as ``orchestrator_decisions.jsonl`` and the run's metrics have them.
+    """The decisions of one loop, as ``orchestrator_decisions.jsonl`` and the run's metrics have
+    them.
 
     Args:
         context: the run.
@@ -77,7 +78,9 @@ class Story:
         written = {"phase": record["phase"], **values, "telemetry": dict(numbers)}
         self.log.write({**written, "seconds": seconds})
         self._context.mark_progress()
-        self.note(f"{trigger.reason} ({trigger.metric} {trigger.value:.4g}): {outcome}{_rewards(trials)}")
+        self.note(
+            f"{trigger.reason} ({trigger.metric} {trigger.value:.4g}): {outcome}{_rewards(trials)}"
+        )
 
     def note(self, text: str) -> None:
         """A lasting line on the screen."""
@@ -101,5 +104,8 @@ def _mark(before: str, after: str, rolled_back_to: int | None, *, compared: bool
 
 
 def _rewards(trials: Sequence[Trial]) -> str:
-    told = (f"{trial.name} {'failed' if trial.reward is None else format(trial.reward, '.3f')}" for trial in trials)
+    told = (
+        f"{trial.name} {'failed' if trial.reward is None else format(trial.reward, '.3f')}"
+        for trial in trials
+    )
     return f"; rewards: {', '.join(told)}" if trials else ""

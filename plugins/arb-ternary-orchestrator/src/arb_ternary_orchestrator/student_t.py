@@ -14,7 +14,8 @@ _TINY: Final = 1e-300
 
 
 def upper_tail(t: float, df: float) -> float:
-    """``P(T > t)`` for ``t >= 0``: half the incomplete beta function ``I_x(df / 2, 1 / 2)``, ``x = df / (df + t^2)``.
+    """``P(T > t)`` for ``t >= 0``: half the incomplete beta function ``I_x(df / 2, 1 / 2)``, ``x =
+    df / (df + t^2)``.
 
     Abramowitz and Stegun 26.7.1 and 26.5.8.
     """
@@ -29,8 +30,8 @@ def upper_tail(t: float, df: float) -> float:
 def upper_quantile(tail: float, df: float) -> float:
     """The ``t`` with ``P(T > t) = tail``, for ``0 < tail < 1/2``.
 
-    Newton's method on the logarithm of the tail as a function of the logarithm of t, which is concave, so that it
-    converges from anywhere.
+    Newton's method on the logarithm of the tail as a function of the logarithm of t, which is
+    concave, so that it converges from anywhere.
     """
     t = math.sqrt(-2 * math.log(tail))
     constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
@@ -45,12 +46,21 @@ def upper_quantile(tail: float, df: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """``I_x(a, b)`` as a continued fraction (Abramowitz and Stegun 26.5.8), evaluated as Lentz does."""
+    """``I_x(a, b)`` as a continued fraction (Abramowitz and Stegun 26.5.8), evaluated as Lentz
+    does.
+    """
     if x <= 0:
         return 0.0
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    ) / a  # fmt: skip
+    front = (
+        math.exp(
+            math.lgamma(a + b)
+            - math.lgamma(a)
+            - math.lgamma(b)
+            + a * math.log(x)
+            + b * math.log1p(-x)
+        )
+        / a
+    )
     c, d = 1.0, 1.0 / _away_from_zero(1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, _MOST_TERMS):

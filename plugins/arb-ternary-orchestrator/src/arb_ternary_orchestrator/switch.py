@@ -15,10 +15,12 @@ __all__ = ["request_switch"]
 
 
 def request_switch(run: RunDirectory, name: str) -> list[str]:
-    """Leave a request for the strategy ``name`` in the run's directory; what to tell the person who asked, in lines.
+    """Leave a request for the strategy ``name`` in the run's directory; what to tell the person who
+    asked, in lines.
 
     Raises:
-        UsageProblem: the run has no orchestrator, has ended, or does not choose among strategies of this name.
+        UsageProblem: the run has no orchestrator, has ended, or does not choose among strategies of
+            this name.
         EnvironmentProblem: the strategy's plugin is not installed.
     """
     # Loads the config's own plugin files as well: they may bring strategies.
@@ -29,7 +31,9 @@ def request_switch(run: RunDirectory, name: str) -> list[str]:
             f"What was decided in it: arb orchestrator explain {run.path}",
         )
     manager().registry.get("strategy", name)
-    options = [(each["initial_strategy"], each["safety_strategy"], each["strategies"]) for each in policies]
+    options = [
+        (each["initial_strategy"], each["safety_strategy"], each["strategies"]) for each in policies
+    ]
     allowed = {name for named in options for name in strategies_named(*named)}
     if name not in allowed:
         close = nearest(name, allowed)
@@ -44,7 +48,8 @@ def request_switch(run: RunDirectory, name: str) -> list[str]:
     if waiting is not None:
         lines.append(f"An earlier request, for {waiting}, had not been taken yet; it is dropped.")
     lines += [
-        "A process that trains there takes it between two steps, once the hysteresis since its last decision is over.",
+        "A process that trains there takes it between two steps, once the hysteresis since its "
+        "last decision is over.",
         "If none does, the next one takes it that continues the run with --resume.",
     ]
     return lines

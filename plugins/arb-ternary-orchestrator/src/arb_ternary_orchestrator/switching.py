@@ -34,7 +34,8 @@ class Strategies:
         loop: decides which of them make a difference.
 
     Attributes:
-        current: the strategy in use; before the first :meth:`switch` that of the run as it is configured.
+        current: the strategy in use; before the first :meth:`switch` that of the run as it is
+            configured.
 
     Raises:
         UsageProblem: a strategy that there is not.
@@ -92,7 +93,9 @@ class Strategies:
     def _with_common(self, choice: OptimizerChoice) -> OptimizerChoice:
         config = self._config
         if config.use_adagc:
-            choice = wrap_floats(choice, "adagc", warmup=config.adagc_warmup, threshold=config.adagc_threshold)
+            choice = wrap_floats(
+                choice, "adagc", warmup=config.adagc_warmup, threshold=config.adagc_threshold
+            )
         return wrap_floats(choice, "nowcasting") if config.use_nowcasting else choice
 
 
@@ -102,8 +105,11 @@ def _use(loop: TrainingLoop, choice: OptimizerChoice, name: str) -> None:
     try:
         loop.use_optimizer(choice)
     except (ConfigError, ValueError) as error:
-        # Building an optimizer prepares ternary modules for its votes: they are prepared for the old one again.
+        # Building an optimizer prepares ternary modules for its votes: they are prepared for the
+        # old one again.
         loop.use_optimizer(loop.optimizer_choice)
         loop.optimizer.load_state_dict(old.state_dict())
         why = error.what if isinstance(error, ConfigError) else str(error)
-        raise ConfigError(f"strategy {name!r}: its optimizer cannot be made for this model: {why}") from error
+        raise ConfigError(
+            f"strategy {name!r}: its optimizer cannot be made for this model: {why}"
+        ) from error

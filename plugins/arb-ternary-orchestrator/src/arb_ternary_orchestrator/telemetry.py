@@ -1,4 +1,6 @@
-"""What is known of a training run at a step: the numbers of the step, where the loss is going, and the phase."""
+"""What is known of a training run at a step: the numbers of the step, where the loss is going, and
+the phase.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,13 @@ class Trend:
     @property
     def significance(self) -> float:
         """Slope in standard errors; about normal with variance 1 where the loss is only noise."""
-        return self.slope / self.error if self.error else math.copysign(math.inf, self.slope) if self.slope else 0.0
+        return (
+            self.slope / self.error
+            if self.error
+            else math.copysign(math.inf, self.slope)
+            if self.slope
+            else 0.0
+        )
 
     @property
     def fall(self) -> float:
@@ -53,12 +61,14 @@ class PhaseLimits:
 
     Attributes:
         warmup_steps: steps of warm-up of the learning rate.
-        planned_steps: of the whole loop; None where there is no plan, and then no step is early or late.
+        planned_steps: of the whole loop; None where there is no plan, and then no step is early or
+            late.
         early: share of the planned steps that is early.
         late: share of the planned steps after which it is late.
         rising: standard errors by which the slope has to be above zero to be unstable.
         flat: standard errors by which the slope has to be below zero not to be a plateau.
-        steep: how often the noise has to go into the fall over the window for the loss to be converging.
+        steep: how often the noise has to go into the fall over the window for the loss to be
+            converging.
     """
 
     warmup_steps: int = 0
@@ -71,7 +81,8 @@ class PhaseLimits:
 
 
 class Telemetry:
-    """Running numbers of a training loop. Losses that are not finite are counted, and enter nothing else.
+    """Running numbers of a training loop. Losses that are not finite are counted, and enter nothing
+    else.
 
     Args:
         window: losses that the trend looks at.
@@ -86,7 +97,8 @@ class Telemetry:
         best_step: the step that it was reached at.
         grad_norm: of all gradients of the last step; None where it was not measured.
         modules: norm of the gradients of each top-level module.
-        update_ratio: norm of the last update of the float parameters over the norm of these; None where not measured.
+        update_ratio: norm of the last update of the float parameters over the norm of these; None
+            where not measured.
         lr: learning rate of the last step; None where no part has one.
         flips: ternary weights that changed in the last step, by module.
     """
@@ -100,8 +112,14 @@ class Telemetry:
         weights: Mapping[str, int] | None = None,
     ) -> None:
         if window < LEAST_POINTS:
-            raise ValueError(f"a line needs a window of {LEAST_POINTS} losses at least, not {window}")
-        self.window, self.limits, self.weights = window, limits or PhaseLimits(), dict(weights or {})
+            raise ValueError(
+                f"a line needs a window of {LEAST_POINTS} losses at least, not {window}"
+            )
+        self.window, self.limits, self.weights = (
+            window,
+            limits or PhaseLimits(),
+            dict(weights or {}),
+        )
         self._moments = Moments(decay)
         self._points: deque[tuple[int, float]] = deque(maxlen=window)
         self._since_finite_only = window
@@ -140,18 +158,26 @@ class Telemetry:
 
     @property
     def ema(self) -> float | None:
-        """Exponentially weighted mean of the loss, without bias; None before the first finite loss."""
+        """Exponentially weighted mean of the loss, without bias; None before the first finite
+        loss.
+        """
         return self._moments.mean if self._moments.count else None
 
     @property
     def variance(self) -> float | None:
-        """Exponentially weighted variance of the loss, without bias; None before the second finite loss."""
+        """Exponentially weighted variance of the loss, without bias; None before the second finite
+        loss.
+        """
         return self._moments.variance
 
     @property
     def flip_rates(self) -> dict[str, float]:
         """Share of the ternary weights that changed in the last step, by module."""
-        return {name: count / self.weights[name] for name, count in self.flips.items() if self.weights.get(name)}
+        return {
+            name: count / self.weights[name]
+            for name, count in self.flips.items()
+            if self.weights.get(name)
+        }
 
     @property
     def trend(self) -> Trend | None:
@@ -165,8 +191,15 @@ class Telemetry:
         if spread == 0:
             return None
         slope = math.fsum((step - middle) * (loss - mean) for step, loss in self._points) / spread
-        rest = math.fsum((loss - mean - slope * (step - middle)) ** 2 for step, loss in self._points) / (n - 2)
-        return Trend(slope, math.sqrt(rest / spread), math.sqrt(rest), self._points[-1][0] - self._points[0][0])
+        rest = math.fsum(
+            (loss - mean - slope * (step - middle)) ** 2 for step, loss in self._points
+        ) / (n - 2)
+        return Trend(
+            slope,
+            math.sqrt(rest / spread),
+            math.sqrt(rest),
+            self._points[-1][0] - self._points[0][0],
+        )
 
     @property
     def slope(self) -> float | None:
@@ -177,18 +210,20 @@ class Telemetry:
     def phase(self) -> Phase:
         """The first of these that holds.
 
-        ============  ===========================================================================================
-        unstable      a loss within the window was not finite, or the loss rises by ``rising`` standard errors
-        warm-up       no more than ``warmup_steps`` steps, or fewer than five losses
-        converging    over the window the loss falls by more than ``steep`` times its noise, and significantly
-        plateau       the window is full and the slope is not ``flat`` standard errors below zero
-        early         of the planned steps no more than the share ``early`` has been taken
-        late          of the planned steps more than the share ``late`` has been taken
-        mid           anything else
-        ============  ===========================================================================================
+        ============
+        ===========================================================================================
+        unstable a loss within the window was not finite, or the loss rises by ``rising`` standard
+        errors warm-up no more than ``warmup_steps`` steps, or fewer than five losses converging
+        over the window the loss falls by more than ``steep`` times its noise, and significantly
+        plateau the window is full and the slope is not ``flat`` standard errors below zero early of
+        the planned steps no more than the share ``early`` has been taken late of the planned steps
+        more than the share ``late`` has been taken mid anything else ============
+        ===========================================================================================
         """
         limits, trend = self.limits, self.trend
-        if self._since_finite_only < self.window or (trend is not None and trend.significance > limits.rising):
+        if self._since_finite_only < self.window or (
+            trend is not None and trend.significance > limits.rising
+        ):
             return "unstable"
         if self.step <= limits.warmup_steps or trend is None:
             return "warm-up"
@@ -243,5 +278,9 @@ class Telemetry:
         self._since_finite_only = state["since_finite_only"]
         self.step, self.loss = state["step"], state["loss"]
         self.best, self.best_step = state["best"], state["best_step"]
-        self.grad_norm, self.update_ratio, self.lr = state["grad_norm"], state["update_ratio"], state["lr"]
+        self.grad_norm, self.update_ratio, self.lr = (
+            state["grad_norm"],
+            state["update_ratio"],
+            state["lr"],
+        )
         self.modules, self.flips = dict(state["modules"]), dict(state["flips"])

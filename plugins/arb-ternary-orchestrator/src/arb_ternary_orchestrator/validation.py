@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["contradictions"]
 
 
-def contradictions(options: OrchestratorConfig, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+def contradictions(
+    options: OrchestratorConfig, run: Any, planned: Planned | None
+) -> Iterator[tuple[str, str]]:
     """Option and what is wrong with it; see ``arb_ternary.optim.protocol.Planned``.
 
     Args:
@@ -30,49 +32,76 @@ def contradictions(options: OrchestratorConfig, run: Any, planned: Planned | Non
     if options.decision_interval < options.eval_horizon:
         yield (
             "decision_interval",
-            f"{options.decision_interval} is below 'eval_horizon', {options.eval_horizon}: a comparison would be due "
+            f"{options.decision_interval} is below 'eval_horizon', {options.eval_horizon}: a "
+            f"comparison would be due "
             "before the one before it has ended",
         )
     for phase in run.phases:
         policy = getattr(phase.options, "policy", None)
-        if getattr(policy, "options", None) is not options:  # the policy of another phase may be something else
+        # the policy of another phase may be something else
+        if getattr(policy, "options", None) is not options:
             continue
         each = isinstance(phase.options, PlansLoops)
         steps = phase.options.steps_of_loop if each else getattr(phase.options, "steps", None)
         if steps is not None and steps < options.eval_horizon:
             yield (
                 "eval_horizon",
-                f"{options.eval_horizon} steps are more than the {steps} of {'each loop of ' if each else ''}the phase "
-                f"{phase.name!r}, so that no strategy could be tried; give at most {max(1, steps // 4)}",
+                f"{options.eval_horizon} steps are more than the {steps} of "
+                f"{'each loop of ' if each else ''}the phase "
+                f"{phase.name!r}, so that no strategy could be tried; give at most "
+                f"{max(1, steps // 4)}",
             )
     kinds = frozenset({"ternary", "float"}) if planned is None else planned.kinds
     yield from _components(options, run, kinds)
     yield from _strategies(options, run, kinds)
 
 
-def _components(options: OrchestratorConfig, run: Any, kinds: frozenset[str]) -> Iterator[tuple[str, str]]:
+def _components(
+    options: OrchestratorConfig, run: Any, kinds: frozenset[str]
+) -> Iterator[tuple[str, str]]:
     floats = "float" in kinds and any(map(is_float, leaves_of(run.optimizer)))
-    lacks = "the model has no float parameters" if "float" not in kinds else "no optimizer is of float parameters alone"
+    lacks = (
+        "the model has no float parameters"
+        if "float" not in kinds
+        else "no optimizer is of float parameters alone"
+    )
     if options.use_nowcasting and not floats:
         yield (
             "use_nowcasting",
-            f"{lacks}: nowcasting goes ahead along the way of a weight, and trits have none, they flip by votes; "
+            f"{lacks}: nowcasting goes ahead along the way of a weight, and trits have none, they "
+            f"flip by votes; "
             "remove it",
         )
     if options.use_adagc and not floats:
-        yield "use_adagc", f"{lacks}: AdaGC clips gradients, and votes do not depend on the norm of one; remove it"
+        yield (
+            "use_adagc",
+            f"{lacks}: AdaGC clips gradients, and votes do not depend on the norm of one; remove "
+            f"it",
+        )
     for key, wrapper in (("use_adagc", "adagc"), ("use_nowcasting", "nowcasting")):
-        if floats and getattr(options, key) and wrap_floats(run.optimizer, wrapper) == run.optimizer:
+        if (
+            floats
+            and getattr(options, key)
+            and wrap_floats(run.optimizer, wrapper) == run.optimizer
+        ):
             yield (
                 key,
-                f"the optimizer has {wrapper!r} around its float parameters already, with its own options; remove it",
+                f"the optimizer has {wrapper!r} around its float parameters already, with its own "
+                f"options; remove it",
             )
     if not options.use_adagc:
-        yield from without_effect(options, "'use_adagc' is false", "adagc_warmup", "adagc_threshold")
+        yield from without_effect(
+            options, "'use_adagc' is false", "adagc_warmup", "adagc_threshold"
+        )
 
 
-def _strategies(options: OrchestratorConfig, run: Any, kinds: frozenset[str]) -> Iterator[tuple[str, str]]:
-    named = [("initial_strategy", options.initial_strategy), ("safety_strategy", options.safety_strategy)]
+def _strategies(
+    options: OrchestratorConfig, run: Any, kinds: frozenset[str]
+) -> Iterator[tuple[str, str]]:
+    named = [
+        ("initial_strategy", options.initial_strategy),
+        ("safety_strategy", options.safety_strategy),
+    ]
     seen: list[Strategy] = []
     for key, name in (*named, *(("strategies", each) for each in options.strategies or ())):
         try:
@@ -87,9 +116,16 @@ def _strategies(options: OrchestratorConfig, run: Any, kinds: frozenset[str]) ->
             continue
         trained = " and ".join(sorted(kinds))
         if name != "configured" and what == plain:
-            yield key, f"{name!r} changes nothing of what this run trains ({trained} parts); remove it"
+            yield (
+                key,
+                f"{name!r} changes nothing of what this run trains ({trained} parts); remove it",
+            )
         elif key == "strategies":
             twin = next((s.name for s in seen if effect(s, run.optimizer, kinds) == what), None)
             if twin is not None:
-                yield key, f"{name!r} does to the {trained} parts of this model what {twin!r} does; keep one of them"
+                yield (
+                    key,
+                    f"{name!r} does to the {trained} parts of this model what {twin!r} does; keep "
+                    f"one of them",
+                )
             seen.append(strategy)

@@ -46,7 +46,8 @@ class Nest:
 
 
 def soar():
-    return Strategy(name="soar", summary="higher", ternary_rate=3.0, float_leaf=lambda leaf: with_options(leaf, lr=7.0))
+    return Strategy(name="soar", summary="higher", ternary_rate=3.0,
+        float_leaf=lambda leaf: with_options(leaf, lr=7.0))
 
 
 dive = Strategy(name="swoop", summary="of another name")
@@ -55,15 +56,19 @@ dive = Strategy(name="swoop", summary="of another name")
 @hookimpl
 def arb_register_optimizers():
     return [
-        OptimizerSpec(name="bird_votes", target="birds:votes", config="birds:Bird", accepts={"ternary"}),
-        OptimizerSpec(name="bird_floats", target="birds:floats", config="birds:Bird", accepts={"float"}),
-        OptimizerSpec(name="nest", target="birds:votes", config="birds:Nest", accepts={"ternary", "float"}),
+        OptimizerSpec(name="bird_votes", target="birds:votes", config="birds:Bird",
+            accepts={"ternary"}),
+        OptimizerSpec(name="bird_floats", target="birds:floats", config="birds:Bird",
+            accepts={"float"}),
+        OptimizerSpec(name="nest", target="birds:votes", config="birds:Nest", accepts={"ternary",
+            "float"}),
     ]
 
 
 @hookimpl
 def arb_register_strategies():
-    return [StrategySpec(name="soar", target="birds:soar"), StrategySpec(name="dive", target="birds:dive")]
+    return [StrategySpec(name="soar", target="birds:soar"), StrategySpec(name="dive",
+        target="birds:dive")]
 """
 
 

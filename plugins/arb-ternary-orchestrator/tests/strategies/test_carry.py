@@ -1,4 +1,6 @@
-"""What a new optimizer takes over from the old one: the state of what has the same class and the same parameters."""
+"""What a new optimizer takes over from the old one: the state of what has the same class and the
+same parameters.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,17 @@ def model() -> nn.Module:
 
 
 def built(network: nn.Module, name: str, **options: Any) -> Optimizer:
-    return build_optimizer("optimizer", make_choice("optimizer", name, options), collect_trainable(network))
+    return build_optimizer(
+        "optimizer", make_choice("optimizer", name, options), collect_trainable(network)
+    )
 
 
 def train(network: nn.Module, optimizer: Any, steps: int, seed: int = 1) -> None:
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):
-        apply_schedule(optimizer, "linear", step + 3, steps=20, warmup=0, lr=None, min_lr=None, min_rate=0.05)
+        apply_schedule(
+            optimizer, "linear", step + 3, steps=20, warmup=0, lr=None, min_lr=None, min_rate=0.05
+        )
         network(torch.randn(4, 32, generator=generator)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -46,7 +52,11 @@ def part(optimizer: Optimizer, kind: type) -> Any:
 def moments(optimizer: Optimizer) -> list[Tensor]:
     adamw = part(optimizer, torch.optim.AdamW)
     parameters = [parameter for group in adamw.param_groups for parameter in group["params"]]
-    return [adamw.state[each][name].clone() for each in parameters for name in ("exp_avg", "exp_avg_sq", "step")]
+    return [
+        adamw.state[each][name].clone()
+        for each in parameters
+        for name in ("exp_avg", "exp_avg_sq", "step")
+    ]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -67,7 +77,9 @@ def test_moments_of_the_same_class_go_over_and_settings_do_not() -> None:
     new = built(network, "adamw", lr=0.5, beta2=0.999)
     carry_state(old, new)
     assert same(moments(new), expected)
-    assert [(group["lr"], group["betas"]) for group in new.param_groups] == [(0.5, (0.9, 0.999))] * 2
+    assert [(group["lr"], group["betas"]) for group in new.param_groups] == [
+        (0.5, (0.9, 0.999))
+    ] * 2
     assert "initial_lr" not in new.param_groups[0]  # the schedule starts from the new rate
     train(network, new, 1)
     assert same(old.state_dict(), kept)  # nothing is shared
@@ -98,7 +110,11 @@ def test_votes_go_on_at_the_rate_of_the_last_step_with_their_magnitudes() -> Non
     carry_state(old, new)
     after: ScaledVotes = part(new, ScaledVotes)
     assert same(after.state_dict()["magnitudes"], magnitudes)
-    assert (after.updates, after.param_groups[0]["clip"], after.param_groups[0]["leak"]) == (4, 1.0, 0.5)
+    assert (after.updates, after.param_groups[0]["clip"], after.param_groups[0]["leak"]) == (
+        4,
+        1.0,
+        0.5,
+    )
     rate = 0.1 * (1 - 0.95 * 6 / 19)  # linear, of step 6 of 20 to a twentieth
     assert after.param_groups[0]["vote_rate"] == pytest.approx(rate)
     assert torch.equal(module.vote_scale, scale)
@@ -137,7 +153,9 @@ def test_parts_that_match_go_over_one_by_one() -> None:
     network = model()
     old = built(network, "split", float={"name": "adamw", "lr": 0.01})
     train(network, old, 3)
-    new = built(network, "split", float={"name": "lion"}, ternary={"name": "scaled_votes", "clip": 1.0})
+    new = built(
+        network, "split", float={"name": "lion"}, ternary={"name": "scaled_votes", "clip": 1.0}
+    )
     carry_state(old, new)
     assert part(new, ScaledVotes).updates == 3
     assert isinstance(new, JoinedOptimizer)
@@ -173,7 +191,10 @@ def test_swats_stays_in_the_phase_that_it_has_reached() -> None:
     new = built(network, "swats", adam_lr=0.02, switch_threshold=1e-9)
     carry_state(old, new)
     (after, *_) = new.param_groups
-    assert all(after[name] == before[name] for name in ("phase", "steps", "projection", "projections", "sgd_rate"))
+    assert all(
+        after[name] == before[name]
+        for name in ("phase", "steps", "projection", "projections", "sgd_rate")
+    )
     assert (after["lr"], after["switch_threshold"]) == (0.02, 1e-9)
     assert same([new.state[p] for p in after["params"]], [old.state[p] for p in before["params"]])
 
@@ -181,12 +202,18 @@ def test_swats_stays_in_the_phase_that_it_has_reached() -> None:
 def test_averages_of_adagc_go_over_and_its_settings_do_not() -> None:
     network = model()
     inner = {"name": "adamw", "lr": 0.01}
-    old = built(network, "split", float={"name": "adagc", "threshold": 1.5, "warmup": 2, "inner": inner})
+    old = built(
+        network, "split", float={"name": "adagc", "threshold": 1.5, "warmup": 2, "inner": inner}
+    )
     train(network, old, 4)
-    new = built(network, "split", float={"name": "adagc", "threshold": 3.0, "warmup": 5, "inner": inner})
+    new = built(
+        network, "split", float={"name": "adagc", "threshold": 3.0, "warmup": 5, "inner": inner}
+    )
     carry_state(old, new)
     before, after = part(old, AdaGC), part(new, AdaGC)
     assert (after.threshold, after.warmup) == (3.0, 5)
     assert before.state
-    assert same([after.state[p] for p in after.parameters], [before.state[p] for p in before.parameters])
+    assert same(
+        [after.state[p] for p in after.parameters], [before.state[p] for p in before.parameters]
+    )
     assert same(moments(new), moments(old))

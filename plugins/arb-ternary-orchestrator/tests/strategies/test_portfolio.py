@@ -12,7 +12,12 @@ from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.plugins.manager import manager
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_orchestrator.built_in import STRATEGIES
-from arb_ternary_orchestrator.strategies import Strategy, find_strategy, preferences, strategies_named
+from arb_ternary_orchestrator.strategies import (
+    Strategy,
+    find_strategy,
+    preferences,
+    strategies_named,
+)
 from arb_ternary_orchestrator.strategies.carry import carry_state
 from arb_ternary_testing.component import make_choice
 
@@ -30,7 +35,9 @@ CONFIGURED: dict[str, tuple[str, Any]] = {
 
 def model(kind: str) -> nn.Module:
     torch.manual_seed(0)
-    votes: list[nn.Module] = [TernaryLinear(32, 32, group_size=32, activations="float", scale_rule="frozen")]
+    votes: list[nn.Module] = [
+        TernaryLinear(32, 32, group_size=32, activations="float", scale_rule="frozen")
+    ]
     if kind in ("ternary", "signs", "momentum"):
         return nn.Sequential(*votes)
     floats = [nn.Linear(32, 32), nn.LayerNorm(32)]
@@ -38,7 +45,9 @@ def model(kind: str) -> nn.Module:
 
 
 def test_names_and_summaries_are_those_that_are_registered() -> None:
-    built_in = [name for name in manager().registry.names("strategy") if name not in ("soar", "dive")]
+    built_in = [
+        name for name in manager().registry.names("strategy") if name not in ("soar", "dive")
+    ]
     assert built_in == sorted(STRATEGIES)
     assert {name: find_strategy(name).summary for name in built_in} == STRATEGIES
 
@@ -65,7 +74,9 @@ def test_every_strategy_trains_every_kind_of_model(name: str, kind: str) -> None
     new = build_optimizer("optimizer", strategy.optimizer(configured), collect_trainable(network))
     carry_state(old, new)
     train(new, 3)
-    changed = [key for key, value in network.state_dict().items() if not torch.equal(value, before[key])]
+    changed = [
+        key for key, value in network.state_dict().items() if not torch.equal(value, before[key])
+    ]
     assert changed
 
 
@@ -79,7 +90,9 @@ def test_conservative_is_slower_and_aggressive_faster_than_what_is_configured(ki
         assert careful.ternary_rate < 1 < bold.ternary_rate
     resistant, careful = find_strategy("spike_resistant"), find_strategy("conservative_adamw")
     assert resistant.adjustment(configured).float_rate < careful.adjustment(configured).float_rate
-    assert resistant.adjustment(configured).ternary_rate < careful.adjustment(configured).ternary_rate
+    assert (
+        resistant.adjustment(configured).ternary_rate < careful.adjustment(configured).ternary_rate
+    )
 
 
 def test_what_suits_a_phase_is_preferred_there() -> None:
@@ -87,7 +100,11 @@ def test_what_suits_a_phase_is_preferred_there() -> None:
     assert preferences(strategies, "plateau") == {"sgd_escape": 1.25}
     assert preferences(strategies, "late") == {"sgd_escape": 1.25}
     assert preferences(strategies, "mid") == {}
-    assert set(preferences(strategies, "unstable")) == {"conservative_adamw", "conservative_votes", "spike_resistant"}
+    assert set(preferences(strategies, "unstable")) == {
+        "conservative_adamw",
+        "conservative_votes",
+        "spike_resistant",
+    }
     assert set(preferences(strategies, "early")) == {"conservative_adamw", "conservative_votes"}
     assert set(preferences(strategies, "converging")) == {"aggressive_adamw", "aggressive_votes"}
     with pytest.raises(ValueError, match="must be in"):

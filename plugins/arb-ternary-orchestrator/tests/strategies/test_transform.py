@@ -1,4 +1,6 @@
-"""A strategy changes the configured optimizer where it stands: in parts, inside wrappers, and never what it is not."""
+"""A strategy changes the configured optimizer where it stands: in parts, inside wrappers, and never
+what it is not.
+"""
 
 from __future__ import annotations
 
@@ -36,35 +38,56 @@ def test_every_leaf_of_split_is_changed_by_its_kind() -> None:
         float_leaf=lambda leaf: with_options(leaf, beta2=0.5),
         ternary_leaf=lambda leaf: with_options(leaf, clip=1.25),
     )
-    configured = optimizer("split", ternary={"name": "scaled_votes", "leak": 0.5}, float={"name": "adamw", "lr": 0.25})
+    configured = optimizer(
+        "split", ternary={"name": "scaled_votes", "leak": 0.5}, float={"name": "adamw", "lr": 0.25}
+    )
     changed = strategy.optimizer(configured)
     assert changed.name == "split"
     ternary, floats = changed.options.ternary, changed.options.float
-    assert (ternary.options.clip, ternary.options.leak, ternary.given) == (1.25, 0.5, {"leak", "clip"})
+    assert (ternary.options.clip, ternary.options.leak, ternary.given) == (
+        1.25,
+        0.5,
+        {"leak", "clip"},
+    )
     assert (floats.options.beta2, floats.options.lr, floats.given) == (0.5, 0.25, {"lr", "beta2"})
     # What was configured stays what it is.
-    assert (configured.options.ternary.options.clip, configured.options.float.options.beta2) == (2.5, 0.95)
+    assert (configured.options.ternary.options.clip, configured.options.float.options.beta2) == (
+        2.5,
+        0.95,
+    )
 
 
 def test_leaves_are_found_alone_in_wrappers_and_in_lists() -> None:
-    strategy = Strategy(name="x", summary="x", ternary_leaf=lambda leaf: with_options(leaf, clip=1.25))
+    strategy = Strategy(
+        name="x", summary="x", ternary_leaf=lambda leaf: with_options(leaf, clip=1.25)
+    )
     votes = {"name": "scaled_votes"}
     assert strategy.optimizer(optimizer("scaled_votes")).options.clip == 1.25
-    wrapped = strategy.optimizer(optimizer("gqc.gnts", threshold=3.0, inner={"name": "split", "ternary": votes}))
+    wrapped = strategy.optimizer(
+        optimizer("gqc.gnts", threshold=3.0, inner={"name": "split", "ternary": votes})
+    )
     assert (wrapped.name, wrapped.options.threshold) == ("gqc.gnts", 3.0)
     assert wrapped.options.inner.options.ternary.options.clip == 1.25
     parts = strategy.optimizer(optimizer("split", ternary={"name": "gqc.gnts", "inner": votes}))
     assert parts.options.ternary.options.inner.options.clip == 1.25
-    nest = strategy.optimizer(optimizer("nest", eggs=[votes, {"name": "gqc.gnts", "inner": votes}], twigs=4))
+    nest = strategy.optimizer(
+        optimizer("nest", eggs=[votes, {"name": "gqc.gnts", "inner": votes}], twigs=4)
+    )
     assert nest.options.twigs == 4
-    assert nest.options.eggs[0].options.clip == nest.options.eggs[1].options.inner.options.clip == 1.25
+    assert (
+        nest.options.eggs[0].options.clip == nest.options.eggs[1].options.inner.options.clip == 1.25
+    )
 
 
 def test_configured_changes_nothing() -> None:
     configured, given = find_strategy("configured"), optimizer("gqc.gnts", inner={"name": "split"})
     assert configured.optimizer(given) is given
     adjustment = configured.adjustment(given)
-    assert (adjustment.float_rate, adjustment.ternary_rate, adjustment.grad_clip) == (1.0, 1.0, "configured")
+    assert (adjustment.float_rate, adjustment.ternary_rate, adjustment.grad_clip) == (
+        1.0,
+        1.0,
+        "configured",
+    )
 
 
 def test_rules_are_replaced_at_their_usual_rates_and_decay_as_much_a_step() -> None:
@@ -108,16 +131,25 @@ def test_clipping_stays_where_an_optimizer_sums_gradients_up() -> None:
     assert strategy.adjustment(split).grad_clip == "configured"
     # So it does where it is the strategy that sums them up.
     summing = Strategy(
-        name="summing", summary="", grad_clip=1.0, float_leaf=lambda leaf: wrap_floats(leaf, "gqc.gnts", threshold=2.0)
+        name="summing",
+        summary="",
+        grad_clip=1.0,
+        float_leaf=lambda leaf: wrap_floats(leaf, "gqc.gnts", threshold=2.0),
     )
     assert summing.adjustment(optimizer("adamw")).grad_clip == "configured"
 
 
 def test_float_leaves_are_wrapped_once() -> None:
-    configured = optimizer("gqc.gnts", inner={"name": "split", "float": {"name": "adamw", "lr": 0.25}})
+    configured = optimizer(
+        "gqc.gnts", inner={"name": "split", "float": {"name": "adamw", "lr": 0.25}}
+    )
     wrapped = wrap_floats(configured, "gqc.gnr", target_norm=2.0)
     inside = wrapped.options.inner.options.float
-    assert (inside.name, inside.options.target_norm, inside.options.inner.options.lr) == ("gqc.gnr", 2.0, 0.25)
+    assert (inside.name, inside.options.target_norm, inside.options.inner.options.lr) == (
+        "gqc.gnr",
+        2.0,
+        0.25,
+    )
     assert wrapped.options.inner.options.ternary == configured.options.inner.options.ternary
     assert wrap_floats(wrapped, "gqc.gnr") == wrapped
     votes = optimizer("scaled_votes")
@@ -156,20 +188,28 @@ def test_what_a_strategy_does_depends_on_the_parts_that_there_are() -> None:
     conservative, votes = find_strategy("conservative_adamw"), find_strategy("conservative_votes")
     mixed, configured = optimizer("split"), find_strategy("configured")
     assert effect(conservative, mixed, {"ternary"}) == effect(votes, mixed, {"ternary"})
-    assert effect(conservative, mixed, {"ternary", "float"}) != effect(votes, mixed, {"ternary", "float"})
+    assert effect(conservative, mixed, {"ternary", "float"}) != effect(
+        votes, mixed, {"ternary", "float"}
+    )
     pure = optimizer("scaled_votes")
     assert effect(conservative, pure, {"ternary"}) == effect(votes, pure, {"ternary"})
     only_clip = Strategy(name="x", summary="x", grad_clip=0.5, float_rate=3.0)
     assert effect(only_clip, pure, {"ternary"}) == effect(configured, pure, {"ternary"})
-    assert effect(only_clip, mixed, {"ternary", "float"}) != effect(configured, mixed, {"ternary", "float"})
+    assert effect(only_clip, mixed, {"ternary", "float"}) != effect(
+        configured, mixed, {"ternary", "float"}
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds"), [("split", {"ternary", "float"}), ("scaled_votes", {"ternary"}), ("adamw", {"float"})]
+    ("name", "kinds"),
+    [("split", {"ternary", "float"}), ("scaled_votes", {"ternary"}), ("adamw", {"float"})],
 )
 def test_those_that_apply_differ(name: str, kinds: set[str]) -> None:
     configured = optimizer(name)
-    first = [find_strategy("configured"), *(find_strategy(each) for each in BUILT_IN if each != "configured")]
+    first = [
+        find_strategy("configured"),
+        *(find_strategy(each) for each in BUILT_IN if each != "configured"),
+    ]
     found = applicable(first, configured, kinds)
     assert found[0].name == "configured"
     effects = [effect(each, configured, kinds) for each in found]

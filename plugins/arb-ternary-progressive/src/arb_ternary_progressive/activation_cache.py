@@ -46,13 +46,16 @@ class CacheStats:
 
 
 class ActivationCache:
-    """Hidden states by sample and trunk, within a byte budget; what was used least recently goes first.
+    """Hidden states by sample and trunk, within a byte budget; what was used least recently goes
+    first.
 
-    A sample is known by its id and the version of the trunk (:func:`trunk_version`). Its inputs are compared as well,
-    by digest: a sample that is masked otherwise than before is a miss, never another's hidden states.
+    A sample is known by its id and the version of the trunk (:func:`trunk_version`). Its inputs are
+    compared as well, by digest: a sample that is masked otherwise than before is a miss, never
+    another's hidden states.
 
-    With the dtype ``float32`` the cache gives back what was put in, bit for bit. The other dtypes round; see
-    ``HiddenCodec.rounded``, with which a run that recomputes sees the same numbers as one that looks them up.
+    With the dtype ``float32`` the cache gives back what was put in, bit for bit. The other dtypes
+    round; see ``HiddenCodec.rounded``, with which a run that recomputes sees the same numbers as
+    one that looks them up.
 
     Args:
         byte_budget: most bytes: of the samples in memory, or of the file.
@@ -60,7 +63,8 @@ class ActivationCache:
         dtype: number format: ``float32``, ``bfloat16``, or ``int8`` with a scale a position.
 
     Raises:
-        UsageProblem: the budget is not positive, the dtype is unknown, or another process uses the folder.
+        UsageProblem: the budget is not positive, the dtype is unknown, or another process uses the
+            folder.
     """
 
     def __init__(
@@ -70,14 +74,18 @@ class ActivationCache:
         dtype: CacheDtype = "float32",
     ) -> None:
         if byte_budget < 1:
-            raise UsageProblem(f"activation cache: byte_budget must be at least 1, not {byte_budget}")
+            raise UsageProblem(
+                f"activation cache: byte_budget must be at least 1, not {byte_budget}"
+            )
         self.codec = HiddenCodec(dtype)
         self.byte_budget = byte_budget
         self.hits = 0
         self.misses = 0
         self._kept: set[str] | None = None
         self._store: Store[Any] = (
-            MemoryStore(byte_budget) if folder is None else DiskStore(Path(folder), byte_budget, dtype)
+            MemoryStore(byte_budget)
+            if folder is None
+            else DiskStore(Path(folder), byte_budget, dtype)
         )
 
     def __len__(self) -> int:
@@ -94,7 +102,13 @@ class ActivationCache:
         return CacheStats(self.hits, self.misses, self._store.evictions, len(self), self.nbytes)
 
     def get(
-        self, sample_id: int, version: str, inputs: Tensor, width: int, *, positions: int | None = None
+        self,
+        sample_id: int,
+        version: str,
+        inputs: Tensor,
+        width: int,
+        *,
+        positions: int | None = None,
     ) -> Tensor | None:
         """The hidden states float32 ``[S, D]`` of a sample, or None. Counted as a hit or a miss.
 
@@ -113,7 +127,13 @@ class ActivationCache:
         return found
 
     def peek(
-        self, sample_id: int, version: str, inputs: Tensor, width: int, *, positions: int | None = None
+        self,
+        sample_id: int,
+        version: str,
+        inputs: Tensor,
+        width: int,
+        *,
+        positions: int | None = None,
     ) -> Tensor | None:
         """:meth:`get` without counting."""
         positions = inputs.size(0) if positions is None else positions
@@ -125,7 +145,8 @@ class ActivationCache:
         """Keep the hidden states of a sample; returns them as they will be given back.
 
         Raises:
-            UsageProblem: one sample exceeds the budget, or samples of another shape are on the disk.
+            UsageProblem: one sample exceeds the budget, or samples of another shape are on the
+                disk.
         """
         positions, width = hidden_SD.shape
         self._open(positions, width)
@@ -159,7 +180,8 @@ class ActivationCache:
             version: of the trunk.
             inputs: what the trunk reads: int64 ``[B, S]``, or images.
             width: ``D``.
-            compute: called with the rows that are missing (int64 ``[M]``, at most once); returns ``[M, S, D]``.
+            compute: called with the rows that are missing (int64 ``[M]``, at most once); returns
+                ``[M, S, D]``.
             positions: ``S``; None = as many as a sample has token ids.
         """
         rows = [
@@ -191,28 +213,33 @@ class ActivationCache:
 
 
 def trunk_version(*modules: nn.Module, base: str = "") -> str:
-    """A digest of everything that decides what frozen modules compute: structure, and every stored number.
+    """A digest of everything that decides what frozen modules compute: structure, and every stored
+    number.
 
     Args:
         modules: in the order in which they are applied.
         base: the version of what comes before them.
 
     Raises:
-        UsageProblem: something in them can learn (a QLoRA trunk), so that hidden states of this step are not those of
-            the next.
+        UsageProblem: something in them can learn (a QLoRA trunk), so that hidden states of this
+            step are not those of the next.
     """
     digest = hashlib.blake2b(base.encode(), digest_size=16)
     for module in modules:
         if (name := _learner(module)) is not None:
             raise UsageProblem(
-                f"activation cache: {name} of the trunk can learn, so that its activations change with every step",
-                "A QLoRA trunk streams: every batch runs through it. Only a frozen trunk (trunk_strategy: frozen) "
+                f"activation cache: {name} of the trunk can learn, so that its activations change "
+                f"with every step",
+                "A QLoRA trunk streams: every batch runs through it. Only a frozen trunk "
+                "(trunk_strategy: frozen) "
                 "can be cached.",
             )
         digest.update(repr(module).encode())
         for name, tensor in module.state_dict().items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            digest.update(
+                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+            )
     return digest.hexdigest()
 
 

@@ -1,12 +1,14 @@
 """Low-rank adapters (Hu et al., LoRA, 2021) beside the linears of a stack.
 
-``y = base(x) + alpha / rank * up(down(x))`` with ``up = 0`` at birth. One linear can have several adapters, by the name
-of their set: ``stack`` for the one that a stack is made with, ``progressive`` for the one that it gets when another
-stack arrives. They reach every linear of attention (queries, keys, values, output) and of the feed-forward layer, in
-each of its experts; a router of experts has none.
+``y = base(x) + alpha / rank * up(down(x))`` with ``up = 0`` at birth. One linear can have several
+adapters, by the name of their set: ``stack`` for the one that a stack is made with, ``progressive``
+for the one that it gets when another stack arrives. They reach every linear of attention (queries,
+keys, values, output) and of the feed-forward layer, in each of its experts; a router of experts has
+none.
 
-An adapter's first matrix sees what its base multiplies: rounded to int8 where the base rounds. So the base with its
-adapters is one matrix, ``W + sum alpha / rank * up @ down``, which :func:`merge_adapters` makes.
+An adapter's first matrix sees what its base multiplies: rounded to int8 where the base rounds. So
+the base with its adapters is one matrix, ``W + sum alpha / rank * up @ down``, which
+:func:`merge_adapters` makes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import GroupSize
 from arb_ternary_progressive.growth_config import AdapterDtype
-from arb_ternary_progressive.precision import Linear, NVFP4Linear, StoredLinear, dense_linear, dense_weight
+from arb_ternary_progressive.precision import (
+    Linear,
+    NVFP4Linear,
+    StoredLinear,
+    dense_linear,
+    dense_weight,
+)
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import FloatLinear
@@ -67,7 +75,9 @@ class AdapterSpec:
 
     def __attrs_post_init__(self) -> None:
         if self.rank < 1 or not 0 < self.alpha < math.inf:
-            raise UsageProblem(f"adapter: rank and alpha must be greater than 0, not {self.rank} and {self.alpha}")
+            raise UsageProblem(
+                f"adapter: rank and alpha must be greater than 0, not {self.rank} and {self.alpha}"
+            )
         if self.dtype not in get_args(AdapterDtype):
             names = ", ".join(get_args(AdapterDtype))
             raise UsageProblem(f"adapter: dtype must be one of {names}, not {self.dtype!r}")
@@ -95,15 +105,29 @@ class Adapter(nn.Module):
         self.down: FloatLinear | TernaryLinear
         self.up: FloatLinear | TernaryLinear
         if spec.dtype == "ternary":
-            self.down = _ternary(inside, spec.rank, config, group_size=config.exponent_groups, activations=activations)
-            # A flip in `up` moves the output as far as a flip of a ternary base would: 1 / sqrt(K), not 1 / sqrt(rank).
+            self.down = _ternary(
+                inside,
+                spec.rank,
+                config,
+                group_size=config.exponent_groups,
+                activations=activations,
+            )
+            # A flip in `up` moves the output as far as a flip of a ternary base would: 1 / sqrt(K),
+            # not 1 / sqrt(rank).
             offset = round(0.5 * math.log2(spec.rank / inside) - math.log2(self.scale))
             self.up = _ternary(
-                spec.rank, outside, config, group_size="row", activations=activations, exponent_offset=offset
+                spec.rank,
+                outside,
+                config,
+                group_size="row",
+                activations=activations,
+                exponent_offset=offset,
             )
             self.up.set_trits(torch.zeros_like(self.up.trits()))
             return
-        down = FloatLinear(inside, spec.rank, activations="int8" if activations == "int8" else "float")
+        down = FloatLinear(
+            inside, spec.rank, activations="int8" if activations == "int8" else "float"
+        )
         up = FloatLinear(spec.rank, outside)
         nn.init.zeros_(up.weight)
         stored = _STORED.get(spec.dtype)
@@ -178,7 +202,9 @@ def add_adapters(block: Block, name: str, spec: AdapterSpec, config: DecoderConf
     for parent, attribute, child in _linears(block):
         adapted = child if isinstance(child, AdaptedLinear) else AdaptedLinear(child)
         adapter = Adapter(adapted.base, spec, config)
-        adapted.adapters[name] = adapter.to(next(chain(adapted.base.parameters(), adapted.base.buffers())).device)
+        adapted.adapters[name] = adapter.to(
+            next(chain(adapted.base.parameters(), adapted.base.buffers())).device
+        )
         if adapted is not child:
             setattr(parent, attribute, adapted)
 
@@ -186,8 +212,8 @@ def add_adapters(block: Block, name: str, spec: AdapterSpec, config: DecoderConf
 def merge_adapters(block: Block) -> None:
     """Put one float32 matrix in the place of every linear that has adapters.
 
-    The function stays, but for float rounding; with ternary adapters and int8 activations also but for the rounding
-    between an adapter's two matrices.
+    The function stays, but for float rounding; with ternary adapters and int8 activations also but
+    for the rounding between an adapter's two matrices.
     """
     for parent, attribute, child in _linears(block):
         if isinstance(child, AdaptedLinear):

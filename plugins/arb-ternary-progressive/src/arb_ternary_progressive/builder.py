@@ -1,4 +1,6 @@
-"""Builds a rack stack by stack, in front or behind, each in its own precision and with its own adapters."""
+"""Builds a rack stack by stack, in front or behind, each in its own precision and with its own
+adapters.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.rack_storage import load_into, read_rack, write_rack
 from arb_ternary_progressive.racks import DecoderRack, as_rack
-from arb_ternary_progressive.stack import GivenAdapter, Stack, chosen_adapter, seeded_birth, stack_adapter
+from arb_ternary_progressive.stack import (
+    GivenAdapter,
+    Stack,
+    chosen_adapter,
+    seeded_birth,
+    stack_adapter,
+)
 from arb_ternary_progressive.time_embedding import TimeEmbedding
 from arb_ternary_text.models.transformer import Transformer
 
@@ -34,22 +42,24 @@ class TooManyStacks(UsageProblem, ValueError):
 class ProgressiveRackBuilder:
     """Makes the stacks of one rack.
 
-    The config is read when it is needed: what is assigned to it counts for the stacks that follow. Embedding, head and
-    time embedding are made with the first stack, or by :meth:`build_rack`.
+    The config is read when it is needed: what is assigned to it counts for the stacks that follow.
+    Embedding, head and time embedding are made with the first stack, or by :meth:`build_rack`.
 
-    Positions count in the order in which stacks run, from 0; ids in the order of building. A position changes when
-    something is put in front, an id never does.
+    Positions count in the order in which stacks run, from 0; ids in the order of building. A
+    position changes when something is put in front, an id never does.
 
     Args:
         config: model and training. None = the keywords, and defaults for the rest.
         building_mode: where :meth:`add_stack` puts stacks; None = as the config says.
-        default_precision: of stacks for which none is given; None = the config's ``new_stack_precision``.
-        vocab_size, d_model, d_ff, n_heads, n_kv_heads, max_length: of the model, in place of a config.
+        default_precision: of stacks for which none is given; None = the config's
+            ``new_stack_precision``.
+        vocab_size, d_model, d_ff, n_heads, n_kv_heads, max_length: of the model, in place of a
+            config.
         seed: of stacks at birth; None = the config's.
 
     Raises:
-        UsageProblem: neither config nor ``vocab_size`` and ``d_model`` are given, or both; an unknown mode or
-            precision.
+        UsageProblem: neither config nor ``vocab_size`` and ``d_model`` are given, or both; an
+            unknown mode or precision.
     """
 
     def __init__(
@@ -76,14 +86,18 @@ class ProgressiveRackBuilder:
         }
         self._given = {key: value for key, value in keywords.items() if value is not None}
         if config is not None and self._given:
-            raise UsageProblem(f"builder: {', '.join(self._given)} given beside a config, which says it already")
+            raise UsageProblem(
+                f"builder: {', '.join(self._given)} given beside a config, which says it already"
+            )
         if config is None and not {"vocab_size", "d_model"} <= self._given.keys():
             raise UsageProblem("builder: needs a config, or vocab_size and d_model")
         if building_mode not in (None, "append", "prepend"):
             raise UsageProblem(f"building_mode: must be append or prepend, not {building_mode!r}")
         if default_precision is not None:
             _check_precision(default_precision)
-        self.config = StackWiseConfig(model=ModelConfig(**self._given)) if config is None else config
+        self.config = (
+            StackWiseConfig(model=ModelConfig(**self._given)) if config is None else config
+        )
         self._growth: GrowthConfig | None = None
         self._mode = building_mode
         self._default_precision = default_precision
@@ -99,13 +113,15 @@ class ProgressiveRackBuilder:
         seed: int = 0,
         mask_token: int | None = None,
     ) -> ProgressiveRackBuilder:
-        """A builder whose rack has the parts of ``model``; its blocks become stack 0. A rack goes on as it is.
+        """A builder whose rack has the parts of ``model``; its blocks become stack 0. A rack goes
+        on as it is.
 
         Args:
             model: a decoder, another model with a decoder's blocks, or a rack.
             growth: how the rack grows.
             seed: of stacks at birth.
-            mask_token: what stands for a hidden token; None = the last id of the vocabulary. A rack has its own.
+            mask_token: what stands for a hidden token; None = the last id of the vocabulary. A rack
+                has its own.
 
         Raises:
             ConfigError: its blocks are others.
@@ -129,11 +145,13 @@ class ProgressiveRackBuilder:
         builder._rack = rack
         return builder
 
-    # --- what it goes by ---
+    # --- what it goes by
 
     @property
     def growth(self) -> GrowthConfig:
-        """How the rack grows: the config's section ``training.progressive``, or the options of a phase."""
+        """How the rack grows: the config's section ``training.progressive``, or the options of a
+        phase.
+        """
         return self.config.training.progressive if self._growth is None else self._growth
 
     @property
@@ -153,12 +171,16 @@ class ProgressiveRackBuilder:
         return self.config.training.progressive.seed if self._seed is None else self._seed
 
     def adopt(self, config: StackWiseConfig) -> None:
-        """Go by ``config`` from now on, if the builder was made without one. What the keywords said stays."""
+        """Go by ``config`` from now on, if the builder was made without one. What the keywords said
+        stays.
+        """
         if not self._given or self.config.training is config.training:
             return
-        self.config = StackWiseConfig(model=attrs.evolve(config.model, **self._given), training=config.training)
+        self.config = StackWiseConfig(
+            model=attrs.evolve(config.model, **self._given), training=config.training
+        )
 
-    # --- building ---
+    # --- building
 
     def append_stack(
         self,
@@ -169,10 +191,11 @@ class ProgressiveRackBuilder:
         """Put a new stack behind the others.
 
         Args:
-            n_blocks: its blocks; None = ``blocks_per_stack``, or, where that is None, as many as the first stack has.
+            n_blocks: its blocks; None = ``blocks_per_stack``, or, where that is None, as many as
+                the first stack has.
             precision: what its linears are stored in; None = ``default_precision``.
-            adapter: its own adapters: a spec or ``{"rank": ..., "alpha": ...}``; True or False in place of
-                ``qlora_enabled``; None = as the config says.
+            adapter: its own adapters: a spec or ``{"rank": ..., "alpha": ...}``; True or False in
+                place of ``qlora_enabled``; None = as the config says.
 
         Returns:
             The new stack.
@@ -246,7 +269,8 @@ class ProgressiveRackBuilder:
         trunk = rack.ordered_stacks
         if len(trunk) >= growth.max_stacks:
             raise TooManyStacks(
-                f"max_stacks: the rack has {len(trunk)} stacks, and {growth.max_stacks} is the most",
+                f"max_stacks: the rack has {len(trunk)} stacks, and {growth.max_stacks} is the "
+                f"most",
                 "Raise max_stacks.",
             )
         stored = _check_precision(self.default_precision if precision is None else precision)
@@ -264,16 +288,19 @@ class ProgressiveRackBuilder:
         if spec is not None:
             rack.add_adapters(stack, STACK, spec)
         if growth.progressive_qlora:
-            second = AdapterSpec(growth.progressive_qlora_rank, growth.progressive_qlora_alpha, growth.adapter_dtype)
+            second = AdapterSpec(
+                growth.progressive_qlora_rank, growth.progressive_qlora_alpha, growth.adapter_dtype
+            )
             for other in trunk:
                 if PROGRESSIVE not in other.adapters:
                     rack.add_adapters(other, PROGRESSIVE, second)
         return stack
 
-    # --- what learns ---
+    # --- what learns
 
     def freeze_trunk(self, indices: Sequence[int] | None = None) -> None:
-        """Let nothing learn in the stacks at these positions, adapters included; None = all but the newest.
+        """Let nothing learn in the stacks at these positions, adapters included; None = all but the
+        newest.
 
         Raises:
             UsageProblem: there is no such position.
@@ -285,7 +312,8 @@ class ProgressiveRackBuilder:
         """Let only the adapters learn in the stacks at these positions; None = all but the newest.
 
         Raises:
-            UsageProblem: there is no such position, or a stack there has no adapters; nothing is then changed.
+            UsageProblem: there is no such position, or a stack there has no adapters; nothing is
+                then changed.
         """
         stacks = self._at(indices)
         for stack in stacks:
@@ -295,7 +323,8 @@ class ProgressiveRackBuilder:
             stack.set_learning("adapters")
 
     def unfreeze(self, indices: Sequence[int] | None = None) -> None:
-        """Let everything learn in the stacks at these positions, but for bases that never do; None = the newest.
+        """Let everything learn in the stacks at these positions, but for bases that never do; None
+        = the newest.
 
         Raises:
             UsageProblem: there is no such position, or a stack there has nothing that can learn.
@@ -310,13 +339,17 @@ class ProgressiveRackBuilder:
             return [stack for stack in stacks if stack is not self.build_rack().newest]
         for index in indices:
             if not 0 <= index < len(stacks):
-                raise UsageProblem(f"indices: there is no stack at position {index}; the rack has {len(stacks)}")
+                raise UsageProblem(
+                    f"indices: there is no stack at position {index}; the rack has {len(stacks)}"
+                )
         return [stacks[index] for index in indices]
 
-    # --- what there is ---
+    # --- what there is
 
     def rack_info(self) -> dict[str, Any]:
-        """The rack in numbers and text: totals, and one entry a stack, in the order in which they run."""
+        """The rack in numbers and text: totals, and one entry a stack, in the order in which they
+        run.
+        """
         rack = self.build_rack()
         entries = []
         for position, stack in enumerate(rack.ordered_stacks):
@@ -351,7 +384,8 @@ class ProgressiveRackBuilder:
         return self.build_rack().structure()
 
     def restore(self, structure: Mapping[str, Any]) -> None:
-        """Make the stacks and adapters of :meth:`structure` that the rack does not have; weights come after.
+        """Make the stacks and adapters of :meth:`structure` that the rack does not have; weights
+        come after.
 
         Raises:
             CheckpointError: the rack has stacks that ``structure`` has not.
@@ -367,7 +401,8 @@ class ProgressiveRackBuilder:
         write_rack(self.build_rack(), Path(path))
 
     def load(self, path: str | os.PathLike[str]) -> Rack:
-        """Read a rack that :meth:`save` wrote. The builder must have the same model and no stacks yet.
+        """Read a rack that :meth:`save` wrote. The builder must have the same model and no stacks
+        yet.
 
         Raises:
             UsageProblem: the rack has stacks.
@@ -375,7 +410,10 @@ class ProgressiveRackBuilder:
         """
         rack = self.build_rack()
         if rack.ordered_stacks:
-            raise UsageProblem(f"builder: it has {len(rack.ordered_stacks)} stacks already", "Load into a fresh one.")
+            raise UsageProblem(
+                f"builder: it has {len(rack.ordered_stacks)} stacks already",
+                "Load into a fresh one.",
+            )
         load_into(rack, read_rack(Path(path)))
         return rack
 
@@ -388,5 +426,7 @@ def _check_precision(precision: str) -> Precision:
     if precision not in PRECISIONS:
         close = nearest(str(precision), PRECISIONS)
         hint = f"did you mean {close!r}?" if close else ""
-        raise UsageProblem(f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}", hint)
+        raise UsageProblem(
+            f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}", hint
+        )
     return precision

@@ -1,9 +1,10 @@
 """Cached samples in a file of equal slots, of which as many are used as the byte budget allows.
 
-A slot is a header and the bytes of one sample. The header holds the trunk's version, the sample's id, the digest of its
-inputs, a serial number and a checksum of everything else in the slot. A process that is killed while it writes leaves
-at worst one slot whose checksum is wrong, and such a slot is empty; nothing needs to be flushed or repaired. Slots are
-written with ordinary writes, so that a full disk is an error and not a signal, and read through a mapping.
+A slot is a header and the bytes of one sample. The header holds the trunk's version, the sample's
+id, the digest of its inputs, a serial number and a checksum of everything else in the slot. A
+process that is killed while it writes leaves at worst one slot whose checksum is wrong, and such a
+slot is empty; nothing needs to be flushed or repaired. Slots are written with ordinary writes, so
+that a full disk is an error and not a signal, and read through a mapping.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from arb_ternary_train.directory import locked
 
 __all__ = ["DiskStore"]
 
-#: Format mark, serial number (0 = empty), sample id, version of the trunk, digest of the inputs, checksum.
+# : Format mark, serial number (0 = empty), sample id, version of the trunk, digest of the inputs,
+# checksum.
 _HEADER: Final = struct.Struct("<8sQq16s16s8s")
 _MARK: Final = b"arbhid01"
 #: Slots begin at multiples of this, so that the numbers in them are aligned.
@@ -74,7 +76,8 @@ class DiskStore(Store[_Slot]):
             locked(
                 folder,
                 UsageProblem(
-                    f"activation cache: {folder} is in use by another process", "Give each run a folder of its own."
+                    f"activation cache: {folder} is in use by another process",
+                    "Give each run a folder of its own.",
                 ),
             )
         )
@@ -94,9 +97,11 @@ class DiskStore(Store[_Slot]):
             return
         if self._shape is not None:
             raise UsageProblem(
-                f"activation cache: {self.folder} holds samples of {self._shape[0]} positions and width "
+                f"activation cache: {self.folder} holds samples of {self._shape[0]} positions and "
+                f"width "
                 f"{self._shape[1]}, not {shape[0]} and {shape[1]}",
-                "A cache on disk is for samples of one length; give no folder to keep them in memory.",
+                "A cache on disk is for samples of one length; give no folder to keep them in "
+                "memory.",
             )
         slot_bytes = _HEADER_BYTES + -(-payload_bytes // _ALIGNMENT) * _ALIGNMENT
         self._require_room(slot_bytes)
@@ -139,7 +144,7 @@ class DiskStore(Store[_Slot]):
         payload = payload_N.numpy()
         head = _HEADER.pack(
             _MARK, self._serial, key.sample_id, bytes.fromhex(key.version), inputs, bytes(8)
-        )[:-8]  # fmt: skip
+        )[:-8]
         header = (head + _checksum(head, payload)).ljust(_HEADER_BYTES, b"\0")
         try:
             _write(self._file, header + payload.tobytes(), index * self._slot_bytes)
@@ -160,7 +165,9 @@ class DiskStore(Store[_Slot]):
         self._stack.close()
 
     def _find(self, slots: int) -> None:
-        """Read every header. What is used and sound so far is put in the order in which it was written."""
+        """Read every header. What is used and sound so far is put in the order in which it was
+        written.
+        """
         found = sorted(self._headers(slots), key=lambda each: each[0])
         taken: set[int] = set()
         for serial, key, slot in found:
@@ -176,12 +183,16 @@ class DiskStore(Store[_Slot]):
         assert self._map is not None
         for index in self._written(slots):
             start = index * self._slot_bytes
-            mark, serial, sample_id, version, inputs, _ = _HEADER.unpack(bytes(self._map[start : start + _HEADER.size]))
+            mark, serial, sample_id, version, inputs, _ = _HEADER.unpack(
+                bytes(self._map[start : start + _HEADER.size])
+            )
             if mark == _MARK and serial:
                 yield serial, CacheKey(sample_id, version.hex()), _Slot(inputs, index)
 
     def _written(self, slots: int) -> Iterator[int]:
-        """Slots of which something was written; of a large budget, most of the file has never been."""
+        """Slots of which something was written; of a large budget, most of the file has never
+        been.
+        """
         following = position = 0
         while following < slots:
             try:

@@ -1,6 +1,8 @@
-"""Where cached samples lie: what memory and disk have in common, and memory. The form on disk is in ``cache_disk``.
+"""Where cached samples lie: what memory and disk have in common, and memory. The form on disk is in
+``cache_disk``.
 
-A store maps a key to the bytes of a sample, keeps to a byte budget and drops what was used least recently.
+A store maps a key to the bytes of a sample, keeps to a byte budget and drops what was used least
+recently.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Store(ABC, Generic[E]):
 
     @abstractmethod
     def get(self, key: CacheKey, inputs: bytes) -> Tensor | None:
-        """uint8 ``[N]`` stored under ``key`` for these inputs (their digest), or None; it is then the newest in use."""
+        """uint8 ``[N]`` stored under ``key`` for these inputs (their digest), or None; it is then
+        the newest in use.
+        """
 
     @abstractmethod
     def put(self, key: CacheKey, inputs: bytes, payload_N: Tensor) -> None:
@@ -90,7 +94,8 @@ class Store(ABC, Generic[E]):
     def _require_room(self, sample_bytes: int) -> None:
         if sample_bytes > self.byte_budget:
             raise UsageProblem(
-                f"activation cache: a budget of {self.byte_budget:,} bytes does not hold one sample of "
+                f"activation cache: a budget of {self.byte_budget:,} bytes does not hold one "
+                f"sample of "
                 f"{sample_bytes:,}",
                 "Raise the budget, take a smaller dtype, or train without the cache.",
             )

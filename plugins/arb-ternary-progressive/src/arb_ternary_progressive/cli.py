@@ -26,10 +26,22 @@ def progressive() -> None:
 @progressive.command("plan")
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides
-@click.option("--target-stacks", type=click.IntRange(min=1), help="For a config of training in Python: stacks in all.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Likewise: samples in a batch; default: 16.")
-@click.option("--block-size", type=click.IntRange(min=1), help="Likewise: positions of a sample; default: 128.")
-@click.option("--samples", type=click.IntRange(min=1), help="Likewise: samples in the data, for the cache.")
+@click.option(
+    "--target-stacks",
+    type=click.IntRange(min=1),
+    help="For a config of training in Python: stacks in all.",
+)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), help="Likewise: samples in a batch; default: 16."
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(min=1),
+    help="Likewise: positions of a sample; default: 128.",
+)
+@click.option(
+    "--samples", type=click.IntRange(min=1), help="Likewise: samples in the data, for the cache."
+)
 @plugin_files
 @as_json
 def plan(
@@ -41,7 +53,9 @@ def plan(
     samples: int | None,
     as_json: bool,
 ) -> None:
-    """Print what each stack of CONFIG will be: depth, parameters, memory, time. Nothing is trained."""
+    """Print what each stack of CONFIG will be: depth, parameters, memory, time. Nothing is
+    trained.
+    """
     from arb_ternary_progressive.plan_config import plan_file
 
     stages = plan_file(
@@ -55,7 +69,9 @@ def plan(
     if as_json:
         print_json([stage.to_json() for stage in stages])
         return
-    print_table([title for title, _ in COLUMNS], [[show(stage) for _, show in COLUMNS] for stage in stages])
+    print_table(
+        [title for title, _ in COLUMNS], [[show(stage) for _, show in COLUMNS] for stage in stages]
+    )
 
 
 #: The columns of the plan: title, and what a stack has there.

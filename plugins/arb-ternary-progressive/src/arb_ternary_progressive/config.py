@@ -1,8 +1,9 @@
-"""The config of progressive training in Python: model, training, and the section ``training.progressive``.
+"""The config of progressive training in Python: model, training, and the section
+``training.progressive``.
 
-Unlike the configs of runs these can be changed after they were made, option by option; every assignment is checked as
-the file was. What options say of each other is checked by :meth:`StackWiseConfig.validate`, which whoever uses the
-config calls.
+Unlike the configs of runs these can be changed after they were made, option by option; every
+assignment is checked as the file was. What options say of each other is checked by
+:meth:`StackWiseConfig.validate`, which whoever uses the config calls.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelConfig", "ProgressiveConfig", "StackWiseConfig", "TrainingConfig"]
 
-_natural = Rule("a whole number of at least 0", lambda value: type(value) is int and value >= 0, {"minimum": 0})
+_natural = Rule(
+    "a whole number of at least 0", lambda value: type(value) is int and value >= 0, {"minimum": 0}
+)
 
 
 def _is_fractions(_instance: Any, attribute: Any, value: Any) -> None:
@@ -50,11 +53,14 @@ def _is_fractions(_instance: Any, attribute: Any, value: Any) -> None:
 
 @define(kw_only=True)
 class ProgressiveConfig(GrowthConfig):
-    """The section ``training.progressive``: how a rack grows, and what a config of ``arb train`` says elsewhere."""
+    """The section ``training.progressive``: how a rack grows, and what a config of ``arb train``
+    says elsewhere.
+    """
 
     new_stack_precision: Precision = option(
         "full",
-        "what a new stack is stored in: full (float32), half (float16), bfloat16, nvfp4 (4 bits, frozen), ternary, "
+        "what a new stack is stored in: full (float32), half (float16), bfloat16, nvfp4 (4 bits, "
+        "frozen), ternary, "
         "qlora (frozen 4-bit or ternary base with adapters)",
         validator=one_of(*PRECISIONS),
     )
@@ -65,10 +71,14 @@ class ProgressiveConfig(GrowthConfig):
         validator=one_of("mlm", "clm", "custom"),
     )
     time_step_fractions: list[float] | dict[int, float] | None = option(
-        None, "share of tokens hidden at each time step; null = .15 to .85 evenly", validator=_is_fractions
+        None,
+        "share of tokens hidden at each time step; null = .15 to .85 evenly",
+        validator=_is_fractions,
     )
     mask_token_id: int | None = option(
-        None, "what stands for a hidden token; null = the last id of the vocabulary", validator=optional(_natural)
+        None,
+        "what stands for a hidden token; null = the last id of the vocabulary",
+        validator=optional(_natural),
     )
     seed: int = option(0, "seed of new stacks, masks and times", validator=_natural)
 
@@ -77,13 +87,19 @@ class ProgressiveConfig(GrowthConfig):
 class ModelConfig:
     """The parts of the model that every stack shares: the section ``model``."""
 
-    vocab_size: int = option(256, "token ids, the one that stands for a hidden token included", validator=at_least_one)
+    vocab_size: int = option(
+        256, "token ids, the one that stands for a hidden token included", validator=at_least_one
+    )
     d_model: int = option(256, "features of the residual stream", validator=at_least_one)
     d_ff: int | None = option(
-        None, "hidden features of a feed-forward layer; null = as the activation asks", validator=optional(at_least_one)
+        None,
+        "hidden features of a feed-forward layer; null = as the activation asks",
+        validator=optional(at_least_one),
     )
     n_heads: int = option(4, "query heads", validator=at_least_one)
-    n_kv_heads: int | None = option(None, "key and value heads; null = n_heads", validator=optional(at_least_one))
+    n_kv_heads: int | None = option(
+        None, "key and value heads; null = n_heads", validator=optional(at_least_one)
+    )
     max_length: int = option(512, "context: longest sequence, in tokens", validator=at_least_one)
     causal: bool | None = option(
         None,
@@ -93,23 +109,34 @@ class ModelConfig:
     activation: Literal["relu2", "swiglu"] = option(
         "relu2", "feed-forward non-linearity", validator=one_of("relu2", "swiglu")
     )
-    rotary_base: float = option(10000.0, "longest wavelength of the rotary embedding over 2 pi", validator=above_zero)
+    rotary_base: float = option(
+        10000.0, "longest wavelength of the rotary embedding over 2 pi", validator=above_zero
+    )
     tie_embeddings: bool = option(False, "the head uses the embedding's weights", validator=boolean)
     ends: Literal["full", "ternary"] | None = option(
         None,
-        "what embedding and head are stored in; null = ternary where new stacks are ternary, else full",
+        "what embedding and head are stored in; null = ternary where new stacks are ternary, else "
+        "full",
         validator=optional(one_of("full", "ternary")),
     )
-    learned_norms: bool = option(False, "pre-norms and the final norm have a learned gain", validator=boolean)
-    sub_norms: bool = option(True, "normalise also what enters the output and down projections", validator=boolean)
+    learned_norms: bool = option(
+        False, "pre-norms and the final norm have a learned gain", validator=boolean
+    )
+    sub_norms: bool = option(
+        True, "normalise also what enters the output and down projections", validator=boolean
+    )
     group_size: Literal[32, 64, 128, 256, "row"] = option(
-        128, "weights of a row that share an exponent in ternary linears", validator=one_of(32, 64, 128, 256, "row")
+        128,
+        "weights of a row that share an exponent in ternary linears",
+        validator=one_of(32, 64, 128, 256, "row"),
     )
     activations: Literal["int8", "float"] = option(
         "float", "precision of what enters each linear", validator=one_of("int8", "float")
     )
     gradients: Literal["int8", "float"] = option(
-        "float", "precision of the gradients that ternary modules multiply with", validator=one_of("int8", "float")
+        "float",
+        "precision of the gradients that ternary modules multiply with",
+        validator=one_of("int8", "float"),
     )
 
 
@@ -127,7 +154,8 @@ class TrainingConfig:
     lr: float = option(1e-3, "learning rate of float parameters", validator=above_zero)
     rate: float = option(
         0.1,
-        "rate of ternary modules: trits that a weight moves in a step whose gradient is one standard deviation",
+        "rate of ternary modules: trits that a weight moves in a step whose gradient is one "
+        "standard deviation",
         validator=above_zero,
     )
 
@@ -142,7 +170,9 @@ class StackWiseConfig:
     _source: str = attrs.field(init=False, default="", repr=False, eq=False)
 
     @classmethod
-    def from_yaml(cls, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> StackWiseConfig:
+    def from_yaml(
+        cls, path: str | os.PathLike[str], overrides: Iterable[str] = ()
+    ) -> StackWiseConfig:
         """Read a YAML file; ``overrides`` are ``"path=value"`` each.
 
         Raises:
@@ -159,11 +189,12 @@ class StackWiseConfig:
     def validate(self) -> None:
         """See that every option is right, by itself and beside the others, and does something.
 
-        A builder may be asked for any stacks, of other precisions and with other adapters than the config says: what
-        only such a stack would use is no fault.
+        A builder may be asked for any stacks, of other precisions and with other adapters than the
+        config says: what only such a stack would use is no fault.
 
         Raises:
-            ConfigError: it is not; every fault is listed, with file and line where the config comes from a file.
+            ConfigError: it is not; every fault is listed, with file and line where the config comes
+                from a file.
         """
         faults = []
         sections: tuple[tuple[tuple[str, ...], Any], ...] = (
@@ -192,7 +223,8 @@ class StackWiseConfig:
             raise_faults(faults, self._origins, self._source)
 
     def decoder_config(self, default_precision: Precision | None = None) -> DecoderConfig:
-        """What the decoder is made with. Its ``float_parts`` are those of the ends: a stack has its own.
+        """What the decoder is made with. Its ``float_parts`` are those of the ends: a stack has its
+        own.
 
         Args:
             default_precision: of new stacks, where it is not ``new_stack_precision``.
@@ -203,7 +235,9 @@ class StackWiseConfig:
         from arb_ternary_text.models.config import DecoderConfig
 
         model, progressive = self.model, self.training.progressive
-        precision = progressive.new_stack_precision if default_precision is None else default_precision
+        precision = (
+            progressive.new_stack_precision if default_precision is None else default_precision
+        )
         ends = model.ends or ("ternary" if precision == "ternary" else "full")
         norms = ("norms",) if model.learned_norms else ()
         return DecoderConfig(
@@ -213,7 +247,9 @@ class StackWiseConfig:
             kv_heads=model.n_kv_heads,
             feed_forward=model.d_ff,
             activation=model.activation,
-            causal=progressive.training_objective == "clm" if model.causal is None else model.causal,
+            causal=progressive.training_objective == "clm"
+            if model.causal is None
+            else model.causal,
             rotary_base=model.rotary_base,
             max_length=model.max_length,
             tie_embeddings=model.tie_embeddings,

@@ -1,4 +1,5 @@
-"""Batches for the stack that is being trained: hidden tokens, targets, time, and what the trunk made of the inputs.
+"""Batches for the stack that is being trained: hidden tokens, targets, time, and what the trunk
+made of the inputs.
 
 Shapes: ``B`` samples, ``S`` positions, ``D`` width.
 """
@@ -24,47 +25,58 @@ from arb_ternary_train.seeding import derived_generator
 
 __all__ = ["ProgressiveDataLoader", "TrunkActivations"]
 
-#: The trunk's hidden states ``[B, S, D]``: a function of the batch, a frozen trunk, the states ``[S, D]`` by cache key,
-#: or those of every batch.
-TrunkActivations: TypeAlias = Callable[[dict[str, Any]], Tensor] | nn.Module | Mapping[int, Tensor] | Tensor
+# : The trunk's hidden states ``[B, S, D]``: a function of the batch, a frozen trunk, the states
+# ``[S, D]`` by cache key, : or those of every batch.
+TrunkActivations: TypeAlias = (
+    Callable[[dict[str, Any]], Tensor] | nn.Module | Mapping[int, Tensor] | Tensor
+)
 
 
 class ProgressiveDataLoader:
-    """The batches of ``base_dataloader`` as stack ``stack_idx`` is trained on them. Each pass over it is an epoch.
+    """The batches of ``base_dataloader`` as stack ``stack_idx`` is trained on them. Each pass over
+    it is an epoch.
 
     A batch is a dict:
 
-    * ``input_ids`` int64 ``[B, S]``: what the model reads. Only the objective ``mlm`` hides tokens in it;
-    * ``targets`` int64 ``[B, S]`` and ``loss_mask`` bool ``[B, S]``: what is asked, and where it counts;
+    * ``input_ids`` int64 ``[B, S]``: what the model reads. Only the objective ``mlm`` hides tokens
+      in it;
+    * ``targets`` int64 ``[B, S]`` and ``loss_mask`` bool ``[B, S]``: what is asked, and where it
+      counts;
     * ``masks`` bool ``[B, S]``: the positions that the strategy chose;
-    * ``clm_mask`` and ``combined_masks`` bool ``[B, S]``, with the objective ``clm``: every position but the last, and
-      ``masks & clm_mask``;
-    * ``time_step`` int64 ``[B]`` and ``time`` float32 ``[B]``, the middle of the step; 0 for a strategy without time;
+    * ``clm_mask`` and ``combined_masks`` bool ``[B, S]``, with the objective ``clm``: every
+      position but the last, and ``masks & clm_mask``;
+    * ``time_step`` int64 ``[B]`` and ``time`` float32 ``[B]``, the middle of the step; 0 for a
+      strategy without time;
     * ``stack_idx``, ``training_objective``;
-    * ``sample_ids`` and ``cache_keys`` int64 ``[B]``: identity of the samples, and by what a cache knows them;
+    * ``sample_ids`` and ``cache_keys`` int64 ``[B]``: identity of the samples, and by what a cache
+      knows them;
     * ``trunk_activations`` float ``[B, S, D]`` or None;
     * whatever else the base dataloader gave.
 
-    Masks and times depend on the samples and on ``(seed, stack_idx, epoch, number of the batch)``, on no global
-    generator. Where time is an input it is drawn anew for each batch.
+    Masks and times depend on the samples and on ``(seed, stack_idx, epoch, number of the batch)``,
+    on no global generator. Where time is an input it is drawn anew for each batch.
 
     Args:
-        base_dataloader: gives batches: mappings with ``input_ids``, tensors, tuples, batches of the core. For more than
-            one epoch it must not be an iterator.
+        base_dataloader: gives batches: mappings with ``input_ids``, tensors, tuples, batches of the
+            core. For more than one epoch it must not be an iterator.
         masking_strategy: None = every position counts, and nothing is hidden.
         stack_idx: the stack in training, counted in the order of building.
-        trunk_activations: the hidden states that enter the stack; see ``TrunkActivations``. None = the model starts at
-            the tokens.
-        cache_activations: compute the hidden states of a sample once. A module as ``trunk_activations`` must then be
-            frozen; a function must have a cache of its own (attribute ``cache``); tensors are there already.
-        training_objective: ``mlm``, ``clm`` or ``custom``; None = what the strategy's config says, else ``mlm``.
-        final_depth: stacks of the finished rack; None = what the strategy knows, else ``stack_idx + 1``.
+        trunk_activations: the hidden states that enter the stack; see ``TrunkActivations``. None =
+            the model starts at the tokens.
+        cache_activations: compute the hidden states of a sample once. A module as
+            ``trunk_activations`` must then be frozen; a function must have a cache of its own
+            (attribute ``cache``); tensors are there already.
+        training_objective: ``mlm``, ``clm`` or ``custom``; None = what the strategy's config says,
+            else ``mlm``.
+        final_depth: stacks of the finished rack; None = what the strategy knows, else ``stack_idx +
+            1``.
         vocabulary_size: number of token ids; None = what the strategy's config says.
         seed: of masks and times; None = that of the strategy, else 0.
         cache: where a module's hidden states are kept; None = one of 1 GiB in memory.
 
     Raises:
-        ConfigError: the objective is unknown or does not go with the strategy, or the vocabulary is not known.
+        ConfigError: the objective is unknown or does not go with the strategy, or the vocabulary is
+            not known.
         UsageProblem: there is no such stack, or ``trunk_activations`` cannot be cached.
     """
 
@@ -87,13 +99,19 @@ class ProgressiveDataLoader:
         self.stack_idx = stack_idx
         self.trunk_activations = trunk_activations
         self.cache_activations = cache_activations
-        objective = training_objective or getattr(masking_strategy, "training_objective", None) or "mlm"
+        objective = (
+            training_objective or getattr(masking_strategy, "training_objective", None) or "mlm"
+        )
         self._masking = ObjectiveMasking(masking_strategy, objective)
         self.training_objective = self._masking.objective
-        self.final_depth: int = final_depth or getattr(masking_strategy, "final_depth", None) or stack_idx + 1
+        self.final_depth: int = (
+            final_depth or getattr(masking_strategy, "final_depth", None) or stack_idx + 1
+        )
         self.depth = depth_of(stack_idx, self.final_depth)
         self.seed: int = getattr(masking_strategy, "seed", 0) if seed is None else seed
-        self.vocabulary_size: int | None = vocabulary_size or getattr(masking_strategy, "vocabulary_size", None)
+        self.vocabulary_size: int | None = vocabulary_size or getattr(
+            masking_strategy, "vocabulary_size", None
+        )
         self._passes = Passes(base_dataloader)
         self._require_vocabulary()
         self._cache = self._own_cache(cache)
@@ -103,7 +121,9 @@ class ProgressiveDataLoader:
     def __len__(self) -> int:
         """Batches an epoch, where the base dataloader knows."""
         if not isinstance(self.base_dataloader, Sized):
-            raise TypeError(f"the base dataloader, a {type(self.base_dataloader).__name__}, has no length")
+            raise TypeError(
+                f"the base dataloader, a {type(self.base_dataloader).__name__}, has no length"
+            )
         return len(self.base_dataloader)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -133,10 +153,12 @@ class ProgressiveDataLoader:
         return self._passes.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """The next pass goes on where ``state`` was taken, provided that the base dataloader repeats its order."""
+        """The next pass goes on where ``state`` was taken, provided that the base dataloader
+        repeats its order.
+        """
         self._passes.load_state_dict(state)
 
-    # --- one batch ---
+    # --- one batch
 
     def _prepare(self, raw: Any, number: int) -> dict[str, Any]:
         samples = as_samples(raw)
@@ -154,7 +176,9 @@ class ProgressiveDataLoader:
             "stack_idx": self.stack_idx,
             "training_objective": self.training_objective,
             "sample_ids": samples.sample_ids,
-            "cache_keys": cache_keys(samples.sample_ids, steps_B if self._time_is_an_input() else None),
+            "cache_keys": cache_keys(
+                samples.sample_ids, steps_B if self._time_is_an_input() else None
+            ),
         }
         if made.clm_mask is not None:
             batch["clm_mask"], batch["combined_masks"] = made.clm_mask, made.loss_mask
@@ -167,7 +191,11 @@ class ProgressiveDataLoader:
         if isinstance(strategy, TimeStepMasking) and not self._time_is_an_input():
             time = strategy.time_for_stack(self.stack_idx, final_depth=self.final_depth)
         return GrowthContext(
-            step=0, seed=self.seed, vocabulary_size=self.vocabulary_size or 0, depth=self.depth, time=time
+            step=0,
+            seed=self.seed,
+            vocabulary_size=self.vocabulary_size or 0,
+            depth=self.depth,
+            time=time,
         )
 
     def _times(self, samples: Samples, time_B: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -183,7 +211,7 @@ class ProgressiveDataLoader:
         strategy = self.masking_strategy
         return isinstance(strategy, TimeStepMasking) and strategy.time_interpretation == "input"
 
-    # --- the trunk ---
+    # --- the trunk
 
     def _hidden(self, batch: dict[str, Any]) -> Tensor | None:
         source, inputs_BS = self.trunk_activations, batch["input_ids"]
@@ -199,7 +227,8 @@ class ProgressiveDataLoader:
             hidden_BSD = source(batch)
         if hidden_BSD.shape[:2] != inputs_BS.shape:
             raise DataError(
-                f"trunk_activations: hidden states of shape {list(hidden_BSD.shape)} do not belong to inputs of shape "
+                f"trunk_activations: hidden states of shape {list(hidden_BSD.shape)} do not belong "
+                f"to inputs of shape "
                 f"{list(inputs_BS.shape)}"
             )
         return hidden_BSD.to(inputs_BS.device)
@@ -217,7 +246,9 @@ class ProgressiveDataLoader:
             return compute(torch.arange(len(inputs_BS)))
         if self._width is None:
             self._width = compute(torch.arange(1)).shape[-1]
-        return self._cache.fetch(batch["cache_keys"], self._version, inputs_BS, self._width, compute)
+        return self._cache.fetch(
+            batch["cache_keys"], self._version, inputs_BS, self._width, compute
+        )
 
     def _own_cache(self, cache: ActivationCache | None) -> ActivationCache | None:
         source = self.trunk_activations
@@ -227,20 +258,28 @@ class ProgressiveDataLoader:
         if cache is not None:
             raise UsageProblem(
                 "cache: there is nothing to keep in it",
-                "It keeps what a module computes: give the trunk as trunk_activations, and cache_activations=True.",
+                "It keeps what a module computes: give the trunk as trunk_activations, and "
+                "cache_activations=True.",
             )
         is_function = callable(source) and not isinstance(source, Tensor | nn.Module | Mapping)
         if self.cache_activations and is_function and getattr(source, "cache", None) is None:
             raise UsageProblem(
-                "cache_activations: a function does not say which trunk it runs, so that a changed one would go unseen",
-                "Give the frozen trunk itself (a module), or a function with a cache of its own (attribute `cache`).",
+                "cache_activations: a function does not say which trunk it runs, so that a changed "
+                "one would go unseen",
+                "Give the frozen trunk itself (a module), or a function with a cache of its own "
+                "(attribute `cache`).",
             )
         return None
 
     def _require_vocabulary(self) -> None:
-        if self.vocabulary_size is None and self.masking_strategy is not None and self.training_objective == "mlm":
+        if (
+            self.vocabulary_size is None
+            and self.masking_strategy is not None
+            and self.training_objective == "mlm"
+        ):
             raise ConfigError(
-                "vocabulary_size: must be known to hide tokens, and the masking strategy does not know it",
+                "vocabulary_size: must be known to hide tokens, and the masking strategy does not "
+                "know it",
                 "Give ProgressiveDataLoader(..., vocabulary_size=...).",
             )
 
@@ -249,7 +288,8 @@ def _gathered(hidden: Mapping[int, Tensor], keys_B: Tensor) -> Tensor:
     absent = [key for key in keys_B.tolist() if key not in hidden]
     if absent:
         raise DataError(
-            f"trunk_activations: there are no hidden states for {len(absent)} of {len(keys_B)} samples, such as "
+            f"trunk_activations: there are no hidden states for {len(absent)} of {len(keys_B)} "
+            f"samples, such as "
             f"{absent[0]}",
             "Give the trunk itself, so that what is missing can be computed.",
         )

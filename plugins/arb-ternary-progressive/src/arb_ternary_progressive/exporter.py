@@ -16,7 +16,9 @@ __all__ = ["MergedExporter", "build"]
 
 
 class MergedExporter:
-    """Safetensors of a rack whose adapters have been merged; stacks that had some are then float32."""
+    """Safetensors of a rack whose adapters have been merged; stacks that had some are then
+    float32.
+    """
 
     def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
         """Write a merged copy of ``model`` to the file ``destination``, atomically.
@@ -29,7 +31,8 @@ class MergedExporter:
         """
         if not isinstance(model, Rack):
             raise UsageProblem(
-                f"exporter 'merged': it merges the adapters of racks; the model is a {type(model).__name__}",
+                f"exporter 'merged': it merges the adapters of racks; the model is a "
+                f"{type(model).__name__}",
                 "Use --format safetensors.",
             )
         rack = model.merged()

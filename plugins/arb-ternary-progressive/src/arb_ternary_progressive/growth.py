@@ -1,8 +1,9 @@
 """What learns while a rack grows, and in which order things happen when a stack arrives.
 
-What lies on the new stack's side of the trunk learns with it: final norm and head when it was appended, the embedding
-when it was prepended. What lies beyond the trunk belongs to the trunk and is frozen. A table that embedding and head
-share belongs to the trunk. The first stack has no trunk: everything learns.
+What lies on the new stack's side of the trunk learns with it: final norm and head when it was
+appended, the embedding when it was prepended. What lies beyond the trunk belongs to the trunk and
+is frozen. A table that embedding and head share belongs to the trunk. The first stack has no trunk:
+everything learns.
 """
 
 from __future__ import annotations
@@ -47,15 +48,18 @@ class Stage:
         """Let learn what learns while the newest stack of ``builder`` is trained, and nothing else.
 
         Raises:
-            UsageProblem: the new stack or, with ``qlora``, the trunk has nothing that could learn, or the new stack
-                lies in the middle of the rack.
+            UsageProblem: the new stack or, with ``qlora``, the trunk has nothing that could learn,
+                or the new stack lies in the middle of the rack.
         """
         rack = builder.build_rack()
         stacks, newest = rack.ordered_stacks, rack.newest
         position = rack.position(newest.stack_id)
         last = len(stacks) - 1
         if 0 < position < last:
-            raise UsageProblem(f"rack: its newest stack, {newest.stack_id}, lies between others; it must be at an end")
+            raise UsageProblem(
+                f"rack: its newest stack, {newest.stack_id}, lies between others; it must be at an "
+                f"end"
+            )
         newest.set_learning("all")
         first = len(stacks) == 1
         appended = position == last
@@ -112,8 +116,12 @@ class Stage:
         return ""
 
 
-def trunk_stream(stage: Stage, cache: ActivationCache | None, dtype: CacheDtype) -> TrunkStream | None:
-    """What hands the trunk's hidden states to the new stack; None where every batch runs through the whole rack."""
+def trunk_stream(
+    stage: Stage, cache: ActivationCache | None, dtype: CacheDtype
+) -> TrunkStream | None:
+    """What hands the trunk's hidden states to the new stack; None where every batch runs through
+    the whole rack.
+    """
     if stage.streams:
         return None
     return TrunkStream(stage.rack, stage.position, cache=cache, dtype=dtype)

@@ -26,9 +26,9 @@ _WIDTHS: Final[dict[CacheDtype, int]] = {"float32": 4, "bfloat16": 2, "int8": 1}
 class HiddenCodec:
     """Hidden states as bytes and back.
 
-    ``float32`` is exact. ``bfloat16`` rounds to the nearest even. ``int8`` keeps ``s = max|x| / 127`` of each position
-    in float32 and ``round_half_even(x / s)``; a position of zeros stays zero. What a sample becomes does not depend on
-    the batch that it is in.
+    ``float32`` is exact. ``bfloat16`` rounds to the nearest even. ``int8`` keeps ``s = max|x| /
+    127`` of each position in float32 and ``round_half_even(x / s)``; a position of zeros stays
+    zero. What a sample becomes does not depend on the batch that it is in.
 
     Raises:
         UsageProblem: there is no such format.
@@ -63,9 +63,15 @@ class HiddenCodec:
         if self.dtype == "bfloat16":
             return x_BSD.to(torch.bfloat16).view(torch.uint8).view(samples, -1)
         scale_BS1 = x_BSD.abs().amax(dim=-1, keepdim=True) / 127
-        codes_BSD = torch.round(x_BSD / scale_BS1.clamp_min(torch.finfo(torch.float32).tiny)).to(torch.int8)
+        codes_BSD = torch.round(x_BSD / scale_BS1.clamp_min(torch.finfo(torch.float32).tiny)).to(
+            torch.int8
+        )
         return torch.cat(
-            [codes_BSD.view(torch.uint8).view(samples, -1), scale_BS1.view(torch.uint8).view(samples, -1)], dim=1
+            [
+                codes_BSD.view(torch.uint8).view(samples, -1),
+                scale_BS1.view(torch.uint8).view(samples, -1),
+            ],
+            dim=1,
         )
 
     def decode(self, bytes_BN: Tensor, positions: int, width: int) -> Tensor:
@@ -74,14 +80,25 @@ class HiddenCodec:
         if self.dtype == "float32":
             return bytes_BN.contiguous().view(torch.float32).view(samples, positions, width)
         if self.dtype == "bfloat16":
-            return bytes_BN.contiguous().view(torch.bfloat16).view(samples, positions, width).to(torch.float32)
+            return (
+                bytes_BN.contiguous()
+                .view(torch.bfloat16)
+                .view(samples, positions, width)
+                .to(torch.float32)
+            )
         numbers = positions * width
-        codes_BSD = bytes_BN[:, :numbers].contiguous().view(torch.int8).view(samples, positions, width)
-        scale_BS1 = bytes_BN[:, numbers:].contiguous().view(torch.float32).view(samples, positions, 1)
+        codes_BSD = (
+            bytes_BN[:, :numbers].contiguous().view(torch.int8).view(samples, positions, width)
+        )
+        scale_BS1 = (
+            bytes_BN[:, numbers:].contiguous().view(torch.float32).view(samples, positions, 1)
+        )
         return codes_BSD.to(torch.float32) * scale_BS1
 
     def rounded(self, hidden_BSD: Tensor) -> Tensor:
-        """``decode(encode(hidden))``, float32 where ``hidden`` is: what the cache would give back."""
+        """``decode(encode(hidden))``, float32 where ``hidden`` is: what the cache would give
+        back.
+        """
         _, positions, width = hidden_BSD.shape
         if self.exact:
             return hidden_BSD.detach().to(torch.float32)

@@ -22,7 +22,8 @@ class StackRecord:
         position: in the order of computation, when it was trained.
         blocks: how many it has.
         precision: what it is stored in.
-        trunk: what learned below or above it: ``none`` (there was no trunk), ``frozen`` or ``qlora``.
+        trunk: what learned below or above it: ``none`` (there was no trunk), ``frozen`` or
+            ``qlora``.
         time_step: the time step that it was trained at; None where time is an input.
         steps: optimizer steps.
         tokens: positions that counted in the losses.

@@ -24,7 +24,8 @@ class GrowthContext(MaskContext):
     """Where in the growth of a model a batch is masked.
 
     Attributes:
-        depth: how far the model has come: 0 with its first stack, 1 with its last; 1 for one that does not grow.
+        depth: how far the model has come: 0 with its first stack, 1 with its last; 1 for one that
+            does not grow.
         time: diffusion time in [0, 1], where the phase has one.
     """
 
@@ -33,7 +34,9 @@ class GrowthContext(MaskContext):
 
 
 def growth_of(context: MaskContext) -> GrowthContext:
-    """``context`` as one of growth: of a model that does not grow, where the phase says nothing of it."""
+    """``context`` as one of growth: of a model that does not grow, where the phase says nothing of
+    it.
+    """
     if isinstance(context, GrowthContext):
         return context
     return GrowthContext(context.step, context.seed, context.vocabulary_size, context.training)
@@ -55,10 +58,12 @@ class RowMasks:
 
 
 class HidingStrategy(ABC):
-    """Hides tokens of each sample; the model is asked what they were. Targets are the tokens of the same positions.
+    """Hides tokens of each sample; the model is asked what they were. Targets are the tokens of the
+    same positions.
 
-    Exactly ``floor(S share)`` positions a row are hidden and count in the loss. Masks do not depend on the step: a
-    sample that comes again at the same time is hidden alike, so that a cache of what a model made of it stays true.
+    Exactly ``floor(S share)`` positions a row are hidden and count in the loss. Masks do not depend
+    on the step: a sample that comes again at the same time is hidden alike, so that a cache of what
+    a model made of it stays true.
     """
 
     def __init__(self, replacement: ReplacementOptions) -> None:
@@ -80,7 +85,8 @@ class HidingStrategy(ABC):
         if token >= vocabulary_size:
             raise ConfigError(
                 f"mask_token_id: {token} is outside the vocabulary of {vocabulary_size} ids",
-                f"Take an id below {vocabulary_size} that the data does not use, or null for the last one.",
+                f"Take an id below {vocabulary_size} that the data does not use, or null for the "
+                f"last one.",
             )
         return token
 
@@ -88,15 +94,19 @@ class HidingStrategy(ABC):
         """Ids that the data must not use."""
         return (self.mask_token(vocabulary_size),)
 
-    def choose(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> tuple[Tensor, Tensor | None]:
-        """The positions that :meth:`apply` hides, bool ``[B, S]``, and the times, float32 ``[B]``, where there are any.
+    def choose(
+        self, batch: Batch, generator: torch.Generator, context: MaskContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """The positions that :meth:`apply` hides, bool ``[B, S]``, and the times, float32 ``[B]``,
+        where there are any.
 
         Where times are drawn, an equally seeded generator gives the same ones.
         """
         return _chosen(batch, self.rows(batch, generator, context), context)
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
-        """Corrupted inputs, the tokens as they were, and the hidden positions, all ``[B, S]``; and the times.
+        """Corrupted inputs, the tokens as they were, and the hidden positions, all ``[B, S]``; and
+        the times.
 
         Raises:
             DataError: the mask token occurs in the data.
@@ -126,9 +136,11 @@ class HidingStrategy(ABC):
         if bool(found_BS.any()):
             row, position = (int(i) for i in found_BS.nonzero()[0])
             raise DataError(
-                f"sample {int(sample_ids_B[row])}: token id {mask_token} at position {position} is the mask token, and "
+                f"sample {int(sample_ids_B[row])}: token id {mask_token} at position {position} is "
+                f"the mask token, and "
                 "the data uses it",
-                "Give the data an id more: data: {name: with_mask_token, source: ...}; or set mask_token_id to an "
+                "Give the data an id more: data: {name: with_mask_token, source: ...}; or set "
+                "mask_token_id to an "
                 "id that it does not use.",
             )
 
@@ -136,5 +148,7 @@ class HidingStrategy(ABC):
 def _chosen(batch: Batch, rows: RowMasks, context: MaskContext) -> tuple[Tensor, Tensor | None]:
     device = batch.data.device
     positions = batch.data.shape[1] - 1
-    hidden_BS = hidden_positions(batch.sample_ids.to(device), positions, rows.shares, rows.keys, context.seed)
+    hidden_BS = hidden_positions(
+        batch.sample_ids.to(device), positions, rows.shares, rows.keys, context.seed
+    )
     return hidden_BS, None if rows.times is None else torch.tensor(rows.times, device=device)

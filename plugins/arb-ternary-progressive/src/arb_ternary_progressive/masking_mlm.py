@@ -13,7 +13,9 @@ __all__ = ["MlmConfig", "MlmMasking", "build"]
 
 
 class MlmMasking(HidingStrategy):
-    """Hides ``fraction`` of each row; of the hidden tokens 80 % are masked, 10 % random, 10 % kept."""
+    """Hides ``fraction`` of each row; of the hidden tokens 80 % are masked, 10 % random, 10 %
+    kept.
+    """
 
     def __init__(self, config: MlmConfig | None = None) -> None:
         self.config = MlmConfig() if config is None else config
@@ -22,7 +24,9 @@ class MlmMasking(HidingStrategy):
     def rows(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> RowMasks:
         """See :class:`HidingStrategy`."""
         count = len(batch.sample_ids)
-        return RowMasks((self.config.fraction,) * count, (time_key(growth_of(context).time),) * count)
+        return RowMasks(
+            (self.config.fraction,) * count, (time_key(growth_of(context).time),) * count
+        )
 
 
 def build(config: MlmConfig) -> MlmMasking:

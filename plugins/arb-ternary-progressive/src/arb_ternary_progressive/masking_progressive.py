@@ -14,7 +14,13 @@ from arb_ternary_progressive.masking_config import ProgressiveMaskingConfig, Sch
 from arb_ternary_progressive.masks import time_key
 from arb_ternary_progressive.time import exponential
 
-__all__ = ["ProgressiveMasking", "ProgressiveMaskingConfig", "Schedule", "build", "progressive_fraction"]
+__all__ = [
+    "ProgressiveMasking",
+    "ProgressiveMaskingConfig",
+    "Schedule",
+    "build",
+    "progressive_fraction",
+]
 
 _SCHEDULES: Final[dict[Schedule, Callable[[float], float]]] = {
     "linear": lambda progress: progress,
@@ -23,16 +29,21 @@ _SCHEDULES: Final[dict[Schedule, Callable[[float], float]]] = {
 }
 
 
-def progressive_fraction(depth: float, schedule: Schedule = "linear", start: float = 0.15, end: float = 0.90) -> float:
+def progressive_fraction(
+    depth: float, schedule: Schedule = "linear", start: float = 0.15, end: float = 0.90
+) -> float:
     """``start + (end - start) f(depth)`` for ``depth`` in [0, 1].
 
-    ``f(p)`` is ``p`` (linear), ``(e**p - 1) / (e - 1)`` (exponential) or ``(1 - cos(pi p)) / 2`` (cosine).
+    ``f(p)`` is ``p`` (linear), ``(e**p - 1) / (e - 1)`` (exponential) or ``(1 - cos(pi p)) / 2``
+    (cosine).
     """
     return start + (end - start) * _SCHEDULES[schedule](depth)
 
 
 class ProgressiveMasking(HidingStrategy):
-    """Hides a share of each row that depends on ``GrowthContext.depth``, 1 in a run that does not grow its model."""
+    """Hides a share of each row that depends on ``GrowthContext.depth``, 1 in a run that does not
+    grow its model.
+    """
 
     def __init__(self, config: ProgressiveMaskingConfig | None = None) -> None:
         self.config = ProgressiveMaskingConfig() if config is None else config

@@ -1,7 +1,7 @@
 """Which positions of a sample are hidden, and what stands in their place.
 
-Both are pure functions of the sample's id, its time and the seed, by the counter hash of the core: the same in any row
-of any batch, on every device, and in every epoch.
+Both are pure functions of the sample's id, its time and the seed, by the counter hash of the core:
+the same in any row of any batch, on every device, and in every epoch.
 
 Shapes: ``B`` samples, ``S`` positions.
 """
@@ -20,7 +20,8 @@ from arb_ternary.errors import ConfigError
 
 __all__ = ["corrupt", "hidden_count", "hidden_positions", "time_key"]
 
-#: Streams of the hash: the order in which positions are hidden, what replaces a token, which random token.
+# : Streams of the hash: the order in which positions are hidden, what replaces a token, which
+# random token.
 _POSITIONS: Final = stream_id("arb_ternary_progressive.positions")
 _REPLACEMENT: Final = stream_id("arb_ternary_progressive.replacement")
 _RANDOM_TOKEN: Final = stream_id("arb_ternary_progressive.random_token")
@@ -30,7 +31,9 @@ _TIMES: Final = 1 << 20
 
 
 def hidden_count(positions: int, share: float) -> int:
-    """``floor(positions share)``. A product that floating point leaves a hair below a whole number is that number."""
+    """``floor(positions share)``. A product that floating point leaves a hair below a whole number
+    is that number.
+    """
     return math.floor(positions * share + 1e-9)
 
 
@@ -52,9 +55,12 @@ def hidden_positions(
         seed: of the run.
     """
     order_BS = _hash(sample_ids_B, positions, keys, seed, _POSITIONS)
-    # The place of each position in the order of the hashes; of equal ones the earlier position comes first.
+    # The place of each position in the order of the hashes; of equal ones the earlier position
+    # comes first.
     rank_BS = order_BS.argsort(dim=1, stable=True).argsort(dim=1)
-    counts_B = torch.tensor([hidden_count(positions, share) for share in shares], device=rank_BS.device)
+    counts_B = torch.tensor(
+        [hidden_count(positions, share) for share in shares], device=rank_BS.device
+    )
     return rank_BS < counts_B.unsqueeze(1)
 
 
@@ -70,9 +76,11 @@ def corrupt(
     mask_share: float,
     random_share: float,
 ) -> Tensor:
-    """``tokens_BS`` with hidden tokens replaced: by the mask token, by a random one, or, for the rest, not at all.
+    """``tokens_BS`` with hidden tokens replaced: by the mask token, by a random one, or, for the
+    rest, not at all.
 
-    What replaces a token does not depend on it. A random token is any but the mask token, each as likely as the others.
+    What replaces a token does not depend on it. A random token is any but the mask token, each as
+    likely as the others.
 
     Args:
         tokens_BS: the samples, int64.
@@ -94,7 +102,9 @@ def corrupt(
     if random_share == 0.0:
         return replaced_BS
     if vocabulary_size < 2:
-        raise ConfigError(f"random_share: a vocabulary of {vocabulary_size} has no token besides the mask token")
+        raise ConfigError(
+            f"random_share: a vocabulary of {vocabulary_size} has no token besides the mask token"
+        )
     random_BS = _hash(sample_ids_B, positions, keys, seed, _RANDOM_TOKEN).long() & 0x7FFFFFFF
     random_BS %= vocabulary_size - 1
     random_BS += random_BS >= mask_token
@@ -102,7 +112,9 @@ def corrupt(
     return torch.where(is_random_BS, random_BS, replaced_BS)
 
 
-def _hash(sample_ids_B: Tensor, positions: int, keys: Sequence[int], seed: int, stream: int) -> Tensor:
+def _hash(
+    sample_ids_B: Tensor, positions: int, keys: Sequence[int], seed: int, stream: int
+) -> Tensor:
     """int32 ``[B, S]``; row ``b`` depends on its sample id and key alone."""
     distinct = sorted(set(keys))
     if len(distinct) == 1:

@@ -1,12 +1,12 @@
 """NVFP4: 4-bit floats in blocks of 16, each block with a scale of 8 bits, the whole with one of 32.
 
-``W[n, k] = code[n, k] * scale[n, k // 16] * tensor_scale``: codes are E2M1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their
-negatives), scales are E4M3. With hardware that has the format or not, what is stored is the format: codes two to a
-byte, the first in the low half.
+``W[n, k] = code[n, k] * scale[n, k // 16] * tensor_scale``: codes are E2M1 (0, 0.5, 1, 1.5, 2, 3,
+4, 6 and their negatives), scales are E4M3. With hardware that has the format or not, what is stored
+is the format: codes two to a byte, the first in the low half.
 
-Quantisation is NVIDIA's: ``tensor_scale = max|W| / (6 * 448)``, so that the largest block scale is 448, the largest of
-E4M3; each block's scale is ``max|block| / (6 * tensor_scale)`` rounded to E4M3; each weight is rounded to the nearest
-code, to the one with an even number where two are as near.
+Quantisation is NVIDIA's: ``tensor_scale = max|W| / (6 * 448)``, so that the largest block scale is
+448, the largest of E4M3; each block's scale is ``max|block| / (6 * tensor_scale)`` rounded to E4M3;
+each weight is rounded to the nearest code, to the one with an even number where two are as near.
 
 Shapes: ``N`` rows, ``K`` columns, ``J = ceil(K / 16)`` blocks of a row.
 """
@@ -77,7 +77,8 @@ def unpack_nvfp4(packed: Packed, columns: int, dtype: torch.dtype = torch.float3
     device = packed.codes.device
     table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)
     byte = torch.arange(256, device=device)
-    # Two weights for each byte at one look-up: an index for each weight would take eight times what is stored.
+    # Two weights for each byte at one look-up: an index for each weight would take eight times what
+    # is stored.
     pairs = torch.stack((table[byte & 15], table[byte >> 4]), dim=1)
     values = pairs[packed.codes.int()].view(rows, blocks, BLOCK)
     unit_NJ = packed.scales.to(torch.float32) * packed.tensor_scale

@@ -34,7 +34,8 @@ class ObjectiveBatch:
         targets: int64 ``[B, S]``.
         loss_mask: bool ``[B, S]``: positions that count.
         times: float32 ``[B]``, where the strategy has times.
-        clm_mask: for ``clm``, bool ``[B, S]``: every position but the last, whose next token is not in the batch.
+        clm_mask: for ``clm``, bool ``[B, S]``: every position but the last, whose next token is not
+            in the batch.
     """
 
     inputs: Tensor
@@ -68,10 +69,11 @@ class ObjectiveMasking:
     Never more positions count than ``loss_mask`` among the extras of a batch allows.
 
     Args:
-        strategy: chooses the positions, and hides them where the objective hides; None = every position.
-        objective: ``mlm``: the tokens themselves. ``clm``: ``targets[s] = tokens[s + 1]``; the last target repeats the
-            last token and never counts. ``custom``: ``targets`` among the extras of the batch; where they are
-            ``IGNORED``, nothing counts and the target becomes 0.
+        strategy: chooses the positions, and hides them where the objective hides; None = every
+            position.
+        objective: ``mlm``: the tokens themselves. ``clm``: ``targets[s] = tokens[s + 1]``; the last
+            target repeats the last token and never counts. ``custom``: ``targets`` among the extras
+            of the batch; where they are ``IGNORED``, nothing counts and the target becomes 0.
 
     Raises:
         ConfigError: there is no such objective.
@@ -86,12 +88,16 @@ class ObjectiveMasking:
         made = self.prepare(batch, generator, context)
         return MaskedBatch(made.inputs, made.targets, made.loss_mask, made.times)
 
-    def prepare(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> ObjectiveBatch:
+    def prepare(
+        self, batch: Batch, generator: torch.Generator, context: MaskContext
+    ) -> ObjectiveBatch:
         """``batch`` as the objective wants it.
 
         Raises:
-            DataError: ``custom`` without targets, or targets beside an objective that makes its own.
-            ConfigError: the objective is ``mlm``, and the strategy asks for other tokens than the hidden ones.
+            DataError: ``custom`` without targets, or targets beside an objective that makes its
+                own.
+            ConfigError: the objective is ``mlm``, and the strategy asks for other tokens than the
+                hidden ones.
         """
         tokens_BS = batch.data[:, :-1]
         given_BS, loss_mask_BS = batch.extras.get("targets"), batch.extras.get("loss_mask")
@@ -116,7 +122,9 @@ class ObjectiveMasking:
         following_BS = torch.cat((tokens_BS[:, 1:], tokens_BS[:, -1:]), dim=1)
         clm_mask_BS = torch.ones_like(masks_BS)
         clm_mask_BS[:, -1] = False
-        return ObjectiveBatch(inputs_BS, masks_BS, following_BS, allowed_BS & clm_mask_BS, times_B, clm_mask_BS)
+        return ObjectiveBatch(
+            inputs_BS, masks_BS, following_BS, allowed_BS & clm_mask_BS, times_B, clm_mask_BS
+        )
 
     def _chosen(
         self, batch: Batch, generator: torch.Generator, context: MaskContext
@@ -132,7 +140,8 @@ class ObjectiveMasking:
             return tokens_BS, masked.loss_mask, masked.times
         if not torch.equal(masked.targets[masked.loss_mask], tokens_BS[masked.loss_mask]):
             raise ConfigError(
-                f"training_objective: mlm asks for the hidden tokens, and {type(strategy).__name__} for others",
+                f"training_objective: mlm asks for the hidden tokens, and "
+                f"{type(strategy).__name__} for others",
                 "Use mlm, progressive or time_step masking, or the objective clm.",
             )
         return masked.inputs, masked.loss_mask, masked.times

@@ -1,7 +1,7 @@
 """Passes over a dataloader, which a training can leave in the middle of one and come back to.
 
-Nothing is asked of the dataloader but that it can be passed over, and that it then gives the same batches in the same
-order as the first time that it was passed over in the same epoch.
+Nothing is asked of the dataloader but that it can be passed over, and that it then gives the same
+batches in the same order as the first time that it was passed over in the same epoch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Passes:
 
     @property
     def next_epoch(self) -> int:
-        """The epoch of the next pass: the one to be gone on with after :meth:`load_state_dict`, else a new one."""
+        """The epoch of the next pass: the one to be gone on with after :meth:`load_state_dict`,
+        else a new one.
+        """
         return self.epoch + int(not self.resumed and self.position > 0)
 
     def start(self) -> Iterator[Any]:
@@ -56,7 +58,8 @@ class Passes:
             yield raw
         if not self.position:
             raise DataError(
-                f"dataloader: {type(self.base).__name__} gives no batch in epoch {self.epoch}", _once(self.base)
+                f"dataloader: {type(self.base).__name__} gives no batch in epoch {self.epoch}",
+                _once(self.base),
             )
 
     def state_dict(self) -> dict[str, int]:
@@ -72,7 +75,8 @@ class Passes:
 class LoaderBatches:
     """The ``Batches`` of a dataloader: pass after pass.
 
-    Before each pass torch's global generator is seeded, so that a dataloader that shuffles by it repeats its order.
+    Before each pass torch's global generator is seeded, so that a dataloader that shuffles by it
+    repeats its order.
     """
 
     continues = False
@@ -134,7 +138,9 @@ class LoaderSource:
 
     def samples_per_epoch(self, block_size: int) -> int:
         """A dataloader counts batches; see :func:`batches_in_a_pass`."""
-        raise UsageProblem("dataloader: the number of its samples is not known", "Count its batches.")
+        raise UsageProblem(
+            "dataloader: the number of its samples is not known", "Count its batches."
+        )
 
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
         """There are none."""
@@ -142,7 +148,8 @@ class LoaderSource:
 
 
 def batches_in_a_pass(base: Iterable[Any]) -> int:
-    """Batches of one pass over a dataloader; one that does not know its length is passed over to count them.
+    """Batches of one pass over a dataloader; one that does not know its length is passed over to
+    count them.
 
     Raises:
         UsageProblem: it can be passed over only once.
@@ -165,4 +172,7 @@ def batches_in_a_pass(base: Iterable[Any]) -> int:
 def _once(base: Iterable[Any]) -> str:
     if not isinstance(base, Iterator):
         return ""
-    return "An iterator can be passed over once only; give what makes it: a list, a torch DataLoader, ..."
+    return (
+        "An iterator can be passed over once only; give what makes it: a list, a torch "
+        "DataLoader, ..."
+    )

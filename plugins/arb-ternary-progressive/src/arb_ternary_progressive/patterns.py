@@ -12,7 +12,8 @@ LINEAR_STEP = 8
 
 
 def pattern_value(base: float, pattern: Pattern, stack: int) -> float:
-    """The value of stack ``stack`` (0, 1, ...): ``base``, ``base 2^i``, ``base // 2^i`` (at least 1), ``base + 8 i``.
+    """The value of stack ``stack`` (0, 1, ...): ``base``, ``base 2^i``, ``base // 2^i`` (at least
+    1), ``base + 8 i``.
 
     Whole numbers stay whole.
     """
@@ -26,7 +27,8 @@ def pattern_value(base: float, pattern: Pattern, stack: int) -> float:
 
 
 def stack_rank_and_alpha(config: GrowthConfig, stack: int) -> tuple[int, float]:
-    """Rank and alpha of the adapter that stack ``stack``, in the order of building, gets when it is made.
+    """Rank and alpha of the adapter that stack ``stack``, in the order of building, gets when it is
+    made.
 
     Raises:
         ConfigError: the strategy is ``variable`` and the stack has no entry.

@@ -39,7 +39,9 @@ __all__ = ["ProgressivePhase", "ProgressivePhaseConfig", "build"]
 
 
 class _StackLoop(TrainingLoop):
-    """Trains one stack: masks at its depth and time, and starts from the trunk's hidden states where it can."""
+    """Trains one stack: masks at its depth and time, and starts from the trunk's hidden states
+    where it can.
+    """
 
     def __init__(
         self,
@@ -62,7 +64,9 @@ class _StackLoop(TrainingLoop):
         super().__init__(context, options, key)
 
     def mask(self, batch: Batch) -> MaskedBatch:
-        """``batch`` masked at the stack's depth and time, or at a time drawn for this micro-batch."""
+        """``batch`` masked at the stack's depth and time, or at a time drawn for this
+        micro-batch.
+        """
         context = self.context
         if self._config.time_interpretation == "input" and self._config.time_sampling == "batch":
             drawn = torch.rand((), generator=self._generator("time"))
@@ -77,7 +81,9 @@ class _StackLoop(TrainingLoop):
         return context.masking.apply(batch, self._generator("mask"), mask_context)
 
     def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
-        """Logits ``[B, S, V]``; through the new stack alone where the trunk's hidden states are at hand."""
+        """Logits ``[B, S, V]``; through the new stack alone where the trunk's hidden states are at
+        hand.
+        """
         rack, stage = self._stage.rack, self._stage
         time: Tensor | float | None = None
         if self._config.time_interpretation == "input":
@@ -97,9 +103,9 @@ class _StackLoop(TrainingLoop):
 class ProgressivePhase:
     """Trains the stack that the model begins with, then adds and trains one stack after the other.
 
-    A decoder becomes a rack whose first stack is the decoder's blocks. See ``growth`` for what learns when. Who has a
-    rack already, or looks on, overrides :meth:`make_builder`, :meth:`open_cache`, :meth:`after_step` or
-    :meth:`after_stack`.
+    A decoder becomes a rack whose first stack is the decoder's blocks. See ``growth`` for what
+    learns when. Who has a rack already, or looks on, overrides :meth:`make_builder`,
+    :meth:`open_cache`, :meth:`after_step` or :meth:`after_stack`.
     """
 
     name = "progressive"
@@ -114,10 +120,12 @@ class ProgressivePhase:
         self._counts: dict[str, float] = {}  # of the policies of the stacks before
         self._restored: Mapping[str, Any] | None = None
 
-    # --- the protocol of a phase ---
+    # --- the protocol of a phase
 
     def run(self, context: TrainingContext) -> PhaseResult:
-        """Grow to ``target_stacks``, from the start or from where ``load_state_dict`` left off; see ``Phase``."""
+        """Grow to ``target_stacks``, from the start or from where ``load_state_dict`` left off; see
+        ``Phase``.
+        """
         builder = self._builder = self.make_builder(context)
         context.model = builder.build_rack().to(context.device)
         self._find_first_stack(context, builder)
@@ -135,7 +143,9 @@ class ProgressivePhase:
         return PhaseResult(steps=sum(record.steps for record in self.records), metrics=metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which stack is trained, or the first of those that are trained together; its loop; and the records so far."""
+        """Which stack is trained, or the first of those that are trained together; its loop; and
+        the records so far.
+        """
         if self._loop is None:
             raise RuntimeError("the progressive phase has not begun")
         return {
@@ -150,7 +160,7 @@ class ProgressivePhase:
         """Continue from ``state`` when the phase runs."""
         self._restored = state
 
-    # --- the protocol of a phase that changes the model ---
+    # --- the protocol of a phase that changes the model
 
     def structure(self) -> dict[str, Any]:
         """The rack that the model has become."""
@@ -161,13 +171,15 @@ class ProgressivePhase:
     def restore_structure(self, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
         """``model`` as a rack of that structure; everything in it can learn."""
         growable = _as_growable(model)
-        builder = ProgressiveRackBuilder.from_model(growable, self.config, mask_token=int(structure["mask_token"]))
+        builder = ProgressiveRackBuilder.from_model(
+            growable, self.config, mask_token=int(structure["mask_token"])
+        )
         builder.restore(structure)
         rack = builder.build_rack()
         release(rack)
         return rack
 
-    # --- growth ---
+    # --- growth
 
     @property
     def _together(self) -> int:
@@ -177,7 +189,11 @@ class ProgressivePhase:
     def make_builder(self, context: TrainingContext) -> ProgressiveRackBuilder:
         """The builder of the model's rack."""
         model, masking = _as_growable(context.model), context.masking
-        reserved = masking.reserved_ids(context.vocabulary_size) if isinstance(masking, ReservesIds) else ()
+        reserved = (
+            masking.reserved_ids(context.vocabulary_size)
+            if isinstance(masking, ReservesIds)
+            else ()
+        )
         builder = ProgressiveRackBuilder.from_model(
             model, self.config, seed=context.seed, mask_token=next(iter(reserved), None)
         )
@@ -186,7 +202,9 @@ class ProgressivePhase:
         return builder
 
     def _find_first_stack(self, context: TrainingContext, builder: ProgressiveRackBuilder) -> None:
-        """Set the index of the stack that is trained first; a restored phase goes on with the one that it was at."""
+        """Set the index of the stack that is trained first; a restored phase goes on with the one
+        that it was at.
+        """
         if self._restored is not None:
             self._index = self._restored["index"]
             self.records = [StackRecord.from_json(record) for record in self._restored["records"]]
@@ -198,22 +216,30 @@ class ProgressivePhase:
         self._index = stacks - int(self.config.train_first)
         if self._index >= self.config.target_stacks:
             raise ConfigError(
-                f"phases[{context.phase_index}].target_stacks: the model has {stacks} stacks already, so that there is "
+                f"phases[{context.phase_index}].target_stacks: the model has {stacks} stacks "
+                f"already, so that there is "
                 f"nothing to train up to {self.config.target_stacks}",
                 "Ask for more stacks.",
             )
 
     def open_cache(self) -> AbstractContextManager[ActivationCache | None]:
-        """Where the trunk's hidden states are kept while the phase runs; None = they are not kept."""
+        """Where the trunk's hidden states are kept while the phase runs; None = they are not
+        kept.
+        """
         config = self.config
         if not (config.enabled and config.cache_activations):
             return nullcontext()
         return ActivationCache(config.cache_bytes, config.cache_folder, config.cache_dtype)
 
     def _train_stack(
-        self, context: TrainingContext, builder: ProgressiveRackBuilder, cache: ActivationCache | None
+        self,
+        context: TrainingContext,
+        builder: ProgressiveRackBuilder,
+        cache: ActivationCache | None,
     ) -> None:
-        """Add the stack (or all stacks, where they are trained together), if it is not there yet, and train it."""
+        """Add the stack (or all stacks, where they are trained together), if it is not there yet,
+        and train it.
+        """
         config, index = self.config, self._index + self._together - 1
         rack = builder.build_rack()
         while len(rack.ordered_stacks) <= index:
@@ -226,7 +252,9 @@ class ProgressivePhase:
         stream = trunk_stream(stage, cache, config.cache_dtype)
         options = self._options(context)
         key = f"phase {context.phase_index} stack {index}"
-        loop = self._loop = _StackLoop(context, options, key, stage=stage, stream=stream, config=config)
+        loop = self._loop = _StackLoop(
+            context, options, key, stage=stage, stream=stream, config=config
+        )
         started, before = time.perf_counter(), None if cache is None else cache.stats
         try:
             self._progress = Progress()
@@ -247,13 +275,18 @@ class ProgressivePhase:
             loop.close()
         context.logbook.reporter.stop()
         add_counts(self._counts, loop.policy)
-        self.records.append(stage.record(self._progress, time_step=loop.time_step, skipped=loop.skipped))
-        summary = f"stack {index}: {self._progress.steps} steps in {time.perf_counter() - started:.1f} s"
+        self.records.append(
+            stage.record(self._progress, time_step=loop.time_step, skipped=loop.skipped)
+        )
+        summary = (
+            f"stack {index}: {self._progress.steps} steps in {time.perf_counter() - started:.1f} s"
+        )
         if cache is not None and before is not None and stream is not None:
             stats = cache.stats
             asked = stats.hits + stats.misses - before.hits - before.misses
             summary += (
-                f"; cache: {stats.hits - before.hits:,} hits of {asked:,}, {stats.samples:,} samples in "
+                f"; cache: {stats.hits - before.hits:,} hits of {asked:,}, {stats.samples:,} "
+                f"samples in "
                 f"{stats.nbytes:,} bytes, {stats.evictions:,} evicted"
             )
         self.after_stack(context, self.records[-1], summary)
@@ -282,7 +315,9 @@ class ProgressivePhase:
         else:
             windows = context.data.samples_per_epoch(config.block_size)
             step_samples = config.batch_size * config.gradient_accumulation_steps
-            steps = math.ceil((config.epochs_per_stack or 1) * windows * self._together / step_samples)
+            steps = math.ceil(
+                (config.epochs_per_stack or 1) * windows * self._together / step_samples
+            )
         try:
             return config.loop_options(steps)
         except ValueError as error:
@@ -297,7 +332,8 @@ def _as_growable(model: nn.Module) -> Transformer:
     """
     if not (isinstance(model, Transformer) and model.grows):
         raise ConfigError(
-            f"model: the phase progressive grows models that are a decoder's blocks between an embedding and a head; a "
+            f"model: the phase progressive grows models that are a decoder's blocks between an "
+            f"embedding and a head; a "
             f"{type(model).__name__} is not",
             "Use model: {name: decoder}.",
         )

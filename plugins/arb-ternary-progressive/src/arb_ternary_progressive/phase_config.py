@@ -28,7 +28,9 @@ __all__ = ["ProgressivePhaseConfig", "block_options"]
 
 
 def block_options(options: Any) -> DecoderConfig | None:
-    """The options of the blocks of a model with ``options``: those of a decoder, or the ``decoder`` in them."""
+    """The options of the blocks of a model with ``options``: those of a decoder, or the ``decoder``
+    in them.
+    """
     found = options if isinstance(options, DecoderConfig) else getattr(options, "decoder", None)
     return found if isinstance(found, DecoderConfig) else None
 
@@ -37,7 +39,10 @@ def _loop(name: str) -> Any:
     """The option ``name`` as the training loop has it: default, help and rule."""
     found = attrs.fields_dict(LoopOptions)[name]
     return attrs.field(
-        default=found.default, validator=found.validator, converter=found.converter, metadata=dict(found.metadata)
+        default=found.default,
+        validator=found.validator,
+        converter=found.converter,
+        metadata=dict(found.metadata),
     )
 
 
@@ -47,10 +52,14 @@ class ProgressivePhaseConfig(GrowthConfig):
 
     target_stacks: int = option(4, "stacks of the finished model", validator=positive)
     epochs_per_stack: int | None = option(
-        None, "passes over the training text for each stack; null = 1, or steps_per_stack", validator=optional(positive)
+        None,
+        "passes over the training text for each stack; null = 1, or steps_per_stack",
+        validator=optional(positive),
     )
     steps_per_stack: int | None = option(
-        None, "optimizer steps for each stack; null = epochs_per_stack", validator=optional(positive)
+        None,
+        "optimizer steps for each stack; null = epochs_per_stack",
+        validator=optional(positive),
     )
     train_first: bool = option(
         True, "train the stack that the model begins with; false = it is the trunk, as it stands"
@@ -62,11 +71,14 @@ class ProgressivePhaseConfig(GrowthConfig):
     min_lr: float | None = _loop("min_lr")
     min_rate: float = _loop("min_rate")
     warmup_steps: int = option(
-        0, "steps over which rates rise linearly to their peak, for each stack", validator=non_negative
+        0,
+        "steps over which rates rise linearly to their peak, for each stack",
+        validator=non_negative,
     )
     lr_schedule: ScheduleName = option(
         "cosine",
-        "how rates fall after the warm-up, for each stack: cosine, linear, sqrt, two_stage, constant; none = nothing "
+        "how rates fall after the warm-up, for each stack: cosine, linear, sqrt, two_stage, "
+        "constant; none = nothing "
         "touches them",
     )
     grad_clip: float | None = _loop("grad_clip")
@@ -83,15 +95,20 @@ class ProgressivePhaseConfig(GrowthConfig):
     log_every: int = option(10, "steps between lines on the screen", validator=positive)
     eval_every: int = option(200, EVAL_EVERY, validator=non_negative)
     eval_batches: int | None = option(
-        8, "batches of validation tokens in such an evaluation; null = all", validator=optional(positive)
+        8,
+        "batches of validation tokens in such an evaluation; null = all",
+        validator=optional(positive),
     )
 
     def __attrs_post_init__(self) -> None:
         if self.epochs_per_stack is not None and self.steps_per_stack is not None:
-            raise ValueError("'epochs_per_stack' has no effect beside 'steps_per_stack'; give one of them")
+            raise ValueError(
+                "'epochs_per_stack' has no effect beside 'steps_per_stack'; give one of them"
+            )
         if self.target_stacks > self.max_stacks:
             raise ValueError(
-                f"'target_stacks' must be at most 'max_stacks'; {self.target_stacks} is more than {self.max_stacks}"
+                f"'target_stacks' must be at most 'max_stacks'; {self.target_stacks} is more than "
+                f"{self.max_stacks}"
             )
         for key, message in self.contradictions():
             raise ValueError(f"'{key}': {message}")
@@ -99,13 +116,19 @@ class ProgressivePhaseConfig(GrowthConfig):
             first = 0 if self.qlora_enabled else 1
             for stack in range(first, self.target_stacks):
                 if stack not in self.qlora_configs:
-                    raise ValueError(f"'qlora_configs' has no entry for stack {stack}, and qlora_strategy is variable")
+                    raise ValueError(
+                        f"'qlora_configs' has no entry for stack {stack}, and qlora_strategy is "
+                        f"variable"
+                    )
         self.loop_options(self.steps_per_stack or max(1, self.warmup_steps))
 
     def refused_on_ranks(self) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary_train.protocols.RefusesRanks``."""
         if self.cache_folder is not None:
-            yield "cache_folder", "several ranks would write to one folder; null = each caches in its memory"
+            yield (
+                "cache_folder",
+                "several ranks would write to one folder; null = each caches in its memory",
+            )
 
     @property
     def steps_of_loop(self) -> int | None:
@@ -121,12 +144,18 @@ class ProgressivePhaseConfig(GrowthConfig):
         found: set[TrainedPart] = {adapters} if self.qlora_enabled else set()
         if self.target_stacks > 1:
             stored: dict[str | None, TrainedPart] = {
-                "full": "float", "half": "float", "bfloat16": "float", "ternary": "ternary", "qlora": adapters
-            }  # fmt: skip
+                "full": "float",
+                "half": "float",
+                "bfloat16": "float",
+                "ternary": "ternary",
+                "qlora": adapters,
+            }
             if self.new_stack_precision in stored:
                 found.add(stored[self.new_stack_precision])
             # In a frozen trunk the second adapters learn only after the phase.
-            if self.progressive_qlora and (self.trunk_strategy == "qlora" or not self.enabled or followed):
+            if self.progressive_qlora and (
+                self.trunk_strategy == "qlora" or not self.enabled or followed
+            ):
                 found.add(adapters)
         return frozenset(found)
 
@@ -136,7 +165,9 @@ class ProgressivePhaseConfig(GrowthConfig):
         return range(0 if self.train_first else 1, self.target_stacks)
 
     def planned_in(self, run: RunConfig, planned: Planned) -> Planned:
-        """What the phase trains of a model with the parts ``planned``, and what it leaves frozen."""
+        """What the phase trains of a model with the parts ``planned``, and what it leaves
+        frozen.
+        """
         grown = self.added_parts(followed=False)
         blocks = block_options(run.model.options)
         if blocks is not None:
@@ -152,7 +183,9 @@ class ProgressivePhaseConfig(GrowthConfig):
         )
 
     def _grown_kinds(self, model: DecoderConfig) -> set[TrainedPart]:
-        """What learns in new stacks, adapters aside, and at the end of the model where they are put."""
+        """What learns in new stacks, adapters aside, and at the end of the model where they are
+        put.
+        """
         if self.target_stacks == 1:
             return set()
 
@@ -160,7 +193,9 @@ class ProgressivePhaseConfig(GrowthConfig):
             return "float" if part in model.float_parts else "ternary"
 
         found: set[TrainedPart] = set()
-        precision = self.new_stack_precision or ("ternary" if kind("linears") == "ternary" else "full")
+        precision = self.new_stack_precision or (
+            "ternary" if kind("linears") == "ternary" else "full"
+        )
         if precision == "ternary":
             found |= {"ternary", kind("norms")}
         elif precision not in ("nvfp4", "qlora"):
@@ -173,18 +208,28 @@ class ProgressivePhaseConfig(GrowthConfig):
             found.add(kind("head" if self.building_mode == "append" else "embedding"))
         return found
 
-    def contradictions_in(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def contradictions_in(
+        self, run: RunConfig, planned: Planned | None
+    ) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         yield from loop_contradictions(self, run, planned)
         yield from self.idle_options()
         model = run.model
         if isinstance(model.options, DecoderConfig) and type(model.options) is not DecoderConfig:
-            yield "", f"stacks are made of the blocks of model decoder; model {model.name!r} has others"
+            yield (
+                "",
+                f"stacks are made of the blocks of model decoder; model {model.name!r} has others",
+            )
         yield from self._time_contradictions(run)
-        before = [each.options for each in run.phases if isinstance(each.options, ProgressivePhaseConfig)]
+        before = [
+            each.options for each in run.phases if isinstance(each.options, ProgressivePhaseConfig)
+        ]
         there = max((each.target_stacks for each in before[: before.index(self)]), default=1)
         if there - int(self.train_first) >= self.target_stacks:
-            text = f"the model has {there} stacks already, so that there is nothing to train; ask for more stacks"
+            text = (
+                f"the model has {there} stacks already, so that there is nothing to train; ask "
+                f"for more stacks"
+            )
             yield "target_stacks", text if there > 1 else f"{text}, or set train_first to true"
 
     def _time_contradictions(self, run: RunConfig) -> Iterator[tuple[str, str]]:
@@ -198,20 +243,30 @@ class ProgressivePhaseConfig(GrowthConfig):
                 f"{self.num_time_steps} time steps, and masking {run.masking.name!r} hides by "
                 f"{masking.num_time_steps}; give both the same number",
             )
-        drawn = by_time and (masking.time_interpretation, masking.time_sampling) == ("input", "sample")
+        drawn = by_time and (masking.time_interpretation, masking.time_sampling) == (
+            "input",
+            "sample",
+        )
         if self.time_interpretation == "input":
             if self.time_sampling == "sample" and not drawn:
                 yield (
                     "time_sampling",
-                    f"a time for each sample must come from the masking, and {run.masking.name!r} draws none; use "
-                    "masking: {name: time_step, time_interpretation: input, time_sampling: sample}, or batch",
+                    f"a time for each sample must come from the masking, and {run.masking.name!r} "
+                    f"draws none; use "
+                    "masking: {name: time_step, time_interpretation: input, time_sampling: "
+                    "sample}, or batch",
                 )
             reason = "time is an input ('time_interpretation': input)"
-            yield from without_effect(self, reason, "stack_time_mapping", "time_per_stack", "custom_time_mapping")
+            yield from without_effect(
+                self, reason, "stack_time_mapping", "time_per_stack", "custom_time_mapping"
+            )
         elif self.stack_time_mapping == "exponential":
             count, steps = self.target_stacks, self.num_time_steps
             linear, grown = (
-                [time_step_for_stack(i, final_depth=count, num_time_steps=steps, mapping=way) for i in range(count)]
+                [
+                    time_step_for_stack(i, final_depth=count, num_time_steps=steps, mapping=way)
+                    for i in range(count)
+                ]
                 for way in ("linear", "exponential")
             )
             if linear == grown:

@@ -1,9 +1,10 @@
 """What a growing rack will be and need, stack by stack, before a run.
 
-Bytes are counted, not estimated: a rack with one block a stack, and one with two, are built, frozen and run forward and
-backward as the run would do it, with its batch and its block size. Nothing is trained: the optimizer is made, and says
-what it will keep, but never steps. What is stored, what gradients and optimizer take and what the backward pass keeps
-all grow linearly with the number of blocks, so that two counts give the rest. The rack itself is never built.
+Bytes are counted, not estimated: a rack with one block a stack, and one with two, are built, frozen
+and run forward and backward as the run would do it, with its batch and its block size. Nothing is
+trained: the optimizer is made, and says what it will keep, but never steps. What is stored, what
+gradients and optimizer take and what the backward pass keeps all grow linearly with the number of
+blocks, so that two counts give the rest. The rack itself is never built.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
     from arb_ternary_progressive.growth_config import GrowthConfig
 
-__all__ = ["CacheNeed", "Memory", "StagePlan", "kept_for_backward", "measured_memory", "plan_growth", "tokens_like"]
+__all__ = [
+    "CacheNeed",
+    "Memory",
+    "StagePlan",
+    "kept_for_backward",
+    "measured_memory",
+    "plan_growth",
+    "tokens_like",
+]
 
 
 @frozen
@@ -41,7 +50,8 @@ class Memory:
 
     Attributes:
         weights: parameters and buffers: weights, exponents, accumulators.
-        gradients: of float parameters, and what ternary modules hold within a step, votes that may be undone included.
+        gradients: of float parameters, and what ternary modules hold within a step, votes that may
+            be undone included.
         optimizer: what the optimizer will keep.
         activations: what the backward pass keeps of one micro-batch.
         cache: hidden states of the trunk in the activation cache.
@@ -71,7 +81,8 @@ class StagePlan:
         precision: what the stack is stored in.
         trunk: what learns beside it: none, frozen or qlora.
         time_step: its time step; None where time is an input.
-        hidden_share: share of hidden positions then; None where time is an input, or where time hides nothing.
+        hidden_share: share of hidden positions then; None where time is an input, or where time
+            hides nothing.
         parameters: learnable numbers of the rack, frozen ones included.
         trainable: of these, those that learn now.
         memory: bytes of the whole rack in training.
@@ -96,20 +107,33 @@ class StagePlan:
 
 @frozen
 class CacheNeed:
-    """What the activation cache will be asked to hold: samples, bytes it may have, and number format."""
+    """What the activation cache will be asked to hold: samples, bytes it may have, and number
+    format.
+    """
 
     samples: int
     budget: int
     codec: HiddenCodec
 
 
-def measured_memory(rack: nn.Module, optimizer: Optimizer, activations: int = 0, cache: int = 0) -> Memory:
-    """The bytes of ``rack`` as it stands, counted from its tensors, and of ``optimizer`` to come; shared count once."""
+def measured_memory(
+    rack: nn.Module, optimizer: Optimizer, activations: int = 0, cache: int = 0
+) -> Memory:
+    """The bytes of ``rack`` as it stands, counted from its tensors, and of ``optimizer`` to come;
+    shared count once.
+    """
     weights = {id(tensor): tensor.nbytes for tensor in (*rack.parameters(), *rack.buffers())}
-    gradients = [parameter.grad.nbytes for parameter in rack.parameters() if parameter.grad is not None]
+    gradients = [
+        parameter.grad.nbytes for parameter in rack.parameters() if parameter.grad is not None
+    ]
     modules = [module for _, module in ternary_modules(rack)]
     # Accumulators of 2 bits are working memory and a buffer.
-    working = [tensor.nbytes for each in modules for tensor in each.working_memory() if id(tensor) not in weights]
+    working = [
+        tensor.nbytes
+        for each in modules
+        for tensor in each.working_memory()
+        if id(tensor) not in weights
+    ]
     working += [tensor.nbytes for each in modules for tensor in (each.kept_votes or {}).values()]
     return Memory(
         weights=sum(weights.values()),
@@ -121,7 +145,9 @@ def measured_memory(rack: nn.Module, optimizer: Optimizer, activations: int = 0,
 
 
 def kept_for_backward(rack: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
-    """What ``forward`` returns, and the bytes that autograd keeps until its backward; weights do not count."""
+    """What ``forward`` returns, and the bytes that autograd keeps until its backward; weights do
+    not count.
+    """
     own = {tensor.untyped_storage().data_ptr() for tensor in (*rack.parameters(), *rack.buffers())}
     kept: dict[int, int] = {}
     alive: list[Tensor] = []
@@ -167,18 +193,27 @@ def plan_growth(
         batch: a micro-batch.
         positions: of the residual stream of a sample.
         cache: None where nothing is kept.
-        trained_from: index of the first stack that is trained. Where all are trained at once, there is one plan, for
-            the last.
+        trained_from: index of the first stack that is trained. Where all are trained at once, there
+            is one plan, for the last.
         masking: hides the tokens.
         autocast: what the forward pass runs under.
     """
     shapes = [(1, 1), (2, 1), (1, 2)]
-    probes = [_probe(make_builder, growth, len(blocks), shape, make_optimizer, batch, autocast) for shape in shapes]
+    probes = [
+        _probe(make_builder, growth, len(blocks), shape, make_optimizer, batch, autocast)
+        for shape in shapes
+    ]
     stages = []
     for index in range(trained_from if growth.enabled else len(blocks) - 1, len(blocks)):
         base, deeper_first, deeper_rest = (probe[index] for probe in probes)
         counts = {
-            name: _extrapolated(base.counts[name], deeper_first.counts[name], deeper_rest.counts[name], blocks, index)
+            name: _extrapolated(
+                base.counts[name],
+                deeper_first.counts[name],
+                deeper_rest.counts[name],
+                blocks,
+                index,
+            )
             for name in base.counts
         }
         width = base.width
@@ -217,8 +252,12 @@ class _Probe:
     counts: dict[str, int]
 
 
-def _extrapolated(base: int, deeper_first: int, deeper_rest: int, blocks: Sequence[int], index: int) -> int:
-    """The count at ``blocks``, from those at one block a stack and at one block more in the first or in each other."""
+def _extrapolated(
+    base: int, deeper_first: int, deeper_rest: int, blocks: Sequence[int], index: int
+) -> int:
+    """The count at ``blocks``, from those at one block a stack and at one block more in the first
+    or in each other.
+    """
     first = (deeper_first - base) * (blocks[0] - 1)
     # Every later stack has as many blocks as the next: one number describes them.
     rest = (deeper_rest - base) * (blocks[index] - 1) if index else 0
@@ -234,7 +273,8 @@ def _probe(
     batch: MaskedBatch,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> dict[int, _Probe]:
-    """Run a rack of ``shape`` (blocks of the first stack, of each other) forward and backward for each stack; count.
+    """Run a rack of ``shape`` (blocks of the first stack, of each other) forward and backward for
+    each stack; count.
 
     Returns:
         What was counted, by the index of the stack.
@@ -255,7 +295,10 @@ def _probe(
         inputs: dict[str, Any] = {}
         if not stage.streams:
             with torch.no_grad(), autocast():
-                inputs = {"hidden": rack.trunk(batch.inputs, stage.position), "from_stack": stage.position}
+                inputs = {
+                    "hidden": rack.trunk(batch.inputs, stage.position),
+                    "from_stack": stage.position,
+                }
 
         def loss(inputs: dict[str, Any] = inputs) -> Tensor:
             with autocast():
@@ -269,13 +312,21 @@ def _probe(
             module.take_votes()
         trainable = collect_trainable(rack)
         learning = sum(parameter.numel() for parameter in trainable.floats.values())
-        learning += sum(module.shape.out_features * module.shape.in_features for module in trainable.ternary.values())
+        learning += sum(
+            module.shape.out_features * module.shape.in_features
+            for module in trainable.ternary.values()
+        )
         learning += sum(module.stored_weights for module in trainable.stored.values())
         counts = {name: value for name, value in asdict(memory).items() if name != "cache"}
         counts |= {"parameters": audit(rack).parameters, "trainable": learning}
         stack = rack.ordered_stacks[stage.position]
         found[index] = _Probe(
-            stage.position, stack.precision, stage.trunk, not stage.streams, rack.config.width, counts
+            stage.position,
+            stack.precision,
+            stage.trunk,
+            not stage.streams,
+            rack.config.width,
+            counts,
         )
     return found
 
@@ -283,7 +334,9 @@ def _probe(
 def _time(
     growth: GrowthConfig, index: int, target: int, masking: MaskingStrategy | None
 ) -> tuple[int | None, float | None]:
-    """The time step of a stack, and the share of positions that ``masking`` hides at it, where both are fixed."""
+    """The time step of a stack, and the share of positions that ``masking`` hides at it, where both
+    are fixed.
+    """
     if growth.time_interpretation == "input":
         return None, None
     step, time = depth_time(growth, index, target)

@@ -12,7 +12,13 @@ from torch.optim import Optimizer
 from arb_ternary.backends.select import request_backend, select, use_backend
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, build_optimizer
-from arb_ternary.protocols.data import BatchRequest, DataSource, MaskContext, MaskedBatch, MaskingStrategy
+from arb_ternary.protocols.data import (
+    BatchRequest,
+    DataSource,
+    MaskContext,
+    MaskedBatch,
+    MaskingStrategy,
+)
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import StackWiseConfig
 from arb_ternary_progressive.hidden_codec import HiddenCodec
@@ -37,7 +43,8 @@ def plan_file(path: Path, overrides: tuple[str, ...] = (), **shape: int | None) 
     """The plan of the config in ``path``.
 
     Args:
-        path: a config of ``arb train``, or one of ``StackWiseConfig``: with a section ``training`` and no phases.
+        path: a config of ``arb train``, or one of ``StackWiseConfig``: with a section ``training``
+            and no phases.
         overrides: ``path=value`` each.
         shape: see :func:`plan_python`; for the latter only.
 
@@ -48,25 +55,33 @@ def plan_file(path: Path, overrides: tuple[str, ...] = (), **shape: int | None) 
     if "phases" not in sections and "training" in sections:
         config = StackWiseConfig.from_yaml(path, overrides)
         config.validate()
-        return plan_python(config, **{name: value for name, value in shape.items() if value is not None})
+        return plan_python(
+            config, **{name: value for name, value in shape.items() if value is not None}
+        )
     given = [f"--{name.replace('_', '-')}" for name, value in shape.items() if value is not None]
     if given:
         raise ConfigError(
-            f"{path}: the config of a run says itself what {', '.join(given)} would say", "Use -o phases.0...=VALUE."
+            f"{path}: the config of a run says itself what {', '.join(given)} would say",
+            "Use -o phases.0...=VALUE.",
         )
     return plan_run(load_config(path, overrides).config)
 
 
 def plan_run(config: RunConfig) -> list[StagePlan]:
-    """The plan of the first phase ``progressive`` of a run; the data is read, to know its vocabulary and its length.
+    """The plan of the first phase ``progressive`` of a run; the data is read, to know its
+    vocabulary and its length.
 
     Raises:
         ConfigError: there is no such phase, or the model is none that can grow.
     """
-    phase = next((each for each in config.phases if isinstance(each.options, ProgressivePhaseConfig)), None)
+    phase = next(
+        (each for each in config.phases if isinstance(each.options, ProgressivePhaseConfig)), None
+    )
     if phase is None:
         names = ", ".join(each.name for each in config.phases)
-        raise ConfigError(f"phases: none of them is progressive; they are {names}", "There is nothing to plan.")
+        raise ConfigError(
+            f"phases: none of them is progressive; they are {names}", "There is nothing to plan."
+        )
     options: Any = phase.options
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
     vocabulary = data.vocabulary_size
@@ -76,11 +91,14 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
     selection = select(request_backend(config=configured_backend(config), device=device.type))
 
     def make_builder(first_blocks: int) -> ProgressiveRackBuilder:
-        small = attrs.evolve(config.model, options=attrs.evolve(config.model.options, layers=first_blocks))
+        small = attrs.evolve(
+            config.model, options=attrs.evolve(config.model.options, layers=first_blocks)
+        )
         model = build_model(attrs.evolve(config, model=small), vocabulary, selection.name, device)
         if not (isinstance(model, Transformer) and model.grows):
             raise ConfigError(
-                f"model: the phase progressive grows models that are a decoder's blocks between an embedding and a "
+                f"model: the phase progressive grows models that are a decoder's blocks between an "
+                f"embedding and a "
                 f"head; a {type(model).__name__} is not"
             )
         builder = ProgressiveRackBuilder.from_model(model, options)
@@ -100,7 +118,9 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
         batch, positions = _first_batch(config, data, options.batch_size), blocks.max_length
     cache = None
     if options.cache_activations:
-        cache = CacheNeed(_seen(options, windows), options.cache_bytes, HiddenCodec(options.cache_dtype))
+        cache = CacheNeed(
+            _seen(options, windows), options.cache_bytes, HiddenCodec(options.cache_dtype)
+        )
     new = options.blocks_per_stack or layers
     with use_backend(selection.name):
         return plan_growth(
@@ -113,7 +133,9 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
             cache=cache,
             trained_from=0 if options.train_first else 1,
             masking=config.masking.build(),
-            autocast=autocast_for(device, options.use_amp, options.amp_dtype, ternary=native == "ternary"),
+            autocast=autocast_for(
+                device, options.use_amp, options.amp_dtype, ternary=native == "ternary"
+            ),
         )
 
 

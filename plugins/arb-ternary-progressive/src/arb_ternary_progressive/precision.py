@@ -9,8 +9,8 @@ ternary    core's ternary linears, which learn by votes
 qlora      a frozen base, nvfp4 or ternary, with adapters that learn
 =========  =============================================================================
 
-What is stored in few bits stays so when a model is moved or cast: ``model.to(torch.float32)`` changes the dtype of what
-is computed, not of what a stack keeps.
+What is stored in few bits stays so when a model is moved or cast: ``model.to(torch.float32)``
+changes the dtype of what is computed, not of what a stack keeps.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ _STORED: Final[dict[str, torch.dtype]] = {"half": torch.float16, "bfloat16": tor
 
 
 class _KeepsDtype(nn.Module):
-    """A module whose own tensors keep their dtype whatever the model is cast to; they still move between devices."""
+    """A module whose own tensors keep their dtype whatever the model is cast to; they still move
+    between devices.
+    """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         def kept(tensor: Tensor) -> Tensor:
@@ -67,10 +69,14 @@ class _KeepsDtype(nn.Module):
 
 
 class _DecodedLinear(torch.autograd.Function):
-    """``x @ W.T`` with a weight that is made for the product and again in backward, so that nothing dense is kept."""
+    """``x @ W.T`` with a weight that is made for the product and again in backward, so that nothing
+    dense is kept.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, decode: Callable[[torch.dtype], Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, decode: Callable[[torch.dtype], Tensor]
+    ) -> Tensor:
         ctx.save_for_backward(x if weight is not None and weight.requires_grad else x.new_empty(0))
         ctx.decode = decode
         ctx.weight_dtype = None if weight is None else weight.dtype
@@ -125,8 +131,8 @@ class OwnEpsStoredRMSNorm(OwnEps, StoredRMSNorm):
 class NVFP4Linear(_KeepsDtype):
     """A linear whose weight is stored in NVFP4. It does not learn; an adapter beside it can.
 
-    Buffers: ``codes`` uint8 ``[N, 8 J]``, ``scales`` float8_e4m3fn ``[N, J]`` and ``tensor_scale``, a float32, for
-    ``J = ceil(K / 16)``. The dense weight is made for each product and not kept.
+    Buffers: ``codes`` uint8 ``[N, 8 J]``, ``scales`` float8_e4m3fn ``[N, J]`` and ``tensor_scale``,
+    a float32, for ``J = ceil(K / 16)``. The dense weight is made for each product and not kept.
     """
 
     codes: Tensor
@@ -145,14 +151,21 @@ class NVFP4Linear(_KeepsDtype):
 
     def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The matrix ``[N, K]`` that is multiplied with."""
-        return unpack_nvfp4(Packed(self.codes, self.scales, self.tensor_scale), self.in_features, dtype)
+        return unpack_nvfp4(
+            Packed(self.codes, self.scales, self.tensor_scale), self.in_features, dtype
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """``x[..., K] -> [..., N]`` in the dtype of ``x``."""
-        return _multiply(rounded_to_int8(x) if self.activations == "int8" else x, None, self.dense_weight)
+        return _multiply(
+            rounded_to_int8(x) if self.activations == "int8" else x, None, self.dense_weight
+        )
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, activations={self.activations}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"activations={self.activations}"
+        )
 
 
 Linear: TypeAlias = FloatLinear | TernaryLinear | NVFP4Linear
@@ -168,7 +181,8 @@ def dense_weight(linear: Linear) -> Tensor:
 def block_config(config: DecoderConfig, precision: Precision, base: Base) -> DecoderConfig:
     """The options of the blocks of a stack: float or ternary ones.
 
-    Gains, where there are any, are float in float stacks, and in ternary ones where the model's norms are float.
+    Gains, where there are any, are float in float stacks, and in ternary ones where the model's
+    norms are float.
     """
     floats: tuple[FloatPart, ...] = ("linears",)
     if is_ternary(precision, base):
@@ -203,7 +217,9 @@ def make_block(config: DecoderConfig, precision: Precision, base: Base) -> Block
 
 
 def store_block(block: Block, precision: Precision, base: Base) -> None:
-    """Store a block of float32 linears in ``precision``; a block of ternary linears is stored already."""
+    """Store a block of float32 linears in ``precision``; a block of ternary linears is stored
+    already.
+    """
     dtype = _STORED.get(precision)
     packs = precision == "nvfp4" or (precision, base) == ("qlora", "nvfp4")
     for parent, name, child in _own_children(block):
@@ -223,7 +239,9 @@ def widen_block(block: Block) -> None:
             setattr(parent, name, dense_linear(child))
         elif isinstance(child, StoredRMSNorm):
             own = isinstance(child, OwnEps)
-            norm = (OwnEpsRMSNorm if own else RMSNorm)(child.weight.numel(), eps=child.eps, gain=True)
+            norm = (OwnEpsRMSNorm if own else RMSNorm)(
+                child.weight.numel(), eps=child.eps, gain=True
+            )
             norm.weight = nn.Parameter(child.weight.detach().to(torch.float32))
             setattr(parent, name, norm)
 
@@ -240,7 +258,9 @@ def _own_children(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
 def dense_linear(linear: Linear, weight: Tensor | None = None) -> FloatLinear:
     """A float32 linear with the weight of ``linear``, or with ``weight``."""
     with torch.device("meta"):
-        made = FloatLinear(linear.in_features, linear.out_features, activations=_activations(linear))
+        made = FloatLinear(
+            linear.in_features, linear.out_features, activations=_activations(linear)
+        )
     made.weight = nn.Parameter(dense_weight(linear) if weight is None else weight)
     return made
 

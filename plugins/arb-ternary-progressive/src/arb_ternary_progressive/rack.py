@@ -26,9 +26,11 @@ __all__ = ["Rack", "Stacks"]
 
 
 class Stacks(nn.ModuleList):
-    """The stacks of a rack. It iterates over their blocks in the order in which they run, as a model wants them.
+    """The stacks of a rack. It iterates over their blocks in the order in which they run, as a
+    model wants them.
 
-    A stack is registered under its id, so that the names of its tensors stay when another stack is put before it.
+    A stack is registered under its id, so that the names of its tensors stay when another stack is
+    put before it.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,9 @@ class Stacks(nn.ModuleList):
         return [stack for stack in found if isinstance(stack, Stack)]
 
     def insert_stack(self, position: int, stack: Stack) -> None:
-        """Put ``stack`` before the one at ``position``; at the number of stacks, behind the last."""
+        """Put ``stack`` before the one at ``position``; at the number of stacks, behind the
+        last.
+        """
         self._modules[str(stack.stack_id)] = stack
         self.order.insert(position, stack.stack_id)
 
@@ -63,10 +67,11 @@ class Stacks(nn.ModuleList):
 
 
 class Rack(Transformer):
-    """A model whose blocks come in stacks: what it makes of its inputs, and of the last blocks' output, stays its own.
+    """A model whose blocks come in stacks: what it makes of its inputs, and of the last blocks'
+    output, stays its own.
 
-    It can be used wherever the model can: to train, evaluate, export. State names are those of the model, with
-    ``blocks.<stack id>.blocks.<number>`` in place of ``blocks.<number>``.
+    It can be used wherever the model can: to train, evaluate, export. State names are those of the
+    model, with ``blocks.<stack id>.blocks.<number>`` in place of ``blocks.<number>``.
     """
 
     blocks: Stacks
@@ -88,7 +93,8 @@ class Rack(Transformer):
         Args:
             model: not to be used by itself afterwards.
             precision: what its linears are stored in: full or ternary.
-            time_embedding: added to what enters the first stack; ``(time) -> [B or 1, 1, D]``. None = no time.
+            time_embedding: added to what enters the first stack; ``(time) -> [B or 1, 1, D]``. None
+                = no time.
             mask_token: what stands for a hidden token; None = the last id of the vocabulary.
             seed: of what is made here, and of the votes of what is ternary in it.
         """
@@ -100,12 +106,15 @@ class Rack(Transformer):
         rack._insert(0, Stack(0, blocks, model.config, precision=precision))
         return rack
 
-    def _become_a_rack(self, time_embedding: nn.Module | None, mask_token: int | None, seed: int) -> None:
+    def _become_a_rack(
+        self, time_embedding: nn.Module | None, mask_token: int | None, seed: int
+    ) -> None:
         self.mask_token = self.vocabulary_size - 1 if mask_token is None else mask_token
         self.seed = seed
         if not 0 <= self.mask_token < self.vocabulary_size:
             raise UsageProblem(
-                f"mask_token_id: must be from 0 to {self.vocabulary_size - 1}, not {self.mask_token}",
+                f"mask_token_id: must be from 0 to {self.vocabulary_size - 1}, not "
+                f"{self.mask_token}",
                 "A hidden token is replaced by an id of the vocabulary that the data does not use.",
             )
         self.time_embedding: nn.Module | None = None
@@ -119,15 +128,19 @@ class Rack(Transformer):
 
     @property
     def takes_time(self) -> bool:
-        """Whether time is an input: training and evaluation then hand over the times of the samples."""
+        """Whether time is an input: training and evaluation then hand over the times of the
+        samples.
+        """
         return self.time_embedding is not None
 
     @property
     def input_end(self) -> list[nn.Module]:
-        """What makes the input of the first stack: the embedding, and that of time where there is one."""
+        """What makes the input of the first stack: the embedding, and that of time where there is
+        one.
+        """
         return [self.embedding, *([] if self.time_embedding is None else [self.time_embedding])]
 
-    # --- stacks ---
+    # --- stacks
 
     @property
     def ordered_stacks(self) -> list[Stack]:
@@ -160,7 +173,9 @@ class Rack(Transformer):
             UsageProblem: there is none.
         """
         if stack_id not in self.blocks.order:
-            raise UsageProblem(f"stack {stack_id}: the rack has the stacks {sorted(self.blocks.order)}")
+            raise UsageProblem(
+                f"stack {stack_id}: the rack has the stacks {sorted(self.blocks.order)}"
+            )
         return self.blocks.order.index(stack_id)
 
     @property
@@ -177,7 +192,8 @@ class Rack(Transformer):
         base: Base = "nvfp4",
         zero_residual: bool = True,
     ) -> Stack:
-        """Make a stack and put it before the one at ``position``; at the number of stacks, behind the last.
+        """Make a stack and put it before the one at ``position``; at the number of stacks, behind
+        the last.
 
         Its weights at birth depend on the rack's seed and its id alone.
 
@@ -192,13 +208,16 @@ class Rack(Transformer):
             UsageProblem: there is no such position or precision, or not one block.
         """
         if not 0 <= position <= len(self.blocks.order):
-            raise UsageProblem(f"position: must be from 0 to {len(self.blocks.order)}, not {position}")
+            raise UsageProblem(
+                f"position: must be from 0 to {len(self.blocks.order)}, not {position}"
+            )
         stack = self._born(self.next_id, n_blocks, precision, base, zero_residual)
         self._insert(position, stack)
         return stack
 
     def add_adapters(self, stack: Stack, name: str, spec: AdapterSpec) -> None:
-        """Give ``stack`` the adapters ``name``; their weights at birth depend on seed, id and name alone.
+        """Give ``stack`` the adapters ``name``; their weights at birth depend on seed, id and name
+        alone.
 
         Raises:
             UsageProblem: as ``Stack.add_adapters``.
@@ -212,21 +231,26 @@ class Rack(Transformer):
         self._seed_new_votes(before)
 
     def merged(self) -> Rack:
-        """A copy without adapters: what they add is in the weights. Stacks that had adapters have precision full."""
+        """A copy without adapters: what they add is in the weights. Stacks that had adapters have
+        precision full.
+        """
         rack = copy.deepcopy(self)
         rack.reset_runtime_state()
         for stack in rack.ordered_stacks:
             stack.merge_adapters()
         return rack
 
-    # --- structure ---
+    # --- structure
 
     def structure(self) -> dict[str, Any]:
-        """What the rack is made of, in the order in which it runs: numbers, text, lists and dicts."""
+        """What the rack is made of, in the order in which it runs: numbers, text, lists and
+        dicts.
+        """
         return {"stacks": [stack.describe() for stack in self.ordered_stacks]}
 
     def restore_structure(self, structure: Mapping[str, Any]) -> None:
-        """Make the stacks and adapters of :meth:`structure` that are not there; weights are then to be loaded.
+        """Make the stacks and adapters of :meth:`structure` that are not there; weights are then to
+        be loaded.
 
         Raises:
             CheckpointError: what is there is not part of ``structure``.
@@ -237,13 +261,17 @@ class Rack(Transformer):
             kept = {"id", "blocks", "precision", "base"}
             if entry is None or any(entry[key] != found[key] for key in kept):
                 raise CheckpointError(
-                    f"rack: it has stack {stack.stack_id} of {found['blocks']} blocks in {stack.precision}, which the "
+                    f"rack: it has stack {stack.stack_id} of {found['blocks']} blocks in "
+                    f"{stack.precision}, which the "
                     "saved structure has not"
                 )
-        # Registered in the order of building, as at first: optimizers number their parameters by it.
+        # Registered in the order of building, as at first: optimizers number their parameters by
+        # it.
         for stack_id, entry in sorted(wanted.items()):
             if stack_id not in self.blocks.order:
-                stack = self._born(stack_id, int(entry["blocks"]), entry["precision"], entry["base"], True)
+                stack = self._born(
+                    stack_id, int(entry["blocks"]), entry["precision"], entry["base"], True
+                )
                 self._insert(len(self.blocks.order), stack)
             stack = self.stack(stack_id)
             for described in entry["adapters"]:
@@ -252,11 +280,13 @@ class Rack(Transformer):
                     spec = {key: value for key, value in described.items() if key != "set"}
                     self.add_adapters(stack, name, AdapterSpec(**spec))
             if stack.describe()["adapters"] != list(entry["adapters"]):
-                raise CheckpointError(f"rack: the adapters of stack {stack_id} are not those of the saved structure")
+                raise CheckpointError(
+                    f"rack: the adapters of stack {stack_id} are not those of the saved structure"
+                )
             stack.set_learning(entry["learning"])
         self.blocks.order = [int(entry["id"]) for entry in structure["stacks"]]
 
-    # --- running ---
+    # --- running
 
     def forward(
         self,
@@ -270,24 +300,31 @@ class Rack(Transformer):
 
         Args:
             inputs: what the model reads; None where ``hidden`` is given.
-            hidden: the residual stream ``[B, S, D]`` that enters the stack at ``from_stack``, in place of inputs: what
-                :meth:`trunk` returns. At ``from_stack`` 0 it stands for what the embedding makes of them.
+            hidden: the residual stream ``[B, S, D]`` that enters the stack at ``from_stack``, in
+                place of inputs: what :meth:`trunk` returns. At ``from_stack`` 0 it stands for what
+                the embedding makes of them.
             from_stack: position of the first stack to run.
-            time: in [0, 1], one for all or ``[B]``; with a time embedding. None is 0: nothing is hidden.
+            time: in [0, 1], one for all or ``[B]``; with a time embedding. None is 0: nothing is
+                hidden.
 
         Raises:
             UsageProblem: the arguments do not go together, or the model cannot read the inputs.
         """
         if hidden is None:
             if from_stack:
-                raise UsageProblem(f"from_stack: stack {from_stack} needs the hidden states that enter it")
+                raise UsageProblem(
+                    f"from_stack: stack {from_stack} needs the hidden states that enter it"
+                )
             if inputs is None:
                 raise UsageProblem("rack: tokens or hidden states must be given")
             return self.logits(self._run(self.embed(inputs, time), self.blocks, None))
         if from_stack == 0:
             hidden = self._timed(hidden, time)
         elif time is not None:
-            raise UsageProblem(f"time: it enters before the first stack; these hidden states enter stack {from_stack}")
+            raise UsageProblem(
+                f"time: it enters before the first stack; these hidden states enter stack "
+                f"{from_stack}"
+            )
         return self.logits(self.run_stacks(hidden, from_stack))
 
     def embed(self, inputs: Tensor, time: float | Tensor | None = None) -> Tensor:
@@ -299,7 +336,8 @@ class Rack(Transformer):
         return self.run_stacks(self.embed(inputs, time), 0, until_stack)
 
     def run_stacks(self, x_BSD: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """The residual stream after the stacks from ``first`` to ``last`` (exclusive; None = to the end).
+        """The residual stream after the stacks from ``first`` to ``last`` (exclusive; None = to the
+        end).
 
         Raises:
             UsageProblem: there are no such positions.
@@ -307,7 +345,9 @@ class Rack(Transformer):
         count = len(self.blocks.order)
         end = count if last is None else last
         if not 0 <= first <= end <= count:
-            raise UsageProblem(f"stacks {first} to {end}: the rack has {count}, at positions from 0")
+            raise UsageProblem(
+                f"stacks {first} to {end}: the rack has {count}, at positions from 0"
+            )
         blocks = [block for stack in self.ordered_stacks[first:end] for block in stack.blocks]
         if self._dtype is not None:
             x_BSD = x_BSD.to(self._dtype)
@@ -317,15 +357,18 @@ class Rack(Transformer):
         if self.time_embedding is None:
             if time is not None:
                 raise UsageProblem(
-                    "time: the rack has no time embedding", "Set time_interpretation to input before the rack is made."
+                    "time: the rack has no time embedding",
+                    "Set time_interpretation to input before the rack is made.",
                 )
             return x_BSD
         update: Tensor = self.time_embedding(0.0 if time is None else time)
         return x_BSD + update.to(x_BSD.dtype)
 
-    # --- making stacks ---
+    # --- making stacks
 
-    def _born(self, stack_id: int, n_blocks: int, precision: Precision, base: Base, zero_residual: bool) -> Stack:
+    def _born(
+        self, stack_id: int, n_blocks: int, precision: Precision, base: Base, zero_residual: bool
+    ) -> Stack:
         config = attrs.evolve(self.config, zero_residual=zero_residual)
         with seeded_birth(self.seed, "stack", stack_id):
             stack = Stack(stack_id, n_blocks, config, precision=precision, base=base)
@@ -348,7 +391,9 @@ class Rack(Transformer):
         return tuple(id(module) for _, module in ternary_modules(self))
 
     def _seed_new_votes(self, before: Iterable[int]) -> None:
-        """Give ternary modules that were not there before the rack's seed and the stream of their names."""
+        """Give ternary modules that were not there before the rack's seed and the stream of their
+        names.
+        """
         known = set(before)
         for name, module in ternary_modules(self):
             if id(module) not in known:

@@ -43,7 +43,8 @@ class StoredRack:
 
 
 def write_rack(rack: Rack, path: Path) -> None:
-    """Write ``rack`` with its adapters to ``path``; a file that exists is replaced once the new one is complete.
+    """Write ``rack`` with its adapters to ``path``; a file that exists is replaced once the new one
+    is complete.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -83,14 +84,20 @@ def read_rack(path: Path) -> StoredRack:
     except ValueError:
         header = None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: this is not a rack", "A rack is written by ProgressiveRackBuilder.save().")
+        raise CheckpointError(
+            f"{path}: this is not a rack", "A rack is written by ProgressiveRackBuilder.save()."
+        )
     if header.get("version") != VERSION:
-        raise CheckpointError(f"{path}: rack format version {header.get('version')!r}; this program reads {VERSION}")
+        raise CheckpointError(
+            f"{path}: rack format version {header.get('version')!r}; this program reads {VERSION}"
+        )
     if header["digests"].keys() != tensors.keys():
         raise CheckpointError(f"{path}: its tensors are not those that its header lists")
     for name, digest in header["digests"].items():
         if tensor_digest(tensors[name]) != digest:
-            raise CheckpointError(f"{path}: tensor {name!r} is damaged: its checksum is not the one in the header")
+            raise CheckpointError(
+                f"{path}: tensor {name!r} is damaged: its checksum is not the one in the header"
+            )
     return StoredRack(path, header, tensors)
 
 
@@ -113,7 +120,9 @@ def load_into(rack: Rack, stored: StoredRack) -> None:
         elif value != there:
             faults.append(f"{key}: {there!r} there, {value!r} here")
     if faults:
-        raise CheckpointError(f"{stored.path}: the rack in it is of another model", "\n".join(faults))
+        raise CheckpointError(
+            f"{stored.path}: the rack in it is of another model", "\n".join(faults)
+        )
     rack.restore_structure(stored.header["structure"])
     load_state(rack, stored.tensors, str(stored.path))
 

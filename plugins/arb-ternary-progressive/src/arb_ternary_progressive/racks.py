@@ -31,7 +31,8 @@ class DecoderRack(Rack, Decoder):
     Args:
         config: the options; ``layers`` is not read and follows the stacks.
         vocabulary_size: number of token ids.
-        time_embedding: added to what enters the first stack; ``(time) -> [B or 1, 1, D]``. None = no time.
+        time_embedding: added to what enters the first stack; ``(time) -> [B or 1, 1, D]``. None =
+            no time.
         mask_token: what stands for a hidden token; None = the last id of the vocabulary.
         seed: of what is made here, and of the votes of what is ternary in it.
     """
@@ -61,13 +62,16 @@ class DecoderRack(Rack, Decoder):
         from_stack: int = 0,
         time: float | Tensor | None = None,
     ) -> Tensor:
-        """Logits ``[B, S, V]``; ``cache`` as in a decoder, the other arguments as in a :class:`Rack`.
+        """Logits ``[B, S, V]``; ``cache`` as in a decoder, the other arguments as in a
+        :class:`Rack`.
 
         Raises:
             UsageProblem: the arguments do not go together, or the sequence exceeds the context.
         """
         if hidden is not None and cache is not None:
-            raise UsageProblem("cache: it holds what every stack has seen; hidden states enter in the middle")
+            raise UsageProblem(
+                "cache: it holds what every stack has seen; hidden states enter in the middle"
+            )
         if tokens_BS is None or hidden is not None or from_stack:
             return super().forward(tokens_BS, hidden=hidden, from_stack=from_stack, time=time)
         streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
@@ -92,11 +96,13 @@ def as_rack(
     """The rack that has the parts of ``model``; arguments as in :meth:`Rack.from_model`.
 
     Raises:
-        ConfigError: its blocks are not those that its options make, so that a stack could not make more of them.
+        ConfigError: its blocks are not those that its options make, so that a stack could not make
+            more of them.
     """
     if not _has_plain_blocks(model):
         raise ConfigError(
-            f"model: stacks are made of blocks as a decoder has them; a {type(model).__name__} has others",
+            f"model: stacks are made of blocks as a decoder has them; a {type(model).__name__} has "
+            f"others",
             "Use `model: {name: decoder, ...}`.",
         )
     kind: Any = type(model)
@@ -107,11 +113,17 @@ def as_rack(
 
 @cache
 def _rack_class(model: Any) -> type[Rack]:
-    """The class of racks of such models: one that embeds inputs, places positions and gives logits as they do."""
+    """The class of racks of such models: one that embeds inputs, places positions and gives logits
+    as they do.
+    """
     if model is Decoder:
         return DecoderRack
     base = DecoderRack if issubclass(model, Decoder) else Rack
-    return type(f"{model.__name__}Rack", (base, model), {"__doc__": f"A {model.__name__} whose blocks come in stacks."})
+    return type(
+        f"{model.__name__}Rack",
+        (base, model),
+        {"__doc__": f"A {model.__name__} whose blocks come in stacks."},
+    )
 
 
 def _has_plain_blocks(model: Transformer) -> bool:

@@ -41,19 +41,23 @@ class Samples:
     extras: Mapping[str, Any] = field(factory=dict)
 
     def batch(self) -> Batch:
-        """As a batch of the core, for masking strategies; the token after the last is not known and repeats it."""
+        """As a batch of the core, for masking strategies; the token after the last is not known and
+        repeats it.
+        """
         tokens_BT = torch.cat((self.input_ids, self.input_ids[:, -1:]), dim=1)
         given = {**self.extras, "targets": self.targets, "loss_mask": self.loss_mask}
         extras = {key: value for key, value in given.items() if isinstance(value, Tensor)}
         return Batch(tokens_BT, self.sample_ids, extras)
 
 
-def as_samples(raw: Batch | Mapping[str, Any] | Tensor | tuple[Tensor, ...] | list[Tensor]) -> Samples:
+def as_samples(
+    raw: Batch | Mapping[str, Any] | Tensor | tuple[Tensor, ...] | list[Tensor],
+) -> Samples:
     """The samples in ``raw``.
 
-    A mapping has ``input_ids`` and perhaps ``sample_ids``, ``targets`` and ``loss_mask``; a tuple has inputs and
-    perhaps targets; of a batch of the core the first ``S`` tokens are the inputs. Samples without ids are known by a
-    digest of their tokens.
+    A mapping has ``input_ids`` and perhaps ``sample_ids``, ``targets`` and ``loss_mask``; a tuple
+    has inputs and perhaps targets; of a batch of the core the first ``S`` tokens are the inputs.
+    Samples without ids are known by a digest of their tokens.
 
     Raises:
         DataError: there are no token ids, or shapes or dtypes are wrong.
@@ -64,11 +68,14 @@ def as_samples(raw: Batch | Mapping[str, Any] | Tensor | tuple[Tensor, ...] | li
         raw = {"input_ids": raw}
     elif isinstance(raw, tuple | list):
         if len(raw) not in {1, 2}:
-            raise DataError(f"batch: a tuple has inputs, or inputs and targets, not {len(raw)} items")
+            raise DataError(
+                f"batch: a tuple has inputs, or inputs and targets, not {len(raw)} items"
+            )
         raw = dict(zip(("input_ids", "targets"), raw, strict=False))
     if not isinstance(raw, Mapping):
         raise DataError(
-            f"batch: must be a mapping, a tensor, a tuple of tensors or a batch of the core, not {type(raw).__name__}"
+            f"batch: must be a mapping, a tensor, a tuple of tensors or a batch of the core, not "
+            f"{type(raw).__name__}"
         )
     if "input_ids" not in raw:
         close = nearest("input_ids", [str(key) for key in raw])
@@ -84,13 +91,15 @@ def as_samples(raw: Batch | Mapping[str, Any] | Tensor | tuple[Tensor, ...] | li
         ids_B = torch.as_tensor(ids_B)
         if ids_B.shape != inputs_BS.shape[:1] or ids_B.is_floating_point():
             raise DataError(
-                f"batch: 'sample_ids' must be {inputs_BS.shape[0]} whole numbers, not {ids_B.dtype} of shape "
+                f"batch: 'sample_ids' must be {inputs_BS.shape[0]} whole numbers, not "
+                f"{ids_B.dtype} of shape "
                 f"{tuple(ids_B.shape)}"
             )
     for key in ("targets", "loss_mask"):
         if raw.get(key) is not None and tuple(raw[key].shape) != tuple(inputs_BS.shape):
             raise DataError(
-                f"batch: {key!r} has the shape {tuple(raw[key].shape)}, and 'input_ids' {tuple(inputs_BS.shape)}"
+                f"batch: {key!r} has the shape {tuple(raw[key].shape)}, and 'input_ids' "
+                f"{tuple(inputs_BS.shape)}"
             )
     return Samples(
         inputs_BS,
@@ -104,15 +113,18 @@ def as_samples(raw: Batch | Mapping[str, Any] | Tensor | tuple[Tensor, ...] | li
 def content_ids(tokens_BS: Tensor) -> Tensor:
     """int64 ``[B]``: 63 bits of BLAKE2b of each row's tokens; equal rows have equal ids."""
     rows_BS = tokens_BS.detach().to("cpu", torch.int64).contiguous().numpy()
-    ids = [int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little") >> 1 for row in rows_BS]
+    ids = [
+        int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little") >> 1
+        for row in rows_BS
+    ]
     return torch.tensor(ids, dtype=torch.int64, device=tokens_BS.device)
 
 
 def cache_keys(sample_ids_B: Tensor, time_steps_B: Tensor | None = None) -> Tensor:
     """int64 ``[B]``: by what a cache of hidden states knows samples.
 
-    Their ids; or, where time is an input of the model, so that hidden states depend on it, 63 bits of BLAKE2b of id and
-    time step.
+    Their ids; or, where time is an input of the model, so that hidden states depend on it, 63 bits
+    of BLAKE2b of id and time step.
     """
     if time_steps_B is None:
         return sample_ids_B
@@ -122,5 +134,8 @@ def cache_keys(sample_ids_B: Tensor, time_steps_B: Tensor | None = None) -> Tens
 def _tokens(given: Any) -> Tensor:
     tokens_BS = torch.as_tensor(given)
     if tokens_BS.dim() != 2 or tokens_BS.is_floating_point() or tokens_BS.dtype == torch.bool:
-        raise DataError(f"batch: token ids must be whole numbers [B, S], not {tokens_BS.dtype} {list(tokens_BS.shape)}")
+        raise DataError(
+            f"batch: token ids must be whole numbers [B, S], not {tokens_BS.dtype} "
+            f"{list(tokens_BS.shape)}"
+        )
     return tokens_BS.to(torch.int64)

@@ -24,7 +24,14 @@ from arb_ternary_progressive.adapters import (
 from arb_ternary_progressive.config import StackWiseConfig
 from arb_ternary_progressive.growth_config import PRECISIONS, GrowthConfig, Precision
 from arb_ternary_progressive.patterns import stack_rank_and_alpha
-from arb_ternary_progressive.precision import Base, NVFP4Linear, is_frozen, make_block, store_block, widen_block
+from arb_ternary_progressive.precision import (
+    Base,
+    NVFP4Linear,
+    is_frozen,
+    make_block,
+    store_block,
+    widen_block,
+)
 from arb_ternary_text.models.attention import Positions, make_positions
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
@@ -58,11 +65,13 @@ class Stack(nn.Module):
     """A list of blocks.
 
     Attributes:
-        stack_id: the number of the stack in the order of building; it never changes, wherever the stack comes to lie.
+        stack_id: the number of the stack in the order of building; it never changes, wherever the
+            stack comes to lie.
         precision: what its linears are stored in.
         base: what a stack of precision qlora stands on.
         blocks: its blocks, in the order in which they run.
-        learning: what of it learns: all (but a base that is always frozen), its adapters, or nothing.
+        learning: what of it learns: all (but a base that is always frozen), its adapters, or
+            nothing.
 
     Args:
         stack_id: see above.
@@ -85,7 +94,9 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         if precision not in PRECISIONS:
-            raise UsageProblem(f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+            raise UsageProblem(
+                f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}"
+            )
         if isinstance(n_blocks, int) and n_blocks < 1:
             raise UsageProblem(f"n_blocks: a stack has at least 1 block, not {n_blocks}")
         self.stack_id = stack_id
@@ -100,7 +111,7 @@ class Stack(nn.Module):
         self.blocks = made
         self._apply_learning()
 
-    # --- adapters ---
+    # --- adapters
 
     @property
     def adapters(self) -> Mapping[str, AdapterSpec]:
@@ -131,7 +142,8 @@ class Stack(nn.Module):
         return [adapter for adapter in found if isinstance(adapter, Adapter)]
 
     def merge_adapters(self) -> None:
-        """Make base and adapters of every linear one float32 matrix; the stack then has precision full.
+        """Make base and adapters of every linear one float32 matrix; the stack then has precision
+        full.
 
         A stack without adapters stays as it is.
         """
@@ -143,7 +155,7 @@ class Stack(nn.Module):
         self.precision = "full"
         self._apply_learning()
 
-    # --- what learns ---
+    # --- what learns
 
     @property
     def can_learn(self) -> bool:
@@ -163,7 +175,8 @@ class Stack(nn.Module):
             )
         if learning == "all" and not self.can_learn:
             raise UsageProblem(
-                f"stack {self.stack_id}: a base stored in {self.precision} cannot learn, and the stack has no adapters",
+                f"stack {self.stack_id}: a base stored in {self.precision} cannot learn, and the "
+                f"stack has no adapters",
                 "Use precision qlora, or set qlora_enabled.",
             )
         self.learning = learning
@@ -174,7 +187,7 @@ class Stack(nn.Module):
         for adapter in self.adapter_modules():
             set_learning(adapter, self.learning != "nothing")
 
-    # --- storage ---
+    # --- storage
 
     def store(self, precision: Precision) -> None:
         """Store a trained stack in another float format, or as the frozen 4-bit base of qlora.
@@ -185,7 +198,9 @@ class Stack(nn.Module):
             UsageProblem: ternary weights are learned, not rounded to: a stack is made so.
         """
         if precision not in PRECISIONS:
-            raise UsageProblem(f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+            raise UsageProblem(
+                f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}"
+            )
         if precision == "ternary":
             raise UsageProblem(
                 f"stack {self.stack_id}: a stack stored in {self.precision} cannot become ternary",
@@ -204,7 +219,9 @@ class Stack(nn.Module):
     def count(self) -> Counts:
         """Its weights, one for each element of a matrix or gain, however they are stored."""
         parameters = sum(parameter.numel() for parameter in self.parameters())
-        trainable = sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+        trainable = sum(
+            parameter.numel() for parameter in self.parameters() if parameter.requires_grad
+        )
         for module in self.modules():
             if isinstance(module, TernaryModule):
                 size = module.shape.out_features * module.shape.in_features
@@ -222,24 +239,32 @@ class Stack(nn.Module):
             "precision": self.precision,
             "base": self.base,
             "learning": self.learning,
-            # A list: their order is the order in which they are added to an output, which decides its last bit.
+            # A list: their order is the order in which they are added to an output, which decides
+            # its last bit.
             "adapters": [{"set": name, **spec.to_plain()} for name, spec in self._adapters.items()],
         }
 
-    # --- by itself ---
+    # --- by itself
 
     def forward(self, x_BSD: Tensor, positions: Positions | None = None) -> Tensor:
-        """The residual stream ``[B, S, D]`` after its blocks, of whole sequences unless ``positions`` say otherwise."""
+        """The residual stream ``[B, S, D]`` after its blocks, of whole sequences unless
+        ``positions`` say otherwise.
+        """
         if positions is None:
             config = self._config
-            positions = make_positions(config, x_BSD, start=0, total=x_BSD.size(1), window=config.sliding_window)
+            positions = make_positions(
+                config, x_BSD, start=0, total=x_BSD.size(1), window=config.sliding_window
+            )
         for block in self.blocks:
             x_BSD = block(x_BSD, positions)
         return x_BSD
 
     def extra_repr(self) -> str:
         sets = ", ".join(f"{name}: {spec}" for name, spec in self._adapters.items())
-        return f"stack_id={self.stack_id}, precision={self.precision}, learning={self.learning}, adapters=({sets})"
+        return (
+            f"stack_id={self.stack_id}, precision={self.precision}, learning={self.learning}, "
+            f"adapters=({sets})"
+        )
 
     def _blocks(self) -> Iterator[Block]:
         for block in self.blocks:
@@ -248,10 +273,11 @@ class Stack(nn.Module):
 
 
 def set_learning(module: nn.Module, learns: bool) -> None:
-    """Let everything in ``module`` learn, or nothing: no gradient for a float parameter, no vote for a trit.
+    """Let everything in ``module`` learn, or nothing: no gradient for a float parameter, no vote
+    for a trit.
 
-    What a frozen module holds stays the same bit for bit. Gradients that it had are dropped, for an optimizer that was
-    built before would still act on them.
+    What a frozen module holds stays the same bit for bit. Gradients that it had are dropped, for an
+    optimizer that was built before would still act on them.
     """
     for parameter in module.parameters():
         parameter.requires_grad_(learns)
@@ -273,7 +299,9 @@ def seeded_birth(*parts: int | str) -> Iterator[None]:
 
 
 def stack_adapter(config: GrowthConfig, stack_id: int, precision: Precision) -> AdapterSpec | None:
-    """The adapters that the config gives a stack when it is made; a stack of precision qlora always has some."""
+    """The adapters that the config gives a stack when it is made; a stack of precision qlora always
+    has some.
+    """
     if not (config.qlora_enabled or precision == "qlora"):
         return None
     rank, alpha = stack_rank_and_alpha(config, stack_id)
@@ -286,8 +314,8 @@ def chosen_adapter(
     """The adapters of a new stack, where its maker may say something else than the config.
 
     Args:
-        adapter: a spec, or a mapping with ``rank`` and ``alpha``; True or False in place of ``qlora_enabled``; None =
-            as the config says.
+        adapter: a spec, or a mapping with ``rank`` and ``alpha``; True or False in place of
+            ``qlora_enabled``; None = as the config says.
         growth: the config.
         stack_id: of the new stack.
         precision: of the new stack.
@@ -303,7 +331,8 @@ def chosen_adapter(
     if adapter is False:
         if precision == "qlora":
             raise UsageProblem(
-                "adapter: a stack of precision qlora has adapters", "For a frozen 4-bit stack use nvfp4."
+                "adapter: a stack of precision qlora has adapters",
+                "For a frozen 4-bit stack use nvfp4.",
             )
         return None
     if isinstance(adapter, AdapterSpec):
@@ -320,7 +349,8 @@ def chosen_adapter(
 
 
 def create_stack_from_config(stack_id: int, n_blocks: int, config: StackWiseConfig) -> Stack:
-    """A stack by itself, as the builder makes one: precision, adapters and seed are those of the config.
+    """A stack by itself, as the builder makes one: precision, adapters and seed are those of the
+    config.
 
     Raises:
         ConfigError: the config contradicts itself.
@@ -330,7 +360,13 @@ def create_stack_from_config(stack_id: int, n_blocks: int, config: StackWiseConf
     progressive = config.training.progressive
     precision = progressive.new_stack_precision
     with seeded_birth(progressive.seed, "stack", stack_id):
-        stack = Stack(stack_id, n_blocks, config.decoder_config(), precision=precision, base=progressive.qlora_base)
+        stack = Stack(
+            stack_id,
+            n_blocks,
+            config.decoder_config(),
+            precision=precision,
+            base=progressive.qlora_base,
+        )
     adapter = stack_adapter(progressive, stack_id, precision)
     if adapter is not None:
         with seeded_birth(progressive.seed, STACK, stack_id):

@@ -1,9 +1,10 @@
 """Time: which step of the noise belongs to which stack, and how much is hidden at each step.
 
-Time runs from 0 to 1 and is cut into ``T`` steps of equal length; step 0 hides the least. As *input* it is drawn anew
-for every batch; as *depth* it belongs to a stack. Stacks are counted in the order in which they are built, from 0, also
-where they are prepended: noise grows with the order of building, so that the rack's first stack to run, which
-is then the newest, meets the heaviest noise.
+Time runs from 0 to 1 and is cut into ``T`` steps of equal length; step 0 hides the least. As
+*input* it is drawn anew for every batch; as *depth* it belongs to a stack. Stacks are counted in
+the order in which they are built, from 0, also where they are prepended: noise grows with the order
+of building, so that the rack's first stack to run, which is then the newest, meets the heaviest
+noise.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def discrete_time(time: float, num_time_steps: int) -> float:
 
 
 def depth_of(stack_idx: int, final_depth: int) -> float:
-    """How far a rack has grown when stack ``stack_idx`` is trained: 0 with its first stack, 1 with its last.
+    """How far a rack has grown when stack ``stack_idx`` is trained: 0 with its first stack, 1 with
+    its last.
 
     Raises:
         UsageProblem: there is no such stack.
@@ -101,9 +103,10 @@ def time_step_for_stack(
 ) -> int:
     """The time step, 0 to ``T - 1``, that stack ``stack_idx`` of ``final_depth`` is trained at.
 
-    ``linear``: ``floor(i (T - 1) / (N - 1))``, evenly over all steps; the last step belongs to the last stack alone.
-    ``exponential``: ``floor((e**p - 1) / (e - 1) (T - 1))`` with ``p = i / (N - 1)``. ``time_per_stack``: so many steps
-    a stack, ``min(i time_per_stack, T - 1)``. ``custom``: what the function says. A single stack is the last one.
+    ``linear``: ``floor(i (T - 1) / (N - 1))``, evenly over all steps; the last step belongs to the
+    last stack alone. ``exponential``: ``floor((e**p - 1) / (e - 1) (T - 1))`` with ``p = i / (N -
+    1)``. ``time_per_stack``: so many steps a stack, ``min(i time_per_stack, T - 1)``. ``custom``:
+    what the function says. A single stack is the last one.
 
     Args:
         stack_idx: ``i``, in the order of building.
@@ -112,8 +115,8 @@ def time_step_for_stack(
         mapping: one of the four.
         custom: the function of ``custom``, or its name as ``module:function``.
         time_per_stack: steps a stack of ``time_per_stack``.
-        max_stacks: what the function of ``custom`` is given by this name: the most stacks that a rack may have; None =
-            ``final_depth``.
+        max_stacks: what the function of ``custom`` is given by this name: the most stacks that a
+            rack may have; None = ``final_depth``.
 
     Raises:
         UsageProblem: there is no such stack.
@@ -122,13 +125,16 @@ def time_step_for_stack(
     _check_stack(stack_idx, final_depth)
     last = num_time_steps - 1
     if mapping == "custom":
-        return _custom_step(stack_idx, final_depth if max_stacks is None else max_stacks, num_time_steps, custom)
+        return _custom_step(
+            stack_idx, final_depth if max_stacks is None else max_stacks, num_time_steps, custom
+        )
     if mapping == "time_per_stack":
         return min(stack_idx * time_per_stack, last)
     if mapping not in get_args(TimeMapping):
         close = nearest(str(mapping), get_args(TimeMapping))
         raise ConfigError(
-            f"stack_time_mapping: must be one of {', '.join(get_args(TimeMapping))}, not {mapping!r}",
+            f"stack_time_mapping: must be one of {', '.join(get_args(TimeMapping))}, not "
+            f"{mapping!r}",
             f"did you mean {close!r}?" if close else "",
         )
     if final_depth == 1:
@@ -147,7 +153,8 @@ def resolve_mapping(custom: CustomMapping | str | None) -> CustomMapping:
     if custom is None:
         raise ConfigError(
             "custom_time_mapping: the mapping is custom, and no function is given",
-            "Name one as module:function; it is called as f(stack_idx, max_stacks, num_time_steps).",
+            "Name one as module:function; it is called as f(stack_idx, max_stacks, "
+            "num_time_steps).",
         )
     if isinstance(custom, str):
         try:
@@ -182,15 +189,19 @@ def check_fractions(fractions: Fractions | None, num_time_steps: int | None = No
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"must have whole numbers from 0 for steps, not {step!r}")
         if isinstance(fractions, Mapping) and num_time_steps is not None and step >= num_time_steps:
-            raise ValueError(f"must have no step beyond {num_time_steps - 1}, the last of {num_time_steps}; {step} is")
+            raise ValueError(
+                f"must have no step beyond {num_time_steps - 1}, the last of {num_time_steps}; "
+                f"{step} is"
+            )
 
 
 def step_fractions(fractions: Fractions | None, num_time_steps: int) -> tuple[float, ...]:
     """The share of hidden positions at each of ``T`` steps.
 
-    A list is spread evenly over the steps, its first value at the first step, its last at the last: with ``T`` values
-    it has one for each; a single step has the first. A mapping names steps. Between two values shares are interpolated
-    linearly; before the first and after the last they stay the same. None is ``DEFAULT_FRACTIONS``.
+    A list is spread evenly over the steps, its first value at the first step, its last at the last:
+    with ``T`` values it has one for each; a single step has the first. A mapping names steps.
+    Between two values shares are interpolated linearly; before the first and after the last they
+    stay the same. None is ``DEFAULT_FRACTIONS``.
 
     Raises:
         ValueError: see :func:`check_fractions`.
@@ -221,10 +232,12 @@ def denoising_fractions(
     time_per_stack: int = 100,
     max_stacks: int | None = None,
 ) -> tuple[float, ...]:
-    """The deterministic schedule ``r_0 .. r_K`` of a rack of ``K`` stacks that was built from right to left.
+    """The deterministic schedule ``r_0 .. r_K`` of a rack of ``K`` stacks that was built from right
+    to left.
 
-    ``r_k`` is the share of positions that is still hidden when the ``k``-th stack to run begins: the share that this
-    stack was trained at, built as number ``K - 1 - k``. ``r_K`` is 0: after the last stack nothing is hidden.
+    ``r_k`` is the share of positions that is still hidden when the ``k``-th stack to run begins:
+    the share that this stack was trained at, built as number ``K - 1 - k``. ``r_K`` is 0: after the
+    last stack nothing is hidden.
 
     Raises:
         ConfigError: a share is larger than the one before it.
@@ -246,18 +259,23 @@ def denoising_fractions(
     for place, (before, after) in enumerate(pairwise(schedule)):
         if after > before:
             raise ConfigError(
-                f"time: the share of hidden positions grows from {before} to {after} between stacks {place} and "
+                f"time: the share of hidden positions grows from {before} to {after} between "
+                f"stacks {place} and "
                 f"{place + 1} in the order in which they run",
-                "Let shares grow with the step and steps with the stack; stacks run in reverse order of building.",
+                "Let shares grow with the step and steps with the stack; stacks run in reverse "
+                "order of building.",
             )
     return schedule
 
 
-def _custom_step(stack_idx: int, max_stacks: int, num_time_steps: int, custom: CustomMapping | str | None) -> int:
+def _custom_step(
+    stack_idx: int, max_stacks: int, num_time_steps: int, custom: CustomMapping | str | None
+) -> int:
     step = resolve_mapping(custom)(stack_idx, max_stacks, num_time_steps)
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < num_time_steps:
         raise ConfigError(
-            f"custom_time_mapping: for stack {stack_idx} of {max_stacks} it gives {step!r}, which is not a time step",
+            f"custom_time_mapping: for stack {stack_idx} of {max_stacks} it gives {step!r}, which "
+            f"is not a time step",
             f"Time steps are whole numbers from 0 to {num_time_steps - 1}.",
         )
     return step

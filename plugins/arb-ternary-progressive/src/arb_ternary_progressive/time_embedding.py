@@ -19,8 +19,8 @@ __all__ = ["TimeEmbedding", "TimeEncoding", "sinusoid"]
 
 TimeEncoding: TypeAlias = Literal["sinusoidal", "learned"]
 
-#: Times in [0, 1] are stretched to as many units as diffusion models have steps (Ho et al., 2020), so that the
-#: wavelengths of the sinusoids, from 2 pi to 10000 times that, tell them apart.
+# : Times in [0, 1] are stretched to as many units as diffusion models have steps (Ho et al., 2020),
+# so that the : wavelengths of the sinusoids, from 2 pi to 10000 times that, tell them apart.
 _UNITS: Final = 1000.0
 _LONGEST: Final = 10000.0
 
@@ -30,8 +30,11 @@ def sinusoid(time_B: Tensor, features: int) -> Tensor:
 
     ``f_i = 10000**(-2 i / E)`` for ``i`` in ``0 .. E / 2 - 1`` (Vaswani et al., 2017).
     """
-    exponent_H = torch.arange(features // 2, dtype=torch.float64, device=time_B.device) * (-2.0 / features)
-    # In float64: a product of 1000 has lost ten of the 24 bits of a float32 before the sine is taken.
+    exponent_H = torch.arange(features // 2, dtype=torch.float64, device=time_B.device) * (
+        -2.0 / features
+    )
+    # In float64: a product of 1000 has lost ten of the 24 bits of a float32 before the sine is
+    # taken.
     angle_BH = (time_B.double() * _UNITS).unsqueeze(1) * (_LONGEST**exponent_H)
     return torch.cat((angle_BH.sin(), angle_BH.cos()), dim=1).float()
 
@@ -39,8 +42,9 @@ def sinusoid(time_B: Tensor, features: int) -> Tensor:
 class TimeEmbedding(nn.Module):
     """A vector of the model's width for each time in [0, 1].
 
-    ``sinusoidal`` is a fixed function of time; ``learned`` is a table with a row for each of ``num_time_steps`` equal
-    steps. Where ``dim`` is not the width, a linear without bias leads from one to the other.
+    ``sinusoidal`` is a fixed function of time; ``learned`` is a table with a row for each of
+    ``num_time_steps`` equal steps. Where ``dim`` is not the width, a linear without bias leads from
+    one to the other.
 
     Args:
         dim: features of the encoding, ``E``.
@@ -54,7 +58,13 @@ class TimeEmbedding(nn.Module):
     """
 
     def __init__(
-        self, dim: int, kind: TimeEncoding, width: int, *, num_time_steps: int = 8, config: DecoderConfig | None = None
+        self,
+        dim: int,
+        kind: TimeEncoding,
+        width: int,
+        *,
+        num_time_steps: int = 8,
+        config: DecoderConfig | None = None,
     ) -> None:
         super().__init__()
         if kind not in get_args(TimeEncoding):
@@ -65,7 +75,8 @@ class TimeEmbedding(nn.Module):
             )
         if kind == "sinusoidal" and dim % 2:
             raise ConfigError(
-                f"time_embedding_dim: must be even for a sinusoidal encoding, half sines and half cosines, not {dim}"
+                f"time_embedding_dim: must be even for a sinusoidal encoding, half sines and half "
+                f"cosines, not {dim}"
             )
         self.dim, self.kind, self.width, self.num_time_steps = dim, kind, width, num_time_steps
         self.table: nn.Module | None = None
@@ -76,7 +87,8 @@ class TimeEmbedding(nn.Module):
             self.projection = _projection(dim, width, config)
 
     def forward(self, time: Tensor | float) -> Tensor:
-        """What is added to embeddings ``[B, S, D]``, of tokens or given: ``[B, 1, D]``, ``[1, 1, D]`` for one time.
+        """What is added to embeddings ``[B, S, D]``, of tokens or given: ``[B, 1, D]``, ``[1, 1,
+        D]`` for one time.
 
         Args:
             time: in [0, 1]: a number, or a tensor of one a sample.
@@ -86,7 +98,10 @@ class TimeEmbedding(nn.Module):
         """
         time_B = torch.as_tensor(time, dtype=torch.float32, device=self._device())
         if time_B.dim() > 1:
-            raise UsageProblem(f"time: must be one number, or one a sample, not a tensor of shape {list(time_B.shape)}")
+            raise UsageProblem(
+                f"time: must be one number, or one a sample, not a tensor of shape "
+                f"{list(time_B.shape)}"
+            )
         time_B = time_B.reshape(-1)
         if not bool(((time_B >= 0) & (time_B <= 1)).all()):
             raise UsageProblem(f"time: must be between 0 and 1, not {time_B.tolist()}")
@@ -100,7 +115,10 @@ class TimeEmbedding(nn.Module):
         return encoded_BE.unsqueeze(1)
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, kind={self.kind}, width={self.width}, num_time_steps={self.num_time_steps}"
+        return (
+            f"dim={self.dim}, kind={self.kind}, width={self.width}, "
+            f"num_time_steps={self.num_time_steps}"
+        )
 
     def _device(self) -> torch.device | None:
         for tensor in (*self.parameters(), *self.buffers()):
@@ -128,7 +146,8 @@ def _table(rows: int, features: int, config: DecoderConfig | None) -> nn.Module:
 
 
 def _projection(features: int, width: int, config: DecoderConfig | None) -> nn.Module:
-    # It belongs to the embedding: where that is float, so is this, whatever the linears of the stacks are.
+    # It belongs to the embedding: where that is float, so is this, whatever the linears of the
+    # stacks are.
     if config is None or "embedding" in config.float_parts:
         return FloatLinear(features, width)
     return make_linear(evolve(config, float_parts=()), features, width)

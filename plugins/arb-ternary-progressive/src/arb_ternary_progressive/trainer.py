@@ -1,4 +1,6 @@
-"""Progressive training in Python: the phase ``progressive`` on a builder's rack and any dataloader."""
+"""Progressive training in Python: the phase ``progressive`` on a builder's rack and any
+dataloader.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from arb_ternary.config.choice import Choice
 from arb_ternary.errors import CheckpointError, UsageProblem
 from arb_ternary.optim.protocol import Trainable, build_optimizer
 from arb_ternary.plugins.manager import manager
-from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec, resolve
+from arb_ternary.specs import (
+    DataSpec,
+    MaskingSpec,
+    ModelSpec,
+    OptimizerSpec,
+    PhaseSpec,
+    Spec,
+    resolve,
+)
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.growth import Stage
 from arb_ternary_progressive.growth_config import GrowthConfig
@@ -72,7 +82,8 @@ class StepNumbers:
 
 
 def default_optimizer(lr: float, rate: float) -> Callable[[Trainable], Optimizer]:
-    """What makes ``adamw`` for float parameters and ``scaled_votes`` for all that has integer weights.
+    """What makes ``adamw`` for float parameters and ``scaled_votes`` for all that has integer
+    weights.
 
     Args:
         lr: learning rate of float parameters.
@@ -97,18 +108,20 @@ def _optimizer(name: str, lr: float, trainable: Trainable) -> Optimizer:
 
 
 class ProgressiveTrainer:
-    """Grows a rack stack by stack, as ``config.training`` says: the phase ``progressive`` on a rack and a dataloader.
+    """Grows a rack stack by stack, as ``config.training`` says: the phase ``progressive`` on a rack
+    and a dataloader.
 
-    The dataloader is passed over again for every epoch of every stack; to be resumed it must give the same batches in
-    the same order each time that it is passed over in the same epoch. Torch's global generator is seeded before each
-    pass.
+    The dataloader is passed over again for every epoch of every stack; to be resumed it must give
+    the same batches in the same order each time that it is passed over in the same epoch. Torch's
+    global generator is seeded before each pass.
 
     Args:
         config: model and training; what it says is read when training begins.
         folder: where checkpoints go; None = there are none.
         checkpoint_every: optimizer steps between checkpoints; 0 = one after each stack.
         keep: how many of the newest checkpoints stay.
-        make_optimizer: what trains a stack; None = :func:`default_optimizer` with the config's rates.
+        make_optimizer: what trains a stack; None = :func:`default_optimizer` with the config's
+            rates.
         device: where the rack is trained.
         cache: where a frozen trunk's hidden states are kept; None = one as the config says.
         on_step: called after each optimizer step.
@@ -144,18 +157,19 @@ class ProgressiveTrainer:
         *,
         resume: bool = False,
     ) -> list[StackRecord]:
-        """Grow the rack of ``rack_builder`` to ``target_stacks`` and return the history, one entry a stack.
+        """Grow the rack of ``rack_builder`` to ``target_stacks`` and return the history, one entry
+        a stack.
 
-        Stacks that the builder has already are the trunk, as they stand. With ``enabled: false`` all stacks are made at
-        once and trained end to end, for as many steps as they would have been trained one after the other; the history
-        then has one entry.
+        Stacks that the builder has already are the trunk, as they stand. With ``enabled: false``
+        all stacks are made at once and trained end to end, for as many steps as they would have
+        been trained one after the other; the history then has one entry.
 
         Args:
             rack_builder: its rack grows; made by keywords, it takes the config of this trainer.
             dataloader: anything that ``ProgressiveDataLoader`` reads.
             target_stacks: stacks of the finished rack.
-            resume: continue from the newest good checkpoint in ``folder``, on a builder without stacks; where there is
-                none, start.
+            resume: continue from the newest good checkpoint in ``folder``, on a builder without
+                stacks; where there is none, start.
 
         Raises:
             ConfigError: options contradict each other.
@@ -165,7 +179,9 @@ class ProgressiveTrainer:
         self.config.validate()
         rack_builder.adopt(self.config)
         checkpoint = self._newest() if resume else None
-        done = len(rack_builder.build_rack().ordered_stacks if checkpoint is None else _stacks(checkpoint))
+        done = len(
+            rack_builder.build_rack().ordered_stacks if checkpoint is None else _stacks(checkpoint)
+        )
         most = self.config.training.progressive.max_stacks
         if target_stacks > most:
             raise UsageProblem(
@@ -174,7 +190,8 @@ class ProgressiveTrainer:
             )
         if done > target_stacks or (checkpoint is None and done == target_stacks):
             raise UsageProblem(
-                f"target_stacks: the rack has {done} stacks already, so that there is nothing to train up to "
+                f"target_stacks: the rack has {done} stacks already, so that there is nothing to "
+                f"train up to "
                 f"{target_stacks}",
                 "Ask for more stacks, or give a new builder.",
             )
@@ -190,12 +207,19 @@ class ProgressiveTrainer:
     #: The guide's other name.
     train_progressively = train_rack
 
-    def _phase_config(self, dataloader: Iterable[Any], target_stacks: int) -> ProgressivePhaseConfig:
+    def _phase_config(
+        self, dataloader: Iterable[Any], target_stacks: int
+    ) -> ProgressivePhaseConfig:
         """The options of the phase that trains as the config says."""
         training = self.config.training
-        steps = training.steps_per_stack or training.epochs_per_stack * batches_in_a_pass(dataloader)
+        steps = training.steps_per_stack or training.epochs_per_stack * batches_in_a_pass(
+            dataloader
+        )
         return ProgressivePhaseConfig(
-            **{field.name: getattr(training.progressive, field.name) for field in attrs.fields(GrowthConfig)},
+            **{
+                field.name: getattr(training.progressive, field.name)
+                for field in attrs.fields(GrowthConfig)
+            },
             target_stacks=target_stacks,
             steps_per_stack=steps,
             train_first=False,
@@ -203,7 +227,9 @@ class ProgressiveTrainer:
             eval_every=0,
         )
 
-    def _context(self, builder: ProgressiveRackBuilder, dataloader: Iterable[Any], phase: _Phase) -> TrainingContext:
+    def _context(
+        self, builder: ProgressiveRackBuilder, dataloader: Iterable[Any], phase: _Phase
+    ) -> TrainingContext:
         """The run that the phase takes part in: in memory, but for its checkpoints."""
         training, rack = self.config.training, builder.build_rack()
         masking = TimeStepMasking(self.config, final_depth=phase.config.target_stacks)
@@ -215,7 +241,9 @@ class ProgressiveTrainer:
             data=_given(DataSpec, "dataloader", lambda: data),
             model=_given(ModelSpec, "rack", lambda _: rack),
             masking=_given(MaskingSpec, "time_step", lambda: objective),
-            optimizer=_given(OptimizerSpec, "optimizer", make, accepts={"ternary", "float", "stored"}),
+            optimizer=_given(
+                OptimizerSpec, "optimizer", make, accepts={"ternary", "float", "stored"}
+            ),
             phases=(_given(PhaseSpec, "progressive", phase),),
             checkpoint=self.checkpoints,
         )
@@ -236,7 +264,10 @@ class ProgressiveTrainer:
 
     def _newest(self) -> Checkpoint | None:
         if self.store is None:
-            raise UsageProblem("resume: there is no folder of checkpoints", "Give ProgressiveTrainer(..., folder=...).")
+            raise UsageProblem(
+                "resume: there is no folder of checkpoints",
+                "Give ProgressiveTrainer(..., folder=...).",
+            )
         checkpoint, _ = self.store.newest_good()
         if checkpoint is not None and checkpoint.identity != self._identity():
             raise CheckpointError(
@@ -247,7 +278,11 @@ class ProgressiveTrainer:
 
     def _identity(self) -> dict[str, Any]:
         plain = attrs.asdict(self.config, filter=lambda field, _: not field.name.startswith("_"))
-        text = json.dumps(plain, sort_keys=True, default=lambda function: f"{function.__module__}:{function.__name__}")
+        text = json.dumps(
+            plain,
+            sort_keys=True,
+            default=lambda function: f"{function.__module__}:{function.__name__}",
+        )
         return {"config": hashlib.sha256(text.encode()).hexdigest()}
 
 
@@ -255,7 +290,10 @@ class _Phase(ProgressivePhase):
     """The phase on a builder that is there already."""
 
     def __init__(
-        self, config: ProgressivePhaseConfig, builder: ProgressiveRackBuilder, trainer: ProgressiveTrainer
+        self,
+        config: ProgressivePhaseConfig,
+        builder: ProgressiveRackBuilder,
+        trainer: ProgressiveTrainer,
     ) -> None:
         super().__init__(config)
         self._given = builder

@@ -1,12 +1,12 @@
 """Sampling from a rack that fills in hidden tokens: many tokens in one pass.
 
-A rack that was built from right to left is a chain of denoising steps laid out in depth: its last stack was trained on
-lightly hidden text, and each stack put before it on more heavily hidden text, with those behind it fixed. One pass
-through the rack is the whole chain. So the new tokens are all hidden, the rack runs once, and every hidden token is
-drawn from what it says at its position.
+A rack that was built from right to left is a chain of denoising steps laid out in depth: its last
+stack was trained on lightly hidden text, and each stack put before it on more heavily hidden text,
+with those behind it fixed. One pass through the rack is the whole chain. So the new tokens are all
+hidden, the rack runs once, and every hidden token is drawn from what it says at its position.
 
-Where prompt and new tokens exceed the context, the text is drawn in pieces: each pass sees the latest half of the
-context and draws as many tokens as fit beside it.
+Where prompt and new tokens exceed the context, the text is drawn in pieces: each pass sees the
+latest half of the context and draws as many tokens as fit beside it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def unrolled(
     stop: Collection[int] = (),
     device: torch.device | str = "cpu",
 ) -> Iterator[int]:
-    """Token ids that follow ``prompt_ids``; those of one pass through the rack are drawn independently of each other.
+    """Token ids that follow ``prompt_ids``; those of one pass through the rack are drawn
+    independently of each other.
 
     Args:
         rack: trained to fill in hidden tokens; not causal.
@@ -54,20 +55,24 @@ def unrolled(
         device: where the rack is.
 
     Raises:
-        UsageProblem: the rack is causal, or a value is out of range; raised here, not when the first id is asked for.
+        UsageProblem: the rack is causal, or a value is out of range; raised here, not when the
+            first id is asked for.
     """
     next_token_probabilities(torch.zeros(1), temperature, top_k, top_p)
     if rack.config.causal:
         raise UsageProblem(
-            "unroll: the model is causal: it was made to say which token comes next, not which one is hidden",
-            "Generate without --unroll, or train with `causal: false` and a masking that hides tokens.",
+            "unroll: the model is causal: it was made to say which token comes next, not which one "
+            "is hidden",
+            "Generate without --unroll, or train with `causal: false` and a masking that hides "
+            "tokens.",
         )
     if max_new_tokens < 0:
         raise UsageProblem(f"max_new_tokens: must be at least 0, not {max_new_tokens}")
     for token in prompt_ids:
         if not 0 <= token < rack.vocabulary_size or token == rack.mask_token:
             raise UsageProblem(
-                f"prompt: token ids must be from 0 to {rack.vocabulary_size - 1} and not the mask token, not {token}"
+                f"prompt: token ids must be from 0 to {rack.vocabulary_size - 1} and not the mask "
+                f"token, not {token}"
             )
     generator = torch.Generator()
     if seed is None:
@@ -80,7 +85,9 @@ def unrolled(
         while left:
             seen, new = _window(len(text), left, rack.max_length)
             for logits_V in _one_pass(rack, text[len(text) - seen :], new, torch.device(device)):
-                token = draw_token(next_token_probabilities(logits_V, temperature, top_k, top_p), generator)
+                token = draw_token(
+                    next_token_probabilities(logits_V, temperature, top_k, top_p), generator
+                )
                 if token in stop:
                     return
                 text.append(token)
@@ -100,7 +107,9 @@ def _window(known: int, wanted: int, context: int) -> tuple[int, int]:
 
 @torch.no_grad()
 def _one_pass(rack: DecoderRack, seen: list[int], new: int, device: torch.device) -> Tensor:
-    """Logits ``[new, V]`` of hidden tokens behind ``seen``; that of the mask token is minus infinity."""
+    """Logits ``[new, V]`` of hidden tokens behind ``seen``; that of the mask token is minus
+    infinity.
+    """
     tokens_1S = torch.tensor([[*seen, *[rack.mask_token] * new]], dtype=torch.int64, device=device)
     options: dict[str, Any] = {}
     if rack.time_embedding is not None:

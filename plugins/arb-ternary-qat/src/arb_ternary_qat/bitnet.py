@@ -1,12 +1,15 @@
-"""BitNet b1.58: linears with float master weights that are ternary, and read int8, in the forward pass.
+"""BitNet b1.58: linears with float master weights that are ternary, and read int8, in the forward
+pass.
 
-Source: Ma et al., "The Era of 1-bit LLMs: All Large Language Models are in 1.58 Bits", 2024 (arXiv:2402.17764), with
-the quantisers of Microsoft's "The Era of 1-bit LLMs: Training Tips, Code and FAQ", 2024. Of a weight ``w [N, K]``::
+Source: Ma et al., "The Era of 1-bit LLMs: All Large Language Models are in 1.58 Bits", 2024
+(arXiv:2402.17764), with the quantisers of Microsoft's "The Era of 1-bit LLMs: Training Tips, Code
+and FAQ", 2024. Of a weight ``w [N, K]``::
 
     gamma = mean |w|     T = clip(round(w / gamma), -1, 1)     W = gamma T
 
-in every pass, and the gradient of the rounding is that of the identity (straight through): ``dw = dW``. The product of
-``W`` and an int8 input is that of :mod:`arb_ternary_qat.products`; the norm in front of each linear is the model's.
+in every pass, and the gradient of the rounding is that of the identity (straight through): ``dw =
+dW``. The product of ``W`` and an int8 input is that of :mod:`arb_ternary_qat.products`; the norm in
+front of each linear is the model's.
 """
 
 from __future__ import annotations
@@ -19,29 +22,49 @@ from torch import Tensor, nn
 
 from arb_ternary.errors import ComponentError, ConfigError
 from arb_ternary_qat.config import BitnetConfig, BitnetOfConfig
-from arb_ternary_qat.products import compute_dtype, input_gradient, product, rounded_input, weight_gradient
+from arb_ternary_qat.products import (
+    compute_dtype,
+    input_gradient,
+    product,
+    rounded_input,
+    weight_gradient,
+)
 from arb_ternary_text.interchange.weights import TernaryWeight
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear
 
-__all__ = ["BitLinear", "BitnetDecoder", "absmean_ternary", "build", "build_of", "is_of_head", "make_bit_linears"]
+__all__ = [
+    "BitLinear",
+    "BitnetDecoder",
+    "absmean_ternary",
+    "build",
+    "build_of",
+    "is_of_head",
+    "make_bit_linears",
+]
 
 #: Least mean of |w|, as published; below it a matrix rounds towards zero as a whole.
 MIN_SCALE = 1e-5
 
 
 def absmean_ternary(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Trits of ``weight``, as floats, and their scale, the mean of ``|weight|`` (a scalar tensor); float32 at least."""
+    """Trits of ``weight``, as floats, and their scale, the mean of ``|weight|`` (a scalar tensor);
+    float32 at least.
+    """
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
     scale = wide.abs().mean().clamp_min(MIN_SCALE)
     return torch.div(wide, scale).round_().clamp_(-1, 1), scale
 
 
 class _BitProduct(torch.autograd.Function):
-    """``y`` of the ternary weight, straight through to ``x`` and to the master weight; keeps ``q`` and ``T`` only."""
+    """``y`` of the ternary weight, straight through to ``x`` and to the master weight; keeps ``q``
+    and ``T`` only.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x_MK: Tensor, weight_NK: Tensor, dtype: torch.dtype, int8: bool) -> Tensor:
+    def forward(
+        ctx: Any, x_MK: Tensor, weight_NK: Tensor, dtype: torch.dtype, int8: bool
+    ) -> Tensor:
         trits_NK, gamma = absmean_ternary(weight_NK)
         trits_NK = trits_NK.to(dtype)
         q_MK, scale_M1 = rounded_input(x_MK, dtype, int8=int8)
@@ -54,13 +77,22 @@ class _BitProduct(torch.autograd.Function):
         (grad_MN,) = grads
         q_MK, scale_M1, trits_NK, gamma = ctx.saved_tensors
         x_dtype, weight_dtype = ctx.dtypes
-        grad_x = input_gradient(grad_MN, trits_NK, gamma).to(x_dtype) if ctx.needs_input_grad[0] else None
-        grad_w = weight_gradient(grad_MN, q_MK, scale_M1).to(weight_dtype) if ctx.needs_input_grad[1] else None
+        grad_x = (
+            input_gradient(grad_MN, trits_NK, gamma).to(x_dtype)
+            if ctx.needs_input_grad[0]
+            else None
+        )
+        grad_w = (
+            weight_gradient(grad_MN, q_MK, scale_M1).to(weight_dtype)
+            if ctx.needs_input_grad[1]
+            else None
+        )
         return grad_x, grad_w, None, None
 
 
 class BitLinear(FloatLinear):
-    """A linear without bias whose float ``weight`` is made ternary in every pass. ``forward(x[..., K]) -> [..., N]``.
+    """A linear without bias whose float ``weight`` is made ternary in every pass. ``forward(x[...,
+    K]) -> [..., N]``.
 
     With ``activations="int8"`` each row of the input is rounded to int8 by its largest element.
     """
@@ -81,7 +113,9 @@ class BitLinear(FloatLinear):
         """``gamma T``, for exporters."""
         trits, gamma = absmean_ternary(self.weight)
         exponent = torch.zeros(self.out_features, 1, dtype=torch.int8)
-        return TernaryWeight(trits.to(device="cpu", dtype=torch.int8), exponent, self.in_features, float(gamma))
+        return TernaryWeight(
+            trits.to(device="cpu", dtype=torch.int8), exponent, self.in_features, float(gamma)
+        )
 
 
 #: Of each class of float linears the one that is made ternary.
@@ -96,7 +130,8 @@ def _bit_class(kind: type[FloatLinear]) -> type[BitLinear]:
 
 
 def make_bit_linears(root: nn.Module, *, but: Callable[[str], bool] = lambda name: False) -> int:
-    """Have the float linears in ``root`` multiply as :class:`BitLinear` does, and be one; returns their number.
+    """Have the float linears in ``root`` multiply as :class:`BitLinear` does, and be one; returns
+    their number.
 
     A subclass of ``FloatLinear`` keeps its own ``forward``: a convolution stays one.
 
@@ -115,7 +150,8 @@ def make_bit_linears(root: nn.Module, *, but: Callable[[str], bool] = lambda nam
 
 
 class BitnetDecoder(Decoder):
-    """Text's decoder in which every linear of the blocks is a :class:`BitLinear`; the head stays float, as published.
+    """Text's decoder in which every linear of the blocks is a :class:`BitLinear`; the head stays
+    float, as published.
 
     At birth its weights are those of the float decoder of the same seed.
     """
@@ -131,7 +167,8 @@ def build(config: BitnetConfig, vocabulary_size: int) -> BitnetDecoder:
 
 
 def build_of(config: BitnetOfConfig, vocabulary_size: int) -> nn.Module:
-    """The factory of the model ``bitnet_of``: the inner model itself, its linears outside of heads made ternary.
+    """The factory of the model ``bitnet_of``: the inner model itself, its linears outside of heads
+    made ternary.
 
     Raises:
         ConfigError: there are none.
@@ -140,7 +177,9 @@ def build_of(config: BitnetOfConfig, vocabulary_size: int) -> nn.Module:
     inner = config.model
     model = inner.build(vocabulary_size)
     if not isinstance(model, nn.Module):
-        raise ComponentError(f"model {inner.name!r}: its factory returned a {type(model).__name__}, not a module")
+        raise ComponentError(
+            f"model {inner.name!r}: its factory returned a {type(model).__name__}, not a module"
+        )
     if not make_bit_linears(model, but=is_of_head):
         raise ConfigError(
             f"model bitnet_of: the model {inner.name!r} has no float linear outside of a head",
@@ -150,5 +189,7 @@ def build_of(config: BitnetOfConfig, vocabulary_size: int) -> nn.Module:
 
 
 def is_of_head(name: str) -> bool:
-    """Whether the qualified name of a module is that of a head, or of a part of one: ``head`` is a part of it."""
+    """Whether the qualified name of a module is that of a head, or of a part of one: ``head`` is a
+    part of it.
+    """
     return "head" in name.split(".")

@@ -1,8 +1,9 @@
-"""AdamW with the weight decay of the BitNet recipe: on in the first stage of training, off in the second.
+"""AdamW with the weight decay of the BitNet recipe: on in the first stage of training, off in the
+second.
 
-Source: Microsoft, "The Era of 1-bit LLMs: Training Tips, Code and FAQ", 2024. The latent weight's size acts as the
-confidence of a trit; in the second stage decay would only make trits flip again. The other half of the recipe is the
-phase's ``lr_schedule: two_stage``.
+Source: Microsoft, "The Era of 1-bit LLMs: Training Tips, Code and FAQ", 2024. The latent weight's
+size acts as the confidence of a trit; in the second stage decay would only make trits flip again.
+The other half of the recipe is the phase's ``lr_schedule: two_stage``.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ __all__ = ["BitnetAdamW", "build"]
 
 
 class BitnetAdamW(torch.optim.AdamW):
-    """torch's AdamW; a group decays by its ``first_decay`` in its first ``decay_steps`` steps, then no more.
+    """torch's AdamW; a group decays by its ``first_decay`` in its first ``decay_steps`` steps, then
+    no more.
 
-    What it has to remember beyond AdamW, the number of ``updates``, is an entry of each group and saved with it.
+    What it has to remember beyond AdamW, the number of ``updates``, is an entry of each group and
+    saved with it.
     """
 
     @torch.no_grad()
@@ -30,13 +33,16 @@ class BitnetAdamW(torch.optim.AdamW):
         """One step of AdamW with the weight decay of its stage."""
         for group in self.param_groups:
             last = group["decay_steps"]
-            group["weight_decay"] = group["first_decay"] if last is None or group["updates"] < last else 0.0
+            group["weight_decay"] = (
+                group["first_decay"] if last is None or group["updates"] < last else 0.0
+            )
             group["updates"] += 1
         return super().step(closure)
 
 
 def build(config: BitnetAdamWConfig, trainable: Trainable) -> BitnetAdamW:
-    """Factory of the optimizer ``bitnet_adamw``: all float parameters of ``trainable``; only matrices decay.
+    """Factory of the optimizer ``bitnet_adamw``: all float parameters of ``trainable``; only
+    matrices decay.
 
     Raises:
         ConfigError: there are no float parameters.
@@ -56,6 +62,11 @@ def build(config: BitnetAdamWConfig, trainable: Trainable) -> BitnetAdamW:
                 }
             )
     if not groups:
-        raise ConfigError("optimizer: bitnet_adamw trains float parameters, and the model has none", "use sign_votes")
+        raise ConfigError(
+            "optimizer: bitnet_adamw trains float parameters, and the model has none",
+            "use sign_votes",
+        )
     fused = all(p.device.type in ("cpu", "cuda") for p in trainable.floats.values())
-    return BitnetAdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
+    return BitnetAdamW(
+        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused
+    )

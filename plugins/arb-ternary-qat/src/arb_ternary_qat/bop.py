@@ -1,18 +1,21 @@
 """Bop: trits that flip when a momentum of the gradient passes a threshold.
 
-Source: Helwegen et al., "Latent Weights Do Not Exist: Rethinking Binarized Neural Network Optimization", 2019
-(arXiv:1906.02107). With ``g`` the gradient with respect to the dense weight, each step::
+Source: Helwegen et al., "Latent Weights Do Not Exist: Rethinking Binarized Neural Network
+Optimization", 2019 (arXiv:1906.02107). With ``g`` the gradient with respect to the dense weight,
+each step::
 
     m = (1 - gamma) m + gamma g;    where |m| >= tau:  T = clip(T - sign(m), -1, 1)
 
-For a binary weight that is the published rule (a flip where ``m`` has the weight's sign); a trit takes two crossings
-from -1 to 1. ``normalise`` is the second-order variant, Suarez-Ramirez et al., "A Bop and Beyond: A Second Order
-Optimizer for Binarized Neural Networks", 2021 (arXiv:2104.05124)::
+For a binary weight that is the published rule (a flip where ``m`` has the weight's sign); a trit
+takes two crossings from -1 to 1. ``normalise`` is the second-order variant, Suarez-Ramirez et al.,
+"A Bop and Beyond: A Second Order Optimizer for Binarized Neural Networks", 2021
+(arXiv:2104.05124)::
 
     v = (1 - sigma) v + sigma g^2;    m / (sqrt(v) + eps) takes the place of m in the comparison
 
-The momentum is not reset by a flip. Both averages start at 0 without bias correction. ``lr`` of the group, 1 at birth,
-multiplies ``gamma``, so that a schedule makes the average longer; at 0 nothing moves.
+The momentum is not reset by a flip. Both averages start at 0 without bias correction. ``lr`` of the
+group, 1 at birth, multiplies ``gamma``, so that a schedule makes the average longer; at 0 nothing
+moves.
 """
 
 from __future__ import annotations

@@ -16,9 +16,18 @@ from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig, FloatPart
 
-__all__ = ["BitnetAdamWConfig", "BitnetConfig", "BitnetOfConfig", "BopConfig", "DQTConfig", "DirectConfig", "Levels"]
+__all__ = [
+    "BitnetAdamWConfig",
+    "BitnetConfig",
+    "BitnetOfConfig",
+    "BopConfig",
+    "DQTConfig",
+    "DirectConfig",
+    "Levels",
+]
 
-#: What the codes of a directly trained weight may be: {-1, 0, 1}, or whole numbers from -127 to 127.
+# : What the codes of a directly trained weight may be: {-1, 0, 1}, or whole numbers from -127 to
+# 127.
 Levels = Literal["ternary", "int8"]
 
 _decay = and_(ge(0.0), lt(1.0))
@@ -26,37 +35,44 @@ _decay = and_(ge(0.0), lt(1.0))
 
 @frozen(kw_only=True)
 class BitnetConfig(DecoderConfig):
-    """The decoder's options. ``float_parts`` says what has float master weights, and the linears always do."""
+    """The decoder's options. ``float_parts`` says what has float master weights, and the linears
+    always do.
+    """
 
     float_parts: tuple[FloatPart, ...] = option(
         FLOAT_PARTS,
-        "parts with float32 weights: embedding, head, norms and always linears, which are ternary in the forward pass",
+        "parts with float32 weights: embedding, head, norms and always linears, which are ternary "
+        "in the forward pass",
         validator=attrs.fields(DecoderConfig).float_parts.validator,
         converter=tuple,
     )
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        _need_linears("bitnet", "makes the float weights of linears ternary in each pass", self.float_parts)
+        _need_linears(
+            "bitnet", "makes the float weights of linears ternary in each pass", self.float_parts
+        )
 
 
 @frozen(kw_only=True)
 class BitnetOfConfig:
     """The model that is trained in the manner of BitNet b1.58.
 
-    Who asks these options for one of the model's own, as ``max_length``, or for what it plans to train, hears the inner
-    model's answer.
+    Who asks these options for one of the model's own, as ``max_length``, or for what it plans to
+    train, hears the inner model's answer.
     """
 
     model: ModelChoice = option(
-        help="the model: each of its float linears, but those of a head, is made ternary in the forward pass"
+        help="the model: each of its float linears, but those of a head, is made ternary in the "
+        "forward pass"
     )
 
     def __attrs_post_init__(self) -> None:
         parts = getattr(self.model.options, "float_parts", None)
         if parts is not None and "linears" not in parts:
             raise ValueError(
-                f"the 'float_parts' of 'model' must name linears: bitnet_of makes the float weights of linears ternary "
+                f"the 'float_parts' of 'model' must name linears: bitnet_of makes the float "
+                f"weights of linears ternary "
                 f"in each pass; for linears that learn by votes use model {self.model.name} alone"
             )
 
@@ -64,8 +80,16 @@ class BitnetOfConfig:
         """See ``arb_ternary.optim.protocol.Planned``."""
         for phase in run.phases:
             if hasattr(phase.options, "planned_in"):
-                text = f"phase {phase.name!r} puts parts into the model that would not be those of bitnet_of"
-                yield "", f"{text}; use phases that keep the model as it is, or model {self.model.name} alone"
+                text = (
+                    f"phase {phase.name!r} puts parts into the model that would not be those "
+                    f"of "
+                    f"bitnet_of"
+                )
+                yield (
+                    "",
+                    f"{text}; use phases that keep the model as it is, or model {self.model.name} "
+                    f"alone",
+                )
 
     def __getattr__(self, name: str) -> Any:
         # What a config is asked about itself is asked of nested components too.
@@ -76,17 +100,21 @@ class BitnetOfConfig:
 
 @frozen(kw_only=True)
 class DirectConfig(DecoderConfig):
-    """The decoder's options. ``float_parts`` names what is not ternary by votes; the linears are integers instead."""
+    """The decoder's options. ``float_parts`` names what is not ternary by votes; the linears are
+    integers instead.
+    """
 
     float_parts: tuple[FloatPart, ...] = option(
         FLOAT_PARTS,
-        "parts with float32 weights: embedding, head, norms; linears must be named and are stored as integers instead",
+        "parts with float32 weights: embedding, head, norms; linears must be named and are stored "
+        "as integers instead",
         validator=attrs.fields(DecoderConfig).float_parts.validator,
         converter=tuple,
     )
     levels: Levels = option(
         "ternary",
-        "what a weight of a linear may be: ternary = {-1, 0, 1}, int8 = -127 to 127, times one fixed scale a matrix",
+        "what a weight of a linear may be: ternary = {-1, 0, 1}, int8 = -127 to 127, times one "
+        "fixed scale a matrix",
         validator=in_(("ternary", "int8")),
     )
 
@@ -107,7 +135,8 @@ class DirectConfig(DecoderConfig):
 def _need_linears(model: str, why: str, float_parts: tuple[FloatPart, ...]) -> None:
     if "linears" not in float_parts:
         raise ValueError(
-            f"'float_parts' must name linears: model {model} {why}; for linears that learn by votes use model decoder"
+            f"'float_parts' must name linears: model {model} {why}; for linears that learn by "
+            f"votes use model decoder"
         )
 
 
@@ -115,23 +144,30 @@ def _need_linears(model: str, why: str, float_parts: tuple[FloatPart, ...]) -> N
 class BitnetAdamWConfig:
     """Options of AdamW with the weight decay of the BitNet recipe."""
 
-    lr: float = option(1e-3, "learning rate at the start; a schedule multiplies it", validator=gt(0.0))
+    lr: float = option(
+        1e-3, "learning rate at the start; a schedule multiplies it", validator=gt(0.0)
+    )
     beta1: float = option(0.9, "decay of the first moment", validator=_decay)
     beta2: float = option(0.95, "decay of the second moment", validator=_decay)
     eps: float = option(1e-8, "added to the root of the second moment", validator=gt(0.0))
     weight_decay: float = option(
-        0.1, "decoupled decay of matrices until decay_steps; vectors do not decay", validator=ge(0.0)
+        0.1,
+        "decoupled decay of matrices until decay_steps; vectors do not decay",
+        validator=ge(0.0),
     )
     decay_steps: int | None = option(
         None,
-        "steps with weight decay, half of all in the recipe; later ones have none; null = all have it",
+        "steps with weight decay, half of all in the recipe; later ones have none; null = all have "
+        "it",
         validator=optional(non_negative),
     )
 
     def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if planned is not None and not planned.matrices:
-            yield from without_effect(self, "no float parameter is a matrix", "weight_decay", "decay_steps")
+            yield from without_effect(
+                self, "no float parameter is a matrix", "weight_decay", "decay_steps"
+            )
         elif self.decay_steps == 0:
             yield from without_effect(self, "'decay_steps' is 0", "weight_decay")
         elif self.weight_decay == 0:
@@ -142,7 +178,9 @@ class BitnetAdamWConfig:
 class DQTConfig:
     """Options of direct quantised training."""
 
-    lr: float = option(1e-3, "AdamW's learning rate at the start; a schedule multiplies it", validator=gt(0.0))
+    lr: float = option(
+        1e-3, "AdamW's learning rate at the start; a schedule multiplies it", validator=gt(0.0)
+    )
     beta1: float = option(0.9, "decay of the first moment", validator=_decay)
     beta2: float = option(0.95, "decay of the second moment", validator=_decay)
     eps: float = option(1e-8, "added to the root of the second moment", validator=gt(0.0))
@@ -154,18 +192,25 @@ class BopConfig:
     """Options of Bop."""
 
     gamma: float = option(
-        1e-3, "share of the new gradient in the momentum; a schedule multiplies it", validator=and_(gt(0.0), le(1.0))
+        1e-3,
+        "share of the new gradient in the momentum; a schedule multiplies it",
+        validator=and_(gt(0.0), le(1.0)),
     )
     tau: float = option(
         1e-8,
-        "momentum at which a trit moves: a gradient, or with normalise a multiple of its root mean square",
+        "momentum at which a trit moves: a gradient, or with normalise a multiple of its root mean "
+        "square",
         validator=gt(0.0),
     )
     normalise: bool = option(
-        False, "divide the momentum by the root of each weight's mean squared gradient", validator=instance_of(bool)
+        False,
+        "divide the momentum by the root of each weight's mean squared gradient",
+        validator=instance_of(bool),
     )
     sigma: float = option(
-        1e-3, "share of the new squared gradient in its mean, where normalise is on", validator=and_(gt(0.0), le(1.0))
+        1e-3,
+        "share of the new squared gradient in its mean, where normalise is on",
+        validator=and_(gt(0.0), le(1.0)),
     )
     eps: float = option(1e-10, "added to that root", validator=gt(0.0))
 
@@ -173,6 +218,10 @@ class BopConfig:
         """See ``arb_ternary.optim.protocol.Planned``."""
         levels = getattr(run.model.options, "levels", "ternary")
         if levels != "ternary":
-            yield "", f"bop flips ternary weights, and the model's levels are {levels}; use ternary levels, or dqt"
+            yield (
+                "",
+                f"bop flips ternary weights, and the model's levels are {levels}; use ternary "
+                f"levels, or dqt",
+            )
         if not self.normalise:
             yield from without_effect(self, "'normalise' is false", "sigma", "eps")

@@ -1,14 +1,17 @@
-"""The decoder with linears that are stored as whole numbers and nothing else, for optimizers that train those directly.
+"""The decoder with linears that are stored as whole numbers and nothing else, for optimizers that
+train those directly.
 
-``W = scale * C`` with codes ``C`` in {-1, 0, 1} (two bits a weight, packed) or in [-127, 127] (int8), and one float32
-scale a matrix that never changes. At birth ``C`` is the rounded weight of the float decoder of the same seed, with
+``W = scale * C`` with codes ``C`` in {-1, 0, 1} (two bits a weight, packed) or in [-127, 127]
+(int8), and one float32 scale a matrix that never changes. At birth ``C`` is the rounded weight of
+the float decoder of the same seed, with
 
-* ``ternary``: ``scale = mean |w|``, as in BitNet and in Zhao et al., "Direct Quantized Training of Language Models with
-  Stochastic Rounding", 2024 (arXiv:2412.04787);
-* ``int8``: ``scale = 2 max |w| / 127``, so that a weight may grow to twice the largest. (The authors' code takes a grid
-  that ends at the mean magnitude, and clips what exceeds it.)
+* ``ternary``: ``scale = mean |w|``, as in BitNet and in Zhao et al., "Direct Quantized Training of
+  Language Models with Stochastic Rounding", 2024 (arXiv:2412.04787);
+* ``int8``: ``scale = 2 max |w| / 127``, so that a weight may grow to twice the largest. (The
+  authors' code takes a grid that ends at the mean magnitude, and clips what exceeds it.)
 
-The gradient with respect to the dense weight is an attribute of the module from backward until ``zero_grad``.
+The gradient with respect to the dense weight is an attribute of the module from backward until
+``zero_grad``.
 """
 
 from __future__ import annotations
@@ -23,7 +26,13 @@ from arb_ternary.backends.layout import pack_trits, unpack_trits
 from arb_ternary.counters.hashing import new_control
 from arb_ternary_qat.config import DirectConfig, Levels
 from arb_ternary_qat.linears import replace_linears
-from arb_ternary_qat.products import compute_dtype, input_gradient, product, rounded_input, weight_gradient
+from arb_ternary_qat.products import (
+    compute_dtype,
+    input_gradient,
+    product,
+    rounded_input,
+    weight_gradient,
+)
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear
 
@@ -37,7 +46,9 @@ class _DirectProduct(torch.autograd.Function):
     """``y`` of the codes; the gradient of the weight goes to ``module``, not to a parameter."""
 
     @staticmethod
-    def forward(ctx: Any, x_MK: Tensor, anchor: Tensor | None, module: DirectLinear, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, x_MK: Tensor, anchor: Tensor | None, module: DirectLinear, dtype: torch.dtype
+    ) -> Tensor:
         codes_NK = module.codes().to(dtype)
         q_MK, scale_M1 = rounded_input(x_MK, dtype, int8=module.activations == "int8")
         ctx.save_for_backward(q_MK, scale_M1, codes_NK, module.scale)
@@ -50,7 +61,11 @@ class _DirectProduct(torch.autograd.Function):
         q_MK, scale_M1, codes_NK, scale = ctx.saved_tensors
         if not ctx.module.frozen:
             ctx.module.add_gradient(weight_gradient(grad_MN, q_MK, scale_M1))
-        grad_x = input_gradient(grad_MN, codes_NK, scale).to(ctx.dtype) if ctx.needs_input_grad[0] else None
+        grad_x = (
+            input_gradient(grad_MN, codes_NK, scale).to(ctx.dtype)
+            if ctx.needs_input_grad[0]
+            else None
+        )
         return grad_x, None, None, None
 
 
@@ -66,7 +81,8 @@ class DirectLinear(nn.Module):
         weight: buffer: packed trits, uint8 ``[N, 32 * ceil(K / 128)]``, or int8 ``[N, K]``.
         scale: buffer, a float32 scalar.
         control: buffer, int64 ``[4]``: what the counter hash of stochastic rounding depends on.
-        gradient: float32 ``[N, K]`` between backward and ``zero_grad``, with respect to the dense weight; else None.
+        gradient: float32 ``[N, K]`` between backward and ``zero_grad``, with respect to the dense
+            weight; else None.
         frozen: the codes do not learn.
     """
 
@@ -74,7 +90,9 @@ class DirectLinear(nn.Module):
     scale: Tensor
     control: Tensor
 
-    def __init__(self, weight_NK: Tensor, *, levels: Levels = "ternary", activations: str = "float") -> None:
+    def __init__(
+        self, weight_NK: Tensor, *, levels: Levels = "ternary", activations: str = "float"
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight_NK.shape
         self.levels: Levels = levels
@@ -85,7 +103,9 @@ class DirectLinear(nn.Module):
         self.gradient: Tensor | None = None
         wide = weight_NK.detach().float()
         scale = _first_scale(wide, levels)
-        self.register_buffer("weight", self._stored(torch.div(wide, scale).round_().clamp_(-self.limit, self.limit)))
+        self.register_buffer(
+            "weight", self._stored(torch.div(wide, scale).round_().clamp_(-self.limit, self.limit))
+        )
         self.register_buffer("scale", scale)
         self.register_buffer("control", new_control())
 
@@ -108,7 +128,9 @@ class DirectLinear(nn.Module):
 
     def codes(self) -> Tensor:
         """The whole numbers, int8 ``[N, K]``; for int8 levels the stored tensor itself."""
-        return unpack_trits(self.weight, self.in_features) if self.levels == "ternary" else self.weight
+        return (
+            unpack_trits(self.weight, self.in_features) if self.levels == "ternary" else self.weight
+        )
 
     @torch.no_grad()
     def set_codes(self, codes_NK: Tensor) -> None:
@@ -128,7 +150,10 @@ class DirectLinear(nn.Module):
             self.gradient += gradient_NK
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, levels={self.levels}, activations={self.activations}"
+        return (
+            f"{self.in_features}, {self.out_features}, levels={self.levels}, "
+            f"activations={self.activations}"
+        )
 
     def _stored(self, codes_NK: Tensor) -> Tensor:
         codes_NK = codes_NK.to(torch.int8)
@@ -136,7 +161,9 @@ class DirectLinear(nn.Module):
 
 
 def _first_scale(weight_NK: Tensor, levels: Levels) -> Tensor:
-    """The scale that a float weight gives; one of zeros is taken for a Gaussian of variance 1 / K."""
+    """The scale that a float weight gives; one of zeros is taken for a Gaussian of variance 1 /
+    K.
+    """
     magnitudes = weight_NK.abs()
     deviation = 1 / math.sqrt(weight_NK.shape[1])
     if levels == "ternary":

@@ -23,8 +23,8 @@ __all__ = ["DirectOptimizer", "direct_modules"]
 class DirectOptimizer(Optimizer):
     """Reads the gradients of modules, writes their codes; its ``params`` are the stored weights.
 
-    Modules without a gradient are left alone. A step whose gradient is not finite is dropped as a whole. The training
-    loop's ``grad_clip`` concerns float parameters only.
+    Modules without a gradient are left alone. A step whose gradient is not finite is dropped as a
+    whole. The training loop's ``grad_clip`` concerns float parameters only.
 
     Args:
         modules: by qualified name.
@@ -38,11 +38,16 @@ class DirectOptimizer(Optimizer):
         if not modules:
             raise ValueError("there are no modules to train")
         self._modules = dict(modules)
-        super().__init__([{"params": [module.weight for module in modules.values()]}], {"kind": "ternary", **defaults})
+        super().__init__(
+            [{"params": [module.weight for module in modules.values()]}],
+            {"kind": "ternary", **defaults},
+        )
 
     @abstractmethod
     def _update(self, group: dict[str, Any], module: DirectLinear, gradient_NK: Tensor) -> Tensor:
-        """The module's new codes, int8 ``[N, K]``; moments are kept in ``self.state[module.weight]``."""
+        """The module's new codes, int8 ``[N, K]``; moments are kept in
+        ``self.state[module.weight]``.
+        """
 
     def _gradient_norm(self) -> float:
         norms = [m.gradient.norm() for m in self._modules.values() if m.gradient is not None]
@@ -91,7 +96,9 @@ class DirectOptimizer(Optimizer):
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         for name, module in self._modules.items():
             gradient = state_dict["gradients"].get(name)
-            module.gradient = None if gradient is None else gradient.to(module.weight.device, copy=True)
+            module.gradient = (
+                None if gradient is None else gradient.to(module.weight.device, copy=True)
+            )
 
 
 def direct_modules(optimizer: str, trainable: Trainable) -> dict[str, DirectLinear]:
@@ -101,9 +108,15 @@ def direct_modules(optimizer: str, trainable: Trainable) -> dict[str, DirectLine
         ConfigError: there are none, or there are parts that this optimizer cannot train.
     """
     modules: dict[str, DirectLinear] = {
-        name: module for name, module in trainable.stored.items() if isinstance(module, DirectLinear)
+        name: module
+        for name, module in trainable.stored.items()
+        if isinstance(module, DirectLinear)
     }
-    strangers = [*trainable.ternary, *trainable.floats, *(name for name in trainable.stored if name not in modules)]
+    strangers = [
+        *trainable.ternary,
+        *trainable.floats,
+        *(name for name in trainable.stored if name not in modules),
+    ]
     if strangers or not modules:
         found = f"not {strangers[0]!r}" if strangers else "and this model has none"
         raise ConfigError(

@@ -1,14 +1,17 @@
 """Direct quantised training: AdamW on weights that are only ever stored as whole numbers.
 
-Source: Zhao et al., "Direct Quantized Training of Language Models with Stochastic Rounding", 2024 (arXiv:2412.04787).
-Each step, with ``C`` the codes of a matrix, ``s`` its scale and ``u`` AdamW's update (bias-corrected, decoupled weight
-decay; the moments are float32 and belong to the optimizer)::
+Source: Zhao et al., "Direct Quantized Training of Language Models with Stochastic Rounding", 2024
+(arXiv:2412.04787). Each step, with ``C`` the codes of a matrix, ``s`` its scale and ``u`` AdamW's
+update (bias-corrected, decoupled weight decay; the moments are float32 and belong to the
+optimizer)::
 
-    w = s C;    w' = w - lr * (m / (sqrt(v) + eps) + weight_decay * w);    C = clip(floor(w' / s + uniform[0, 1)))
+    w = s C;    w' = w - lr * (m / (sqrt(v) + eps) + weight_decay * w)
+    C = clip(floor(w' / s + uniform[0, 1)))
 
-Rounding is right in the mean, so that updates far below one code still move the weights, as a random walk: its variance
-in a step is ``f (1 - f)`` codes squared for a fraction ``f``. The noise is core's counter hash of the run's seed, the
-module's step, its name and the element: nothing to store, the same after a resume.
+Rounding is right in the mean, so that updates far below one code still move the weights, as a
+random walk: its variance in a step is ``f (1 - f)`` codes squared for a fraction ``f``. The noise
+is core's counter hash of the run's seed, the module's step, its name and the element: nothing to
+store, the same after a resume.
 """
 
 from __future__ import annotations
@@ -28,12 +31,16 @@ __all__ = ["DQT", "build", "stochastic_round"]
 
 
 def stochastic_round(x: Tensor, seed: int, step: int, stream: int) -> Tensor:
-    """``floor(x + u)`` with uniform ``u`` in [0, 1) from the counter hash of the element's index; whole ``x`` stay."""
+    """``floor(x + u)`` with uniform ``u`` in [0, 1) from the counter hash of the element's index;
+    whole ``x`` stay.
+    """
     return uniform(tuple(x.shape), seed, step, stream, device=x.device).add_(x).floor_()
 
 
 class DQT(DirectOptimizer):
-    """AdamW with stochastic rounding. ``lr`` of the group is AdamW's, and a schedule may drive it."""
+    """AdamW with stochastic rounding. ``lr`` of the group is AdamW's, and a schedule may drive
+    it.
+    """
 
     def _update(self, group: dict[str, Any], module: DirectLinear, gradient_NK: Tensor) -> Tensor:
         state = self.state[module.weight]
@@ -49,8 +56,12 @@ class DQT(DirectOptimizer):
         root = (square / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
         # In units of the scale: with an update of zero the codes stay what they are, to the bit.
         target = module.codes().float().mul_(1 - group["lr"] * group["weight_decay"])
-        target.sub_(mean.div(root).mul_(group["lr"] / (1 - beta1 ** state["step"])).div_(module.scale))
-        rounded = stochastic_round(target.clamp_(-module.limit, module.limit), *hash_words(module.control))
+        target.sub_(
+            mean.div(root).mul_(group["lr"] / (1 - beta1 ** state["step"])).div_(module.scale)
+        )
+        rounded = stochastic_round(
+            target.clamp_(-module.limit, module.limit), *hash_words(module.control)
+        )
         return rounded.to(torch.int8)
 
 

@@ -21,7 +21,8 @@ def arb_register_models() -> Sequence[ModelSpec]:
             name="bitnet",
             target="arb_ternary_qat.bitnet:build",
             config="arb_ternary_qat.config:BitnetConfig",
-            summary="the decoder with BitNet b1.58 linears: float master weights, ternary in the forward pass",
+            summary="the decoder with BitNet b1.58 linears: float master weights, ternary in the "
+            "forward pass",
         ),
         ModelSpec(
             name="bitnet_of",
@@ -33,7 +34,8 @@ def arb_register_models() -> Sequence[ModelSpec]:
             name="direct",
             target="arb_ternary_qat.direct:build",
             config="arb_ternary_qat.config:DirectConfig",
-            summary="the decoder with linears stored as integers only, for the optimizers dqt and bop",
+            summary="the decoder with linears stored as integers only, for the optimizers dqt and "
+            "bop",
         ),
     )
 
@@ -45,14 +47,16 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
             name="bitnet_adamw",
             target="arb_ternary_qat.bitnet_adamw:build",
             config="arb_ternary_qat.config:BitnetAdamWConfig",
-            summary="AdamW whose weight decay stops after a number of steps, as in the BitNet recipe",
+            summary="AdamW whose weight decay stops after a number of steps, as in the BitNet "
+            "recipe",
             accepts=frozenset({"float"}),
         ),
         OptimizerSpec(
             name="dqt",
             target="arb_ternary_qat.dqt:build",
             config="arb_ternary_qat.config:DQTConfig",
-            summary="direct quantised training: AdamW and stochastic rounding to integer weights (model direct)",
+            summary="direct quantised training: AdamW and stochastic rounding to integer weights "
+            "(model direct)",
             accepts=frozenset({"stored"}),
         ),
         OptimizerSpec(

@@ -1,14 +1,15 @@
-"""The product of an int8 input and integer weights, with its gradients, shared by the models of this plugin.
+"""The product of an int8 input and integer weights, with its gradients, shared by the models of
+this plugin.
 
 Of an input ``x [M, K]`` and a weight ``W = scale * C`` with whole numbers ``C [N, K]``::
 
     s_m = max_k |x_mk| / 127     q = round(x / s)     y = (q s) @ W.T
 
-and the gradient of the rounding is that of the identity (straight through), so that with ``dy`` the gradient of ``y``:
-``dx = dy @ W`` and ``dW = dy.T @ (q s)``.
+and the gradient of the rounding is that of the identity (straight through), so that with ``dy`` the
+gradient of ``y``: ``dx = dy @ W`` and ``dW = dy.T @ (q s)``.
 
-``q`` and ``C`` are whole numbers of at most 8 bits, which bfloat16 holds exactly, and scales are applied to products,
-in float32: under autocast only sums are rounded.
+``q`` and ``C`` are whole numbers of at most 8 bits, which bfloat16 holds exactly, and scales are
+applied to products, in float32: under autocast only sums are rounded.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["absmax_int8", "compute_dtype", "input_gradient", "product", "rounded_input", "weight_gradient"]
+__all__ = [
+    "absmax_int8",
+    "compute_dtype",
+    "input_gradient",
+    "product",
+    "rounded_input",
+    "weight_gradient",
+]
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -26,7 +34,9 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def absmax_int8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers in [-127, 127] of each row, as floats, and the row's scale ``[M, 1]``; zero rows are zero."""
+    """Whole numbers in [-127, 127] of each row, as floats, and the row's scale ``[M, 1]``; zero
+    rows are zero.
+    """
     wide = x_MK.detach().to(torch.promote_types(x_MK.dtype, torch.float32))
     scale_M1 = (wide.abs().amax(dim=-1, keepdim=True) / 127).clamp_min(torch.finfo(wide.dtype).tiny)
     return torch.div(wide, scale_M1).round_(), scale_M1
@@ -42,7 +52,8 @@ def rounded_input(x_MK: Tensor, dtype: torch.dtype, *, int8: bool) -> tuple[Tens
 
 def product(q_MK: Tensor, scale_M1: Tensor | None, codes_NK: Tensor, scale: Tensor) -> Tensor:
     """``y [M, N]`` in the dtype of ``q`` and ``codes``."""
-    # The factor is of one dimension at least, so that a bfloat16 product is scaled in float32 and rounded once.
+    # The factor is of one dimension at least, so that a bfloat16 product is scaled in float32 and
+    # rounded once.
     factor = scale.view(1, 1) if scale_M1 is None else scale_M1 * scale
     return (q_MK @ codes_NK.t()).mul_(factor)
 

@@ -1,6 +1,8 @@
-"""Recipes of the quality bench: each baseline with its published schedule and four settings to choose from.
+"""Recipes of the quality bench: each baseline with its published schedule and four settings to
+choose from.
 
-The embedding and the head are float parts trained by AdamW in every recipe, as in the papers and as in core's own.
+The embedding and the head are float parts trained by AdamW in every recipe, as in the papers and as
+in core's own.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def bitnet(steps: int) -> Recipe:
 
 
 def bitnet_gains(steps: int) -> Recipe:
-    """The same with learned gains in all norms, also those of queries, keys and what enters the last projections."""
+    """The same with learned gains in all norms, also those of queries, keys and what enters the
+    last projections.
+    """
     return _bitnet(steps, {"float_parts": [*_FLOAT_PARTS, "norms"], "inner_gains": True})
 
 
@@ -40,32 +44,50 @@ def _bitnet(steps: int, model: Mapping[str, Any]) -> Recipe:
 
 
 def bitnet_two_stage(steps: int) -> Recipe:
-    """BitNet b1.58 with the published recipe: two-stage schedule, weight decay 0.1 in the first half only."""
+    """BitNet b1.58 with the published recipe: two-stage schedule, weight decay 0.1 in the first
+    half only.
+    """
     return Recipe(
         overrides={
             "model": {"name": "bitnet", "float_parts": _FLOAT_PARTS},
-            "optimizer": {"name": "bitnet_adamw", "weight_decay": 0.1, "decay_steps": (steps + 1) // 2},
+            "optimizer": {
+                "name": "bitnet_adamw",
+                "weight_decay": 0.1,
+                "decay_steps": (steps + 1) // 2,
+            },
             "phase": {"lr_schedule": "two_stage"},
         },
-        trials=tuple({"optimizer": {"lr": rate_for(steps, lr)}} for lr in (2e-3, 4e-3, 8e-3, 12e-3)),
+        trials=tuple(
+            {"optimizer": {"lr": rate_for(steps, lr)}} for lr in (2e-3, 4e-3, 8e-3, 12e-3)
+        ),
         without=_WITHOUT,
     )
 
 
 def dqt_int8(steps: int) -> Recipe:
     """Direct quantised training with 8-bit weights."""
-    return _direct("int8", [({"name": "dqt", "lr": lr}, float_lr) for lr in (8e-3, 16e-3) for float_lr in (4e-3, 8e-3)])
+    return _direct(
+        "int8",
+        [
+            ({"name": "dqt", "lr": lr}, float_lr)
+            for lr in (8e-3, 16e-3)
+            for float_lr in (4e-3, 8e-3)
+        ],
+    )
 
 
 def dqt_ternary(steps: int) -> Recipe:
     """Direct quantised training with ternary weights."""
     return _direct(
-        "ternary", [({"name": "dqt", "lr": lr}, float_lr) for lr in (4e-3, 8e-3) for float_lr in (4e-3, 8e-3)]
+        "ternary",
+        [({"name": "dqt", "lr": lr}, float_lr) for lr in (4e-3, 8e-3) for float_lr in (4e-3, 8e-3)],
     )
 
 
 def bop(steps: int) -> Recipe:
-    """Ternary flips on a momentum, as published and normalised by each weight's second moment (Bop2ndOrder)."""
+    """Ternary flips on a momentum, as published and normalised by each weight's second moment
+    (Bop2ndOrder).
+    """
     published = {"name": "bop", "gamma": 1e-3, "tau": 1e-5}
     normalised = [
         {"name": "bop", "normalise": True, "sigma": 1e-2, "gamma": gamma, "tau": tau}
@@ -87,6 +109,8 @@ def _direct(levels: str, trials: Sequence[tuple[dict[str, Any], float]]) -> Reci
             "optimizer": {"name": "split", "float": {"name": "adamw", "weight_decay": 0.0}},
             "phase": {"lr_schedule": "linear"},
         },
-        trials=tuple({"optimizer": {"ternary": options, "float": {"lr": lr}}} for options, lr in trials),
+        trials=tuple(
+            {"optimizer": {"ternary": options, "float": {"lr": lr}}} for options, lr in trials
+        ),
         without=_WITHOUT,
     )

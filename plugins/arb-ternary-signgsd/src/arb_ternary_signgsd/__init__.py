@@ -1,4 +1,6 @@
-"""SignGSD: a sign optimizer without state. The public names are loaded when they are first used (PEP 562)."""
+"""SignGSD: a sign optimizer without state. The public names are loaded when they are first used
+(PEP 562).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_LAZY = dict.fromkeys(("NanGradientError", "ScaledOptum", "SignGSD"), "arb_ternary_signgsd.sign_gsd")
+_LAZY = dict.fromkeys(
+    ("NanGradientError", "ScaledOptum", "SignGSD"), "arb_ternary_signgsd.sign_gsd"
+)
 
 __all__ = ["NanGradientError", "ScaledOptum", "SignGSD", "__version__"]
 

@@ -25,15 +25,21 @@ class SignGSDConfig:
     lr: float = option(1e-2, "step of every element of a float parameter", validator=non_negative)
     weight_decay: float = option(
         0.0,
-        "pull towards zero by sign: as a multiple of lr on float parameters, in votes an update on ternary modules",
+        "pull towards zero by sign: as a multiple of lr on float parameters, in votes an update on "
+        "ternary modules",
         validator=non_negative,
     )
     maximize: bool = option(False, "climb instead of descend; float parameters only")
-    foreach: bool | None = option(None, "update the float parameters of a group together; null = on accelerators only")
-    nan_policy: Literal["error", "zero", "skip"] = option(
-        "error", "a gradient that is NaN: error = stop, zero = a gradient of zero, skip = drop the step"
+    foreach: bool | None = option(
+        None, "update the float parameters of a group together; null = on accelerators only"
     )
-    votes: SignVotesConfig = option(help="how ternary modules turn votes into flips", factory=SignVotesConfig)
+    nan_policy: Literal["error", "zero", "skip"] = option(
+        "error",
+        "a gradient that is NaN: error = stop, zero = a gradient of zero, skip = drop the step",
+    )
+    votes: SignVotesConfig = option(
+        help="how ternary modules turn votes into flips", factory=SignVotesConfig
+    )
 
     def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``; that of ``votes`` is asked too."""
@@ -41,10 +47,19 @@ class SignGSDConfig:
             return
         if "ternary" in planned.kinds:
             if self.maximize:
-                yield "maximize", "ternary modules vote towards a lower loss and cannot be maximized; negate the loss"
+                yield (
+                    "maximize",
+                    "ternary modules vote towards a lower loss and cannot be maximized; negate the "
+                    "loss",
+                )
             if self.weight_decay > MAX_DECAY:
                 most = f"{MAX_DECAY:g} votes an update"
-                yield "weight_decay", f"must be at most {most} on ternary modules, not {self.weight_decay:g}"
+                yield (
+                    "weight_decay",
+                    f"must be at most {most} on ternary modules, not {self.weight_decay:g}",
+                )
         if "float" not in planned.kinds:
-            reason = "the model has no float parameters, and the rate of ternary modules is 'votes.lr'"
+            reason = (
+                "the model has no float parameters, and the rate of ternary modules is 'votes.lr'"
+            )
             yield from without_effect(self, reason, "lr", "foreach")

@@ -1,4 +1,6 @@
-"""The optimizer ``signgsd`` of a whole model: its float parameters and its ternary modules in one object."""
+"""The optimizer ``signgsd`` of a whole model: its float parameters and its ternary modules in one
+object.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,15 @@ __all__ = ["JoinedSignGSD", "build"]
 
 
 class JoinedSignGSD(JoinedOptimizer):
-    """SignGSD of float parameters and of ternary modules, with one list of param groups and one NaN policy.
+    """SignGSD of float parameters and of ternary modules, with one list of param groups and one NaN
+    policy.
 
     A NaN anywhere is found before anything changes anywhere.
     """
 
     def __init__(self, floats: SignGSD, ternary: TernarySignGSD) -> None:
-        # The ternary part is asked first and steps last: the float part checks its own gradients before it moves.
+        # The ternary part is asked first and steps last: the float part checks its own gradients
+        # before it moves.
         super().__init__({"float": floats, "ternary": ternary})
         self._floats, self._ternary = floats, ternary
 
@@ -39,7 +43,8 @@ def build(config: SignGSDConfig, trainable: Trainable) -> Optimizer:
     """
     if trainable.ternary and config.maximize:
         raise ConfigError(
-            "optimizer.maximize: ternary modules vote in backward, towards a lower loss, so they cannot be maximized",
+            "optimizer.maximize: ternary modules vote in backward, towards a lower loss, so they "
+            "cannot be maximized",
             "negate the loss instead",
         )
     floats = ternary = None
@@ -54,10 +59,15 @@ def build(config: SignGSDConfig, trainable: Trainable) -> Optimizer:
         )
     if trainable.ternary:
         ternary = TernarySignGSD(
-            trainable.ternary, weight_decay=config.weight_decay, nan_policy=config.nan_policy, votes=config.votes
+            trainable.ternary,
+            weight_decay=config.weight_decay,
+            nan_policy=config.nan_policy,
+            votes=config.votes,
         )
     if floats is not None and ternary is not None:
         return JoinedSignGSD(floats, ternary)
     if floats is None and ternary is None:
-        raise ConfigError("optimizer: signgsd has nothing to train: every part of the model is frozen")
+        raise ConfigError(
+            "optimizer: signgsd has nothing to train: every part of the model is frozen"
+        )
     return floats or ternary  # type: ignore[return-value]

@@ -1,4 +1,6 @@
-"""SignGSD for float parameters: a sign step and a decay towards zero by sign, without optimizer state."""
+"""SignGSD for float parameters: a sign step and a decay towards zero by sign, without optimizer
+state.
+"""
 
 from __future__ import annotations
 
@@ -40,31 +42,38 @@ class _Entry(NamedTuple):
 class SignGSD(Optimizer):
     """``p -= lr * (sign(g) + weight_decay * sign(p))``.
 
-    Only the direction of a gradient counts, so every element with a non-zero gradient moves by the same amount, and
-    there is nothing to remember between steps: ``state`` stays empty. Weight decay acts on the sign of a parameter and
-    not on its value, so that all non-zero elements are pulled towards zero alike. An infinite gradient has a sign and
-    is used; NaN has none and is treated by ``nan_policy``.
+    Only the direction of a gradient counts, so every element with a non-zero gradient moves by the
+    same amount, and there is nothing to remember between steps: ``state`` stays empty. Weight decay
+    acts on the sign of a parameter and not on its value, so that all non-zero elements are pulled
+    towards zero alike. An infinite gradient has a sign and is used; NaN has none and is treated by
+    ``nan_policy``.
 
-    Sparse (COO) gradients are never made dense: without weight decay only the rows that have a gradient are touched,
-    with it the decay of the other rows is applied too. Either way the result is that of the dense rule, bit for bit.
+    Sparse (COO) gradients are never made dense: without weight decay only the rows that have a
+    gradient are touched, with it the decay of the other rows is applied too. Either way the result
+    is that of the dense rule, bit for bit.
 
     Args:
-        params: parameters, ``(name, parameter)`` pairs or param groups; real floating-point tensors.
+        params: parameters, ``(name, parameter)`` pairs or param groups; real floating-point
+            tensors.
         lr: size of the step of every element, >= 0.
         weight_decay: size of the decay as a multiple of ``lr``, >= 0.
         maximize: climb instead of descend; the decay still points to zero.
-        foreach: True updates the parameters of a group together, which is faster on an accelerator and needs
-            temporary memory of the size of the group; False updates one parameter at a time; None chooses True for
-            groups on an accelerator and False elsewhere. The bits of the result are the same.
-        nan_policy: ``"error"`` raises :class:`NanGradientError`, ``"zero"`` treats NaN as a gradient of zero,
-            ``"skip"`` drops the whole step and clears the gradients. Under ``"error"`` and ``"skip"`` no parameter of
-            any group changes. Where groups differ, ``"error"`` wins over ``"skip"``.
+        foreach: True updates the parameters of a group together, which is faster on an accelerator
+            and needs temporary memory of the size of the group; False updates one parameter at a
+            time; None chooses True for groups on an accelerator and False elsewhere. The bits of
+            the result are the same.
+        nan_policy: ``"error"`` raises :class:`NanGradientError`, ``"zero"`` treats NaN as a
+            gradient of zero, ``"skip"`` drops the whole step and clears the gradients. Under
+            ``"error"`` and ``"skip"`` no parameter of any group changes. Where groups differ,
+            ``"error"`` wins over ``"skip"``.
 
     Attributes:
-        skipped_steps: steps dropped under ``nan_policy="skip"`` since construction; not part of ``state_dict``.
+        skipped_steps: steps dropped under ``nan_policy="skip"`` since construction; not part of
+            ``state_dict``.
 
     Raises:
-        ConfigError: an argument is outside its range, or a parameter is not a real floating-point tensor.
+        ConfigError: an argument is outside its range, or a parameter is not a real floating-point
+            tensor.
     """
 
     def __init__(
@@ -93,13 +102,15 @@ class SignGSD(Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("skipped_steps", 0)
         for group in self.param_groups:
-            # Only our own options: torch adds entries to ``defaults`` here, and a group that took them up would differ
-            # from that of a run that was never restored.
+            # Only our own options: torch adds entries to ``defaults`` here, and a group that took
+            # them up would differ from that of a run that was never restored.
             for key in _OPTIONS:
                 group.setdefault(key, self.defaults[key])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its options are checked as the constructor's are, before anything is added."""
+        """Add a group; its options are checked as the constructor's are, before anything is
+        added.
+        """
         where = f"SignGSD: param group {len(self.param_groups)}"
         _check_options({**self.defaults, **param_group}, where)
         super().add_param_group(param_group)
@@ -108,8 +119,10 @@ class SignGSD(Optimizer):
             if not parameter.is_floating_point():
                 self.param_groups.pop()
                 raise ConfigError(
-                    f"{where}, parameter {index}: dtype {parameter.dtype} has no sign to descend by",
-                    "SignGSD trains real floating-point parameters (float32, float64, bfloat16, float16)",
+                    f"{where}, parameter {index}: dtype {parameter.dtype} has no sign to descend "
+                    f"by",
+                    "SignGSD trains real floating-point parameters (float32, float64, bfloat16, "
+                    "float16)",
                 )
 
     @property
@@ -118,7 +131,9 @@ class SignGSD(Optimizer):
         return any(group["nan_policy"] == "skip" for group in self.param_groups)
 
     def may_step(self) -> bool:
-        """Whether no NaN gradient keeps a step from being taken; raises NanGradientError as :meth:`step` does."""
+        """Whether no NaN gradient keeps a step from being taken; raises NanGradientError as
+        :meth:`step` does.
+        """
         entries = self._entries()
         with_nan = find_nan([entry.gradient for entry in entries])
         return not with_nan or self._may_continue([entries[position] for position in with_nan])
@@ -140,7 +155,8 @@ class SignGSD(Optimizer):
             What ``closure`` returned, as any torch optimizer does; without one, what the step did.
 
         Raises:
-            NanGradientError: a gradient holds NaN under ``nan_policy="error"``; nothing has been changed.
+            NanGradientError: a gradient holds NaN under ``nan_policy="error"``; nothing has been
+                changed.
         """
         loss = None
         if closure is not None:
@@ -170,7 +186,9 @@ class SignGSD(Optimizer):
         return StepOutcome()
 
     def get_memory_mb(self, params: Iterable[Tensor] | None = None) -> float:
-        """MiB of the given parameters (all of the optimizer's when None); the optimizer itself adds nothing to them."""
+        """MiB of the given parameters (all of the optimizer's when None); the optimizer itself adds
+        nothing to them.
+        """
         if params is None:
             params = [parameter for group in self.param_groups for parameter in group["params"]]
         return sum(parameter.numel() * parameter.element_size() for parameter in params) / _MIB
@@ -180,10 +198,15 @@ class SignGSD(Optimizer):
         return 0
 
     def _entries(self) -> list[_Entry]:
-        """Every parameter with a gradient; sparse gradients coalesced: duplicates are summed before the sign."""
+        """Every parameter with a gradient; sparse gradients coalesced: duplicates are summed before
+        the sign.
+        """
         return [
             _Entry(
-                parameter, parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad, number, position
+                parameter,
+                parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad,
+                number,
+                position,
             )
             for number, group in enumerate(self.param_groups)
             for position, parameter in enumerate(group["params"])
@@ -191,16 +214,20 @@ class SignGSD(Optimizer):
         ]
 
     def _may_continue(self, poisoned: Sequence[_Entry]) -> bool:
-        """Apply the policies of the groups whose gradients hold NaN: raise, say no (skip), or say yes (zero)."""
+        """Apply the policies of the groups whose gradients hold NaN: raise, say no (skip), or say
+        yes (zero).
+        """
         policies = {entry.group: self.param_groups[entry.group]["nan_policy"] for entry in poisoned}
         for entry in poisoned:
             if policies[entry.group] == "error":
                 values = entry.gradient._values() if entry.gradient.is_sparse else entry.gradient
                 count = int(values.isnan().sum())
                 raise NanGradientError(
-                    f"{self._describe(entry)}: the gradient holds {count} NaN of {values.numel()} values; "
+                    f"{self._describe(entry)}: the gradient holds {count} NaN of {values.numel()} "
+                    f"values; "
                     "no parameter was changed",
-                    'nan_policy "zero" treats NaN as a gradient of zero, "skip" drops the whole step',
+                    'nan_policy "zero" treats NaN as a gradient of zero, "skip" drops the whole '
+                    "step",
                 )
         return "skip" not in policies.values()
 
@@ -208,7 +235,9 @@ class SignGSD(Optimizer):
         names = self.param_groups[entry.group].get("param_names")
         name = f" ({names[entry.position]!r})" if names else ""
         shape = tuple(entry.parameter.shape)
-        return f"SignGSD: param group {entry.group}, parameter {entry.position}{name}, shape {shape}"
+        return (
+            f"SignGSD: param group {entry.group}, parameter {entry.position}{name}, shape {shape}"
+        )
 
 
 #: The name of the source document that the rule comes from.
@@ -218,8 +247,8 @@ ScaledOptum = SignGSD
 def find_nan(gradients: Sequence[Tensor]) -> list[int]:
     """Positions of the tensors that hold NaN (dense, or sparse and coalesced).
 
-    One synchronisation a device in the usual case: a sum is NaN whenever one of its terms is, so that only tensors
-    with a NaN sum (which infinities of both signs give too) are searched.
+    One synchronisation a device in the usual case: a sum is NaN whenever one of its terms is, so
+    that only tensors with a NaN sum (which infinities of both signs give too) are searched.
     """
     values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
     by_device: dict[torch.device, list[int]] = {}
@@ -228,21 +257,27 @@ def find_nan(gradients: Sequence[Tensor]) -> list[int]:
     suspects: list[int] = []
     for positions in by_device.values():
         sums = torch.stack([values[position].sum(dtype=torch.float32) for position in positions])
-        suspects += [position for position, nan in zip(positions, sums.isnan().tolist(), strict=True) if nan]
+        suspects += [
+            position for position, nan in zip(positions, sums.isnan().tolist(), strict=True) if nan
+        ]
     return sorted(position for position in suspects if bool(values[position].isnan().any()))
 
 
 def _takes_foreach(requested: bool | None, entries: Sequence[_Entry]) -> bool:
     if requested is None:
-        return bool(entries) and all(entry.parameter.device.type in ("cuda", "xpu") for entry in entries)
+        return bool(entries) and all(
+            entry.parameter.device.type in ("cuda", "xpu") for entry in entries
+        )
     return requested
 
 
-# The three updates below use the same elementwise operations in the same order, none of which can be contracted into
-# a fused multiply-add, so that their results agree to the last bit.
+# The three updates below use the same elementwise operations in the same order, none of which can
+# be contracted into a fused multiply-add, so that their results agree to the last bit.
 
 
-def _update_dense(parameter: Tensor, gradient: Tensor, group: dict[str, Any], *, clear_nan: bool) -> None:
+def _update_dense(
+    parameter: Tensor, gradient: Tensor, group: dict[str, Any], *, clear_nan: bool
+) -> None:
     update = gradient.sign()
     if clear_nan:
         update.nan_to_num_(nan=0.0)
@@ -254,7 +289,9 @@ def _update_dense(parameter: Tensor, gradient: Tensor, group: dict[str, Any], *,
 
 
 def _update_together(entries: Sequence[_Entry], group: dict[str, Any], *, clear_nan: bool) -> None:
-    by_type: dict[tuple[torch.device, torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    by_type: dict[
+        tuple[torch.device, torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]
+    ] = {}
     for entry in entries:
         key = (entry.parameter.device, entry.parameter.dtype, entry.gradient.dtype)
         parameters, gradients = by_type.setdefault(key, ([], []))
@@ -275,7 +312,9 @@ def _update_together(entries: Sequence[_Entry], group: dict[str, Any], *, clear_
         torch._foreach_add_(parameters, updates)
 
 
-def _update_sparse(parameter: Tensor, gradient: Tensor, group: dict[str, Any], *, clear_nan: bool) -> None:
+def _update_sparse(
+    parameter: Tensor, gradient: Tensor, group: dict[str, Any], *, clear_nan: bool
+) -> None:
     where = tuple(gradient._indices())
     signs = gradient._values().sign()
     if clear_nan:
@@ -299,11 +338,15 @@ def _check_options(options: dict[str, Any], where: str) -> None:
     if not isinstance(options["maximize"], bool):
         raise ConfigError(f"{where}: maximize must be true or false, not {options['maximize']!r}")
     if not (options["foreach"] is None or isinstance(options["foreach"], bool)):
-        raise ConfigError(f"{where}: foreach must be true, false or None, not {options['foreach']!r}")
+        raise ConfigError(
+            f"{where}: foreach must be true, false or None, not {options['foreach']!r}"
+        )
     policy = options["nan_policy"]
     if policy not in NAN_POLICIES:
         close = nearest(policy, NAN_POLICIES) if isinstance(policy, str) else None
         hint = f"did you mean {close!r}? " if close else ""
         raise ConfigError(
-            f"{where}: nan_policy must be one of {', '.join(map(repr, NAN_POLICIES))}, not {policy!r}", hint.strip()
+            f"{where}: nan_policy must be one of {', '.join(map(repr, NAN_POLICIES))}, not "
+            f"{policy!r}",
+            hint.strip(),
         )

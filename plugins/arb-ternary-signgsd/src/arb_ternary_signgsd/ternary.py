@@ -1,10 +1,11 @@
 """SignGSD on ternary modules: the sign of the gradient is a vote, and full accumulators flip trits.
 
-Backward subtracts ``sign(g)`` from the accumulators, which is the first term of SignGSD's update. The second term,
-``weight_decay * sign(p)``, is ``weight_decay`` votes of ``T`` an update: ``A = sat8(A - c * T)`` with the whole number
-``c = floor((n + 1) w) - floor(n w)`` at update ``n``, so that ``n`` updates cast exactly ``floor(n w)`` decay votes.
-``w`` is ``weight_decay`` rounded to a multiple of ``2**-20``; everything after that is integer arithmetic. A trit at
-zero gets no decay vote, and the exponents do not decay.
+Backward subtracts ``sign(g)`` from the accumulators, which is the first term of SignGSD's update.
+The second term, ``weight_decay * sign(p)``, is ``weight_decay`` votes of ``T`` an update: ``A =
+sat8(A - c * T)`` with the whole number ``c = floor((n + 1) w) - floor(n w)`` at update ``n``, so
+that ``n`` updates cast exactly ``floor(n w)`` decay votes. ``w`` is ``weight_decay`` rounded to a
+multiple of ``2**-20``; everything after that is integer arithmetic. A trit at zero gets no decay
+vote, and the exponents do not decay.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _DECAY_BITS = 20
 
 
 def decay_votes(update: int, weight_decay: float) -> int:
-    """Decay votes that update number ``update`` (from 0) casts: ``floor((n + 1) w) - floor(n w)``."""
+    """Decay votes that update number ``update`` (from 0) casts: ``floor((n + 1) w) - floor(n
+    w)``.
+    """
     share = round(weight_decay * (1 << _DECAY_BITS))
     return (((update + 1) * share) >> _DECAY_BITS) - ((update * share) >> _DECAY_BITS)
 
@@ -40,9 +43,10 @@ def decay_votes(update: int, weight_decay: float) -> int:
 class TernarySignGSD(SignVotes):
     """Sign votes with SignGSD's decay and its policy for NaN gradients.
 
-    A gradient that is NaN has cast no vote: that is the rule of the votes, and all that ``nan_policy="zero"`` asks for.
-    Under ``"error"`` and ``"skip"`` no trit and no exponent changes in a step in which there was one. ``"skip"`` drops
-    the votes that the other elements cast in backward; after an error, ``skip_update`` does.
+    A gradient that is NaN has cast no vote: that is the rule of the votes, and all that
+    ``nan_policy="zero"`` asks for. Under ``"error"`` and ``"skip"`` no trit and no exponent changes
+    in a step in which there was one. ``"skip"`` drops the votes that the other elements cast in
+    backward; after an error, ``skip_update`` does.
 
     Args:
         modules: ternary modules by qualified name.
@@ -64,7 +68,8 @@ class TernarySignGSD(SignVotes):
     ) -> None:
         if not 0 <= weight_decay <= MAX_DECAY:
             raise ConfigError(
-                f"signgsd: weight_decay must be between 0 and {MAX_DECAY:g} votes an update on ternary modules, "
+                f"signgsd: weight_decay must be between 0 and {MAX_DECAY:g} votes an update on "
+                f"ternary modules, "
                 f"not {weight_decay!r}"
             )
         super().__init__(modules, **asdict(votes or SignVotesConfig()))
@@ -78,7 +83,8 @@ class TernarySignGSD(SignVotes):
         return any(group["nan_policy"] == "skip" for group in self.param_groups)
 
     def may_step(self, loss_signal: Tensor | float | None = None, **settings: Any) -> bool:
-        """Apply the NaN policies to the gradients since ``zero_grad``: raise, say no (skip), or say yes.
+        """Apply the NaN policies to the gradients since ``zero_grad``: raise, say no (skip), or say
+        yes.
 
         Raises:
             NanGradientError: a module of a group with ``nan_policy="error"`` had a NaN gradient.
@@ -90,15 +96,19 @@ class TernarySignGSD(SignVotes):
             if group["nan_policy"] != "zero"
         ]
         counts = to_host(module.stats[0] for _, module in looked_at)
-        poisoned = [(*found, int(count)) for found, count in zip(looked_at, counts, strict=True) if count]
+        poisoned = [
+            (*found, int(count)) for found, count in zip(looked_at, counts, strict=True) if count
+        ]
         for policy, module, count in poisoned:
             if policy == "error":
                 name = next(name for name, other in self._named.items() if other is module)
                 shape = (module.shape.out_features, module.shape.in_features)
                 raise NanGradientError(
-                    f"SignGSD: ternary module {name!r}, shape {shape}: {count} NaN in the gradient since zero_grad; "
+                    f"SignGSD: ternary module {name!r}, shape {shape}: {count} NaN in the gradient "
+                    f"since zero_grad; "
                     "no trit was changed",
-                    'nan_policy "zero" treats NaN as a gradient of zero, "skip" drops the whole step',
+                    'nan_policy "zero" treats NaN as a gradient of zero, "skip" drops the whole '
+                    "step",
                 )
         return not poisoned and super().may_step(loss_signal)
 
@@ -118,9 +128,15 @@ class TernarySignGSD(SignVotes):
             return self.skip_update()
         return super().step(loss_signal=loss_signal)
 
-    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[list[Tensor], list[Tensor]]:
+    def _apply_group(
+        self, group: dict[str, Any], modules: list[TernaryModule]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         for module in modules:
-            count = 0 if module.frozen else decay_votes(module.control.tolist()[STEP], group["weight_decay"])
+            count = (
+                0
+                if module.frozen
+                else decay_votes(module.control.tolist()[STEP], group["weight_decay"])
+            )
             if count:
                 shape = module.shape
                 decayed = module.logical_votes().to(torch.int16).sub_(module.trits(), alpha=count)

@@ -7,8 +7,9 @@ A plugin's own tests subclass the suite of its component::
     class TestMine(OptimizerSuite):
         component = "mine"
 
-Expected numbers come from re-statements of the rules in numpy (``arb_ternary_testing.restatement``), never from the
-reference backend, so that the reference has to pass the same suites.
+Expected numbers come from re-statements of the rules in numpy
+(``arb_ternary_testing.restatement``), never from the reference backend, so that the reference has
+to pass the same suites.
 """
 
 from __future__ import annotations

@@ -12,13 +12,17 @@ from arb_ternary_testing.backend_wire import WireTests
 __all__ = ["BackendSuite"]
 
 
-class BackendSuite(LayoutTests, ProductTests, VoteTests, ScaledVoteTests, NarrowVoteTests, WireTests):
+class BackendSuite(
+    LayoutTests, ProductTests, VoteTests, ScaledVoteTests, NarrowVoteTests, WireTests
+):
     """Everything that a :class:`~arb_ternary.backends.protocol.KernelBackend` has to do.
 
-    Subclass it in a class whose name starts with ``Test`` and set ``component`` to the registered name (or override
-    ``make_backend``). ``device`` chooses where the kernels are tried; make one subclass a device. Optional ops that the
-    backend leaves to the reference, and capabilities that it does not declare, are skipped with the reason.
+    Subclass it in a class whose name starts with ``Test`` and set ``component`` to the registered
+    name (or override ``make_backend``). ``device`` chooses where the kernels are tried; make one
+    subclass a device. Optional ops that the backend leaves to the reference, and capabilities that
+    it does not declare, are skipped with the reason.
 
-    Integer results and everything derived from them by one rounding are compared bit for bit, float products with the
-    error bound of a dot product. Fresh memory is filled with NaN, so that an output that was not written shows.
+    Integer results and everything derived from them by one rounding are compared bit for bit, float
+    products with the error bound of a dot product. Fresh memory is filled with NaN, so that an
+    output that was not written shows.
     """

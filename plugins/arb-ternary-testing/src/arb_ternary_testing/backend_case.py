@@ -1,4 +1,6 @@
-"""What the three parts of the backend suite share: the backend under test, data, and the way to and from its layout."""
+"""What the three parts of the backend suite share: the backend under test, data, and the way to and
+from its layout.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,26 @@ __all__ = ["GROUP_SIZES", "SHAPES", "Array", "BackendCase", "Weight", "examples"
 Array = NDArray[Any]
 _Test = TypeVar("_Test", bound=Callable[..., None])
 
-#: ``(M, N, K)``: ones, primes, one off a power of two, and exact multiples of every tile a kernel may use.
-SHAPES: Final = ((1, 1, 1), (2, 5, 1), (3, 1, 9), (1, 5, 31), (2, 16, 128), (3, 33, 129), (7, 17, 300), (16, 64, 256))
+# : ``(M, N, K)``: ones, primes, one off a power of two, and exact multiples of every tile a kernel
+# may use.
+SHAPES: Final = (
+    (1, 1, 1),
+    (2, 5, 1),
+    (3, 1, 9),
+    (1, 5, 31),
+    (2, 16, 128),
+    (3, 33, 129),
+    (7, 17, 300),
+    (16, 64, 256),
+)
 #: Group sizes of the format; 0 stands for one exponent a row.
 GROUP_SIZES: Final = (32, 64, 128, 256, 0)
 
 
 def examples(count: int) -> Callable[[_Test], _Test]:
-    """Settings of a property test that lives in a base class: inherited by several classes, slow kernels allowed."""
+    """Settings of a property test that lives in a base class: inherited by several classes, slow
+    kernels allowed.
+    """
     return settings(
         max_examples=count,
         deadline=None,
@@ -43,7 +57,9 @@ def examples(count: int) -> Callable[[_Test], _Test]:
 
 
 def _filling() -> Any:
-    """The module that holds the switch for filling fresh memory; its properties are unknown to type checkers."""
+    """The module that holds the switch for filling fresh memory; its properties are unknown to type
+    checkers.
+    """
     return torch.utils.deterministic
 
 
@@ -79,7 +95,9 @@ class BackendCase:
         from arb_ternary.backends.select import get_backend
 
         if not self.component:
-            raise NotImplementedError(f"{type(self).__name__}: set `component` or override make_backend()")
+            raise NotImplementedError(
+                f"{type(self).__name__}: set `component` or override make_backend()"
+            )
         return get_backend(self.component)
 
     @pytest.fixture(autouse=True)
@@ -91,10 +109,13 @@ class BackendCase:
 
     @pytest.fixture(autouse=True)
     def _fresh_memory_is_poisoned(self) -> Iterator[None]:
-        """Fill what ``torch.empty`` returns with NaN or the largest integer: unwritten outputs cannot look right."""
+        """Fill what ``torch.empty`` returns with NaN or the largest integer: unwritten outputs
+        cannot look right.
+        """
         before = torch.get_deterministic_debug_mode(), _filling().fill_uninitialized_memory
         with warnings.catch_warnings():
-            # Only the filling is wanted; an operation without a deterministic form on this device is no fault.
+            # Only the filling is wanted; an operation without a deterministic form on this device
+            # is no fault.
             warnings.filterwarnings("ignore", message=".*deterministic.*")
             torch.set_deterministic_debug_mode("warn")
             _filling().fill_uninitialized_memory = True
@@ -110,7 +131,9 @@ class BackendCase:
             pytest.skip(f"backend {self.backend.name!r} does not declare {NARROW_NOISE}")
 
     def run(self, op: str, *arguments: Any, **options: Any) -> Any:
-        """Call a kernel; the test is skipped where the backend leaves an optional op to the reference."""
+        """Call a kernel; the test is skipped where the backend leaves an optional op to the
+        reference.
+        """
         kernel = self.backend.kernels.get(op)
         if kernel is None:
             pytest.skip(f"backend {self.backend.name!r} leaves {op} to the reference")
@@ -135,22 +158,34 @@ class BackendCase:
         exponents: tuple[int, int] = (-6, -2),
         vote_bits: int = 8,
     ) -> Weight:
-        """A random weight with exponents from ``exponents[0]`` to ``exponents[1]``; ``group_size`` 0: one a row."""
+        """A random weight with exponents from ``exponents[0]`` to ``exponents[1]``; ``group_size``
+        0: one a row.
+        """
         rng = np.random.default_rng(seed)
         shape = WeightShape(rows, columns, group_size or columns)
-        exponent = rng.integers(exponents[0], exponents[1] + 1, (rows, shape.groups)).astype(np.int8)
+        exponent = rng.integers(exponents[0], exponents[1] + 1, (rows, shape.groups)).astype(
+            np.int8
+        )
         trits = rng.integers(-1, 2, (rows, columns)).astype(np.int8)
         return self.weight_of(trits, exponent, shape.group_size, vote_bits)
 
-    def weight_of(self, trits: Array, exponent: Array, group_size: int, vote_bits: int = 8) -> Weight:
-        """The weight with these trits and exponents; the test is skipped where the backend lacks the bits of votes."""
+    def weight_of(
+        self, trits: Array, exponent: Array, group_size: int, vote_bits: int = 8
+    ) -> Weight:
+        """The weight with these trits and exponents; the test is skipped where the backend lacks
+        the bits of votes.
+        """
         if vote_bits != 8 and NARROW_VOTES not in self.backend.capabilities:
             pytest.skip(f"backend {self.backend.name!r} does not declare {NARROW_VOTES}")
         shape = WeightShape(trits.shape[0], trits.shape[1], group_size, vote_bits)
-        return Weight(trits, exponent, shape, self.run("pack", self.tensor(trits)), self.tensor(exponent))
+        return Weight(
+            trits, exponent, shape, self.run("pack", self.tensor(trits)), self.tensor(exponent)
+        )
 
     def votes_in(self, votes_NK: Array, vote_bits: int = 8) -> Tensor:
-        """Votes in the backend's layout; where it leaves that to the reference, in the reference's."""
+        """Votes in the backend's layout; where it leaves that to the reference, in the
+        reference's.
+        """
         bits = () if vote_bits == 8 else (vote_bits,)
         pack = self.backend.kernels.get("pack_votes", reference.pack_votes)
         packed = pack(self.tensor(votes_NK), *bits)
@@ -164,16 +199,24 @@ class BackendCase:
         return self.array(unpacked).reshape(shape.out_features, shape.in_features)
 
     def state(
-        self, weight: Weight, votes: Array | None = None, exponent_votes: Array | None = None, **others: Tensor | None
+        self,
+        weight: Weight,
+        votes: Array | None = None,
+        exponent_votes: Array | None = None,
+        **others: Tensor | None,
     ) -> VoteState:
-        """The state of ``weight`` with these votes (zeros where none are given); ``others`` are fields of it."""
+        """The state of ``weight`` with these votes (zeros where none are given); ``others`` are
+        fields of it.
+        """
         shape = weight.shape
         if votes is None:
             votes = np.zeros((shape.out_features, shape.in_features), np.int8)
         if exponent_votes is not None:
             others = {"exponent_votes": self.tensor(exponent_votes), **others}
         held = self.votes_in(votes, shape.vote_bits)
-        return new_state(shape, weight.packed, weight.exponent_tensor, held, self.backend.name, **others)
+        return new_state(
+            shape, weight.packed, weight.exponent_tensor, held, self.backend.name, **others
+        )
 
     def trits_out(self, packed: Tensor, shape: WeightShape) -> Array:
         """A packed weight to ``[N, K]``."""

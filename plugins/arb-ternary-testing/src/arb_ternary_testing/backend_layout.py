@@ -43,10 +43,17 @@ class LayoutTests(BackendCase):
         assert all(callable(kernel) for kernel in self.backend.kernels.values())
 
     def test_it_declares_only_capabilities_that_exist(self) -> None:
-        assert set(self.backend.capabilities) <= {FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS}
+        assert set(self.backend.capabilities) <= {
+            FUSED_VOTES,
+            NARROW_NOISE,
+            NARROW_VOTES,
+            ROW_SHARDS,
+        }
 
     @pytest.mark.parametrize("rows", [1, 3])
-    def test_unpacking_what_was_packed_is_lossless_for_every_remainder_of_k(self, rows: int) -> None:
+    def test_unpacking_what_was_packed_is_lossless_for_every_remainder_of_k(
+        self, rows: int
+    ) -> None:
         rng = np.random.default_rng(rows)
         # 0..132 has every remainder by 5, by 32 and by 128; the others lie around larger tiles.
         for columns in (*range(133), 255, 256, 257, 639, 641, 1024):
@@ -67,12 +74,18 @@ class LayoutTests(BackendCase):
 
     @examples(20)
     @given(rows=st.integers(1, 9), columns=st.integers(1, 300), seed=st.integers(0, 2**16))
-    def test_the_form_at_rest_does_not_depend_on_the_layout(self, rows: int, columns: int, seed: int) -> None:
+    def test_the_form_at_rest_does_not_depend_on_the_layout(
+        self, rows: int, columns: int, seed: int
+    ) -> None:
         from arb_ternary.ternary.encoding import encode_at_rest
 
         trits = np.random.default_rng(seed).integers(-1, 2, (rows, columns)).astype(np.int8)
-        unpacked = self.run("unpack", self.run("pack", self.tensor(trits)), WeightShape(rows, columns, 64))
-        np.testing.assert_array_equal(self.array(encode_at_rest(unpacked.cpu())), expected.pack_base3(trits))
+        unpacked = self.run(
+            "unpack", self.run("pack", self.tensor(trits)), WeightShape(rows, columns, 64)
+        )
+        np.testing.assert_array_equal(
+            self.array(encode_at_rest(unpacked.cpu())), expected.pack_base3(trits)
+        )
 
     def test_packing_takes_non_contiguous_trits_and_leaves_them_alone(self) -> None:
         trits = np.random.default_rng(0).integers(-1, 2, (70, 140)).astype(np.int8)
@@ -83,7 +96,9 @@ class LayoutTests(BackendCase):
             (whole[3:, 5:], trits[3:, 5:]),
             (whole[:1].expand(4, -1), np.repeat(trits[:1], 4, axis=0)),
         ):
-            out = self.trits_out(self.run("pack", view), WeightShape(wanted.shape[0], wanted.shape[1], 32))
+            out = self.trits_out(
+                self.run("pack", view), WeightShape(wanted.shape[0], wanted.shape[1], 32)
+            )
             np.testing.assert_array_equal(out, wanted)
         np.testing.assert_array_equal(self.array(whole), trits)
 
@@ -93,7 +108,9 @@ class LayoutTests(BackendCase):
         assert packed.numel() == 256 * 4096 // 4
 
     def test_packing_is_a_function_of_the_trits(self) -> None:
-        """A weight is compared, hashed and voted on in its layout: equal trits have equal bytes, padding too."""
+        """A weight is compared, hashed and voted on in its layout: equal trits have equal bytes,
+        padding too.
+        """
         trits = np.random.default_rng(1).integers(-1, 2, (5, 77)).astype(np.int8)
         first = self.run("pack", self.tensor(trits))
         assert torch.equal(first, self.run("pack", self.tensor(trits)))

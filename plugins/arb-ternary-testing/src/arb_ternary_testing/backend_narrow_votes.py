@@ -1,4 +1,6 @@
-"""Backend suite, part 5: accumulators of 4 and 2 bits under sign votes, for backends that declare ``narrow_votes``."""
+"""Backend suite, part 5: accumulators of 4 and 2 bits under sign votes, for backends that declare
+``narrow_votes``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class NarrowVoteTests(BackendCase):
 
     @pytest.mark.parametrize("columns", [1, 2, 31, 128, 129, 300])
     @pytest.mark.parametrize("bits", BITS)
-    def test_narrow_votes_survive_their_layout_in_as_many_bits(self, bits: int, columns: int) -> None:
+    def test_narrow_votes_survive_their_layout_in_as_many_bits(
+        self, bits: int, columns: int
+    ) -> None:
         weight = self.weight(1, 5, columns, 128, vote_bits=bits)
         largest = expected.VOTE_RANGES[bits][1]
         votes = _random(columns, (5, columns), largest)
@@ -38,7 +42,9 @@ class NarrowVoteTests(BackendCase):
 
     @pytest.mark.parametrize("kind", ["float32", "int8"])
     @pytest.mark.parametrize("bits", BITS)
-    def test_narrow_sign_votes_are_those_of_the_rule_and_saturate(self, bits: int, kind: str) -> None:
+    def test_narrow_sign_votes_are_those_of_the_rule_and_saturate(
+        self, bits: int, kind: str
+    ) -> None:
         weight = self.weight(2, 17, 131, 32, vote_bits=bits)
         low, high = expected.VOTE_RANGES[bits]
         grad, x = _random(3, (4, 17), 3), _random(4, (4, 131), 3)
@@ -61,17 +67,26 @@ class NarrowVoteTests(BackendCase):
         votes = _random(9, (6, 45), expected.VOTE_RANGES[bits][1])
         state = self.state(weight, votes)._replace(exponent_votes=None)
         before = state.votes.clone()
-        self.run("embedding_votes", self.tensor(ids), self.tensor(grad.astype(np.float32)), None, state)
+        self.run(
+            "embedding_votes", self.tensor(ids), self.tensor(grad.astype(np.float32)), None, state
+        )
         summed = np.zeros((6, 45), np.int64)
         np.add.at(summed, ids, grad)
-        wanted, _ = expected.cast_votes(summed, weight.trits, votes, np.zeros((6, 2), np.int8), 32, bits)
+        wanted, _ = expected.cast_votes(
+            summed, weight.trits, votes, np.zeros((6, 2), np.int8), 32, bits
+        )
         np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), wanted)
         untouched = torch.tensor([1, 2, 3, 5], device=self.device)
         rows = state.votes.view(6, -1), before.view(6, -1)
         assert torch.equal(rows[0][untouched], rows[1][untouched])
 
     @examples(20)
-    @given(bits=st.sampled_from(BITS), columns=st.integers(1, 200), leak=st.integers(0, 2), data=st.data())
+    @given(
+        bits=st.sampled_from(BITS),
+        columns=st.integers(1, 200),
+        leak=st.integers(0, 2),
+        data=st.data(),
+    )
     def test_narrow_crossings_flip_trits_by_one_step(
         self, bits: int, columns: int, leak: int, data: st.DataObject
     ) -> None:

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arb_ternary_testing import restatement as expected
-from arb_ternary_testing.backend_case import GROUP_SIZES, SHAPES, Array, BackendCase, Weight, examples, float32
+from arb_ternary_testing.backend_case import (
+    GROUP_SIZES,
+    SHAPES,
+    Array,
+    BackendCase,
+    Weight,
+    examples,
+    float32,
+)
 
 __all__ = ["ProductTests"]
 
@@ -20,11 +28,13 @@ BFLOAT16_ROUNDOFF = 2.0**-8
 class ProductTests(BackendCase):
     """Products and quantisation."""
 
-    # --- quantize_rows --------------------------------------------------------------------------------------------
+    # --- quantize_rows
 
     @pytest.mark.parametrize("shape", [(1, 1), (3, 31), (4, 129), (17, 300), (0, 8)])
     @pytest.mark.parametrize("magnitude", [1e-20, 1.0, 1e20])
-    def test_rows_are_quantised_as_in_numpy_bit_for_bit(self, shape: tuple[int, int], magnitude: float) -> None:
+    def test_rows_are_quantised_as_in_numpy_bit_for_bit(
+        self, shape: tuple[int, int], magnitude: float
+    ) -> None:
         x = (np.random.default_rng(0).standard_normal(shape) * magnitude).astype(np.float32)
         q, scale = self.run("quantize_rows", self.tensor(x))
         assert (q.dtype, scale.dtype) == (torch.int8, torch.float32)
@@ -45,7 +55,9 @@ class ProductTests(BackendCase):
         assert self.array(scale)[0] == 0.0
 
     def test_bfloat16_rows_are_quantised_in_float32(self) -> None:
-        x = self.tensor(np.random.default_rng(3).standard_normal((5, 67)).astype(np.float32), torch.bfloat16)
+        x = self.tensor(
+            np.random.default_rng(3).standard_normal((5, 67)).astype(np.float32), torch.bfloat16
+        )
         q, scale = self.run("quantize_rows", x)
         wanted_q, wanted_scale = expected.quantize_rows(self.array(x))
         np.testing.assert_array_equal(self.array(scale), wanted_scale)
@@ -53,10 +65,12 @@ class ProductTests(BackendCase):
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
     def test_a_row_that_is_not_finite_has_a_scale_that_is_not_finite(self, bad: float) -> None:
-        _, scale = self.run("quantize_rows", self.tensor(float32([[1.0, bad, 2.0], [1.0, 2.0, 3.0]])))
+        _, scale = self.run(
+            "quantize_rows", self.tensor(float32([[1.0, bad, 2.0], [1.0, 2.0, 3.0]]))
+        )
         assert np.isfinite(self.array(scale)).tolist() == [False, True]
 
-    # --- linear ---------------------------------------------------------------------------------------------------
+    # --- linear
 
     def _int8_input(self, seed: int, rows: int, columns: int) -> tuple[Array, Array]:
         rng = np.random.default_rng(seed)
@@ -65,7 +79,9 @@ class ProductTests(BackendCase):
             rng.uniform(0.001, 2.0, rows).astype(np.float32),
         )
 
-    def _check_int8(self, weight: Weight, q: Array, scale: Array, bias: Array | None = None) -> None:
+    def _check_int8(
+        self, weight: Weight, q: Array, scale: Array, bias: Array | None = None
+    ) -> None:
         y = self.run(
             "linear",
             self.tensor(q),
@@ -78,7 +94,9 @@ class ProductTests(BackendCase):
         )
         assert y.dtype == torch.float32
         assert tuple(y.shape) == (len(q), weight.shape.out_features)
-        wanted = expected.linear_int8(q, scale, weight.trits, weight.exponent, weight.shape.group_size, bias)
+        wanted = expected.linear_int8(
+            q, scale, weight.trits, weight.exponent, weight.shape.group_size, bias
+        )
         np.testing.assert_array_equal(self.array(y), wanted)
 
     @pytest.mark.parametrize("group_size", GROUP_SIZES)
@@ -88,13 +106,17 @@ class ProductTests(BackendCase):
         weight = self.weight(sum(sizes), out_features, columns, group_size)
         self._check_int8(weight, *self._int8_input(rows, rows, columns))
 
-    @pytest.mark.parametrize(("low", "high"), [(-9, -9), (-3, 1), (0, 3), (-30, -26), (-12, 0), (-20, 10)])
-    def test_int8_products_are_exact_for_every_spread_of_exponents(self, low: int, high: int) -> None:
+    @pytest.mark.parametrize(
+        ("low", "high"), [(-9, -9), (-3, 1), (0, 3), (-30, -26), (-12, 0), (-20, 10)]
+    )
+    def test_int8_products_are_exact_for_every_spread_of_exponents(
+        self, low: int, high: int
+    ) -> None:
         weight = self.weight(5, 9, 300, 32, (low, high))
         self._check_int8(weight, *self._int8_input(6, 4, 300))
 
     @pytest.mark.parametrize("exponent", [-3, -1])
-    def test_a_negative_exponent_is_a_fraction_and_not_a_shift_to_zero(self, exponent: int) -> None:
+    def test_negative_exponents_are_fractions(self, exponent: int) -> None:
         weight = self.weight_of(np.ones((2, 32), np.int8), np.full((2, 1), exponent, np.int8), 32)
         ones = np.ones((1, 32), np.int8)
         y = self.run(
@@ -115,7 +137,9 @@ class ProductTests(BackendCase):
     def test_the_largest_sum_passes_through_no_16_bit_intermediate(
         self, columns: int, trit: int, activation: int
     ) -> None:
-        weight = self.weight_of(np.full((3, columns), trit, np.int8), np.zeros((3, columns // 128), np.int8), 128)
+        weight = self.weight_of(
+            np.full((3, columns), trit, np.int8), np.zeros((3, columns // 128), np.int8), 128
+        )
         q = np.full((2, columns), activation, np.int8)
         y = self.run(
             "linear",
@@ -155,7 +179,9 @@ class ProductTests(BackendCase):
     ) -> None:
         rows, out_features, columns = sizes
         weight = self.weight(3, out_features, columns, 32)
-        x = self.tensor(np.random.default_rng(4).standard_normal((rows, columns)).astype(np.float32), dtype)
+        x = self.tensor(
+            np.random.default_rng(4).standard_normal((rows, columns)).astype(np.float32), dtype
+        )
         arguments = (x, None, weight.packed, weight.exponent_tensor, None, weight.shape, dtype)
         y = self.run("linear", *arguments)
         assert y.dtype == dtype
@@ -196,19 +222,27 @@ class ProductTests(BackendCase):
         np.testing.assert_array_equal(self.array(y), wanted)
 
     def test_a_changed_weight_is_seen_by_the_next_product(self) -> None:
-        """Whatever a backend keeps between calls, it notices that the weight or its exponents were rewritten."""
+        """Whatever a backend keeps between calls, it notices that the weight or its exponents were
+        rewritten.
+        """
         weight, other = self.weight(1, 8, 128, 32), self.weight(2, 8, 128, 32)
         q, scale = self._int8_input(1, 3, 128)
         self._check_int8(weight, q, scale)
         weight.packed.copy_(other.packed)
-        changed = Weight(other.trits, weight.exponent, weight.shape, weight.packed, weight.exponent_tensor)
+        changed = Weight(
+            other.trits, weight.exponent, weight.shape, weight.packed, weight.exponent_tensor
+        )
         self._check_int8(changed, q, scale)
         weight.exponent_tensor.copy_(other.exponent_tensor)
         self._check_int8(
-            Weight(other.trits, other.exponent, weight.shape, weight.packed, weight.exponent_tensor), q, scale
+            Weight(
+                other.trits, other.exponent, weight.shape, weight.packed, weight.exponent_tensor
+            ),
+            q,
+            scale,
         )
 
-    def test_a_result_is_not_overwritten_by_the_next_call_and_inputs_are_left_alone(self) -> None:
+    def test_results_and_inputs_survive_the_next_call(self) -> None:
         weight = self.weight(1, 8, 128, 32)
         q, scale = (self.tensor(array) for array in self._int8_input(1, 3, 128))
         inputs = (q, scale, weight.packed, weight.exponent_tensor)
@@ -219,11 +253,13 @@ class ProductTests(BackendCase):
         assert torch.equal(first, kept)
         assert all(torch.equal(*pair) for pair in zip(inputs, before, strict=True))
 
-    # --- linear_grad_input ----------------------------------------------------------------------------------------
+    # --- linear_grad_input
 
     @pytest.mark.parametrize("group_size", GROUP_SIZES)
     @pytest.mark.parametrize("sizes", SHAPES)
-    def test_int8_gradients_of_the_input_are_exact(self, sizes: tuple[int, int, int], group_size: int) -> None:
+    def test_int8_gradients_of_the_input_are_exact(
+        self, sizes: tuple[int, int, int], group_size: int
+    ) -> None:
         rows, out_features, columns = sizes
         weight = self.weight(sum(sizes), out_features, columns, group_size, (-7, 1))
         q, _ = self._int8_input(2, rows, out_features)
@@ -238,7 +274,9 @@ class ProductTests(BackendCase):
             torch.float32,
         )
         assert tuple(grad.shape) == (rows, columns)
-        wanted = expected.linear_int8_grad_input(q, scale, weight.trits, weight.exponent, weight.shape.group_size)
+        wanted = expected.linear_int8_grad_input(
+            q, scale, weight.trits, weight.exponent, weight.shape.group_size
+        )
         np.testing.assert_array_equal(self.array(grad), wanted)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -248,14 +286,16 @@ class ProductTests(BackendCase):
     ) -> None:
         rows, out_features, columns = sizes
         weight = self.weight(3, out_features, columns, 64)
-        grad_y = self.tensor(np.random.default_rng(5).standard_normal((rows, out_features)).astype(np.float32), dtype)
+        grad_y = self.tensor(
+            np.random.default_rng(5).standard_normal((rows, out_features)).astype(np.float32), dtype
+        )
         arguments = (grad_y, None, weight.packed, weight.exponent_tensor, weight.shape, dtype)
         grad = self.run("linear_grad_input", *arguments)
         assert grad.dtype == dtype
         dense = expected.dense_weight(weight.trits, weight.exponent, weight.shape.group_size)
         self._within_bound(self.array(grad), self.array(grad_y).astype(np.float64), dense, dtype)
 
-    # --- optional ops ---------------------------------------------------------------------------------------------
+    # --- optional ops
 
     @pytest.mark.parametrize("group_size", GROUP_SIZES)
     def test_a_lookup_returns_the_rows_exactly(self, group_size: int) -> None:

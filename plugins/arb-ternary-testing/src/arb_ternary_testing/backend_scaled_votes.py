@@ -17,7 +17,8 @@ from arb_ternary_testing.backend_case import SHAPES, Array, BackendCase, Weight,
 
 __all__ = ["ScaledVoteTests"]
 
-#: The words of the counter hash in most tests: a stream as an op gives it, a multiple of the number of uses.
+# : The words of the counter hash in most tests: a stream as an op gives it, a multiple of the
+# number of uses.
 DRAW: Final = expected.Draw(seed=2**40 + 5, step=(3 << 20) + 1, stream=8 * 0xCBF43926)
 BITS: Final = (8, 4, 2)
 
@@ -52,15 +53,21 @@ class ScaledVoteTests(BackendCase):
         ids: Array | None = None,
         noise_shift: int = 0,
     ) -> tuple[Array, Array, Array, Array]:
-        """Run the kernel; votes ``[N, K]``, exponent votes ``[N, J]``, statistics and magnitudes afterwards."""
+        """Run the kernel; votes ``[N, K]``, exponent votes ``[N, J]``, statistics and magnitudes
+        afterwards.
+        """
         shape = weight.shape
         if magnitudes is None:
             magnitudes = np.zeros(shape.out_features + shape.in_features, np.float32)
         factors = self.tensor(vote_scale)
-        state = self._scaled(weight, factors, draw, VoteLimits(limit, shift, noise_shift), votes, exponent_votes)
+        state = self._scaled(
+            weight, factors, draw, VoteLimits(limit, shift, noise_shift), votes, exponent_votes
+        )
         state = state._replace(magnitudes=self.tensor(magnitudes))
         operands = (
-            (self.tensor(grad, dtype), self.tensor(x, dtype)) if ids is None else (self.tensor(ids), self.tensor(grad))
+            (self.tensor(grad, dtype), self.tensor(x, dtype))
+            if ids is None
+            else (self.tensor(ids), self.tensor(grad))
         )
         fixed = (*operands, weight.packed, factors)
         before = [tensor.clone() for tensor in fixed]
@@ -124,16 +131,19 @@ class ScaledVoteTests(BackendCase):
         votes = _integers(3, rows, columns, largest).astype(np.int8)
         return votes, _integers(4, rows, weight.shape.groups, 127).astype(np.int8)
 
-    # --- cast_scaled_votes ----------------------------------------------------------------------------------------
+    # --- cast_scaled_votes
 
     @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-    @pytest.mark.parametrize(("sizes", "bits"), [*((sizes, 8) for sizes in SHAPES), (SHAPES[-2], 4), (SHAPES[-2], 2)])
+    @pytest.mark.parametrize(
+        ("sizes", "bits"), [*((sizes, 8) for sizes in SHAPES), (SHAPES[-2], 4), (SHAPES[-2], 2)]
+    )
     def test_scaled_votes_by_factors_are_those_of_the_rule(
         self, sizes: tuple[int, int, int], bits: int, kind: str
     ) -> None:
         rows, out_features, columns = sizes
         weight = self.weight(sum(sizes), out_features, columns, 64, vote_bits=bits)
-        # Small whole numbers: every product and sum is exact in each dtype, so that the gradient is certain.
+        # Small whole numbers: every product and sum is exact in each dtype, so that the gradient is
+        # certain.
         grad, x = _integers(1, rows, out_features, 3), _integers(2, rows, columns, 3)
         votes, exponent_votes = self._state(weight)
         factors = _factors(5, out_features + columns)
@@ -152,7 +162,9 @@ class ScaledVoteTests(BackendCase):
         cast = expected.float_votes(gradient, factors, 1024, DRAW)
         self._expect_scaled(got, cast, weight, votes, exponent_votes, 2)
 
-    @pytest.mark.parametrize(("sizes", "bits"), [*((sizes, 8) for sizes in SHAPES), (SHAPES[-2], 4), (SHAPES[-2], 2)])
+    @pytest.mark.parametrize(
+        ("sizes", "bits"), [*((sizes, 8) for sizes in SHAPES), (SHAPES[-2], 4), (SHAPES[-2], 2)]
+    )
     @pytest.mark.parametrize(("low", "high"), [(0, 4), (-7, 5), (14, 17), (-20, -9)])
     def test_scaled_votes_by_shifts_are_those_of_the_rule(
         self, low: int, high: int, sizes: tuple[int, int, int], bits: int
@@ -162,9 +174,21 @@ class ScaledVoteTests(BackendCase):
         grad = _integers(1, rows, out_features, 127).astype(np.int8)
         x = _integers(2, rows, columns, 127).astype(np.int8)
         votes, exponent_votes = self._state(weight)
-        shifts = np.random.default_rng(6).integers(low, high + 1, out_features + columns).astype(np.int32)
+        shifts = (
+            np.random.default_rng(6)
+            .integers(low, high + 1, out_features + columns)
+            .astype(np.int32)
+        )
         got = self._cast_scaled(
-            weight, grad, x, shifts, votes=votes, exponent_votes=exponent_votes, scale=2.0**-3, limit=700, shift=0
+            weight,
+            grad,
+            x,
+            shifts,
+            votes=votes,
+            exponent_votes=exponent_votes,
+            scale=2.0**-3,
+            limit=700,
+            shift=0,
         )
         gradient = grad.astype(np.int64).T @ x.astype(np.int64)
         cast = expected.integer_votes(gradient, shifts, -3, 700, DRAW)
@@ -173,16 +197,23 @@ class ScaledVoteTests(BackendCase):
     @pytest.mark.parametrize("shift", [0, 1, 7, 31])
     def test_the_exponents_vote_is_the_shifted_sum_of_its_group(self, shift: int) -> None:
         weight = self.weight(3, 9, 130, 32)
-        grad, x = _integers(1, 4, 9, 3).astype(np.float32), _integers(2, 4, 130, 3).astype(np.float32)
+        grad, x = (
+            _integers(1, 4, 9, 3).astype(np.float32),
+            _integers(2, 4, 130, 3).astype(np.float32),
+        )
         votes, exponent_votes = self._state(weight)
         factors = _factors(7, 9 + 130)
-        got = self._cast_scaled(weight, grad, x, factors, votes=votes, exponent_votes=exponent_votes, shift=shift)
+        got = self._cast_scaled(
+            weight, grad, x, factors, votes=votes, exponent_votes=exponent_votes, shift=shift
+        )
         cast = expected.float_votes(grad.T @ x, factors, 1024, DRAW)
         self._expect_scaled(got, cast, weight, votes, exponent_votes, shift)
 
     def test_a_positive_gradient_votes_a_trit_down_by_its_size(self) -> None:
         weight = self.weight(0, 1, 32, 32)
-        votes, *_ = self._cast_scaled(weight, float32([[3.0]]), np.ones((1, 32), np.float32), np.ones(33, np.float32))
+        votes, *_ = self._cast_scaled(
+            weight, float32([[3.0]]), np.ones((1, 32), np.float32), np.ones(33, np.float32)
+        )
         assert np.all(votes == -3)
 
     @pytest.mark.parametrize("bits", BITS)
@@ -192,12 +223,17 @@ class ScaledVoteTests(BackendCase):
         largest = weight.shape.largest_vote
         start = np.full((3, 40), -sign * (largest - 1), np.int8)
         grad, x = np.full((2, 3), sign * 1e6, np.float32), np.ones((2, 40), np.float32)
-        votes, *_ = self._cast_scaled(weight, grad, x, np.ones(43, np.float32), votes=start, limit=127 * 256)
+        votes, *_ = self._cast_scaled(
+            weight, grad, x, np.ones(43, np.float32), votes=start, limit=127 * 256
+        )
         assert np.all(votes == -sign * largest)
 
     def test_nan_casts_no_scaled_vote_and_is_counted(self) -> None:
         weight = self.weight(2, 5, 40, 32)
-        grad, x = _integers(1, 3, 5, 2).astype(np.float32), _integers(2, 3, 40, 2).astype(np.float32)
+        grad, x = (
+            _integers(1, 3, 5, 2).astype(np.float32),
+            _integers(2, 3, 40, 2).astype(np.float32),
+        )
         grad[1, 2] = np.nan
         x[0, 7] = np.nan
         with np.errstate(invalid="ignore"):
@@ -211,7 +247,9 @@ class ScaledVoteTests(BackendCase):
         assert np.all(np.isfinite(stats))
         assert np.all(np.isfinite(magnitudes))
 
-    def test_factors_that_overflow_cast_full_votes_and_those_without_a_product_cast_none(self) -> None:
+    def test_factors_that_overflow_cast_full_votes_and_those_without_a_product_cast_none(
+        self,
+    ) -> None:
         weight = self.weight(2, 4, 6, 32)
         factors = float32([3e38, np.inf, np.nan, 1.0, 3e38, 0.0, 1e-38, np.inf, 1.0, -1.0])
         grad, x = np.full((1, 4), 2.0, np.float32), np.ones((1, 6), np.float32)
@@ -219,25 +257,44 @@ class ScaledVoteTests(BackendCase):
         np.testing.assert_array_equal(votes, -expected.float_votes(grad.T @ x, factors, 512, DRAW))
 
     @pytest.mark.parametrize("scale", [None, 0.25])
-    def test_magnitudes_add_absolute_values_and_statistics_add_squares(self, scale: float | None) -> None:
+    def test_magnitudes_add_absolute_values_and_statistics_add_squares(
+        self, scale: float | None
+    ) -> None:
         weight = self.weight(4, 7, 50, 32)
         grad, x = _integers(1, 3, 7, 3), _integers(2, 3, 50, 3)
         kind: Any = np.float32 if scale is None else np.int8
         before = np.arange(7 + 50).astype(np.float32)
         got = self._cast_scaled(
-            weight, grad.astype(kind), x.astype(kind), _factors(2, 57), scale=scale, magnitudes=before.copy()
+            weight,
+            grad.astype(kind),
+            x.astype(kind),
+            _factors(2, 57),
+            scale=scale,
+            magnitudes=before.copy(),
         )
         gradient = (grad.T @ x).astype(np.float64) * (scale or 1.0)
-        # Every number is a small multiple of a power of two: float32 sums them exactly in any order.
+        # Every number is a small multiple of a power of two: float32 sums them exactly in any
+        # order.
         sizes, squares = np.abs(gradient), gradient**2
-        np.testing.assert_array_equal(got[3], before + np.concatenate([sizes.sum(axis=1), sizes.sum(axis=0)]))
-        np.testing.assert_array_equal(got[2], np.concatenate([[0.0], squares.sum(axis=1), squares.sum(axis=0)]))
+        np.testing.assert_array_equal(
+            got[3], before + np.concatenate([sizes.sum(axis=1), sizes.sum(axis=0)])
+        )
+        np.testing.assert_array_equal(
+            got[2], np.concatenate([[0.0], squares.sum(axis=1), squares.sum(axis=0)])
+        )
 
     def test_the_magnitudes_of_integers_are_rounded_once(self) -> None:
-        """Sums beyond 2**24 do not depend on the order in which, or the pieces of which, they are taken."""
+        """Sums beyond 2**24 do not depend on the order in which, or the pieces of which, they are
+        taken.
+        """
         weight = self.weight(5, 33, 300, 64)
-        grad, x = _integers(1, 512, 33, 127).astype(np.int8), _integers(2, 512, 300, 127).astype(np.int8)
-        *_, magnitudes = self._cast_scaled(weight, grad, x, np.full(333, 9, np.int32), scale=2.0**-5)
+        grad, x = (
+            _integers(1, 512, 33, 127).astype(np.int8),
+            _integers(2, 512, 300, 127).astype(np.int8),
+        )
+        *_, magnitudes = self._cast_scaled(
+            weight, grad, x, np.full(333, 9, np.int32), scale=2.0**-5
+        )
         sizes = np.abs(grad.astype(np.int64).T @ x.astype(np.int64))
         sums = np.concatenate([sizes.sum(axis=1), sizes.sum(axis=0)])
         assert sums.max() > 2**24
@@ -245,18 +302,29 @@ class ScaledVoteTests(BackendCase):
 
     def test_without_exponent_votes_only_trits_are_voted_on_by_scale(self) -> None:
         weight = self.weight(3, 6, 96, 32)
-        grad, x = _integers(1, 4, 6, 3).astype(np.float32), _integers(2, 4, 96, 3).astype(np.float32)
+        grad, x = (
+            _integers(1, 4, 6, 3).astype(np.float32),
+            _integers(2, 4, 96, 3).astype(np.float32),
+        )
         factors = _factors(3, 102)
         state = self._scaled(weight, self.tensor(factors))._replace(exponent_votes=None)
         self.run("cast_scaled_votes", self.tensor(grad), self.tensor(x), None, state)
         cast = expected.float_votes(grad.T @ x, factors, 256, DRAW)
         np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), -cast)
 
-    def test_every_step_and_stream_rounds_by_itself_and_the_mean_is_the_gradient(self) -> None:
+    def test_rounding_is_independent_per_step_and_unbiased(self) -> None:
         weight = self.weight(6, 64, 96, 32)
         grad, x = np.full((1, 64), 0.3, np.float32), np.ones((1, 96), np.float32)
-        draws = [expected.Draw(seed, step, stream) for seed in (0, 1) for step in (0, 1, 1 << 20) for stream in (0, 8)]
-        cast = [-self._cast_scaled(weight, grad, x, np.ones(160, np.float32), draw=draw)[0] for draw in draws]
+        draws = [
+            expected.Draw(seed, step, stream)
+            for seed in (0, 1)
+            for step in (0, 1, 1 << 20)
+            for stream in (0, 8)
+        ]
+        cast = [
+            -self._cast_scaled(weight, grad, x, np.ones(160, np.float32), draw=draw)[0]
+            for draw in draws
+        ]
         assert len({votes.tobytes() for votes in cast}) == len(draws)
         count = sum(votes.size for votes in cast)
         mean = sum(int(votes.sum()) for votes in cast) / count
@@ -306,11 +374,11 @@ class ScaledVoteTests(BackendCase):
         with pytest.raises(ValueError, match="noise_shift"):
             self._cast_scaled(weight, grad, x, np.zeros(43, np.int32), scale=1.0, noise_shift=1)
 
-    # --- embedding_scaled_votes -----------------------------------------------------------------------------------
+    # --- embedding_scaled_votes
 
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("mode", ["float32", "int8 by factors", "int8 by shifts"])
-    def test_a_lookup_casts_scaled_votes_for_its_rows_and_leaves_the_others_alone(self, mode: str, bits: int) -> None:
+    def test_lookup_votes_only_for_its_rows(self, mode: str, bits: int) -> None:
         weight = self.weight(10, 11, 70, 32, vote_bits=bits)
         ids = np.array([3, 0, 3, 7, 3])
         grad = _integers(1, 5, 70, 40)
@@ -336,16 +404,27 @@ class ScaledVoteTests(BackendCase):
         else:
             cast = expected.float_votes(gradient.astype(np.float32), vote_scale, 1024, DRAW)
         wanted = expected.cast_scaled_votes(
-            cast, weight.trits, votes, exponent_votes, 32, vote_bits=bits, exponent_shift=2, draw=DRAW
+            cast,
+            weight.trits,
+            votes,
+            exponent_votes,
+            32,
+            vote_bits=bits,
+            exponent_shift=2,
+            draw=DRAW,
         )
         touched = np.isin(np.arange(11), ids)[:, None]
         np.testing.assert_array_equal(got[0], np.where(touched, wanted[0], votes))
         np.testing.assert_array_equal(got[1], np.where(touched, wanted[1], exponent_votes))
         sizes, squares = np.abs(gradient), gradient**2
-        np.testing.assert_array_equal(got[3], np.concatenate([sizes.sum(axis=1), sizes.sum(axis=0)]))
-        np.testing.assert_array_equal(got[2], np.concatenate([[0.0], squares.sum(axis=1), squares.sum(axis=0)]))
+        np.testing.assert_array_equal(
+            got[3], np.concatenate([sizes.sum(axis=1), sizes.sum(axis=0)])
+        )
+        np.testing.assert_array_equal(
+            got[2], np.concatenate([[0.0], squares.sum(axis=1), squares.sum(axis=0)])
+        )
 
-    # --- apply_scaled_votes ---------------------------------------------------------------------------------------
+    # --- apply_scaled_votes
 
     @pytest.mark.parametrize("carry", [False, True])
     @pytest.mark.parametrize("bits", BITS)
@@ -362,19 +441,29 @@ class ScaledVoteTests(BackendCase):
         seed = data.draw(st.integers(0, 2**16))
         weight = self.weight(seed, rows, columns, 64, vote_bits=bits)
         largest = weight.shape.largest_vote
-        threshold = data.draw(st.sampled_from(sorted({1, 2, largest // 2, largest} - {0, 2 if bits == 2 else 0})))
+        threshold = data.draw(
+            st.sampled_from(sorted({1, 2, largest // 2, largest} - {0, 2 if bits == 2 else 0}))
+        )
         votes = _integers(seed + 1, rows, columns, largest).astype(np.int8)
         state = self.state(weight, votes, control=torch.from_numpy(DRAW.control))
         flips = self.run("apply_scaled_votes", state, threshold, decay, carry)
-        trits, left, count = expected.apply_scaled_votes(weight.trits, votes, threshold, decay, carry=carry, draw=DRAW)
+        trits, left, count = expected.apply_scaled_votes(
+            weight.trits, votes, threshold, decay, carry=carry, draw=DRAW
+        )
         np.testing.assert_array_equal(self.trits_out(weight.packed, weight.shape), trits)
         np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), left)
         assert int(flips) == count
-        assert torch.equal(weight.packed, self.run("pack", self.tensor(trits))), "padding has changed"
-        assert torch.equal(state.votes, self.votes_in(left, bits)), "padding of the votes has changed"
+        assert torch.equal(weight.packed, self.run("pack", self.tensor(trits))), (
+            "padding has changed"
+        )
+        assert torch.equal(state.votes, self.votes_in(left, bits)), (
+            "padding of the votes has changed"
+        )
 
     @pytest.mark.parametrize("carry", [False, True])
-    def test_below_the_threshold_and_without_decay_nothing_changes_bit_for_bit(self, carry: bool) -> None:
+    def test_below_the_threshold_and_without_decay_nothing_changes_bit_for_bit(
+        self, carry: bool
+    ) -> None:
         weight = self.weight(8, 9, 200, 64)
         votes = _integers(1, 9, 200, 31).astype(np.int8)
         state = self.state(weight, votes)

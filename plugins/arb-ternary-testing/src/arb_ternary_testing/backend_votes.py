@@ -13,7 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from arb_ternary.backends.protocol import FUSED_VOTES
 from arb_ternary_testing import restatement as expected
-from arb_ternary_testing.backend_case import GROUP_SIZES, SHAPES, Array, BackendCase, Weight, examples, float32
+from arb_ternary_testing.backend_case import (
+    GROUP_SIZES,
+    SHAPES,
+    Array,
+    BackendCase,
+    Weight,
+    examples,
+    float32,
+)
 
 __all__ = ["VoteTests"]
 
@@ -39,15 +47,21 @@ class VoteTests(BackendCase):
         state = self.state(weight, votes, exponent_votes, **others)
         fixed = self.tensor(grad, dtype), self.tensor(x, dtype), weight.packed
         before = [tensor.clone() for tensor in fixed]
-        self.run("cast_votes", *fixed[:2], None if scale is None else self.tensor(float32(scale)), state)
+        self.run(
+            "cast_votes", *fixed[:2], None if scale is None else self.tensor(float32(scale)), state
+        )
         for tensor, old in zip(fixed, before, strict=True):
             assert torch.equal(tensor.nan_to_num(), old.nan_to_num()), "an input was changed"
-        return self.votes_out(state.votes, shape), self.array(state.learned), self.array(state.stats)
+        return (
+            self.votes_out(state.votes, shape),
+            self.array(state.learned),
+            self.array(state.stats),
+        )
 
     def _integers(self, seed: int, rows: int, columns: int, largest: int) -> Array:
         return np.random.default_rng(seed).integers(-largest, largest + 1, (rows, columns))
 
-    # --- cast_votes -----------------------------------------------------------------------------------------------
+    # --- cast_votes
 
     @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
     @pytest.mark.parametrize("group_size", GROUP_SIZES)
@@ -57,13 +71,19 @@ class VoteTests(BackendCase):
     ) -> None:
         rows, out_features, columns = sizes
         weight = self.weight(sum(sizes), out_features, columns, group_size)
-        # Small whole numbers: every product and sum is exact in each dtype, zeros included, so the sign is certain.
+        # Small whole numbers: every product and sum is exact in each dtype, zeros included, so the
+        # sign is certain.
         grad, x = self._integers(1, rows, out_features, 3), self._integers(2, rows, columns, 3)
         votes = self._integers(3, out_features, columns, 100).astype(np.int8)
         exponent_votes = self._integers(4, out_features, weight.shape.groups, 100).astype(np.int8)
         if kind == "int8":
             got = self._cast(
-                weight, grad.astype(np.int8), x.astype(np.int8), votes=votes, exponent_votes=exponent_votes, scale=0.5
+                weight,
+                grad.astype(np.int8),
+                x.astype(np.int8),
+                votes=votes,
+                exponent_votes=exponent_votes,
+                scale=0.5,
             )
         else:
             got = self._cast(
@@ -74,7 +94,9 @@ class VoteTests(BackendCase):
                 exponent_votes=exponent_votes,
                 dtype=getattr(torch, kind),
             )
-        wanted = expected.cast_votes(grad.T @ x, weight.trits, votes, exponent_votes, weight.shape.group_size)
+        wanted = expected.cast_votes(
+            grad.T @ x, weight.trits, votes, exponent_votes, weight.shape.group_size
+        )
         np.testing.assert_array_equal(got[0], wanted[0])
         np.testing.assert_array_equal(got[1], wanted[1])
 
@@ -83,9 +105,13 @@ class VoteTests(BackendCase):
         votes, _, _ = self._cast(weight, float32([[2.0]]), np.ones((1, 32), np.float32))
         assert np.all(votes == -1)
 
-    @pytest.mark.parametrize(("start", "sign"), [(127, -1.0), (-128, 1.0), (126, -1.0), (-127, 1.0)])
+    @pytest.mark.parametrize(
+        ("start", "sign"), [(127, -1.0), (-128, 1.0), (126, -1.0), (-127, 1.0)]
+    )
     def test_votes_saturate_and_never_wrap(self, start: int, sign: float) -> None:
-        weight = self.weight_of(np.full((3, 40), int(sign), np.int8), np.full((3, 2), -3, np.int8), 32)
+        weight = self.weight_of(
+            np.full((3, 40), int(sign), np.int8), np.full((3, 2), -3, np.int8), 32
+        )
         votes, exponent_votes = (
             np.full((3, 40), start, np.int8),
             np.full((3, 2), -start if start > -128 else 127, np.int8),
@@ -97,7 +123,9 @@ class VoteTests(BackendCase):
             votes=votes,
             exponent_votes=exponent_votes,
         )
-        wanted = expected.cast_votes(np.full((3, 40), sign), weight.trits, votes, exponent_votes, 32)
+        wanted = expected.cast_votes(
+            np.full((3, 40), sign), weight.trits, votes, exponent_votes, 32
+        )
         np.testing.assert_array_equal(got[0], wanted[0])
         np.testing.assert_array_equal(got[1], wanted[1])
         assert abs(int(got[0][0, 0])) >= 127
@@ -113,7 +141,10 @@ class VoteTests(BackendCase):
 
     def test_nan_casts_no_vote_and_is_counted(self) -> None:
         weight = self.weight(2, 5, 40, 32)
-        grad, x = self._integers(1, 3, 5, 2).astype(np.float32), self._integers(2, 3, 40, 2).astype(np.float32)
+        grad, x = (
+            self._integers(1, 3, 5, 2).astype(np.float32),
+            self._integers(2, 3, 40, 2).astype(np.float32),
+        )
         grad[1, 2] = np.nan
         x[0, 7] = np.nan
         with np.errstate(invalid="ignore"):
@@ -130,20 +161,30 @@ class VoteTests(BackendCase):
 
     def test_without_exponent_votes_only_trits_are_voted_on(self) -> None:
         weight = self.weight(3, 6, 96, 32)
-        grad, x = self._integers(1, 4, 6, 3).astype(np.float32), self._integers(2, 4, 96, 3).astype(np.float32)
+        grad, x = (
+            self._integers(1, 4, 6, 3).astype(np.float32),
+            self._integers(2, 4, 96, 3).astype(np.float32),
+        )
         state = self.state(weight)._replace(exponent_votes=None)
         self.run("cast_votes", self.tensor(grad), self.tensor(x), None, state)
-        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), -np.sign(grad.T @ x))
+        np.testing.assert_array_equal(
+            self.votes_out(state.votes, weight.shape), -np.sign(grad.T @ x)
+        )
 
     @pytest.mark.parametrize("scale", [None, 0.25])
-    def test_statistics_add_the_squares_of_the_gradient_by_row_and_by_column(self, scale: float | None) -> None:
+    def test_statistics_add_the_squares_of_the_gradient_by_row_and_by_column(
+        self, scale: float | None
+    ) -> None:
         weight = self.weight(4, 7, 50, 32)
         grad, x = self._integers(1, 3, 7, 3), self._integers(2, 3, 50, 3)
         kind: Any = np.float32 if scale is None else np.int8
         before = np.arange(1 + 7 + 50).astype(np.float32)
-        _, _, stats = self._cast(weight, grad.astype(kind), x.astype(kind), scale=scale, stats=before)
+        _, _, stats = self._cast(
+            weight, grad.astype(kind), x.astype(kind), scale=scale, stats=before
+        )
         squares = (grad.T @ x).astype(np.float64) ** 2 * (scale or 1.0) ** 2
-        # Every number is a small multiple of a power of two: float32 sums them exactly in any order.
+        # Every number is a small multiple of a power of two: float32 sums them exactly in any
+        # order.
         wanted = before + np.concatenate([[0.0], squares.sum(axis=1), squares.sum(axis=0)])
         np.testing.assert_array_equal(stats, wanted.astype(np.float32))
 
@@ -155,7 +196,9 @@ class VoteTests(BackendCase):
             grad = self._integers(seed, 2, 4, 3).astype(np.float32)
             x = self._integers(seed + 9, 2, 33, 3).astype(np.float32)
             self.run("cast_votes", self.tensor(grad), self.tensor(x), None, state)
-            votes, exponent_votes = expected.cast_votes(grad.T @ x, weight.trits, votes, exponent_votes, 32)
+            votes, exponent_votes = expected.cast_votes(
+                grad.T @ x, weight.trits, votes, exponent_votes, 32
+            )
         np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), votes)
         np.testing.assert_array_equal(self.array(state.learned), exponent_votes)
 
@@ -163,14 +206,17 @@ class VoteTests(BackendCase):
         if FUSED_VOTES not in self.backend.capabilities:
             pytest.skip(f"backend {self.backend.name!r} does not declare {FUSED_VOTES}")
         weight = self.weight(6, 256, 512, 128)
-        grad, x = self._integers(1, 8, 256, 3).astype(np.float32), self._integers(2, 8, 512, 3).astype(np.float32)
+        grad, x = (
+            self._integers(1, 8, 256, 3).astype(np.float32),
+            self._integers(2, 8, 512, 3).astype(np.float32),
+        )
         largest = _LargestTensor()
         operands = self.tensor(grad), self.tensor(x), None, self.state(weight)
         with largest:
             self.run("cast_votes", *operands)
         assert largest.nbytes < 256 * 512, f"a tensor of {largest.nbytes} bytes was made"
 
-    # --- apply_votes ----------------------------------------------------------------------------------------------
+    # --- apply_votes
 
     @examples(40)
     @given(
@@ -218,7 +264,7 @@ class VoteTests(BackendCase):
         trits = self.trits_out(weight.packed, weight.shape)
         assert torch.equal(weight.packed, self.run("pack", self.tensor(trits)))
 
-    # --- apply_exponent_votes -------------------------------------------------------------------------------------
+    # --- apply_exponent_votes
 
     @examples(40)
     @given(
@@ -253,11 +299,13 @@ class VoteTests(BackendCase):
         self.run("apply_exponent_votes", state, 1, 3, 0)
         assert self.array(state.exponent).tolist() == [[-126, 127]]
 
-    # --- embedding_votes ------------------------------------------------------------------------------------------
+    # --- embedding_votes
 
     @pytest.mark.parametrize("kind", ["float32", "int8"])
     @pytest.mark.parametrize("correlated", [False, True])
-    def test_a_lookup_votes_once_for_each_row_and_leaves_the_others_alone(self, kind: str, correlated: bool) -> None:
+    def test_a_lookup_votes_once_for_each_row_and_leaves_the_others_alone(
+        self, kind: str, correlated: bool
+    ) -> None:
         weight = self.weight(10, 11, 70, 32)
         ids = np.array([3, 0, 3, 7, 3])
         grad = self._integers(1, 5, 70, 4)
@@ -268,21 +316,29 @@ class VoteTests(BackendCase):
         steps = np.abs(self._integers(5, 11, 3, 9)).astype(np.int32)
         state = self.state(weight, votes, exponent_votes)
         if correlated:
-            state = state._replace(exponent_votes=None, correlation=self.tensor(correlation), steps=self.tensor(steps))
+            state = state._replace(
+                exponent_votes=None, correlation=self.tensor(correlation), steps=self.tensor(steps)
+            )
         scale = None if kind == "float32" else self.tensor(float32(1.0))
         self.run("embedding_votes", self.tensor(ids), self.tensor(grad.astype(kind)), scale, state)
         summed = np.zeros((11, 70), np.int64)
         np.add.at(summed, ids, grad)
         wanted = expected.cast_votes(summed, weight.trits, votes, exponent_votes, 32)
         touched = np.isin(np.arange(11), ids)[:, None]
-        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), np.where(touched, wanted[0], votes))
+        np.testing.assert_array_equal(
+            self.votes_out(state.votes, weight.shape), np.where(touched, wanted[0], votes)
+        )
         if state.correlation is not None and state.steps is not None:
             score = expected.group_score(np.sign(summed) * weight.trits, 32)
             total = np.clip(correlation.astype(np.int64) + score, -(2**15), 2**15 - 1)
-            np.testing.assert_array_equal(self.array(state.correlation), np.where(touched, total, correlation))
+            np.testing.assert_array_equal(
+                self.array(state.correlation), np.where(touched, total, correlation)
+            )
             np.testing.assert_array_equal(self.array(state.steps), steps + touched)
         else:
-            np.testing.assert_array_equal(self.array(state.learned), np.where(touched, wanted[1], exponent_votes))
+            np.testing.assert_array_equal(
+                self.array(state.learned), np.where(touched, wanted[1], exponent_votes)
+            )
         squares = summed.astype(np.float64) ** 2
         np.testing.assert_array_equal(
             self.array(state.stats),
@@ -299,8 +355,15 @@ class _LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        storages = {tensor.untyped_storage().data_ptr() for tensor in args if isinstance(tensor, torch.Tensor)}
+        storages = {
+            tensor.untyped_storage().data_ptr()
+            for tensor in args
+            if isinstance(tensor, torch.Tensor)
+        }
         for value in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in storages:
+            if (
+                isinstance(value, torch.Tensor)
+                and value.untyped_storage().data_ptr() not in storages
+            ):
                 self.nbytes = max(self.nbytes, value.nbytes)
         return result

@@ -1,6 +1,8 @@
-"""Backend suite, part 6: what processes exchange that share a weight, the votes of some of its rows, sums of a step.
+"""Backend suite, part 6: what processes exchange that share a weight, the votes of some of its
+rows, sums of a step.
 
-A backend may leave all of it to code in torch, that of ``arb_ternary_train.ranks`` and of those who sum.
+A backend may leave all of it to code in torch, that of ``arb_ternary_train.ranks`` and of those who
+sum.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from arb_ternary_train.ranks.wire import WIRE_KERNELS
 __all__ = ["WireTests"]
 
 _BASES: Final = (3, 5, 15, 255, 65535)
-#: Numbers of values: none, fewer than a byte has digits, around whole bytes, more than a task or a program takes.
+# : Numbers of values: none, fewer than a byte has digits, around whole bytes, more than a task or a
+# program takes.
 _COUNTS: Final = (0, 1, 2, 4, 5, 6, 11, 1023, 1026, 32_769, 200_003)
 #: Rows and columns of weights whose trits move.
 _SIZES: Final = ((1, 1), (5, 3), (7, 128), (17, 130), (33, 257), (300, 190))
@@ -55,10 +58,15 @@ class WireTests(BackendCase):
     @pytest.mark.parametrize("base", _BASES)
     @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
     @pytest.mark.parametrize("count", [0, 1, 6, 70_001])
-    def test_digits_are_added_to_sums_in_place(self, base: int, dtype: torch.dtype, count: int) -> None:
+    def test_digits_are_added_to_sums_in_place(
+        self, base: int, dtype: torch.dtype, count: int
+    ) -> None:
         first, second = _values(count, base), _values(count, base)[::-1].copy()
         # What is added lies within a message, at an odd byte.
-        pieces = [WIRE_KERNELS["digits_to_bytes"](torch.from_numpy(values), base) for values in (first, second)]
+        pieces = [
+            WIRE_KERNELS["digits_to_bytes"](torch.from_numpy(values), base)
+            for values in (first, second)
+        ]
         message = torch.cat([torch.zeros(1, dtype=torch.uint8), *pieces]).to(self.device)
         start = np.arange(count) % 50 if base < 65535 else -first.astype(np.int64)
         total = self.tensor(start).to(dtype)
@@ -66,7 +74,9 @@ class WireTests(BackendCase):
             self.run("add_digits_", total, message[place : place + piece.numel()], base)
         np.testing.assert_array_equal(self.array(total), start + first + second)
 
-    @pytest.mark.parametrize(("base", "value"), [(3, 2), (3, -2), (5, 3), (15, -8), (255, 128), (255, -32768)])
+    @pytest.mark.parametrize(
+        ("base", "value"), [(3, 2), (3, -2), (5, 3), (15, -8), (255, 128), (255, -32768)]
+    )
     @pytest.mark.parametrize("place", [0, 70_000])
     def test_a_value_without_a_digit_is_refused(self, base: int, value: int, place: int) -> None:
         if self.device != "cpu":
@@ -78,7 +88,9 @@ class WireTests(BackendCase):
 
     @pytest.mark.parametrize("size", _SIZES)
     @pytest.mark.parametrize("share", [0.0, 0.02, 1.0])
-    def test_flips_are_listed_in_ascending_order_and_applied(self, size: tuple[int, int], share: float) -> None:
+    def test_flips_are_listed_in_ascending_order_and_applied(
+        self, size: tuple[int, int], share: float
+    ) -> None:
         before, after = _moved(*size, share)
         shape = WeightShape(*size, 32)
         packed, wanted = self._packed(before), self._packed(after)
@@ -109,7 +121,9 @@ class WireTests(BackendCase):
                 self.run("apply_flips_", packed, shape, torch.tensor(places), directions)
         assert torch.equal(packed, self._packed(before))
 
-    @pytest.mark.parametrize(("first", "last"), [(0, 70), (0, 35), (35, 70), (16, 33), (64, 70), (7, 7), (69, 70)])
+    @pytest.mark.parametrize(
+        ("first", "last"), [(0, 70), (0, 35), (35, 70), (16, 33), (64, 70), (7, 7), (69, 70)]
+    )
     def test_rows_of_a_weight_are_packed_as_those_trits(self, first: int, last: int) -> None:
         trits, _ = _moved(70, 150, 0.0)
         rows = self.run("weight_rows", self._packed(trits), WeightShape(70, 150, 32), first, last)
@@ -121,13 +135,21 @@ class WireTests(BackendCase):
     # Rows at which the index of a hash stays below 2**32, crosses it, and is beyond it.
     @pytest.mark.parametrize("first_row", [0, 3, 2**32 // 200 - 2, 2**32 // 200 + 5])
     @pytest.mark.parametrize("bits", [8, 4])
-    def test_votes_of_some_rows_decay_by_the_places_in_the_whole_weight(self, bits: int, first_row: int) -> None:
+    def test_votes_of_some_rows_decay_by_the_places_in_the_whole_weight(
+        self, bits: int, first_row: int
+    ) -> None:
         if ROW_SHARDS not in self.backend.capabilities:
             pytest.skip(f"backend {self.backend.name!r} does not declare {ROW_SHARDS}")
         weight = self.weight(4, 9, 200, 64, vote_bits=bits)
         largest = weight.shape.largest_vote
-        votes = np.random.default_rng(1).integers(-largest, largest, (9, 200), endpoint=True).astype(np.int8)
-        state = self.state(weight, votes, control=torch.from_numpy(_DRAW.control))._replace(first_row=first_row)
+        votes = (
+            np.random.default_rng(1)
+            .integers(-largest, largest, (9, 200), endpoint=True)
+            .astype(np.int8)
+        )
+        state = self.state(weight, votes, control=torch.from_numpy(_DRAW.control))._replace(
+            first_row=first_row
+        )
         flips = self.run("apply_scaled_votes", state, largest - 1, 9000, True)
         trits, left, count = expected.apply_scaled_votes(
             weight.trits, votes, largest - 1, 9000, carry=True, draw=_DRAW, first_row=first_row
@@ -136,12 +158,14 @@ class WireTests(BackendCase):
         np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), left)
         assert int(flips) == count
 
-    # --- sums of a step -------------------------------------------------------------------------------------------
+    # --- sums of a step
 
     @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
     @pytest.mark.parametrize("largest", [1, 127, 128, 30_000])
     @pytest.mark.parametrize("unit", [0.0, 0.3, 3.71, 127.0])
-    def test_sums_of_votes_become_quanta(self, dtype: torch.dtype, largest: int, unit: float) -> None:
+    def test_sums_of_votes_become_quanta(
+        self, dtype: torch.dtype, largest: int, unit: float
+    ) -> None:
         start = 2**32 - 100  # the key of the hash changes on the way
         sums = np.random.default_rng(largest).integers(-largest, largest, (3, 70), endpoint=True)
         factor, words = round(unit * 2**24), (_DRAW.seed, _DRAW.step, _DRAW.stream + 6)
@@ -154,7 +178,9 @@ class WireTests(BackendCase):
     @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
     @pytest.mark.parametrize("largest", [2, 30_000])
     @pytest.mark.parametrize("bits", [8, 4, 2])
-    def test_accumulators_settle_at_their_ends(self, bits: int, largest: int, dtype: torch.dtype) -> None:
+    def test_accumulators_settle_at_their_ends(
+        self, bits: int, largest: int, dtype: torch.dtype
+    ) -> None:
         weight = self.weight(7, 9, 333, 64, vote_bits=bits)
         highest, rng = weight.shape.largest_vote, np.random.default_rng(bits)
         votes = rng.integers(-highest, highest, (9, 333), endpoint=True).astype(np.int8)
@@ -164,7 +190,9 @@ class WireTests(BackendCase):
             self.run("settle_votes", stored, weight.shape, self.tensor(whole).to(dtype), low)
             settled = np.clip(votes.astype(np.int64) + whole, low, highest)
             np.testing.assert_array_equal(self.votes_out(stored, weight.shape), settled)
-            assert torch.equal(stored, self.votes_in(settled.astype(np.int8), bits)), "padding of the votes has changed"
+            assert torch.equal(stored, self.votes_in(settled.astype(np.int8), bits)), (
+                "padding of the votes has changed"
+            )
 
     def _packed(self, trits: Array) -> Tensor:
         packed = self.run("pack", self.tensor(trits))

@@ -22,7 +22,8 @@ __all__ = ["ComponentCase", "make_choice"]
 
 
 def make_choice(kind: str, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """The component ``name`` with ``options`` as they would stand in a config file; nested components by name.
+    """The component ``name`` with ``options`` as they would stand in a config file; nested
+    components by name.
 
     Raises:
         ConfigError: an option is unknown or has a value that it may not have.
@@ -31,17 +32,21 @@ def make_choice(kind: str, name: str, options: Mapping[str, Any] = MappingProxyT
     registry = manager().registry
     registry.get(kind, name)
     try:
-        return structure(choice_of(registry.kinds[kind]), Document({"name": name, **options}), registry)
+        return structure(
+            choice_of(registry.kinds[kind]), Document({"name": name, **options}), registry
+        )
     except Exception as error:
         raise ConfigError(f"{kind} {name!r}: {error}") from error
 
 
 class ComponentCase:
-    """Subclasses set ``component`` to the registered name and, where defaults do not do, ``options``.
+    """Subclasses set ``component`` to the registered name and, where defaults do not do,
+    ``options``.
 
     Attributes:
         kind: the kind of component; set by the suite.
-        component: its registered name; empty where the suite's ``make_...`` method is overridden instead.
+        component: its registered name; empty where the suite's ``make_...`` method is overridden
+            instead.
         options: options as in a config file.
     """
 
@@ -60,7 +65,9 @@ class ComponentCase:
     def build(self, *arguments: Any) -> Any:
         """A fresh component, built as a run builds it."""
         if not self.component:
-            raise NotImplementedError(f"{type(self).__name__}: set `component`, or override the method that builds it")
+            raise NotImplementedError(
+                f"{type(self).__name__}: set `component`, or override the method that builds it"
+            )
         return make_choice(self.kind, self.component, self.options).build(*arguments)
 
     def test_its_options_say_what_they_mean(self) -> None:
@@ -71,5 +78,11 @@ class ComponentCase:
         options = options_class(spec)
         if options is None:
             return
-        mute = [field.name for field in attrs.fields(options) if field.init and not field.metadata.get(HELP)]
-        assert not mute, f"options without a help text (declare them with config.options.option): {mute}"
+        mute = [
+            field.name
+            for field in attrs.fields(options)
+            if field.init and not field.metadata.get(HELP)
+        ]
+        assert not mute, (
+            f"options without a help text (declare them with config.options.option): {mute}"
+        )

@@ -10,10 +10,12 @@ and in the ``conftest.py`` beside it::
     from pathlib import Path
     from arb_ternary_testing import expect_failures
 
-    pytest_collection_modifyitems = expect_failures(Path(__file__).with_name("expected_failures.txt"))
+    _FILE = Path(__file__).with_name("expected_failures.txt")
+    pytest_collection_modifyitems = expect_failures(_FILE)
 
-An entry is ``Class::test``, which stands for all its parameters, or ``Class::test[parameters]``, and after white space
-the reason. An entry whose test passes fails, and so does one that names no test.
+An entry is ``Class::test``, which stands for all its parameters, or ``Class::test[parameters]``,
+and after white space the reason. An entry whose test passes fails, and so does one that names no
+test.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def read_expected_failures(path: Path) -> tuple[ExpectedFailure, ...]:
     """Read the file; empty lines and lines that start with ``#`` are comments.
 
     Raises:
-        UsageProblem: the file is missing, or a line has no ``::``, no reason, or names a test a second time.
+        UsageProblem: the file is missing, or a line has no ``::``, no reason, or names a test a
+            second time.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -59,11 +62,19 @@ def read_expected_failures(path: Path) -> tuple[ExpectedFailure, ...]:
             continue
         test, reason = _split(line)
         if "::" not in test:
-            raise UsageProblem(f"{path}:{number}: {test!r} is not of the form Class::test or Class::test[parameters]")
+            raise UsageProblem(
+                f"{path}:{number}: {test!r} is not of the form Class::test or "
+                f"Class::test[parameters]"
+            )
         if not reason:
-            raise UsageProblem(f"{path}:{number}: {test} has no reason", "write it after the test, on the same line")
+            raise UsageProblem(
+                f"{path}:{number}: {test} has no reason",
+                "write it after the test, on the same line",
+            )
         if test in entries:
-            raise UsageProblem(f"{path}:{number}: {test} is already listed on line {entries[test].line}")
+            raise UsageProblem(
+                f"{path}:{number}: {test} is already listed on line {entries[test].line}"
+            )
         entries[test] = ExpectedFailure(test, reason, number)
     return tuple(entries.values())
 
@@ -79,10 +90,12 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def expect_failures(path: Path) -> Callable[[pytest.Config, list[pytest.Item]], None]:
-    """A ``pytest_collection_modifyitems`` hook that marks the tests listed in ``path`` as strict expected failures.
+    """A ``pytest_collection_modifyitems`` hook that marks the tests listed in ``path`` as strict
+    expected failures.
 
-    A listed test that passes fails. A listed test that does not exist ends the session with a usage error as soon as
-    the whole folder of ``path`` is collected (a run of one file or one test says nothing about the others).
+    A listed test that passes fails. A listed test that does not exist ends the session with a usage
+    error as soon as the whole folder of ``path`` is collected (a run of one file or one test says
+    nothing about the others).
     """
 
     @pytest.hookimpl(tryfirst=True)
@@ -105,5 +118,9 @@ def expect_failures(path: Path) -> Callable[[pytest.Config, list[pytest.Item]], 
 
 def _collects_all_of(folder: Path, config: pytest.Config) -> bool:
     """Whether the session was asked for the whole of ``folder``."""
-    asked = [Path(config.invocation_params.dir, argument) for argument in config.args if "::" not in argument]
+    asked = [
+        Path(config.invocation_params.dir, argument)
+        for argument in config.args
+        if "::" not in argument
+    ]
     return any(folder.resolve().is_relative_to(argument.resolve()) for argument in asked)

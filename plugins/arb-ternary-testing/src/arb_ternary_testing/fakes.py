@@ -1,6 +1,8 @@
-"""Fake installed plugins: a folder with a module and ``.dist-info`` is an installed distribution to Python.
+"""Fake installed plugins: a folder with a module and ``.dist-info`` is an installed distribution to
+Python.
 
-Building and installing a wheel for every test of the loader would take seconds; this takes a millisecond.
+Building and installing a wheel for every test of the loader would take seconds; this takes a
+millisecond.
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ def install_fake_plugin(
     version: str = "1.0",
     requires: tuple[str, ...] = (),
 ) -> Path:
-    """Lay out an installed distribution in ``folder`` and return ``folder``, to be put on ``sys.path``.
+    """Lay out an installed distribution in ``folder`` and return ``folder``, to be put on
+    ``sys.path``.
 
     Args:
-        folder: a stand-in for ``site-packages``; made where it does not exist. It may hold several distributions.
+        folder: a stand-in for ``site-packages``; made where it does not exist. It may hold several
+            distributions.
         distribution: the distribution's name, ``arb-ternary-x``.
-        files: text by path relative to ``folder``: the modules, ``{"arb_ternary_x/plugin.py": "..."}``. Folders that
-            hold a module are packages: an empty ``__init__.py`` is added where the files have none.
-        entry_points: hook module by entry-point name; by default one that is named after the first file.
+        files: text by path relative to ``folder``: the modules, ``{"arb_ternary_x/plugin.py":
+            "..."}``. Folders that hold a module are packages: an empty ``__init__.py`` is added
+            where the files have none.
+        entry_points: hook module by entry-point name; by default one that is named after the first
+            file.
         version: of the distribution.
         requires: requirement lines of its metadata.
     """
@@ -43,7 +49,9 @@ def install_fake_plugin(
         entry_points = {distribution.removeprefix("arb-ternary-"): module}
     info = f"{distribution.replace('-', '_')}-{version}.dist-info"
     metadata = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
-    written[f"{info}/METADATA"] = "\n".join([*metadata, *(f"Requires-Dist: {line}" for line in requires), ""])
+    written[f"{info}/METADATA"] = "\n".join(
+        [*metadata, *(f"Requires-Dist: {line}" for line in requires), ""]
+    )
     listed = "\n".join(f"{name} = {module}" for name, module in entry_points.items())
     written[f"{info}/entry_points.txt"] = f"[{GROUP}]\n{listed}\n"
     for name, text in written.items():

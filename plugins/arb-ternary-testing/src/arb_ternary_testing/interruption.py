@@ -15,12 +15,16 @@ __all__ = ["Crash", "InterruptionConfig", "interruption"]
 
 
 class Crash(BaseException):
-    """Stands for the death of the process: nothing that handles errors sees it, nothing is saved."""
+    """Stands for the death of the process: nothing that handles errors sees it, nothing is
+    saved.
+    """
 
 
 @frozen(kw_only=True)
 class InterruptionConfig:
-    """After which step of the run, and how: ``stop`` asks politely, as a signal does; ``crash`` does not."""
+    """After which step of the run, and how: ``stop`` asks politely, as a signal does; ``crash``
+    does not.
+    """
 
     step: int
     how: Literal["stop", "crash"]

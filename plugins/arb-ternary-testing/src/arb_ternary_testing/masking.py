@@ -20,8 +20,8 @@ __all__ = ["MaskingSuite"]
 class MaskingSuite(ComponentCase):
     """Everything that a :class:`~arb_ternary.protocols.data.MaskingStrategy` has to do.
 
-    Subclass it and set ``component`` to the registered name (or override :meth:`make_strategy`); ``options`` are the
-    component's options as in a config.
+    Subclass it and set ``component`` to the registered name (or override :meth:`make_strategy`);
+    ``options`` are the component's options as in a config.
 
     Attributes:
         vocabulary_size: token ids of the batches that the suite makes.
@@ -38,12 +38,20 @@ class MaskingSuite(ComponentCase):
         return strategy
 
     def make_batch(self, rows: int, positions: int, seed: int = 0) -> Batch:
-        """A batch of random tokens, none of them reserved; override it where the strategy needs ``extras``."""
+        """A batch of random tokens, none of them reserved; override it where the strategy needs
+        ``extras``.
+        """
         rng = np.random.default_rng(seed)
         reserved = set(self._reserved_ids())
-        used = np.array([token for token in range(self.vocabulary_size) if token not in reserved], dtype=np.int64)
+        used = np.array(
+            [token for token in range(self.vocabulary_size) if token not in reserved],
+            dtype=np.int64,
+        )
         tokens = torch.from_numpy(used[rng.integers(0, len(used), (rows, positions + 1))])
-        return Batch(data=tokens, sample_ids=torch.from_numpy(rng.permutation(10 * rows)[:rows].astype(np.int64)))
+        return Batch(
+            data=tokens,
+            sample_ids=torch.from_numpy(rng.permutation(10 * rows)[:rows].astype(np.int64)),
+        )
 
     def make_context(self, **changes: Any) -> MaskContext:
         """A context in the middle of a run."""
@@ -51,9 +59,13 @@ class MaskingSuite(ComponentCase):
 
     def _reserved_ids(self) -> Sequence[int]:
         strategy = self.make_strategy()
-        return strategy.reserved_ids(self.vocabulary_size) if isinstance(strategy, ReservesIds) else ()
+        return (
+            strategy.reserved_ids(self.vocabulary_size) if isinstance(strategy, ReservesIds) else ()
+        )
 
-    def _apply(self, batch: Batch, context: MaskContext | None = None, seed: int = 3) -> MaskedBatch:
+    def _apply(
+        self, batch: Batch, context: MaskContext | None = None, seed: int = 3
+    ) -> MaskedBatch:
         generator = torch.Generator().manual_seed(seed)
         return self.make_strategy().apply(batch, generator, context or self.make_context())
 
@@ -61,9 +73,13 @@ class MaskingSuite(ComponentCase):
         assert isinstance(self.make_strategy(), MaskingStrategy)
 
     @pytest.mark.parametrize("training", [True, False])
-    def test_inputs_targets_and_mask_have_the_shape_of_the_predictions(self, training: bool) -> None:
+    def test_inputs_targets_and_mask_have_the_shape_of_the_predictions(
+        self, training: bool
+    ) -> None:
         for rows, positions in self.sizes:
-            masked = self._apply(self.make_batch(rows, positions), self.make_context(training=training))
+            masked = self._apply(
+                self.make_batch(rows, positions), self.make_context(training=training)
+            )
             assert isinstance(masked, MaskedBatch)
             for tensor, dtype in (
                 (masked.inputs, torch.int64),
@@ -76,13 +92,17 @@ class MaskingSuite(ComponentCase):
     @pytest.mark.parametrize("training", [True, False])
     def test_inputs_and_the_targets_that_count_are_token_ids(self, training: bool) -> None:
         for rows, positions in self.sizes:
-            masked = self._apply(self.make_batch(rows, positions), self.make_context(training=training))
+            masked = self._apply(
+                self.make_batch(rows, positions), self.make_context(training=training)
+            )
             for ids in (masked.inputs.flatten(), masked.targets[masked.loss_mask]):
                 assert bool(((ids >= 0) & (ids < self.vocabulary_size)).all())
 
     def test_reserved_ids_are_token_ids(self) -> None:
         reserved = self._reserved_ids()
-        assert all(isinstance(token, int) and 0 <= token < self.vocabulary_size for token in reserved)
+        assert all(
+            isinstance(token, int) and 0 <= token < self.vocabulary_size for token in reserved
+        )
         assert len(set(reserved)) < self.vocabulary_size, "no id is left for the data"
 
     def test_the_same_arguments_give_the_same_result(self) -> None:
@@ -93,7 +113,11 @@ class MaskingSuite(ComponentCase):
     def test_a_strategy_keeps_nothing_from_one_call_for_the_next(self) -> None:
         strategy, batch = self.make_strategy(), self.make_batch(6, 16)
         context = self.make_context()
-        strategy.apply(self.make_batch(4, 9, seed=8), torch.Generator().manual_seed(1), self.make_context(step=99))
+        strategy.apply(
+            self.make_batch(4, 9, seed=8),
+            torch.Generator().manual_seed(1),
+            self.make_context(step=99),
+        )
         again = strategy.apply(batch, torch.Generator().manual_seed(3), context)
         _assert_equal(again, self._apply(batch, context))
 
@@ -110,14 +134,18 @@ class MaskingSuite(ComponentCase):
         batch = self.make_batch(6, 16)
         before = torch.random.get_rng_state()
         first = self._apply(batch)
-        assert torch.equal(torch.random.get_rng_state(), before), "torch's global generator was used"
+        assert torch.equal(torch.random.get_rng_state(), before), (
+            "torch's global generator was used"
+        )
         torch.manual_seed(987)
         np.random.seed(987)
         _assert_equal(first, self._apply(batch))
 
     @pytest.mark.parametrize("training", [True, False])
     def test_a_sample_is_masked_alike_in_whichever_row_it_stands(self, training: bool) -> None:
-        """Otherwise a resumed or re-sharded run, which batches the same samples differently, would be another run."""
+        """Otherwise a resumed or re-sharded run, which batches the same samples differently, would
+        be another run.
+        """
         batch, context = self.make_batch(6, 16), self.make_context(training=training)
         order = torch.tensor([4, 2, 0, 5, 1, 3])
         moved = Batch(
@@ -126,10 +154,16 @@ class MaskingSuite(ComponentCase):
             extras={name: tensor[order] for name, tensor in batch.extras.items()},
         )
         straight, turned = self._apply(batch, context), self._apply(moved, context)
-        _assert_equal(MaskedBatch(straight.inputs[order], straight.targets[order], straight.loss_mask[order]), turned)
+        _assert_equal(
+            MaskedBatch(straight.inputs[order], straight.targets[order], straight.loss_mask[order]),
+            turned,
+        )
 
     def test_something_counts_in_the_loss(self) -> None:
-        counted = [bool(self._apply(self.make_batch(8, 64, seed), seed=seed).loss_mask.any()) for seed in range(4)]
+        counted = [
+            bool(self._apply(self.make_batch(8, 64, seed), seed=seed).loss_mask.any())
+            for seed in range(4)
+        ]
         assert any(counted)
 
 

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, collect_trainable, takes_loss_signal
+from arb_ternary.optim.protocol import (
+    StepOutcome,
+    Trainable,
+    as_outcome,
+    collect_trainable,
+    takes_loss_signal,
+)
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import OptimizerSpec
@@ -40,7 +46,9 @@ def _ternary_model() -> nn.Module:
 
 def _mixed_model() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(_FEATURES, 32), TernaryLinear(32, 16, group_size=32, activations="float"), nn.Linear(16, 4)
+        nn.Linear(_FEATURES, 32),
+        TernaryLinear(32, 16, group_size=32, activations="float"),
+        nn.Linear(16, 4),
     )
 
 
@@ -54,14 +62,18 @@ _MODELS: Mapping[str, Callable[[], nn.Module]] = {
 class OptimizerSuite(ComponentCase):
     """Everything that an optimizer has to do, of float parameters, of ternary modules or of both.
 
-    A wrapper is looked at through its attribute ``inner``: the groups that hold what it trains may be that one's.
+    A wrapper is looked at through its attribute ``inner``: the groups that hold what it trains may
+    be that one's.
 
-    Subclass it and set ``component`` to the registered name (or override :meth:`make_optimizer` and set ``parts``).
+    Subclass it and set ``component`` to the registered name (or override :meth:`make_optimizer` and
+    set ``parts``).
 
     Attributes:
-        parts: the models to try it on, among "float", "ternary" and "mixed"; by default what its spec accepts.
+        parts: the models to try it on, among "float", "ternary" and "mixed"; by default what its
+            spec accepts.
         draws: most micro-batches that it takes for one step; more than 1 for a wrapper that defers.
-        learning_steps: steps after which a small regression has to have a loss lower by ``learning_share``.
+        learning_steps: steps after which a small regression has to have a loss lower by
+            ``learning_share``.
     """
 
     kind: ClassVar[str] = "optimizer"
@@ -76,7 +88,9 @@ class OptimizerSuite(ComponentCase):
         return optimizer
 
     def make_model(self, part: str) -> nn.Module:
-        """A model ``[..., 64] -> [..., 4]`` of the kind ``part``; an optimizer of a kind of its own makes its own."""
+        """A model ``[..., 64] -> [..., 4]`` of the kind ``part``; an optimizer of a kind of its own
+        makes its own.
+        """
         return _MODELS[part]()
 
     @classmethod
@@ -95,7 +109,7 @@ class OptimizerSuite(ComponentCase):
         if "part" in metafunc.fixturenames:
             metafunc.parametrize("part", self.accepted_parts())
 
-    # --- running it -----------------------------------------------------------------------------------------------
+    # --- running it
 
     def _start(self, part: str, seed: int = 0) -> tuple[nn.Module, Optimizer]:
         torch.manual_seed(seed)
@@ -111,7 +125,9 @@ class OptimizerSuite(ComponentCase):
         loss: Tensor = (model(x) - y).square().mean()
         return loss
 
-    def _advance(self, model: nn.Module, optimizer: Optimizer, start: int, stop: int) -> list[StepOutcome]:
+    def _advance(
+        self, model: nn.Module, optimizer: Optimizer, start: int, stop: int
+    ) -> list[StepOutcome]:
         """Micro-batches ``start`` to ``stop - 1``, as the training loop takes them."""
         outcomes = []
         for step in range(start, stop):
@@ -127,7 +143,7 @@ class OptimizerSuite(ComponentCase):
         signals = {"loss_signal": loss} if takes_loss_signal(optimizer) else {}
         return as_outcome(optimizer.step(**signals), optimizer)  # type: ignore[call-overload]
 
-    # --- the object -----------------------------------------------------------------------------------------------
+    # --- the object
 
     def test_it_is_a_torch_optimizer_whose_groups_a_schedule_can_drive(self, part: str) -> None:
         _, optimizer = self._start(part)
@@ -146,14 +162,19 @@ class OptimizerSuite(ComponentCase):
         model, optimizer = self._start(part)
         trainable = collect_trainable(model)
         grouped = {
-            kind: [id(p) for group in scheduled_groups(optimizer) if group["kind"] == kind for p in group["params"]]
+            kind: [
+                id(p)
+                for group in scheduled_groups(optimizer)
+                if group["kind"] == kind
+                for p in group["params"]
+            ]
             for kind in ("float", "ternary")
         }
         assert sorted(grouped["float"]) == sorted(id(p) for p in trainable.floats.values())
         modules = len(trainable.ternary) + len(trainable.stored)
         assert len(grouped["ternary"]) == len(set(grouped["ternary"])) == modules
 
-    # --- learning -------------------------------------------------------------------------------------------------
+    # --- learning
 
     def test_the_loss_of_a_regression_falls(self, part: str) -> None:
         model, optimizer = self._start(part)
@@ -161,7 +182,9 @@ class OptimizerSuite(ComponentCase):
         self._advance(model, optimizer, 0, self.learning_steps)
         model.zero_grad()
         after = float(self._loss(model).detach())
-        assert after < before * (1 - self.learning_share), f"the loss went from {before:.4g} to {after:.4g}"
+        assert after < before * (1 - self.learning_share), (
+            f"the loss went from {before:.4g} to {after:.4g}"
+        )
 
     def test_a_step_is_taken_within_the_declared_number_of_micro_batches(self, part: str) -> None:
         model, optimizer = self._start(part)
@@ -187,7 +210,9 @@ class OptimizerSuite(ComponentCase):
         for step in range(self.learning_steps * self.draws):
             before = [codes().clone() for codes in modules]
             (outcome,) = self._advance(model, optimizer, step, step + 1)
-            changed = sum(int((codes() != old).sum()) for codes, old in zip(modules, before, strict=True))
+            changed = sum(
+                int((codes() != old).sum()) for codes, old in zip(modules, before, strict=True)
+            )
             assert outcome.flips == changed
             total += changed
             if (total or not modules) and step >= 20 * self.draws:
@@ -244,7 +269,9 @@ class OptimizerSuite(ComponentCase):
         assert not outcome.stepped
         _assert_equal(model.state_dict(), before)
 
-    def test_a_skip_after_backward_leaves_no_trace_and_the_next_steps_are_those_without_it(self, part: str) -> None:
+    def test_a_skip_after_backward_leaves_no_trace_and_the_next_steps_are_those_without_it(
+        self, part: str
+    ) -> None:
         ends = []
         for poisoned in (True, False):
             model, optimizer = self._start(part)
@@ -262,7 +289,7 @@ class OptimizerSuite(ComponentCase):
             ends.append(_everything(model))
         _assert_equal(*ends)
 
-    # --- reproducing ----------------------------------------------------------------------------------------------
+    # --- reproducing
 
     def test_two_runs_end_with_the_same_bits(self, part: str) -> None:
         ends = []
@@ -272,7 +299,7 @@ class OptimizerSuite(ComponentCase):
             ends.append(model.state_dict())
         _assert_equal(*ends)
 
-    def test_a_restored_run_ends_with_the_bits_of_one_that_was_not_interrupted(self, part: str) -> None:
+    def test_restored_run_equals_an_uninterrupted_run(self, part: str) -> None:
         model, optimizer = self._start(part)
         stops, after = (0, 1, 5, 38), 4 * max(self.draws, 4)
         saved, ends, at = {}, {}, 0
@@ -280,7 +307,11 @@ class OptimizerSuite(ComponentCase):
             self._advance(model, optimizer, at, step)
             at = step
             if step in stops:
-                gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+                gradients = {
+                    name: p.grad.clone()
+                    for name, p in model.named_parameters()
+                    if p.grad is not None
+                }
                 saved[step] = copy.deepcopy((model.state_dict(), optimizer.state_dict(), gradients))
             if step - after in stops:
                 ends[step - after] = copy.deepcopy(model.state_dict())
@@ -315,9 +346,15 @@ def _codes(model: nn.Module) -> list[Callable[[], Tensor]]:
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """What the model computes with: packed weights, exponents and parameters, without accumulators and counters."""
+    """What the model computes with: packed weights, exponents and parameters, without accumulators
+    and counters.
+    """
     working = ("votes", "control", "correlation", "steps")
-    return {name: value.clone() for name, value in model.state_dict().items() if not name.endswith(working)}
+    return {
+        name: value.clone()
+        for name, value in model.state_dict().items()
+        if not name.endswith(working)
+    }
 
 
 def _everything(model: nn.Module) -> dict[str, Tensor]:
@@ -326,7 +363,11 @@ def _everything(model: nn.Module) -> dict[str, Tensor]:
     for name, module in model.named_modules():
         if isinstance(module, TernaryModule):
             found |= {f"{name}.stats": module.stats.clone()}
-            found |= {f"{name}.magnitudes": module.magnitudes.clone()} if module.magnitudes is not None else {}
+            found |= (
+                {f"{name}.magnitudes": module.magnitudes.clone()}
+                if module.magnitudes is not None
+                else {}
+            )
     return found
 
 
@@ -337,10 +378,14 @@ def _assert_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> 
 
 
 def _assert_plain(value: Any, path: str) -> None:
-    """Checkpoints hold nested dicts, lists and tuples of tensors, numbers, strings, booleans and None."""
+    """Checkpoints hold nested dicts, lists and tuples of tensors, numbers, strings, booleans and
+    None.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
-            assert isinstance(key, str | int), f"{path}: the key {key!r} is no string or whole number"
+            assert isinstance(key, str | int), (
+                f"{path}: the key {key!r} is no string or whole number"
+            )
             _assert_plain(item, f"{path}[{key!r}]")
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):

@@ -25,16 +25,19 @@ from arb_ternary_train.runner import RunRequest, train
 __all__ = ["PhaseSuite"]
 
 _TEXT = "".join(
-    f"line {number}: the quick brown fox jumps over {number * number % 97} lazy dogs\n" for number in range(60)
+    f"line {number}: the quick brown fox jumps over {number * number % 97} lazy dogs\n"
+    for number in range(60)
 )
 _LEARNED = ("weight", "exponent", "bias")
 
 
 class PhaseSuite(ComponentCase):
-    """Everything that a :class:`~arb_ternary.protocols.runs.Phase` has to do, tried in whole runs of a tiny model.
+    """Everything that a :class:`~arb_ternary.protocols.runs.Phase` has to do, tried in whole runs
+    of a tiny model.
 
-    Subclass it, set ``component`` to the registered name, and let ``options`` make the phase take about ``steps``
-    optimizer steps of very small batches. A phase that needs another model, optimizer or masking says so in ``run``.
+    Subclass it, set ``component`` to the registered name, and let ``options`` make the phase take
+    about ``steps`` optimizer steps of very small batches. A phase that needs another model,
+    optimizer or masking says so in ``run``.
 
     Attributes:
         steps: optimizer steps that the phase takes with ``options``.
@@ -42,11 +45,15 @@ class PhaseSuite(ComponentCase):
     """
 
     kind: ClassVar[str] = "phase"
-    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"steps": 6, "batch_size": 2, "block_size": 8})
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"steps": 6, "batch_size": 2, "block_size": 8}
+    )
     steps: ClassVar[int] = 6
     run: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
-    def make_config(self, folder: Path, *, every: int = 1, until: tuple[int, str] | None = None) -> RunConfig:
+    def make_config(
+        self, folder: Path, *, every: int = 1, until: tuple[int, str] | None = None
+    ) -> RunConfig:
         """The run: a small pure decoder on a few lines of text.
 
         Args:
@@ -58,12 +65,21 @@ class PhaseSuite(ComponentCase):
         text.write_text(_TEXT, encoding="utf-8")
         defaults: dict[str, Any] = {
             "data": {"name": "text", "path": str(text)},
-            "model": {"name": "decoder", "width": 32, "layers": 1, "heads": 2, "max_length": 32, "group_size": 32},
+            "model": {
+                "name": "decoder",
+                "width": 32,
+                "layers": 1,
+                "heads": 2,
+                "max_length": 32,
+                "group_size": 32,
+            },
             "optimizer": {"name": "sign_votes", "accum_threshold": 2, "e_accum_threshold": 4},
             "masking": {"name": "causal"},
         }
         parts = {
-            kind: make_choice(kind, choice["name"], {key: value for key, value in choice.items() if key != "name"})
+            kind: make_choice(
+                kind, choice["name"], {key: value for key, value in choice.items() if key != "name"}
+            )
             for kind, choice in {**defaults, **self.run}.items()
         }
         config = RunConfig(
@@ -79,8 +95,12 @@ class PhaseSuite(ComponentCase):
         return attrs.evolve(config, trackers=(interruption(until[0], how),))
 
     def train(self, config: RunConfig, directory: Path, *, resume: bool = False) -> RunReport:
-        """Run ``config`` in ``directory`` on the reference backend, without a word on the screen."""
-        request = RunRequest(directory=directory, resume="auto" if resume else None, backend="torch", reporter=Silent)
+        """Run ``config`` in ``directory`` on the reference backend, without a word on the
+        screen.
+        """
+        request = RunRequest(
+            directory=directory, resume="auto" if resume else None, backend="torch", reporter=Silent
+        )
         return train(config, request)
 
     def _end(self, directory: Path) -> tuple[Checkpoint, bytes]:
@@ -91,7 +111,9 @@ class PhaseSuite(ComponentCase):
         return checkpoint, run.metrics_file.read_bytes()
 
     @pytest.fixture
-    def uninterrupted(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunReport, Checkpoint, bytes]:
+    def uninterrupted(
+        self, tmp_path_factory: pytest.TempPathFactory
+    ) -> tuple[RunReport, Checkpoint, bytes]:
         """A run from start to end; made once a class."""
         cls = type(self)
         if "_uninterrupted" not in cls.__dict__:
@@ -106,20 +128,25 @@ class PhaseSuite(ComponentCase):
         assert isinstance(phase, Phase)
         assert phase.name
 
-    def test_it_takes_its_steps_and_counts_them(self, uninterrupted: tuple[RunReport, Checkpoint, bytes]) -> None:
+    def test_it_takes_its_steps_and_counts_them(
+        self, uninterrupted: tuple[RunReport, Checkpoint, bytes]
+    ) -> None:
         report, checkpoint, metrics = uninterrupted
         assert report.steps == checkpoint.step == self.steps
         assert [phase["steps"] for phase in report.phases] == [self.steps]
         assert metrics.count(b'"event": "train"') == self.steps
 
-    def test_the_model_learns(self, uninterrupted: tuple[RunReport, Checkpoint, bytes], tmp_path: Path) -> None:
+    def test_the_model_learns(
+        self, uninterrupted: tuple[RunReport, Checkpoint, bytes], tmp_path: Path
+    ) -> None:
         _, last, _ = uninterrupted
         with pytest.raises(Interrupted):
             self.train(self.make_config(tmp_path, until=(1, "stop")), tmp_path / "run")
         first, _ = self._end(tmp_path / "run")
         learned = [name for name in first.model if name.rpartition(".")[2] in _LEARNED]
         assert any(
-            name not in last.model or not torch.equal(first.model[name], last.model[name]) for name in learned
+            name not in last.model or not torch.equal(first.model[name], last.model[name])
+            for name in learned
         ), "no weight changed between the first step and the last"
 
     def test_two_runs_end_with_the_same_bits(
@@ -135,20 +162,27 @@ class PhaseSuite(ComponentCase):
         run = tmp_path / "run"
         for step in range(1, self.steps):
             with pytest.raises(Interrupted):
-                # No checkpoint is due: the one that the run continues from is the one that stopping wrote.
-                self.train(self.make_config(tmp_path, every=0, until=(step, "stop")), run, resume=step > 1)
+                # No checkpoint is due: the one that the run continues from is the one that stopping
+                # wrote.
+                self.train(
+                    self.make_config(tmp_path, every=0, until=(step, "stop")), run, resume=step > 1
+                )
             assert self._end(run)[0].step == step, f"asked to stop after step {step}"
         self.train(self.make_config(tmp_path), run, resume=True)
         _assert_same_end(self._end(run), uninterrupted[1:])
 
-    def test_killed_after_any_step_it_resumes_from_the_last_checkpoint_to_the_same_bits(
+    def test_killed_run_resumes_to_the_same_bits(
         self, uninterrupted: tuple[RunReport, Checkpoint, bytes], tmp_path: Path
     ) -> None:
-        """One run, killed after every step; it takes some of them again, since it saves every second one."""
+        """One run, killed after every step; it takes some of them again, since it saves every
+        second one.
+        """
         run = tmp_path / "run"
         for step in range(1, self.steps + 1):
             with pytest.raises(Crash):
-                self.train(self.make_config(tmp_path, every=2, until=(step, "crash")), run, resume=step > 1)
+                self.train(
+                    self.make_config(tmp_path, every=2, until=(step, "crash")), run, resume=step > 1
+                )
         self.train(self.make_config(tmp_path, every=2), run, resume=True)
         _assert_same_end(self._end(run), uninterrupted[1:])
 
@@ -156,6 +190,10 @@ class PhaseSuite(ComponentCase):
 def _assert_same_end(got: tuple[Checkpoint, bytes], wanted: tuple[Checkpoint, bytes]) -> None:
     assert got[0].step == wanted[0].step
     assert list(got[0].model) == list(wanted[0].model)
-    different = [name for name, value in got[0].model.items() if not torch.equal(value, wanted[0].model[name])]
+    different = [
+        name
+        for name, value in got[0].model.items()
+        if not torch.equal(value, wanted[0].model[name])
+    ]
     assert not different, f"different: {different}"
     assert got[1] == wanted[1], "the metrics differ"

@@ -23,5 +23,9 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             target="arb_ternary_testing.commands:check",
             summary="Run the conformance kit on an installed plugin.",
         ),
-        CommandSpec(name="plugins.new", target="arb_ternary_testing.commands:new", summary="Write a new plugin."),
+        CommandSpec(
+            name="plugins.new",
+            target="arb_ternary_testing.commands:new",
+            summary="Write a new plugin.",
+        ),
     )

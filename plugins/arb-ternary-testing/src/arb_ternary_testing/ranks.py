@@ -21,10 +21,13 @@ from arb_ternary_train.ranks.world import Ranks
 __all__ = ["on_ranks"]
 
 
-def on_ranks(size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 120.0) -> list[Any]:
+def on_ranks(
+    size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 120.0
+) -> list[Any]:
     """What ``function(world, *arguments)`` returns on each of ``size`` ranks, by rank.
 
-    The ranks are forked: what this process has imported need not be imported again, and they compute on the host.
+    The ranks are forked: what this process has imported need not be imported again, and they
+    compute on the host.
 
     Args:
         size: how many ranks.
@@ -42,7 +45,8 @@ def on_ranks(size: int, function: Callable[..., Any], *arguments: Any, seconds: 
             for rank in range(size)
         ]
         with warnings.catch_warnings():
-            # Python warns of a fork while other threads run; a rank takes no lock that those may hold.
+            # Python warns of a fork while other threads run; a rank takes no lock that those may
+            # hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             for rank in ranks:
                 rank.start()
@@ -68,7 +72,9 @@ def _result(folder: Path, rank: int) -> Path:
     return folder / f"result-{rank}"
 
 
-def _run(folder: Path, rank: int, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _run(
+    folder: Path, rank: int, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     """One rank: it tells a file what it prints, and another one what ``function`` returns."""
     log = _log(folder, rank).open("w", buffering=1)
     os.dup2(log.fileno(), 1)

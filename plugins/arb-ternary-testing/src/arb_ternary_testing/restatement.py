@@ -1,7 +1,9 @@
-"""The number format and its updates once more, in numpy and Python integers: the expected values of the suites.
+"""The number format and its updates once more, in numpy and Python integers: the expected values of
+the suites.
 
-Written from the rules and not from any backend, with the plainest arithmetic that gives the exact result. Shapes:
-``M`` rows, ``K`` input features, ``N`` output features, ``G`` group size, ``J = ceil(K / G)``.
+Written from the rules and not from any backend, with the plainest arithmetic that gives the exact
+result. Shapes: ``M`` rows, ``K`` input features, ``N`` output features, ``G`` group size, ``J =
+ceil(K / G)``.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def spread(values_NJ: Array, columns: int, group_size: int) -> Array:
 
 
 def pack_base3(trits_NK: Array) -> Array:
-    """The at-rest form: ``byte = sum((t_i + 1) * 3**i)`` over five trits, rows padded with ``t = 0``."""
+    """The at-rest form: ``byte = sum((t_i + 1) * 3**i)`` over five trits, rows padded with ``t =
+    0``.
+    """
     rows, columns = trits_NK.shape
     width = -(-columns // 5)
     out = np.zeros((rows, width), np.uint8)
@@ -72,10 +76,16 @@ def quantize_rows(x_MK: Array) -> tuple[Array, Array]:
 
 
 def _exact_product(left_MK: Array, right_KN: Array) -> Array:
-    """An integer matrix product that cannot overflow: int64 where it fits, Python integers where it may not."""
+    """An integer matrix product that cannot overflow: int64 where it fits, Python integers where it
+    may not.
+    """
     if not left_MK.shape[1]:
         return np.zeros((left_MK.shape[0], right_KN.shape[1]), np.int64)
-    bound = int(np.abs(left_MK).max(initial=0)) * int(np.abs(right_KN).max(initial=0)) * left_MK.shape[1]
+    bound = (
+        int(np.abs(left_MK).max(initial=0))
+        * int(np.abs(right_KN).max(initial=0))
+        * left_MK.shape[1]
+    )
     kind: Any = np.int64 if bound < 2**62 else object
     result: Array = left_MK.astype(kind) @ right_KN.astype(kind)
     return result
@@ -94,9 +104,16 @@ def _shifted(trits_NK: Array, shift_NK: Array) -> Array:
 
 
 def linear_int8(
-    q_MK: Array, scale_M: Array, trits_NK: Array, exponent_NJ: Array, group_size: int, bias_N: Array | None = None
+    q_MK: Array,
+    scale_M: Array,
+    trits_NK: Array,
+    exponent_NJ: Array,
+    group_size: int,
+    bias_N: Array | None = None,
 ) -> Array:
-    """``float32(sum_g acc_g << (E_g - Emin)) * scale * 2**Emin (+ bias)``: one rounding for each operation."""
+    """``float32(sum_g acc_g << (E_g - Emin)) * scale * 2**Emin (+ bias)``: one rounding for each
+    operation.
+    """
     wide = exponent_NJ.astype(np.int64)
     floor_N = wide.min(axis=1, initial=127) if wide.shape[1] else np.zeros(len(wide), np.int64)
     shift_NK = spread(wide - floor_N[:, None], trits_NK.shape[1], group_size)
@@ -107,8 +124,12 @@ def linear_int8(
     return result
 
 
-def linear_int8_grad_input(q_MN: Array, scale: float, trits_NK: Array, exponent_NJ: Array, group_size: int) -> Array:
-    """``grad_y @ W`` of an int8 gradient, summed in units of the smallest exponent of each column group."""
+def linear_int8_grad_input(
+    q_MN: Array, scale: float, trits_NK: Array, exponent_NJ: Array, group_size: int
+) -> Array:
+    """``grad_y @ W`` of an int8 gradient, summed in units of the smallest exponent of each column
+    group.
+    """
     columns = trits_NK.shape[1]
     wide = exponent_NJ.astype(np.int64)
     floor_J = wide.min(axis=0, keepdims=True)
@@ -142,7 +163,9 @@ def cast_votes(
     group_size: int,
     vote_bits: int = 8,
 ) -> tuple[Array, Array]:
-    """``A = sat(A - s)`` and ``B = sat8(B - sign(sum of s * T))`` for ``s = sign(g)``, NaN counting as 0."""
+    """``A = sat(A - s)`` and ``B = sat8(B - sign(sum of s * T))`` for ``s = sign(g)``, NaN counting
+    as 0.
+    """
     s_NK = np.sign(np.nan_to_num(gradient_NK.astype(np.float64), nan=0.0)).astype(np.int64)
     score_NJ = group_score(s_NK * trits_NK, group_size)
     return (
@@ -162,8 +185,11 @@ def _leaked(accumulator: Array, leak: int) -> Array:
     return result
 
 
-def apply_votes(trits_NK: Array, votes_NK: Array, threshold: int, leak: int = 0) -> tuple[Array, Array, int]:
-    """``f = [A >= theta] - [A <= -theta]``; ``T = clip(T + f, -1, 1)``; ``A[f != 0] = 0``; then the leak.
+def apply_votes(
+    trits_NK: Array, votes_NK: Array, threshold: int, leak: int = 0
+) -> tuple[Array, Array, int]:
+    """``f = [A >= theta] - [A <= -theta]``; ``T = clip(T + f, -1, 1)``; ``A[f != 0] = 0``; then the
+    leak.
 
     Returns:
         trits, votes and the number of trits that changed.
@@ -177,14 +203,17 @@ def apply_votes(trits_NK: Array, votes_NK: Array, threshold: int, leak: int = 0)
 def apply_exponent_votes(
     exponent: Array, exponent_votes: Array, origin: Array, threshold: int, band: int, leak: int = 0
 ) -> tuple[Array, Array, int]:
-    """``E = clip(E + up, E0 - band, E0 + band)``, ``B = B - theta * up``; ``2**E`` stays a normal float32.
+    """``E = clip(E + up, E0 - band, E0 + band)``, ``B = B - theta * up``; ``2**E`` stays a normal
+    float32.
 
     Returns:
         exponents, votes and the number of exponents that changed.
     """
     up = _crossings(exponent_votes, threshold)
     centre = origin.astype(np.int64)
-    after = np.clip(np.clip(exponent.astype(np.int64) + up, centre - band, centre + band), -126, 127).astype(np.int8)
+    after = np.clip(
+        np.clip(exponent.astype(np.int64) + up, centre - band, centre + band), -126, 127
+    ).astype(np.int8)
     left = _leaked(exponent_votes.astype(np.int64) - threshold * up, leak).astype(np.int8)
     return after, left, int((after != exponent).sum())
 
@@ -217,7 +246,9 @@ def counter_hash_uniform(index: int, seed: int, step: int, stream: int) -> float
 
 
 def quantize_gradient(grad_MN: Array, seed: int, step: int, stream: int) -> tuple[Array, float]:
-    """``scale = 2**e`` with the smallest ``e`` such that ``max|g| <= 127 * scale``; ``q = floor(g / scale + u)``."""
+    """``scale = 2**e`` with the smallest ``e`` such that ``max|g| <= 127 * scale``; ``q = floor(g /
+    scale + u)``.
+    """
     grad = grad_MN.astype(np.float32)
     largest = float(np.abs(np.where(np.isnan(grad), 0, grad)).max(initial=0.0))
     if largest == 0 or not np.isfinite(largest):
@@ -235,8 +266,9 @@ def quantize_gradient(grad_MN: Array, seed: int, step: int, stream: int) -> tupl
 def dot_product_bound(terms: int, absolute_sum: Array, roundoff: float = FLOAT32_ROUNDOFF) -> Array:
     """Bound on the error of a dot product of ``terms`` terms in any order of summation.
 
-    ``gamma_n * sum |x_i y_i|`` with ``gamma_n = n u / (1 - n u)`` (Higham, Accuracy and Stability of Numerical
-    Algorithms, 2nd edition, section 3.1), for ``n = terms + 1`` to leave room for the rounding of the result.
+    ``gamma_n * sum |x_i y_i|`` with ``gamma_n = n u / (1 - n u)`` (Higham, Accuracy and Stability
+    of Numerical Algorithms, 2nd edition, section 3.1), for ``n = terms + 1`` to leave room for the
+    rounding of the result.
     """
     n = terms + 1
     return absolute_sum * (n * roundoff / (1 - n * roundoff))

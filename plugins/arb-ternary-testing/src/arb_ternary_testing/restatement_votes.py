@@ -18,7 +18,8 @@ __all__ = ["Draw", "apply_scaled_votes", "cast_scaled_votes", "float_votes", "in
 
 Array = NDArray[Any]
 
-#: Uses of the counter hash that are added to the stream: rounding of votes, of exponent votes, of what decays.
+# : Uses of the counter hash that are added to the stream: rounding of votes, of exponent votes, of
+# what decays.
 _VOTES, _EXPONENTS, _DECAY = 3, 4, 5
 #: Where accumulators of 8, 4 and 2 bits saturate under scaled votes.
 LARGEST_VOTE = {8: 127, 4: 7, 2: 1}
@@ -35,23 +36,32 @@ class Draw:
     @property
     def control(self) -> Array:
         """Them as a module's control words: seed, step, stream and micro-batch."""
-        return np.array([self.seed, self.step >> 20, self.stream // 8, self.step & (2**20 - 1)], np.int64)
+        return np.array(
+            [self.seed, self.step >> 20, self.stream // 8, self.step & (2**20 - 1)], np.int64
+        )
 
     def bits(self, shape: tuple[int, ...], use: int, start: int = 0) -> Array:
         """Hashes of the flat indices of a matrix, from ``start`` on: int64."""
         stream, stop = self.stream + use, start + math.prod(shape)
-        flat = [counter_hash_bits(index, self.seed, self.step, stream) for index in range(start, stop)]
+        flat = [
+            counter_hash_bits(index, self.seed, self.step, stream) for index in range(start, stop)
+        ]
         return np.array(flat, np.int64).reshape(shape)
 
 
-def float_votes(gradient_NK: Array, vote_scale: Array, limit: int, draw: Draw, noise_shift: int = 0) -> Array:
-    """``floor(clip((g * row) * column, -L, L) + u)`` in float32 with ``L = limit / 256``; a NaN product counts as 0.
+def float_votes(
+    gradient_NK: Array, vote_scale: Array, limit: int, draw: Draw, noise_shift: int = 0
+) -> Array:
+    """``floor(clip((g * row) * column, -L, L) + u)`` in float32 with ``L = limit / 256``; a NaN
+    product counts as 0.
 
     ``u`` is a multiple of ``2**-24`` in an interval of ``2**-noise_shift`` around one half.
     """
     rows = len(gradient_NK)
     with np.errstate(over="ignore", invalid="ignore"):
-        product = (gradient_NK.astype(np.float32) * vote_scale[:rows, None]) * vote_scale[None, rows:]
+        product = (gradient_NK.astype(np.float32) * vote_scale[:rows, None]) * vote_scale[
+            None, rows:
+        ]
     bound = np.float32(limit / 256)
     clipped = np.clip(np.where(np.isnan(product), np.float32(0), product), -bound, bound)
     whole, width = 2**24, 2 ** (24 - noise_shift)
@@ -61,18 +71,27 @@ def float_votes(gradient_NK: Array, vote_scale: Array, limit: int, draw: Draw, n
     return result
 
 
-def integer_votes(gradient_NK: Array, vote_scale: Array, power: int, limit: int, draw: Draw) -> Array:
-    """A stochastic shift to the right by ``row + column - power``, or a shift to the left where that is negative."""
+def integer_votes(
+    gradient_NK: Array, vote_scale: Array, power: int, limit: int, draw: Draw
+) -> Array:
+    """A stochastic shift to the right by ``row + column - power``, or a shift to the left where
+    that is negative.
+    """
     rows, columns = gradient_NK.shape
     bits = draw.bits(gradient_NK.shape, _VOTES)
     votes = np.zeros((rows, columns), np.int64)
     for n in range(rows):
         for k in range(columns):
-            g, shift = int(gradient_NK[n, k]), int(vote_scale[n]) + int(vote_scale[rows + k]) - power
+            g, shift = (
+                int(gradient_NK[n, k]),
+                int(vote_scale[n]) + int(vote_scale[rows + k]) - power,
+            )
             if shift >= 0:
                 shift = min(shift, 31)
                 bound = (limit << shift) >> 8
-                votes[n, k] = (min(max(g, -bound), bound) + (int(bits[n, k]) & (2**shift - 1))) >> shift
+                votes[n, k] = (
+                    min(max(g, -bound), bound) + (int(bits[n, k]) & (2**shift - 1))
+                ) >> shift
             else:
                 bound = limit >> 8
                 votes[n, k] = min(max(g << min(-shift, 16), -bound), bound)
@@ -90,7 +109,9 @@ def cast_scaled_votes(
     exponent_shift: int,
     draw: Draw,
 ) -> tuple[Array, Array]:
-    """``A = clip(A - v, -R, R)``, and ``B`` less the group's sum of ``v * T``, shifted right with random rounding."""
+    """``A = clip(A - v, -R, R)``, and ``B`` less the group's sum of ``v * T``, shifted right with
+    random rounding.
+    """
     score_NJ = group_score(cast_NK * trits_NK, group_size)
     noise = draw.bits(score_NJ.shape, _EXPONENTS) & (2**exponent_shift - 1)
     largest = LARGEST_VOTE[vote_bits]
@@ -100,9 +121,17 @@ def cast_scaled_votes(
 
 
 def apply_scaled_votes(
-    trits_NK: Array, votes_NK: Array, threshold: int, decay: int, *, carry: bool, draw: Draw, first_row: int = 0
+    trits_NK: Array,
+    votes_NK: Array,
+    threshold: int,
+    decay: int,
+    *,
+    carry: bool,
+    draw: Draw,
+    first_row: int = 0,
 ) -> tuple[Array, Array, int]:
-    """Flips, what they leave in the accumulators, and the decay of those; ``first_row`` of the whole weight.
+    """Flips, what they leave in the accumulators, and the decay of those; ``first_row`` of the
+    whole weight.
 
     Returns:
         trits, votes and the number of trits that changed.

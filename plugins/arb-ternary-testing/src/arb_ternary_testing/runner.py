@@ -22,7 +22,8 @@ from arb_ternary.specs import resolve
 
 __all__ = ["Outcome", "check_plugin"]
 
-#: The suites of core's kinds, which cannot name them; other kinds state theirs (``Spec.conformance``).
+# : The suites of core's kinds, which cannot name them; other kinds state theirs
+# (``Spec.conformance``).
 SUITES: Final = {
     "backend": "arb_ternary_testing:BackendSuite",
     "masking": "arb_ternary_testing:MaskingSuite",
@@ -92,9 +93,10 @@ class _Collector:
 def check_plugin(name: str, kind: str | None = None) -> int:
     """Check the installed plugin ``name`` and print a table; failures are printed in full.
 
-    Its hook module has to be light, every component has to resolve, and backends, optimizers, masking strategies and
-    phases have to pass the suite of their kind with their default options. A component that has an option without a
-    default is left to the plugin's own tests, and the table says so.
+    Its hook module has to be light, every component has to resolve, and backends, optimizers,
+    masking strategies and phases have to pass the suite of their kind with their default options. A
+    component that has an option without a default is left to the plugin's own tests, and the table
+    says so.
 
     Args:
         name: the plugin's name (that of its entry point).
@@ -111,10 +113,16 @@ def check_plugin(name: str, kind: str | None = None) -> int:
     components = [found for found in record.components if kind in (None, found.kind)]
     if not components:
         provided = ", ".join(sorted({found.kind for found in record.components})) or "nothing"
-        raise UsageProblem(f"plugin {name!r} provides no {kind or 'component'}", f"it provides: {provided}")
+        raise UsageProblem(
+            f"plugin {name!r} provides no {kind or 'component'}", f"it provides: {provided}"
+        )
     outcomes = [_check_hook_module(record), *(_check_resolution(found) for found in components)]
     suited = [found for found in components if _suite(found)]
-    outcomes += [Outcome(f"{f.kind} {f.name}", _unsuited(f), skipped=1) for f in suited if _required_options(f)]
+    outcomes += [
+        Outcome(f"{f.kind} {f.name}", _unsuited(f), skipped=1)
+        for f in suited
+        if _required_options(f)
+    ]
     outcomes += _run_suites([found for found in suited if not _required_options(found)])
     _print(record, outcomes)
     return 1 if any(outcome.failed for outcome in outcomes) else 0
@@ -134,10 +142,16 @@ def _check_hook_module(record: PluginRecord) -> Outcome:
     if record.distribution is None:
         outcome.skipped += 1
         return outcome
-    code = f"import sys, {record.module}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    code = (
+        f"import sys, {record.module}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     loaded = done.stdout.split()
-    text = done.stderr if done.returncode else f"{record.module} imports {', '.join(loaded)}; import them where needed"
+    text = (
+        done.stderr
+        if done.returncode
+        else f"{record.module} imports {', '.join(loaded)}; import them where needed"
+    )
     outcome.count(done.returncode == 0 and not loaded, "the hook module is light", text)
     return outcome
 
@@ -158,7 +172,9 @@ def _check_resolution(found: Registered) -> Outcome:
     if found.spec.summary:
         outcome.count(True, "summary", "")
     else:
-        outcome.count(False, "summary", "the spec has no summary: listings show nothing about the component")
+        outcome.count(
+            False, "summary", "the spec has no summary: listings show nothing about the component"
+        )
     return outcome
 
 
@@ -169,7 +185,11 @@ def _required_options(found: Registered) -> list[str]:
     except ArbError:  # reported by the row of its targets
         return []
     fields = () if options is None else attrs.fields(options)
-    return [f.name for f in fields if f.init and f.default is attrs.NOTHING and DEFAULT_CHOICE not in f.metadata]
+    return [
+        f.name
+        for f in fields
+        if f.init and f.default is attrs.NOTHING and DEFAULT_CHOICE not in f.metadata
+    ]
 
 
 def _suite(found: Registered) -> str:
@@ -178,7 +198,10 @@ def _suite(found: Registered) -> str:
 
 
 def _unsuited(found: Registered) -> str:
-    return f"{_suite(found).partition(':')[2]}: left to the plugin's tests, needs {', '.join(_required_options(found))}"
+    return (
+        f"{_suite(found).partition(':')[2]}: left to the plugin's tests, needs "
+        f"{', '.join(_required_options(found))}"
+    )
 
 
 def _run_suites(components: Iterable[Registered]) -> list[Outcome]:
@@ -188,7 +211,9 @@ def _run_suites(components: Iterable[Registered]) -> list[Outcome]:
     for number, found in enumerate(components):
         package, _, suite = _suite(found).partition(":")
         outcomes[f"Test{number}"] = Outcome(f"{found.kind} {found.name}", suite)
-        text += f"import {package}\n" + _CLASS.format(number=number, package=package, suite=suite, component=found.name)
+        text += f"import {package}\n" + _CLASS.format(
+            number=number, package=package, suite=suite, component=found.name
+        )
     if not outcomes:
         return []
     collector = _Collector(outcomes)
@@ -197,8 +222,18 @@ def _run_suites(components: Iterable[Registered]) -> list[Outcome]:
         file.write_text(text, encoding="utf-8")
         ini = Path(folder, "pytest.ini")
         ini.write_text("[pytest]\n", encoding="utf-8")
-        options = ["--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:xdist"]
-        code = pytest.main([*options, "-c", str(ini), "--rootdir", folder, str(file)], plugins=[collector])
+        options = [
+            "--import-mode=importlib",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:terminal",
+            "-p",
+            "no:xdist",
+        ]
+        code = pytest.main(
+            [*options, "-c", str(ini), "--rootdir", folder, str(file)], plugins=[collector]
+        )
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         details = "\n".join(collector.errors)
         raise EnvironmentProblem(

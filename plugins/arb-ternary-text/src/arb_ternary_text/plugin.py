@@ -13,7 +13,9 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
-    return {"summary": "the decoder, data sources of text and tokens, causal masking and generation"}
+    return {
+        "summary": "the decoder, data sources of text and tokens, causal masking and generation"
+    }
 
 
 @hookimpl
@@ -75,17 +77,20 @@ def arb_register_starters() -> Sequence[StarterSpec]:
         StarterSpec(
             name="mixed",
             target="arb_ternary_text.starters:MIXED",
-            summary="Ternary linears with float embedding, norms and head: votes for the former, AdamW for the latter.",
+            summary="Ternary linears with float embedding, norms and head: votes for the former, "
+            "AdamW for the latter.",
         ),
         StarterSpec(
             name="exact",
             target="arb_ternary_text.starters:EXACT",
-            summary="A small pure-ternary decoder whose ternary products are integers: the same bits on every backend.",
+            summary="A small pure-ternary decoder whose ternary products are integers: the same "
+            "bits on every backend.",
         ),
         StarterSpec(
             name="float",
             target="arb_ternary_text.starters:FLOAT",
-            summary="The same architecture in float32, trained by AdamW: the baseline to compare with.",
+            summary="The same architecture in float32, trained by AdamW: the baseline to compare "
+            "with.",
         ),
     )
 

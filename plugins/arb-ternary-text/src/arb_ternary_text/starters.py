@@ -12,11 +12,18 @@ def _decoder(**changes: Any) -> dict[str, Any]:
 
 
 def _run(name: str, **settings: Any) -> dict[str, Any]:
-    phase = {"name": "standard", "steps": 1000, "batch_size": 16, "block_size": 128, "warmup_steps": 100}
+    phase = {
+        "name": "standard",
+        "steps": 1000,
+        "batch_size": 16,
+        "block_size": 128,
+        "warmup_steps": 100,
+    }
     return {"name": name, "data": {"name": "shakespeare"}, "phases": [phase], **settings}
 
 
-#: What a model without a float parameter learns best with: one power of two a row, which stays, and vectors of trits.
+# : What a model without a float parameter learns best with: one power of two a row, which stays,
+# and vectors of trits.
 _PURE: Final[dict[str, Any]] = {
     "learned_norms": True,
     "inner_gains": True,
@@ -29,18 +36,31 @@ _PURE: Final[dict[str, Any]] = {
 
 #: A small pure-ternary decoder.
 SMALL: Final = _run(
-    "small", model=_decoder(**_PURE), optimizer={"name": "scaled_votes", "orthogonal": True}, checks=["pure"]
+    "small",
+    model=_decoder(**_PURE),
+    optimizer={"name": "scaled_votes", "orthogonal": True},
+    checks=["pure"],
 )
 
 #: Ternary linears with float parts, each with an optimizer of its own.
 MIXED: Final = _run(
     "mixed",
     model=_decoder(float_parts=["embedding", "head", "norms"]),
-    optimizer={"name": "split", "ternary": {"name": "scaled_votes"}, "float": {"name": "adamw", "lr": 4e-3}},
+    optimizer={
+        "name": "split",
+        "ternary": {"name": "scaled_votes"},
+        "float": {"name": "adamw", "lr": 4e-3},
+    },
 )
 
 #: As ``SMALL``, with the same bits on every backend.
-EXACT: Final = _run("exact", exact=True, model=_decoder(**_PURE), optimizer={"name": "scaled_votes"}, checks=["pure"])
+EXACT: Final = _run(
+    "exact",
+    exact=True,
+    model=_decoder(**_PURE),
+    optimizer={"name": "scaled_votes"},
+    checks=["pure"],
+)
 
 #: The same architecture in float32, to compare with.
 FLOAT: Final = _run(

@@ -30,19 +30,27 @@ def test_a_cycle_is_certain_given_the_token_before():
 
 
 def test_a_de_bruijn_sequence_tells_nothing_about_the_next_token():
-    # Every pair over {0, 1, 2} exactly once, closed by repeating its first token: H(x2 | x1) = ln 3.
+    # Every pair over {0, 1, 2} exactly once, closed by repeating its first token: H(x2 | x1) = ln
+    # 3.
     ids = [0, 0, 1, 0, 2, 1, 1, 2, 2, 0]
     assert len(set(pairwise(ids))) == 9
     assert bigram_entropy(ids) == pytest.approx(math.log(3), abs=1e-12)
 
 
-@given(st.lists(st.integers(0, 5), min_size=2, max_size=200), st.sampled_from([1, 1000, 2**29]), st.integers(1, 50))
+@given(
+    st.lists(st.integers(0, 5), min_size=2, max_size=200),
+    st.sampled_from([1, 1000, 2**29]),
+    st.integers(1, 50),
+)
 def test_entropies_equal_the_sums_over_counters_for_any_vocabulary_and_chunk(ids, spread, chunk):
     length = len(ids)
     unigram = -sum(c / length * math.log(c / length) for c in Counter(ids).values())
     firsts = Counter(ids[:-1])
-    bigram = -sum(c / (length - 1) * math.log(c / firsts[a]) for (a, _), c in Counter(pairwise(ids)).items())
-    # Entropy does not depend on the names of the tokens: spreading them out takes the route for large vocabularies.
+    bigram = -sum(
+        c / (length - 1) * math.log(c / firsts[a]) for (a, _), c in Counter(pairwise(ids)).items()
+    )
+    # Entropy does not depend on the names of the tokens: spreading them out takes the route for
+    # large vocabularies.
     stream = np.asarray(ids, dtype=np.int64) * (spread if spread * 5 < 2**31 else (2**31 - 1) // 5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entropy, "_CHUNK", chunk)

@@ -57,7 +57,9 @@ def test_the_end_of_the_text_is_kept_for_validation(corpus):
     assert len(build(TextConfig(path="corpus/a.txt")).validation) == 10
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=10, max_size=60), st.floats(0.1, 0.9))
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=10, max_size=60), st.floats(0.1, 0.9)
+)
 def test_the_two_parts_are_the_whole_text(tmp_path_factory, text, fraction):
     path = tmp_path_factory.mktemp("text") / "x.txt"
     path.write_bytes(text.encode())
@@ -93,7 +95,9 @@ def test_a_fraction_leaves_something_on_both_sides(fraction):
 
 def test_a_text_too_short_to_cut_is_an_error(corpus):
     (corpus / "a.txt").write_text("abc")
-    with pytest.raises(DataError, match=r"^corpus/a\.txt: 3 characters are too few to keep 0\.1 of them"):
+    with pytest.raises(
+        DataError, match=r"^corpus/a\.txt: 3 characters are too few to keep 0\.1 of them"
+    ):
         build(TextConfig(path="corpus/a.txt"))
 
 
@@ -132,7 +136,9 @@ def test_text_that_is_not_utf_8_names_the_file_and_the_byte(corpus):
 
 def test_a_character_cut_in_two_at_the_end_of_a_file_is_named(corpus):
     (corpus / "a.txt").write_bytes("né".encode()[:-1])
-    with pytest.raises(DataError, match=r"a\.txt: not UTF-8: 0xc3 at byte offset 1: unexpected end of data"):
+    with pytest.raises(
+        DataError, match=r"a\.txt: not UTF-8: 0xc3 at byte offset 1: unexpected end of data"
+    ):
         build(TextConfig(path="corpus/a.txt"))
 
 
@@ -142,14 +148,17 @@ def test_a_validation_character_that_training_lacks_is_named_with_file_and_line(
     with pytest.raises(DataError) as caught:
         build(TextConfig(path="corpus", validation="corpus/deep", tokenizer="characters"))
     assert caught.value.what == (
-        "corpus/deep/c.txt:3: character 'ß' (U+00DF) at offset 19 is not in the tokenizer's alphabet"
+        "corpus/deep/c.txt:3: character 'ß' (U+00DF) at offset 19 is not in the tokenizer's "
+        "alphabet"
     )
 
 
 def test_the_same_after_a_cut_counts_from_the_start_of_its_own_file(corpus):
     (corpus / "a.txt").write_text("abc" * 10)
     (corpus / "b.txt").write_text("aaa\nz")
-    with pytest.raises(DataError, match=r"^corpus/b\.txt:2: character 'z' \(U\+007A\) at offset 4 "):
+    with pytest.raises(
+        DataError, match=r"^corpus/b\.txt:2: character 'z' \(U\+007A\) at offset 4 "
+    ):
         build(TextConfig(path="corpus", validation_fraction=0.1, tokenizer="characters"))
 
 
@@ -158,7 +167,9 @@ def test_characters_are_those_of_the_training_text_only(corpus):
     source = build(TextConfig(path="corpus/b.txt", validation_fraction=0.3, tokenizer="characters"))
     assert source.tokenizer.to_json()["alphabet"] == " abn"
     (corpus / "c.txt").write_text("nab")
-    source = build(TextConfig(path="corpus/b.txt", validation="corpus/c.txt", tokenizer="characters"))
+    source = build(
+        TextConfig(path="corpus/b.txt", validation="corpus/c.txt", tokenizer="characters")
+    )
     assert source.tokenizer.to_json()["alphabet"] == " abn"
     assert source.validation.tolist() == [3, 1, 2]
 

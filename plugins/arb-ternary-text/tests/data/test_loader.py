@@ -87,13 +87,20 @@ def test_a_rank_reads_what_it_draws_and_nothing_else(workers, monkeypatch):
         # Another that was not dealt is there all the same.
         assert next(loader).sample_ids.tolist() == loader.sampler.batch(20).tolist()
     numbers = {tuple(loader.sampler.batch(number).tolist()): number for number in range(60)}
-    assert sorted(numbers[tuple(ids)] % 5 for ids in read if numbers[tuple(ids)] < 20) == [1] * 4 + [3] * 4
+    assert (
+        sorted(numbers[tuple(ids)] % 5 for ids in read if numbers[tuple(ids)] < 20)
+        == [1] * 4 + [3] * 4
+    )
     assert {numbers[tuple(ids)] % 5 for ids in read if numbers[tuple(ids)] > 20} <= {1, 3}
 
 
 @settings(max_examples=15)
-@given(st.integers(0, 50), st.sampled_from([0, 1, 3]), st.sampled_from([0, 1, 3]), st.integers(1, 130))
-def test_a_resumed_loader_continues_the_uninterrupted_stream(stop, workers_before, workers_after, batch):
+@given(
+    st.integers(0, 50), st.sampled_from([0, 1, 3]), st.sampled_from([0, 1, 3]), st.integers(1, 130)
+)
+def test_a_resumed_loader_continues_the_uninterrupted_stream(
+    stop, workers_before, workers_after, batch
+):
     uninterrupted = _take(_loader(0, batch=batch), stop + 5)
     first = _loader(workers_before, batch=batch)
     assert _take(first, stop) == uninterrupted[:stop]
@@ -124,7 +131,9 @@ def test_moving_the_cursor_drops_what_was_read_ahead():
 def test_workers_read_ahead_and_no_further_than_their_queue(monkeypatch):
     read = []
     real = loader_module.read_windows
-    monkeypatch.setattr(loader_module, "read_windows", lambda *args: read.append(args[1].tolist()) or real(*args))
+    monkeypatch.setattr(
+        loader_module, "read_windows", lambda *args: read.append(args[1].tolist()) or real(*args)
+    )
     loader = _loader(workers=2)
     next(loader)
     loader._executor.shutdown(wait=True)
@@ -163,11 +172,16 @@ def test_a_bad_id_is_raised_to_the_caller_and_the_cursor_stays(tmp_path, workers
     ids[23] = 77
     write_tokens(tmp_path / "ids.bin", ids, "uint16")
     stream = open_tokens(tmp_path / "ids.bin", 50, dtype="uint16")
-    with BatchLoader(stream, WindowSampler(41, 10, 1, order="sequential"), workers=workers) as loader:
+    with BatchLoader(
+        stream, WindowSampler(41, 10, 1, order="sequential"), workers=workers
+    ) as loader:
         next(loader)
         next(loader)
         for _ in range(2):
-            with pytest.raises(DataError, match=r"ids\.bin: token 23 \(byte 46\) is 77, outside the vocabulary of 50"):
+            with pytest.raises(
+                DataError,
+                match=r"ids\.bin: token 23 \(byte 46\) is 77, outside the vocabulary of 50",
+            ):
                 next(loader)
         assert loader.sampler.cursor == 2
         loader.sampler.cursor = 3
@@ -199,7 +213,9 @@ def test_pinned_memory_without_an_accelerator_is_an_error_and_not_ignored():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is no accelerator")
 def test_pinned_batches_are_the_same_batches():
-    with BatchLoader(STREAM, WindowSampler(len(STREAM), 10, 6, 3), workers=2, pin_memory=True) as loader:
+    with BatchLoader(
+        STREAM, WindowSampler(len(STREAM), 10, 6, 3), workers=2, pin_memory=True
+    ) as loader:
         batches = list(islice(loader, 10))
     assert all(batch.data.is_pinned() for batch in batches)
     assert [(b.data.tolist(), b.sample_ids.tolist()) for b in batches] == _take(_loader(), 10)

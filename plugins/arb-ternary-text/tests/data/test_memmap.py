@@ -16,7 +16,13 @@ from arb_ternary_text.data.memmap import DTYPES, open_tokens, write_tokens
 from arb_ternary_text.data.source import digest
 from arb_ternary_text.data.tokens import TokensConfig, build
 
-LARGEST = {"uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
+LARGEST = {
+    "uint8": 2**8 - 1,
+    "uint16": 2**16 - 1,
+    "uint32": 2**32 - 1,
+    "int32": 2**31 - 1,
+    "int64": 2**63 - 1,
+}
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".npy"])
@@ -50,7 +56,10 @@ def test_a_part_of_a_file_is_that_part(tmp_path_factory, ids, data):
     folder = tmp_path_factory.mktemp("ids")
     for name in ("x.bin", "x.npy"):
         write_tokens(folder / name, ids, "uint16")
-        assert open_tokens(folder / name, 2**16, dtype="uint16", first=first, last=last).tolist() == ids[first:last]
+        assert (
+            open_tokens(folder / name, 2**16, dtype="uint16", first=first, last=last).tolist()
+            == ids[first:last]
+        )
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".npy"])
@@ -58,7 +67,9 @@ def test_a_bad_id_names_the_file_the_place_and_the_byte_where_it_really_stands(t
     path = tmp_path / f"ids{suffix}"
     write_tokens(path, [1, 2, 3, 4, 999, 5, 6, 7], "uint16")
     header = path.stat().st_size - 16
-    message = rf"ids\{suffix}: token 4 \(byte {header + 8}\) is 999, outside the vocabulary of 10 ids"
+    message = (
+        rf"ids\{suffix}: token 4 \(byte {header + 8}\) is 999, outside the vocabulary of 10 ids"
+    )
     stream = open_tokens(path, 10, dtype="uint16")
     assert read_windows(stream, np.array([0]), 3).data.tolist() == [[1, 2, 3, 4]]
     with pytest.raises(DataError, match=message):
@@ -93,7 +104,9 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(memmap.os, "fsync", full)
-    with pytest.raises(DataError, match=r"ids\.bin: the token file cannot be written: No space left on device"):
+    with pytest.raises(
+        DataError, match=r"ids\.bin: the token file cannot be written: No space left on device"
+    ):
         write_tokens(path, [3, 4], "uint8")
     assert path.read_bytes() == b"\x01\x02"
     assert [file.name for file in tmp_path.iterdir()] == ["ids.bin"]
@@ -110,7 +123,9 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         ([1], "float32", "dtype must be one of uint8"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_the_file_is_touched(tmp_path, ids, dtype, message):
+def test_what_cannot_be_written_is_refused_before_the_file_is_touched(
+    tmp_path, ids, dtype, message
+):
     with pytest.raises(DataError, match=message):
         write_tokens(tmp_path / "ids.bin", ids, dtype)
     assert list(tmp_path.iterdir()) == []
@@ -135,7 +150,12 @@ def _npy(array):
         ("x.npy", _npy(np.zeros(4)), None, r"not float64 \(4,\)"),
         ("x.npy", _npy(np.zeros((2, 2), np.uint8)), None, r"not uint8 \(2, 2\)"),
         ("x.npy", _npy(np.zeros(0, np.uint8)), None, "the token file is empty"),
-        ("x.npy", _npy(np.zeros(4, np.uint8)), "uint16", "the file holds uint8 and dtype is uint16"),
+        (
+            "x.npy",
+            _npy(np.zeros(4, np.uint8)),
+            "uint16",
+            "the file holds uint8 and dtype is uint16",
+        ),
         ("x.tok", b"12", "uint8", "must end in .bin or .npy"),
     ],
 )
@@ -154,7 +174,9 @@ def test_a_pickle_in_an_npy_file_is_never_loaded(tmp_path):
 
 def test_a_missing_file_names_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"^gone\.bin: the token file cannot be read: No such file") as caught:
+    with pytest.raises(
+        DataError, match=r"^gone\.bin: the token file cannot be read: No such file"
+    ) as caught:
         build(TokensConfig(train="gone.bin", dtype="uint8", vocabulary_size=3))
     assert str(tmp_path) in caught.value.hint
 
@@ -167,12 +189,17 @@ def test_a_part_outside_the_file_is_refused(tmp_path):
 
 def test_the_end_of_the_file_is_kept_for_validation(tmp_path):
     write_tokens(tmp_path / "x.npy", np.arange(100), "uint16")
-    built = build(TokensConfig(train=str(tmp_path / "x.npy"), validation_fraction=0.25, vocabulary_size=100))
+    built = build(
+        TokensConfig(train=str(tmp_path / "x.npy"), validation_fraction=0.25, vocabulary_size=100)
+    )
     assert built.name == "tokens"
     assert built.train.tolist() == list(range(75))
     assert built.validation.tolist() == list(range(75, 100))
     assert built.tokenizer.vocabulary_size == 100
-    assert len(build(TokensConfig(train=str(tmp_path / "x.npy"), vocabulary_size=100)).validation) == 10
+    assert (
+        len(build(TokensConfig(train=str(tmp_path / "x.npy"), vocabulary_size=100)).validation)
+        == 10
+    )
 
 
 def test_a_validation_file_is_read_whole_with_the_tokenizer_named(tmp_path):
@@ -185,7 +212,9 @@ def test_a_validation_file_is_read_whole_with_the_tokenizer_named(tmp_path):
         tokenizer="bytes",
     )
     built = build(config)
-    assert built.tokenizer.decode(built.train.tolist() + built.validation.tolist()) == "To be, or not"
+    assert (
+        built.tokenizer.decode(built.train.tolist() + built.validation.tolist()) == "To be, or not"
+    )
 
 
 def test_the_training_file_is_not_a_validation_file(tmp_path):
@@ -206,7 +235,9 @@ def test_the_config_asks_for_exactly_one_of_tokenizer_and_vocabulary_size():
         TokensConfig(train="x.npy")
     with pytest.raises(ValueError, match="both were given"):
         TokensConfig(train="x.npy", tokenizer="bytes", vocabulary_size=256)
-    with pytest.raises(ValueError, match=r"must be bytes or the path of a \.json or \.model file, not 'characters'"):
+    with pytest.raises(
+        ValueError, match=r"must be bytes or the path of a \.json or \.model file, not 'characters'"
+    ):
         TokensConfig(train="x.npy", tokenizer="characters")
     with pytest.raises(ValueError, match="exclude each other"):
         TokensConfig(train="x", validation="y", validation_fraction=0.1, vocabulary_size=2)

@@ -69,7 +69,9 @@ def test_every_epoch_covers_every_window_exactly_once(size, seed, extra):
     assert sampler.windows == windows
     epochs = 3
     batches = -(-epochs * windows // batch)
-    samples = np.concatenate([sampler.batch(cursor) for cursor in range(batches)])[: epochs * windows]
+    samples = np.concatenate([sampler.batch(cursor) for cursor in range(batches)])[
+        : epochs * windows
+    ]
     for epoch in samples.reshape(epochs, windows):
         assert sorted(epoch.tolist()) == list(range(windows))
 
@@ -100,7 +102,9 @@ def test_sequential_rows_each_read_their_own_stretch_in_order(windows, block, ba
     rows = np.stack([sampler.batch(cursor) for cursor in range(steps)], axis=1)
     assert rows.tolist() == [list(range(b * steps, (b + 1) * steps)) for b in range(batch)]
     assert sampler.batch(steps).tolist() == sampler.batch(0).tolist()
-    assert [sampler.continues(cursor) for cursor in range(steps + 1)] == [False] + [True] * (steps - 1) + [False]
+    assert [sampler.continues(cursor) for cursor in range(steps + 1)] == [False] + [True] * (
+        steps - 1
+    ) + [False]
 
 
 def test_in_random_order_no_batch_continues_another():
@@ -136,7 +140,9 @@ def test_a_state_of_other_settings_is_refused_with_the_field_that_differs(change
 def test_a_state_that_is_not_a_samplers_is_refused():
     sampler = _sampler(50, 4, 5)
     with pytest.raises(DataError, match="order"):
-        sampler.load_state_dict({key: value for key, value in sampler.state_dict().items() if key != "order"})
+        sampler.load_state_dict(
+            {key: value for key, value in sampler.state_dict().items() if key != "order"}
+        )
     with pytest.raises(DataError, match="workers"):
         sampler.load_state_dict(sampler.state_dict() | {"workers": 2})
     for cursor in (-1, 2.0, True, "3"):
@@ -147,7 +153,9 @@ def test_a_state_that_is_not_a_samplers_is_refused():
 def test_a_text_shorter_than_a_block_is_refused_with_the_largest_block_that_fits():
     with pytest.raises(DataError) as caught:
         WindowSampler(128, 128, 1, name="notes.txt")
-    assert caught.value.what == "notes.txt: 128 tokens are too few for a block of 128: 129 are needed"
+    assert (
+        caught.value.what == "notes.txt: 128 tokens are too few for a block of 128: 129 are needed"
+    )
     assert "at most 127" in caught.value.hint
     assert WindowSampler(129, 128, 1).windows == 1
     with pytest.raises(DataError, match="1 tokens are too few"):
@@ -161,7 +169,9 @@ def test_a_text_too_short_for_the_parallel_streams_is_refused():
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(DataError, match="order must be one of random, sequential, not 'sequentail'") as caught:
+    with pytest.raises(
+        DataError, match="order must be one of random, sequential, not 'sequentail'"
+    ) as caught:
         WindowSampler(100, 4, 2, order="sequentail")
     assert caught.value.hint == "Did you mean 'sequential'?"
     with pytest.raises(DataError, match="batch_size"):

@@ -66,12 +66,17 @@ def test_the_characters_source_has_84_ids_and_decodes_to_the_text():
     source = build(ShakespeareConfig(tokenizer="characters"))
     assert source.tokenizer.vocabulary_size == 84
     assert source.train.max() == 83
-    assert source.tokenizer.decode(source.validation[:500].tolist()) == load_text("validation")[:500]
+    assert (
+        source.tokenizer.decode(source.validation[:500].tolist()) == load_text("validation")[:500]
+    )
 
 
 def test_the_fingerprint_depends_on_the_tokenizer_and_not_on_the_moment():
     assert build(ShakespeareConfig()).fingerprint() == build(ShakespeareConfig()).fingerprint()
-    assert build(ShakespeareConfig()).fingerprint() != build(ShakespeareConfig(tokenizer="characters")).fingerprint()
+    assert (
+        build(ShakespeareConfig()).fingerprint()
+        != build(ShakespeareConfig(tokenizer="characters")).fingerprint()
+    )
 
 
 def test_the_validation_entropies_are_the_known_losses_of_context_free_and_bigram_models():

@@ -30,7 +30,9 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 @pytest.fixture(scope="module")
 def definition():
-    """A tokenizer file whose ids have holes and whose truncation, padding and special tokens would damage a stream."""
+    """A tokenizer file whose ids have holes and whose truncation, padding and special tokens would
+    damage a stream.
+    """
     library = pytest.importorskip("tokenizers")
     words = {"[UNK]": 0, "to": 1, "be": 2, "or": 3, "not": 9}
     tokenizer = library.Tokenizer(library.models.WordLevel(words, unk_token="[UNK]"))
@@ -52,11 +54,20 @@ def pieces():
     import sentencepiece
 
     model = BytesIO()
-    words = ["to be or not to be that is the question", "whether tis nobler in the mind to suffer"] * 20
+    words = [
+        "to be or not to be that is the question",
+        "whether tis nobler in the mind to suffer",
+    ] * 20
     sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(words), model_writer=model, vocab_size=320, byte_fallback=True, model_type="bpe",
-        normalization_rule_name="identity", hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(words),
+        model_writer=model,
+        vocab_size=320,
+        byte_fallback=True,
+        model_type="bpe",
+        normalization_rule_name="identity",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     return model.getvalue()
 
 
@@ -84,7 +95,10 @@ def test_characters_come_back_and_are_numbered_by_code_point(text, more):
 def test_an_unknown_character_is_named_with_its_place():
     with pytest.raises(UnknownCharacterError) as caught:
         CharacterTokenizer.from_text("abc\n").encode("abc\ncaé")
-    assert caught.value.what == "the text: character 'é' (U+00E9) at offset 6 is not in the tokenizer's alphabet"
+    assert (
+        caught.value.what
+        == "the text: character 'é' (U+00E9) at offset 6 is not in the tokenizer's alphabet"
+    )
     assert (caught.value.character, caught.value.offset) == ("é", 6)
 
 
@@ -105,12 +119,16 @@ def test_ids_are_written_as_numbers():
     assert tokenizer.decode([12, 7]) == "12 7"
     with pytest.raises(DataError, match="'be' is not a token id"):
         tokenizer.encode("12 be")
-    with pytest.raises(DataError, match="token id 50257 at place 1 is outside the vocabulary: 0 to 50256"):
+    with pytest.raises(
+        DataError, match="token id 50257 at place 1 is outside the vocabulary: 0 to 50256"
+    ):
         tokenizer.encode("1 50257")
 
 
 @pytest.mark.parametrize(
-    "tokenizer", [ByteTokenizer(), CharacterTokenizer.from_text("abc"), IdTokenizer(3)], ids=lambda t: type(t).__name__
+    "tokenizer",
+    [ByteTokenizer(), CharacterTokenizer.from_text("abc"), IdTokenizer(3)],
+    ids=lambda t: type(t).__name__,
 )
 def test_an_id_outside_the_vocabulary_is_not_decoded(tokenizer):
     assert tokenizer.decode([]) == ""
@@ -139,7 +157,9 @@ def test_every_tokenizer_survives_json_and_keeps_the_protocol(kind, request):
         "characters": lambda: CharacterTokenizer.from_text("to be é\U0001f600"),
         "ids": lambda: IdTokenizer(77),
         "file": lambda: FileTokenizer(request.getfixturevalue("definition")),
-        "sentencepiece": lambda: SentencePieceTokenizer.from_bytes(request.getfixturevalue("pieces")),
+        "sentencepiece": lambda: SentencePieceTokenizer.from_bytes(
+            request.getfixturevalue("pieces")
+        ),
         "padded": lambda: PaddedTokenizer(ByteTokenizer(), 300),
     }[kind]()
     rebuilt = from_json(json.loads(json.dumps(tokenizer.to_json())))
@@ -194,9 +214,18 @@ def test_padding_adds_ids_that_no_text_has_and_that_read_as_replacements():
     ("state", "message"),
     [
         ({"kind": "padded"}, "has two fields"),
-        ({"kind": "padded", "tokenizer": {"kind": "bytes"}, "vocabulary_size": "300"}, "a whole number of ids"),
-        ({"kind": "padded", "tokenizer": {"kind": "bytes"}, "vocabulary_size": 256}, "padded to 256 ids, and has 256"),
-        ({"kind": "padded", "tokenizer": {"kind": "padded"}, "vocabulary_size": 256}, "a tokenizer of another kind"),
+        (
+            {"kind": "padded", "tokenizer": {"kind": "bytes"}, "vocabulary_size": "300"},
+            "a whole number of ids",
+        ),
+        (
+            {"kind": "padded", "tokenizer": {"kind": "bytes"}, "vocabulary_size": 256},
+            "padded to 256 ids, and has 256",
+        ),
+        (
+            {"kind": "padded", "tokenizer": {"kind": "padded"}, "vocabulary_size": 256},
+            "a tokenizer of another kind",
+        ),
     ],
 )
 def test_padding_is_checked(state, message):
@@ -220,7 +249,9 @@ def test_a_config_names_bytes_and_characters_by_a_word():
     with pytest.raises(DataError, match="'words' is neither"):
         build_tokenizer("words")
     with pytest.raises(
-        ValueError, match=r"'tokenizer' must be bytes, characters or the path of a \.json or \.model file, not 'byts'"
+        ValueError,
+        match=r"'tokenizer' must be bytes, characters or the path of a \.json or \.model file, not "
+        r"'byts'",
     ):
         ShakespeareConfig(tokenizer="byts")
 
@@ -243,10 +274,17 @@ def test_the_missing_package_is_named_with_the_command_that_installs_it(tmp_path
         (b'{"vocab": {}}', "holds no tokenizer"),
         (
             b'{"kind": "words"}',
-            "kind must be one of bytes, characters, ids, file, sentencepiece and padded, not 'words'",
+            "kind must be one of bytes, characters, ids, file, sentencepiece and padded, not "
+            "'words'",
         ),
-        (b'{"kind": "bytes", "size": 3}', "kind bytes has no further field; these were given: size"),
-        (b'{"kind": "characters"}', r"kind characters has one field, alphabet \(str\); these were given: none"),
+        (
+            b'{"kind": "bytes", "size": 3}',
+            "kind bytes has no further field; these were given: size",
+        ),
+        (
+            b'{"kind": "characters"}',
+            r"kind characters has one field, alphabet \(str\); these were given: none",
+        ),
         (b'{"kind": "characters", "alphabet": 3}', "kind characters has one field"),
         (b'{"kind": "characters", "alphabet": "ba"}', "order of code points"),
         (b'{"kind": "characters", "alphabet": ""}', "the alphabet is empty"),
@@ -264,26 +302,36 @@ def test_a_damaged_tokenizer_file_is_named(tmp_path, content, message):
 def test_a_file_that_the_library_refuses_is_named(tmp_path):
     pytest.importorskip("tokenizers")
     (tmp_path / "t.json").write_text('{"model": {"type": "nonsense"}}')
-    with pytest.raises(DataError, match=r"t\.json: the tokenizer file cannot be read by the package `tokenizers`"):
+    with pytest.raises(
+        DataError, match=r"t\.json: the tokenizer file cannot be read by the package `tokenizers`"
+    ):
         load_tokenizer(tmp_path / "t.json")
 
 
 def test_a_text_that_the_library_cannot_encode_is_an_error(tmp_path):
     pytest.importorskip("tokenizers")
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}
-    (tmp_path / "t.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    (tmp_path / "t.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+    )
     tokenizer = load_tokenizer(tmp_path / "t.json")
     assert tokenizer.encode("a") == [0]
-    with pytest.raises(DataError, match="the text cannot be encoded by the package `tokenizers`: WordLevel error"):
+    with pytest.raises(
+        DataError, match="the text cannot be encoded by the package `tokenizers`: WordLevel error"
+    ):
         tokenizer.encode("b")
 
 
 def test_a_missing_tokenizer_file_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"gone\.json: the tokenizer file cannot be read: No such file"):
+    with pytest.raises(
+        DataError, match=r"gone\.json: the tokenizer file cannot be read: No such file"
+    ):
         load_tokenizer(tmp_path / "gone.json")
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(256, np.uint8), (257, np.uint16), (65536, np.uint16), (65537, np.uint32)])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(256, np.uint8), (257, np.uint16), (65536, np.uint16), (65537, np.uint32)]
+)
 def test_a_stream_takes_the_smallest_type_that_holds_the_vocabulary(size, dtype):
     stream = encode_stream(IdTokenizer(size), f"0 {size - 1}")
     assert stream.dtype == dtype

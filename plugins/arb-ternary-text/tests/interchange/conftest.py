@@ -16,7 +16,9 @@ Restated = Callable[[Mapping[str, Tensor], DecoderConfig, Tensor], Tensor]
 
 @pytest.fixture(scope="session")
 def restated() -> Restated:
-    """``restated(weights, config, ids)``: logits, from float64 weights by the neutral names of their modules."""
+    """``restated(weights, config, ids)``: logits, from float64 weights by the neutral names of
+    their modules.
+    """
     return _restated
 
 
@@ -28,7 +30,9 @@ def _restated(weights: Mapping[str, Tensor], config: DecoderConfig, ids: Tensor)
 
     def rotate(x: Tensor) -> Tensor:
         factors = torch.tensor(config.rotary_factors or [1.0] * (size // 2), dtype=torch.float64)
-        speed = config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size) / factors
+        speed = (
+            config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size) / factors
+        )
         angle = (torch.arange(ids.shape[1]) / config.rotary_scaling)[:, None] * speed
         a, b = x[..., : size // 2], x[..., size // 2 :]
         return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
@@ -43,7 +47,9 @@ def _restated(weights: Mapping[str, Tensor], config: DecoderConfig, ids: Tensor)
         normed = norm(x, part["attention.norm"])
         heads = []
         for name in ("query", "key", "value"):
-            y = normed @ part[f"attention.{name}"].T + part.get(f"attention.biases.{name}", torch.zeros(()))
+            y = normed @ part[f"attention.{name}"].T + part.get(
+                f"attention.biases.{name}", torch.zeros(())
+            )
             y = y.unflatten(-1, (-1, size)).transpose(1, 2)
             if f"attention.{name}_norm" in part:
                 y = norm(y, part[f"attention.{name}_norm"])
@@ -59,7 +65,9 @@ def _restated(weights: Mapping[str, Tensor], config: DecoderConfig, ids: Tensor)
             hidden = up.relu().square()
         else:
             gate = normed @ part["feed_forward.gate"].T
-            hidden = up * (F.silu(gate) if config.feed_forward_activation == "swiglu" else gate.relu().square())
+            hidden = up * (
+                F.silu(gate) if config.feed_forward_activation == "swiglu" else gate.relu().square()
+            )
         if "feed_forward.hidden_norm" in part:
             hidden = norm(hidden, part["feed_forward.hidden_norm"])
         x = x + hidden @ part["feed_forward.down"].T

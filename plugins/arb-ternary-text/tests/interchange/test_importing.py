@@ -1,4 +1,6 @@
-"""Published models as runs: float scales fold away exactly, or are rounded or kept, and the reports say so."""
+"""Published models as runs: float scales fold away exactly, or are rounded or kept, and the reports
+say so.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,16 @@ Restated = Callable[[Mapping[str, Tensor], DecoderConfig, Tensor], Tensor]
 
 VOCABULARY = 19
 SIZES: dict[str, Any] = {
-    "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "feed_forward": 48, "max_length": 16, "norm_eps": 1e-3,
-    "rotary_base": 500.0, "activations": "float",
-}  # fmt: skip
+    "width": 32,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "feed_forward": 48,
+    "max_length": 16,
+    "norm_eps": 1e-3,
+    "rotary_base": 500.0,
+    "activations": "float",
+}
 
 
 @define
@@ -55,7 +64,11 @@ class Published:
         found = {}
         for name, tensor in self.tensors.items():
             if isinstance(tensor, ScaledTrits):
-                scale = tensor.scale.double().view(1, 1) if tensor.scale.numel() == 1 else tensor.scale.double()
+                scale = (
+                    tensor.scale.double().view(1, 1)
+                    if tensor.scale.numel() == 1
+                    else tensor.scale.double()
+                )
                 wide = scale.repeat_interleave(tensor.group_size, dim=1)[:, : tensor.trits.shape[1]]
                 tensor = tensor.trits * (wide if scale.shape[1] > 1 else scale)
             found[name] = tensor.double()
@@ -72,11 +85,15 @@ def published(
     scale: Callable[[torch.Generator, tuple[int, ...]], Tensor] | None = None,
     **options: Any,
 ) -> Published:
-    """A random model with BitNet b1.58 2B4T's structure or another: one float scale a matrix, gains, float ends."""
+    """A random model with BitNet b1.58 2B4T's structure or another: one float scale a matrix,
+    gains, float ends.
+    """
     generator = torch.Generator().manual_seed(seed)
     every = {**SIZES, **options}
     config = DecoderConfig(architecture=architecture, **every)  # type: ignore[arg-type]
-    with_biases = {f"blocks.{i}.attention.biases.query" for i in range(config.layers)} if biases else set()
+    with_biases = (
+        {f"blocks.{i}.attention.biases.query" for i in range(config.layers)} if biases else set()
+    )
     tensors: dict[str, Tensor | ScaledTrits] = {}
     for name, shape in expected_tensors(config, VOCABULARY, with_biases):
         if len(shape) == 1:
@@ -86,7 +103,11 @@ def published(
             tensors[name] = torch.randn(shape, generator=generator) / shape[1] ** 0.5
         else:
             trits = torch.randint(-1, 2, shape, generator=generator).to(torch.int8)
-            made = 0.05 + 0.4 * torch.rand(1, generator=generator) if scale is None else scale(generator, shape)
+            made = (
+                0.05 + 0.4 * torch.rand(1, generator=generator)
+                if scale is None
+                else scale(generator, shape)
+            )
             groups = 1 if made.numel() == 1 else made.shape[1]
             tensors[name] = ScaledTrits(trits, made, shape[1] if groups == 1 else 32)
     return Published(architecture, every, tensors)
@@ -155,7 +176,11 @@ def test_scales_fold_where_norms_take_them_and_the_rest_stays_float(
     model = built(found)
     compared(source, model, restated, 1e-5)
     if scales == "fold":
-        kept = [name for name, buffer in model.named_buffers() if name.endswith("scale") and float(buffer) != 1]
+        kept = [
+            name
+            for name, buffer in model.named_buffers()
+            if name.endswith("scale") and float(buffer) != 1
+        ]
         assert len(kept) == left
         assert {name.split(".")[-2] for name in kept} <= {"output", "down"}
         assert any("float factors of linears" in note for note in found.notes) == (left > 0)
@@ -180,7 +205,11 @@ def test_int8_activations_do_not_change_what_folding_keeps() -> None:
 def test_rounding_takes_the_nearest_power_of_two_and_says_how_far() -> None:
     source = published("llama")
     found = imported(source, scales="round")
-    weights = {name: weight for name, weight in exported_weights(built(found)) if isinstance(weight, TernaryWeight)}
+    weights = {
+        name: weight
+        for name, weight in exported_weights(built(found))
+        if isinstance(weight, TernaryWeight)
+    }
     errors = {}
     for name, weight in weights.items():
         tensor = source.tensors[name]
@@ -191,7 +220,8 @@ def test_rounding_takes_the_nearest_power_of_two_and_says_how_far() -> None:
         errors[name] = abs(float(2**nearest / tensor.scale) - 1)
     worst = max(errors, key=errors.__getitem__)
     assert found.notes == (
-        f"scales are rounded to powers of two: the largest relative error is {errors[worst]:.1%}, of {worst}",
+        f"scales are rounded to powers of two: the largest relative error is {errors[worst]:.1%}, "
+        f"of {worst}",
     )
     assert found.model.get("linear_scales") is None
 
@@ -201,7 +231,9 @@ def power(generator: torch.Generator, shape: tuple[int, ...], *, groups: int) ->
 
 
 @pytest.mark.parametrize(("size", "grouping"), [("row", "row"), (32, 32)])
-def test_powers_of_two_come_in_as_they_are_and_the_model_is_pure(restated: Restated, size: Any, grouping: Any) -> None:
+def test_powers_of_two_come_in_as_they_are_and_the_model_is_pure(
+    restated: Restated, size: Any, grouping: Any
+) -> None:
     def scale(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
         in_groups = size != "row" and shape[0] != VOCABULARY
         return power(generator, shape, groups=-(-shape[1] // 32) if in_groups else 1)
@@ -221,7 +253,9 @@ def test_powers_of_two_come_in_as_they_are_and_the_model_is_pure(restated: Resta
         if isinstance(weight, TernaryWeight):
             assert isinstance(tensor, ScaledTrits)
             assert torch.equal(weight.trits, tensor.trits)
-            assert torch.equal(torch.exp2(weight.exponent.float()).expand_as(tensor.scale), tensor.scale)
+            assert torch.equal(
+                torch.exp2(weight.exponent.float()).expand_as(tensor.scale), tensor.scale
+            )
         else:
             assert torch.equal(weight, tensor)
 
@@ -249,7 +283,8 @@ def test_float_matrices_become_trits_with_the_residue_in_the_accumulators() -> N
         weight = source.tensors.get(name)
         if not isinstance(weight, Tensor) or weight.dim() == 1 or name == "final_norm":
             continue
-        # The rule's number is T + A / 64 in units of 2^E; within the rails that is the weight, to half a quantum.
+        # The rule's number is T + A / 64 in units of 2^E; within the rails that is the weight, to
+        # half a quantum.
         exponent: Any = module.exponent
         expected = torch.log2(weight.double().abs().mean(dim=1, keepdim=True)).round()
         assert torch.equal(exponent.double(), expected)
@@ -281,7 +316,9 @@ def test_scales_of_rows_that_float16_holds_are_factors_of_rows(
     found = imported(source, scales=scales)
     model = built(found)
     compared(source, model, restated, 1e-5)
-    assert found.notes == ("rows have float factors, which learn; `--scales round` makes them powers of two",)
+    assert found.notes == (
+        "rows have float factors, which learn; `--scales round` makes them powers of two",
+    )
     assert model.config.row_scales
     assert not model.config.linear_scales
     assert not model.config.stored_eps
@@ -295,7 +332,9 @@ def test_a_factor_that_no_norm_takes_is_refused_beside_factors_of_rows() -> None
     down = source.tensors["blocks.1.feed_forward.down"]
     assert isinstance(down, ScaledTrits)
     source.tensors["blocks.1.feed_forward.down"] = ScaledTrits(down.trits, torch.tensor([0.3]), 48)
-    with pytest.raises(ConfigError, match=r"blocks\.1\.feed_forward\.down: no norm takes its factor") as error:
+    with pytest.raises(
+        ConfigError, match=r"blocks\.1\.feed_forward\.down: no norm takes its factor"
+    ) as error:
         imported(source)
     assert "--scales round" in error.value.hint
 
@@ -306,19 +345,25 @@ def test_scales_that_no_factor_takes_are_refused_with_the_choice_that_works() ->
 
     source = published("llama", scale=rows)
     for scales in ("fold", "float"):
-        with pytest.raises(ConfigError, match=r"blocks\.0\.attention\.query: its scales differ") as error:
+        with pytest.raises(
+            ConfigError, match=r"blocks\.0\.attention\.query: its scales differ"
+        ) as error:
             imported(source, scales=scales)  # type: ignore[arg-type]
         assert "--scales round" in error.value.hint
     assert built(imported(source, scales="round")).config.group_size == "row"
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_ternary_embedding_whose_scale_is_no_power_of_two_is_a_float_part(restated: Restated, tied: bool) -> None:
+def test_a_ternary_embedding_whose_scale_is_no_power_of_two_is_a_float_part(
+    restated: Restated, tied: bool
+) -> None:
     source = published("qwen3", floats=(), tie_embeddings=tied)
     found = imported(source)
     compared(source, built(found), restated, 1e-5)
     assert found.model["float_parts"] == ["embedding", *(["head"] if tied else []), "norms"]
-    assert any(note.startswith("embedding: its scales are no powers of two") for note in found.notes)
+    assert any(
+        note.startswith("embedding: its scales are no powers of two") for note in found.notes
+    )
     assert "embedding" not in imported(source, scales="round").model["float_parts"]
 
 
@@ -355,7 +400,9 @@ def test_a_scale_of_zero_or_below_is_a_matter_of_trits(restated: Restated) -> No
         ),
     ],
 )
-def test_what_is_wrong_with_a_tensor_is_said_with_its_name(name: str, tensor: Any, says: str) -> None:
+def test_what_is_wrong_with_a_tensor_is_said_with_its_name(
+    name: str, tensor: Any, says: str
+) -> None:
     source = published("llama")
     if tensor is None:
         del source.tensors[name]
@@ -389,7 +436,9 @@ def test_a_layer_without_biases_beside_one_that_has_some_gets_zeros(restated: Re
     for name in ("query", "key", "value"):
         del source.tensors[f"blocks.1.attention.biases.{name}"]
     found = imported(source)
-    model = Decoder(DecoderConfig(**{k: v for k, v in found.model.items() if k != "name"}), VOCABULARY)
+    model = Decoder(
+        DecoderConfig(**{k: v for k, v in found.model.items() if k != "name"}), VOCABULARY
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)  # what an import starts from is not drawn
@@ -418,12 +467,18 @@ def test_a_bitnet_with_a_head_of_its_own_is_held_by_options(restated: Restated) 
         ),
         (
             {"kind": "characters", "alphabet": "ab"},
-            {"kind": "padded", "tokenizer": {"kind": "characters", "alphabet": "ab"}, "vocabulary_size": VOCABULARY},
+            {
+                "kind": "padded",
+                "tokenizer": {"kind": "characters", "alphabet": "ab"},
+                "vocabulary_size": VOCABULARY,
+            },
             {"name": "shakespeare", "tokenizer": "{run}/tokenizer.json"},
         ),
     ],
 )
-def test_the_tokenizer_travels_and_has_as_many_ids_as_the_model(tokenizer: Any, attached: Any, data: Any) -> None:
+def test_the_tokenizer_travels_and_has_as_many_ids_as_the_model(
+    tokenizer: Any, attached: Any, data: Any
+) -> None:
     source = published("llama")
     source.tokenizer = tokenizer
     found = imported(source)

@@ -32,8 +32,11 @@ def test_exponents_come_back_and_the_factor_is_the_remainder(
     exponent = torch.randint(-20, 5, shape, generator=generator)
     trits = torch.randint(-1, 2, (rows, columns), generator=generator).to(torch.int8)
     scale = factor * torch.exp2(exponent.float())
-    split = split_scales("w", ScaledTrits(trits, scale.view(1) if group == "tensor" else scale, size))
-    # 0.75 is 2^0 times 0.75 and 1.3 is 2^0 times 1.3: both between the square roots of a half and of two.
+    split = split_scales(
+        "w", ScaledTrits(trits, scale.view(1) if group == "tensor" else scale, size)
+    )
+    # 0.75 is 2^0 times 0.75 and 1.3 is 2^0 times 1.3: both between the square roots of a half and
+    # of two.
     assert split.remainder == pytest.approx(factor, rel=1e-7)
     assert split.error == pytest.approx(abs(1 / factor - 1), rel=1e-6, abs=1e-7)
     assert torch.equal(split.trits, trits)
@@ -57,7 +60,9 @@ def test_exponents_come_back_and_the_factor_is_the_remainder(
         ([], "tensor"),
     ],
 )
-def test_the_decoder_holds_all_in_the_coarsest_division_that_serves(found: list[Any], held: Any) -> None:
+def test_the_decoder_holds_all_in_the_coarsest_division_that_serves(
+    found: list[Any], held: Any
+) -> None:
     assert coarser(found) == held
 
 
@@ -68,7 +73,11 @@ def test_unknown_exponents_are_those_beside_them() -> None:
     assert split.exponent.tolist() == [[-2, -2, 1], [-2, -2, -2], [2, 0, 0]]
     assert split.trits[:, ::32].tolist() == [[0, 1, 1], [0, 0, 0], [-1, 1, 1]]
     nothing = split_scales("w", ScaledTrits(trits, torch.zeros(1), 96))
-    assert (nothing.grouping, nothing.remainder, int(nothing.trits.abs().max())) == ("tensor", 1.0, 0)
+    assert (nothing.grouping, nothing.remainder, int(nothing.trits.abs().max())) == (
+        "tensor",
+        1.0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("value", [1e-40, math.inf, math.nan])
@@ -83,7 +92,9 @@ def test_the_cells_are_those_of_the_default_rule() -> None:
 
 
 @pytest.mark.parametrize(("bits", "group", "columns"), [(8, 32, 70), (4, 70, 70), (2, 64, 128)])
-def test_trits_and_accumulators_are_the_two_digits_of_a_weight(bits: int, group: int, columns: int) -> None:
+def test_trits_and_accumulators_are_the_two_digits_of_a_weight(
+    bits: int, group: int, columns: int
+) -> None:
     weight = torch.randn(1030, columns, generator=torch.Generator().manual_seed(bits)) / 3
     weight[7] = 0
     trits, exponent, votes = ternary_rows(weight, group, bits)
@@ -94,5 +105,8 @@ def test_trits_and_accumulators_are_the_two_digits_of_a_weight(bits: int, group:
         assert torch.equal(exponent[here, start // group].double(), mean[here].log2().round())
     number, scaled = trits + votes / CELLS[bits], weight.double() / 2**wide
     limit = 2 - 1 / CELLS[bits]
-    assert float((number - scaled.clamp(-limit, limit)).abs().max()) <= 0.5 / CELLS[bits] + (bits == 2) * 0.5
+    assert (
+        float((number - scaled.clamp(-limit, limit)).abs().max())
+        <= 0.5 / CELLS[bits] + (bits == 2) * 0.5
+    )
     assert int(trits[7].abs().max()) == int(votes[7].abs().max()) == 0

@@ -20,9 +20,15 @@ Restated = Callable[[Mapping[str, Tensor], DecoderConfig, Tensor], Tensor]
 
 VOCABULARY = 13
 SMALL: dict[str, Any] = {
-    "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "max_length": 16, "activations": "float", "group_size": 32,
+    "width": 32,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "max_length": 16,
+    "activations": "float",
+    "group_size": 32,
     "norm_eps": 1e-3,
-}  # fmt: skip
+}
 
 
 def filled(**options: Any) -> Decoder:
@@ -48,22 +54,51 @@ def filled(**options: Any) -> Decoder:
     [
         {"architecture": "llama", "residual_scale": -2, "logit_scale": 1, "learned_norms": True},
         {"architecture": "qwen3", "rotary_factors": (1.0, 2.0, 3.0, 8.0), "rotary_scaling": 4.0},
-        {"architecture": "qwen3", "float_parts": ("norms",), "inner_gains": True, "query_key_value_bias": True},
-        {"architecture": "arcee", "linear_scales": True, "float_parts": ("linears",), "residual_scale": 1},
         {
-            "architecture": "bitnet", "activation": "reglu2", "float_parts": ("norms",), "inner_gains": True,
-            "stored_eps": True, "linear_scales": True, "query_key_value_bias": True, "residual_scale": -1,
+            "architecture": "qwen3",
+            "float_parts": ("norms",),
+            "inner_gains": True,
+            "query_key_value_bias": True,
         },
-        {"architecture": "bitnet", "stored_eps": True, "group_size": "tensor", "scale_rule": "frozen"},
+        {
+            "architecture": "arcee",
+            "linear_scales": True,
+            "float_parts": ("linears",),
+            "residual_scale": 1,
+        },
+        {
+            "architecture": "bitnet",
+            "activation": "reglu2",
+            "float_parts": ("norms",),
+            "inner_gains": True,
+            "stored_eps": True,
+            "linear_scales": True,
+            "query_key_value_bias": True,
+            "residual_scale": -1,
+        },
+        {
+            "architecture": "bitnet",
+            "stored_eps": True,
+            "group_size": "tensor",
+            "scale_rule": "frozen",
+        },
         {"stored_eps": True, "float_parts": ("linears", "embedding", "head")},
         {"architecture": "llama", "row_scales": True, "residual_scale": -1},
         {"row_scales": True, "stored_eps": True, "float_parts": ("norms",), "inner_gains": True},
-        {"row_scales": True, "vector_trits": 8, "stored_eps": True, "learned_norms": True, "inner_gains": True},
+        {
+            "row_scales": True,
+            "vector_trits": 8,
+            "stored_eps": True,
+            "learned_norms": True,
+            "inner_gains": True,
+        },
         {"architecture": "qwen3", "row_scales": True, "vector_trits": 4, "float_parts": ("norms",)},
         {"architecture": "qwen3", "stored_eps": True, "query_key_value_bias": True},
     ],
-)  # fmt: skip
-def test_the_exported_weights_compute_the_logits_of_the_model(options: dict[str, Any], restated: Restated) -> None:
+)
+def test_the_exported_weights_compute_the_logits_of_the_model(
+    options: dict[str, Any], restated: Restated
+) -> None:
     model = filled(**options)
     weights: dict[str, Tensor] = {}
     for name, weight in exported_weights(model):
@@ -76,7 +111,9 @@ def test_the_exported_weights_compute_the_logits_of_the_model(options: dict[str,
 
 
 def test_scales_that_are_powers_of_two_go_into_the_exponents() -> None:
-    plain, scaled = (Decoder(DecoderConfig(**SMALL, residual_scale=-scale), VOCABULARY) for scale in (0, 3))
+    plain, scaled = (
+        Decoder(DecoderConfig(**SMALL, residual_scale=-scale), VOCABULARY) for scale in (0, 3)
+    )
     scaled.load_state_dict(plain.state_dict())
     before, after = (dict(exported_weights(model)) for model in (plain, scaled))
     for name, weight in after.items():
@@ -102,7 +139,12 @@ def test_an_exponent_beyond_int8_stays_a_factor() -> None:
 def test_one_exponent_is_none_where_groups_differ() -> None:
     exponent = torch.tensor([[1, 1], [1, 2]], dtype=torch.int8)
     assert TernaryWeight(torch.ones(2, 64, dtype=torch.int8), exponent, 32).one_exponent() is None
-    assert TernaryWeight(torch.ones(2, 64, dtype=torch.int8), torch.ones_like(exponent), 32).one_exponent() == 1
+    assert (
+        TernaryWeight(
+            torch.ones(2, 64, dtype=torch.int8), torch.ones_like(exponent), 32
+        ).one_exponent()
+        == 1
+    )
 
 
 def test_what_has_no_form_elsewhere_is_refused() -> None:

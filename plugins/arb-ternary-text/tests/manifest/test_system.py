@@ -1,4 +1,6 @@
-"""Topologies of manifests as options of the decoder; what the decoder cannot hold is refused where it is written."""
+"""Topologies of manifests as options of the decoder; what the decoder cannot hold is refused where
+it is written.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,10 @@ model:
 
 
 def residual(layer: dict[str, Any], **norm: Any) -> dict[str, Any]:
-    return {"type": "ResidualTopology", "layers": [{"type": "RMSNormLayer", "d_model": 32, **norm}, layer]}
+    return {
+        "type": "ResidualTopology",
+        "layers": [{"type": "RMSNormLayer", "d_model": 32, **norm}, layer],
+    }
 
 
 def attention(**keys: Any) -> dict[str, Any]:
@@ -91,10 +96,20 @@ def system(*layers: dict[str, Any], **keys: Any) -> dict[str, Any]:
 def test_the_guides_topology_is_a_decoder_of_decoupled_attention() -> None:
     # 128 semantic features over 32 heads are 4 a head, 256 geometric ones 8.
     assert decoder_of(read_yaml(GUIDE, "guide").data) == {
-        "name": "decoder", "width": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "attention": "decoupled",
-        "sem_dim": 4, "geo_dim": 8, "rotary_dim": 64, "causal": True, "sub_norms": False, "activation": "swiglu",
+        "name": "decoder",
+        "width": 2048,
+        "layers": 16,
+        "heads": 32,
+        "kv_heads": 8,
+        "attention": "decoupled",
+        "sem_dim": 4,
+        "geo_dim": 8,
+        "rotary_dim": 64,
+        "causal": True,
+        "sub_norms": False,
+        "activation": "swiglu",
         "float_parts": ["embedding", "head", "norms"],
-    }  # fmt: skip
+    }
 
 
 def test_a_whole_llama_has_the_parameters_that_it_is_published_with() -> None:
@@ -115,7 +130,12 @@ def test_every_way_to_write_the_same_blocks_is_the_same() -> None:
         system({"type": "NestedTopology", "repeat": 3, "layers": one}),
         system(*one, *one, *one),
         system(
-            *one, {"type": "NestedTopology", "repeat": 2, "layers": [{"type": "SequentialTopology", "layers": one}]}
+            *one,
+            {
+                "type": "NestedTopology",
+                "repeat": 2,
+                "layers": [{"type": "SequentialTopology", "layers": one}],
+            },
         ),
         system({"type": "DropoutLayer"}, *one, {"type": "DropoutLayer", "p": 0.0}, *one, *one),
     ]
@@ -140,26 +160,48 @@ def test_every_way_to_write_the_same_blocks_is_the_same() -> None:
         ),
         (
             {
-                "mode": "decoupled", "sem_dim": 12, "geo_dim": 8, "tie_qk": True, "null_attn": True,
+                "mode": "decoupled",
+                "sem_dim": 12,
+                "geo_dim": 8,
+                "tie_qk": True,
+                "null_attn": True,
                 "decoupled_gate": True,
             },
             {
-                "attention": "decoupled", "sem_dim": 3, "geo_dim": 2, "rotary_dim": 8, "tie_query_key": True,
-                "null_key_value": True, "attention_gate": True,
+                "attention": "decoupled",
+                "sem_dim": 3,
+                "geo_dim": 2,
+                "rotary_dim": 8,
+                "tie_query_key": True,
+                "null_key_value": True,
+                "attention_gate": True,
             },
         ),
     ],
-)  # fmt: skip
+)
 def test_attention_layers_become_options(layer: dict[str, Any], options: dict[str, Any]) -> None:
     usual = {
-        "name": "decoder", "width": 32, "layers": 1, "heads": 4, "sub_norms": False, "activation": "swiglu",
-        "feed_forward": 64, "causal": True, "float_parts": ["embedding", "head", "norms"],
-    }  # fmt: skip
-    assert decoder_of(system(residual(attention(**layer)), residual(swiglu()))) == {**usual, **options}
+        "name": "decoder",
+        "width": 32,
+        "layers": 1,
+        "heads": 4,
+        "sub_norms": False,
+        "activation": "swiglu",
+        "feed_forward": 64,
+        "causal": True,
+        "float_parts": ["embedding", "head", "norms"],
+    }
+    assert decoder_of(system(residual(attention(**layer)), residual(swiglu()))) == {
+        **usual,
+        **options,
+    }
 
 
 def test_the_ends_and_other_feed_forward_layers_become_options() -> None:
-    head = [{"type": "RMSNormLayer", "d_model": 32}, {"type": "LinearLayer", "d_in": 32, "d_out": 100}]
+    head = [
+        {"type": "RMSNormLayer", "d_model": 32},
+        {"type": "LinearLayer", "d_in": 32, "d_out": 100},
+    ]
     start = {"type": "EmbeddingLayer", "d_model": 32, "vocab_size": 100}
     glu = residual({"type": "GLULayer", "d_model": 32, "d_ff": 48})
     found = decoder_of(system(start, residual(attention()), glu, *head, tied_embeddings=False))
@@ -186,8 +228,13 @@ def test_what_a_topology_cannot_say_stands_beside_it() -> None:
         ({"name": "bitnet", "width": 64}, {"name": "bitnet", "width": 64}),
     ],
 )
-def test_plain_options_are_taken_as_they_are(config: dict[str, Any], section: dict[str, Any] | None) -> None:
-    assert decoder_of(config) == {"name": "decoder", **(config["model"] if section is None else section)}
+def test_plain_options_are_taken_as_they_are(
+    config: dict[str, Any], section: dict[str, Any] | None
+) -> None:
+    assert decoder_of(config) == {
+        "name": "decoder",
+        **(config["model"] if section is None else section),
+    }
 
 
 ONE = [residual(attention()), residual(swiglu())]
@@ -195,106 +242,221 @@ AT = "model.topology.layers"
 REPEATED = {"type": "NestedTopology", "repeat": 4096, "layers": ONE}
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no rotary positions": (
-        system(residual(attention(rope_enabled=False))), f"{AT}[0].layers[1].rope_enabled", "has rotary positions",
+        system(residual(attention(rope_enabled=False))),
+        f"{AT}[0].layers[1].rope_enabled",
+        "has rotary positions",
     ),
     "positions in the semantic part": (
         system(residual(attention(mode="decoupled", sem_dim=8, geo_dim=8, rope_semantic=True))),
-        f"{AT}[0].layers[1].rope_semantic", "no positions",
+        f"{AT}[0].layers[1].rope_semantic",
+        "no positions",
     ),
     "gates of the input": (
-        system(residual(attention(decoupled_gate_dynamic=True))), f"{AT}[0].layers[1].decoupled_gate_dynamic",
+        system(residual(attention(decoupled_gate_dynamic=True))),
+        f"{AT}[0].layers[1].decoupled_gate_dynamic",
         "one number a head",
     ),
     "scaled positions": (
-        system(residual(attention(rope_scaling={"type": "linear"}))), f"{AT}[0].layers[1].rope_scaling",
+        system(residual(attention(rope_scaling={"type": "linear"}))),
+        f"{AT}[0].layers[1].rope_scaling",
         "rotary_scaling",
     ),
-    "dropout": (system(residual(attention(dropout_p=0.1))), f"{AT}[0].layers[1].dropout_p", "no dropout"),
-    "a dropout layer": (system(*ONE, {"type": "DropoutLayer", "p": 0.5}), f"{AT}[2].p", "no dropout"),
-    "biases": (system(residual(attention(bias=True))), f"{AT}[0].layers[1].bias", "query_key_value_bias"),
-    "a recurrent layer": (system({"type": "LSTMLayer", "d_model": 32}), f"{AT}[0].type", "has no LSTMLayer"),
+    "dropout": (
+        system(residual(attention(dropout_p=0.1))),
+        f"{AT}[0].layers[1].dropout_p",
+        "no dropout",
+    ),
+    "a dropout layer": (
+        system(*ONE, {"type": "DropoutLayer", "p": 0.5}),
+        f"{AT}[2].p",
+        "no dropout",
+    ),
+    "biases": (
+        system(residual(attention(bias=True))),
+        f"{AT}[0].layers[1].bias",
+        "query_key_value_bias",
+    ),
+    "a recurrent layer": (
+        system({"type": "LSTMLayer", "d_model": 32}),
+        f"{AT}[0].type",
+        "has no LSTMLayer",
+    ),
     "another norm": (
-        system({"type": "ResidualTopology", "layers": [{"type": "LayerNormLayer", "d_model": 32}, attention()]}),
-        f"{AT}[0].layers[0].type", "has no LayerNormLayer",
+        system(
+            {
+                "type": "ResidualTopology",
+                "layers": [{"type": "LayerNormLayer", "d_model": 32}, attention()],
+            }
+        ),
+        f"{AT}[0].layers[0].type",
+        "has no LayerNormLayer",
     ),
     "a typing error": (system({"type": "AttentonLayer"}), f"{AT}[0].type", "has no AttentonLayer"),
-    "another topology": (system({"type": "GraphTopology", "nodes": []}), f"{AT}[0].type", "has no GraphTopology"),
+    "another topology": (
+        system({"type": "GraphTopology", "nodes": []}),
+        f"{AT}[0].type",
+        "has no GraphTopology",
+    ),
     "unequal blocks": (
-        system(*ONE, residual(attention(n_heads=2)), ONE[1]), f"{AT}[2].layers[1].n_heads",
+        system(*ONE, residual(attention(n_heads=2)), ONE[1]),
+        f"{AT}[2].layers[1].n_heads",
         "is 2, and 4 in the first block",
     ),
-    "one block without a feed-forward layer": (system(*ONE, ONE[0]), f"{AT}[2].layers[1]", "another has none"),
+    "one block without a feed-forward layer": (
+        system(*ONE, ONE[0]),
+        f"{AT}[2].layers[1]",
+        "another has none",
+    ),
     "feed-forward layers of two kinds": (
-        system(*ONE, ONE[0], residual({"type": "MoELayer", "d_model": 32, "d_ff": 64})), f"{AT}[3].layers[1]",
+        system(*ONE, ONE[0], residual({"type": "MoELayer", "d_model": 32, "d_ff": 64})),
+        f"{AT}[3].layers[1]",
         "a MoELayer, and the first block has a SwiGLULayer",
     ),
     "no residual update": (system(attention()), f"{AT}[0]", "no AttentionLayer here"),
-    "the feed-forward layer first": (system(ONE[1], ONE[0]), f"{AT}[0].layers[1]", "no SwiGLULayer here"),
+    "the feed-forward layer first": (
+        system(ONE[1], ONE[0]),
+        f"{AT}[0].layers[1]",
+        "no SwiGLULayer here",
+    ),
     "a norm behind": (
-        system({"type": "ResidualTopology", "layers": [attention(), {"type": "RMSNormLayer", "d_model": 32}]}),
-        f"{AT}[0].layers", "must be an RMSNormLayer, then",
+        system(
+            {
+                "type": "ResidualTopology",
+                "layers": [attention(), {"type": "RMSNormLayer", "d_model": 32}],
+            }
+        ),
+        f"{AT}[0].layers",
+        "must be an RMSNormLayer, then",
     ),
     "nothing after the head": (
-        system(*ONE, {"type": "LinearLayer", "d_in": 32, "d_out": 9}, {"type": "RMSNormLayer", "d_model": 32}),
-        f"{AT}[3]", "no RMSNormLayer here",
+        system(
+            *ONE,
+            {"type": "LinearLayer", "d_in": 32, "d_out": 9},
+            {"type": "RMSNormLayer", "d_model": 32},
+        ),
+        f"{AT}[3]",
+        "no RMSNormLayer here",
     ),
     "no block": (system({"type": "RMSNormLayer", "d_model": 32}), "model.topology", "has no block"),
     "no layers": (system(), AT, "must be a list of layers"),
     "no type": (system({"d_model": 32}), f"{AT}[0]", "with its 'type'"),
     "a key of a topology": (
-        system({"type": "ResidualTopology", "layers": [], "skip": 1}), f"{AT}[0].skip", "unknown key",
+        system({"type": "ResidualTopology", "layers": [], "skip": 1}),
+        f"{AT}[0].skip",
+        "unknown key",
     ),
-    "a key of a layer": (system(residual(attention(head=3))), f"{AT}[0].layers[1].head", "unknown key"),
-    "repeat": (system({"type": "NestedTopology", "repeat": 0, "layers": ONE}), f"{AT}[0].repeat", "from 1 to 4096"),
+    "a key of a layer": (
+        system(residual(attention(head=3))),
+        f"{AT}[0].layers[1].head",
+        "unknown key",
+    ),
+    "repeat": (
+        system({"type": "NestedTopology", "repeat": 0, "layers": ONE}),
+        f"{AT}[0].repeat",
+        "from 1 to 4096",
+    ),
     "too many blocks": (
         system({**REPEATED, "layers": [REPEATED]}),
-        f"{AT}[0].repeat", "more than 4096",
+        f"{AT}[0].repeat",
+        "more than 4096",
     ),
-    "two widths": (system(ONE[0], residual(swiglu(d_model=64))), f"{AT}[1].layers[1].d_model", "must be 32"),
-    "two eps": (system(ONE[0], residual(swiglu(), eps=0.1)), f"{AT}[1].layers[0].eps", "the decoder has one"),
-    "gqa without heads": (system(residual(attention(mode="gqa"))), f"{AT}[0].layers[1]", "needs 'n_kv_heads'"),
+    "two widths": (
+        system(ONE[0], residual(swiglu(d_model=64))),
+        f"{AT}[1].layers[1].d_model",
+        "must be 32",
+    ),
+    "two eps": (
+        system(ONE[0], residual(swiglu(), eps=0.1)),
+        f"{AT}[1].layers[0].eps",
+        "the decoder has one",
+    ),
+    "gqa without heads": (
+        system(residual(attention(mode="gqa"))),
+        f"{AT}[0].layers[1]",
+        "needs 'n_kv_heads'",
+    ),
     "standard with groups": (
-        system(residual(attention(n_kv_heads=2))), f"{AT}[0].layers[1].n_kv_heads", "use mode gqa",
+        system(residual(attention(n_kv_heads=2))),
+        f"{AT}[0].layers[1].n_kv_heads",
+        "use mode gqa",
     ),
     "sizes of decoupled attention": (
-        system(residual(attention(sem_dim=8))), f"{AT}[0].layers[1].sem_dim", "mode decoupled",
+        system(residual(attention(sem_dim=8))),
+        f"{AT}[0].layers[1].sem_dim",
+        "mode decoupled",
     ),
-    "no semantic size": (system(residual(attention(mode="decoupled"))), f"{AT}[0].layers[1]", "needs 'sem_dim'"),
+    "no semantic size": (
+        system(residual(attention(mode="decoupled"))),
+        f"{AT}[0].layers[1]",
+        "needs 'sem_dim'",
+    ),
     "a semantic size that heads do not share": (
-        system(residual(attention(mode="decoupled", sem_dim=10, geo_dim=8))), f"{AT}[0].layers[1].sem_dim",
+        system(residual(attention(mode="decoupled", sem_dim=10, geo_dim=8))),
+        f"{AT}[0].layers[1].sem_dim",
         "a whole number for each of 4: 8 or 12, not 10",
     ),
     "an odd geometric size": (
-        system(residual(attention(mode="decoupled", sem_dim=8, geo_dim=12))), f"{AT}[0].layers[1].geo_dim",
+        system(residual(attention(mode="decoupled", sem_dim=8, geo_dim=12))),
+        f"{AT}[0].layers[1].geo_dim",
         "an even number for each of 4: 8 or 16, not 12",
     ),
     "attention twice as wide": (
-        system(residual(attention(attn_dim=64, head_dim=16))), f"{AT}[0].layers[1].head_dim",
+        system(residual(attention(attn_dim=64, head_dim=16))),
+        f"{AT}[0].layers[1].head_dim",
         "says what 'attn_dim' says",
     ),
     "a tied head that is there": (
-        system(*ONE, {"type": "LinearLayer", "d_in": 32, "d_out": 9}, tied_embeddings=True), "model.tied_embeddings",
+        system(*ONE, {"type": "LinearLayer", "d_in": 32, "d_out": 9}, tied_embeddings=True),
+        "model.tied_embeddings",
         "leave out the LinearLayer",
     ),
     "two vocabularies": (
-        system(*ONE, {"type": "LinearLayer", "d_in": 32, "d_out": 9}, embedder={"d_model": 32, "vocab_size": 8}),
-        f"{AT}[2].d_out", "is 9 token ids, and the embedding has 8",
+        system(
+            *ONE,
+            {"type": "LinearLayer", "d_in": 32, "d_out": 9},
+            embedder={"d_model": 32, "vocab_size": 8},
+        ),
+        f"{AT}[2].d_out",
+        "is 9 token ids, and the embedding has 8",
     ),
     "two embeddings": (
-        system({"type": "EmbeddingLayer", "d_model": 32}, *ONE, embedder={"d_model": 32}), f"{AT}[0]",
+        system({"type": "EmbeddingLayer", "d_model": 32}, *ONE, embedder={"d_model": 32}),
+        f"{AT}[0]",
         "an embedder already",
     ),
     "an embedder of patches": (
-        system(*ONE, embedder={"type": "patch", "d_model": 32}), "model.embedder.type", "must be 'token'",
+        system(*ONE, embedder={"type": "patch", "d_model": 32}),
+        "model.embedder.type",
+        "must be 'token'",
     ),
-    "another model": ({"model": {"type": "MLPModel", "topology": {}}}, "model.type", "must be 'TransformerModel'"),
-    "what the decoder refuses": (system(residual(attention(n_heads=5))), "model.topology", "5 does not divide 32"),
-    "an option beside it": ({**system(*ONE), "decoder": {"group_size": 100}}, "decoder.group_size", "must be"),
-    "an option twice": ({**system(*ONE), "decoder": {"heads": 4}}, "decoder.heads", "says it already"),
-    "options in two places": ({"model": {"width": 32}, "decoder": {"heads": 4}}, "decoder", "has no effect"),
+    "another model": (
+        {"model": {"type": "MLPModel", "topology": {}}},
+        "model.type",
+        "must be 'TransformerModel'",
+    ),
+    "what the decoder refuses": (
+        system(residual(attention(n_heads=5))),
+        "model.topology",
+        "5 does not divide 32",
+    ),
+    "an option beside it": (
+        {**system(*ONE), "decoder": {"group_size": 100}},
+        "decoder.group_size",
+        "must be",
+    ),
+    "an option twice": (
+        {**system(*ONE), "decoder": {"heads": 4}},
+        "decoder.heads",
+        "says it already",
+    ),
+    "options in two places": (
+        {"model": {"width": 32}, "decoder": {"heads": 4}},
+        "decoder",
+        "has no effect",
+    ),
     "an option of the decoder": ({"width": "wide"}, "width", "must be a whole number"),
     "an unknown option": ({"model": {"witdh": 32}}, "model.witdh", "unknown key"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -311,13 +473,18 @@ def test_what_the_decoder_cannot_hold_is_refused_where_it_stands(name: str) -> N
 
 def test_all_that_is_wrong_with_the_layers_is_said_at_once_and_the_nearest_is_named() -> None:
     broken = system(
-        {"type": "LSTMLayer"}, residual(attention(dropout_p=0.5, bias=True)), {"type": "RMSNormLayer", "d_model": 0}
+        {"type": "LSTMLayer"},
+        residual(attention(dropout_p=0.5, bias=True)),
+        {"type": "RMSNormLayer", "d_model": 0},
     )
     with pytest.raises(Faulty) as error:
         decoder_of(broken)
     assert [show_path(fault.path) for fault in error.value.faults] == [
-        f"{AT}[0].type", f"{AT}[1].layers[1].dropout_p", f"{AT}[1].layers[1].bias", f"{AT}[2].d_model",
-    ]  # fmt: skip
+        f"{AT}[0].type",
+        f"{AT}[1].layers[1].dropout_p",
+        f"{AT}[1].layers[1].bias",
+        f"{AT}[2].d_model",
+    ]
     assert error.value.faults[0].hint == "The nearest that it has is AttentionLayer."
 
 

@@ -1,4 +1,6 @@
-"""Small decoders in float64, so that two ways to compute the same thing agree to a few rounding errors."""
+"""Small decoders in float64, so that two ways to compute the same thing agree to a few rounding
+errors.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def tokens() -> Callable[..., torch.Tensor]:
     """A factory of random token ids."""
 
     def make(batch: int, length: int, seed: int = 0) -> torch.Tensor:
-        return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+        return torch.randint(
+            0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed)
+        )
 
     return make
 
@@ -62,9 +66,10 @@ def tokens() -> Callable[..., torch.Tensor]:
 def rounding() -> Callable[[Decoder, int], float]:
     """How far two float64 evaluations of a small decoder may differ.
 
-    A dot product of K terms of unit variance carries an error of at most K unit roundoffs of their sum of magnitudes,
-    itself about sqrt(K) times the result; a block has six of them (widths, hidden width, visible positions), each
-    followed by a norm that keeps relative errors, and its non-linearity at most doubles them.
+    A dot product of K terms of unit variance carries an error of at most K unit roundoffs of their
+    sum of magnitudes, itself about sqrt(K) times the result; a block has six of them (widths,
+    hidden width, visible positions), each followed by a norm that keeps relative errors, and its
+    non-linearity at most doubles them.
     """
 
     def bound(model: Decoder, length: int) -> float:

@@ -33,7 +33,9 @@ def test_bfloat16_is_attended_over_by_whole_matrices_where_the_processor_multipl
 
 
 @pytest.mark.parametrize("known", [{}, {"architecture": "aarch64"}])
-def test_what_torch_does_not_know_of_a_processor_changes_nothing(known: dict[str, Any], processor: Any) -> None:
+def test_what_torch_does_not_know_of_a_processor_changes_nothing(
+    known: dict[str, Any], processor: Any
+) -> None:
     processor.clear()
     processor.update(known)
     assert whole_matrix_length(torch.bfloat16) == 256
@@ -47,15 +49,21 @@ def test_float32_is_attended_over_by_whole_matrices_in_exact_runs_alone() -> Non
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-6)])
 @pytest.mark.parametrize("exact", [False, True])
-def test_either_way_gives_softmax_attention_and_its_gradients(dtype: torch.dtype, bound: float, exact: bool) -> None:
+def test_either_way_gives_softmax_attention_and_its_gradients(
+    dtype: torch.dtype, bound: float, exact: bool
+) -> None:
     generator = torch.Generator().manual_seed(1)
-    query, key, value, above = (torch.randn(2, 2, 40, 8, generator=generator).to(dtype) for _ in range(4))
+    query, key, value, above = (
+        torch.randn(2, 2, 40, 8, generator=generator).to(dtype) for _ in range(4)
+    )
     given = [x.clone().requires_grad_() for x in (query, key, value)]
     with exact_arithmetic(exact):
         seen = attend(*given, mask=None, is_causal=True)
     seen.backward(above)
     wide = [x.double().requires_grad_() for x in (query, key, value)]
-    scores = (wide[0] @ wide[1].mT / math.sqrt(8)).masked_fill(torch.ones(40, 40).triu(1).bool(), -math.inf)
+    scores = (wide[0] @ wide[1].mT / math.sqrt(8)).masked_fill(
+        torch.ones(40, 40).triu(1).bool(), -math.inf
+    )
     wanted = scores.softmax(-1) @ wide[2]
     wanted.backward(above.double())
     assert (seen.detach() - wanted.detach()).norm() < bound * wanted.detach().norm()

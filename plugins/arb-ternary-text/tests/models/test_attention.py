@@ -15,7 +15,9 @@ Rounding = Callable[[Decoder, int], float]
 
 @pytest.mark.parametrize("window", [None, 1, 3, 7, 9])
 @pytest.mark.parametrize(("new", "total"), [(1, 1), (1, 7), (3, 7), (7, 7)])
-def test_visibility_is_the_band_below_the_diagonal(new: int, total: int, window: int | None) -> None:
+def test_visibility_is_the_band_below_the_diagonal(
+    new: int, total: int, window: int | None
+) -> None:
     expected = [
         [key <= query and (window is None or query - key < window) for key in range(total)]
         for query in range(total - new, total)
@@ -31,7 +33,9 @@ def test_a_model_that_is_not_causal_hides_nothing() -> None:
     assert visibility(3, 3, None, causal=False, device=torch.device("cpu")) == (None, False)
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_heads": 2}, {"activation": "swiglu"}, {"sliding_window": 5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"kv_heads": 2}, {"activation": "swiglu"}, {"sliding_window": 5}]
+)
 def test_a_later_token_does_not_change_earlier_logits(
     float_decoder: Decoders, tokens: Tokens, options: dict[str, object]
 ) -> None:
@@ -43,7 +47,9 @@ def test_a_later_token_does_not_change_earlier_logits(
     assert not torch.isclose(model(before)[:, 7:], model(after)[:, 7:]).all(dim=-1).any()
 
 
-def test_without_causality_every_position_sees_every_other(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_without_causality_every_position_sees_every_other(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     model = float_decoder(causal=False)
     before = tokens(1, 6)
     after = before.clone()
@@ -51,7 +57,9 @@ def test_without_causality_every_position_sees_every_other(float_decoder: Decode
     assert not torch.isclose(model(before)[0, 0], model(after)[0, 0]).all()
 
 
-def test_a_sliding_window_bounds_how_far_a_token_reaches(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_a_sliding_window_bounds_how_far_a_token_reaches(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     window, layers = 4, 3
     model = float_decoder(sliding_window=window, layers=layers)
     before = tokens(1, 20)
@@ -69,7 +77,9 @@ def test_a_window_as_long_as_the_sequence_changes_nothing(
 ) -> None:
     windowed, full = float_decoder(sliding_window=12), float_decoder()
     full.load_state_dict(windowed.state_dict())
-    torch.testing.assert_close(windowed(tokens(2, 12)), full(tokens(2, 12)), rtol=0, atol=rounding(full, 12))
+    torch.testing.assert_close(
+        windowed(tokens(2, 12)), full(tokens(2, 12)), rtol=0, atol=rounding(full, 12)
+    )
 
 
 def test_grouped_queries_equal_all_heads_with_repeated_keys(
@@ -81,7 +91,9 @@ def test_grouped_queries_equal_all_heads_with_repeated_keys(
         if name.endswith(("key.weight", "value.weight")):
             state[name] = state[name].unflatten(0, (2, 4)).repeat_interleave(2, dim=0).flatten(0, 1)
     full.load_state_dict(state)
-    torch.testing.assert_close(grouped(tokens(2, 9)), full(tokens(2, 9)), rtol=0, atol=rounding(full, 9))
+    torch.testing.assert_close(
+        grouped(tokens(2, 9)), full(tokens(2, 9)), rtol=0, atol=rounding(full, 9)
+    )
 
 
 def test_normalised_queries_and_keys_ignore_the_size_of_their_projections(

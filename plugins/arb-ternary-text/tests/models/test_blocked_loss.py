@@ -98,7 +98,8 @@ def test_loss_and_gradients_are_those_of_whole_logits(kind: str, share: float) -
     votes = [
         (module.logical_votes(), again.logical_votes())
         for module, again in [(learner(head), learner(twin))]
-        if isinstance(module, TernaryLinear | TernaryEmbedding) and isinstance(again, TernaryLinear | TernaryEmbedding)
+        if isinstance(module, TernaryLinear | TernaryEmbedding)
+        and isinstance(again, TernaryLinear | TernaryEmbedding)
     ]
     for cast, cast_again in votes:
         assert cast.any()
@@ -108,7 +109,9 @@ def test_loss_and_gradients_are_those_of_whole_logits(kind: str, share: float) -
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 @pytest.mark.parametrize("kind", ["float", "ternary, int8 gradients"])
-def test_a_guide_adds_the_weighted_divergence_from_its_predictions(kind: str, temperature: float) -> None:
+def test_a_guide_adds_the_weighted_divergence_from_its_predictions(
+    kind: str, temperature: float
+) -> None:
     head, twin = pair(kind)
     x, targets = inputs()
     theirs = 3 * torch.randn(ROWS, IDS, generator=torch.Generator().manual_seed(9))
@@ -117,7 +120,9 @@ def test_a_guide_adds_the_weighted_divergence_from_its_predictions(kind: str, te
     logits = 0.5 * head(x_whole)
     drawn = F.log_softmax(logits.double() / temperature, -1)
     aim = F.softmax(theirs.double() / temperature, -1)
-    whole = F.cross_entropy(logits, targets) + 0.7 * temperature**2 * F.kl_div(drawn, aim, reduction="batchmean")
+    whole = F.cross_entropy(logits, targets) + 0.7 * temperature**2 * F.kl_div(
+        drawn, aim, reduction="batchmean"
+    )
     blocks = mean_cross_entropy(twin, x_blocks, targets, 0.5, guide)
     assert blocks.item() == pytest.approx(whole.item(), rel=1e-5)
     whole.backward()
@@ -125,7 +130,9 @@ def test_a_guide_adds_the_weighted_divergence_from_its_predictions(kind: str, te
     assert x_whole.grad is not None
     assert x_blocks.grad is not None
     # Gradients of int8 are rounded at random, each row's by its largest.
-    assert (x_whole.grad - x_blocks.grad).norm() < (1e-5 if kind == "float" else 1e-3) * x_whole.grad.norm()
+    assert (x_whole.grad - x_blocks.grad).norm() < (
+        1e-5 if kind == "float" else 1e-3
+    ) * x_whole.grad.norm()
     for one, other in zip(head.parameters(), twin.parameters(), strict=True):
         if one.grad is not None:
             assert other.grad is not None
@@ -230,7 +237,12 @@ def test_heads_that_somebody_changed_or_watches_are_not_served() -> None:
     assert all(serves(pair(kind)[0]) for kind in HEADS)
     watched = FloatLinear(WIDTH, IDS)
     watched.register_forward_hook(lambda *_: None)
-    for head in (Other(WIDTH, IDS), watched, FloatLinear(WIDTH, IDS).to(torch.float16), nn.Linear(WIDTH, IDS)):
+    for head in (
+        Other(WIDTH, IDS),
+        watched,
+        FloatLinear(WIDTH, IDS).to(torch.float16),
+        nn.Linear(WIDTH, IDS),
+    ):
         assert not serves(head)
 
 

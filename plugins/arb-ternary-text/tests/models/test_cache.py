@@ -1,4 +1,6 @@
-"""Keys and values that are kept as int8: which numbers they are, and that a position is the same to all that see it."""
+"""Keys and values that are kept as int8: which numbers they are, and that a position is the same to
+all that see it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ import torch
 from torch import Tensor
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary_text.models.cache import CacheNumbers, Int8LayerCache, KeyValueCache, LayerCache, Span
+from arb_ternary_text.models.cache import (
+    CacheNumbers,
+    Int8LayerCache,
+    KeyValueCache,
+    LayerCache,
+    Span,
+)
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate
 
@@ -20,9 +28,20 @@ Tokens = Callable[..., Tensor]
 Rounding = Callable[[Decoder, int], float]
 
 DECOUPLED = {
-    "attention": "decoupled", "sem_dim": 3, "geo_dim": 4, "kv_heads": 2, "null_key_value": True, "attention_gate": True,
-}  # fmt: skip
-VARIANTS: tuple[dict[str, Any], ...] = ({}, {"kv_heads": 2}, {"sliding_window": 5}, {"query_key_norm": True}, DECOUPLED)
+    "attention": "decoupled",
+    "sem_dim": 3,
+    "geo_dim": 4,
+    "kv_heads": 2,
+    "null_key_value": True,
+    "attention_gate": True,
+}
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"kv_heads": 2},
+    {"sliding_window": 5},
+    {"query_key_norm": True},
+    DECOUPLED,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +67,15 @@ def test_each_position_and_head_is_rounded_to_its_largest_number(dtype: torch.dt
     cache = Int8LayerCache()
     cache.capacity = 9
     seen = cache.extend(keys, values, Span(0, 0))
-    for given, read, codes, scales in zip((keys, values), seen, cache.stored[:2], cache.stored[2:], strict=True):
+    for given, read, codes, scales in zip(
+        (keys, values), seen, cache.stored[:2], cache.stored[2:], strict=True
+    ):
         x = given.to(torch.float32).numpy()
         largest = np.abs(x).max(axis=-1, keepdims=True)
         scale = largest / np.float32(127)
-        wanted = np.rint(np.divide(x, scale, out=np.zeros_like(x), where=scale != 0)).astype(np.int8)
+        wanted = np.rint(np.divide(x, scale, out=np.zeros_like(x), where=scale != 0)).astype(
+            np.int8
+        )
         np.testing.assert_array_equal(scales[:, :, :6].numpy(), scale[..., 0])
         np.testing.assert_array_equal(codes[:, :, :6].numpy(), wanted)
         assert not codes[:, :, 6:].any()
@@ -72,7 +95,11 @@ def test_a_row_that_is_not_finite_is_not_finite_when_it_is_read() -> None:
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda options: next(iter(options), "default"))
 @pytest.mark.parametrize("cuts", [[1] * 15, [4, 1, 6, 1, 3]], ids=["token by token", "in pieces"])
 def test_a_prompt_in_pieces_gives_the_logits_and_the_cache_of_the_whole(
-    float_decoder: Decoders, tokens: Tokens, rounding: Rounding, options: dict[str, Any], cuts: list[int]
+    float_decoder: Decoders,
+    tokens: Tokens,
+    rounding: Rounding,
+    options: dict[str, Any],
+    cuts: list[int],
 ) -> None:
     model, ids = float_decoder(**options), tokens(2, 15)
     cache, whole = model.new_cache(2, "int8"), model.new_cache(2, "int8")
@@ -83,7 +110,10 @@ def test_a_prompt_in_pieces_gives_the_logits_and_the_cache_of_the_whole(
     torch.testing.assert_close(expected, model(ids), rtol=0, atol=0.3)
     kept = model.sliding_window or 16
     for mine, other in zip(cache.state_dict()["layers"], whole.state_dict()["layers"], strict=True):
-        assert all(torch.equal(*(each[:, :, 1 - kept :] for each in pair)) for pair in zip(mine, other, strict=True))
+        assert all(
+            torch.equal(*(each[:, :, 1 - kept :] for each in pair))
+            for pair in zip(mine, other, strict=True)
+        )
 
 
 def test_a_window_slides_over_rounded_positions_in_bounded_memory(
@@ -124,7 +154,11 @@ def test_the_state_of_other_numbers_is_refused(
     ],
 )
 def test_a_token_takes_a_byte_a_feature_and_two_scales_a_head(
-    float_decoder: Decoders, tokens: Tokens, numbers: CacheNumbers, dtype: torch.dtype, bytes_a_head: int
+    float_decoder: Decoders,
+    tokens: Tokens,
+    numbers: CacheNumbers,
+    dtype: torch.dtype,
+    bytes_a_head: int,
 ) -> None:
     model = float_decoder(kv_heads=2)
     model.set_dtype(dtype)
@@ -146,11 +180,15 @@ def test_a_rounded_cache_has_no_gradient(float_decoder: Decoders, tokens: Tokens
 def test_numbers_that_there_are_not_are_refused(float_decoder: Decoders) -> None:
     with pytest.raises(UsageProblem, match="'int4' is not one of float, int8"):
         float_decoder().new_cache(1, "int4")  # type: ignore[arg-type]
-    with pytest.raises(UsageProblem, match="Decoder keeps keys and values as float or int8, not as 'int4'"):
+    with pytest.raises(
+        UsageProblem, match="Decoder keeps keys and values as float or int8, not as 'int4'"
+    ):
         generate(float_decoder(), [1], max_new_tokens=1, cache="int4")  # type: ignore[arg-type]
 
 
-def test_text_is_drawn_from_the_rounded_cache_also_beyond_the_context(float_decoder: Decoders) -> None:
+def test_text_is_drawn_from_the_rounded_cache_also_beyond_the_context(
+    float_decoder: Decoders,
+) -> None:
     model = float_decoder(max_length=8)
     context, expected = [1, 2, 3], []
     for _ in range(20):
@@ -158,7 +196,10 @@ def test_text_is_drawn_from_the_rounded_cache_also_beyond_the_context(float_deco
         context.append(expected[-1])
         if len(context) > 8:
             context = context[-4:]
-    assert list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0, cache="int8")) == expected
+    assert (
+        list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0, cache="int8"))
+        == expected
+    )
 
 
 def test_a_model_whose_cache_has_no_choice_refuses_int8_and_takes_the_default() -> None:

@@ -17,7 +17,9 @@ def test_the_default_decoder_has_no_float_part() -> None:
     ("activation", "width", "hidden"),
     [("relu2", 48, 192), ("swiglu", 48, 128), ("swiglu", 96, 256), ("swiglu", 50, 160)],
 )
-def test_the_hidden_width_follows_the_rule_of_its_activation(activation: str, width: int, hidden: int) -> None:
+def test_the_hidden_width_follows_the_rule_of_its_activation(
+    activation: str, width: int, hidden: int
+) -> None:
     config = DecoderConfig(width=width, heads=1, head_dim=16, activation=activation)
     assert config.hidden == hidden
 
@@ -43,7 +45,10 @@ def test_heads_share_the_width_unless_their_size_is_given() -> None:
         ({"tie_embeddings": True, "float_parts": ["head"]}, "embedding and head both"),
         ({"tie_embeddings": True, "embedding_scale_rule": "correlation"}, "tied head"),
         ({"tie_embeddings": True, "zero_head": True}, "'zero_head' would make the embedding zero"),
-        ({"architecture": "bitnet", "zero_head": True}, "'zero_head' would make the embedding zero"),
+        (
+            {"architecture": "bitnet", "zero_head": True},
+            "'zero_head' would make the embedding zero",
+        ),
         ({"float_parts": ["haed"]}, "unknown part 'haed'"),
         ({"float_parts": ["head", "head"]}, "twice"),
         ({"float_parts": ["embedding", "head", "linears"], "gradients": "int8"}, "no effect"),
@@ -57,17 +62,28 @@ def test_heads_share_the_width_unless_their_size_is_given() -> None:
         ({"rotary_base": 1.0}, "rotary_base"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(options: dict[str, object], message: str) -> None:
+def test_options_that_contradict_each_other_are_refused(
+    options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         DecoderConfig(**options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("option", [{"gradients": "int8"}, {"vote_bits": 4}, {"scale_rule": "frozen"}])
+@pytest.mark.parametrize(
+    "option", [{"gradients": "int8"}, {"vote_bits": 4}, {"scale_rule": "frozen"}]
+)
 def test_options_of_ternary_modules_are_for_gains_too(option: dict[str, Any]) -> None:
     config = DecoderConfig(
-        width=32, layers=1, heads=2, learned_norms=True, float_parts=("embedding", "head", "linears"), **option
+        width=32,
+        layers=1,
+        heads=2,
+        learned_norms=True,
+        float_parts=("embedding", "head", "linears"),
+        **option,
     )
-    gains = [module for module in Decoder(config, 16).modules() if isinstance(module, TernaryRMSNorm)]
+    gains = [
+        module for module in Decoder(config, 16).modules() if isinstance(module, TernaryRMSNorm)
+    ]
     assert gains
     ((name, value),) = option.items()
     assert {getattr(gain.shape if name == "vote_bits" else gain, name) for gain in gains} == {value}

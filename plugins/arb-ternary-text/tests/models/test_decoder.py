@@ -23,15 +23,30 @@ VARIANTS = [
     {"kv_heads": 1, "head_dim": 6, "activation": "swiglu"},
     {"sliding_window": 4},
     {"sliding_window": 1},
-    {"tie_embeddings": True, "sub_norms": False, "query_key_norm": True, "residual_scale": -1, "logit_scale": 2},
+    {
+        "tie_embeddings": True,
+        "sub_norms": False,
+        "query_key_norm": True,
+        "residual_scale": -1,
+        "logit_scale": 2,
+    },
 ]
 
 
 @pytest.mark.parametrize("activation", ["relu2", "swiglu"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_number_of_parameters_is_the_formula(float_config: Configs, activation: str, tied: bool) -> None:
+def test_the_number_of_parameters_is_the_formula(
+    float_config: Configs, activation: str, tied: bool
+) -> None:
     config = float_config(
-        width=20, heads=5, kv_heads=1, head_dim=6, feed_forward=7, layers=3, activation=activation, tie_embeddings=tied
+        width=20,
+        heads=5,
+        kv_heads=1,
+        head_dim=6,
+        feed_forward=7,
+        layers=3,
+        activation=activation,
+        tie_embeddings=tied,
     )
     D, H, G, C, F_, L, V = 20, 5, 1, 6, 7, 3, 13
     matrices = 2 * D * H * C + 2 * D * G * C + (3 if activation == "swiglu" else 2) * D * F_
@@ -61,10 +76,15 @@ def test_a_float_decoder_without_sub_norms_is_llama(
     for number in range(2):
         at, ff = f"blocks.{number}.attention", f"blocks.{number}.feed_forward"
         h = norm(x, f"{at}.norm.weight")
-        query, key, value = (h @ weights[f"{at}.{part}.weight"].T for part in ("query", "key", "value"))
+        query, key, value = (
+            h @ weights[f"{at}.{part}.weight"].T for part in ("query", "key", "value")
+        )
         heads = []
         for head in range(4):
-            mine, shared = slice(4 * head, 4 * head + 4), slice(4 * (head // 2), 4 * (head // 2) + 4)
+            mine, shared = (
+                slice(4 * head, 4 * head + 4),
+                slice(4 * (head // 2), 4 * (head // 2) + 4),
+            )
             score = turned(query[:, mine]) @ turned(key[:, shared]).T / 2
             score = score.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -math.inf)
             heads.append(score.softmax(-1) @ value[:, shared])
@@ -91,7 +111,9 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(
     cache = model.new_cache(2)
     with torch.set_grad_enabled(grad):
         pieces = [model(piece, cache) for piece in ids.tensor_split(sorted(set(cuts)), dim=1)]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), model(ids), rtol=0, atol=4 * rounding(model, 15))
+    torch.testing.assert_close(
+        torch.cat(pieces, dim=1), model(ids), rtol=0, atol=4 * rounding(model, 15)
+    )
     assert cache.length == 15
 
 
@@ -127,7 +149,9 @@ def test_a_sliding_window_decodes_beyond_the_context_in_bounded_memory(
     assert all(layer.stored[0].size(2) == 10 for layer in cache.layers)
 
 
-def test_a_sequence_beyond_the_context_is_an_error_that_states_both(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_a_sequence_beyond_the_context_is_an_error_that_states_both(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     model = float_decoder(max_length=8)
     with pytest.raises(UsageProblem, match="a sequence of 9 exceeds the context of 8"):
         model(tokens(1, 9))
@@ -179,7 +203,9 @@ def test_blocks_with_zero_residual_are_the_identity_and_still_learn(
             assert projection.weight.grad is None or projection.weight.grad.abs().max() > 0
 
 
-def test_the_steps_of_the_forward_pass_can_be_taken_one_by_one(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_the_steps_of_the_forward_pass_can_be_taken_one_by_one(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     model = float_decoder(layers=3)
     ids = tokens(2, 7)
     x = model.run_blocks(model.run_blocks(model.embed(ids), last=1), first=1)
@@ -189,7 +215,9 @@ def test_the_steps_of_the_forward_pass_can_be_taken_one_by_one(float_decoder: De
 def gradients(model: Decoder, ids: torch.Tensor) -> list[torch.Tensor]:
     model.zero_grad()
     F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    return [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 3}, {"experts": 3, "max_moe_iters": 2}])
@@ -204,7 +232,8 @@ def test_activation_checkpointing_changes_no_bit_of_the_gradients(
 
 
 @pytest.mark.parametrize(
-    ("enabled", "threshold", "times"), [(False, None, 1), (True, None, 2), (True, 14, 2), (True, 15, 1)]
+    ("enabled", "threshold", "times"),
+    [(False, None, 1), (True, None, 2), (True, 14, 2), (True, 15, 1)],
 )
 def test_activations_are_recomputed_from_the_threshold_on(
     float_decoder: Decoders, tokens: Tokens, enabled: bool, threshold: int | None, times: int
@@ -261,7 +290,9 @@ def test_preserved_state_continues_the_text_of_the_batch_before(
     torch.testing.assert_close(streamed, whole(ids), rtol=0, atol=rounding(model, 24))
 
 
-def test_state_is_forgotten_on_request_and_kept_out_of_evaluation(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_state_is_forgotten_on_request_and_kept_out_of_evaluation(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     model = float_decoder().train()
     fresh = model(tokens(1, 5))
     assert torch.equal(model(tokens(1, 5)), fresh), "nothing is kept unless it was asked for"
@@ -298,20 +329,28 @@ def test_a_streamed_batch_learns_like_any_other(float_decoder: Decoders, tokens:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
 
 
-def test_a_backward_over_several_streamed_batches_sums_their_gradients(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_a_backward_over_several_streamed_batches_sums_their_gradients(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     model = float_decoder(sliding_window=6).train()
     model.set_state_preservation(True)
     batches = [tokens(2, 8, seed) for seed in range(4)]
     separate = [gradients(model, ids) for ids in batches]
     model.reset_runtime_state()
     model.zero_grad()
-    losses = [F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()) for ids in batches]
+    losses = [
+        F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()) for ids in batches
+    ]
     torch.stack(losses).sum().backward()
     for parameter, parts in zip(model.parameters(), zip(*separate, strict=True), strict=True):
-        torch.testing.assert_close(parameter.grad, torch.stack(parts).sum(0), rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(
+            parameter.grad, torch.stack(parts).sum(0), rtol=1e-10, atol=1e-13
+        )
 
 
-def test_saved_runtime_state_continues_the_stream_bit_for_bit(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_saved_runtime_state_continues_the_stream_bit_for_bit(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     model = float_decoder(sliding_window=6).train()
     model.set_state_preservation(True)
     assert model.runtime_state() is None
@@ -319,7 +358,9 @@ def test_saved_runtime_state_continues_the_stream_bit_for_bit(float_decoder: Dec
         for seed in range(3):
             model(tokens(2, 7, seed))
         state = model.runtime_state()
-        assert {stored.size(2) for layer in state["layers"] for stored in layer} == {5}, "a window sees 5 earlier ones"
+        assert {stored.size(2) for layer in state["layers"] for stored in layer} == {5}, (
+            "a window sees 5 earlier ones"
+        )
         expected = model(tokens(2, 7, 9))
         model.reset_runtime_state()
         model.load_runtime_state(state)
@@ -329,7 +370,9 @@ def test_saved_runtime_state_continues_the_stream_bit_for_bit(float_decoder: Dec
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_set_dtype_changes_parameters_and_logits(float_config: Configs, tokens: Tokens, dtype: torch.dtype) -> None:
+def test_set_dtype_changes_parameters_and_logits(
+    float_config: Configs, tokens: Tokens, dtype: torch.dtype
+) -> None:
     model = Decoder(float_config(), 11)
     model.set_dtype(dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
@@ -343,7 +386,9 @@ def test_an_empty_vocabulary_is_refused(float_config: Configs) -> None:
         build(float_config(), 0)
 
 
-def test_a_decoder_runs_the_blocks_that_it_is_given_in_their_order(float_config: Configs, tokens: Tokens) -> None:
+def test_a_decoder_runs_the_blocks_that_it_is_given_in_their_order(
+    float_config: Configs, tokens: Tokens
+) -> None:
     config = float_config(layers=3, zero_residual=False)
     donor = build(config, 13)
 

@@ -1,4 +1,6 @@
-"""Decoupled attention beside its formula, written out in numpy head by head and position by position."""
+"""Decoupled attention beside its formula, written out in numpy head by head and position by
+position.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,32 @@ Tokens = Callable[..., torch.Tensor]
 Rounding = Callable[[Decoder, int], float]
 
 DECOUPLED: dict[str, Any] = {"attention": "decoupled", "sem_dim": 3, "geo_dim": 4}
-EVERYTHING = {**DECOUPLED, "kv_heads": 2, "rotary_dim": 10, "attention_gate": True, "null_key_value": True}
+EVERYTHING = {
+    **DECOUPLED,
+    "kv_heads": 2,
+    "rotary_dim": 10,
+    "attention_gate": True,
+    "null_key_value": True,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": DECOUPLED,
     "grouped, gates, null keys, planes": EVERYTHING,
     "tied": {**DECOUPLED, "tie_query_key": True, "head_dim": 5},
     "biases, factors": {
-        **EVERYTHING, "query_key_value_bias": True, "rotary_factors": (1.0, 2.0, 1.5, 4.0, 8.0), "rotary_scaling": 2.0,
+        **EVERYTHING,
+        "query_key_value_bias": True,
+        "rotary_factors": (1.0, 2.0, 1.5, 4.0, 8.0),
+        "rotary_scaling": 2.0,
     },
     "tied, biases, null keys": {
-        **DECOUPLED, "tie_query_key": True, "query_key_value_bias": True, "null_key_value": True,
+        **DECOUPLED,
+        "tie_query_key": True,
+        "query_key_value_bias": True,
+        "null_key_value": True,
     },
     "a window": {**EVERYTHING, "sliding_window": 4, "sub_norms": False},
     "not causal": {**EVERYTHING, "causal": False},
-}  # fmt: skip
+}
 
 
 @torch.no_grad()
@@ -53,13 +67,19 @@ def decoupled(float_decoder: Decoders, **options: Any) -> Decoder:
         if attention.biases is not None:
             for bias in attention.biases.parameters():
                 bias.normal_()
-        ranks = torch.stack([torch.randperm(attention.rotary_planes) for _ in range(attention.key_heads)])
+        ranks = torch.stack(
+            [torch.randperm(attention.rotary_planes) for _ in range(attention.key_heads)]
+        )
         attention.set_planes(ranks[:, : attention.planes.size(1)])
     return model
 
 
-def restated(attention: DecoupledAttention, config: DecoderConfig, x: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The update of one sequence ``x [S, D]``: the page's formula, with its own arithmetic and its own rotation."""
+def restated(
+    attention: DecoupledAttention, config: DecoderConfig, x: torch.Tensor
+) -> np.ndarray[Any, Any]:
+    """The update of one sequence ``x [S, D]``: the page's formula, with its own arithmetic and its
+    own rotation.
+    """
     weights = {name: tensor.detach().numpy() for name, tensor in attention.state_dict().items()}
 
     def norm(values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
@@ -96,10 +116,15 @@ def restated(attention: DecoupledAttention, config: DecoderConfig, x: torch.Tens
             for u in range(n):
                 if config.causal and (u > t or t - u >= (config.sliding_window or n)):
                     continue
-                # Re sum q conj(k) e^{i theta (t - u)}: relative positions, where the module turns both by their own.
-                geometric = (pair[0][t] * pair[1][u].conj() * np.exp(1j * turn * (t - u))).real.sum()
+                # Re sum q conj(k) e^{i theta (t - u)}: relative positions, where the module turns
+                # both by their own.
+                geometric = (
+                    pair[0][t] * pair[1][u].conj() * np.exp(1j * turn * (t - u))
+                ).real.sum()
                 semantic = q_sem[t, head] @ k_sem[u, j]
-                scores.append(2 * gate * semantic / np.sqrt(s) + (2 - 2 * gate) * geometric / np.sqrt(g))
+                scores.append(
+                    2 * gate * semantic / np.sqrt(s) + (2 - 2 * gate) * geometric / np.sqrt(g)
+                )
                 values.append(value[u, j])
             weight = np.exp(np.array(scores) - max(scores))
             seen[t, head] = weight @ np.array(values) / weight.sum()
@@ -119,7 +144,9 @@ def test_the_update_is_the_formula(float_decoder: Decoders, name: str, grad: boo
     # With a gradient, causal attention on a CPU goes by whole matrices.
     with torch.set_grad_enabled(grad):
         update = attention(x, positions)[0]
-    np.testing.assert_allclose(update.detach().numpy(), restated(attention, config, x[0]), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        update.detach().numpy(), restated(attention, config, x[0]), rtol=0, atol=1e-12
+    )
 
 
 def test_without_semantic_queries_it_is_standard_attention(
@@ -136,11 +163,15 @@ def test_without_semantic_queries_it_is_standard_attention(
             if name.endswith(f"attention.{part}.weight"):
                 state[name.replace(f"{part}.", f"{part}_geometric.")] = state.pop(name)
     model.load_state_dict(state)
-    torch.testing.assert_close(model(tokens(2, 9)), plain(tokens(2, 9)), rtol=0, atol=rounding(plain, 9))
+    torch.testing.assert_close(
+        model(tokens(2, 9)), plain(tokens(2, 9)), rtol=0, atol=rounding(plain, 9)
+    )
 
 
 @torch.no_grad()
-def test_planes_go_with_the_features_that_they_turn(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_planes_go_with_the_features_that_they_turn(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     """Exchanging the two pairs of a head, in queries, keys and planes, is no change."""
     model = float_decoder(**DECOUPLED, kv_heads=2, rotary_dim=8)
     before = model(tokens(1, 9))
@@ -159,12 +190,17 @@ def test_new_planes_have_the_frequencies_of_a_head_of_their_size(
 ) -> None:
     own = float_decoder(**DECOUPLED, kv_heads=2)
     assert own.blocks[0].attention.planes.tolist() == [[0, 1], [0, 1]]
-    # Plane 4 of a head of 16 features turns with base^(-8/16), plane 1 of one of 4 with base^(-2/4).
+    # Plane 4 of a head of 16 features turns with base^(-8/16), plane 1 of one of 4 with
+    # base^(-2/4).
     among = float_decoder(**DECOUPLED, kv_heads=2, rotary_dim=16)
     assert among.blocks[0].attention.planes.tolist() == [[0, 4], [0, 4]]
-    state = {name: tensor for name, tensor in own.state_dict().items() if not name.endswith("planes")}
+    state = {
+        name: tensor for name, tensor in own.state_dict().items() if not name.endswith("planes")
+    }
     among.load_state_dict(state, strict=False)
-    torch.testing.assert_close(among(tokens(2, 20)), own(tokens(2, 20)), rtol=0, atol=rounding(own, 20))
+    torch.testing.assert_close(
+        among(tokens(2, 20)), own(tokens(2, 20)), rtol=0, atol=rounding(own, 20)
+    )
 
 
 def test_a_new_gate_counts_both_parts_alike_and_a_new_null_key_is_one_more_zero(
@@ -181,7 +217,8 @@ def test_a_new_gate_counts_both_parts_alike_and_a_new_null_key_is_one_more_zero(
         attention.query_semantic.weight.zero_()
         attention.query_geometric.weight.zero_()
     update = attention(x, make_positions(null.config, x, start=0, total=3, window=None))
-    # All scores are 0: of t + 1 equal values and the null value, 0, the mean is (t + 1) / (t + 2) of a value.
+    # All scores are 0: of t + 1 equal values and the null value, 0, the mean is (t + 1) / (t + 2)
+    # of a value.
     value = attention.output(attention.value(attention.norm(x[0, 0])))
     for t in range(3):
         torch.testing.assert_close(update[0, t], value * (t + 1) / (t + 2), rtol=1e-12, atol=1e-13)
@@ -198,12 +235,18 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(
         cache = model.new_cache(2)
         with torch.set_grad_enabled(grad):
             pieces = [model(piece, cache) for piece in ids.split(cuts, dim=1)]
-        torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=0, atol=4 * rounding(model, 15))
+        torch.testing.assert_close(
+            torch.cat(pieces, dim=1), whole, rtol=0, atol=4 * rounding(model, 15)
+        )
 
 
 def test_a_cache_holds_what_the_options_say(float_decoder: Decoders, tokens: Tokens) -> None:
-    # Two layers of two key heads: 3 + 4 features of keys, 4 of values; 4 and 4 where attention is standard.
-    for options, features in ((EVERYTHING, 2 * 2 * (3 + 4 + 4)), ({"kv_heads": 2}, 2 * 2 * (4 + 4))):
+    # Two layers of two key heads: 3 + 4 features of keys, 4 of values; 4 and 4 where attention is
+    # standard.
+    for options, features in (
+        (EVERYTHING, 2 * 2 * (3 + 4 + 4)),
+        ({"kv_heads": 2}, 2 * 2 * (4 + 4)),
+    ):
         model = float_decoder(**options)
         cache = model.new_cache(1)
         model(tokens(1, 5), cache)
@@ -243,12 +286,18 @@ def test_a_position_is_only_a_distance(float_decoder: Decoders, tokens: Tokens) 
     torch.testing.assert_close(model(ids)[:, -1], model(ids[:, -4:])[:, -1], rtol=0, atol=1e-12)
 
 
-def gradients(model: Decoder, ids: torch.Tensor, run: Callable[..., torch.Tensor] | None = None) -> dict[str, Any]:
+def gradients(
+    model: Decoder, ids: torch.Tensor, run: Callable[..., torch.Tensor] | None = None
+) -> dict[str, Any]:
     model.zero_grad()
     torch.nn.functional.cross_entropy(
         (model if run is None else run)(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()
     ).backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def test_everything_learns_and_activation_checkpointing_changes_no_bit_of_it(
@@ -275,7 +324,9 @@ def test_training_compiles_to_one_graph(float_decoder: Decoders, tokens: Tokens)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_computes_with_whole_planes(float_config: Configs, tokens: Tokens, dtype: torch.dtype) -> None:
+def test_low_precision_computes_with_whole_planes(
+    float_config: Configs, tokens: Tokens, dtype: torch.dtype
+) -> None:
     model = Decoder(float_config(**EVERYTHING), 11)
     exact = model(tokens(2, 9)).detach()
     model.set_dtype(dtype)
@@ -285,10 +336,14 @@ def test_low_precision_computes_with_whole_planes(float_config: Configs, tokens:
     assert (logits.float() - exact).abs().max() < 40 * torch.finfo(dtype).eps * exact.abs().max()
 
 
-def test_state_is_saved_module_by_module_with_its_planes(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_state_is_saved_module_by_module_with_its_planes(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     model, other = (decoupled(float_decoder, **EVERYTHING) for _ in range(2))
     assert not torch.equal(model(tokens(1, 9)), other(tokens(1, 9)))
-    load_parts(other, {name: tensor for part in ModelState(model).parts() for name, tensor in part.items()})
+    load_parts(
+        other, {name: tensor for part in ModelState(model).parts() for name, tensor in part.items()}
+    )
     assert torch.equal(model(tokens(1, 9)), other(tokens(1, 9)))
 
 
@@ -340,28 +395,49 @@ def test_gates_and_null_keys_are_float_and_counted(options: dict[str, Any], floa
         ({"null_key_value": True}, "'null_key_value' has no effect without 'attention': decoupled"),
         ({"attention": "decoupled", "geo_dim": 4}, "needs 'sem_dim'"),
         ({"attention": "decoupled", "sem_dim": 4}, "needs 'geo_dim'"),
-        ({**DECOUPLED, "geo_dim": 5}, "'geo_dim' must be even for the rotary embedding; it is 5, and 6 would do"),
+        (
+            {**DECOUPLED, "geo_dim": 5},
+            "'geo_dim' must be even for the rotary embedding; it is 5, and 6 would do",
+        ),
         ({**DECOUPLED, "rotary_dim": 7}, "'rotary_dim' must be even"),
-        ({**DECOUPLED, "rotary_dim": 2}, "'rotary_dim' must be at least 'geo_dim'.*; 2 is less than 4"),
+        (
+            {**DECOUPLED, "rotary_dim": 2},
+            "'rotary_dim' must be at least 'geo_dim'.*; 2 is less than 4",
+        ),
         ({**DECOUPLED, "rotary_dim": 2**16 + 2}, "whole number from 1 to 65536"),
-        ({**DECOUPLED, "tie_query_key": True, "kv_heads": 1}, "as many 'kv_heads' as 'heads', 4; they are 1"),
-        ({**DECOUPLED, "query_key_norm": True}, "'query_key_norm' would undo .* leave it out, or use 'attention'"),
-        ({**DECOUPLED, "architecture": "llama"}, "'attention' is standard in 'architecture': llama; leave it out"),
+        (
+            {**DECOUPLED, "tie_query_key": True, "kv_heads": 1},
+            "as many 'kv_heads' as 'heads', 4; they are 1",
+        ),
+        (
+            {**DECOUPLED, "query_key_norm": True},
+            "'query_key_norm' would undo .* leave it out, or use 'attention'",
+        ),
+        (
+            {**DECOUPLED, "architecture": "llama"},
+            "'attention' is standard in 'architecture': llama; leave it out",
+        ),
         ({**DECOUPLED, "rotary_factors": (1.0,)}, "rotary_dim / 2 = 2 numbers"),
         ({"attention": "linear"}, "attention"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_contradict_each_other_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         DecoderConfig(**{"width": 32, "layers": 1, "heads": 4, **options})
 
 
-def test_values_of_any_size_go_with_decoupled_attention(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_values_of_any_size_go_with_decoupled_attention(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     assert torch.isfinite(float_decoder(**DECOUPLED, head_dim=3)(tokens(1, 5))).all()
 
 
 def test_exporters_of_other_formats_refuse_it_and_name_the_nearest() -> None:
-    config = DecoderConfig(width=32, layers=1, heads=4, activation="swiglu", sub_norms=False, **DECOUPLED)
+    config = DecoderConfig(
+        width=32, layers=1, heads=4, activation="swiglu", sub_norms=False, **DECOUPLED
+    )
     with pytest.raises(ConfigError, match="attention: decoupled") as error:
         architecture_of(config)
     assert "`architecture: llama`, with attention: standard" in error.value.hint

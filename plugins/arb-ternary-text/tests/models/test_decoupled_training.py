@@ -1,4 +1,6 @@
-"""Runs of a decoder with decoupled attention: both kinds of its parts learn, resume to the bit, and are counted."""
+"""Runs of a decoder with decoupled attention: both kinds of its parts learn, resume to the bit, and
+are counted.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,35 @@ from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.safetensors_file import SafetensorsFile
 
 MODEL: dict[str, Any] = {
-    "name": "decoder", "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "max_length": 16, "group_size": 32,
-    "attention": "decoupled", "sem_dim": 4, "geo_dim": 4, "rotary_dim": 8, "attention_gate": True,
+    "name": "decoder",
+    "width": 32,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "max_length": 16,
+    "group_size": 32,
+    "attention": "decoupled",
+    "sem_dim": 4,
+    "geo_dim": 4,
+    "rotary_dim": 8,
+    "attention_gate": True,
     "null_key_value": True,
-}  # fmt: skip
+}
 SPLIT = {"name": "split", "ternary": "scaled_votes", "float": {"name": "adamw", "lr": 0.02}}
 
 
-def config(folder: Path, *, optimizer: Any = SPLIT, phase: dict[str, Any] | None = None, **model: Any) -> Any:
+def config(
+    folder: Path, *, optimizer: Any = SPLIT, phase: dict[str, Any] | None = None, **model: Any
+) -> Any:
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 30)
-    steps = {"name": "standard", "steps": 8, "batch_size": 4, "block_size": 8, "eval_every": 0, **(phase or {})}
+    steps = {
+        "name": "standard",
+        "steps": 8,
+        "batch_size": 4,
+        "block_size": 8,
+        "eval_every": 0,
+        **(phase or {}),
+    }
     path = folder / "config.yaml"
     path.write_text(
         dump_yaml(
@@ -44,11 +65,16 @@ def config(folder: Path, *, optimizer: Any = SPLIT, phase: dict[str, Any] | None
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path, streams: bool) -> None:
+def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(
+    tmp_path: Path, streams: bool
+) -> None:
     made = config(tmp_path, phase={"preserve_state": streams})
     train(made, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent))
     first, last = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
-    whole = {name: (last / name).read_bytes() for name in ("model.safetensors", "state.safetensors", "state.json")}
+    whole = {
+        name: (last / name).read_bytes()
+        for name in ("model.safetensors", "state.safetensors", "state.json")
+    }
     before, after = (SafetensorsFile(each / "model.safetensors") for each in (first, last))
     for name in ("gate", "null_key", "null_value", "query_semantic.votes", "key_geometric.votes"):
         learned = f"blocks.1.attention.{name}"
@@ -66,11 +92,20 @@ def test_a_rule_of_votes_alone_cannot_train_it(tmp_path: Path) -> None:
 
 
 def test_inspection_counts_what_the_audit_counts(tmp_path: Path) -> None:
-    train(config(tmp_path), RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent))
+    train(
+        config(tmp_path), RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent)
+    )
     found = inspect_path(str(tmp_path / "run"))
     words = found["architecture"].split(", ")
-    assert {"attention decoupled", "sem_dim 4", "geo_dim 4", "attention_gate", "null_key_value"} <= set(words)
-    # Width 32: embedding and head of 256 ids; queries and keys of 8 features a head, values of 8, two key heads;
-    # a feed-forward layer of 128; and of each layer 4 gates and null keys and values of 4 and 8 features.
+    assert {
+        "attention decoupled",
+        "sem_dim 4",
+        "geo_dim 4",
+        "attention_gate",
+        "null_key_value",
+    } <= set(words)
+    # Width 32: embedding and head of 256 ids; queries and keys of 8 features a head, values of 8,
+    # two key heads; a feed-forward layer of 128; and of each layer 4 gates and null keys and values
+    # of 4 and 8 features.
     layer = 32 * (4 * 8 + 2 * 8 + 2 * 8 + 4 * 8) + 2 * 32 * 128 + 4 + 2 * (4 + 8)
     assert found["parameters"] == 2 * 256 * 32 + 2 * layer

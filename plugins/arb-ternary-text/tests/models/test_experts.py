@@ -30,7 +30,9 @@ def one_token(layer: Experts, x_D: torch.Tensor) -> torch.Tensor:
         state = layer.norm(x_D + layer.residual_scale * update)
         scores = (layer.router.weight @ state).tolist()
         chosen = sorted(
-            sorted(range(len(scores)), key=lambda number: (-scores[number], number))[: layer.experts_per_token]
+            sorted(range(len(scores)), key=lambda number: (-scores[number], number))[
+                : layer.experts_per_token
+            ]
         )
         if chosen == before:
             break
@@ -45,14 +47,18 @@ def one_token(layer: Experts, x_D: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("per_token", [1, 2, 3])
 @pytest.mark.parametrize("passes", [1, 2, 5])
-def test_each_token_is_treated_as_if_it_were_alone(layer: Callable[..., Experts], per_token: int, passes: int) -> None:
+def test_each_token_is_treated_as_if_it_were_alone(
+    layer: Callable[..., Experts], per_token: int, passes: int
+) -> None:
     experts = layer(experts_per_token=per_token, max_moe_iters=passes, residual_scale=1)
     x = torch.randn(3, 5, 16, dtype=torch.float64)
     expected = torch.stack([one_token(experts, token) for token in x.flatten(0, 1)]).view_as(x)
     torch.testing.assert_close(experts(x), expected, rtol=0, atol=1e-12)
 
 
-def test_further_passes_refine_the_tokens_that_change_their_choice(layer: Callable[..., Experts]) -> None:
+def test_further_passes_refine_the_tokens_that_change_their_choice(
+    layer: Callable[..., Experts],
+) -> None:
     x = torch.randn(64, 16, dtype=torch.float64)
     once, twice = layer(max_moe_iters=1), layer(max_moe_iters=2)
     twice.load_state_dict(once.state_dict())
@@ -81,7 +87,9 @@ def test_equal_experts_act_as_one(layer: Callable[..., Experts]) -> None:
     torch.testing.assert_close(experts(x), experts.experts[0](experts.norm(x)), rtol=0, atol=1e-13)
 
 
-def test_equal_scores_go_to_the_experts_with_the_lower_numbers(layer: Callable[..., Experts]) -> None:
+def test_equal_scores_go_to_the_experts_with_the_lower_numbers(
+    layer: Callable[..., Experts],
+) -> None:
     experts = layer(experts=33, experts_per_token=3)
     torch.nn.init.zeros_(experts.router.weight)
     chosen, gates = experts.route(torch.randn(8, 16, dtype=torch.float64))
@@ -97,11 +105,15 @@ def test_the_router_learns(layer: Callable[..., Experts], per_token: int) -> Non
     assert experts.router.weight.grad.abs().max() > 0
 
 
-def test_a_decoder_of_experts_decodes_as_it_reads(float_decoder: Decoders, tokens: Tokens, rounding: Rounding) -> None:
+def test_a_decoder_of_experts_decodes_as_it_reads(
+    float_decoder: Decoders, tokens: Tokens, rounding: Rounding
+) -> None:
     model = float_decoder(experts=4, max_moe_iters=3)
     ids = tokens(2, 10)
     cache = model.new_cache(2)
     with torch.no_grad():
         pieces = [model(piece, cache) for piece in ids.split([3, 1, 1, 4, 1], dim=1)]
     # Each block may run its experts three times.
-    torch.testing.assert_close(torch.cat(pieces, 1), model(ids), rtol=0, atol=3 * rounding(model, 10))
+    torch.testing.assert_close(
+        torch.cat(pieces, 1), model(ids), rtol=0, atol=3 * rounding(model, 10)
+    )

@@ -19,7 +19,9 @@ from arb_ternary_train.restore import load_run, measure
 from arb_ternary_train.runner import RunRequest, train
 
 
-def test_results_may_be_rounded_otherwise_than_by_torch_unless_they_belong_to_an_exact_run() -> None:
+def test_results_may_be_rounded_otherwise_than_by_torch_unless_they_belong_to_an_exact_run() -> (
+    None
+):
     assert may_round_otherwise()
     with exact_arithmetic():
         assert not may_round_otherwise()
@@ -33,7 +35,9 @@ def test_a_compiled_graph_is_made_of_the_operations_of_torch() -> None:
     def doubled_where_kernels_may_compute(x: Tensor) -> Tensor:
         return x * 2 if may_round_otherwise() else x
 
-    compiled: Any = torch.compile(doubled_where_kernels_may_compute, backend="eager", fullgraph=True)
+    compiled: Any = torch.compile(
+        doubled_where_kernels_may_compute, backend="eager", fullgraph=True
+    )
     assert compiled(torch.ones(1)) == 1
     assert doubled_where_kernels_may_compute(torch.ones(1)) == 2
 
@@ -49,7 +53,9 @@ def test_a_run_its_evaluations_and_a_later_one_say_whether_they_are_exact(
         "data": {"name": "text", "path": str(text)},
         "model": {"name": "decoder", "width": 32, "layers": 1, "heads": 2, "max_length": 16},
         "optimizer": {"name": "sign_votes"},
-        "phases": [{"name": "standard", "steps": 1, "eval_every": 1, "batch_size": 2, "block_size": 16}],
+        "phases": [
+            {"name": "standard", "steps": 1, "eval_every": 1, "batch_size": 2, "block_size": 16}
+        ],
     }
     (tmp_path / "run.yaml").write_text(dump_yaml(config))
     seen: list[bool] = []
@@ -60,7 +66,10 @@ def test_a_run_its_evaluations_and_a_later_one_say_whether_they_are_exact(
         return forward(self, *arguments)
 
     monkeypatch.setattr(Attention, "forward", watched)
-    train(load_config(tmp_path / "run.yaml").config, RunRequest(directory=tmp_path / "run", reporter=Silent))
+    train(
+        load_config(tmp_path / "run.yaml").config,
+        RunRequest(directory=tmp_path / "run", reporter=Silent),
+    )
     assert len(seen) > 1
     before = len(seen)
     measure(load_run(tmp_path / "run"), batches=1)

@@ -41,7 +41,13 @@ def _cpu() -> Iterator[None]:
 
 
 def config(**changes: Any) -> DecoderConfig:
-    options: dict[str, Any] = {"width": 64, "layers": 2, "heads": 4, "feed_forward": 96, "max_length": 32}
+    options: dict[str, Any] = {
+        "width": 64,
+        "layers": 2,
+        "heads": 4,
+        "feed_forward": 96,
+        "max_length": 32,
+    }
     return DecoderConfig(**(options | changes))
 
 
@@ -61,7 +67,11 @@ def draw_vectors(module: nn.Module) -> None:
     """Give gains and factors values around 1, none of them 1."""
     for each in module.modules():
         if isinstance(each, TritVector):
-            each.set_trits(torch.randint(-1, 2, (each.shape.out_features, each.shape.in_features), dtype=torch.int8))
+            each.set_trits(
+                torch.randint(
+                    -1, 2, (each.shape.out_features, each.shape.in_features), dtype=torch.int8
+                )
+            )
     for name, parameter in module.named_parameters():
         if name.endswith(("norm.weight", "row_scale")):
             parameter.uniform_(0.6, 1.4)
@@ -73,7 +83,9 @@ def votes(module: nn.Module) -> dict[str, Tensor]:
 
 def far(found: Tensor, wanted: Tensor) -> float:
     """The distance relative to the size."""
-    return float((found.detach().double() - wanted.detach()).norm() / wanted.detach().double().norm())
+    return float(
+        (found.detach().double() - wanted.detach()).norm() / wanted.detach().double().norm()
+    )
 
 
 def is_fused(y: Tensor, *names: str) -> bool:
@@ -88,13 +100,19 @@ def is_fused(y: Tensor, *names: str) -> bool:
     return all(name in found for name in names)
 
 
-def both(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, *nodes: str) -> tuple[list[Any], list[Any]]:
-    """Result, gradient of ``x``, votes and gradients, by kernels, whose nodes these are, and by torch's operations."""
+def both(
+    call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, *nodes: str
+) -> tuple[list[Any], list[Any]]:
+    """Result, gradient of ``x``, votes and gradients, by kernels, whose nodes these are, and by
+    torch's operations.
+    """
     results = []
     weights = torch.randn(call(x).shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
     for exact in (False, True):
         for each in ternary(module).values():
-            each.set_votes(torch.zeros(each.shape.out_features, each.shape.in_features, dtype=torch.int8))
+            each.set_votes(
+                torch.zeros(each.shape.out_features, each.shape.in_features, dtype=torch.int8)
+            )
             each.control.zero_()
         module.zero_grad()
         leaf = x.clone().requires_grad_()
@@ -102,7 +120,11 @@ def both(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, *nodes:
             y = call(leaf)
             y.backward(weights)  # type: ignore[no-untyped-call]
         assert is_fused(y, *nodes) is not exact
-        given = {name: each.grad.clone() for name, each in module.named_parameters() if each.grad is not None}
+        given = {
+            name: each.grad.clone()
+            for name, each in module.named_parameters()
+            if each.grad is not None
+        }
         results.append([y.detach(), leaf.grad, votes(module), given])
     return results[0], results[1]
 
@@ -110,15 +132,18 @@ def both(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, *nodes:
 def assert_alike(fused: list[Any], wanted: list[Any], dtype: torch.dtype) -> None:
     """Equal up to rows whose rounding to int8 falls on the other side of a tie.
 
-    An element that is one step of the quantiser (1 / 127 of the largest of its row, some 3 of its deviations) further
-    changes the size of what follows by 1 / 40 of an element's. float32 puts one in thousands there, bfloat16, which
-    rounds what is quantised to 8 bits on torch's side, up to every second one.
+    An element that is one step of the quantiser (1 / 127 of the largest of its row, some 3 of its
+    deviations) further changes the size of what follows by 1 / 40 of an element's. float32 puts one
+    in thousands there, bfloat16, which rounds what is quantised to 8 bits on torch's side, up to
+    every second one.
     """
     bound = 3e-3 if dtype == torch.float32 else 3e-2
     assert far(fused[0], wanted[0]) < bound
     assert far(fused[1], wanted[1]) < (bound if dtype == torch.float32 else 6e-2)
     for name, found in fused[2].items():
-        assert (found != wanted[2][name]).float().mean() < (0.01 if dtype == torch.float32 else 0.1), name
+        assert (found != wanted[2][name]).float().mean() < (
+            0.01 if dtype == torch.float32 else 0.1
+        ), name
     assert fused[3].keys() == wanted[3].keys()
     for name, found in fused[3].items():
         assert far(found, wanted[3][name]) < (2 * bound if dtype == torch.float32 else 6e-2), name
@@ -131,8 +156,12 @@ def assert_alike(fused: list[Any], wanted: list[Any], dtype: torch.dtype) -> Non
 def test_a_feed_forward_layer_is_that_of_torch(
     dtype: torch.dtype, gradients: Any, activation: Any, sub_norms: bool
 ) -> None:
-    layer = FeedForward(config(activation=activation, gradients=gradients, sub_norms=sub_norms, group_size=32))
-    fused, wanted = both(layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2, "_FeedForwardBackward")
+    layer = FeedForward(
+        config(activation=activation, gradients=gradients, sub_norms=sub_norms, group_size=32)
+    )
+    fused, wanted = both(
+        layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2, "_FeedForwardBackward"
+    )
     assert_alike(fused, wanted, dtype)
 
 
@@ -143,7 +172,11 @@ def test_a_feed_forward_layer_is_that_of_torch(
         ({"gradients": "int8", "query_key_norm": True}, 8, WHOLE),
         ({"kv_heads": 2, "sub_norms": False}, 8, WHOLE),
         ({"gradients": "int8", "query_key_norm": True}, 7, PARTS),
-        ({"sliding_window": 3, "query_key_norm": True, "stored_eps": True, "group_size": "row"}, 8, PARTS),
+        (
+            {"sliding_window": 3, "query_key_norm": True, "stored_eps": True, "group_size": "row"},
+            8,
+            PARTS,
+        ),
         ({"causal": False, "head_dim": 6}, 8, PARTS),
     ],
     ids=["int8 gradients", "grouped heads", "long", "a window", "not causal"],
@@ -170,9 +203,13 @@ def test_attention_is_that_of_torch(
 def test_a_feed_forward_layer_with_gains_and_factors_is_that_of_torch(
     dtype: torch.dtype, activation: Any, vectors: str
 ) -> None:
-    layer = FeedForward(config(activation=activation, sub_norms=True, group_size="row", **VECTORS[vectors]))
+    layer = FeedForward(
+        config(activation=activation, sub_norms=True, group_size="row", **VECTORS[vectors])
+    )
     draw_vectors(layer)
-    fused, wanted = both(layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2, "_FeedForwardBackward")
+    fused, wanted = both(
+        layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2, "_FeedForwardBackward"
+    )
     assert_alike(fused, wanted, dtype)
     # Linears, and two norms and three or two factors: none is left out on both sides.
     assert len(fused[2]) + len(fused[3]) == (6 if activation == "relu2" else 8)
@@ -180,13 +217,17 @@ def test_a_feed_forward_layer_with_gains_and_factors_is_that_of_torch(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("options", "nodes"), [({}, WHOLE), ({"kv_heads": 2}, WHOLE), ({"sliding_window": 3}, PARTS)], ids=str
+    ("options", "nodes"),
+    [({}, WHOLE), ({"kv_heads": 2}, WHOLE), ({"sliding_window": 3}, PARTS)],
+    ids=str,
 )
 @pytest.mark.parametrize("vectors", VECTORS)
 def test_attention_with_gains_and_factors_is_that_of_torch(
     dtype: torch.dtype, options: dict[str, Any], nodes: tuple[str, ...], vectors: str
 ) -> None:
-    of = config(query_key_norm=True, sub_norms=True, group_size="row", **options, **VECTORS[vectors])
+    of = config(
+        query_key_norm=True, sub_norms=True, group_size="row", **options, **VECTORS[vectors]
+    )
     layer = Attention(of)
     draw_vectors(layer)
     x = torch.randn(2, 8, 64, dtype=dtype) * 2
@@ -199,7 +240,13 @@ def test_attention_with_gains_and_factors_is_that_of_torch(
 @pytest.mark.parametrize("vectors", VECTORS)
 def test_vectors_learn_where_linears_and_inputs_do_not(vectors: str) -> None:
     layer = FeedForward(
-        config(activation="swiglu", group_size="row", sub_norms=False, query_key_norm=True, **VECTORS[vectors])
+        config(
+            activation="swiglu",
+            group_size="row",
+            sub_norms=False,
+            query_key_norm=True,
+            **VECTORS[vectors],
+        )
     )
     draw_vectors(layer)
     silent = {name for name, each in ternary(layer).items() if not isinstance(each, TritVector)}
@@ -272,7 +319,9 @@ def test_gradients_pass_the_quantisers_straight_as_in_float64(activation: Any) -
 @pytest.mark.parametrize("gradients", ["float", "int8"])
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("needs_input", [False, True])
-def test_the_integers_of_a_linear_are_those_of_its_op(gradients: str, frozen: bool, needs_input: bool) -> None:
+def test_the_integers_of_a_linear_are_those_of_its_op(
+    gradients: str, frozen: bool, needs_input: bool
+) -> None:
     linear = TernaryLinear(40, 24, gradients=gradients, group_size=32)
     linear.frozen = frozen
     x, grad = torch.randn(6, 40), torch.randn(6, 24)
@@ -283,7 +332,12 @@ def test_the_integers_of_a_linear_are_those_of_its_op(gradients: str, frozen: bo
     q, scale = kernels["quantize_rows"](x)
     y = fused.multiply(q, scale, x.dtype)
     grad_x = fused.backward(grad, q, scale, needs_input=needs_input)
-    found = (votes(linear), linear.exponent_votes.clone(), linear.stats.clone(), linear.control.clone())
+    found = (
+        votes(linear),
+        linear.exponent_votes.clone(),
+        linear.stats.clone(),
+        linear.control.clone(),
+    )
 
     linear.undo_votes()
     linear.set_votes(torch.zeros(24, 40, dtype=torch.int8))
@@ -303,7 +357,9 @@ def test_the_integers_of_a_linear_are_those_of_its_op(gradients: str, frozen: bo
         assert grad_x is None
     assert torch.equal(found[0][""], linear.held_votes())
     assert bool(linear.held_votes().any()) != frozen
-    for one, other in zip(found[1:], (linear.exponent_votes, linear.stats, linear.control), strict=True):
+    for one, other in zip(
+        found[1:], (linear.exponent_votes, linear.stats, linear.control), strict=True
+    ):
         assert torch.equal(one, other)
 
 
@@ -407,7 +463,10 @@ def plain() -> tuple[RMSNorm, TernaryLinear]:
 def test_kernels_take_what_is_plain() -> None:
     norm, linear = plain()
     for dtype in (torch.float32, torch.bfloat16):
-        assert kernels_for(torch.ones(2, 64, dtype=dtype), (norm, nn.Identity()), (linear, linear)) is not None
+        assert (
+            kernels_for(torch.ones(2, 64, dtype=dtype), (norm, nn.Identity()), (linear, linear))
+            is not None
+        )
 
 
 def _hooked(norm: nn.Module, linear: nn.Module) -> None:
@@ -433,7 +492,9 @@ def _on_torch(norm: nn.Module, linear: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("change", [_hooked, _watched_norm, _replaced, _float, _on_torch])
-def test_what_somebody_changed_is_left_to_torch(change: Callable[[nn.Module, nn.Module], None]) -> None:
+def test_what_somebody_changed_is_left_to_torch(
+    change: Callable[[nn.Module, nn.Module], None],
+) -> None:
     norm, linear = plain()
     change(norm, linear)
     assert kernels_for(torch.ones(2, 64), (norm,), (linear,)) is None

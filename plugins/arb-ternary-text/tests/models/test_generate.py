@@ -59,19 +59,31 @@ class Constant:
         ({"temperature": 0.5, "top_k": 2}, [0, 16 / 25, 0, 9 / 25, 0]),
     ],
 )
-def test_the_distribution_has_its_closed_form(options: dict[str, float], expected: list[float]) -> None:
+def test_the_distribution_has_its_closed_form(
+    options: dict[str, float], expected: list[float]
+) -> None:
     probabilities = next_token_probabilities(FIVE.log() + 3.0, **options)  # type: ignore[arg-type]
-    torch.testing.assert_close(probabilities, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(
+        probabilities, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-15
+    )
 
 
 def test_of_equal_logits_the_lower_ids_are_kept() -> None:
-    assert next_token_probabilities(torch.zeros(40), top_k=3).nonzero().flatten().tolist() == [0, 1, 2]
+    assert next_token_probabilities(torch.zeros(40), top_k=3).nonzero().flatten().tolist() == [
+        0,
+        1,
+        2,
+    ]
     assert next_token_probabilities(torch.zeros(40), temperature=0.0).argmax() == 0
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=30), st.integers(1, 35))
 def test_top_k_keeps_what_a_sort_of_all_logits_puts_first(levels: list[int], top_k: int) -> None:
-    kept = next_token_probabilities(torch.tensor(levels, dtype=torch.float32), top_k=top_k).nonzero().flatten()
+    kept = (
+        next_token_probabilities(torch.tensor(levels, dtype=torch.float32), top_k=top_k)
+        .nonzero()
+        .flatten()
+    )
     first = sorted(range(len(levels)), key=lambda token: (-levels[token], token))[:top_k]
     assert kept.tolist() == sorted(first)
 
@@ -83,7 +95,10 @@ def test_logits_that_are_no_numbers_give_no_probability(options: dict[str, float
 
 
 @given(
-    st.lists(st.floats(-60, 60), min_size=1, max_size=20), st.floats(0.01, 10), st.floats(0.01, 1), st.integers(1, 25)
+    st.lists(st.floats(-60, 60), min_size=1, max_size=20),
+    st.floats(0.01, 10),
+    st.floats(0.01, 1),
+    st.integers(1, 25),
 )
 def test_the_nucleus_is_the_smallest_that_reaches_top_p(
     logits: list[float], temperature: float, top_p: float, top_k: int
@@ -107,7 +122,9 @@ def test_draws_follow_the_distribution() -> None:
     drawn = list(generate(Constant(FIVE, 10**6), [0], max_new_tokens=count, seed=3))
     for token, probability in enumerate(FIVE.tolist()):
         # Five standard deviations of a binomial count.
-        assert abs(drawn.count(token) - count * probability) < 5 * math.sqrt(count * probability * (1 - probability))
+        assert abs(drawn.count(token) - count * probability) < 5 * math.sqrt(
+            count * probability * (1 - probability)
+        )
 
 
 def test_only_tokens_of_the_support_are_drawn() -> None:
@@ -118,10 +135,14 @@ def test_only_tokens_of_the_support_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
-def test_a_draw_at_either_end_is_a_possible_token(monkeypatch: pytest.MonkeyPatch, uniform: float) -> None:
+def test_a_draw_at_either_end_is_a_possible_token(
+    monkeypatch: pytest.MonkeyPatch, uniform: float
+) -> None:
     never = torch.tensor([0.0, 0.2, 0.0, 0.7, 0.1, 0.0], dtype=torch.float64)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(uniform, dtype=torch.float64))
-    assert list(generate(Constant(never), [0], max_new_tokens=1, seed=0)) == [1 if uniform == 0 else 4]
+    assert list(generate(Constant(never), [0], max_new_tokens=1, seed=0)) == [
+        1 if uniform == 0 else 4
+    ]
 
 
 def test_a_seed_repeats_its_text_and_no_seed_does_not() -> None:
@@ -165,7 +186,9 @@ def test_greedy_text_is_the_argmax_of_full_forward_passes(float_decoder: Decoder
     assert list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0)) == ids[3:]
 
 
-def test_the_head_multiplies_the_last_position_of_a_prompt_alone(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_the_head_multiplies_the_last_position_of_a_prompt_alone(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     model = float_decoder()
     prompt = tokens(1, 9)
     sizes = []
@@ -175,10 +198,14 @@ def test_the_head_multiplies_the_last_position_of_a_prompt_alone(float_decoder: 
     assert drawn == greedy(model, prompt[0].tolist())
 
 
-def test_a_prompt_longer_than_the_context_keeps_its_latest_tokens(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_a_prompt_longer_than_the_context_keeps_its_latest_tokens(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     model = float_decoder(max_length=8)
     prompt = tokens(1, 21)[0].tolist()
-    long, short = (list(generate(model, ids, max_new_tokens=6, seed=0)) for ids in (prompt, prompt[-8:]))
+    long, short = (
+        list(generate(model, ids, max_new_tokens=6, seed=0)) for ids in (prompt, prompt[-8:])
+    )
     assert long == short
 
 
@@ -202,7 +229,9 @@ def test_a_context_of_one_token_still_generates(float_decoder: Decoders) -> None
     assert list(generate(model, [3, 5], max_new_tokens=4, temperature=0.0)) == expected[1:]
 
 
-def test_a_sliding_window_reads_all_of_a_long_prompt(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_a_sliding_window_reads_all_of_a_long_prompt(
+    float_decoder: Decoders, tokens: Tokens
+) -> None:
     model = float_decoder(sliding_window=5, max_length=8)
     ids = tokens(1, 21)[0].tolist()
     prompt = list(ids)
@@ -226,7 +255,9 @@ def test_a_sliding_window_reads_all_of_a_long_prompt(float_decoder: Decoders, to
         ({"stop": [-1]}, "stop: token ids must be from 0 to 4, not -1"),
     ],
 )
-def test_a_bad_value_is_refused_before_the_first_token(changes: dict[str, object], message: str) -> None:
+def test_a_bad_value_is_refused_before_the_first_token(
+    changes: dict[str, object], message: str
+) -> None:
     options: dict[str, object] = {"prompt_ids": [0], "max_new_tokens": 1} | changes
     with pytest.raises(UsageProblem, match=message):
         generate(Constant(FIVE), **options)  # type: ignore[arg-type]

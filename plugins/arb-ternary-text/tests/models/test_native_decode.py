@@ -1,4 +1,6 @@
-"""When a step of decoding is the kernel's: for which models, and that it never sees tensors that are not theirs."""
+"""When a step of decoding is the kernel's: for which models, and that it never sees tensors that
+are not theirs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Kernel:
     def prepare(self, plan: DecoderPlan) -> Callable[..., Tensor | None]:
         self.plans.append(plan)
 
-        def step(ids_B: Tensor, cache: Sequence[Tensor], slot: int, past: int, position: float) -> Tensor | None:
+        def step(
+            ids_B: Tensor, cache: Sequence[Tensor], slot: int, past: int, position: float
+        ) -> Tensor | None:
             if not self.serves:
                 return None
             self.calls.append((slot, past, position))
@@ -57,7 +61,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 def decoder(**options: Any) -> Decoder:
     with use_backend("torch"):
         return Decoder(
-            DecoderConfig(**({"width": 16, "layers": 2, "heads": 4, "max_length": 16} | options)), VOCABULARY
+            DecoderConfig(**({"width": 16, "layers": 2, "heads": 4, "max_length": 16} | options)),
+            VOCABULARY,
         )
 
 
@@ -82,7 +87,14 @@ def test_a_plain_decoder_takes_the_kernel_and_its_cache_advances(kernel: Kernel)
     assert cache.length == 5
     assert len(kernel.plans) == 1
     stored = cache.layers[1].stored[1]
-    assert [bool((stored[0, 0, t] == 1).all()) for t in range(6)] == [False, False, False, True, True, False]
+    assert [bool((stored[0, 0, t] == 1).all()) for t in range(6)] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_sliding_window_limits_what_a_step_sees(kernel: Kernel) -> None:
@@ -92,8 +104,15 @@ def test_a_sliding_window_limits_what_a_step_sees(kernel: Kernel) -> None:
         assert marked(step(model, cache))
     # A cache of twice the window is compacted when it is full.
     assert [(slot, past) for slot, past, _ in kernel.calls] == [
-        (0, 0), (1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (2, 2), (3, 2),
-    ]  # fmt: skip
+        (0, 0),
+        (1, 1),
+        (2, 2),
+        (3, 2),
+        (4, 2),
+        (5, 2),
+        (2, 2),
+        (3, 2),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +127,9 @@ def test_a_sliding_window_limits_what_a_step_sees(kernel: Kernel) -> None:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_a_decoder_that_is_not_plain_runs_its_modules(kernel: Kernel, options: dict[str, Any]) -> None:
+def test_a_decoder_that_is_not_plain_runs_its_modules(
+    kernel: Kernel, options: dict[str, Any]
+) -> None:
     model = decoder(**options)
     assert not marked(step(model))
     assert not kernel.plans
@@ -123,7 +144,9 @@ def test_a_subclass_runs_its_modules(kernel: Kernel) -> None:
     assert not marked(step(model))
 
 
-@pytest.mark.parametrize("part", ["blocks.0", "blocks.1.attention.query", "blocks.0.feed_forward.norm", "blocks"])
+@pytest.mark.parametrize(
+    "part", ["blocks.0", "blocks.1.attention.query", "blocks.0.feed_forward.norm", "blocks"]
+)
 def test_a_hook_on_a_module_is_called(kernel: Kernel, part: str) -> None:
     model = decoder()
     cache = model.new_cache(1)
@@ -164,7 +187,8 @@ def test_tensors_that_were_replaced_are_the_ones_of_the_next_step(kernel: Kernel
     query = model.blocks[0].attention.query
     query.weight = query.weight.clone()
     gain = model.blocks[1].feed_forward.norm.weight
-    gain.data = gain.data.clone()  # as moving a module does it: the parameter stays, its memory does not
+    # as moving a module does it: the parameter stays, its memory does not
+    gain.data = gain.data.clone()
     assert marked(step(model, cache))
     assert len(kernel.plans) == 2
     found = kernel.plans[1].layers
@@ -178,7 +202,9 @@ def test_tensors_that_were_replaced_are_the_ones_of_the_next_step(kernel: Kernel
 
 
 @pytest.mark.parametrize("trits", [None, 8])
-def test_factors_and_gains_of_a_plan_follow_what_they_learn(kernel: Kernel, trits: int | None) -> None:
+def test_factors_and_gains_of_a_plan_follow_what_they_learn(
+    kernel: Kernel, trits: int | None
+) -> None:
     gains: dict[str, Any] = {} if trits is None else {"learned_norms": True, "vector_trits": trits}
     model = decoder(row_scales=True, **gains)
     cache = model.new_cache(1)
@@ -258,7 +284,9 @@ def test_a_float_head_gets_the_normed_rows_and_the_scale(kernel: Kernel) -> None
 def test_the_speeds_of_a_plan_are_those_of_the_angles() -> None:
     model = decoder(rotary_base=50.0, rotary_factors=(1.0, 4.0))
     plan, backend = native_decode.plan_of(model)
-    cos, sin = rotary_angles(7, 1, 4, 50.0, factors=(1.0, 4.0), dtype=torch.float64, device=torch.device("cpu"))
+    cos, sin = rotary_angles(
+        7, 1, 4, 50.0, factors=(1.0, 4.0), dtype=torch.float64, device=torch.device("cpu")
+    )
     angle = 7 * torch.tensor(plan.speeds, dtype=torch.float64)
     assert backend == "torch"
     assert torch.equal(angle.cos(), cos[0])

@@ -6,7 +6,13 @@ import numpy as np
 import torch
 
 from arb_ternary_text.models.decoder import DecoderConfig
-from arb_ternary_text.models.parts import FloatLinear, make_embedding, make_head, make_linear, make_norm
+from arb_ternary_text.models.parts import (
+    FloatLinear,
+    make_embedding,
+    make_head,
+    make_linear,
+    make_norm,
+)
 
 Configs = Callable[..., DecoderConfig]
 
@@ -14,7 +20,8 @@ Configs = Callable[..., DecoderConfig]
 def test_int8_activations_round_each_token_of_a_float_linear() -> None:
     layer = FloatLinear(6, 3, activations="int8").double()
     x = torch.tensor(
-        [[1.0, -0.3, 0.02, 127.0, 2.5, -0.5], [0.0] * 6, [3e-9, -1e-9, 0, 0, 0, 2e-9]], dtype=torch.float64
+        [[1.0, -0.3, 0.02, 127.0, 2.5, -0.5], [0.0] * 6, [3e-9, -1e-9, 0, 0, 0, 2e-9]],
+        dtype=torch.float64,
     )
     scale = np.abs(x.numpy()).max(-1, keepdims=True) / 127
     rounded = np.rint(x.numpy() / np.where(scale == 0, 1, scale)) * scale
@@ -39,10 +46,15 @@ def test_float_parts_keep_the_variance_of_their_input(float_config: Configs) -> 
     embedding = make_embedding(config, 512)
     # The deviation of n normal samples has a standard error of sigma / sqrt(2 n); five of them.
     for weight, expected in ((linear, 1 / 16), (embedding.weight, 1.0)):
-        assert abs(float(weight.detach().std()) - expected) < 5 * expected / (2 * weight.numel()) ** 0.5
+        assert (
+            abs(float(weight.detach().std()) - expected)
+            < 5 * expected / (2 * weight.numel()) ** 0.5
+        )
 
 
-def test_a_tied_head_has_no_weights_of_its_own_and_multiplies_with_the_embedding(float_config: Configs) -> None:
+def test_a_tied_head_has_no_weights_of_its_own_and_multiplies_with_the_embedding(
+    float_config: Configs,
+) -> None:
     config = float_config(tie_embeddings=True)
     embedding = make_embedding(config, 7)
     head = make_head(config, 7, embedding)
@@ -54,4 +66,6 @@ def test_a_tied_head_has_no_weights_of_its_own_and_multiplies_with_the_embedding
 def test_a_norm_has_a_gain_only_where_it_may_and_was_asked_for(float_config: Configs) -> None:
     assert not list(make_norm(float_config(), 8, gain=False).parameters())
     assert not list(make_norm(float_config(float_parts=("linears",)), 8, gain=True).parameters())
-    assert [tuple(gain.shape) for gain in make_norm(float_config(), 8, gain=True).parameters()] == [(8,)]
+    assert [tuple(gain.shape) for gain in make_norm(float_config(), 8, gain=True).parameters()] == [
+        (8,)
+    ]

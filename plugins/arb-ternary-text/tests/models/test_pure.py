@@ -29,7 +29,14 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def small(**changes: Any) -> Decoder:
-    options = {"width": 32, "layers": 2, "heads": 2, "feed_forward": 64, "max_length": 16, "group_size": 32}
+    options = {
+        "width": 32,
+        "layers": 2,
+        "heads": 2,
+        "feed_forward": 64,
+        "max_length": 16,
+        "group_size": 32,
+    }
     return Decoder(DecoderConfig(**(options | changes)), 11)
 
 
@@ -38,7 +45,9 @@ def loss_of(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", VARIANTS)
-def test_a_pure_model_has_no_float_parameter_and_no_float_buffer(options: dict[str, Any], tokens: Tokens) -> None:
+def test_a_pure_model_has_no_float_parameter_and_no_float_buffer(
+    options: dict[str, Any], tokens: Tokens
+) -> None:
     model = small(**options)
     loss_of(model, tokens(2, 9)).backward()
     model(tokens(2, 9), model.new_cache(2))
@@ -72,13 +81,17 @@ def test_every_layer_votes(options: dict[str, Any], tokens: Tokens) -> None:
 
 
 @pytest.mark.parametrize("options", VARIANTS)
-def test_a_small_pure_model_starts_near_the_loss_of_chance(options: dict[str, Any], tokens: Tokens) -> None:
+def test_a_small_pure_model_starts_near_the_loss_of_chance(
+    options: dict[str, Any], tokens: Tokens
+) -> None:
     # Logits of about unit variance add half a nat to log V; a wrong scale anywhere adds several.
     assert abs(float(loss_of(small(**options), tokens(8, 17)).detach()) - math.log(11)) < 1.0
 
 
 @pytest.mark.parametrize("options", VARIANTS)
-def test_a_later_token_does_not_change_earlier_logits(options: dict[str, Any], tokens: Tokens) -> None:
+def test_a_later_token_does_not_change_earlier_logits(
+    options: dict[str, Any], tokens: Tokens
+) -> None:
     model = small(**options).eval()
     before = tokens(2, 12)
     after = before.clone()
@@ -94,12 +107,17 @@ def in_chunks(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("options", VARIANTS)
-def test_a_prompt_in_chunks_gives_the_integers_of_the_whole(options: dict[str, Any], tokens: Tokens) -> None:
-    # Attention sums in another order; in float64 that moves no activation across the border of two int8 steps, so that
-    # every integer is the same, and a scale moves by one float32 rounding at most.
+def test_a_prompt_in_chunks_gives_the_integers_of_the_whole(
+    options: dict[str, Any], tokens: Tokens
+) -> None:
+    # Attention sums in another order; in float64 that moves no activation across the border of two
+    # int8 steps, so that every integer is the same, and a scale moves by one float32 rounding at
+    # most.
     model = small(**options).eval()
     model.set_dtype(torch.float64)
-    torch.testing.assert_close(in_chunks(model, tokens(3, 14)), model(tokens(3, 14)), rtol=2**-22, atol=2**-22)
+    torch.testing.assert_close(
+        in_chunks(model, tokens(3, 14)), model(tokens(3, 14)), rtol=2**-22, atol=2**-22
+    )
 
 
 @torch.no_grad()
@@ -109,12 +127,15 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole_in_float32(
 ) -> None:
     model = small(**options, activations="float").eval()
     bound = rounding(model, 14) * 2.0**29 * model.config.max_moe_iters
-    torch.testing.assert_close(in_chunks(model, tokens(3, 14)), model(tokens(3, 14)), rtol=0, atol=bound)
+    torch.testing.assert_close(
+        in_chunks(model, tokens(3, 14)), model(tokens(3, 14)), rtol=0, atol=bound
+    )
 
 
 def test_without_sums_over_positions_chunks_give_the_same_bits(tokens: Tokens) -> None:
-    # With a window of one position attention sums one term; all the rest is integer or token by token. Outside of exact
-    # arithmetic a single token passes a kernel of its own, whose norms add up in another order.
+    # With a window of one position attention sums one term; all the rest is integer or token by
+    # token. Outside of exact arithmetic a single token passes a kernel of its own, whose norms add
+    # up in another order.
     model = small(sliding_window=1).eval()
     ids = tokens(2, 14)
     with torch.no_grad(), exact_arithmetic():
@@ -125,8 +146,12 @@ def votes_of(model: Decoder) -> dict[str, torch.Tensor]:
     return {name: module.logical_votes() for name, module in ternary_modules(model)}
 
 
-@pytest.mark.parametrize("options", [*VARIANTS, {"gradients": "int8", "experts": 2, "max_moe_iters": 3}])
-def test_recomputing_activations_casts_the_same_votes(options: dict[str, Any], tokens: Tokens) -> None:
+@pytest.mark.parametrize(
+    "options", [*VARIANTS, {"gradients": "int8", "experts": 2, "max_moe_iters": 3}]
+)
+def test_recomputing_activations_casts_the_same_votes(
+    options: dict[str, Any], tokens: Tokens
+) -> None:
     kept, recomputed = small(**options), small(**options)
     recomputed.load_state_dict(kept.state_dict())
     recomputed.set_activation_checkpointing(True)
@@ -138,9 +163,12 @@ def test_recomputing_activations_casts_the_same_votes(options: dict[str, Any], t
 
 
 @pytest.mark.parametrize(
-    "options", [VARIANTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS[1:3])]
+    "options",
+    [VARIANTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS[1:3])],
 )
-def test_training_compiles_to_one_graph_and_casts_the_same_votes(options: dict[str, Any], tokens: Tokens) -> None:
+def test_training_compiles_to_one_graph_and_casts_the_same_votes(
+    options: dict[str, Any], tokens: Tokens
+) -> None:
     eager, compiled = small(**options), small(**options)
     compiled.load_state_dict(eager.state_dict())
     torch.compiler.reset()
@@ -153,17 +181,25 @@ def test_training_compiles_to_one_graph_and_casts_the_same_votes(options: dict[s
 
 def test_a_tied_head_votes_into_the_embedding(tokens: Tokens) -> None:
     model = small(tie_embeddings=True)
-    assert [name for name, _ in ternary_modules(model) if not name.startswith("blocks.")] == ["embedding"]
+    assert [name for name, _ in ternary_modules(model) if not name.startswith("blocks.")] == [
+        "embedding"
+    ]
     x = torch.randn(4, 32)
     model.head(x).square().sum().backward()
     logits = model.head(x).detach()
-    rounded = torch.round(x / (x.abs().amax(-1, keepdim=True) / 127)) * (x.abs().amax(-1, keepdim=True) / 127)
+    rounded = torch.round(x / (x.abs().amax(-1, keepdim=True) / 127)) * (
+        x.abs().amax(-1, keepdim=True) / 127
+    )
     weight = model.embedding.dense_weight()
     # 32 products, each rounded, and the scale.
-    torch.testing.assert_close(logits, rounded @ weight.T, rtol=0, atol=float(34 * 2**-23 * rounded.abs().sum(1).max()))
+    torch.testing.assert_close(
+        logits, rounded @ weight.T, rtol=0, atol=float(34 * 2**-23 * rounded.abs().sum(1).max())
+    )
     gradient = 2 * logits.T @ rounded
     certain = gradient.abs() > 1e-3 * gradient.abs().max()
-    assert torch.equal(model.embedding.logical_votes()[certain], -gradient.sign().to(torch.int8)[certain])
+    assert torch.equal(
+        model.embedding.logical_votes()[certain], -gradient.sign().to(torch.int8)[certain]
+    )
 
 
 def test_zero_residual_blocks_are_the_identity_and_vote(tokens: Tokens) -> None:
@@ -173,7 +209,9 @@ def test_zero_residual_blocks_are_the_identity_and_vote(tokens: Tokens) -> None:
     loss_of(model, tokens(2, 9)).backward()
     votes = votes_of(model)
     assert all(
-        votes[f"blocks.{block}.{part}"].any() for block in (0, 1) for part in ("attention.output", "feed_forward.down")
+        votes[f"blocks.{block}.{part}"].any()
+        for block in (0, 1)
+        for part in ("attention.output", "feed_forward.down")
     )
 
 
@@ -198,13 +236,16 @@ def test_a_model_that_starts_at_zero_is_outlined_without_a_device() -> None:
     assert all(buffer.is_meta for name, buffer in model.named_buffers() if name.endswith("weight"))
 
 
-def test_a_zero_head_votes_by_its_own_gradient_at_once_and_what_is_below_it_later(tokens: Tokens) -> None:
+def test_a_zero_head_votes_by_its_own_gradient_at_once_and_what_is_below_it_later(
+    tokens: Tokens,
+) -> None:
     model = small(zero_head=True)
     ids = tokens(2, 9)
     loss_of(model, ids).backward()
     votes = votes_of(model)
     assert {name for name, cast in votes.items() if cast.any()} == {"head"}
-    # The gradient of a logit is 1 / V less 1 where it is that of the next id, over the number of predictions.
+    # The gradient of a logit is 1 / V less 1 where it is that of the next id, over the number of
+    # predictions.
     hidden = model.final_norm(model.hidden(ids[:, :-1])).flatten(0, 1).detach()
     scale = hidden.abs().amax(-1, keepdim=True) / 127
     rounded = torch.round(hidden / scale) * scale

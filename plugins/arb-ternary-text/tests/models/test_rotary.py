@@ -19,7 +19,9 @@ def rotated(x_SC: torch.Tensor, start: int, base: float = 10000.0) -> torch.Tens
 def test_each_plane_turns_like_a_complex_number() -> None:
     x = torch.randn(7, 10, dtype=torch.float64)
     position, plane = np.arange(3, 10)[:, None], np.arange(5)[None, :]
-    numbers = (x.numpy()[:, :5] + 1j * x.numpy()[:, 5:]) * np.exp(1j * position * 100.0 ** (-2 * plane / 10))
+    numbers = (x.numpy()[:, :5] + 1j * x.numpy()[:, 5:]) * np.exp(
+        1j * position * 100.0 ** (-2 * plane / 10)
+    )
     np.testing.assert_allclose(
         rotated(x, 3, 100.0).numpy(), np.concatenate((numbers.real, numbers.imag), 1), atol=1e-14
     )
@@ -27,7 +29,9 @@ def test_each_plane_turns_like_a_complex_number() -> None:
 
 def test_factors_slow_planes_down_and_scaling_divides_positions() -> None:
     factors = (1.0, 2.0, 8.0)
-    cos, sin = rotary_angles(5, 4, 6, 100.0, scaling=4.0, factors=factors, dtype=torch.float64, device=CPU)
+    cos, sin = rotary_angles(
+        5, 4, 6, 100.0, scaling=4.0, factors=factors, dtype=torch.float64, device=CPU
+    )
     position = np.arange(5, 9)[:, None] / 4.0
     angle = position * 100.0 ** (-2 * np.arange(3)[None, :] / 6) / np.array(factors)
     np.testing.assert_allclose(cos.numpy(), np.cos(angle), atol=1e-15)
@@ -40,7 +44,8 @@ def test_scores_depend_on_relative_positions_only(first: int, second: int, shift
     query, key = torch.randn(2, 1, 16, dtype=torch.float64, generator=generator)
     here = rotated(query, first) @ rotated(key, second).T
     there = rotated(query, first + shift) @ rotated(key, second + shift).T
-    # An angle of up to 1e7 radians carries half a unit in its last place, twice; 16 products of size |q| |k| / 16.
+    # An angle of up to 1e7 radians carries half a unit in its last place, twice; 16 products of
+    # size |q| |k| / 16.
     bound = 4 * 1e7 * torch.finfo(torch.float64).eps * float(query.norm() * key.norm())
     assert abs(float(here - there)) <= bound
 

@@ -31,7 +31,10 @@ def test_rows_are_multiplied_and_factors_and_votes_have_their_gradients() -> Non
     scaled, plain = pair()
     with torch.no_grad():
         scaled.row_scale.copy_(FACTORS)
-    x, other = (torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
+    x, other = (
+        torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        for _ in range(2)
+    )
     rounded = FACTORS.half().float()
     grad = torch.randn(4, 5, generator=torch.Generator().manual_seed(2))
     y, products = scaled(x), plain(other)
@@ -39,7 +42,9 @@ def test_rows_are_multiplied_and_factors_and_votes_have_their_gradients() -> Non
     y.backward(grad)
     products.backward(rounded * grad)
     # d/ds_n of sum(g s y) = sum over rows of g y.
-    torch.testing.assert_close(scaled.row_scale.grad, (grad * products).sum(dim=0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        scaled.row_scale.grad, (grad * products).sum(dim=0), rtol=1e-5, atol=1e-6
+    )
     torch.testing.assert_close(x.grad, other.grad, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(scaled.stats, plain.stats, rtol=1e-5, atol=1e-6)
     assert torch.equal(scaled.votes, plain.votes)
@@ -57,12 +62,17 @@ def test_under_autocast_the_output_has_its_dtype_and_the_factors_keep_theirs() -
 
 
 def test_every_ternary_linear_of_a_decoder_has_them_and_no_other() -> None:
-    model = Decoder(DecoderConfig(width=32, layers=2, heads=2, row_scales=True, float_parts=("head", "norms")), 16)
+    model = Decoder(
+        DecoderConfig(width=32, layers=2, heads=2, row_scales=True, float_parts=("head", "norms")),
+        16,
+    )
     kinds = {type(module) for module in model.modules() if isinstance(module, TernaryLinear)}
     assert kinds == {RowScaledTernaryLinear}
     assert not any(isinstance(module, RowScaledTernaryLinear) for module in model.head.modules())
 
 
 def test_two_kinds_of_factors_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"'row_scales' and 'linear_scales' are factors of the same products"):
+    with pytest.raises(
+        ValueError, match=r"'row_scales' and 'linear_scales' are factors of the same products"
+    ):
         DecoderConfig(row_scales=True, linear_scales=True)

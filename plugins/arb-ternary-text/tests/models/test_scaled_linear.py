@@ -1,4 +1,6 @@
-"""A ternary linear with a float factor, and the float parts of the other options, in a run's eyes."""
+"""A ternary linear with a float factor, and the float parts of the other options, in a run's
+eyes.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +59,17 @@ def test_the_factor_stays_float32_and_moves_with_the_module() -> None:
         ({"row_scales": True, "float_parts": ("head",)}, 4 * 32 + 128 + 32 + 16 * 32, 0),
         ({"query_key_value_bias": True, "kv_heads": 1}, 32 + 16 + 16, 0),
         ({"stored_eps": True, "query_key_norm": True}, 0, 0),
-        ({"inner_gains": True, "float_parts": ("norms",), "query_key_norm": True}, 3 * 32 + 32 + 128 + 2 * 16, 0),
+        (
+            {"inner_gains": True, "float_parts": ("norms",), "query_key_norm": True},
+            3 * 32 + 32 + 128 + 2 * 16,
+            0,
+        ),
         ({"inner_gains": True, "learned_norms": True}, 0, 0),
     ],
 )
-def test_the_audit_counts_what_is_float(options: dict[str, Any], parameters: int, buffers: int) -> None:
+def test_the_audit_counts_what_is_float(
+    options: dict[str, Any], parameters: int, buffers: int
+) -> None:
     config = DecoderConfig(**{**SMALL, **options})
     counted = audit(Decoder(config, 16))
     assert (counted.float_parameters, counted.float_buffers) == (parameters, buffers)
@@ -70,9 +78,22 @@ def test_the_audit_counts_what_is_float(options: dict[str, Any], parameters: int
 
 
 def test_inner_gains_are_ternary_where_the_pre_norms_are() -> None:
-    model = Decoder(DecoderConfig(**SMALL, learned_norms=True, inner_gains=True, query_key_norm=True), 16)
-    kinds = {name.split(".")[-1]: type(module).__name__ for name, module in model.named_modules() if "norm" in name}
-    assert set(kinds) == {"norm", "output_norm", "hidden_norm", "query_norm", "key_norm", "final_norm"}
+    model = Decoder(
+        DecoderConfig(**SMALL, learned_norms=True, inner_gains=True, query_key_norm=True), 16
+    )
+    kinds = {
+        name.split(".")[-1]: type(module).__name__
+        for name, module in model.named_modules()
+        if "norm" in name
+    }
+    assert set(kinds) == {
+        "norm",
+        "output_norm",
+        "hidden_norm",
+        "query_norm",
+        "key_norm",
+        "final_norm",
+    }
     assert set(kinds.values()) == {"TernaryRMSNorm"}
 
 

@@ -26,7 +26,9 @@ SMALL: dict[str, Any] = {"width": 32, "layers": 1, "heads": 2, "feed_forward": 6
 def drawn(vector: TritVector, seed: int = 1) -> np.ndarray:
     """Give a vector other trits than those of its birth; they as numbers ``[N, D]``."""
     shape = (vector.shape.out_features, vector.shape.in_features)
-    trits = torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)).to(torch.int8)
+    trits = torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)).to(
+        torch.int8
+    )
     vector.set_trits(trits)
     return trits.numpy().astype(np.float64)
 
@@ -66,7 +68,8 @@ def test_each_trit_gets_the_vote_of_its_number() -> None:
     (vector() * torch.tensor([2.0, 0.0, -0.5])).sum().backward()
     # A vote is the sign of the gradient, against it.
     assert torch.equal(
-        vector.logical_votes() - before, torch.tensor([-1, 0, 1], dtype=torch.int8)[:, None].expand(3, 8)
+        vector.logical_votes() - before,
+        torch.tensor([-1, 0, 1], dtype=torch.int8)[:, None].expand(3, 8),
     )
 
 
@@ -91,7 +94,10 @@ def test_rows_are_multiplied_and_votes_have_their_gradients() -> None:
     plain = TernaryLinear(64, 5, group_size=32, activations="float")
     plain.set_trits(scaled.trits(), scaled.exponent)
     factors = torch.from_numpy(1 + drawn(scaled.row_trits).mean(axis=1)).float()
-    x, other = (torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
+    x, other = (
+        torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        for _ in range(2)
+    )
     grad = torch.randn(4, 5, generator=torch.Generator().manual_seed(2))
     y, products = scaled(x), plain(other)
     torch.testing.assert_close(y, factors * products, rtol=1e-6, atol=0)
@@ -100,7 +106,8 @@ def test_rows_are_multiplied_and_votes_have_their_gradients() -> None:
     products.backward(factors * grad)
     torch.testing.assert_close(x.grad, other.grad, rtol=1e-5, atol=1e-6)
     assert torch.equal(scaled.votes, plain.votes)
-    # The vote of a factor's trits: against the sign of d/ds_n of sum(g s y), the sum over rows of g y.
+    # The vote of a factor's trits: against the sign of d/ds_n of sum(g s y), the sum over rows of g
+    # y.
     voted = scaled.row_trits.logical_votes() - before
     expected = -(grad * products).sum(dim=0).sign().to(torch.int8)
     assert torch.equal(voted, expected[:, None].expand(5, 8))
@@ -124,18 +131,29 @@ def test_a_norm_multiplies_by_its_gains() -> None:
 
 def test_a_decoder_with_them_has_no_float_parameter_and_every_gain_and_row_is_one() -> None:
     config = DecoderConfig(
-        **SMALL, row_scales=True, learned_norms=True, inner_gains=True, query_key_norm=True, vector_trits=8
+        **SMALL,
+        row_scales=True,
+        learned_norms=True,
+        inner_gains=True,
+        query_key_norm=True,
+        vector_trits=8,
     )
     model = Decoder(config, 16)
     counted = audit(model)
     assert (counted.float_parameters, counted.float_buffers) == (0, 0)
     assert config.pure
     assert config.planned().kinds == {"ternary"}
-    kinds = {type(module) for module in model.modules() if isinstance(module, TernaryModule | RMSNorm)}
+    kinds = {
+        type(module) for module in model.modules() if isinstance(module, TernaryModule | RMSNorm)
+    }
     assert {kind.__name__ for kind in kinds} == {
-        "TernaryEmbedding", "TritScaledTernaryLinear", "TritRMSNorm", "TritVector"
-    }  # fmt: skip
-    # A factor for each row of the six linears and the head, a gain for each feature of six norms and the final one.
+        "TernaryEmbedding",
+        "TritScaledTernaryLinear",
+        "TritRMSNorm",
+        "TritVector",
+    }
+    # A factor for each row of the six linears and the head, a gain for each feature of six norms
+    # and the final one.
     rows = 4 * 32 + 64 + 32 + 16
     gains = 3 * 32 + 64 + 2 * 16 + 32
     numbers = [each.shape.out_features for each in model.modules() if isinstance(each, TritVector)]
@@ -146,10 +164,15 @@ def test_a_decoder_with_them_has_no_float_parameter_and_every_gain_and_row_is_on
     ("options", "words"),
     [
         ({"vector_trits": 8}, "'vector_trits' needs 'row_scales', or 'learned_norms'"),
-        ({"vector_trits": 8, "float_parts": ("norms",)}, "'vector_trits' needs 'row_scales', or 'learned_norms'"),
+        (
+            {"vector_trits": 8, "float_parts": ("norms",)},
+            "'vector_trits' needs 'row_scales', or 'learned_norms'",
+        ),
         ({"vector_trits": 5, "row_scales": True}, "vector_trits"),
     ],
 )
-def test_trits_of_no_vector_and_other_numbers_of_them_are_refused(options: dict[str, Any], words: str) -> None:
+def test_trits_of_no_vector_and_other_numbers_of_them_are_refused(
+    options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         DecoderConfig(**options)

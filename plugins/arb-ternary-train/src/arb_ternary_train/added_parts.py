@@ -1,4 +1,6 @@
-"""Parts that the phases of a run add to the model: what its optimizer will have to train, known before it is there."""
+"""Parts that the phases of a run add to the model: what its optimizer will have to train, known
+before it is there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A limit to what a model may allocate while it is built from the description in a stranger's file."""
+"""A limit to what a model may allocate while it is built from the description in a stranger's
+file.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from arb_ternary.errors import DataError
 
 __all__ = ["AllocationLimit"]
 
-#: Trits in a byte, at most; and tensors of a weight's size that a module makes while it is built (trits, votes, their
-#: packed forms).
+# : Trits in a byte, at most; and tensors of a weight's size that a module makes while it is built
+# (trits, votes, their : packed forms).
 _DENSEST, _COPIES = 5, 4
 #: What any description may ask for, in elements and in tensors.
 _SLACK, _TENSORS = 1 << 24, 20_000
@@ -22,8 +24,8 @@ _SLACK, _TENSORS = 1 << 24, 20_000
 class AllocationLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it no more is allocated than the weights in a file of ``nbytes`` bytes can need.
 
-    A description of a few bytes can ask for more than any machine has; what its importer overlooks ends here, as a
-    DataError that begins with ``source``.
+    A description of a few bytes can ask for more than any machine has; what its importer overlooks
+    ends here, as a DataError that begins with ``source``.
     """
 
     def __init__(self, source: str, nbytes: int) -> None:
@@ -33,7 +35,11 @@ class AllocationLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tensors = nbytes + _TENSORS
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         arguments = func._schema.arguments
         if args and arguments and arguments[0].name == "size":
@@ -41,7 +47,8 @@ class AllocationLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._elements -= math.prod(args[0])
             if min(self._tensors, self._elements) < 0:
                 raise DataError(
-                    f"{self._source}: its description asks for a model larger than the file holds weights for",
+                    f"{self._source}: its description asks for a model larger than the file holds "
+                    f"weights for",
                     "The file is damaged, or not what it says.",
                 )
         return func(*args, **(kwargs or {}))

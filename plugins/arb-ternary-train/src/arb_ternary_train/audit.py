@@ -1,4 +1,6 @@
-"""The count of everything that a model stores: what is ternary, what is float, and the bytes of each."""
+"""The count of everything that a model stores: what is ternary, what is float, and the bytes of
+each.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,12 @@ class AuditRow:
 
 @frozen
 class Audit:
-    """What a model stores: counts by kind, and elements of the kinds that decide whether it is pure.
+    """What a model stores: counts by kind, and elements of the kinds that decide whether it is
+    pure.
 
     Attributes:
-        working_bytes: what ternary modules hold within a step only: gradient statistics and the scale of votes,
-            O(N + K) a weight, and accumulators of 2 bits, which every step clears.
+        working_bytes: what ternary modules hold within a step only: gradient statistics and the
+            scale of votes, O(N + K) a weight, and accumulators of 2 bits, which every step clears.
         optimizer_bytes: tensors that the optimizer keeps.
     """
 
@@ -48,7 +51,9 @@ class Audit:
 
     @property
     def parameters(self) -> int:
-        """Learnable numbers: trits, integer weights of other formats, integer biases and float parameters."""
+        """Learnable numbers: trits, integer weights of other formats, integer biases and float
+        parameters.
+        """
         return sum(row.elements for row in self.rows if row.what in _PARAMETER_ROWS)
 
     @property
@@ -141,7 +146,8 @@ def _left_out(module: TernaryModule) -> list[Tensor]:
 def audit(model: nn.Module, optimizer: Any = None) -> Audit:
     """Count what ``model`` (and ``optimizer``, if given) stores. Tied tensors count once.
 
-    Accumulators that were left out when a run was loaded count as there: they are part of what it stores.
+    Accumulators that were left out when a run was loaded count as there: they are part of what it
+    stores.
     """
     modules, stored = ternary_modules(model), stored_modules(model)
     kinds = [*dict.fromkeys(_BUFFERS.values()), _TRAINABLE, _FROZEN, *([_STORED] if stored else [])]
@@ -167,6 +173,8 @@ def audit(model: nn.Module, optimizer: Any = None) -> Audit:
         ternary_weights=trits,
         float_parameters=rows[_TRAINABLE].elements + rows[_FROZEN].elements,
         float_buffers=rows[_FLOAT_BUFFERS].elements,
-        working_bytes=sum(tensor.nbytes for _, module in modules for tensor in module.working_memory()),
+        working_bytes=sum(
+            tensor.nbytes for _, module in modules for tensor in module.working_memory()
+        ),
         optimizer_bytes=optimizer_state_bytes(optimizer),
     )

@@ -1,4 +1,5 @@
-"""Losses of predictions whose logits are too many to hold: the model judges its last hidden state, block by block.
+"""Losses of predictions whose logits are too many to hold: the model judges its last hidden state,
+block by block.
 
 Predictions that do not count are left out before the head multiplies.
 """
@@ -32,22 +33,36 @@ def loss_in_blocks(
     hidden_BSD = found.hidden(batch.inputs, **arguments)
     hidden_MD, targets_M = counted(hidden_BSD, batch)
     # Nothing counts: 0, with a graph.
-    return found.mean_cross_entropy(hidden_MD, targets_M) if len(targets_M) else hidden_BSD.float().sum() * 0.0
+    return (
+        found.mean_cross_entropy(hidden_MD, targets_M)
+        if len(targets_M)
+        else hidden_BSD.float().sum() * 0.0
+    )
 
 
 def counted_losses(
     model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy, arguments: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """Loss of each prediction that counts, float32 ``[M]``, without gradients; None where logits are to be made."""
+    """Loss of each prediction that counts, float32 ``[M]``, without gradients; None where logits
+    are to be made.
+    """
     found = None if isinstance(masking, Scores) else judge_of(model, batch, masking)
     if found is None:
         return None
     hidden_MD, targets_M = counted(found.hidden(batch.inputs, **arguments), batch)
-    return found.cross_entropies(hidden_MD, targets_M) if len(targets_M) else hidden_MD.new_zeros(0).float()
+    return (
+        found.cross_entropies(hidden_MD, targets_M)
+        if len(targets_M)
+        else hidden_MD.new_zeros(0).float()
+    )
 
 
-def judge_of(model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy) -> BlockedLogits | None:
-    """``model``, where it is to judge the predictions that count in ``batch`` from its hidden state; else None."""
+def judge_of(
+    model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy
+) -> BlockedLogits | None:
+    """``model``, where it is to judge the predictions that count in ``batch`` from its hidden
+    state; else None.
+    """
     if isinstance(masking, OwnLosses) or not isinstance(model, BlockedLogits):
         return None
     return model if model.judges_in_blocks(int(batch.loss_mask.sum())) else None
@@ -57,4 +72,8 @@ def counted(hidden_BSD: Tensor, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
     """The rows of ``hidden`` whose predictions count, ``[M, D]``, and their targets."""
     counts_M = batch.loss_mask.flatten()
     hidden_MD, targets_M = hidden_BSD.flatten(0, -2), batch.targets.flatten()
-    return (hidden_MD, targets_M) if bool(counts_M.all()) else (hidden_MD[counts_M], targets_M[counts_M])
+    return (
+        (hidden_MD, targets_M)
+        if bool(counts_M.all())
+        else (hidden_MD[counts_M], targets_M[counts_M])
+    )

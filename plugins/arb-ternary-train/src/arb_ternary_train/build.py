@@ -47,7 +47,9 @@ __all__ = [
 
 @frozen(eq=False)
 class RunParts:
-    """What every run is made of, whatever it does; ``vocabulary_size``: ids that the model was built for."""
+    """What every run is made of, whatever it does; ``vocabulary_size``: ids that the model was
+    built for.
+    """
 
     device: torch.device
     backend: Selection
@@ -59,9 +61,14 @@ class RunParts:
 
 
 def build_parts(
-    config: RunConfig, *, backend: str | None = None, vocabulary_size: int = 0, device: torch.device | None = None
+    config: RunConfig,
+    *,
+    backend: str | None = None,
+    vocabulary_size: int = 0,
+    device: torch.device | None = None,
 ) -> RunParts:
-    """Build the parts that ``config`` names. The global generators are seeded, so that the same config builds the same.
+    """Build the parts that ``config`` names. The global generators are seeded, so that the same
+    config builds the same.
 
     Args:
         config: the resolved config.
@@ -75,11 +82,15 @@ def build_parts(
     device = resolve_device(config.device) if device is None else device
     observers = build_observers(config)
     selection = select(
-        request_backend(command_line=backend, config=configured_backend(config), device=device.type),
+        request_backend(
+            command_line=backend, config=configured_backend(config), device=device.type
+        ),
         observers.select_backend,
     )
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
-    masking: MaskingStrategy = require_protocol(config.masking.build(), MaskingStrategy, config.masking)
+    masking: MaskingStrategy = require_protocol(
+        config.masking.build(), MaskingStrategy, config.masking
+    )
     size = max(data.vocabulary_size, vocabulary_size)
     model = build_model(config, size, selection.name, device)
     return RunParts(device, selection, data, masking, observers, model, size)
@@ -90,7 +101,9 @@ def configured_backend(config: RunConfig) -> str | None:
     return None if config.backend.strip().lower() == AUTO else config.backend
 
 
-def build_model(config: RunConfig, vocabulary_size: int, backend: str, device: torch.device) -> nn.Module:
+def build_model(
+    config: RunConfig, vocabulary_size: int, backend: str, device: torch.device
+) -> nn.Module:
     """The config's model, on ``device``, with the run's seed in its votes.
 
     Raises:
@@ -107,13 +120,16 @@ def built_module(choice: Choice[ModelSpec], vocabulary_size: int) -> nn.Module:
     """The model of ``choice``; ComponentError where its factory makes none."""
     model = choice.build(vocabulary_size)
     if not isinstance(model, nn.Module):
-        raise ComponentError(f"model {choice.name!r}: its factory returned a {type(model).__name__}, not a module")
+        raise ComponentError(
+            f"model {choice.name!r}: its factory returned a {type(model).__name__}, not a module"
+        )
     return model
 
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """Models built within have ternary weights of 0, and draw none: for those that are given all their weights.
+    """Models built within have ternary weights of 0, and draw none: for those that are given all
+    their weights.
 
     The global generators are then elsewhere than after a model that draws.
     """
@@ -126,7 +142,8 @@ def undrawn() -> Iterator[None]:
 
 @contextmanager
 def without_accumulators(left_out: bool = True) -> Iterator[None]:
-    """Ternary modules made within have no accumulators, a byte a weight: they compute, and refuse to learn.
+    """Ternary modules made within have no accumulators, a byte a weight: they compute, and refuse
+    to learn.
 
     Args:
         left_out: False makes no difference to anything.
@@ -194,7 +211,8 @@ _version = cache(version)
 
 
 def versions_of(config: RunConfig, backend: str) -> dict[str, str]:
-    """Versions of Python, of the libraries that decide numbers, and of the distributions whose components take part.
+    """Versions of Python, of the libraries that decide numbers, and of the distributions whose
+    components take part.
 
     What is merely installed is not listed: it has no part in the run.
     """

@@ -1,11 +1,13 @@
-"""The checkpoints of a run: written whole or not at all, verified when read, the newest ``keep`` kept.
+"""The checkpoints of a run: written whole or not at all, verified when read, the newest ``keep``
+kept.
 
-``checkpoints/step-00000200/`` holds ``model.safetensors`` (the model's at-rest state dict), ``state.json`` and
-``state.safetensors`` (everything else) and ``manifest.json``. Where several ranks write, the model may be in pieces
-(``model-00000-of-00002.safetensors``), which the manifest lists. A checkpoint is written into a hidden temporary
-folder, every file and the folder are flushed to the disk, and only then it is renamed: a folder with a checkpoint's
-name is complete, whatever happened. ``checkpoints/latest`` names the newest one, for other programs. A second
-checkpoint at the same step (an interruption between two micro-batches of one step) is ``step-00000200.1``.
+``checkpoints/step-00000200/`` holds ``model.safetensors`` (the model's at-rest state dict),
+``state.json`` and ``state.safetensors`` (everything else) and ``manifest.json``. Where several
+ranks write, the model may be in pieces (``model-00000-of-00002.safetensors``), which the manifest
+lists. A checkpoint is written into a hidden temporary folder, every file and the folder are flushed
+to the disk, and only then it is renamed: a folder with a checkpoint's name is complete, whatever
+happened. ``checkpoints/latest`` names the newest one, for other programs. A second checkpoint at
+the same step (an interruption between two micro-batches of one step) is ``step-00000200.1``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from arb_ternary_train import checkpoint_format as fmt
 from arb_ternary_train.durable import flush
 from arb_ternary_train.safetensors_file import SafetensorsFile, StoredTensor, TensorParts
 
-__all__ = ["Checkpoint", "CheckpointStore", "Pieces", "model_entries", "no_fault", "read_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "Pieces",
+    "model_entries",
+    "no_fault",
+    "read_checkpoint",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,35 +74,44 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read and verify the checkpoint in the folder ``path``.
 
     Raises:
-        CheckpointError: it is missing, truncated, damaged or not a checkpoint; file and tensor are named.
+        CheckpointError: it is missing, truncated, damaged or not a checkpoint; file and tensor are
+            named.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no checkpoint folder of this name")
     manifest = fmt.read_manifest(path / _MANIFEST)
     for name, facts in manifest["files"].items():
         if (file := path / name).exists() and (size := file.stat().st_size) != facts["size"]:
-            raise CheckpointError(f"{file}: the file is truncated or altered: {size} bytes, should be {facts['size']}")
+            raise CheckpointError(
+                f"{file}: the file is truncated or altered: {size} bytes, should be {facts['size']}"
+            )
     pieces = [
         fmt.read_tensors(path / name, manifest["files"][name]["sha256"], manifest["tensors"][name])
         for name in manifest.get("pieces", [_MODEL])
     ]
     model = pieces[0] if len(pieces) == 1 else fmt.JoinedTensors(pieces)
     tensors = fmt.read_tensors(
-        path / _STATE_TENSORS, manifest["files"][_STATE_TENSORS]["sha256"], manifest["tensors"][_STATE_TENSORS]
+        path / _STATE_TENSORS,
+        manifest["files"][_STATE_TENSORS]["sha256"],
+        manifest["tensors"][_STATE_TENSORS],
     )
     file = path / _STATE
     if not file.exists():
         raise CheckpointError(f"{file}: there is no such file; the checkpoint is incomplete")
     if (found := fmt.file_digest(file)) != manifest["files"][_STATE]["sha256"]:
         raise CheckpointError(
-            f"{file}: the file is damaged: its checksum {found[:16]}... is not the one in the manifest"
+            f"{file}: the file is damaged: its checksum {found[:16]}... is not the one in the "
+            f"manifest"
         )
     state = fmt.decode_state(json.loads(file.read_text(encoding="utf-8")), tensors)
-    return Checkpoint(path=path, step=manifest["step"], identity=manifest["identity"], model=model, state=state)
+    return Checkpoint(
+        path=path, step=manifest["step"], identity=manifest["identity"], model=model, state=state
+    )
 
 
 def model_entries(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of the model in the checkpoint ``path``, as its header lists them; no number is read.
+    """The tensors of the model in the checkpoint ``path``, as its header lists them; no number is
+    read.
 
     Raises:
         CheckpointError: the manifest is missing or damaged.
@@ -107,7 +125,9 @@ def model_entries(path: Path) -> dict[str, StoredTensor]:
                 found[tensor] = entry
             else:
                 shape = (above.shape[0] + entry.shape[0], *entry.shape[1:])
-                found[tensor] = StoredTensor(entry.dtype, shape, above.start, above.nbytes + entry.nbytes)
+                found[tensor] = StoredTensor(
+                    entry.dtype, shape, above.start, above.nbytes + entry.nbytes
+                )
     return found
 
 
@@ -116,7 +136,9 @@ class Pieces(Protocol):
     """A model that several processes write, a file each."""
 
     def write(self, folder: Path, metadata: str) -> Mapping[str, fmt.WrittenTensors]:
-        """Have all of them write, into a folder that all see; the files by name, in the order of rows."""
+        """Have all of them write, into a folder that all see; the files by name, in the order of
+        rows.
+        """
 
 
 @frozen
@@ -126,7 +148,8 @@ class CheckpointStore:
     Args:
         root: the folder; made when the first checkpoint is written.
         keep: how many checkpoints stay; 0 keeps all.
-        faults: called with the name of every point between two effects on the disk; a test raises or dies there.
+        faults: called with the name of every point between two effects on the disk; a test raises
+            or dies there.
     """
 
     root: Path
@@ -140,7 +163,8 @@ class CheckpointStore:
         state: Mapping[str, Any],
         identity: Mapping[str, Any],
     ) -> Path:
-        """Write a checkpoint and return its folder. On any failure the existing ones are left as they are.
+        """Write a checkpoint and return its folder. On any failure the existing ones are left as
+        they are.
 
         Raises:
             CheckpointError: the disk is full or refuses.
@@ -172,7 +196,9 @@ class CheckpointStore:
         """The complete checkpoints, newest first."""
         if not self.root.is_dir():
             return []
-        found = [path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+        found = [
+            path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()
+        ]
         return sorted(found, key=_order, reverse=True)
 
     def latest(self) -> Path:
@@ -189,7 +215,8 @@ class CheckpointStore:
     def newest_good(self) -> tuple[Checkpoint | None, tuple[str, ...]]:
         """The newest checkpoint that can be read, and what was wrong with each newer one.
 
-        The damaged ones are set aside (``set-aside/``), so that they are in nobody's way and can still be examined.
+        The damaged ones are set aside (``set-aside/``), so that they are in nobody's way and can
+        still be examined.
         """
         problems: list[str] = []
         for path in self.paths():
@@ -204,7 +231,8 @@ class CheckpointStore:
         return None, tuple(problems)
 
     def set_aside_newer(self, path: Path) -> None:
-        """Move the checkpoints newer than ``path`` to ``set-aside/``: the run continues from ``path``.
+        """Move the checkpoints newer than ``path`` to ``set-aside/``: the run continues from
+        ``path``.
 
         What a kill left half done is tidied up too.
         """
@@ -243,9 +271,18 @@ class CheckpointStore:
         (folder / _STATE).write_text(json.dumps(tree, allow_nan=False) + "\n", encoding="utf-8")
         self.faults("state written")
         files = {name: {"sha256": each.sha256, "size": each.size} for name, each in written.items()}
-        files[_STATE] = {"sha256": fmt.file_digest(folder / _STATE), "size": (folder / _STATE).stat().st_size}
+        files[_STATE] = {
+            "sha256": fmt.file_digest(folder / _STATE),
+            "size": (folder / _STATE).stat().st_size,
+        }
         digests = {name: dict(each.tensors) for name, each in written.items()}
-        content = {"step": step, "identity": dict(identity), "files": files, "tensors": digests, **pieces}
+        content = {
+            "step": step,
+            "identity": dict(identity),
+            "files": files,
+            "tensors": digests,
+            **pieces,
+        }
         fmt.write_manifest(folder / _MANIFEST, content)
         self.faults("manifest written")
         for name in (_STATE, _MANIFEST):
@@ -254,7 +291,9 @@ class CheckpointStore:
         self.faults("flushed")
 
     def _unused(self, step: int) -> Path:
-        """A name behind those of the checkpoints of ``step`` that are there, of which the first may be gone."""
+        """A name behind those of the checkpoints of ``step`` that are there, of which the first may
+        be gone.
+        """
         serials = [serial for each, serial in map(_order, self.paths()) if each == step]
         name = f"step-{step:08d}"
         return self.root / (f"{name}.{max(serials) + 1}" if serials else name)
@@ -280,7 +319,8 @@ class CheckpointStore:
         if self.keep <= 0:
             return
         for path in self.paths()[self.keep :]:
-            # Renamed first: a deletion that is cut short must not leave half a checkpoint under a valid name.
+            # Renamed first: a deletion that is cut short must not leave half a checkpoint under a
+            # valid name.
             doomed = self.root / f"{_TEMPORARY}deleted-{path.name}"
             try:
                 path.rename(doomed)
@@ -293,5 +333,7 @@ class CheckpointStore:
 def _order(path: Path) -> tuple[int, int]:
     match = _NAME.fullmatch(path.name)
     if match is None:
-        raise CheckpointError(f"{path}: not the name of a checkpoint", "Their names are like step-00000200.")
+        raise CheckpointError(
+            f"{path}: not the name of a checkpoint", "Their names are like step-00000200."
+        )
     return int(match[1]), int(match[2] or 0)

@@ -1,10 +1,12 @@
-"""What a checkpoint holds on disk: nested state as JSON plus safetensors, and a checksum for every file and tensor.
+"""What a checkpoint holds on disk: nested state as JSON plus safetensors, and a checksum for every
+file and tensor.
 
-A state is a tree of dicts, lists, tuples, numbers, strings, booleans, None, bytes and tensors. Tensors go to a
-safetensors file under their path in the tree; the rest goes to JSON. What JSON cannot say is a tagged object
-``{"$": kind, ...}``: tensors, tuples, non-finite floats, bytes, counters, and dicts whose keys are not plain strings
-(the state dict of a torch optimizer has integer keys). Floats survive exactly, because Python prints the shortest
-text that reads back to the same number. Nothing is ever pickled.
+A state is a tree of dicts, lists, tuples, numbers, strings, booleans, None, bytes and tensors.
+Tensors go to a safetensors file under their path in the tree; the rest goes to JSON. What JSON
+cannot say is a tagged object ``{"$": kind, ...}``: tensors, tuples, non-finite floats, bytes,
+counters, and dicts whose keys are not plain strings (the state dict of a torch optimizer has
+integer keys). Floats survive exactly, because Python prints the shortest text that reads back to
+the same number. Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ _PLAIN: Final = frozenset({bool, int, str, type(None)})
 
 
 def encode_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Split ``state`` into a tree that JSON can hold and the tensors in it, by their path (``a/b/0``).
+    """Split ``state`` into a tree that JSON can hold and the tensors in it, by their path
+    (``a/b/0``).
 
     Raises:
         ComponentError: a value of a type that cannot be stored; the path says whose it is.
@@ -82,17 +85,30 @@ def encode_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
         if type(value) in (list, tuple, torch.Size):
             # Generators have hundreds of whole numbers, which need no path.
             plain = _PLAIN.issuperset(map(type, value))
-            items = list(value) if plain else [encode(item, _join(path, index)) for index, item in enumerate(value)]
+            items = (
+                list(value)
+                if plain
+                else [encode(item, _join(path, index)) for index, item in enumerate(value)]
+            )
             return items if type(value) is list else {_TAG: "tuple", "items": items}
         if isinstance(value, Mapping):
-            if not isinstance(value, Counter) and all(type(key) is str for key in value) and _TAG not in value:
+            if (
+                not isinstance(value, Counter)
+                and all(type(key) is str for key in value)
+                and _TAG not in value
+            ):
                 return {key: encode(item, _join(path, key)) for key, item in value.items()}
             kind = "counter" if isinstance(value, Counter) else "dict"
-            pairs = [[encode(key, f"{path} (key)"), encode(item, _join(path, key))] for key, item in value.items()]
+            pairs = [
+                [encode(key, f"{path} (key)"), encode(item, _join(path, key))]
+                for key, item in value.items()
+            ]
             return {_TAG: kind, "items": pairs}
         raise ComponentError(
-            f"{path or 'state'}: a {type(value).__module__}.{type(value).__qualname__} cannot go into a checkpoint",
-            "A state may hold tensors, numbers, strings, booleans, None, bytes, and dicts, lists and tuples of them.",
+            f"{path or 'state'}: a {type(value).__module__}.{type(value).__qualname__} cannot go "
+            f"into a checkpoint",
+            "A state may hold tensors, numbers, strings, booleans, None, bytes, and dicts, lists "
+            "and tuples of them.",
         )
 
     return encode(state, ""), tensors
@@ -130,7 +146,9 @@ def _join(path: str, key: Any) -> str:
 def tensor_digest(tensor: Tensor) -> str:
     """BLAKE2b-128 of the tensor's dtype, shape and bytes, in hexadecimal."""
     contiguous = tensor.detach().cpu().contiguous()
-    digest = hashlib.blake2b(f"{contiguous.dtype} {tuple(contiguous.shape)} ".encode(), digest_size=16)
+    digest = hashlib.blake2b(
+        f"{contiguous.dtype} {tuple(contiguous.shape)} ".encode(), digest_size=16
+    )
     if contiguous.numel():
         digest.update(contiguous.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -142,13 +160,19 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor] | TensorParts, metadata: str) -> dict[str, str]:
-    """Write a safetensors file, with ``metadata`` in its header, and return the digest of each tensor in it.
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor] | TensorParts, metadata: str
+) -> dict[str, str]:
+    """Write a safetensors file, with ``metadata`` in its header, and return the digest of each
+    tensor in it.
 
-    Every tensor is written whole, also where two share memory: a loader copies them back into whatever shares it then.
+    Every tensor is written whole, also where two share memory: a loader copies them back into
+    whatever shares it then.
     """
     digests: dict[str, str] = {}
-    write_safetensors(path, tensors, metadata, lambda name, tensor: digests.update({name: tensor_digest(tensor)}))
+    write_safetensors(
+        path, tensors, metadata, lambda name, tensor: digests.update({name: tensor_digest(tensor)})
+    )
     return digests
 
 
@@ -167,7 +191,9 @@ class WrittenTensors:
     tensors: Mapping[str, str]
 
 
-def write_flushed(path: Path, tensors: Mapping[str, Tensor] | TensorParts, metadata: str) -> WrittenTensors:
+def write_flushed(
+    path: Path, tensors: Mapping[str, Tensor] | TensorParts, metadata: str
+) -> WrittenTensors:
     """As :func:`write_tensors`; the file survives a loss of power."""
     digests = write_tensors(path, tensors, metadata)
     flush(path)
@@ -219,7 +245,8 @@ class VerifiedTensors(Mapping[str, Tensor]):
             raise CheckpointError(error.what) from error
         if (found := tensor_digest(tensor)) != digest:
             raise CheckpointError(
-                f"{self._file.path}: tensor {name!r} is damaged: checksum {found}, the manifest says {digest}"
+                f"{self._file.path}: tensor {name!r} is damaged: checksum {found}, the manifest "
+                f"says {digest}"
             )
         return tensor
 
@@ -229,10 +256,12 @@ class VerifiedTensors(Mapping[str, Tensor]):
 
 
 def read_tensors(path: Path, sha256: str, digests: Mapping[str, str]) -> VerifiedTensors:
-    """The tensors of a safetensors file that must have these digests. The whole file is verified, and nothing kept.
+    """The tensors of a safetensors file that must have these digests. The whole file is verified,
+    and nothing kept.
 
     Raises:
-        CheckpointError: the file is missing, truncated or altered; the tensor is named where one can be.
+        CheckpointError: the file is missing, truncated or altered; the tensor is named where one
+            can be.
     """
     intact = _digest_or_error(path) == sha256
     try:
@@ -247,14 +276,22 @@ def read_tensors(path: Path, sha256: str, digests: Mapping[str, str]) -> Verifie
     if surplus := sorted(set(file) - set(digests)):
         raise CheckpointError(f"{path}: tensor {surplus[0]!r} is not in the manifest")
     if not intact:
-        raise CheckpointError(f"{path}: the file's header is damaged: its checksum is not the one in the manifest")
+        raise CheckpointError(
+            f"{path}: the file's header is damaged: its checksum is not the one in the manifest"
+        )
     return tensors
 
 
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
     """Write the manifest: ``content`` with format, version and a checksum of itself."""
-    body = {"format": FORMAT, "version": PIECES_VERSION if "pieces" in content else VERSION, **content}
-    text = json.dumps({**body, "checksum": _body_digest(body)}, indent=1, sort_keys=True, allow_nan=False)
+    body = {
+        "format": FORMAT,
+        "version": PIECES_VERSION if "pieces" in content else VERSION,
+        **content,
+    }
+    text = json.dumps(
+        {**body, "checksum": _body_digest(body)}, indent=1, sort_keys=True, allow_nan=False
+    )
     path.write_text(text + "\n", encoding="utf-8")
 
 
@@ -262,7 +299,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Read a manifest.
 
     Raises:
-        CheckpointError: it is missing, damaged, of another format or of a version that this program cannot read.
+        CheckpointError: it is missing, damaged, of another format or of a version that this program
+            cannot read.
     """
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
@@ -274,16 +312,22 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: the file is damaged: {error}") from error
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         found = body.get("format") if isinstance(body, dict) else type(body).__name__
-        raise CheckpointError(f"{path}: the format is {found!r}, not {FORMAT!r}: this is not a checkpoint of arb")
+        raise CheckpointError(
+            f"{path}: the format is {found!r}, not {FORMAT!r}: this is not a checkpoint of arb"
+        )
     if body.get("version") not in (VERSION, PIECES_VERSION):
         raise CheckpointError(
-            f"{path}: checkpoint format version {body.get('version')!r}; this program reads versions {VERSION} and "
+            f"{path}: checkpoint format version {body.get('version')!r}; this program reads "
+            f"versions {VERSION} and "
             f"{PIECES_VERSION}",
-            "Use the version of arb-ternary-core that wrote it; run.json in the run directory names it.",
+            "Use the version of arb-ternary-core that wrote it; run.json in the run directory "
+            "names it.",
         )
     checksum = body.pop("checksum", None)
     if checksum != _body_digest(body):
-        raise CheckpointError(f"{path}: the file is damaged: its checksum does not match its content")
+        raise CheckpointError(
+            f"{path}: the file is damaged: its checksum does not match its content"
+        )
     return body
 
 
@@ -295,6 +339,8 @@ def _digest_or_error(path: Path) -> str:
     try:
         return file_digest(path)
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such file; the checkpoint is incomplete") from None
+        raise CheckpointError(
+            f"{path}: there is no such file; the checkpoint is incomplete"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error

@@ -50,11 +50,14 @@ class Checkpointer:
         self._saved = (self._changes, path)
 
     def save(self, context: TrainingContext) -> Path:
-        """Write a checkpoint and return its folder. Where nothing has happened since the last one, that one stands.
+        """Write a checkpoint and return its folder. Where nothing has happened since the last one,
+        that one stands.
 
         Every rank calls it. Raises CheckpointError, on all of them, where rank 0 cannot write it.
         """
-        stands = self._saved if self._saved is not None and self._saved[0] == self._changes else None
+        stands = (
+            self._saved if self._saved is not None and self._saved[0] == self._changes else None
+        )
         # What its observers have asked for, only rank 0 has done.
         if (path := context.world.share(None if stands is None else str(stands[1]))) is not None:
             return Path(path)
@@ -66,7 +69,10 @@ class Checkpointer:
         state = {
             "step": context.step,
             "tokens": context.tokens,
-            "finished": [{"steps": result.steps, "metrics": dict(result.metrics)} for result in context.finished],
+            "finished": [
+                {"steps": result.steps, "metrics": dict(result.metrics)}
+                for result in context.finished
+            ],
             "phase": None if phase is None else phase.state_dict(),
             "structures": structures,
             "evaluation_shape": context.evaluation_shape,
@@ -96,16 +102,24 @@ class Checkpointer:
 
 
 def restore_run(context: TrainingContext, checkpoint: Checkpoint) -> None:
-    """Put everything back as it was when ``checkpoint`` was written, the phase that was running too."""
+    """Put everything back as it was when ``checkpoint`` was written, the phase that was running
+    too.
+    """
     state = checkpoint.state
     context.step, context.tokens = state["step"], state["tokens"]
     context.evaluation_shape = state["evaluation_shape"]
     context.unfinished_evaluation = state["unfinished_evaluation"]
-    context.finished = [PhaseResult(result["steps"], result["metrics"]) for result in state["finished"]]
+    context.finished = [
+        PhaseResult(result["steps"], result["metrics"]) for result in state["finished"]
+    ]
     context.structures = list(state["structures"][: context.phase_index])
-    phase = context.phase = None if state["phase"] is None else build_phase(context.config, context.phase_index)
+    phase = context.phase = (
+        None if state["phase"] is None else build_phase(context.config, context.phase_index)
+    )
     running = {} if phase is None else {context.phase_index: phase}
-    context.model = restore_structures(context.model, checkpoint, context.config, context.device, running)
+    context.model = restore_structures(
+        context.model, checkpoint, context.config, context.device, running
+    )
     load_state(context.model, checkpoint.model, str(checkpoint.path / "model.safetensors"))
     if phase is not None:
         phase.load_state_dict(state["phase"])
@@ -120,7 +134,8 @@ def restore_structures(
     device: torch.device,
     running: Mapping[int, Phase] | None = None,
 ) -> nn.Module:
-    """``model`` with the structure that the phases of ``config`` had given it when ``checkpoint`` was written.
+    """``model`` with the structure that the phases of ``config`` had given it when ``checkpoint``
+    was written.
 
     Args:
         running: phases that are there already, by index; the others are built anew.
@@ -133,6 +148,8 @@ def restore_structures(
         if structure is not None:
             phase = (running or {}).get(index) or config.phases[index].build()
             if not isinstance(phase, ModelChangingPhase):
-                raise CheckpointError(f"{checkpoint.path}: phases[{index}] changed the model and cannot do so again")
+                raise CheckpointError(
+                    f"{checkpoint.path}: phases[{index}] changed the model and cannot do so again"
+                )
             model = phase.restore_structure(model, structure).to(device)
     return model

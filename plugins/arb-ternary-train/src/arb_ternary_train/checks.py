@@ -8,7 +8,13 @@ from arb_ternary.config.options import option, positive
 from arb_ternary.protocols.runs import RunContext
 from arb_ternary_train.protocols import CheckResult
 
-__all__ = ["PureCheck", "ValidationLossCheck", "ValidationLossConfig", "build_pure", "build_validation_loss"]
+__all__ = [
+    "PureCheck",
+    "ValidationLossCheck",
+    "ValidationLossConfig",
+    "build_pure",
+    "build_validation_loss",
+]
 
 
 class PureCheck:
@@ -25,7 +31,8 @@ class PureCheck:
             "float_buffers": float(counted.float_buffers),
         }
         summary = (
-            f"{counted.ternary_weights:,} ternary weights, {counted.float_parameters:,} float parameters, "
+            f"{counted.ternary_weights:,} ternary weights, {counted.float_parameters:,} float "
+            f"parameters, "
             f"{counted.float_buffers:,} floats in buffers"
         )
         return CheckResult(passed=counted.pure, summary=summary, metrics=numbers)
@@ -35,7 +42,9 @@ class PureCheck:
 class ValidationLossConfig:
     """Options of the check ``validation_loss``."""
 
-    max: float = option(help="largest validation loss that passes, in nats a token", validator=positive)
+    max: float = option(
+        help="largest validation loss that passes, in nats a token", validator=positive
+    )
 
 
 class ValidationLossCheck:
@@ -45,7 +54,9 @@ class ValidationLossCheck:
         self.config = config
 
     def check(self, context: RunContext) -> CheckResult:
-        """Compare the evaluation at the end, or one made now; a loss that is not a number does not pass."""
+        """Compare the evaluation at the end, or one made now; a loss that is not a number does not
+        pass.
+        """
         loss = context.held_out_loss()
         return CheckResult(
             passed=loss <= self.config.max,

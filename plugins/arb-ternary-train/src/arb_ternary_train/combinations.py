@@ -1,7 +1,8 @@
 """Whether the components of a run go together, said before anything is built.
 
-Options of a component are told the run that they are used in: a config class may have the method ``contradictions_in``
-(see :class:`arb_ternary.optim.protocol.Planned`), whose findings are faults of the config like any other.
+Options of a component are told the run that they are used in: a config class may have the method
+``contradictions_in`` (see :class:`arb_ternary.optim.protocol.Planned`), whose findings are faults
+of the config like any other.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ __all__ = ["find_contradictions", "planned_parts"]
 
 
 def find_contradictions(run: RunConfig) -> list[Fault]:
-    """What is wrong with components beside each other, each fault at the option that is in the way."""
+    """What is wrong with components beside each other, each fault at the option that is in the
+    way.
+    """
     return [*_faults(run, (), run, planned_parts(run)), *unsettled_faults(run)]
 
 
 def planned_parts(run: RunConfig) -> Planned | None:
     """What ``run`` trains, over all its phases; None where the options of its model do not tell.
 
-    The options of a phase that changes the model have ``planned_in(run, planned) -> Planned``: what it trains, and
-    what it leaves frozen as ``idle``, of a model that has the parts ``planned``.
+    The options of a phase that changes the model have ``planned_in(run, planned) -> Planned``: what
+    it trains, and what it leaves frozen as ``idle``, of a model that has the parts ``planned``.
     """
     tell = getattr(run.model.options, "planned", None)
     if tell is None:
@@ -53,7 +56,8 @@ def _faults(value: Any, path: Path, run: RunConfig, planned: Planned | None) -> 
                 yield Fault(
                     path,
                     f"{value.name!r} cannot train {PART_NOUNS[kind]}, and the model has some",
-                    "Use `optimizer: {name: split, ternary: ..., float: ...}`, or a model without those parts.",
+                    "Use `optimizer: {name: split, ternary: ..., float: ...}`, or a model without "
+                    "those parts.",
                 )
         value = value.options
     if isinstance(value, list | tuple):

@@ -37,11 +37,15 @@ is_device = Rule(
     lambda value: re.fullmatch(_DEVICE_PATTERN, value) is not None,
     {"pattern": f"^(?:{_DEVICE_PATTERN})$"},
 )
-_is_thread_count = Rule("1 or greater, or auto", lambda value: value == "auto" or value >= 1, {"minimum": 1})
+_is_thread_count = Rule(
+    "1 or greater, or auto", lambda value: value == "auto" or value >= 1, {"minimum": 1}
+)
 _is_not_empty = Rule("a list of at least one item", lambda value: len(value) > 0, {"minItems": 1})
 
 
-def _are_requirements(instance: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+def _are_requirements(
+    instance: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]
+) -> None:
     for text in value:
         parse_requirement(text)
 
@@ -52,7 +56,8 @@ class CheckpointConfig:
 
     every: int = option(
         200,
-        "optimizer steps between checkpoints; 0 = never, at the end of a phase neither: only when the run is stopped",
+        "optimizer steps between checkpoints; 0 = never, at the end of a phase neither: only when "
+        "the run is stopped",
         validator=non_negative,
     )
     keep: int = option(3, "how many of the newest checkpoints are kept", validator=positive)
@@ -60,64 +65,87 @@ class CheckpointConfig:
 
 @frozen(kw_only=True)
 class RanksConfig:
-    """What several processes that train one model share among them; in one process it has no effect."""
+    """What several processes that train one model share among them; in one process it has no
+    effect.
+    """
 
     weights: Literal["replicated", "sharded"] = option(
         "replicated",
-        "packed ternary weights and sums of votes: replicated = every rank has all of them, sharded = each keeps some "
+        "packed ternary weights and sums of votes: replicated = every rank has all of them, "
+        "sharded = each keeps some "
         "rows and has those of the others while a block runs (FSDP2)",
         validator=in_(("replicated", "sharded")),
     )
     optimizer_state: Literal["replicated", "sharded"] = option(
         "replicated",
-        "moments of adamw: replicated = every rank has all of them, sharded = each keeps a slice of every parameter's",
+        "moments of adamw: replicated = every rank has all of them, sharded = each keeps a slice "
+        "of every parameter's",
         validator=in_(("replicated", "sharded")),
     )
     checkpoints: Literal["whole", "pieces"] = option(
         "whole",
-        "how a model is saved: whole = rank 0 writes all of it into one file, pieces = each rank writes the rows that "
+        "how a model is saved: whole = rank 0 writes all of it into one file, pieces = each rank "
+        "writes the rows that "
         "it owns, to a disk that all machines see",
         validator=in_(("whole", "pieces")),
     )
     ordered_sums: bool = option(
         True,
-        "gradients of float parameters are added in the order of the micro-batches, which gives the bytes of one "
+        "gradients of float parameters are added in the order of the micro-batches, which gives "
+        "the bytes of one "
         "process; false = in one all-reduce a step, which is less to send and gives others",
     )
 
 
 @frozen(kw_only=True)
 class RunConfig:
-    """Everything that decides a run. Components are named here; plugins take part in no other way."""
+    """Everything that decides a run. Components are named here; plugins take part in no other
+    way.
+    """
 
     name: str = option("run", "name of the run and of its directory", validator=is_run_name)
     seed: int = option(0, "seed of all randomness", validator=non_negative)
-    device: str = option("cpu", "where the model lives: cpu, cuda, cuda:N or mps", validator=is_device)
-    backend: str = option("auto", "kernel backend: auto, a name, or names in order of preference (triton,torch)")
+    device: str = option(
+        "cpu", "where the model lives: cpu, cuda, cuda:N or mps", validator=is_device
+    )
+    backend: str = option(
+        "auto", "kernel backend: auto, a name, or names in order of preference (triton,torch)"
+    )
     exact: bool = option(
         False,
-        "int8 activations and gradients, so that every ternary product is an integer: the same bits on every backend",
+        "int8 activations and gradients, so that every ternary product is an integer: the same "
+        "bits on every backend",
     )
     deterministic: bool = option(
         False,
-        "torch's deterministic algorithms, and kernels chosen by fixed tables whatever was measured here",
+        "torch's deterministic algorithms, and kernels chosen by fixed tables whatever was "
+        "measured here",
     )
     threads: int | Literal["auto"] = option(
         "auto",
-        "threads of the processor, for every operation; auto = OMP_NUM_THREADS where it is set, or else as many as the "
+        "threads of the processor, for every operation; auto = OMP_NUM_THREADS where it is set, or "
+        "else as many as the "
         "model has work for and as help in a few timed passes (with deterministic: by size alone)",
         validator=_is_thread_count,
     )
     requires: tuple[str, ...] = option(
-        (), "distributions that must be installed, such as arb-ternary-signgsd>=0.1", validator=_are_requirements
+        (),
+        "distributions that must be installed, such as arb-ternary-signgsd>=0.1",
+        validator=_are_requirements,
     )
     plugins: tuple[str, ...] = option((), "plugin files to load, relative to the config's folder")
     data: DataChoice = option(help="where text or tokens come from")
     model: ModelChoice = option(help="the network")
-    masking: MaskingChoice = default_choice("causal", "how samples become inputs, targets and a loss mask")
+    masking: MaskingChoice = default_choice(
+        "causal", "how samples become inputs, targets and a loss mask"
+    )
     optimizer: OptimizerChoice = option(help="how the model learns")
-    phases: tuple[PhaseChoice, ...] = option(help="the stretches of the run, in order", validator=_is_not_empty)
+    phases: tuple[PhaseChoice, ...] = option(
+        help="the stretches of the run, in order", validator=_is_not_empty
+    )
     trackers: tuple[Choice[TrackerSpec], ...] = option((), "observers of the run")
     checks: tuple[Choice[CheckSpec], ...] = option((), "checks that pass or fail the finished run")
     ranks: RanksConfig = option(help="what several processes share among them", factory=RanksConfig)
-    checkpoint: CheckpointConfig = option(help="when checkpoints are written", factory=CheckpointConfig)
+    checkpoint: CheckpointConfig = option(
+        help="when checkpoints are written", factory=CheckpointConfig
+    )

@@ -28,9 +28,15 @@ _DEFAULT = Origin("default", "default")
 
 
 def load_as(
-    cls: type[T], path: str | os.PathLike[str], overrides: Iterable[str] = (), *, registry: Registry | None = None
+    cls: type[T],
+    path: str | os.PathLike[str],
+    overrides: Iterable[str] = (),
+    *,
+    registry: Registry | None = None,
 ) -> LoadedConfig[T]:
-    """Load a file whose top level is the config class ``cls``; errors are those of :func:`raise_faults`."""
+    """Load a file whose top level is the config class ``cls``; errors are those of
+    :func:`raise_faults`.
+    """
     from arb_ternary.plugins.manager import manager
 
     document = apply_overrides(read_document(path), overrides)
@@ -48,31 +54,43 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     except FileNotFoundError:
         raise ConfigError(f"{source}: no such file", hint=f"arb config new {source}") from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
+        reason = (
+            error.strerror if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
+        )
         raise ConfigError(f"{source}: cannot be read: {reason}") from error
     return read_yaml(text, source)
 
 
 def value_origins(config: Any, document: Document) -> dict[Path, Origin]:
-    """The origin of every value of ``config``, made from ``document``, by its path in ``to_plain(config)``."""
+    """The origin of every value of ``config``, made from ``document``, by its path in
+    ``to_plain(config)``.
+    """
     origins = {}
     for path, value in leaves(to_plain(config, given=False)):
         # A component that is given by its name alone has no entry for the name.
         own = path if path in document.origins or path[-1:] != ("name",) else path[:-1]
-        parts = [own, *((*own, index) for index in range(len(value)))] if isinstance(value, list) else [own]
+        parts = (
+            [own, *((*own, index) for index in range(len(value)))]
+            if isinstance(value, list)
+            else [own]
+        )
         found = dict.fromkeys(document.origins[part] for part in parts if part in document.origins)
-        origins[path] = max(found, key=lambda origin: (origin.kind == "override", origin.order), default=_DEFAULT)
+        origins[path] = max(
+            found, key=lambda origin: (origin.kind == "override", origin.order), default=_DEFAULT
+        )
     return origins
 
 
-# --- overrides -------------------------------------------------------------------------------------------------------
+# --- overrides
 
 
 def apply_overrides(document: Document, overrides: Iterable[str]) -> Document:
-    """A document with the values of ``overrides`` (``path=value``, the value in YAML) in place, later ones last.
+    """A document with the values of ``overrides`` (``path=value``, the value in YAML) in place,
+    later ones last.
 
-    Keys that are missing on the way are added; a component that is given by its name alone becomes a mapping, so that
-    ``optimizer.lr=0.1`` works on ``optimizer: adamw``. List items must exist. Faults are collected in the document.
+    Keys that are missing on the way are added; a component that is given by its name alone becomes
+    a mapping, so that ``optimizer.lr=0.1`` works on ``optimizer: adamw``. List items must exist.
+    Faults are collected in the document.
     """
     changed = evolve(document, data=deepcopy(document.data))
     faults = list(document.faults)
@@ -82,7 +100,11 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> Document:
             where, equals, value = text.partition("=")
             path = parse_path(where.strip())
             if not equals or path is None:
-                raise Faulty(Fault((), "an override is written path=value", "For example: -o phases.0.steps=10"))
+                raise Faulty(
+                    Fault(
+                        (), "an override is written path=value", "For example: -o phases.0.steps=10"
+                    )
+                )
             changed = set_value(changed, path, parse_yaml_value(value), origin)
         except Faulty as error:
             faults.extend(evolve(fault, origin=origin) for fault in error.faults)
@@ -90,15 +112,21 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> Document:
 
 
 def parse_path(text: str) -> Path | None:
-    """The inverse of ``show_path``; ``phases.0.steps`` works too (the index stays text). None when malformed."""
+    """The inverse of ``show_path``; ``phases.0.steps`` works too (the index stays text). None when
+    malformed.
+    """
     if not re.fullmatch(f"({_PART.pattern})+", text):
         return None
-    path = tuple(int(part[1]) if part[1] else part[2] or part[3].strip() for part in _PART.finditer(text))
+    path = tuple(
+        int(part[1]) if part[1] else part[2] or part[3].strip() for part in _PART.finditer(text)
+    )
     return None if "" in path else path
 
 
 def set_value(document: Document, path: Path, value: Any, origin: Origin) -> Document:
-    """A document with ``value`` at ``path``; Faulty when the path leads nowhere. The data are changed in place."""
+    """A document with ``value`` at ``path``; Faulty when the path leads nowhere. The data are
+    changed in place.
+    """
     if not isinstance(document.data, dict):
         return document  # structuring reports that the whole is not a mapping
     origins = dict(document.origins)
@@ -121,21 +149,37 @@ def set_value(document: Document, path: Path, value: Any, origin: Origin) -> Doc
     holder[last] = value
     real = (*above, last)
     kept = {p: o for p, o in origins.items() if p[: len(real)] != real}
-    return evolve(document, origins={**kept, **{(*real, *below): origin for below in _paths_in(value)}})
+    return evolve(
+        document, origins={**kept, **{(*real, *below): origin for below in _paths_in(value)}}
+    )
 
 
 def _key_in(holder: Any, part: str | int, path: Path) -> str | int:
-    """``part`` of an override's path as a key of ``holder``: digits are an index in a list and text in a mapping."""
+    """``part`` of an override's path as a key of ``holder``: digits are an index in a list and text
+    in a mapping.
+    """
     if isinstance(holder, dict):
-        return part if part in holder else next((key for key in holder if str(key) == str(part)), str(part))
+        return (
+            part
+            if part in holder
+            else next((key for key in holder if str(key) == str(part)), str(part))
+        )
     if not str(part).isdecimal():
         raise Faulty(Fault((*path, part), "a list has items by number, from 0"))
     index = int(part)
     if index >= len(holder):
-        raise Faulty(Fault((*path, index), f"{show_path(path)} has {len(holder)} items, numbered from 0"))
+        raise Faulty(
+            Fault((*path, index), f"{show_path(path)} has {len(holder)} items, numbered from 0")
+        )
     return index
 
 
 def _paths_in(value: Any) -> Iterable[Path]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [(), *((key, *below) for key, item in items for below in _paths_in(item))]

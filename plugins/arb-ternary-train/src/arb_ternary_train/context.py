@@ -37,7 +37,8 @@ from arb_ternary_train.signals import StopRequest
 
 __all__ = ["TrainingContext", "default_evaluation_shape"]
 
-#: The evaluation at the end of a run covers at least so many predictions, however few the run was trained on.
+# : The evaluation at the end of a run covers at least so many predictions, however few the run was
+# trained on.
 _LEAST_AT_END: Final = 16_384
 
 
@@ -56,7 +57,8 @@ class TrainingContext:
         config: the resolved config.
         device: where the model lives.
         backend: the kernel backend, and who chose it.
-        model: the model in training; a phase that changes its structure may put another in its place.
+        model: the model in training; a phase that changes its structure may put another in its
+            place.
         data: training and held-out samples.
         masking: turns samples into inputs, targets and a loss mask.
         observers: what watches the run.
@@ -66,16 +68,19 @@ class TrainingContext:
         checkpointer: writes the run's checkpoints.
         step: optimizer steps taken in the whole run.
         tokens: predictions trained on in the whole run.
-        evaluation_shape: ``(batch_size, block_size)`` of evaluations: those of the latest training loop.
+        evaluation_shape: ``(batch_size, block_size)`` of evaluations: those of the latest training
+            loop.
         finished: results of the phases that have ended, in order.
-        structures: what each phase has made of the model's structure, in order; None where it changed nothing.
+        structures: what each phase has made of the model's structure, in order; None where it
+            changed nothing.
         phase: the phase that is running, or is to go on after a resume; None between phases.
         validation: the evaluation at the end of the run, once it has been made.
-        unfinished_evaluation: number of batches (None: all) of the evaluation that a stop cut short, in a list; None
-            where there is none.
+        unfinished_evaluation: number of batches (None: all) of the evaluation that a stop cut
+            short, in a list; None where there is none.
         optimizer: the last one that was made.
-        held: steps that have been taken together are being told one after another; until the last, evaluations,
-            checkpoints and stops are put off, because the model is further than ``step``.
+        held: steps that have been taken together are being told one after another; until the last,
+            evaluations, checkpoints and stops are put off, because the model is further than
+            ``step``.
         threads_available: threads that torch had when the run began.
         world: the processes that train together.
         weights: where the packed weights of the model are.
@@ -124,7 +129,9 @@ class TrainingContext:
 
     @property
     def phase_index(self) -> int:
-        """Position of the current phase in the config's list; the number of phases that have ended."""
+        """Position of the current phase in the config's list; the number of phases that have
+        ended.
+        """
         return len(self.finished)
 
     @property
@@ -138,9 +145,12 @@ class TrainingContext:
         return "" if self.phase is None else self.phase.name
 
     def make_optimizer(
-        self, choice: OptimizerChoice | None = None, factors: Mapping[str, float] = MappingProxyType({})
+        self,
+        choice: OptimizerChoice | None = None,
+        factors: Mapping[str, float] = MappingProxyType({}),
     ) -> Optimizer:
-        """An optimizer over everything in the model that can be trained now: the config's, or that of ``choice``.
+        """An optimizer over everything in the model that can be trained now: the config's, or that
+        of ``choice``.
 
         ``factors`` multiply the rates of parts, by their names.
 
@@ -159,11 +169,13 @@ class TrainingContext:
         """A lasting line for the person who watches."""
         self.logbook.reporter.note(text)
 
-    # --- stopping and saving ---
+    # --- stopping and saving
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a signal or an observer asked the run to stop, on any rank: all ask at the same places."""
+        """Whether a signal or an observer asked the run to stop, on any rank: all ask at the same
+        places.
+        """
         if reason := self.world.stop_reason(self.stop.reason):
             self.stop.set(reason)
         return bool(reason)
@@ -181,8 +193,10 @@ class TrainingContext:
         if self.stop_requested and not self.held:
             path = self.checkpointer.save(self)
             raise Interrupted(
-                f"{self.directory}: stopped by {self.stop.reason} after step {self.step}; saved {path.name}",
-                f"Continue with: arb train {self.files.config_file} --run-dir {self.directory} --resume",
+                f"{self.directory}: stopped by {self.stop.reason} after step {self.step}; saved "
+                f"{path.name}",
+                f"Continue with: arb train {self.files.config_file} --run-dir {self.directory} "
+                f"--resume",
             )
 
     def checkpoint_if_due(self) -> None:
@@ -194,11 +208,13 @@ class TrainingContext:
             self.save_checkpoint()
 
     def save_checkpoint(self) -> None:
-        """Write a checkpoint, unless ``checkpoint.every`` is 0 or nothing has happened since the last one."""
+        """Write a checkpoint, unless ``checkpoint.every`` is 0 or nothing has happened since the
+        last one.
+        """
         if self.config.checkpoint.every:
             self.checkpointer.save(self)
 
-    # --- phases ---
+    # --- phases
 
     def enter_phase(self, phase: Phase) -> None:
         """``phase`` is about to run."""
@@ -214,11 +230,13 @@ class TrainingContext:
         self.mark_progress()
         self.tell(hookspecs.arb_phase_end, self, phase.name)
 
-    # --- what rank 0 does alone ---
+    # --- what rank 0 does alone
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Within a block this process acts alone: what it computes or asks concerns no other rank."""
+        """Within a block this process acts alone: what it computes or asks concerns no other
+        rank.
+        """
         world, self.world = self.world, Alone(self.device)
         try:
             with world.apart(), self.weights.apart():
@@ -235,23 +253,29 @@ class TrainingContext:
         with self.apart():
             self.observers.call(hook, *args, **kwargs)
 
-    # --- what happened ---
+    # --- what happened
 
     def mark_progress(self) -> None:
         """Something has changed that a checkpoint should hold."""
         self.checkpointer.mark_progress()
 
     def record(self, event: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Write one line of the metrics file, and return it; none of its values may depend on the clock."""
+        """Write one line of the metrics file, and return it; none of its values may depend on the
+        clock.
+        """
         record = {"event": event, "step": self.step, "phase": self.phase_name, **values}
         self.logbook.metrics.write(record)
         return record
 
-    def record_step(self, metrics: Mapping[str, Any], *, tokens: int, phase_step: int, log: bool) -> None:
-        """One optimizer step has been taken: count it, write it down, tell observers and the person who watches.
+    def record_step(
+        self, metrics: Mapping[str, Any], *, tokens: int, phase_step: int, log: bool
+    ) -> None:
+        """One optimizer step has been taken: count it, write it down, tell observers and the person
+        who watches.
 
         Args:
-            metrics: its numbers; none may depend on the clock (observers also get ``tokens_per_second`` and ``time``).
+            metrics: its numbers; none may depend on the clock (observers also get
+                ``tokens_per_second`` and ``time``).
             tokens: predictions that the step trained on.
             phase_step: steps that the phase has taken.
             log: whether the step deserves a lasting line on the screen.
@@ -266,17 +290,23 @@ class TrainingContext:
         self.logbook.show_step(phase_step, metrics, log)
 
     def record_skip(self, what: str, value: float, micro_batch: int) -> None:
-        """A micro-batch was dropped while step ``self.step + 1`` was under way: its ``what`` was ``value``."""
+        """A micro-batch was dropped while step ``self.step + 1`` was under way: its ``what`` was
+        ``value``.
+        """
         self.mark_progress()
-        self.record("skip", {"step": self.step + 1, "micro_batch": micro_batch, "what": what, "value": value})
+        self.record(
+            "skip",
+            {"step": self.step + 1, "micro_batch": micro_batch, "what": what, "value": value},
+        )
         self.note(f"step {self.step + 1}: micro-batch {micro_batch} skipped, its {what} is {value}")
 
     def evaluate(self, batches: int | None = None) -> Evaluation:
-        """Loss on ``batches`` batches of held-out samples (None: all), written down and told to observers.
+        """Loss on ``batches`` batches of held-out samples (None: all), written down and told to
+        observers.
 
         Raises:
-            Interrupted: the run was asked to stop meanwhile; the checkpoint has been written, and a resumed run makes
-                the evaluation anew.
+            Interrupted: the run was asked to stop meanwhile; the checkpoint has been written, and a
+                resumed run makes the evaluation anew.
         """
         batch_size, block_size = self.shape_to_evaluate
         self.unfinished_evaluation = [batches]
@@ -300,7 +330,9 @@ class TrainingContext:
             raise
         self.unfinished_evaluation = None
         self.mark_progress()
-        record = self.record("validation", {"loss": result.loss, "tokens": result.tokens, **result.metrics})
+        record = self.record(
+            "validation", {"loss": result.loss, "tokens": result.tokens, **result.metrics}
+        )
         self.tell(hookspecs.arb_eval_end, self, self.step, record)
         self.note(f"step {self.step}: {result.told(noun_of(self.data))}")
         return result
@@ -322,29 +354,41 @@ class TrainingContext:
             self.finish_evaluation()
 
     def settle(self) -> None:
-        """Make the evaluation and the checkpoint that were put off while the run was held, before its next step."""
+        """Make the evaluation and the checkpoint that were put off while the run was held, before
+        its next step.
+        """
         self.finish_evaluation()
         if self._checkpoint_due:
             self._checkpoint_due = False
             self.save_checkpoint()
 
     def finish_evaluation(self) -> None:
-        """Make the evaluation that was put off, or that a stop cut short; before the next step of a phase."""
+        """Make the evaluation that was put off, or that a stop cut short; before the next step of a
+        phase.
+        """
         if self.unfinished_evaluation is not None:
             self.evaluate(*self.unfinished_evaluation)
 
     def evaluate_at_end(self) -> Evaluation:
-        """Evaluate on held-out samples of as many predictions as the run was trained on, and of 16,384 at least."""
+        """Evaluate on held-out samples of as many predictions as the run was trained on, and of
+        16,384 at least.
+        """
         batch_size, block_size = self.shape_to_evaluate
         predictions = max(self.tokens, _LEAST_AT_END)
         self.validation = self.evaluate(math.ceil(predictions / (batch_size * block_size)))
         return self.validation
 
     def held_out_loss(self) -> float:
-        """Loss on held-out samples at the end of the run, nats a prediction; see :meth:`evaluate_at_end`."""
+        """Loss on held-out samples at the end of the run, nats a prediction; see
+        :meth:`evaluate_at_end`.
+        """
         return (self.validation or self.evaluate_at_end()).loss
 
 
 def default_evaluation_shape(model: nn.Module, data: DataSource) -> tuple[int, int]:
-    """``(batch_size, block_size)`` for a model that no training loop has seen: its whole context, 16 at a time."""
-    return 16, block_size_of(data, min(model.max_length if isinstance(model, LimitedLength) else 128, 1024))
+    """``(batch_size, block_size)`` for a model that no training loop has seen: its whole context,
+    16 at a time.
+    """
+    return 16, block_size_of(
+        data, min(model.max_length if isinstance(model, LimitedLength) else 128, 1024)
+    )

@@ -1,16 +1,17 @@
 """The directory of a run: what it was asked to do, with what, and everything that it wrote.
 
-======================  =====================================================================================
-``config.yaml``         the resolved config; loading it again gives an equal one
-``run.json``            seed, device, threads, backend and its source, data, versions of what took part
-``<name>.json``         what the data source attaches (``tokenizer.json``), to use a trained model without the data
-``metrics.jsonl``       one line an event
-``checkpoints/``        see ``arb_ternary_train.checkpoint``
-``logs/train.log``      what was printed, with the time
-``result.json``         final numbers, once the run has finished
-======================  =====================================================================================
+======================
+=====================================================================================
+``config.yaml`` the resolved config; loading it again gives an equal one ``run.json`` seed, device,
+threads, backend and its source, data, versions of what took part ``<name>.json`` what the data
+source attaches (``tokenizer.json``), to use a trained model without the data ``metrics.jsonl`` one
+line an event ``checkpoints/`` see ``arb_ternary_train.checkpoint`` ``logs/train.log`` what was
+printed, with the time ``result.json`` final numbers, once the run has finished
+======================
+=====================================================================================
 
-A directory is put together under a hidden name and renamed, so that one with ``run.json`` is complete.
+A directory is put together under a hidden name and renamed, so that one with ``run.json`` is
+complete.
 """
 
 from __future__ import annotations
@@ -121,15 +122,24 @@ class RunDirectory:
         """
         directory = cls(path)
         if not directory.exists():
-            what = "is not a run directory: it has no run.json" if path.exists() else "there is no such directory"
-            beside = {file.parent.name for file in path.parent.glob(f"*/{directory.record_file.name}")}
+            what = (
+                "is not a run directory: it has no run.json"
+                if path.exists()
+                else "there is no such directory"
+            )
+            beside = {
+                file.parent.name for file in path.parent.glob(f"*/{directory.record_file.name}")
+            }
             close = nearest(path.name, beside)
             meant = "" if close is None else f"did you mean {path.with_name(close)}?\n"
-            raise UsageProblem(f"{path}: {what}", f"{meant}`arb train CONFIG` makes one and prints where.")
+            raise UsageProblem(
+                f"{path}: {what}", f"{meant}`arb train CONFIG` makes one and prints where."
+            )
         record = directory.record()
         if record.get("format") != FORMAT or record.get("version") != VERSION:
             raise ArbError(
-                f"{directory.record_file}: format {record.get('format')!r} version {record.get('version')!r}; "
+                f"{directory.record_file}: format {record.get('format')!r} version "
+                f"{record.get('version')!r}; "
                 f"this program reads {FORMAT!r} version {VERSION}"
             )
         return directory
@@ -148,7 +158,10 @@ class RunDirectory:
         Raises:
             ArbError: a file is damaged.
         """
-        return {name: _read_any_json(self.attachment_file(name)) for name in self.record()["attachments"]}
+        return {
+            name: _read_any_json(self.attachment_file(name))
+            for name in self.record()["attachments"]
+        }
 
     def create(
         self,
@@ -159,7 +172,8 @@ class RunDirectory:
     ) -> None:
         """Make the directory, with ``attachments`` of the data source.
 
-        ``finish`` is called with what has been made, before it has its name; what it raises leaves nothing behind.
+        ``finish`` is called with what has been made, before it has its name; what it raises leaves
+        nothing behind.
 
         Raises:
             UsageProblem: another run is there, or files that are not a run's.
@@ -170,7 +184,9 @@ class RunDirectory:
                 f"Continue it with --resume, or choose another directory: --run-dir {self.path}-2",
             )
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UsageProblem(f"{self.path}: exists and is not a run directory", "Choose another: --run-dir DIR")
+            raise UsageProblem(
+                f"{self.path}: exists and is not a run directory", "Choose another: --run-dir DIR"
+            )
         staging = self.path.with_name(f".{self.path.name}.making-{os.getpid()}")
         try:
             staging.mkdir(parents=True)
@@ -180,7 +196,12 @@ class RunDirectory:
             made.config_file.write_text(config_text, encoding="utf-8")
             for name, content in attachments.items():
                 write_json(made.attachment_file(name), content)
-            facts = {"format": FORMAT, "version": VERSION, **record, "attachments": sorted(attachments)}
+            facts = {
+                "format": FORMAT,
+                "version": VERSION,
+                **record,
+                "attachments": sorted(attachments),
+            }
             write_json(made.record_file, facts)
             finish(made)
             staging.replace(self.path)

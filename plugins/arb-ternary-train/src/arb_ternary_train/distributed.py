@@ -1,9 +1,10 @@
 """Training by several processes from a program in Python: a config for it, and who this process is.
 
-``arb train`` needs none of this: started by ``torchrun`` it trains by all processes. In a program that ``torchrun``
-starts::
+``arb train`` needs none of this: started by ``torchrun`` it trains by all processes. In a program
+that ``torchrun`` starts::
 
-    config = DistributedConfig(strategy=DistributedStrategy.DDP).applied_to(load_config("arb.yaml").config)
+    config = load_config("arb.yaml").config
+    config = DistributedConfig(strategy=DistributedStrategy.DDP).applied_to(config)
     report = train(config, RunRequest(directory=Path("runs/mine"), resume="auto"))
 """
 
@@ -35,13 +36,16 @@ __all__ = [
 #: What other programs call the blocks of a decoder, and what ours are called.
 _BLOCKS: Final = ("TransformerBlock", "Block")
 #: What another sharding strategy of FSDP would be here.
-_OTHER_SHARDING: Final = {"NO_SHARD": "Use DistributedStrategy.DDP, by which every rank has all weights."}
+_OTHER_SHARDING: Final = {
+    "NO_SHARD": "Use DistributedStrategy.DDP, by which every rank has all weights."
+}
 
 
 class DistributedStrategy(Enum):
     """Where weights are. In both, ranks own the accumulators and the optimizer's state by rows.
 
-    ``DDP``: all on every rank. ``FSDP``: rows of them on each, gathered at two bits a weight while a block runs.
+    ``DDP``: all on every rank. ``FSDP``: rows of them on each, gathered at two bits a weight while
+    a block runs.
     """
 
     DDP = "ddp"
@@ -52,13 +56,13 @@ class DistributedStrategy(Enum):
 class DistributedConfig:
     """How several processes train one model, with the names that guides for DDP and FSDP use.
 
-    Gradients are summed in the order of micro-batches and votes as integers, so that the trained bytes are those of one
-    process, whatever the strategy and the number of processes.
+    Gradients are summed in the order of micro-batches and votes as integers, so that the trained
+    bytes are those of one process, whatever the strategy and the number of processes.
 
     Args:
         strategy: where weights are.
-        ddp_find_unused_parameters: whether a micro-batch may leave parameters without a gradient. It always may, which
-            costs nothing.
+        ddp_find_unused_parameters: whether a micro-batch may leave parameters without a gradient.
+            It always may, which costs nothing.
         fsdp_sharding_strategy: ``FULL_SHARD``.
         fsdp_mixed_precision: forward passes run under autocast to bfloat16.
         fsdp_activation_checkpointing: activations are computed again in backward.
@@ -68,7 +72,9 @@ class DistributedConfig:
         ConfigError: an option that cannot be met, or that belongs to the other strategy.
     """
 
-    strategy: DistributedStrategy = field(default=DistributedStrategy.DDP, converter=DistributedStrategy)
+    strategy: DistributedStrategy = field(
+        default=DistributedStrategy.DDP, converter=DistributedStrategy
+    )
     ddp_find_unused_parameters: bool = False
     fsdp_sharding_strategy: str = "FULL_SHARD"
     fsdp_mixed_precision: bool = False
@@ -81,25 +87,31 @@ class DistributedConfig:
             value = getattr(self, option.name)
             if option.name.startswith(other) and value != option.default:
                 raise ConfigError(
-                    f"{option.name}: {value!r} has no effect with DistributedStrategy.{self.strategy.name}",
+                    f"{option.name}: {value!r} has no effect with "
+                    f"DistributedStrategy.{self.strategy.name}",
                     f"Leave {option.name} out.",
                 )
         if self.fsdp_sharding_strategy != "FULL_SHARD":
-            hint = _OTHER_SHARDING.get(self.fsdp_sharding_strategy, 'Use fsdp_sharding_strategy="FULL_SHARD".')
+            hint = _OTHER_SHARDING.get(
+                self.fsdp_sharding_strategy, 'Use fsdp_sharding_strategy="FULL_SHARD".'
+            )
             raise ConfigError(
-                f"fsdp_sharding_strategy: {self.fsdp_sharding_strategy!r} is not supported: weights are gathered for "
+                f"fsdp_sharding_strategy: {self.fsdp_sharding_strategy!r} is not supported: "
+                f"weights are gathered for "
                 "forward and again for backward, among all ranks",
                 hint,
             )
         strange = [name for name in self.fsdp_transformer_layer_cls if name not in _BLOCKS]
         if strange:
             raise ConfigError(
-                f"fsdp_transformer_layer_cls: {strange[0]!r} is not what is gathered at a time, which is a block",
+                f"fsdp_transformer_layer_cls: {strange[0]!r} is not what is gathered at a time, "
+                f"which is a block",
                 f"Leave it out, or name the blocks: {', '.join(_BLOCKS)}.",
             )
 
     def applied_to(self, config: RunConfig) -> RunConfig:
-        """The config of a run with what this one says: where weights are, autocast, checkpointing of activations.
+        """The config of a run with what this one says: where weights are, autocast, checkpointing
+        of activations.
 
         Raises:
             ConfigError: a phase has no such options.
@@ -112,19 +124,27 @@ class DistributedConfig:
         weights: Literal["replicated", "sharded"] = "replicated"
         if self.strategy is DistributedStrategy.FSDP:
             weights = "sharded"
-        phases = tuple(_changed(phase, changes) for phase in config.phases) if changes else config.phases
+        phases = (
+            tuple(_changed(phase, changes) for phase in config.phases) if changes else config.phases
+        )
         return evolve(config, phases=phases, ranks=evolve(config.ranks, weights=weights))
 
 
 def _changed(phase: Any, changes: dict[str, Any]) -> Any:
     for name in changes:
         if not hasattr(phase.options, name):
-            raise ConfigError(f"phase '{phase.name}' has no option {name!r}, which fsdp options of this kind set")
-    return evolve(phase, options=evolve(phase.options, **changes), given=phase.given | changes.keys())
+            raise ConfigError(
+                f"phase '{phase.name}' has no option {name!r}, which fsdp options of this kind set"
+            )
+    return evolve(
+        phase, options=evolve(phase.options, **changes), given=phase.given | changes.keys()
+    )
 
 
 def is_distributed() -> bool:
-    """Whether this process is one of several that a launcher (torchrun, srun) has started, or that have joined."""
+    """Whether this process is one of several that a launcher (torchrun, srun) has started, or that
+    have joined.
+    """
     return get_world_size() > 1
 
 

@@ -12,10 +12,11 @@ __all__ = ["flush", "replacing"]
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what is to become ``path``: a hidden name beside it, renamed once it is on the disk.
+    """Where to write what is to become ``path``: a hidden name beside it, renamed once it is on the
+    disk.
 
-    What is raised within leaves ``path`` as it was. That a rename survives a loss of power takes a ``flush`` of the
-    folder besides.
+    What is raised within leaves ``path`` as it was. That a rename survives a loss of power takes a
+    ``flush`` of the folder besides.
 
     Raises:
         OSError: the disk refuses, or nothing was written.

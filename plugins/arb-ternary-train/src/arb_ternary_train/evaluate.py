@@ -39,7 +39,8 @@ class Evaluation:
     """Outcome of an evaluation.
 
     Attributes:
-        loss: mean over the predictions that count: cross entropy in nats, where the masking does not judge itself.
+        loss: mean over the predictions that count: cross entropy in nats, where the masking does
+            not judge itself.
         tokens: how many predictions counted.
         metrics: means of the masking's scores over the same predictions, by name.
     """
@@ -50,17 +51,22 @@ class Evaluation:
 
     def told(self, noun: str) -> str:
         """The numbers in words; ``noun`` names one prediction."""
-        scores = "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in self.metrics.items())
+        scores = "".join(
+            f", {name.replace('_', ' ')} {value:.4f}" for name, value in self.metrics.items()
+        )
         return f"validation loss {self.loss:.4f}{scores} over {self.tokens:,} {noun}s"
 
     @property
     def perplexity(self) -> float:
         """``exp(loss)``; infinite where that overflows."""
-        return float(np.exp(np.float64(min(self.loss, 709.0)))) if self.loss < 709.0 else float("inf")
+        return (
+            float(np.exp(np.float64(min(self.loss, 709.0)))) if self.loss < 709.0 else float("inf")
+        )
 
 
 def losses(output: Tensor, batch: MaskedBatch, masking: MaskingStrategy | None = None) -> Tensor:
-    """Loss of each prediction, float32, flat, as ``masking`` judges it; the cross entropy where it does not.
+    """Loss of each prediction, float32, flat, as ``masking`` judges it; the cross entropy where it
+    does not.
 
     Logits are then ``[B, V]`` or ``[B, S, V]``, as the targets.
     """
@@ -69,21 +75,31 @@ def losses(output: Tensor, batch: MaskedBatch, masking: MaskingStrategy | None =
     return F.cross_entropy(output.float().flatten(0, -2), batch.targets.flatten(), reduction="none")
 
 
-def masked_loss(output: Tensor, batch: MaskedBatch, masking: MaskingStrategy | None = None) -> Tensor:
-    """Mean of :func:`losses` over the predictions of ``loss_mask``, in float32; 0 (with a graph) where none counts."""
+def masked_loss(
+    output: Tensor, batch: MaskedBatch, masking: MaskingStrategy | None = None
+) -> Tensor:
+    """Mean of :func:`losses` over the predictions of ``loss_mask``, in float32; 0 (with a graph)
+    where none counts.
+    """
     counts = batch.loss_mask.flatten()
-    return losses(output, batch, masking).masked_fill(~counts, 0.0).sum() / counts.sum().clamp_min(1)
+    return losses(output, batch, masking).masked_fill(~counts, 0.0).sum() / counts.sum().clamp_min(
+        1
+    )
 
 
 def forward_arguments(model: nn.Module, batch: MaskedBatch) -> dict[str, Tensor]:
-    """Keyword arguments of a forward pass: those of the batch, and its times where the model takes them."""
+    """Keyword arguments of a forward pass: those of the batch, and its times where the model takes
+    them.
+    """
     takes = isinstance(model, TakesTime) and model.takes_time
     times = {"time": batch.times} if batch.times is not None and takes else {}
     return {**batch.arguments, **times}
 
 
 def block_size_of(data: DataSource, asked: int) -> int:
-    """Predictions in a sample of ``data``: as were ``asked`` for, unless samples have a size of their own."""
+    """Predictions in a sample of ``data``: as were ``asked`` for, unless samples have a size of
+    their own.
+    """
     return data.predictions_per_sample if isinstance(data, SizedSamples) else asked
 
 
@@ -127,15 +143,16 @@ def evaluate(
     world: World | None = None,
     weights: Weights | None = None,
 ) -> Evaluation:
-    """Evaluate ``model`` on ``batches`` batches of the held-out samples of ``data`` (None: on all of them).
+    """Evaluate ``model`` on ``batches`` batches of the held-out samples of ``data`` (None: on all
+    of them).
 
-    Training is not disturbed: no vote is cast, modes and the global generators are put back, and masks come from
-    generators of their own that are the same each time. ``after_batch`` is called with the number of batches that are
-    done; what it raises ends the evaluation.
+    Training is not disturbed: no vote is cast, modes and the global generators are put back, and
+    masks come from generators of their own that are the same each time. ``after_batch`` is called
+    with the number of batches that are done; what it raises ends the evaluation.
 
-    The ranks of ``world`` take batches in turn; sums of batches are added in their order, so that the outcome is to the
-    bit that of one process. ``weights`` are those of the model. Collective, ``after_batch`` too, which is called once a
-    round.
+    The ranks of ``world`` take batches in turn; sums of batches are added in their order, so that
+    the outcome is to the bit that of one process. ``weights`` are those of the model. Collective,
+    ``after_batch`` too, which is called once a round.
 
     Raises:
         DataError: there is not one sample.
@@ -144,11 +161,15 @@ def evaluate(
     held = WholeWeights() if weights is None else weights
     sums: list[tuple[float, int, dict[str, float]]] = []
     done = 0
-    context = MaskContext(step=step, seed=seed, vocabulary_size=data.vocabulary_size, training=False)
+    context = MaskContext(
+        step=step, seed=seed, vocabulary_size=data.vocabulary_size, training=False
+    )
     with evaluation_mode(model), preserved_global_rng(device), torch.no_grad():
         for index, batch in enumerate(data.held_out(batch_size, block_size, batches)):
             if index % world.size == world.rank:
-                masked = masking.apply(batch, derived_generator(seed, "evaluation", index), context).to(device)
+                masked = masking.apply(
+                    batch, derived_generator(seed, "evaluation", index), context
+                ).to(device)
                 arguments = forward_arguments(model, masked)
                 counted_M, scored = counted_losses(model, masked, masking, arguments), {}
                 if counted_M is None:
@@ -156,7 +177,10 @@ def evaluate(
                     counts = masked.loss_mask.flatten()
                     counted_M = losses(output, masked, masking)[counts]
                     scores = masking.scores(output, masked) if isinstance(masking, Scores) else {}
-                    scored = {name: float(values[counts].double().sum()) for name, values in scores.items()}
+                    scored = {
+                        name: float(values[counts].double().sum())
+                        for name, values in scores.items()
+                    }
                 sums.append((float(counted_M.double().sum()), counted_M.numel(), scored))
             done = index + 1
             if done % world.size == 0:

@@ -1,7 +1,9 @@
-"""Whether what is computed now belongs to an exact run, whose float arithmetic is torch's on every backend.
+"""Whether what is computed now belongs to an exact run, whose float arithmetic is torch's on every
+backend.
 
-Products with ternary weights are integers there, and the same on every backend. What lies between them is float: a
-kernel that adds up in another order than torch gives other bits, and may only run elsewhere.
+Products with ternary weights are integers there, and the same on every backend. What lies between
+them is float: a kernel that adds up in another order than torch gives other bits, and may only run
+elsewhere.
 """
 
 from __future__ import annotations

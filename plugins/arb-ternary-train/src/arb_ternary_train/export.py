@@ -1,4 +1,6 @@
-"""Export: a trained run through an exporter, and the exporter ``safetensors``, which training registers."""
+"""Export: a trained run through an exporter, and the exporter ``safetensors``, which training
+registers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ __all__ = ["SafetensorsExporter", "build_safetensors", "export_metadata", "expor
 
 
 def export_run(run: Path, destination: Path, name: str, options: Sequence[str] = ()) -> str:
-    """Write the model of ``run`` (a run directory or a checkpoint) to ``destination`` with the exporter ``name``.
+    """Write the model of ``run`` (a run directory or a checkpoint) to ``destination`` with the
+    exporter ``name``.
 
     Args:
         run: where the model is.
@@ -59,12 +62,15 @@ def export_metadata(config: RunConfig, directory: RunDirectory, step: int) -> di
 
 
 class SafetensorsExporter:
-    """Ternary weights in base 3 (five trits a byte), exponents and votes as int8, float parts as they are."""
+    """Ternary weights in base 3 (five trits a byte), exponents and votes as int8, float parts as
+    they are.
+    """
 
     writes_accumulators = True
 
     def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
-        """Write ``model`` to the file ``destination``, replacing one that exists only once the new one is complete.
+        """Write ``model`` to the file ``destination``, replacing one that exists only once the new
+        one is complete.
 
         The header's metadata holds ``metadata`` as JSON under ``arb_ternary``.
 

@@ -1,4 +1,6 @@
-"""Fine-tuning: which parts of a model a phase leaves as they are, and how fast each of the others learns."""
+"""Fine-tuning: which parts of a model a phase leaves as they are, and how fast each of the others
+learns.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ __all__ = ["FineTuning", "check_patterns", "frozen_at_first"]
 
 
 class FineTuning:
-    """What ``freeze`` and ``rate_factors`` of a phase make of ``model``, from its making until :meth:`release`.
+    """What ``freeze`` and ``rate_factors`` of a phase make of ``model``, from its making until
+    :meth:`release`.
 
-    A frozen ternary module casts no votes and keeps weights, exponents and accumulators; a frozen float parameter gets
-    no gradient. What was frozen before stays so.
+    A frozen ternary module casts no votes and keeps weights, exponents and accumulators; a frozen
+    float parameter gets no gradient. What was frozen before stays so.
 
     Args:
         model: the model.
@@ -34,8 +37,8 @@ class FineTuning:
         where: the phase, for errors: ``phases[0]``.
 
     Attributes:
-        factors: by name, of those parts that learn, what their rates are multiplied by where that is not 1. Of
-            several patterns that name a part all count.
+        factors: by name, of those parts that learn, what their rates are multiplied by where that
+            is not 1. Of several patterns that name a part all count.
 
     Raises:
         ConfigError: a pattern names nothing, or a factor only what is frozen.
@@ -43,7 +46,9 @@ class FineTuning:
 
     def __init__(self, model: nn.Module, options: LoopOptions, where: str) -> None:
         frozen, factors = _named(model, options, where)
-        self.factors: Mapping[str, float] = {name: factor for name, factor in factors.items() if factor != 1.0}
+        self.factors: Mapping[str, float] = {
+            name: factor for name, factor in factors.items() if factor != 1.0
+        }
         parts = parts_of(model)
         self._modules: list[TernaryModule | StoredWeights] = []
         self._parameters: list[nn.Parameter] = []
@@ -68,7 +73,9 @@ class FineTuning:
 
 @contextmanager
 def frozen_at_first(config: RunConfig, model: nn.Module) -> Iterator[None]:
-    """Within, what the run's first phase freezes is frozen: for what asks beforehand how ``model`` will be trained."""
+    """Within, what the run's first phase freezes is frozen: for what asks beforehand how ``model``
+    will be trained.
+    """
     options = config.phases[0].options
     if getattr(options, "freeze", None) is None:
         yield
@@ -81,13 +88,14 @@ def frozen_at_first(config: RunConfig, model: nn.Module) -> Iterator[None]:
 
 
 def check_patterns(config: RunConfig, model: nn.Module) -> None:
-    """Refuse what phases cannot do with ``model`` before the first of them begins, as far as they get this one.
+    """Refuse what phases cannot do with ``model`` before the first of them begins, as far as they
+    get this one.
 
     Phases after one that changes the model are asked when it is their turn.
 
     Raises:
-        ConfigError: see :class:`FineTuning`; or a phase freezes everything; or it is a :class:`ChecksModel`, and says
-            so.
+        ConfigError: see :class:`FineTuning`; or a phase freezes everything; or it is a
+            :class:`ChecksModel`, and says so.
     """
     for index, phase in enumerate(config.phases):
         made = phase.build()
@@ -99,19 +107,27 @@ def check_patterns(config: RunConfig, model: nn.Module) -> None:
             frozen, _ = _named(model, phase.options, f"phases[{index}]")
             if len(frozen) == len(parts_of(model)):
                 raise ConfigError(
-                    f"phases[{index}].freeze: nothing in the model can be trained; every part is frozen",
+                    f"phases[{index}].freeze: nothing in the model can be trained; every part is "
+                    f"frozen",
                     "Leave out a pattern, or name fewer modules by it.",
                 )
 
 
-def _named(model: nn.Module, options: LoopOptions, where: str) -> tuple[Sequence[str], Mapping[str, float]]:
-    """Names of the parts that are frozen, and the factor of each other one that has any; checks both options."""
+def _named(
+    model: nn.Module, options: LoopOptions, where: str
+) -> tuple[Sequence[str], Mapping[str, float]]:
+    """Names of the parts that are frozen, and the factor of each other one that has any; checks
+    both options.
+    """
     names = [*parts_of(model)]
     freeze, factors = options.freeze or (), options.rate_factors or {}
     for option, patterns in (("freeze", freeze), ("rate_factors", factors)):
         for pattern in patterns:
             if not any(is_named(name, [pattern]) for name in names):
-                raise ConfigError(f"{where}.{option}: {pattern!r} names no part of the model", near(pattern, names))
+                raise ConfigError(
+                    f"{where}.{option}: {pattern!r} names no part of the model",
+                    near(pattern, names),
+                )
     frozen = [name for name in names if is_named(name, freeze)]
     learning = [name for name in names if name not in set(frozen)]
     found: dict[str, float] = {}
@@ -119,7 +135,8 @@ def _named(model: nn.Module, options: LoopOptions, where: str) -> tuple[Sequence
         named = [name for name in learning if is_named(name, [pattern])]
         if not named:
             raise ConfigError(
-                f"{where}.rate_factors: everything that {pattern!r} names is frozen, and learns at no rate",
+                f"{where}.rate_factors: everything that {pattern!r} names is frozen, and learns at "
+                f"no rate",
                 "Remove the factor, or the pattern of `freeze` that names the same parts.",
             )
         found |= {name: math.prod((found.get(name, 1.0), factor)) for name in named}

@@ -1,8 +1,9 @@
 """Micro-batches that grow over a phase: the next 2, 4, ... batches of the data, joined to one.
 
-With the shares ``d`` of ``batch_doublings`` and ``n`` steps, step ``t`` (from 0) has ``2**k`` batches, ``k`` the number
-of ``d`` with ``floor(d * n) <= t``. The data are read in the order in which batches of one size would read them, and
-where the phase is in them is the place in those batches, so that nothing is to be stored beside it.
+With the shares ``d`` of ``batch_doublings`` and ``n`` steps, step ``t`` (from 0) has ``2**k``
+batches, ``k`` the number of ``d`` with ``floor(d * n) <= t``. The data are read in the order in
+which batches of one size would read them, and where the phase is in them is the place in those
+batches, so that nothing is to be stored beside it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ def batches_in(doublings: Sequence[float], steps: int) -> int:
 
 
 def tokens_in(options: Any, steps: int) -> int:
-    """Predictions that ``steps`` steps train on, by a phase's options of a training loop (``LoopOptions``)."""
-    batches = batches_in(getattr(options, "batch_doublings", None) or (), steps) * options.gradient_accumulation_steps
+    """Predictions that ``steps`` steps train on, by a phase's options of a training loop
+    (``LoopOptions``).
+    """
+    batches = (
+        batches_in(getattr(options, "batch_doublings", None) or (), steps)
+        * options.gradient_accumulation_steps
+    )
     return int(batches * options.batch_size * options.block_size)
 
 
@@ -58,8 +64,14 @@ class GrowingBatches:
         parts = [next(self._batches) for _ in range(self._joined())]
         if len(parts) == 1:
             return parts[0]
-        extras = {name: _together([part.extras[name] for part in parts]) for name in parts[0].extras}
-        return Batch(_together([part.data for part in parts]), _together([part.sample_ids for part in parts]), extras)
+        extras = {
+            name: _together([part.extras[name] for part in parts]) for name in parts[0].extras
+        }
+        return Batch(
+            _together([part.data for part in parts]),
+            _together([part.sample_ids for part in parts]),
+            extras,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """See ``Batches``."""

@@ -1,6 +1,7 @@
 """The hooks that a run calls. The docstring of a hook is its reference.
 
-They are called on the trackers that the run's config names, in its order, and on no plugin's own module.
+They are called on the trackers that the run's config names, in its order, and on no plugin's own
+module.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ if TYPE_CHECKING:
     from arb_ternary.protocols.runs import RunContext
 
 
-# --- selection: first result -----------------------------------------------------------------------------------------
+# --- selection: first result
 
 
 @hookspec(firstresult=True)
 def arb_select_backend(request: BackendRequest, candidates: Sequence[str]) -> str | None:
     """Choose among usable backends when the request is ``auto``.
 
-    Called once per selection, on the observers of one run, and only for ``auto``: an explicit choice is never put to
-    a vote. ``candidates`` are the usable names, best first. None means no opinion; the first candidate is then taken.
-    A name outside ``candidates`` is an error.
+    Called once per selection, on the observers of one run, and only for ``auto``: an explicit
+    choice is never put to a vote. ``candidates`` are the usable names, best first. None means no
+    opinion; the first candidate is then taken. A name outside ``candidates`` is an error.
     """
 
 
-# --- observation -----------------------------------------------------------------------------------------------------
+# --- observation
 
 
 @hookspec
@@ -41,12 +42,16 @@ def arb_run_start(context: RunContext) -> None:
 
 @hookspec
 def arb_phase_start(context: RunContext, phase: str) -> None:
-    """The phase is about to run its next step. Called once a phase and process. Results are ignored."""
+    """The phase is about to run its next step. Called once a phase and process. Results are
+    ignored.
+    """
 
 
 @hookspec
 def arb_step_end(context: RunContext, step: int, metrics: Mapping[str, Any]) -> None:
-    """One optimizer step has been taken and its metrics are known. Called at most once a step. Results are ignored."""
+    """One optimizer step has been taken and its metrics are known. Called at most once a step.
+    Results are ignored.
+    """
 
 
 @hookspec
@@ -56,10 +61,11 @@ def arb_eval_end(context: RunContext, step: int, metrics: Mapping[str, Any]) -> 
 
 @hookspec
 def arb_checkpoint_save(context: RunContext, state: dict[str, Any]) -> None:
-    """A checkpoint is about to be written. An observer puts its own state under its own name into ``state``.
+    """A checkpoint is about to be written. An observer puts its own state under its own name into
+    ``state``.
 
-    Values are nested dicts and lists of tensors, numbers, strings, booleans and None. Called once a checkpoint.
-    Results are ignored.
+    Values are nested dicts and lists of tensors, numbers, strings, booleans and None. Called once a
+    checkpoint. Results are ignored.
     """
 
 

@@ -1,4 +1,6 @@
-"""What makes two runs the same: everything in the config that decides the result, the data, and the vocabulary."""
+"""What makes two runs the same: everything in the config that decides the result, the data, and the
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def run_identity(config: RunConfig, data: DataSource) -> dict[str, Any]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One line for each value that differs between two identities.
 
-    An option that there was not, and that is null now, is no difference: nobody has asked for what it does.
+    An option that there was not, and that is null now, is no difference: nobody has asked for what
+    it does.
     """
     old, new = dict(leaves(dict(before))), dict(leaves(dict(now)))
     absent = object()

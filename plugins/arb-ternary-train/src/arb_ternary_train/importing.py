@@ -42,14 +42,15 @@ from arb_ternary_train.specs import ImporterSpec
 
 __all__ = ["Source", "filled_model", "find_source", "import_model"]
 
-#: Weights from which a model is trained on one sequence a step, with activations made again in the backward pass.
+# : Weights from which a model is trained on one sequence a step, with activations made again in the
+# backward pass.
 _LARGE: Final = 100_000_000
 #: How the two sizes of model are fine-tuned: samples, the tokens of each, steps.
 _SMALL_STEP: Final = {"steps": 500, "batch_size": 16, "block_size": 128, "warmup_steps": 25}
 _LARGE_STEP: Final = {"steps": 500, "batch_size": 1, "block_size": 256, "warmup_steps": 25}
 _SEED: Final = 0
-#: Rates of fine-tuning: for votes half of that of training from random weights. On a text far from the first one lower
-#: rates learn less in as many steps, which is why it is not lower.
+# : Rates of fine-tuning: for votes half of that of training from random weights. On a text far from
+# the first one lower : rates learn less in as many steps, which is why it is not lower.
 _OPTIMIZERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ternary": {"name": "scaled_votes", "lr": 0.05},
     "float": {"name": "adamw", "lr": 2e-4},
@@ -58,7 +59,9 @@ _OPTIMIZERS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @frozen(eq=False)
 class Source:
-    """Something to import: ``path`` on this machine, for the importer called ``name``, and how the user called it."""
+    """Something to import: ``path`` on this machine, for the importer called ``name``, and how the
+    user called it.
+    """
 
     name: str
     importer: Importer
@@ -89,7 +92,9 @@ def find_source(source: str, name: str | None = None, options: Sequence[str] = (
         name = name or _importer_of(scheme, source)
         importer = named_importer(name, options)
         if not isinstance(importer, FetchesSources):
-            raise UsageProblem(f"{source}: the importer {name!r} reads files and folders, not addresses")
+            raise UsageProblem(
+                f"{source}: the importer {name!r} reads files and folders, not addresses"
+            )
         return Source(name, importer, importer.fetch(source), source)
     path = Path(source)
     if not path.exists():
@@ -100,10 +105,12 @@ def find_source(source: str, name: str | None = None, options: Sequence[str] = (
 
 
 def import_model(source: Source, destination: Path) -> tuple[str, ...]:
-    """Make a run directory of the model in ``source``; returns what was lost or rounded, a sentence each.
+    """Make a run directory of the model in ``source``; returns what was lost or rounded, a sentence
+    each.
 
-    Its config trains the model further: ``arb train RUN/config.yaml --init-from RUN --run-dir NEW``. On any failure
-    there is no directory. The global generators are seeded: the same source makes the same run.
+    Its config trains the model further: ``arb train RUN/config.yaml --init-from RUN --run-dir
+    NEW``. On any failure there is no directory. The global generators are seeded: the same source
+    makes the same run.
 
     Raises:
         UsageProblem: ``destination`` exists.
@@ -113,10 +120,16 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
     """
     files = RunDirectory(destination)
     if destination.exists():
-        raise UsageProblem(f"{destination}: exists already", "An import makes a new directory; choose another name.")
+        raise UsageProblem(
+            f"{destination}: exists already",
+            "An import makes a new directory; choose another name.",
+        )
     imported = source.importer.load(source.path)
     if not isinstance(imported, ImportedModel):
-        raise ArbError(f"importer {source.name!r}: it returned a {type(imported).__name__}, not an ImportedModel")
+        raise ArbError(
+            f"importer {source.name!r}: it returned a {type(imported).__name__}, not an "
+            f"ImportedModel"
+        )
     for name in imported.attachments:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in ("run", "result"):
             raise DataError(f"{source.shown}: an attachment cannot be called {name!r}")
@@ -134,7 +147,11 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
             "threads": {"loops": {}, "last": None},
             "versions": versions_of(config, backend.name),
             "init_from": None,
-            "imported": {"source": source.shown, "importer": source.name, "notes": list(imported.notes)},
+            "imported": {
+                "source": source.shown,
+                "importer": source.name,
+                "notes": list(imported.notes),
+            },
         }
 
         def add_checkpoint(made: RunDirectory) -> None:
@@ -163,7 +180,8 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
 
 
 def filled_model(imported: ImportedModel, source: Source) -> nn.Module:
-    """The model that ``source`` holds, in evaluation mode, on the CPU; the global generators are seeded.
+    """The model that ``source`` holds, in evaluation mode, on the CPU; the global generators are
+    seeded.
 
     Raises:
         ConfigError: it has options that the installed model does not know.
@@ -180,7 +198,9 @@ def filled_model(imported: ImportedModel, source: Source) -> nn.Module:
     return model
 
 
-def _config(imported: ImportedModel, model: nn.Module, files: RunDirectory, source: Source) -> RunConfig:
+def _config(
+    imported: ImportedModel, model: nn.Module, files: RunDirectory, source: Source
+) -> RunConfig:
     """A config to fine-tune with."""
     kinds = [kind for kind in _OPTIMIZERS if collect_trainable(model).parts.get(kind)]
     chosen = {kind: dict(_OPTIMIZERS[kind]) for kind in kinds}
@@ -192,11 +212,14 @@ def _config(imported: ImportedModel, model: nn.Module, files: RunDirectory, sour
     if isinstance(model, LimitedLength):
         phase["block_size"] = min(phase["block_size"], model.max_length)
     content = {
-        "name": re.sub(r"[^A-Za-z0-9._-]", "-", files.path.resolve().name).lstrip("._-") or "imported",
+        "name": re.sub(r"[^A-Za-z0-9._-]", "-", files.path.resolve().name).lstrip("._-")
+        or "imported",
         "seed": _SEED,
         "data": _placed(imported.data, files.path.resolve()),
         "model": dict(imported.model),
-        "optimizer": {"name": "split", **chosen} if len(chosen) > 1 else next(iter(chosen.values()), "scaled_votes"),
+        "optimizer": {"name": "split", **chosen}
+        if len(chosen) > 1
+        else next(iter(chosen.values()), "scaled_votes"),
         "phases": [{"name": "standard", **phase}],
     }
     document = Document(content, source=f"{source.shown} (its config to fine-tune with)")
@@ -209,7 +232,9 @@ def _placed(value: Any, directory: Path) -> Any:
         return value.replace("{run}", str(directory))
     if isinstance(value, Mapping):
         return {key: _placed(item, directory) for key, item in value.items()}
-    return [_placed(item, directory) for item in value] if isinstance(value, list | tuple) else value
+    return (
+        [_placed(item, directory) for item in value] if isinstance(value, list | tuple) else value
+    )
 
 
 def _importers() -> list[ImporterSpec]:
@@ -223,12 +248,16 @@ def _importer_of(scheme: str, source: str) -> str:
     if len(names) == 1:
         return names[0]
     if names:
-        raise UsageProblem(f"{source}: several importers take it", f"Say which: --format {' or --format '.join(names)}")
+        raise UsageProblem(
+            f"{source}: several importers take it",
+            f"Say which: --format {' or --format '.join(names)}",
+        )
     if scheme in manager().registry.not_installed("importer"):
         named_importer(scheme)  # says how to install it
     known = ", ".join(f"{each}://" for spec in _importers() for each in spec.schemes)
     raise UsageProblem(
-        f"{source}: no importer takes addresses that begin with {scheme}://", f"known: {known or 'none'}"
+        f"{source}: no importer takes addresses that begin with {scheme}://",
+        f"known: {known or 'none'}",
     )
 
 
@@ -247,13 +276,19 @@ def _recognising(path: Path) -> str:
     if len(names) == 1:
         return names[0]
     if names:
-        raise DataError(f"{path}: several importers recognise it", f"Say which: --format {' or --format '.join(names)}")
+        raise DataError(
+            f"{path}: several importers recognise it",
+            f"Say which: --format {' or --format '.join(names)}",
+        )
     likely = _likely_importer(path)
     if likely is not None:
         named_importer(likely)  # says how to install it
     absent = manager().registry.not_installed("importer")
     hints = [f"installed: {', '.join(spec.name for spec in _importers()) or 'none'}"]
-    hints += [f"not installed: {name} (pip install {distribution})" for name, distribution in absent.items()]
+    hints += [
+        f"not installed: {name} (pip install {distribution})"
+        for name, distribution in absent.items()
+    ]
     hints += [error.what for error in unusable]
     raise DataError(f"{path}: no installed importer knows this format", "\n".join(hints))
 

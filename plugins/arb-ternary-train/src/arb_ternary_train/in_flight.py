@@ -50,7 +50,9 @@ class InFlight:
     place: int = 0
 
     def plus(self, outcome: Outcome) -> InFlight:
-        """With one micro-batch more. Where its loss is not finite, it has a place, and nothing else."""
+        """With one micro-batch more. Where its loss is not finite, it has a place, and nothing
+        else.
+        """
         longer = evolve(self, accumulated=self.accumulated + 1, place=self.place + 1)
         if not outcome.finite:
             return longer
@@ -63,18 +65,28 @@ class InFlight:
         return self.losses[len(self.losses) - self.cast :]
 
     def attempted(self, *, dropped: bool) -> InFlight:
-        """After a call of ``optimizer.step`` that did not step; it may have dropped what it was called for."""
+        """After a call of ``optimizer.step`` that did not step; it may have dropped what it was
+        called for.
+        """
         if not dropped:
             return evolve(self, accumulated=0, cast=0)
         kept = len(self.losses) - self.cast
-        return InFlight(0, self.losses[:kept], self.tokens[:kept], place=self.place - self.accumulated)
+        return InFlight(
+            0, self.losses[:kept], self.tokens[:kept], place=self.place - self.accumulated
+        )
 
 
 def in_flight_state(model: nn.Module, in_flight: InFlight) -> dict[str, Any]:
-    """``in_flight`` and what its micro-batches have left in ``model``. The tensors are those in use."""
+    """``in_flight`` and what its micro-batches have left in ``model``. The tensors are those in
+    use.
+    """
     # Between steps statistics of gradients and sums of votes are zero, and of no interest.
     modules = dict(ternary_modules(model)) if in_flight.losses else {}
-    undo = {name: {**kept, **_logical(module, kept)} for name, module in modules.items() if (kept := module.kept_votes)}
+    undo = {
+        name: {**kept, **_logical(module, kept)}
+        for name, module in modules.items()
+        if (kept := module.kept_votes)
+    }
     sums = {name: _sums(module.sums) for name, module in modules.items() if module.sums is not None}
     lost = in_flight.place != len(in_flight.losses)
     return {
@@ -84,17 +96,23 @@ def in_flight_state(model: nn.Module, in_flight: InFlight) -> dict[str, Any]:
         **({"cast": in_flight.cast, "place": in_flight.place} if lost else {}),
         "gradients": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
         "statistics": {name: module.stats for name, module in modules.items()},
-        "magnitudes": {name: m.magnitudes for name, m in modules.items() if m.magnitudes is not None},
+        "magnitudes": {
+            name: m.magnitudes for name, m in modules.items() if m.magnitudes is not None
+        },
         **({"sums": sums} if sums else {}),
         **({"undo": undo} if undo else {}),
     }
 
 
 def load_in_flight(model: nn.Module, state: Mapping[str, Any], device: torch.device) -> InFlight:
-    """Put back into ``model`` what :func:`in_flight_state` gave; the micro-batches. Its tensors may be used on."""
+    """Put back into ``model`` what :func:`in_flight_state` gave; the micro-batches. Its tensors may
+    be used on.
+    """
     for name, parameter in model.named_parameters():
         gradient = state["gradients"].get(name)
-        parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype, copy=True)
+        parameter.grad = (
+            None if gradient is None else gradient.to(parameter.device, parameter.dtype, copy=True)
+        )
     for name, module in ternary_modules(model):
         if name in state["statistics"]:
             module.stats.copy_(state["statistics"][name])
@@ -123,6 +141,8 @@ def _logical(module: TernaryModule, kept: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def _sums(sums: StepSums) -> dict[str, Any]:
-    """What votes have been summed to; all that is of one micro-batch only has been added up and is zero."""
+    """What votes have been summed to; all that is of one micro-batch only has been added up and is
+    zero.
+    """
     votes = {"votes": sums.votes, "exponent_votes": sums.exponent_votes, "casts": sums.casts}
     return {**votes, **({} if sums.bias is None else {"bias": sums.bias})}

@@ -20,16 +20,26 @@ __all__ = ["count_tensors", "describe_model", "inspect_path", "inspect_run", "is
 #: Options that are shown whatever they are.
 _SIZES: Final = ("width", "layers", "heads")
 #: What only training needs of a module, by the last part of a tensor's name.
-_TRAINING: Final = ("votes", "exponent_votes", "bias_votes", "exponent_origin", "control", "correlation", "steps")
+_TRAINING: Final = (
+    "votes",
+    "exponent_votes",
+    "bias_votes",
+    "exponent_origin",
+    "control",
+    "correlation",
+    "steps",
+)
 
 #: Integers that say which, not how much: no parameters.
 _INDICES: Final = ("planes",)
 
 
 def inspect_path(path: str, name: str | None = None) -> Mapping[str, Any]:
-    """What is in a run directory, a checkpoint, or whatever the importer ``name`` (None: one of them) recognises.
+    """What is in a run directory, a checkpoint, or whatever the importer ``name`` (None: one of
+    them) recognises.
 
-    Keys are those of ``Importer.inspect``, and ``path``; errors those of :func:`inspect_run` and ``find_source``.
+    Keys are those of ``Importer.inspect``, and ``path``; errors those of :func:`inspect_run` and
+    ``find_source``.
     """
     from arb_ternary_train.importing import find_source  # which builds models
 
@@ -45,7 +55,8 @@ def is_run(path: Path) -> bool:
 
 
 def inspect_run(path: Path) -> dict[str, Any]:
-    """What is in a run directory (its newest checkpoint) or in one of its checkpoints; keys as those of ``Importer``.
+    """What is in a run directory (its newest checkpoint) or in one of its checkpoints; keys as
+    those of ``Importer``.
 
     Raises:
         CheckpointError: there is no checkpoint.
@@ -54,14 +65,18 @@ def inspect_run(path: Path) -> dict[str, Any]:
     from arb_ternary_train.loading import load_config
 
     checkpoint = checkpoint_path(path)
-    directory = RunDirectory.existing(path if RunDirectory(path).exists() else path.resolve().parent.parent)
+    directory = RunDirectory.existing(
+        path if RunDirectory(path).exists() else path.resolve().parent.parent
+    )
     config = load_config(directory.config_file).config
     record = directory.record()
     model = to_plain(config.model, given=False)
     return {
         "format": "arb-ternary run",
         **describe_model(
-            model if isinstance(model, dict) else {"name": model}, record["vocabulary_size"], directory.attachments()
+            model if isinstance(model, dict) else {"name": model},
+            record["vocabulary_size"],
+            directory.attachments(),
         ),
         **count_tensors(model_entries(checkpoint)),
         "unmapped": record.get("imported", {}).get("notes", []),
@@ -70,13 +85,21 @@ def inspect_run(path: Path) -> dict[str, Any]:
             "checkpoint": checkpoint.name,
             "data": record["data"],
             "versions": record["versions"],
-            **{key: record[key] for key in ("imported", "init_from", "init_skip") if record.get(key)},
+            **{
+                key: record[key]
+                for key in ("imported", "init_from", "init_skip")
+                if record.get(key)
+            },
         },
     }
 
 
-def describe_model(model: Mapping[str, Any], vocabulary_size: int, attachments: Mapping[str, Any]) -> dict[str, Any]:
-    """Architecture, vocabulary, tokenizer and scales of a model of this program, from its section of a config."""
+def describe_model(
+    model: Mapping[str, Any], vocabulary_size: int, attachments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Architecture, vocabulary, tokenizer and scales of a model of this program, from its section
+    of a config.
+    """
     tokenizer = attachments.get("tokenizer")
     group = model.get("group_size")
     return {
@@ -92,10 +115,16 @@ def _architecture(model: Mapping[str, Any]) -> str:
     name = str(model.get("name"))
     registered = manager().registry.find("model", name)
     cls = None if registered is None else options_class(registered.spec)
-    usual = {} if cls is None else {str(field.alias): default_of(field) for field in config_fields(cls)}
+    usual = (
+        {} if cls is None else {str(field.alias): default_of(field) for field in config_fields(cls)}
+    )
     parts = [name]
     for key, value in model.items():
-        if key == "name" or (key not in _SIZES and to_plain(usual.get(key)) == value) or value is None:
+        if (
+            key == "name"
+            or (key not in _SIZES and to_plain(usual.get(key)) == value)
+            or value is None
+        ):
             continue
         shown = " ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
         parts.append(key if value is True else f"{key} {shown}")
@@ -109,8 +138,8 @@ def _group(size: Any) -> str:
 def count_tensors(entries: Mapping[str, StoredTensor]) -> dict[str, Any]:
     """Tensors, parameters and bits a parameter of a state dict in a file, or in several.
 
-    Accumulators and what else only training needs do not count as bits. ``parameters`` is None where accumulators of
-    2 bits, packed as the weights are, leave open how many weights there are.
+    Accumulators and what else only training needs do not count as bits. ``parameters`` is None
+    where accumulators of 2 bits, packed as the weights are, leave open how many weights there are.
     """
     modules: dict[str, set[str]] = {}
     for name in entries:

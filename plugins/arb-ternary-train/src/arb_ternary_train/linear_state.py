@@ -1,4 +1,6 @@
-"""What training keeps for the linear weights alone: embeddings, heads and norms would hide how the rules differ."""
+"""What training keeps for the linear weights alone: embeddings, heads and norms would hide how the
+rules differ.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,13 @@ class LinearState:
 
 
 def linear_state(model: nn.Module, optimizer: Optimizer | None = None) -> LinearState:
-    """Count the state of the linear weights in ``model.blocks``, or in all of a model that has no such attribute.
+    """Count the state of the linear weights in ``model.blocks``, or in all of a model that has no
+    such attribute.
 
-    A linear is a module that itself owns a matrix: a ternary module of more than one row, one with integer weights of
-    another format, or a parameter of two or more dimensions. State of the optimizer that it does not hold for a
-    parameter outside those modules counts as theirs, so that nothing is left out.
+    A linear is a module that itself owns a matrix: a ternary module of more than one row, one with
+    integer weights of another format, or a parameter of two or more dimensions. State of the
+    optimizer that it does not hold for a parameter outside those modules counts as theirs, so that
+    nothing is left out.
     """
     blocks = getattr(model, "blocks", model)
     linears = [module for module in blocks.modules() if _weights(module)]
@@ -55,8 +59,12 @@ def linear_state(model: nn.Module, optimizer: Optimizer | None = None) -> Linear
     for part in [] if optimizer is None else inner_optimizers(optimizer):
         for key, state in part.state.items():
             if isinstance(key, Tensor) and id(key) not in owned:
-                elsewhere.update((id(value), value) for value in state.values() if isinstance(value, Tensor))
-    optimizer_bytes = optimizer_state_bytes(optimizer) - sum(value.nbytes for value in elsewhere.values())
+                elsewhere.update(
+                    (id(value), value) for value in state.values() if isinstance(value, Tensor)
+                )
+    optimizer_bytes = optimizer_state_bytes(optimizer) - sum(
+        value.nbytes for value in elsewhere.values()
+    )
     # Modules in a list of their own are audited like a model; tied ones count once.
     alone = audit(nn.ModuleList(linears))
     return LinearState(
@@ -64,7 +72,9 @@ def linear_state(model: nn.Module, optimizer: Optimizer | None = None) -> Linear
         state_bytes=sum(row.nbytes for row in alone.rows) + optimizer_bytes,
         gradient_bytes=sum(
             parameter.nbytes
-            for parameter in {id(p): p for module in linears for p in module.parameters(recurse=False)}.values()
+            for parameter in {
+                id(p): p for module in linears for p in module.parameters(recurse=False)
+            }.values()
             if parameter.requires_grad
         )
         + sum(module.gradient_bytes for _, module in stored_modules(blocks)),

@@ -1,4 +1,6 @@
-"""From the config file of a run to a :class:`RunConfig`: read, override, check requirements, structure."""
+"""From the config file of a run to a :class:`RunConfig`: read, override, check requirements,
+structure.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ def load_config(
 ) -> LoadedConfig[RunConfig]:
     """Load the config of a run.
 
-    In order of precedence, a value comes from ``overrides``, from the environment (``ARB_TERNARY_BACKEND``), from the
-    file, or is a default. The config's own plugin files are loaded into ``plugins`` first.
+    In order of precedence, a value comes from ``overrides``, from the environment
+    (``ARB_TERNARY_BACKEND``), from the file, or is a default. The config's own plugin files are
+    loaded into ``plugins`` first.
 
     Args:
         path: a YAML file.
@@ -44,17 +47,23 @@ def load_config(
         ConfigError: the file or its content is wrong; every fault is listed with file and line.
         EnvironmentProblem: the config is right, but names what is not installed or failed to load.
     """
-    return load_document(apply_overrides(read_document(path), overrides), FilePath(path).parent, plugins=plugins)
+    return load_document(
+        apply_overrides(read_document(path), overrides), FilePath(path).parent, plugins=plugins
+    )
 
 
-def load_document(document: Document, folder: FilePath, *, plugins: Plugins | None = None) -> LoadedConfig[RunConfig]:
+def load_document(
+    document: Document, folder: FilePath, *, plugins: Plugins | None = None
+) -> LoadedConfig[RunConfig]:
     """As :func:`load_config`, of a document whose own plugin files are named from ``folder``."""
     host = plugins if plugins is not None else manager()
     document = _load_plugin_files(_apply_environment(document), folder, host)
     return structure_run(document, host.registry)
 
 
-def in_only_phase(path: str | os.PathLike[str], overrides: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
+def in_only_phase(
+    path: str | os.PathLike[str], overrides: Iterable[str], settings: Mapping[str, Any]
+) -> list[str]:
     """The overrides that give the only phase of a config the ``settings`` that are not None.
 
     Raises:
@@ -75,7 +84,8 @@ def in_only_phase(path: str | os.PathLike[str], overrides: Iterable[str], settin
 
 
 def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunConfig]:
-    """Structure the document of a run, check its requirements, apply ``exact``, and see that its components fit.
+    """Structure the document of a run, check its requirements, apply ``exact``, and see that its
+    components fit.
 
     Raises:
         ConfigError, EnvironmentProblem: as :func:`load_config`.
@@ -100,13 +110,17 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
     derived = Origin("derived", f"exact ({exact})")
     changed = {path: derived for path, value in leaves(to_plain(resolved)) if before[path] != value}
     phases = ", ".join(phase.name for phase in resolved.phases)
-    summary = f"{resolved.model.name} on {resolved.data.name}, {resolved.optimizer.name}, phases {phases}"
+    summary = (
+        f"{resolved.model.name} on {resolved.data.name}, {resolved.optimizer.name}, phases {phases}"
+    )
     origins = {**value_origins(resolved, document), **changed}
     return LoadedConfig(resolved, origins, document.source, summary)
 
 
 def _texts(document: Document, key: str) -> list[str]:
-    """The list of texts at a key of the top level; empty when it is not one, which structuring reports."""
+    """The list of texts at a key of the top level; empty when it is not one, which structuring
+    reports.
+    """
     value = document.data.get(key) if isinstance(document.data, dict) else None
     return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else []
 
@@ -120,7 +134,9 @@ def _apply_environment(document: Document) -> Document:
 
 
 def _load_plugin_files(document: Document, folder: FilePath, plugins: Plugins) -> Document:
-    """Load the files under ``plugins:``, and make their paths absolute, so that a resolved config works anywhere."""
+    """Load the files under ``plugins:``, and make their paths absolute, so that a resolved config
+    works anywhere.
+    """
     files = _texts(document, "plugins")
     faults = list(document.faults)
     for index, text in enumerate(files):

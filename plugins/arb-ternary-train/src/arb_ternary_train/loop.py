@@ -1,9 +1,11 @@
-"""The training loop: micro-batches in, optimizer steps out, resumable between any two micro-batches.
+"""The training loop: micro-batches in, optimizer steps out, resumable between any two
+micro-batches.
 
-A micro-batch whose loss is not finite keeps its place among those of its step, but never reaches the backward pass: it
-casts no vote and adds no gradient. Where none of a step has a finite loss, no step is taken. What an optimizer may
-declare is in ``arb_ternary.optim.protocol``: one that defers its step keeps gradients and votes, and
-neither ``zero_grad`` is called nor does the schedule advance before a real step.
+A micro-batch whose loss is not finite keeps its place among those of its step, but never reaches
+the backward pass: it casts no vote and adds no gradient. Where none of a step has a finite loss, no
+step is taken. What an optimizer may declare is in ``arb_ternary.optim.protocol``: one that defers
+its step keeps gradients and votes, and neither ``zero_grad`` is called nor does the schedule
+advance before a real step.
 """
 
 from __future__ import annotations
@@ -42,7 +44,12 @@ from arb_ternary_train.precision import autocast_for, scaler_for
 from arb_ternary_train.protocols import CarriesState
 from arb_ternary_train.ranks.dealing import dealing_in
 from arb_ternary_train.schedules import apply_schedule
-from arb_ternary_train.seeding import derive_seed, derived_generator, global_rng_state, restore_global_rng
+from arb_ternary_train.seeding import (
+    derive_seed,
+    derived_generator,
+    global_rng_state,
+    restore_global_rng,
+)
 from arb_ternary_train.step_report import StepReport
 from arb_ternary_train.threads import settle_threads
 
@@ -56,12 +63,13 @@ __all__ = ["TrainingLoop"]
 
 
 class TrainingLoop:
-    """Trains ``context.model`` with ``options``. Close it when done: it may own threads that read ahead.
+    """Trains ``context.model`` with ``options``. Close it when done: it may own threads that read
+    ahead.
 
-    A phase calls :meth:`train_micro_batch` until ``step`` has reached ``options.steps``. One that masks, predicts or
-    judges in another way overrides :meth:`mask`, :meth:`predict` or :meth:`loss`; one whose rates follow more than the
-    schedule, :meth:`set_rates`. What is frozen when the loop is made is not trained, nor is what its options freeze
-    until it is closed.
+    A phase calls :meth:`train_micro_batch` until ``step`` has reached ``options.steps``. One that
+    masks, predicts or judges in another way overrides :meth:`mask`, :meth:`predict` or
+    :meth:`loss`; one whose rates follow more than the schedule, :meth:`set_rates`. What is frozen
+    when the loop is made is not trained, nor is what its options freeze until it is closed.
 
     Args:
         context: the run.
@@ -75,7 +83,8 @@ class TrainingLoop:
         batches: where micro-batches come from.
         optimizer: what trains the model.
         voters: the ternary modules that it trains by votes.
-        optimizer_choice: what it was made from: the config's, or what a policy has put in its place.
+        optimizer_choice: what it was made from: the config's, or what a policy has put in its
+            place.
         adjustment: what a policy has made of rates and clipping.
         policy: decides how the loop goes on; None = nothing does.
 
@@ -105,7 +114,12 @@ class TrainingLoop:
         self._take_on(context.make_optimizer(factors=self._tuning.factors))
         seed = derive_seed(context.seed, key, "order")
         request = BatchRequest(
-            options.batch_size, options.block_size, seed, options.order, options.num_workers, options.pin_memory
+            options.batch_size,
+            options.block_size,
+            seed,
+            options.order,
+            options.num_workers,
+            options.pin_memory,
         )
         self.batches = context.data.batches(request)
         self._forward: Any = torch.compile(self.model) if options.compile_model else self.model
@@ -114,7 +128,10 @@ class TrainingLoop:
         trainable = collect_trainable(self.model)
         votes = bool(trainable.ternary or trainable.stored)
         self._autocast = autocast_for(device, options.use_amp, options.amp_dtype, ternary=votes)
-        context.evaluation_shape = (options.batch_size, block_size_of(context.data, options.block_size))
+        context.evaluation_shape = (
+            options.batch_size,
+            block_size_of(context.data, options.block_size),
+        )
         self._untold: deque[Drawn] = deque()
         self._reached = 0
         self.policy: StepPolicy | None = None
@@ -130,7 +147,8 @@ class TrainingLoop:
         self._tuning.release()
 
     def use_optimizer(self, choice: OptimizerChoice) -> None:
-        """Train with the optimizer of ``choice`` from the next step on. What the last one kept is not handed over.
+        """Train with the optimizer of ``choice`` from the next step on. What the last one kept is
+        not handed over.
 
         Raises:
             ConfigError: it cannot train the model, or not with the loop's options.
@@ -141,7 +159,8 @@ class TrainingLoop:
     def _take_on(self, optimizer: Optimizer) -> None:
         if self.options.grad_clip is not None and may_defer(optimizer):
             raise ConfigError(
-                f"grad_clip: the optimizer {self.optimizer_choice.name!r} decides over sums of several gradients, "
+                f"grad_clip: the optimizer {self.optimizer_choice.name!r} decides over sums of "
+                f"several gradients, "
                 "and clipping would act on a partial sum",
                 "Remove grad_clip.",
             )
@@ -149,14 +168,17 @@ class TrainingLoop:
         self._takes_loss_signal = takes_loss_signal(optimizer)
         self.voters = self._dealing.adopt(self.model, optimizer)
         for _, module in ternary_modules(self.model):
-            # A loss that is not finite casts no votes here, so that only what looks at gradients can have to undo them.
+            # A loss that is not finite casts no votes here, so that only what looks at gradients
+            # can have to undo them.
             module.undoable = self._scaler is not None or may_refuse(optimizer)
 
     def train_micro_batch(self) -> StepReport | None:
-        """Train on one micro-batch; the report if the optimizer stepped, None if the step needs more of them.
+        """Train on one micro-batch; the report if the optimizer stepped, None if the step needs
+        more of them.
 
-        A policy may train on several, which are then told one at a time: ``step`` is that of the last one told, and
-        the run is held back from evaluations, checkpoints and stops until all are.
+        A policy may train on several, which are then told one at a time: ``step`` is that of the
+        last one told, and the run is held back from evaluations, checkpoints and stops until all
+        are.
 
         Raises:
             Diverged: too many micro-batches in a row had no finite loss.
@@ -188,7 +210,8 @@ class TrainingLoop:
             self.context.record_skip(skip.what, skip.value, skip.micro_batch)
 
     def draw(self) -> Drawn:
-        """Train on one micro-batch, or on a whole step where several ranks do so together, and tell nobody.
+        """Train on one micro-batch, or on a whole step where several ranks do so together, and tell
+        nobody.
 
         Raises:
             Diverged: too many in a row had no finite loss.
@@ -219,7 +242,8 @@ class TrainingLoop:
         return drawn
 
     def _forward_on(self, place: int) -> tuple[Outcome, Tensor | None]:
-        """What becomes of the next micro-batch, at ``place`` of its step, and its share of what backward starts from.
+        """What becomes of the next micro-batch, at ``place`` of its step, and its share of what
+        backward starts from.
 
         None where its loss is not finite.
         """
@@ -246,14 +270,19 @@ class TrainingLoop:
         return outcome, loss if self._scaler is None else self._scaler.scale(loss)
 
     def mask(self, batch: Batch) -> MaskedBatch:
-        """``batch`` masked, for the micro-batch number ``micro_batches``: a pure function of seed, step and number."""
+        """``batch`` masked, for the micro-batch number ``micro_batches``: a pure function of seed,
+        step and number.
+        """
         context = self.context
         generator = derived_generator(context.seed, self.key, "mask", self.step, self.micro_batches)
-        mask_context = MaskContext(step=self.step, seed=context.seed, vocabulary_size=context.vocabulary_size)
+        mask_context = MaskContext(
+            step=self.step, seed=context.seed, vocabulary_size=context.vocabulary_size
+        )
         return context.masking.apply(batch, generator, mask_context)
 
     def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
-        """Output of the model for a micro-batch: logits ``[*targets.shape, V]``, or what the masking judges.
+        """Output of the model for a micro-batch: logits ``[*targets.shape, V]``, or what the
+        masking judges.
 
         Args:
             batch: as it was read, on the host.
@@ -273,16 +302,22 @@ class TrainingLoop:
         return masked_loss(output, masked, self.context.masking)
 
     def loss_in_blocks(self, masked: MaskedBatch) -> Tensor | None:
-        """As :meth:`loss` of what :meth:`predict` returns, without all logits at once; None where these two are called.
+        """As :meth:`loss` of what :meth:`predict` returns, without all logits at once; None where
+        these two are called.
 
-        A loop that overrides one of the two is asked for logits, unless it overrides this method as well.
+        A loop that overrides one of the two is asked for logits, unless it overrides this method as
+        well.
         """
         if self._wants_logits:
             return None
-        return loss_in_blocks(self.model, masked, self.context.masking, forward_arguments(self.model, masked))
+        return loss_in_blocks(
+            self.model, masked, self.context.masking, forward_arguments(self.model, masked)
+        )
 
     def set_rates(self) -> dict[str, float]:
-        """Set every group's rate, before every micro-batch; returns the first ``lr`` (float) and ``rate`` (ternary)."""
+        """Set every group's rate, before every micro-batch; returns the first ``lr`` (float) and
+        ``rate`` (ternary).
+        """
         options = self.options
         return apply_schedule(
             self.optimizer,
@@ -330,7 +365,8 @@ class TrainingLoop:
         before = scaler.get_scale()
         outcome = as_outcome(scaler.step(optimizer, **signals), optimizer)
         scaler.update()
-        if scaler.get_scale() < before:  # the scaler found a gradient that is not finite and did not call the optimizer
+        # the scaler found a gradient that is not finite and did not call the optimizer
+        if scaler.get_scale() < before:
             if isinstance(optimizer, TernaryOptimizer | JoinedOptimizer):
                 return optimizer.skip_update()
             optimizer.zero_grad()
@@ -353,7 +389,8 @@ class TrainingLoop:
         skip = Skip(what, value, micro_batch)
         if self._skipped_in_a_row >= self.options.max_skipped:
             raise Diverged(
-                f"step {self.context.step + 1}: {self._skipped_in_a_row} micro-batches in a row had no finite {what}; "
+                f"step {self.context.step + 1}: {self._skipped_in_a_row} micro-batches in a row "
+                f"had no finite {what}; "
                 f"the last was {value}",
                 "Lower the learning rate, or continue from an earlier checkpoint: --resume PATH.",
                 skip,
@@ -362,9 +399,13 @@ class TrainingLoop:
         return skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the model's own state. The tensors are those in use: copy them to keep them."""
+        """Everything but the model's own state. The tensors are those in use: copy them to keep
+        them.
+        """
         if self._untold:
-            raise RuntimeError("the loop has not told all of its steps, and cannot be saved between them")
+            raise RuntimeError(
+                "the loop has not told all of its steps, and cannot be saved between them"
+            )
         policy = {} if self.policy is None else {"policy": self.policy.state_dict()}
         return {**self.training_state(), **policy}
 
@@ -384,7 +425,9 @@ class TrainingLoop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where ``state`` was taken, on a model that holds the weights of that moment."""
+        """Continue exactly where ``state`` was taken, on a model that holds the weights of that
+        moment.
+        """
         if self.policy is not None:
             self.policy.load_state_dict(self, state["policy"])
         self.load_training_state(state)

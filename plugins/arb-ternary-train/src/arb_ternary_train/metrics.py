@@ -1,8 +1,8 @@
 """``metrics.jsonl``: one JSON object a line, one line an event, deterministic to the byte.
 
-A line holds nothing that depends on the clock, so that the file of a run that was killed and resumed equals the file
-of a run that was not. A checkpoint stores how long the file was; a resume cuts it there, which also removes a line
-that a kill tore.
+A line holds nothing that depends on the clock, so that the file of a run that was killed and
+resumed equals the file of a run that was not. A checkpoint stores how long the file was; a resume
+cuts it there, which also removes a line that a kill tore.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ __all__ = ["MetricsWriter", "NoMetrics", "read_metrics", "to_line"]
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
-    """One line of the file. JSON has no non-finite numbers: they become the strings ``nan``, ``inf`` and ``-inf``."""
-    return (json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False) + "\n").encode()
+    """One line of the file. JSON has no non-finite numbers: they become the strings ``nan``,
+    ``inf`` and ``-inf``.
+    """
+    return (
+        json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False) + "\n"
+    ).encode()
 
 
 def _plain(value: Any) -> Any:
@@ -36,17 +40,21 @@ def _plain(value: Any) -> Any:
 
 
 class MetricsWriter:
-    """Appends records to ``path``; each line reaches the operating system in one write, before ``write`` returns."""
+    """Appends records to ``path``; each line reaches the operating system in one write, before
+    ``write`` returns.
+    """
 
-    def __init__(self, path: Path, *, resume_at: int | None = None, resume_step: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, resume_at: int | None = None, resume_step: int | None = None
+    ) -> None:
         """Open the file.
 
         Args:
             path: the file; made if missing.
-            resume_at: length in bytes when the checkpoint that the run continues from was written; what came later is
-                cut.
-            resume_step: the step of that checkpoint: where the file is shorter than ``resume_at`` (somebody edited it),
-                records after this step are dropped instead.
+            resume_at: length in bytes when the checkpoint that the run continues from was written;
+                what came later is cut.
+            resume_step: the step of that checkpoint: where the file is shorter than ``resume_at``
+                (somebody edited it), records after this step are dropped instead.
         """
         self.path = path
         self._file: BinaryIO = path.open("a+b", buffering=0)
@@ -66,10 +74,13 @@ class MetricsWriter:
             written = self._file.write(line)
         except OSError as error:
             raise ArbError(
-                f"{self.path}: cannot be written: {error}", "Free some space, then continue with --resume."
+                f"{self.path}: cannot be written: {error}",
+                "Free some space, then continue with --resume.",
             ) from error
         if written != len(line):
-            raise ArbError(f"{self.path}: the disk is full", "Free some space, then continue with --resume.")
+            raise ArbError(
+                f"{self.path}: the disk is full", "Free some space, then continue with --resume."
+            )
 
     def sync(self) -> int:
         """Make everything written so far durable and return the length of the file in bytes."""
@@ -84,7 +95,10 @@ class MetricsWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -93,7 +107,9 @@ class MetricsWriter:
         if size >= length and (length == 0 or self._byte(length - 1) == b"\n"):
             self._file.truncate(length)
             return
-        kept = b"".join(to_line(record) for record in read_metrics(self.path) if record.get("step", 0) <= step)
+        kept = b"".join(
+            to_line(record) for record in read_metrics(self.path) if record.get("step", 0) <= step
+        )
         self._file.truncate(0)
         self._file.write(kept)
 

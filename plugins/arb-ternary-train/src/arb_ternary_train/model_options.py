@@ -26,7 +26,9 @@ def apply_model_options(model: nn.Module, options: LoopOptions, device: torch.de
     """
     set_compute_dtype(model, options.dtype, device)
     if isinstance(model, ActivationCheckpointing):
-        model.set_activation_checkpointing(options.activation_checkpointing, options.activation_checkpoint_threshold)
+        model.set_activation_checkpointing(
+            options.activation_checkpointing, options.activation_checkpoint_threshold
+        )
     elif options.activation_checkpointing:
         raise _lacks(model, "activation_checkpointing", "set_activation_checkpointing")
     if isinstance(model, CarriesState):
@@ -36,7 +38,9 @@ def apply_model_options(model: nn.Module, options: LoopOptions, device: torch.de
 
 
 def _lacks(model: nn.Module, option: str, method: str) -> ConfigError:
-    return ConfigError(f"{option}: the model {type(model).__name__} has no {method}()", f"Remove {option}.")
+    return ConfigError(
+        f"{option}: the model {type(model).__name__} has no {method}()", f"Remove {option}."
+    )
 
 
 def to_device(tree: Any, device: torch.device) -> Any:

@@ -1,6 +1,7 @@
 """A model's state dict, made and loaded one module at a time.
 
-``state_dict()`` of a model encodes all its ternary weights before the first can be written: a second copy of the model.
+``state_dict()`` of a model encodes all its ternary weights before the first can be written: a
+second copy of the model.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class ModelState:
 class PieceState:
     """What one of ``size`` ranks writes of the state dict of ``model``, where each writes a piece.
 
-    Weights and accumulators of ternary modules are cut by rows, as the ranks own them, and all else is rank 0's. A
-    tensor of a state dict is what its rows in all pieces are, one below the other.
+    Weights and accumulators of ternary modules are cut by rows, as the ranks own them, and all else
+    is rank 0's. A tensor of a state dict is what its rows in all pieces are, one below the other.
     """
 
     model: nn.Module
@@ -60,7 +61,9 @@ class PieceState:
             yield from ((name, found[name]) for name in self._named(found, prefix, rows))
 
     def parts(self) -> Iterator[Mapping[str, Tensor]]:
-        """As those of :class:`ModelState`; also made is what only other ranks write, where all make it together."""
+        """As those of :class:`ModelState`; also made is what only other ranks write, where all make
+        it together.
+        """
         for module, prefix, whole in _units(self.model):
             rows = None if whole else self._rows(module)
             if rows is None:
@@ -70,8 +73,12 @@ class PieceState:
                 found = {}
                 nn.Module._save_to_state_dict(module, found, prefix, False)
                 found[prefix + "weight"] = encode_at_rest(module.trits()[rows])
-                votes = module.logical_votes()[rows] if module.owner is None else module.held_votes()
-                found[prefix + "votes"] = encode_at_rest(votes) if module.shape.vote_bits == 2 else votes
+                votes = (
+                    module.logical_votes()[rows] if module.owner is None else module.held_votes()
+                )
+                found[prefix + "votes"] = (
+                    encode_at_rest(votes) if module.shape.vote_bits == 2 else votes
+                )
             yield {name: found[name] for name in self._named(found, prefix, rows)}
 
     def _rows(self, module: nn.Module) -> slice | None:
@@ -91,8 +98,8 @@ class PieceState:
 class Walk:
     """The parts of ``state``, once, for ranks that make them together.
 
-    Where several ranks keep the rows of a module, a part is made by all of them at the same time. One of them writes;
-    every rank calls :meth:`finish`, the writer too, however far it has come.
+    Where several ranks keep the rows of a module, a part is made by all of them at the same time.
+    One of them writes; every rank calls :meth:`finish`, the writer too, however far it has come.
     """
 
     def __init__(self, state: TensorParts) -> None:
@@ -114,8 +121,11 @@ class Walk:
             pass
 
 
-def load_parts(model: nn.Module, tensors: Mapping[str, Tensor], kept: frozenset[str] = frozenset()) -> None:
-    """``model.load_state_dict(tensors)`` for the names, shapes and kinds of its own, each tensor asked for once.
+def load_parts(
+    model: nn.Module, tensors: Mapping[str, Tensor], kept: frozenset[str] = frozenset()
+) -> None:
+    """``model.load_state_dict(tensors)`` for the names, shapes and kinds of its own, each tensor
+    asked for once.
 
     Those of the names ``kept`` are not asked for, and stay as they are.
     """
@@ -123,10 +133,16 @@ def load_parts(model: nn.Module, tensors: Mapping[str, Tensor], kept: frozenset[
         names = [*(_save(module, prefix) if whole else _outline(module, prefix))]
         if names and kept.issuperset(names):
             continue
-        own = {} if kept.isdisjoint(names) else (_save(module, prefix) if whole else _own(module, prefix))
+        own = (
+            {}
+            if kept.isdisjoint(names)
+            else (_save(module, prefix) if whole else _own(module, prefix))
+        )
         part = {name: own[name] if name in kept else tensors[name] for name in names}
         if whole:
-            module.load_state_dict({name.removeprefix(prefix): tensor for name, tensor in part.items()})
+            module.load_state_dict(
+                {name.removeprefix(prefix): tensor for name, tensor in part.items()}
+            )
             continue
         faults: list[str] = []
         module._load_from_state_dict(part, prefix, {}, True, [], [], faults)
@@ -135,13 +151,18 @@ def load_parts(model: nn.Module, tensors: Mapping[str, Tensor], kept: frozenset[
 
 
 def names_left_out(model: nn.Module) -> frozenset[str]:
-    """What a state dict of ``model`` lacks: the accumulators of modules that were made without them."""
+    """What a state dict of ``model`` lacks: the accumulators of modules that were made without
+    them.
+    """
     modules = ternary_modules(model)
-    return frozenset(f"{name}.votes" if name else "votes" for name, module in modules if not module.accumulates)
+    return frozenset(
+        f"{name}.votes" if name else "votes" for name, module in modules if not module.accumulates
+    )
 
 
 def _units(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, bool]]:
-    """The modules in their order, each with the beginning of its names and whether it is taken with its children.
+    """The modules in their order, each with the beginning of its names and whether it is taken with
+    its children.
 
     It is where it has its own idea of a state dict.
     """

@@ -1,4 +1,6 @@
-"""The observers of one run: only what its config activated, called by pluggy in the config's order."""
+"""The observers of one run: only what its config activated, called by pluggy in the config's
+order.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from arb_ternary.errors import ArbError, ComponentError, nearest
-from arb_ternary.plugins.hooks import PREFIX, STATED, HookManager, PluginFault, describe_exception, specified_in
+from arb_ternary.plugins.hooks import (
+    PREFIX,
+    STATED,
+    HookManager,
+    PluginFault,
+    describe_exception,
+    specified_in,
+)
 from arb_ternary_train import hookspecs
 
 if TYPE_CHECKING:
@@ -27,8 +36,9 @@ _LAST = hookspecs.arb_run_end.__name__
 class RunObservers:
     """Calls the hooks of the objects that a run activated.
 
-    An observer that raises ends the run with an error that names it; only ``arb_run_end`` is called on all of them
-    first. An :class:`ArbError` keeps its class and with it its exit code. A wrapper is called around all observers.
+    An observer that raises ends the run with an error that names it; only ``arb_run_end`` is called
+    on all of them first. An :class:`ArbError` keeps its class and with it its exit code. A wrapper
+    is called around all observers.
 
     Args:
         objects: observers by name.
@@ -50,7 +60,8 @@ class RunObservers:
         """Call a hook: ``observers.call(hookspecs.arb_step_end, context, step, metrics)``.
 
         Raises:
-            ArbError: an observer failed; it is named. Of ``arb_run_end``: one or more of them, all named.
+            ArbError: an observer failed; it is named. Of ``arb_run_end``: one or more of them, all
+                named.
         """
         self._failures, self._opinion = [], None
         arguments = inspect.signature(hook).bind(*args, **kwargs).arguments
@@ -64,10 +75,15 @@ class RunObservers:
                 return result
         if len(self._failures) == 1:
             raise self._failures[0]
-        raise ComponentError("; ".join(failure.what for failure in self._failures)) from self._failures[0]
+        raise ComponentError(
+            "; ".join(failure.what for failure in self._failures)
+        ) from self._failures[0]
 
-    def select_backend(self, request: BackendRequest, candidates: Sequence[str]) -> tuple[str, str] | None:
-        """The first opinion on an ``auto`` backend: the observer's name and its choice among ``candidates``, or None.
+    def select_backend(
+        self, request: BackendRequest, candidates: Sequence[str]
+    ) -> tuple[str, str] | None:
+        """The first opinion on an ``auto`` backend: the observer's name and its choice among
+        ``candidates``, or None.
 
         Raises:
             ComponentError: the choice is not one of the candidates.
@@ -78,7 +94,8 @@ class RunObservers:
         observer = self._opinion[0]
         if choice not in candidates:
             raise ComponentError(
-                f"observer {observer!r}: arb_select_backend chose {choice!r}, which is not a candidate",
+                f"observer {observer!r}: arb_select_backend chose {choice!r}, which is not a "
+                f"candidate",
                 f"candidates: {', '.join(candidates)}",
             )
         return observer, str(choice)
@@ -87,8 +104,12 @@ class RunObservers:
         for hook in self._relay.implementations(observer):
             if hook.startswith(f"{PREFIX}register_") or hook in STATED:
                 close = nearest(hook, _HOOKS)
-                hint = f"did you mean {close!r}?" if close else f"hooks of a run: {', '.join(_HOOKS)}"
-                raise ComponentError(f"observer {name!r}: {hook} is not called on the observers of a run", hint)
+                hint = (
+                    f"did you mean {close!r}?" if close else f"hooks of a run: {', '.join(_HOOKS)}"
+                )
+                raise ComponentError(
+                    f"observer {name!r}: {hook} is not called on the observers of a run", hint
+                )
         try:
             self._relay.check(observer)
             guarded = SimpleNamespace()
@@ -96,13 +117,19 @@ class RunObservers:
                 options = self._relay.parse_hookimpl_opts(observer, attribute)
                 if options is not None:
                     hook = options.get("specname") or attribute
-                    setattr(guarded, attribute, self._guard(name, hook, getattr(observer, attribute)))
+                    setattr(
+                        guarded, attribute, self._guard(name, hook, getattr(observer, attribute))
+                    )
             self._relay.register(guarded, name)
         except PluginFault as fault:
             raise ComponentError(f"observer {name!r}: {fault.reason}") from fault
 
-    def _guard(self, observer: str, hook: str, implementation: Callable[..., Any]) -> Callable[..., Any]:
-        """An implementation that names its observer when it fails or, with an opinion, when it has one."""
+    def _guard(
+        self, observer: str, hook: str, implementation: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """An implementation that names its observer when it fails or, with an opinion, when it has
+        one.
+        """
 
         def settle(result: Any) -> Any:
             # A wrapper that passes on what it was given has no opinion of its own.
@@ -117,7 +144,8 @@ class RunObservers:
                 try:
                     return settle((yield from implementation(*arguments)))
                 except Exception as error:
-                    if any(error is failure for failure in self._failures):  # of another, on its way out
+                    # of another, on its way out
+                    if any(error is failure for failure in self._failures):
                         raise
                     failure = self._named(observer, hook, error)
                     raise failure from failure.__cause__

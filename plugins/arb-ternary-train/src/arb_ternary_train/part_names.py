@@ -1,8 +1,9 @@
 """The parts of a model by name, and patterns that name some of them.
 
-A part is what learns by itself: a ternary module, a module with integer weights of its own format, or a float
-parameter. A pattern (as of ``fnmatch``: ``*`` also stands for dots) names a part or tensor by its qualified name, or by
-that of a module that holds it: ``head`` names ``head.weight``, and ``blocks.0`` everything in the first block.
+A part is what learns by itself: a ternary module, a module with integer weights of its own format,
+or a float parameter. A pattern (as of ``fnmatch``: ``*`` also stands for dots) names a part or
+tensor by its qualified name, or by that of a module that holds it: ``head`` names ``head.weight``,
+and ``blocks.0`` everything in the first block.
 """
 
 from __future__ import annotations
@@ -40,8 +41,18 @@ def is_named(name: str, patterns: Iterable[str]) -> bool:
 
 
 def near(pattern: str, names: Iterable[str]) -> str:
-    """What ``pattern``, which names none of ``names``, may have been meant to be: a sentence for an error's hint."""
-    holders = dict.fromkeys(holder for name in names for holder in accumulate(name.split("."), "{}.{}".format))
+    """What ``pattern``, which names none of ``names``, may have been meant to be: a sentence for an
+    error's hint.
+    """
+    holders = dict.fromkeys(
+        holder for name in names for holder in accumulate(name.split("."), "{}.{}".format)
+    )
     wanted = pattern.strip("*?.")
-    found = get_close_matches(wanted, holders, n=_OFFERED) or [name for name in holders if "." not in name][:_OFFERED]
-    return f"Nearest: {', '.join(found)}. A pattern names modules or parameters; `*` stands for any text, dots too."
+    found = (
+        get_close_matches(wanted, holders, n=_OFFERED)
+        or [name for name in holders if "." not in name][:_OFFERED]
+    )
+    return (
+        f"Nearest: {', '.join(found)}. A pattern names modules or parameters; `*` stands for "
+        f"any text, dots too."
+    )

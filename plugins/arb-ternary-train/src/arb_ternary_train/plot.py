@@ -20,7 +20,9 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def smoothed(values: Sequence[float], reach: int) -> list[float]:
-    """Centred moving average over ``reach`` values on either side, fewer near the ends: it does not lag behind."""
+    """Centred moving average over ``reach`` values on either side, fewer near the ends: it does not
+    lag behind.
+    """
     sums = [0.0, *accumulate(values)]
     out = []
     for index in range(len(values)):
@@ -32,10 +34,11 @@ def smoothed(values: Sequence[float], reach: int) -> list[float]:
 def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "loss") -> None:
     """Draw the runs to ``destination`` (its ending chooses the format; PNG, SVG, PDF).
 
-    ``metric`` in training (thin: every step; thick: smoothed) and in evaluations, as points. Of the loss also what
-    simple predictors reach on the same samples, as horizontal lines, where a finished run has measured it. Vertical
-    lines where a record of the metrics has a text ``mark`` and a ``mark_kind``: something was decided there. Below,
-    the micro-batches of each step, where a run took more than one.
+    ``metric`` in training (thin: every step; thick: smoothed) and in evaluations, as points. Of the
+    loss also what simple predictors reach on the same samples, as horizontal lines, where a
+    finished run has measured it. Vertical lines where a record of the metrics has a text ``mark``
+    and a ``mark_kind``: something was decided there. Below, the micro-batches of each step, where a
+    run took more than one.
 
     Raises:
         ArbError: a run has no step yet, or nothing of that name, or the file cannot be written.
@@ -59,7 +62,10 @@ def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "lo
     span = 0
     for index, (run, records) in enumerate(zip(runs, metrics, strict=True)):
         colour = _COLOURS[index % len(_COLOURS)]
-        train, validation = _points(records, "train", metric), _points(records, "validation", metric)
+        train, validation = (
+            _points(records, "train", metric),
+            _points(records, "validation", metric),
+        )
         if not train and not validation:
             raise _nothing_of(metric, run, records)
         if train:
@@ -100,8 +106,13 @@ def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "lo
         )
     lower.set_xlabel("optimizer step")
     units = {str(run.record().get("loss_unit", "nats a token")) for run in runs}
-    axes.set_ylabel(f"loss, {' or '.join(sorted(units))}" if metric == "loss" else metric.replace("_", " "))
-    axes.set_title(" and ".join(run.path.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs", fontsize=11)
+    axes.set_ylabel(
+        f"loss, {' or '.join(sorted(units))}" if metric == "loss" else metric.replace("_", " ")
+    )
+    axes.set_title(
+        " and ".join(run.path.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs",
+        fontsize=11,
+    )
     axes.set_ylim(top=max([*top, *baselines.values()]) * 1.05)
     for each in {axes, lower}:
         each.grid(color="0.9", linewidth=0.6)
@@ -125,8 +136,13 @@ def _nothing_of(metric: str, run: RunDirectory, records: Sequence[dict[str, Any]
         if isinstance(value, int | float) and key != "step"
     }
     if not numbers:
-        return ArbError(f"{run.metrics_file}: no step has been taken yet, so that there is nothing to draw")
-    return ArbError(f"{run.metrics_file}: there is no number {metric!r} in it", f"It has {', '.join(sorted(numbers))}.")
+        return ArbError(
+            f"{run.metrics_file}: no step has been taken yet, so that there is nothing to draw"
+        )
+    return ArbError(
+        f"{run.metrics_file}: there is no number {metric!r} in it",
+        f"It has {', '.join(sorted(numbers))}.",
+    )
 
 
 def _draw_draws(axes: Any, draws: Sequence[Sequence[tuple[int, float]]]) -> None:
@@ -140,9 +156,15 @@ def _draw_draws(axes: Any, draws: Sequence[Sequence[tuple[int, float]]]) -> None
     axes.set_ylim(bottom=0)
 
 
-def _points(records: Sequence[dict[str, Any]], event: str, key: str = "loss") -> list[tuple[int, float]]:
-    """Step and ``key`` of each record of ``event``; a number that is not finite is a string there and is left out."""
-    found = [(record["step"], record.get(key)) for record in records if record.get("event") == event]
+def _points(
+    records: Sequence[dict[str, Any]], event: str, key: str = "loss"
+) -> list[tuple[int, float]]:
+    """Step and ``key`` of each record of ``event``; a number that is not finite is a string there
+    and is left out.
+    """
+    found = [
+        (record["step"], record.get(key)) for record in records if record.get("event") == event
+    ]
     return [(step, value) for step, value in found if isinstance(value, int | float)]
 
 

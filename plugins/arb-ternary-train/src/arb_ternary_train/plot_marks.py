@@ -9,7 +9,8 @@ from attrs import frozen
 
 __all__ = ["Mark", "draw_marks", "marks_in"]
 
-#: Kinds of marks that have a look of their own: colour where there is one run, and style of the line.
+# : Kinds of marks that have a look of their own: colour where there is one run, and style of the
+# line.
 _LOOKS: Final = {
     "switch": ("#333333", (0, (5, 2))),
     "rollback": ("#B2182B", "solid"),
@@ -17,7 +18,8 @@ _LOOKS: Final = {
 }
 #: What is drawn of any other kind.
 _OTHER: Final = ("#888888", "dashdot")
-#: Texts closer together than this share of the steps would lie on each other: the later one is left out.
+# : Texts closer together than this share of the steps would lie on each other: the later one is
+# left out.
 _CLOSEST: Final = 0.02
 #: Longest text of a mark.
 _LONGEST: Final = 28
@@ -25,7 +27,9 @@ _LONGEST: Final = 28
 
 @frozen
 class Mark:
-    """A step at which something was decided: in a word or two, and of which kind (``switch``, ``rollback``, ...)."""
+    """A step at which something was decided: in a word or two, and of which kind (``switch``,
+    ``rollback``, ...).
+    """
 
     step: int
     text: str
@@ -33,16 +37,23 @@ class Mark:
 
 
 def marks_in(records: Sequence[Mapping[str, Any]]) -> list[Mark]:
-    """The records of a metrics file, of whatever event, that have a text ``mark``; their kind is ``mark_kind``."""
+    """The records of a metrics file, of whatever event, that have a text ``mark``; their kind is
+    ``mark_kind``.
+    """
     return [
-        Mark(record["step"], record["mark"], str(record.get("mark_kind", record.get("event", "mark"))))
+        Mark(
+            record["step"],
+            record["mark"],
+            str(record.get("mark_kind", record.get("event", "mark"))),
+        )
         for record in records
         if isinstance(record.get("mark"), str) and isinstance(record.get("step"), int)
     ]
 
 
 def draw_marks(axes: Any, runs: Sequence[tuple[str, Sequence[Mark]]], span: int) -> None:
-    """A thin vertical line for each mark, its text along it at the top, and one entry in the legend for each kind.
+    """A thin vertical line for each mark, its text along it at the top, and one entry in the legend
+    for each kind.
 
     Args:
         axes: of matplotlib.
@@ -75,4 +86,11 @@ def draw_marks(axes: Any, runs: Sequence[tuple[str, Sequence[Mark]]], span: int)
             )
     for kind in kinds:
         own, style = _LOOKS.get(kind, _OTHER)
-        axes.plot([], [], color=own if len(runs) == 1 else "0.35", linestyle=style, linewidth=0.8, label=kind)
+        axes.plot(
+            [],
+            [],
+            color=own if len(runs) == 1 else "0.35",
+            linestyle=style,
+            linewidth=0.8,
+            label=kind,
+        )

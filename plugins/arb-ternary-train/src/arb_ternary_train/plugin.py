@@ -26,7 +26,9 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
-    return {"summary": "runs: the standard phase, AdamW, checkpoints, evaluation, export and import"}
+    return {
+        "summary": "runs: the standard phase, AdamW, checkpoints, evaluation, export and import"
+    }
 
 
 @hookimpl
@@ -165,19 +167,31 @@ def arb_register_trainers() -> Sequence[TrainerSpec]:
 @hookimpl
 def arb_register_commands() -> Sequence[CommandSpec]:
     return (
-        CommandSpec(name="run", target="arb_ternary_train.cli.run:run", summary="Run the experiments of a manifest."),
+        CommandSpec(
+            name="run",
+            target="arb_ternary_train.cli.run:run",
+            summary="Run the experiments of a manifest.",
+        ),
         CommandSpec(
             name="train",
             target="arb_ternary_train.cli.train:train",
             variables=RANK_VARIABLES,
             summary="Run a config's phases.",
         ),
-        CommandSpec(name="eval", target="arb_ternary_train.cli.evaluate:evaluate", summary="Measure a run's model."),
         CommandSpec(
-            name="export", target="arb_ternary_train.cli.export:export", summary="Write a run's model in another form."
+            name="eval",
+            target="arb_ternary_train.cli.evaluate:evaluate",
+            summary="Measure a run's model.",
         ),
         CommandSpec(
-            name="generate", target="arb_ternary_train.cli.generate:generate", summary="Draw from a run's model."
+            name="export",
+            target="arb_ternary_train.cli.export:export",
+            summary="Write a run's model in another form.",
+        ),
+        CommandSpec(
+            name="generate",
+            target="arb_ternary_train.cli.generate:generate",
+            summary="Draw from a run's model.",
         ),
         CommandSpec(
             name="import",
@@ -204,5 +218,9 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             target="arb_ternary_train.cli.config:show",
             summary="Print a config as it takes effect.",
         ),
-        CommandSpec(name="plot", target="arb_ternary_train.cli.plot:plot", summary="Draw the curves of runs."),
+        CommandSpec(
+            name="plot",
+            target="arb_ternary_train.cli.plot:plot",
+            summary="Draw the curves of runs.",
+        ),
     )

@@ -22,7 +22,9 @@ __all__ = ["Adjustment", "Counts", "Diverged", "Drawn", "Skip", "StepPolicy", "a
 
 @frozen
 class Skip:
-    """A micro-batch that was dropped, because its ``what`` (``loss`` or ``gradient``) was ``value``."""
+    """A micro-batch that was dropped, because its ``what`` (``loss`` or ``gradient``) was
+    ``value``.
+    """
 
     what: str
     value: float
@@ -35,7 +37,8 @@ class Drawn:
 
     Attributes:
         report: the step that was taken with it; None where the step needs more of them.
-        skips: what was dropped, in order: a micro-batch without a finite loss, and then perhaps the step's gradients.
+        skips: what was dropped, in order: a micro-batch without a finite loss, and then perhaps the
+            step's gradients.
     """
 
     report: StepReport | None = None
@@ -76,7 +79,9 @@ class Adjustment:
     grad_clip: float | Literal["configured"] | None = "configured"
 
     def apply(self, optimizer: Optimizer, rates: dict[str, float]) -> dict[str, float]:
-        """Multiply what the schedule has just set; the first rate of each kind, ``rates`` where none changes."""
+        """Multiply what the schedule has just set; the first rate of each kind, ``rates`` where
+        none changes.
+        """
         factors = {"float": self.float_rate, "ternary": self.ternary_rate}
         if set(factors.values()) == {1.0}:
             return rates
@@ -92,23 +97,27 @@ class Adjustment:
 class StepPolicy(Protocol):
     """Decides what a loop does next, and how. Each loop has one of its own.
 
-    It may try steps and take them back (``arb_ternary_train.snapshot``), put another optimizer in the place of the
-    loop's (``TrainingLoop.use_optimizer``) and change rates and clipping (``TrainingLoop.adjustment``). Of the run it
-    leaves alone what is not the loop's: nothing is written down but what :meth:`advance` returns, and what the policy
-    itself has to say.
+    It may try steps and take them back (``arb_ternary_train.snapshot``), put another optimizer in
+    the place of the loop's (``TrainingLoop.use_optimizer``) and change rates and clipping
+    (``TrainingLoop.adjustment``). Of the run it leaves alone what is not the loop's: nothing is
+    written down but what :meth:`advance` returns, and what the policy itself has to say.
 
-    ``state_dict`` and ``load_state_dict`` are as those of a phase: a resumed run ends with the same bits.
+    ``state_dict`` and ``load_state_dict`` are as those of a phase: a resumed run ends with the same
+    bits.
     """
 
     def begin(self, loop: TrainingLoop) -> None:
-        """``loop`` has been made. Its state may be loaded next, and that of the policy before it."""
+        """``loop`` has been made. Its state may be loaded next, and that of the policy before
+        it.
+        """
         ...
 
     def advance(self, loop: TrainingLoop) -> Sequence[Drawn]:
-        """Train on one micro-batch at least (``loop.draw``); what is to be told of it, in order, at least one.
+        """Train on one micro-batch at least (``loop.draw``); what is to be told of it, in order, at
+        least one.
 
-        All of them are told one after the other, as if they had just happened. Evaluations and checkpoints that are
-        due in between are made after the last, and so is a stop.
+        All of them are told one after the other, as if they had just happened. Evaluations and
+        checkpoints that are due in between are made after the last, and so is a stop.
         """
         ...
 
@@ -121,7 +130,9 @@ class StepPolicy(Protocol):
         ...
 
     def load_state_dict(self, loop: TrainingLoop, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken, with the optimizer of that moment; its own state is loaded after."""
+        """Continue where ``state`` was taken, with the optimizer of that moment; its own state is
+        loaded after.
+        """
         ...
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""Devices and number formats: what this machine can do, with an error that says so where it cannot."""
+"""Devices and number formats: what this machine can do, with an error that says so where it
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,22 @@ def resolve_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            why = "torch sees no GPU" if torch.version.cuda or torch.version.hip else "this build of torch has no CUDA"
-            raise EnvironmentProblem(f"device {name}: {why}", "Use device: cpu, or install a torch build for your GPU.")
+            why = (
+                "torch sees no GPU"
+                if torch.version.cuda or torch.version.hip
+                else "this build of torch has no CUDA"
+            )
+            raise EnvironmentProblem(
+                f"device {name}: {why}", "Use device: cpu, or install a torch build for your GPU."
+            )
         count = torch.cuda.device_count()
         if device.index is not None and device.index >= count:
             raise EnvironmentProblem(
                 f"device {name}: there are {count} GPUs, numbered from 0", f"Use cuda:{count - 1}."
             )
-        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        return torch.device(
+            "cuda", torch.cuda.current_device() if device.index is None else device.index
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise EnvironmentProblem(f"device {name}: Metal is not available here", "Use device: cpu.")
     return device
@@ -49,8 +59,8 @@ def autocast_for(
 ) -> Callable[[], AbstractContextManager[Any]]:
     """The context in which the forward pass runs.
 
-    float16 needs a loss scale, which acts on float gradients only; votes would be cast from gradients that the scaler
-    may discard afterwards.
+    float16 needs a loss scale, which acts on float gradients only; votes would be cast from
+    gradients that the scaler may discard afterwards.
 
     Raises:
         ConfigError: the combination does not work; the option is named.
@@ -64,14 +74,17 @@ def autocast_for(
         )
     if amp_dtype == "float16" and ternary:
         raise ConfigError(
-            "amp_dtype: float16 scales the loss, and ternary modules cast votes before the scaler can reject a step",
+            "amp_dtype: float16 scales the loss, and ternary modules cast votes before the scaler "
+            "can reject a step",
             "Use amp_dtype: bfloat16, which needs no scaling.",
         )
     dtype = _DTYPES[amp_dtype]
     return lambda: torch.autocast(device.type, dtype=dtype)
 
 
-def scaler_for(device: torch.device, use_amp: bool, amp_dtype: AmpName) -> torch.amp.GradScaler | None:
+def scaler_for(
+    device: torch.device, use_amp: bool, amp_dtype: AmpName
+) -> torch.amp.GradScaler | None:
     """The loss scaler that float16 needs; None otherwise."""
     if not use_amp or amp_dtype != "float16":
         return None
@@ -85,7 +98,9 @@ def set_compute_dtype(model: nn.Module, dtype: DtypeName, device: torch.device) 
         ConfigError: float16 on a CPU, where its gradients underflow and nothing scales them.
     """
     if dtype == "float16" and device.type == "cpu":
-        raise ConfigError("dtype: float16 training does not work on cpu", "Use dtype: bfloat16 or float32.")
+        raise ConfigError(
+            "dtype: float16 training does not work on cpu", "Use dtype: bfloat16 or float32."
+        )
     if isinstance(model, Castable):
         model.set_dtype(_DTYPES[dtype])
     else:

@@ -100,7 +100,9 @@ class Reporter(Protocol):
 
 @define
 class Silent:
-    """A reporter that says nothing on the screen; notes and logged steps still reach the log file."""
+    """A reporter that says nothing on the screen; notes and logged steps still reach the log
+    file.
+    """
 
     log_file: LogFile | None = None
     _told: float = field(default=0.0, init=False)
@@ -150,7 +152,9 @@ class PlainReporter(Silent):
     def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
         Silent.step(self, done, metrics, log)
         if log:
-            self._print(f"{self._title} {done}/{self._total}  {describe(metrics)}  left {self._left(done)}")
+            self._print(
+                f"{self._title} {done}/{self._total}  {describe(metrics)}  left {self._left(done)}"
+            )
 
     def evaluating(self, batches: int) -> None:
         if self._is_long(batches):

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 class Exporter(Protocol):
     """Writes a model in another form.
 
-    One that writes no accumulators (votes) of ternary modules says so by an attribute ``writes_accumulators = False``:
-    `arb export` then loads none, which saves a byte a weight.
+    One that writes no accumulators (votes) of ternary modules says so by an attribute
+    ``writes_accumulators = False``: `arb export` then loads none, which saves a byte a weight.
     """
 
     def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
-        """Write ``model`` to the file or folder ``destination``, atomically; an existing one is replaced only whole."""
+        """Write ``model`` to the file or folder ``destination``, atomically; an existing one is
+        replaced only whole.
+        """
         ...
 
 
@@ -41,12 +43,14 @@ class ImportedModel:
     Attributes:
         model: the ``model:`` section of a run's config, with its ``name``.
         vocabulary_size: ids of the model's vocabulary.
-        attachments: plain JSON by name, kept by the run as those of a data source are (``Attachments``):
-            ``{"tokenizer": ...}``, or nothing.
-        fill: gives the model that was built from ``model`` its weights, one tensor at a time: of all of them there is
-            never a second copy in memory. Every weight must be given; those of ternary modules by ``set_trits``.
+        attachments: plain JSON by name, kept by the run as those of a data source are
+            (``Attachments``): ``{"tokenizer": ...}``, or nothing.
+        fill: gives the model that was built from ``model`` its weights, one tensor at a time: of
+            all of them there is never a second copy in memory. Every weight must be given; those of
+            ternary modules by ``set_trits``.
         notes: what could not be mapped or was rounded, a sentence each.
-        data: the ``data:`` section of a config to fine-tune with; ``{run}`` in a text stands for the run's directory.
+        data: the ``data:`` section of a config to fine-tune with; ``{run}`` in a text stands for
+            the run's directory.
     """
 
     model: Mapping[str, Any]
@@ -61,12 +65,13 @@ class ImportedModel:
 class Importer(Protocol):
     """Reads a model that another program has written.
 
-    Sources are files of strangers: nothing in them is executed, sizes are checked before memory is taken, and whatever
-    is wrong with one is a ``DataError`` that names file and place.
+    Sources are files of strangers: nothing in them is executed, sizes are checked before memory is
+    taken, and whatever is wrong with one is a ``DataError`` that names file and place.
     """
 
     def recognises(self, source: Path) -> bool:
-        """Whether ``source``, a file or a folder, is of this importer's format, by its first bytes or its file names.
+        """Whether ``source``, a file or a folder, is of this importer's format, by its first bytes
+        or its file names.
 
         Cheap, and False for what cannot be read.
         """
@@ -75,9 +80,10 @@ class Importer(Protocol):
     def inspect(self, source: Path) -> Mapping[str, Any]:
         """What is in ``source``, as plain JSON for ``arb inspect``, without reading weights.
 
-        Keys, as far as they are known: ``format``, ``architecture``, ``vocabulary_size``, ``parameters``,
-        ``bits_per_weight``, ``tokenizer``, ``scales``, ``tensors`` (``name``, ``shape``, ``type`` and ``bytes`` of
-        each), ``unmapped`` (what an import would leave out, a sentence each), ``metadata`` (everything else).
+        Keys, as far as they are known: ``format``, ``architecture``, ``vocabulary_size``,
+        ``parameters``, ``bits_per_weight``, ``tokenizer``, ``scales``, ``tensors`` (``name``,
+        ``shape``, ``type`` and ``bytes`` of each), ``unmapped`` (what an import would leave out, a
+        sentence each), ``metadata`` (everything else).
 
         Raises:
             DataError: it is damaged, or not of this format.
@@ -98,7 +104,8 @@ class FetchesSources(Protocol):
     """An importer that also takes addresses, those of ``ImporterSpec.schemes``."""
 
     def fetch(self, source: str) -> Path:
-        """Where ``source``, such as ``hf://org/name``, lies on this machine; it is brought here where it does not.
+        """Where ``source``, such as ``hf://org/name``, lies on this machine; it is brought here
+        where it does not.
 
         Raises:
             DataError: there is nothing of this address, or no network.
@@ -128,7 +135,9 @@ class CheckResult:
 
 @runtime_checkable
 class Check(Protocol):
-    """Judges a finished run; a failed check makes ``arb train`` exit with 1, where ``CheckResult.fails_run``."""
+    """Judges a finished run; a failed check makes ``arb train`` exit with 1, where
+    ``CheckResult.fails_run``.
+    """
 
     def check(self, context: RunContext) -> CheckResult: ...
 
@@ -138,7 +147,9 @@ class ActivationCheckpointing(Protocol):
     """Can recompute activations in backward."""
 
     def set_activation_checkpointing(self, enabled: bool, threshold: int | None) -> None:
-        """Switch it; ``threshold``: fewest predictions in a batch for which it is done, None = always."""
+        """Switch it; ``threshold``: fewest predictions in a batch for which it is done, None =
+        always.
+        """
         ...
 
 
@@ -157,7 +168,9 @@ class CarriesState(Protocol):
 
 @runtime_checkable
 class Castable(Protocol):
-    """Chooses by itself what ``set_dtype`` converts; of other models everything float is converted."""
+    """Chooses by itself what ``set_dtype`` converts; of other models everything float is
+    converted.
+    """
 
     def set_dtype(self, dtype: torch.dtype) -> None: ...
 
@@ -180,7 +193,9 @@ class TakesTime(Protocol):
 
 @runtime_checkable
 class ChecksModel(Protocol):
-    """A phase that says before the run is written what of its options does not go with the model."""
+    """A phase that says before the run is written what of its options does not go with the
+    model.
+    """
 
     def check_model(self, model: nn.Module, where: str) -> None:
         """Raises ConfigError, which names ``where``, such as ``phases[1]``, and the option."""
@@ -190,36 +205,47 @@ class ChecksModel(Protocol):
 class ModelChangingPhase(Protocol):
     """What a phase has besides ``Phase`` when it adds blocks or replaces modules.
 
-    Weights can only be loaded into a model of the right structure. So the structure is stored beside them, also after
-    the phase has ended, and is made again before weights are loaded: to resume, to evaluate, to export.
+    Weights can only be loaded into a model of the right structure. So the structure is stored
+    beside them, also after the phase has ended, and is made again before weights are loaded: to
+    resume, to evaluate, to export.
     """
 
     def structure(self) -> dict[str, Any]:
-        """A description of what the phase has made of the model so far; numbers, strings, lists and dicts."""
+        """A description of what the phase has made of the model so far; numbers, strings, lists and
+        dicts.
+        """
 
     def restore_structure(self, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
-        """Give ``model``, as it was before the phase, the structure described; returns it, or another in its place."""
+        """Give ``model``, as it was before the phase, the structure described; returns it, or
+        another in its place.
+        """
 
 
 @runtime_checkable
 class OwnLosses(Protocol):
-    """A masking strategy whose predictions are judged by something else than the cross entropy of ids.
+    """A masking strategy whose predictions are judged by something else than the cross entropy of
+    ids.
 
     Attributes:
-        loss_unit: what the loss is measured in, as a figure's axis says it: ``squared error a pixel``.
+        loss_unit: what the loss is measured in, as a figure's axis says it: ``squared error a
+            pixel``.
     """
 
     @property
     def loss_unit(self) -> str: ...
 
     def losses(self, output: Tensor, batch: MaskedBatch) -> Tensor:
-        """Loss of each prediction, float32, flat, in the order of ``batch.loss_mask``; ``output`` is the model's."""
+        """Loss of each prediction, float32, flat, in the order of ``batch.loss_mask``; ``output``
+        is the model's.
+        """
         ...
 
 
 @runtime_checkable
 class BlockedLogits(Protocol):
-    """A model whose logits need not be held all at once, because it can judge some rows of its last hidden state."""
+    """A model whose logits need not be held all at once, because it can judge some rows of its last
+    hidden state.
+    """
 
     def judges_in_blocks(self, predictions: int) -> bool:
         """Whether to do so for as many predictions; False where ``forward`` is to be called."""
@@ -230,7 +256,9 @@ class BlockedLogits(Protocol):
         ...
 
     def mean_cross_entropy(self, hidden_MD: Tensor, targets_M: Tensor) -> Tensor:
-        """Mean of the cross entropies of the logits of ``hidden``, at least one row: a float32 scalar."""
+        """Mean of the cross entropies of the logits of ``hidden``, at least one row: a float32
+        scalar.
+        """
         ...
 
     def cross_entropies(self, hidden_MD: Tensor, targets_M: Tensor) -> Tensor:
@@ -240,7 +268,9 @@ class BlockedLogits(Protocol):
 
 @runtime_checkable
 class Scores(Protocol):
-    """A masking strategy that knows more of a prediction than its loss: whether it is right, by how much it is off."""
+    """A masking strategy that knows more of a prediction than its loss: whether it is right, by how
+    much it is off.
+    """
 
     def scores(self, output: Tensor, batch: MaskedBatch) -> Mapping[str, Tensor]:
         """Numbers by name, of each prediction, flat, in the order of ``batch.loss_mask``.
@@ -252,9 +282,11 @@ class Scores(Protocol):
 
 @runtime_checkable
 class SizedSamples(Protocol):
-    """A data source whose samples have a size of their own, so that ``block_size`` means nothing to it.
+    """A data source whose samples have a size of their own, so that ``block_size`` means nothing to
+    it.
 
-    The class of its options has ``sized_samples = True``, so that a config which sets ``block_size`` is refused.
+    The class of its options has ``sized_samples = True``, so that a config which sets
+    ``block_size`` is refused.
 
     Attributes:
         predictions_per_sample: predictions in each sample; of a sample that has one class, 1.
@@ -284,7 +316,9 @@ class DealtBatches(Protocol):
     """
 
     def deal(self, rank: int, size: int, places: int) -> None:
-        """Of every ``places`` batches from the next on, those at places ``j`` with ``j % size == rank`` are drawn."""
+        """Of every ``places`` batches from the next on, those at places ``j`` with ``j % size ==
+        rank`` are drawn.
+        """
 
     def skip(self, count: int) -> None:
         """Go on as if the next ``count`` batches had been drawn."""
@@ -292,10 +326,14 @@ class DealtBatches(Protocol):
 
 @runtime_checkable
 class Attachments(Protocol):
-    """A data source with what a trained model needs where the data is not at hand, such as names of its ids."""
+    """A data source with what a trained model needs where the data is not at hand, such as names of
+    its ids.
+    """
 
     def attachments(self) -> Mapping[str, Any]:
-        """Plain JSON by name; the run keeps each as ``<name>.json``, and exporters are given all."""
+        """Plain JSON by name; the run keeps each as ``<name>.json``, and exporters are given
+        all.
+        """
 
 
 @runtime_checkable
@@ -303,13 +341,16 @@ class AddsParts(Protocol):
     """Options of a phase that adds parts to the model."""
 
     def added_parts(self, *, followed: bool) -> frozenset[TrainedPart]:
-        """Kinds of the added parts that are to be trained, by this phase or, if it is ``followed``, by another."""
+        """Kinds of the added parts that are to be trained, by this phase or, if it is ``followed``,
+        by another.
+        """
         ...
 
 
 @runtime_checkable
 class LeavesModel(Protocol):
-    """Options of a phase that trains nothing: a run of such phases alone is not evaluated at its end.
+    """Options of a phase that trains nothing: a run of such phases alone is not evaluated at its
+    end.
 
     Attributes:
         leaves_model: whether the phase leaves the model as it found it.
@@ -329,7 +370,9 @@ class PlansSteps(Protocol):
 
 @runtime_checkable
 class PlansLoops(Protocol):
-    """Options of a phase whose training loops, of which there are several, do not take its ``steps``."""
+    """Options of a phase whose training loops, of which there are several, do not take its
+    ``steps``.
+    """
 
     @property
     def steps_of_loop(self) -> int | None:
@@ -350,8 +393,8 @@ class RefusesRanks(Protocol):
 class ReservesIds(Protocol):
     """A masking strategy that puts an id of its own in the place of others.
 
-    Where only those others are predicted, the class of its options has ``hides_tokens = True``, so that ``lr: auto``,
-    which counts every token as a prediction, is refused.
+    Where only those others are predicted, the class of its options has ``hides_tokens = True``, so
+    that ``lr: auto``, which counts every token as a prediction, is refused.
     """
 
     def reserved_ids(self, vocabulary_size: int) -> Sequence[int]:
@@ -360,7 +403,9 @@ class ReservesIds(Protocol):
 
 @runtime_checkable
 class PlansState(Protocol):
-    """An optimizer that says before its first step how many bytes of tensors it will keep, beside those inside it."""
+    """An optimizer that says before its first step how many bytes of tensors it will keep, beside
+    those inside it.
+    """
 
     def planned_state_bytes(self) -> int: ...
 
@@ -383,7 +428,8 @@ class Course:
 
     def __str__(self) -> str:
         return (
-            f"{self.steps:,} steps of {self.tokens:,} tokens, a mean rate of {self.mean_rate:.3g} of the peak, "
+            f"{self.steps:,} steps of {self.tokens:,} tokens, a mean rate of {self.mean_rate:.3g} "
+            f"of the peak, "
             f"width {self.width:,}"
         )
 

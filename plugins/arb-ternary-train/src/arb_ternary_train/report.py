@@ -1,4 +1,6 @@
-"""What a finished run tells: the audit, the loss beside what simple predictors reach, the speed, the checks."""
+"""What a finished run tells: the audit, the loss beside what simple predictors reach, the speed,
+the checks.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,10 @@ class RunReport:
         tokens: tokens trained on.
         validation_loss: of the evaluation at the end, in ``loss_unit``; None where there was none.
         validation_metrics: means of the masking's scores in the same evaluation.
-        baselines: what simple predictors reach on all held-out samples, by name; see ``arb_ternary.protocols.data``.
-        tokens_per_second: training speed of this process, without evaluations and checkpoints; 0 where it trained on
-            nothing.
+        baselines: what simple predictors reach on all held-out samples, by name; see
+            ``arb_ternary.protocols.data``.
+        tokens_per_second: training speed of this process, without evaluations and checkpoints; 0
+            where it trained on nothing.
         audit: what the model stores.
         linears: training state of the linear weights of its blocks alone.
         checks: outcome of each check, by name.
@@ -61,7 +64,11 @@ class RunReport:
     def raise_failed_checks(self) -> None:
         """ArbError, with what each says, if a check that fails the run did not pass."""
         if self.failed_checks:
-            failed = [(name, result) for name, result in self.checks if not result.passed and result.fails_run]
+            failed = [
+                (name, result)
+                for name, result in self.checks
+                if not result.passed and result.fails_run
+            ]
             raise ArbError(
                 f"{self.directory}: failed checks: {', '.join(self.failed_checks)}",
                 "\n".join(f"{name}: {result.summary}" for name, result in failed),
@@ -69,14 +76,21 @@ class RunReport:
 
     def rows(self) -> list[tuple[str, str]]:
         """The numbers, as rows of text."""
-        speed = f"{self.tokens_per_second:,.0f}" if self.tokens_per_second else "nothing trained in this process"
+        speed = (
+            f"{self.tokens_per_second:,.0f}"
+            if self.tokens_per_second
+            else "nothing trained in this process"
+        )
         loss = "not evaluated" if self.validation_loss is None else f"{self.validation_loss:.4f}"
         return [
             ("steps", f"{self.steps:,}"),
             (f"{self.noun}s trained on", f"{self.tokens:,}"),
             (f"{self.noun}s a second", speed),
             (f"validation loss ({self.loss_unit})", loss),
-            *((f"validation {_words(name)}", f"{value:.4f}") for name, value in self.validation_metrics.items()),
+            *(
+                (f"validation {_words(name)}", f"{value:.4f}")
+                for name, value in self.validation_metrics.items()
+            ),
             *(
                 (f"{_words(name)} of all validation {self.noun}s", f"{value:.4f}")
                 for name, value in self.baselines.items()
@@ -109,10 +123,14 @@ class RunReport:
         }
 
 
-def baselines_of(data: DataSource, masking: MaskingStrategy, shape: tuple[int, int]) -> Mapping[str, float]:
-    """What simple predictors reach on the samples of an evaluation of that ``(batch_size, block_size)``.
+def baselines_of(
+    data: DataSource, masking: MaskingStrategy, shape: tuple[int, int]
+) -> Mapping[str, float]:
+    """What simple predictors reach on the samples of an evaluation of that ``(batch_size,
+    block_size)``.
 
-    Nothing where losses are the masking's own and not in nats: those of the data are cross entropies.
+    Nothing where losses are the masking's own and not in nats: those of the data are cross
+    entropies.
     """
     comparable = loss_unit_of(data, masking).startswith("nats")
     return data.baselines(shape[1]) if isinstance(data, Baselines) and comparable else {}

@@ -30,7 +30,9 @@ def parse_requirement(text: str) -> Requirement:
 
 
 def unmet_requirements(requirements: Sequence[str]) -> list[Fault]:
-    """One fault for each requirement that this environment does not meet; malformed ones are left to validation."""
+    """One fault for each requirement that this environment does not meet; malformed ones are left
+    to validation.
+    """
     faults = []
     for index, text in enumerate(requirements):
         try:
@@ -47,7 +49,12 @@ def unmet_requirements(requirements: Sequence[str]) -> list[Fault]:
             # A development version of the right series is what a checkout has installed.
             if requirement.specifier.contains(installed, prereleases=True):
                 continue
-            problem = f"{requirement.name} {installed} is installed, the config needs {requirement.specifier}"
+            problem = (
+                f"{requirement.name} {installed} is installed, the config needs "
+                f"{requirement.specifier}"
+            )
         wanted = str(requirement).partition(";")[0].strip()
-        faults.append(Fault(("requires", index), problem, hint=f"pip install '{wanted}'", environment=True))
+        faults.append(
+            Fault(("requires", index), problem, hint=f"pip install '{wanted}'", environment=True)
+        )
     return faults

@@ -13,7 +13,13 @@ from torch import nn
 from arb_ternary.backends.select import request_backend, select, use_backend
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
-from arb_ternary_train.build import build_model, configured_backend, require_protocol, undrawn, without_accumulators
+from arb_ternary_train.build import (
+    build_model,
+    configured_backend,
+    require_protocol,
+    undrawn,
+    without_accumulators,
+)
 from arb_ternary_train.checkpoint import Checkpoint, read_checkpoint
 from arb_ternary_train.checkpointer import restore_structures
 from arb_ternary_train.config import RunConfig
@@ -62,8 +68,9 @@ def load_run(
         path: a run directory (its newest checkpoint is taken) or a checkpoint folder inside one.
         backend: kernel backend, over the environment and the run's config.
         device: over the run's config.
-        accumulators: load those of the ternary modules too, a byte a weight, which only training needs. Without them
-            backward is a UsageProblem, and a state dict of the model lacks them.
+        accumulators: load those of the ternary modules too, a byte a weight, which only training
+            needs. Without them backward is a UsageProblem, and a state dict of the model lacks
+            them.
 
     Raises:
         UsageProblem: it is neither.
@@ -74,7 +81,9 @@ def load_run(
     checkpoint = read_checkpoint(checkpoint_path(path))
     config = load_config(directory.config_file).config
     place = resolve_device(config.device if device is None else device)
-    selection = select(request_backend(command_line=backend, config=configured_backend(config), device=place.type))
+    selection = select(
+        request_backend(command_line=backend, config=configured_backend(config), device=place.type)
+    )
     record = directory.record()
     with undrawn(), without_accumulators(not accumulators), use_backend(selection.name):
         model = build_model(config, int(record["vocabulary_size"]), selection.name, place)
@@ -85,27 +94,32 @@ def load_run(
 
 
 def measure(run: TrainedRun, batches: int | None = None) -> tuple[Evaluation, Mapping[str, float]]:
-    """Evaluate on the run's held-out samples, as the run itself does; also returns what simple predictors reach.
+    """Evaluate on the run's held-out samples, as the run itself does; also returns what simple
+    predictors reach.
 
     Raises:
         DataError: the data is not what the run was trained with.
     """
     data: DataSource = require_protocol(run.config.data.build(), DataSource, run.config.data)
-    masking: MaskingStrategy = require_protocol(run.config.masking.build(), MaskingStrategy, run.config.masking)
+    masking: MaskingStrategy = require_protocol(
+        run.config.masking.build(), MaskingStrategy, run.config.masking
+    )
     recorded = run.record["data"]["fingerprint"]
     if recorded is not None and (found := data.fingerprint()) != recorded:
         raise DataError(
-            f"data {data.name!r}: its fingerprint is {found[:12]}..., that of the run's data is {recorded[:12]}...",
-            "The text or its tokenizer has changed since the run began; a loss on it would mean something else.",
+            f"data {data.name!r}: its fingerprint is {found[:12]}..., that of the run's data is "
+            f"{recorded[:12]}...",
+            "The text or its tokenizer has changed since the run began; a loss on it would mean "
+            "something else.",
         )
     if recorded is None and data.vocabulary_size > (known := int(run.record["vocabulary_size"])):
         raise DataError(
             f"data {data.name!r}: it has {data.vocabulary_size:,} ids, and the model {known:,}",
             f"{run.directory.config_file}: give the data the model's tokenizer.",
         )
-    batch_size, block_size = shape = run.checkpoint.state["evaluation_shape"] or default_evaluation_shape(
-        run.model, data
-    )
+    batch_size, block_size = shape = run.checkpoint.state[
+        "evaluation_shape"
+    ] or default_evaluation_shape(run.model, data)
     with recorded_threads(run.record), exact_arithmetic(run.config.exact):
         result = evaluate(
             run.model,

@@ -15,7 +15,13 @@ from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
 from arb_ternary_train import hookspecs
-from arb_ternary_train.build import RunParts, build_parts, build_phase, require_protocol, versions_of
+from arb_ternary_train.build import (
+    RunParts,
+    build_parts,
+    build_phase,
+    require_protocol,
+    versions_of,
+)
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, no_fault, read_checkpoint
 from arb_ternary_train.checkpointer import Checkpointer, restore_run
 from arb_ternary_train.combinations import find_contradictions
@@ -56,16 +62,20 @@ class RunRequest:
     """What the caller of :func:`train` wants beside the config.
 
     Attributes:
-        directory: where to write; None = ``runs/<name>``, made unique, or the newest of them on a resume.
-        resume: None = a new run; ``"auto"`` = from the newest good checkpoint, or from the start where there is none
-            yet; a path = from that checkpoint, or from the newest of that run directory, or not at all.
+        directory: where to write; None = ``runs/<name>``, made unique, or the newest of them on a
+            resume.
+        resume: None = a new run; ``"auto"`` = from the newest good checkpoint, or from the start
+            where there is none yet; a path = from that checkpoint, or from the newest of that run
+            directory, or not at all.
         init_from: run directory or checkpoint whose weights the run starts from.
-        init_skip: patterns of names of modules or tensors that ``init_from`` does not give: they stay as they were
-            made, for the vocabulary of the data, and may have other shapes.
+        init_skip: patterns of names of modules or tensors that ``init_from`` does not give: they
+            stay as they were made, for the vocabulary of the data, and may have other shapes.
         backend: kernel backend, over what the environment and the config say.
-        reporter: what a person sees; by default a progress bar on a terminal and plain lines elsewhere.
+        reporter: what a person sees; by default a progress bar on a terminal and plain lines
+            elsewhere.
         faults: see ``CheckpointStore``.
-        world: the processes that train together, on the run's device; None = those that a launcher has started.
+        world: the processes that train together, on the run's device; None = those that a launcher
+            has started.
     """
 
     directory: Path | None = None
@@ -83,7 +93,8 @@ def train(config: RunConfig, request: RunRequest | None = None) -> RunReport:
 
     Raises:
         Interrupted: SIGINT or SIGTERM came; a checkpoint has been saved.
-        ArbError: anything that the user can act on; a failed check does not raise, see ``RunReport.failed_checks``.
+        ArbError: anything that the user can act on; a failed check does not raise, see
+            ``RunReport.failed_checks``.
     """
     with _open_run(config, RunRequest() if request is None else request) as context:
         while context.phase_index < len(config.phases):
@@ -101,29 +112,41 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
     if faults := find_contradictions(config):  # a config that was made in Python has not been asked
         raise_faults(faults, {}, config.name)
     if request.resume is not None and request.init_from is not None:
-        raise UsageProblem("--init-from: a resumed run goes on with its own weights", "Give --resume or --init-from.")
+        raise UsageProblem(
+            "--init-from: a resumed run goes on with its own weights",
+            "Give --resume or --init-from.",
+        )
     if request.init_skip and request.init_from is None:
         raise UsageProblem(
             "--init-skip: it says what --init-from does not give",
             "Give --init-from RUN too; a resumed run keeps what it began with.",
         )
     with ExitStack() as stack:
-        world = stack.enter_context(joined(config.device)) if request.world is None else request.world
+        world = (
+            stack.enter_context(joined(config.device)) if request.world is None else request.world
+        )
         refuse_config(config, world)
         request = _as_restarted(request, world)
         files, named = _located(config, request, world)
         exists = world.from_main(files.exists)
-        settled = settle(config, world.from_main(lambda: files.record().get(CHOSEN, {})) if exists else {})
+        settled = settle(
+            config, world.from_main(lambda: files.record().get(CHOSEN, {})) if exists else {}
+        )
         if settled.course is not None and request.init_from is not None:
             raise UsageProblem(
-                f"--init-from: {', '.join(settled.record())} is auto, which is for weights drawn at random",
-                "Give the rate as a number, such as a fifth of the one that the weights were trained with.",
+                f"--init-from: {', '.join(settled.record())} is auto, which is for weights drawn "
+                f"at random",
+                "Give the rate as a number, such as a fifth of the one that the weights were "
+                "trained with.",
             )
         config = settled.config
-        # What is skipped may be a head for other classes, so that the data alone say how many there are.
+        # What is skipped may be a head for other classes, so that the data alone say how many there
+        # are.
         model_from = files.path if exists else None if request.init_skip else request.init_from
         size = world.from_main(lambda: _vocabulary_of(model_from))
-        parts = build_parts(config, backend=request.backend, vocabulary_size=size, device=world.device)
+        parts = build_parts(
+            config, backend=request.backend, vocabulary_size=size, device=world.device
+        )
         agree_on_run(world, config, parts)
         refuse_parts(config, parts, world)
         check_patterns(config, parts.model)
@@ -131,7 +154,9 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         if not exists:
             world.from_main(lambda: _create(files, settled, parts, request))
         world.from_main(lambda: stack.enter_context(files.locked()))
-        store = CheckpointStore(files.checkpoints, keep=config.checkpoint.keep, faults=request.faults)
+        store = CheckpointStore(
+            files.checkpoints, keep=config.checkpoint.keep, faults=request.faults
+        )
         checkpoint = _checkpoint(store, request, named, world)
         if checkpoint is not None:
             _check_same_run(checkpoint, identity)
@@ -150,13 +175,18 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             observers=parts.observers if world.is_main else RunObservers({}),
             stop=stack.enter_context(StopRequest()),
             files=files,
-            logbook=stack.enter_context(_logbook(files, checkpoint, request, world, noun_of(parts.data))),
+            logbook=stack.enter_context(
+                _logbook(files, checkpoint, request, world, noun_of(parts.data))
+            ),
             checkpointer=Checkpointer(store, identity),
             threads_available=available,
             world=world,
         )
         ranks = f", {world.size} ranks" if world.size > 1 else ""
-        context.note(f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), {parts.device}{ranks}")
+        context.note(
+            f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), "
+            f"{parts.device}{ranks}"
+        )
         for line in settled.notes():
             context.note(line)
         stack.enter_context(_announce_end(context))
@@ -174,7 +204,9 @@ def _logbook(
     if not world.is_main:
         yield Logbook(NoMetrics(), Silent())
         return
-    length, step = (0, None) if checkpoint is None else (checkpoint.state["metrics_length"], checkpoint.step)
+    length, step = (
+        (0, None) if checkpoint is None else (checkpoint.state["metrics_length"], checkpoint.step)
+    )
     log_file = LogFile(files.log_file)
     try:
         with MetricsWriter(files.metrics_file, resume_at=length, resume_step=step) as metrics:
@@ -186,11 +218,17 @@ def _logbook(
 def _as_restarted(request: RunRequest, world: World) -> RunRequest:
     """``request``; where a launcher has started the ranks anew, to go on with what they had begun.
 
-    When a machine comes or goes, torchrun does so without counting it as a restart. What was refused had not begun.
+    When a machine comes or goes, torchrun does so without counting it as a restart. What was
+    refused had not begun.
     """
     if begun := world.share(world.kept()):
         return evolve(request, directory=Path(begun), resume="auto")
-    if begun is None and world.restarts and request.directory is not None and request.resume is None:
+    if (
+        begun is None
+        and world.restarts
+        and request.directory is not None
+        and request.resume is None
+    ):
         return evolve(request, resume="auto")
     return request
 
@@ -212,11 +250,16 @@ def _create(files: RunDirectory, settled: Settled, parts: RunParts, request: Run
         **({"init_skip": [*request.init_skip]} if request.init_skip else {}),
         **({CHOSEN: settled.record()} if settled.chosen else {}),
     }
-    files.create(dump_yaml(to_plain(config)), record, data.attachments() if isinstance(data, Attachments) else {})
+    files.create(
+        dump_yaml(to_plain(config)),
+        record,
+        data.attachments() if isinstance(data, Attachments) else {},
+    )
 
 
 def _vocabulary_of(path: Path | None) -> int:
-    """Ids that the model of a run or checkpoint was built for; 0 where there is none, which others report.
+    """Ids that the model of a run or checkpoint was built for; 0 where there is none, which others
+    report.
 
     A published model may have more than its tokenizer, from which the data know theirs.
     """
@@ -250,8 +293,12 @@ def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: Run
         init_from, skip = record.get("init_from"), record.get("init_skip", ())
         if init_from is not None:
             model = context.config.model
-            loaded = load_weights(context.model, Path(init_from), seed=context.seed, options=model, skip=skip)
-            context.note(f"weights from {loaded}" + (f", but for {', '.join(skip)}" if skip else ""))
+            loaded = load_weights(
+                context.model, Path(init_from), seed=context.seed, options=model, skip=skip
+            )
+            context.note(
+                f"weights from {loaded}" + (f", but for {', '.join(skip)}" if skip else "")
+            )
     else:
         restore_run(context, checkpoint)
     context.tell(hookspecs.arb_run_start, context)
@@ -264,17 +311,22 @@ def _place_weights(context: TrainingContext) -> None:
     context.weights = place_weights(context.model, context.config.ranks.weights, context.world)
     if whole := context.weights.kept_whole:
         context.note(
-            f"ranks.weights: backend {context.backend.name} packs {len(whole)} weights in tiles that do not end where "
-            f"the rows of a rank do; every rank has all of them: {', '.join(whole[:4])}{', ...' if whole[4:] else ''}"
+            f"ranks.weights: backend {context.backend.name} packs {len(whole)} weights in tiles "
+            f"that do not end where "
+            f"the rows of a rank do; every rank has all of them: "
+            f"{', '.join(whole[:4])}{', ...' if whole[4:] else ''}"
         )
 
 
-def _located(config: RunConfig, request: RunRequest, world: World) -> tuple[RunDirectory, Path | None]:
+def _located(
+    config: RunConfig, request: RunRequest, world: World
+) -> tuple[RunDirectory, Path | None]:
     """As :func:`_locate` on rank 0 says."""
 
     def locate() -> tuple[str, str | None]:
         files, named = _locate(config, request)
-        if named is None:  # until the checkpoints after a named one are set aside, a restart begins as this one
+        # until the checkpoints after a named one are set aside, a restart begins as this one
+        if named is None:
             world.keep(str(files.path))
         return str(files.path), None if named is None else str(named)
 
@@ -285,21 +337,31 @@ def _located(config: RunConfig, request: RunRequest, world: World) -> tuple[RunD
 def _locate(config: RunConfig, request: RunRequest) -> tuple[RunDirectory, Path | None]:
     """The run's directory, and the checkpoint that the caller named."""
     if request.resume is None:
-        return (RunDirectory.unused(config.name) if request.directory is None else _unused(request.directory)), None
+        return (
+            RunDirectory.unused(config.name)
+            if request.directory is None
+            else _unused(request.directory)
+        ), None
     if request.resume == "auto":
         if request.directory is not None:
             return RunDirectory(request.directory), None
         return RunDirectory.newest(config.name) or RunDirectory.unused(config.name), None
     path = Path(request.resume)
     if RunDirectory(path).exists():
-        directory, named = RunDirectory.existing(path), CheckpointStore(RunDirectory(path).checkpoints).latest()
+        directory, named = (
+            RunDirectory.existing(path),
+            CheckpointStore(RunDirectory(path).checkpoints).latest(),
+        )
     else:
         if not path.is_dir():
-            raise CheckpointError(f"{path}: there is no checkpoint folder and no run directory of this name")
+            raise CheckpointError(
+                f"{path}: there is no checkpoint folder and no run directory of this name"
+            )
         directory, named = RunDirectory.existing(path.resolve().parent.parent), path
     if request.directory is not None and request.directory.resolve() != directory.path.resolve():
         raise UsageProblem(
-            f"--resume {path}: that checkpoint belongs to {directory.path}, not to {request.directory}",
+            f"--resume {path}: that checkpoint belongs to {directory.path}, not to "
+            f"{request.directory}",
             "Leave --run-dir out; to start another run from its weights use --init-from.",
         )
     return directory, named
@@ -315,7 +377,9 @@ def _unused(path: Path) -> RunDirectory:
     return directory
 
 
-def _checkpoint(store: CheckpointStore, request: RunRequest, named: Path | None, world: World) -> Checkpoint | None:
+def _checkpoint(
+    store: CheckpointStore, request: RunRequest, named: Path | None, world: World
+) -> Checkpoint | None:
     """The checkpoint to go on from, if any; rank 0 chooses it, and sets others aside."""
     if request.resume is None:
         return None
@@ -341,14 +405,20 @@ def _check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None
     if "imported" in checkpoint.identity:
         run = checkpoint.path.parent.parent
         raise CheckpointError(
-            f"{checkpoint.path}: the model was imported here, and there is no training to go on with",
-            f"Start from its weights: arb train {run}/config.yaml --init-from {run} --run-dir {run}-tuned",
+            f"{checkpoint.path}: the model was imported here, and there is no training to go on "
+            f"with",
+            f"Start from its weights: arb train {run}/config.yaml --init-from {run} --run-dir "
+            f"{run}-tuned",
         )
     if lines := differences(checkpoint.identity, identity):
         raise CheckpointError(
             f"{checkpoint.path}: it belongs to another run: {len(lines)} settings differ",
             "\n".join(
-                [*lines[:8], "Resume with the run's own config.yaml; to start anew from its weights use --init-from."]
+                [
+                    *lines[:8],
+                    "Resume with the run's own config.yaml; to start anew from its weights use "
+                    "--init-from.",
+                ]
             ),
         )
 

@@ -1,12 +1,12 @@
 """Files of the safetensors format, read and written one tensor at a time.
 
-The library ``safetensors`` maps a file into memory, so that what has been read counts as the process's own, and writes
-tensors that are all there at once. A model of billions of weights is read and written here beside one of its tensors.
-The bytes written are those of the library. Files of strangers are read too: the header is checked in all its parts
-before anything is taken for a size.
+The library ``safetensors`` maps a file into memory, so that what has been read counts as the
+process's own, and writes tensors that are all there at once. A model of billions of weights is read
+and written here beside one of its tensors. The bytes written are those of the library. Files of
+strangers are read too: the header is checked in all its parts before anything is taken for a size.
 
-Format: the header's length (8 bytes, little-endian), the header as JSON (``name: {dtype, shape, data_offsets}``, and
-texts under ``__metadata__``), the tensors' bytes without gaps.
+Format: the header's length (8 bytes, little-endian), the header as JSON (``name: {dtype, shape,
+data_offsets}``, and texts under ``__metadata__``), the tensors' bytes without gaps.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ class TensorParts(Protocol):
     """Tensors that are made one after another, so that they need not be in memory together."""
 
     def outlines(self) -> Iterable[tuple[str, Tensor]]:
-        """Name, and a tensor of the right kind and shape, of each; its numbers are not looked at."""
+        """Name, and a tensor of the right kind and shape, of each; its numbers are not looked
+        at.
+        """
 
     def parts(self) -> Iterable[Mapping[str, Tensor]]:
         """The tensors, in any order and grouping."""
 
 
-#: The format's names of the kinds of number, in the order in which the library writes them, last first.
+# : The format's names of the kinds of number, in the order in which the library writes them, last
+# first.
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -61,7 +64,8 @@ _RANKS: Final = {name: rank for rank, name in enumerate(DTYPES)}
 
 #: Longest header that the library writes and reads, in bytes.
 _LONGEST_HEADER: Final = 100_000_000
-#: Most bytes of a header outside its texts. A tensor takes about 60; small values cost Python twenty times their size.
+# : Most bytes of a header outside its texts. A tensor takes about 60; small values cost Python
+# twenty times their size.
 _MOST_STRUCTURE: Final = 8_000_000
 #: Most dimensions of a tensor.
 _MOST_AXES: Final = 16
@@ -69,7 +73,9 @@ _MOST_AXES: Final = 16
 
 @frozen
 class StoredTensor:
-    """Where a tensor lies: its ``dtype`` as the format names it, and its first byte, from the start of the file."""
+    """Where a tensor lies: its ``dtype`` as the format names it, and its first byte, from the start
+    of the file.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -78,7 +84,8 @@ class StoredTensor:
 
 
 class SafetensorsFile(Mapping[str, Tensor]):
-    """The tensors of a file by name, each read anew, from the disk and not mapped, when it is asked for.
+    """The tensors of a file by name, each read anew, from the disk and not mapped, when it is asked
+    for.
 
     Attributes:
         path: the file.
@@ -105,11 +112,18 @@ class SafetensorsFile(Mapping[str, Tensor]):
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
         content = self._parse(header)
         self.metadata = self._texts(content.pop("__metadata__", {}))
-        self.entries = {name: self._entry(name, value, 8 + length) for name, value in content.items()}
+        self.entries = {
+            name: self._entry(name, value, 8 + length) for name, value in content.items()
+        }
         end = 8 + length
-        for name, entry in sorted(self.entries.items(), key=lambda item: (item[1].start, item[1].nbytes)):
+        for name, entry in sorted(
+            self.entries.items(), key=lambda item: (item[1].start, item[1].nbytes)
+        ):
             if entry.start != end:
-                raise self._fault(f"tensor {name!r:.120} begins at byte {entry.start}, the one before it ends at {end}")
+                raise self._fault(
+                    f"tensor {name!r:.120} begins at byte {entry.start}, the one before it ends at "
+                    f"{end}"
+                )
             end += entry.nbytes
         if end != size:
             raise self._fault(f"its tensors end at byte {end}, the file has {size}")
@@ -129,7 +143,9 @@ class SafetensorsFile(Mapping[str, Tensor]):
                 file.seek(entry.start)
                 done = file.readinto(raw.numpy().data)
         except OSError as error:
-            raise DataError(f"{self.path}: tensor {name!r:.120} cannot be read: {error.strerror}") from error
+            raise DataError(
+                f"{self.path}: tensor {name!r:.120} cannot be read: {error.strerror}"
+            ) from error
         if done < entry.nbytes:
             raise self._fault(f"tensor {name!r:.120} ends after {done} of {entry.nbytes} bytes")
         typed = raw.bool() if entry.dtype == "BOOL" else raw.view(DTYPES[entry.dtype])
@@ -141,7 +157,9 @@ class SafetensorsFile(Mapping[str, Tensor]):
         return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
 
     def _fault(self, what: str) -> DataError:
-        return DataError(f"{self.path}: the file is damaged or truncated, or not safetensors: {what}")
+        return DataError(
+            f"{self.path}: the file is damaged or truncated, or not safetensors: {what}"
+        )
 
     def _parse(self, header: bytes) -> dict[str, Any]:
         if len(re.sub(rb'"(?:[^"\\]|\\.)*+"', b"", header)) > _MOST_STRUCTURE:
@@ -155,7 +173,9 @@ class SafetensorsFile(Mapping[str, Tensor]):
         return content
 
     def _texts(self, found: Any) -> dict[str, str]:
-        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        if not isinstance(found, dict) or not all(
+            isinstance(value, str) for value in found.values()
+        ):
             raise self._fault("its metadata are not texts")
         return found
 
@@ -168,7 +188,9 @@ class SafetensorsFile(Mapping[str, Tensor]):
             raise self._fault(f"tensor {name!r:.120} has shape {shape!r:.80} at {offsets!r:.80}")
         start, end = offsets
         if math.prod(shape) * DTYPES[dtype].itemsize != end - start:
-            raise self._fault(f"tensor {name!r:.120}, {dtype} of shape {shape!r:.80}, has {end - start} bytes")
+            raise self._fault(
+                f"tensor {name!r:.120}, {dtype} of shape {shape!r:.80}, has {end - start} bytes"
+            )
         return StoredTensor(dtype, tuple(shape), first + start, end - start)
 
 
@@ -178,17 +200,20 @@ def write_safetensors(
     metadata: str,
     seen: Callable[[str, Tensor], None] = lambda _name, _tensor: None,
 ) -> None:
-    """Write a file with ``metadata`` under ``arb_ternary`` in its header; the bytes are those of the library.
+    """Write a file with ``metadata`` under ``arb_ternary`` in its header; the bytes are those of
+    the library.
 
     Args:
         path: the file; an existing one is overwritten.
         tensors: by name, or in parts.
-        metadata: any text. One entry only: the library writes several in an order that changes from file to file.
+        metadata: any text. One entry only: the library writes several in an order that changes from
+            file to file.
         seen: called with every tensor, on the CPU and contiguous, as it is written.
 
     Raises:
         OSError: the disk refuses.
-        ComponentError: a kind of number that the format does not know, or a header beyond what readers take.
+        ComponentError: a kind of number that the format does not know, or a header beyond what
+            readers take.
     """
     source = _Whole(tensors) if isinstance(tensors, Mapping) else tensors
     outlines = dict(source.outlines())
@@ -200,11 +225,17 @@ def write_safetensors(
     for name in sorted(outlines, key=lambda each: (-_RANKS[_NAMES[outlines[each].dtype]], each)):
         tensor = outlines[name]
         start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > _LONGEST_HEADER:
-        raise ComponentError(f"{path}: its header would have {len(text):,} bytes; readers take {_LONGEST_HEADER:,}")
+        raise ComponentError(
+            f"{path}: its header would have {len(text):,} bytes; readers take {_LONGEST_HEADER:,}"
+        )
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
@@ -212,7 +243,9 @@ def write_safetensors(
             for name, tensor in part.items():
                 given = tensor.detach().cpu().contiguous()
                 if (given.dtype, given.shape) != (outlines[name].dtype, outlines[name].shape):
-                    raise ComponentError(f"{name}: {given.dtype} {tuple(given.shape)} is not what was announced")
+                    raise ComponentError(
+                        f"{name}: {given.dtype} {tuple(given.shape)} is not what was announced"
+                    )
                 seen(name, given)
                 file.seek(8 + len(text) + header[name]["data_offsets"][0])
                 file.write(given.reshape(-1).view(torch.uint8).numpy().data)

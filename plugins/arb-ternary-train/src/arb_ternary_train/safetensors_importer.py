@@ -32,7 +32,9 @@ class _Export:
 
 
 class SafetensorsImporter:
-    """Reads a file of the exporter ``safetensors``: ternary weights, exponents, accumulators and float parts."""
+    """Reads a file of the exporter ``safetensors``: ternary weights, exponents, accumulators and
+    float parts.
+    """
 
     def recognises(self, source: Path) -> bool:
         """Whether it is a safetensors file with the metadata of this program."""
@@ -50,18 +52,24 @@ class SafetensorsImporter:
             **describe_model(facts["model"], facts["vocabulary_size"], export.attachments),
             **count_tensors(export.file.entries),
             "unmapped": _unmapped(facts),
-            "metadata": {key: facts[key] for key in _FACTS if key in facts and key != "vocabulary_size"},
+            "metadata": {
+                key: facts[key] for key in _FACTS if key in facts and key != "vocabulary_size"
+            },
         }
 
     def load(self, source: Path) -> ImportedModel:
         """See ``Importer``.
 
         Raises:
-            DataError: it is damaged, not of this program, or of a model whose structure its phases have changed.
+            DataError: it is damaged, not of this program, or of a model whose structure its phases
+                have changed.
         """
         export = _read(source)
         for sentence in _unmapped(export.facts):
-            raise DataError(f"{source}: {sentence}", "Export the run as it was before that phase: a checkpoint of it.")
+            raise DataError(
+                f"{source}: {sentence}",
+                "Export the run as it was before that phase: a checkpoint of it.",
+            )
 
         def fill(model: nn.Module) -> None:
             try:
@@ -98,13 +106,17 @@ def _read(source: Path) -> _Export:
     if not isinstance(facts, dict) or "model" not in facts:
         raise DataError(
             f"{source}: its metadata are not those of an export of this program",
-            "`arb export RUN FILE` writes them; other safetensors are read with the config.json beside them: "
+            "`arb export RUN FILE` writes them; other safetensors are read with the config.json "
+            "beside them: "
             "arb import FOLDER RUN --format hf",
         )
     model = {"name": facts["model"]} if isinstance(facts["model"], str) else facts["model"]
     size = facts.get("vocabulary_size")
     if not isinstance(model, dict) or type(size) is not int or size < 1:
-        raise DataError(f"{source}: its metadata are damaged: a model {facts['model']!r:.80} of {size!r:.20} ids")
+        raise DataError(
+            f"{source}: its metadata are damaged: a model {facts['model']!r:.80} of {size!r:.20} "
+            f"ids"
+        )
     attachments = {name: value for name, value in facts.items() if name not in _FACTS}
     if not isinstance(attachments.get("tokenizer", {}), dict):
         raise DataError(f"{source}: its metadata are damaged: 'tokenizer' is not an object")
@@ -112,13 +124,26 @@ def _read(source: Path) -> _Export:
 
 
 def _unmapped(facts: Mapping[str, Any]) -> list[str]:
-    return ["a phase has changed its model's structure, which cannot be made again"] if "structure" in facts else []
+    return (
+        ["a phase has changed its model's structure, which cannot be made again"]
+        if "structure" in facts
+        else []
+    )
 
 
 def _data(export: _Export) -> dict[str, Any]:
-    """A data section that fits the ids: the built-in text with the model's tokenizer, or a file of ids to put there."""
+    """A data section that fits the ids: the built-in text with the model's tokenizer, or a file of
+    ids to put there.
+    """
     tokenizer = export.attachments.get("tokenizer", {})
     kind = tokenizer.get("kind", "ids")
     if kind == "ids":
-        return {"name": "tokens", "train": "tokens.npy", "vocabulary_size": export.facts["vocabulary_size"]}
-    return {"name": "shakespeare", "tokenizer": "bytes" if kind == "bytes" else "{run}/tokenizer.json"}
+        return {
+            "name": "tokens",
+            "train": "tokens.npy",
+            "vocabulary_size": export.facts["vocabulary_size"],
+        }
+    return {
+        "name": "shakespeare",
+        "tokenizer": "bytes" if kind == "bytes" else "{run}/tokenizer.json",
+    }

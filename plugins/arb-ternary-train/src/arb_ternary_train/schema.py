@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
@@ -20,7 +21,14 @@ from arb_ternary_train.specs import PolicySpec
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
 
-_SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
+_SCALARS = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    Path: "string",
+    NoneType: "null",
+}
 _BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 _GIVEN = "in a resolved config: the options that the user wrote"
 
@@ -32,12 +40,17 @@ def json_schema(cls: type[Any], registry: Registry) -> dict[str, Any]:
     """
     builder = _Builder(registry)
     top = builder.mapping(cls)
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"ARB Ternary: {cls.__name__}"}
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"ARB Ternary: {cls.__name__}",
+    }
     return {**head, **top, "$defs": dict(sorted(builder.definitions.items()))}
 
 
 class _Builder:
-    """Makes schemas of types; classes and components become definitions, so that they may refer to each other."""
+    """Makes schemas of types; classes and components become definitions, so that they may refer to
+    each other.
+    """
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -71,7 +84,12 @@ class _Builder:
                 return {"anyOf": [self.type(arm) for arm in arguments]}
             case "list" if len(arguments) > 1 and arguments[-1] is not Ellipsis:
                 items = [self.type(argument) for argument in arguments]
-                return {"type": "array", "prefixItems": items, "minItems": len(items), "items": False}
+                return {
+                    "type": "array",
+                    "prefixItems": items,
+                    "minItems": len(items),
+                    "items": False,
+                }
             case "list":
                 return {"type": "array", "items": self.type(arguments[0] if arguments else Any)}
             case "mapping":
@@ -87,8 +105,13 @@ class _Builder:
     def kind(self, kind: str) -> dict[str, Any]:
         """A component of a kind: by its name alone where it needs no options, or as a mapping."""
         names = self.registry.names(kind)
-        forms = [self.refer(f"{kind}.{name}", lambda name=name: self.component(kind, name)) for name in names]  # type: ignore[misc]
-        bare = [name for name in names if self.definitions[f"{kind}.{name}"]["required"] == ["name"]]
+        forms = [
+            self.refer(f"{kind}.{name}", functools.partial(self.component, kind, name))
+            for name in names
+        ]
+        bare = [
+            name for name in names if self.definitions[f"{kind}.{name}"]["required"] == ["name"]
+        ]
         return {"anyOf": [{"enum": bare}, *forms]}
 
     def component(self, kind: str, name: str) -> dict[str, Any]:
@@ -97,27 +120,52 @@ class _Builder:
         try:
             cls = options_class(spec)
         except ArbError as error:
-            return {"type": "object", "description": error.what, "properties": named, "required": ["name"]}
-        options: dict[str, Any] = {"properties": {}, "required": []} if cls is None else self.mapping(cls)
-        given = {"description": _GIVEN, "type": "array", "items": {"enum": list(options["properties"])}}
+            return {
+                "type": "object",
+                "description": error.what,
+                "properties": named,
+                "required": ["name"],
+            }
+        options: dict[str, Any] = (
+            {"properties": {}, "required": []} if cls is None else self.mapping(cls)
+        )
+        given = {
+            "description": _GIVEN,
+            "type": "array",
+            "items": {"enum": list(options["properties"])},
+        }
         short = self.policies() if kind == PhaseSpec.kind and has_policy(spec) else {}
         return {
             "type": "object",
             "description": spec.summary,
-            "properties": {**named, **({} if cls is None else {GIVEN: given}), **short, **options["properties"]},
+            "properties": {
+                **named,
+                **({} if cls is None else {GIVEN: given}),
+                **short,
+                **options["properties"],
+            },
             "required": ["name", *options["required"]],
             "additionalProperties": False,
         }
 
     def policies(self) -> dict[str, Any]:
         """The short forms of a phase's policy; see ``arb_ternary_train.short_forms``."""
-        return {name: {"anyOf": [{"type": "null"}, self.short(name)]} for name in self.registry.names(PolicySpec.kind)}
+        return {
+            name: {"anyOf": [{"type": "null"}, self.short(name)]}
+            for name in self.registry.names(PolicySpec.kind)
+        }
 
     def short(self, policy: str) -> dict[str, Any]:
         """The options of a policy, without its name."""
         whole = self.component(PolicySpec.kind, policy)
-        properties = {key: value for key, value in whole["properties"].items() if key not in ("name", GIVEN)}
-        return {**whole, "properties": properties, "required": [key for key in whole["required"] if key != "name"]}
+        properties = {
+            key: value for key, value in whole["properties"].items() if key not in ("name", GIVEN)
+        }
+        return {
+            **whole,
+            "properties": properties,
+            "required": [key for key in whole["required"] if key != "name"],
+        }
 
     def refer(self, name: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if name not in self.definitions:

@@ -1,8 +1,9 @@
 """Randomness that a run can restore: seeds derived by hash, and the global generators as state.
 
-Everything that a result depends on draws from a generator whose seed is a hash of what it is for (``derive_seed(seed,
-"mask", step, micro_batch)``), so that no order of calls matters and nothing needs to be stored. The global generators
-of Python, numpy and torch are seeded and stored all the same, for components that use them.
+Everything that a result depends on draws from a generator whose seed is a hash of what it is for
+(``derive_seed(seed, "mask", step, micro_batch)``), so that no order of calls matters and nothing
+needs to be stored. The global generators of Python, numpy and torch are seeded and stored all the
+same, for components that use them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ __all__ = [
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**63) that depends on every part and on their order: the head of their SHA-256."""
+    """A seed in [0, 2**63) that depends on every part and on their order: the head of their
+    SHA-256.
+    """
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
@@ -49,7 +52,9 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def deterministic_algorithms(wanted: bool) -> Iterator[None]:
-    """torch's deterministic algorithms within a block, where they are wanted; torch's switch is put back."""
+    """torch's deterministic algorithms within a block, where they are wanted; torch's switch is put
+    back.
+    """
     before = torch.get_deterministic_debug_mode()
     if wanted:
         torch.use_deterministic_algorithms(True)
@@ -60,7 +65,9 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 
 
 def global_rng_state(device: torch.device) -> dict[str, Any]:
-    """The state of the global generators, of ``device`` too, as a tree that a checkpoint can hold."""
+    """The state of the global generators, of ``device`` too, as a tree that a checkpoint can
+    hold.
+    """
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": random.getstate(),
@@ -81,7 +88,9 @@ def global_rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_global_rng(state: Mapping[str, Any], device: torch.device) -> None:
-    """Put back what :func:`global_rng_state` returned. A device generator is restored where it exists on both sides."""
+    """Put back what :func:`global_rng_state` returned. A device generator is restored where it
+    exists on both sides.
+    """
     random.setstate(state["python"])
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))

@@ -1,8 +1,9 @@
-"""Options that are ``auto``: what a run makes of them, from its config alone, before anything is built.
+"""Options that are ``auto``: what a run makes of them, from its config alone, before anything is
+built.
 
-Options of a component may leave some of theirs to the run (``SettlesOptions``). They are told its ``Course``.
-A new run writes what was chosen into its ``config.yaml``, as a number, and into ``run.json`` under ``chosen``; resumed,
-it reads it from there and chooses nothing again.
+Options of a component may leave some of theirs to the run (``SettlesOptions``). They are told its
+``Course``. A new run writes what was chosen into its ``config.yaml``, as a number, and into
+``run.json`` under ``chosen``; resumed, it reads it from there and chooses nothing again.
 """
 
 from __future__ import annotations
@@ -54,8 +55,14 @@ class Settled:
 
     def notes(self) -> list[str]:
         """What was chosen and why, a sentence each."""
-        why = {path: "as the run began" if path in self.read else str(self.course) for path in self.chosen}
-        return [f"{show_path(path)}: auto is {value:g}: {why[path]}" for path, value in self.chosen.items()]
+        why = {
+            path: "as the run began" if path in self.read else str(self.course)
+            for path in self.chosen
+        }
+        return [
+            f"{show_path(path)}: auto is {value:g}: {why[path]}"
+            for path, value in self.chosen.items()
+        ]
 
 
 def settle(config: RunConfig, recorded: Mapping[str, float] = MappingProxyType({})) -> Settled:
@@ -78,7 +85,11 @@ def settle(config: RunConfig, recorded: Mapping[str, float] = MappingProxyType({
     def within(value: T, path: Path) -> T:
         if isinstance(value, list | tuple):
             made = [within(item, (*path, index)) for index, item in enumerate(value)]
-            return value if all(new is old for new, old in zip(made, value, strict=True)) else type(value)(made)
+            return (
+                value
+                if all(new is old for new, old in zip(made, value, strict=True))
+                else type(value)(made)
+            )
         if isinstance(value, Choice):
             options = within(value.options, path)
             return value if options is value.options else attrs.evolve(value, options=options)
@@ -94,7 +105,9 @@ def settle(config: RunConfig, recorded: Mapping[str, float] = MappingProxyType({
         return attrs.evolve(value, **changed) if changed else value  # type: ignore[misc]
 
     made = within(config, ())
-    return Settled(made, chosen, course, frozenset(path for path in chosen if show_path(path) in recorded))
+    return Settled(
+        made, chosen, course, frozenset(path for path in chosen if show_path(path) in recorded)
+    )
 
 
 def unsettled_faults(run: RunConfig) -> Iterator[Fault]:
@@ -131,14 +144,24 @@ def _course(run: RunConfig, options: LoopOptions) -> Course:
 def _against(run: RunConfig) -> Iterator[str]:
     """Why the config does not tell the course of the run, or why it says too little."""
     if getattr(run.data.options, "sized_samples", False):
-        yield f"samples of the data {run.data.name!r} have a size of their own, and steps are not counted in tokens"
+        yield (
+            f"samples of the data {run.data.name!r} have a size of their own, and steps are not "
+            f"counted in tokens"
+        )
     if getattr(run.masking.options, "hides_tokens", False):
-        yield f"the masking {run.masking.name!r} has only hidden tokens predicted, and auto counts every one"
+        yield (
+            f"the masking {run.masking.name!r} has only hidden tokens predicted, and auto "
+            f"counts "
+            f"every one"
+        )
     wide = isinstance(getattr(run.model.options, "width", None), int)
     if not wide:
         yield f"the options of the model {run.model.name!r} tell no width"
     if getattr(run.optimizer.options, "defers", False):
-        yield f"the optimizer {run.optimizer.name!r} puts steps off, and how large they are shows only then"
+        yield (
+            f"the optimizer {run.optimizer.name!r} puts steps off, and how large they are shows "
+            f"only then"
+        )
     courses: dict[Course, int] = {}
     for index, phase in enumerate(run.phases):
         options = phase.options
@@ -148,14 +171,22 @@ def _against(run: RunConfig) -> Iterator[str]:
             yield f"phases[{index}], {phase.name!r}, is not one training loop over the whole model"
             continue
         if getattr(options, "batch_doublings", None) is not None:
-            yield f"the micro-batches of phases[{index}] grow, and steps have no one number of tokens"
+            yield (
+                f"the micro-batches of phases[{index}] grow, and steps have no one number of tokens"
+            )
         if getattr(options, "init_from", None) is not None:
-            yield f"phases[{index}] begins with the weights of another run, and auto is for weights drawn at random"
+            yield (
+                f"phases[{index}] begins with the weights of another run, and auto is for "
+                f"weights drawn at random"
+            )
         if wide:
             courses.setdefault(_course(run, options), index)
     if len(courses) > 1:
         first, second = [*courses.values()][:2]
-        yield f"phases[{first}] and phases[{second}] differ in steps, tokens a step or schedule, and share the rate"
+        yield (
+            f"phases[{first}] and phases[{second}] differ in steps, tokens a step or schedule, "
+            f"and share the rate"
+        )
     elif not courses and wide:
         yield "no phase trains"
 

@@ -1,8 +1,8 @@
 """Short forms of a config file, written out before it is structured.
 
-In a phase whose options have a ``policy``, a key that is the name of a policy and no option of the phase stands for it:
-``{name: standard, orchestrator: {decision_interval: 100}}`` is
-``{name: standard, policy: {name: orchestrator, decision_interval: 100}}``.
+In a phase whose options have a ``policy``, a key that is the name of a policy and no option of the
+phase stands for it: ``{name: standard, orchestrator: {decision_interval: 100}}`` is ``{name:
+standard, policy: {name: orchestrator, decision_interval: 100}}``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,15 @@ POLICY: Final = "policy"
 
 
 def has_policy(spec: Spec) -> bool:
-    """Whether a phase's options say what decides its steps; an option of that name may be of another type."""
+    """Whether a phase's options say what decides its steps; an option of that name may be of
+    another type.
+    """
     cls = options_class(spec)
-    types = [field.type for field in config_fields(cls) if field.alias == POLICY] if cls is not None else []
+    types = (
+        [field.type for field in config_fields(cls) if field.alias == POLICY]
+        if cls is not None
+        else []
+    )
     arms = [arm for t in types for arm in (get_args(t) if shape_of(t) == "union" else (t,))]
     return any(shape_of(arm) == "choice" and arm.kind == PolicySpec.kind for arm in arms)
 
@@ -51,7 +57,10 @@ def write_out_policies(document: Document, registry: Registry) -> Document:
         name, line = names[0], find_origin(document.origins, (*at, names[0]))
         others = [key for key in (*names, POLICY) if key in phase]
         if len(others) > 1:
-            text = f"the phase has several policies, {' and '.join(map(repr, others))}; keep one of them"
+            text = (
+                f"the phase has several policies, {' and '.join(map(repr, others))}; keep one "
+                f"of them"
+            )
             faults.append(Fault((*at, name), text, origin=line))
         options = phase[name]
         if options is not None and not isinstance(options, dict):
@@ -60,16 +69,22 @@ def write_out_policies(document: Document, registry: Registry) -> Document:
             options = None
         rest = {key: value for key, value in phase.items() if key not in names}
         written[index] = {**rest, POLICY: {"name": name, **(options or {})}}
-        origins = {_moved(path, (*at, name), (*at, POLICY)): origin for path, origin in origins.items()}
+        origins = {
+            _moved(path, (*at, name), (*at, POLICY)): origin for path, origin in origins.items()
+        }
         if line is not None:
             origins[(*at, POLICY, "name")] = line
     if written == phases and len(faults) == len(document.faults):
         return document
-    return evolve(document, data={**document.data, "phases": written}, origins=origins, faults=tuple(faults))
+    return evolve(
+        document, data={**document.data, "phases": written}, origins=origins, faults=tuple(faults)
+    )
 
 
 def _names_in(phase: Any, registry: Registry) -> list[str]:
-    """The keys of ``phase`` that stand for a policy; what else is wrong with it, structuring says."""
+    """The keys of ``phase`` that stand for a policy; what else is wrong with it, structuring
+    says.
+    """
     name = phase.get("name") if isinstance(phase, dict) else None
     if not isinstance(name, str):
         return []

@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM ask a run to stop: it saves a checkpoint first. The second one stops it at once."""
+"""SIGINT and SIGTERM ask a run to stop: it saves a checkpoint first. The second one stops it at
+once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Notes the first signal while the ``with`` block runs; a second one raises KeyboardInterrupt there.
+    """Notes the first signal while the ``with`` block runs; a second one raises KeyboardInterrupt
+    there.
 
     Outside the main thread Python cannot install handlers; ``set`` still works.
     """
@@ -42,7 +45,10 @@ class StopRequest:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)

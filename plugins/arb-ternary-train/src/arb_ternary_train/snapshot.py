@@ -25,7 +25,8 @@ _CURSOR: Final = ("step", "micro_batches", "skipped", "sampler", "rng")
 
 @frozen(eq=False)
 class Snapshot:
-    """The state dicts of a loop's model and of the loop: what a checkpoint holds of them, without its policy.
+    """The state dicts of a loop's model and of the loop: what a checkpoint holds of them, without
+    its policy.
 
     Attributes:
         model: the model's, in the at-rest form.
@@ -40,17 +41,19 @@ class Snapshot:
         """A copy of everything, as it is now."""
         parts = ModelState(loop.model).parts()
         return cls(
-            {name: copied(tensor) for part in parts for name, tensor in part.items()}, copied(loop.training_state())
+            {name: copied(tensor) for part in parts for name, tensor in part.items()},
+            copied(loop.training_state()),
         )
 
     def restore(self, loop: TrainingLoop, *, cursor: bool = True) -> None:
-        """Put everything back, bit for bit, into a loop with a model and an optimizer of the same structure.
+        """Put everything back, bit for bit, into a loop with a model and an optimizer of the same
+        structure.
 
         Args:
             loop: any loop of that structure; its policy is left alone.
-            cursor: also the step counters, the place in the data, what the model remembers of it and the global
-                generators. Otherwise these go on, the micro-batches in between are passed over, and nothing is
-                remembered of the text before them.
+            cursor: also the step counters, the place in the data, what the model remembers of it
+                and the global generators. Otherwise these go on, the micro-batches in between are
+                passed over, and nothing is remembered of the text before them.
         """
         state = copied(self.loop)
         if not cursor:
@@ -77,12 +80,15 @@ class Snapshot:
         return cls(state["model"], state["loop"])
 
     def save(self, folder: Path) -> Path:
-        """Write it into a folder of its own in ``folder``, as a checkpoint is written; returns where it is.
+        """Write it into a folder of its own in ``folder``, as a checkpoint is written; returns
+        where it is.
 
         Raises:
             CheckpointError: the disk is full or refuses.
         """
-        return CheckpointStore(folder, keep=0).save(self.loop["step"], self.model, {"loop": self.loop}, {})
+        return CheckpointStore(folder, keep=0).save(
+            self.loop["step"], self.model, {"loop": self.loop}, {}
+        )
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -1,4 +1,6 @@
-"""The kinds of component that only runs know: observers, exporters, importers, checks, what manifests name."""
+"""The kinds of component that only runs know: observers, exporters, importers, checks, what
+manifests name.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def _as_tuple(values: Iterable[str]) -> tuple[str, ...]:
 
 @frozen(kw_only=True)
 class TrackerSpec(Spec):
-    """An observer of runs. Factory: ``(config) -> object`` that implements observer hooks (``arb_run_start`` ...)."""
+    """An observer of runs. Factory: ``(config) -> object`` that implements observer hooks
+    (``arb_run_start`` ...).
+    """
 
     kind, hook, noun = "tracker", "arb_register_trackers", "tracker"
     hookspecs = "arb_ternary_train.hookspecs"
@@ -44,7 +48,8 @@ class ExporterSpec(Spec):
     """Writes a trained model in another form. Factory: ``(config) -> Exporter``.
 
     Attributes:
-        suffix: the file name ending that the exporter writes, with its dot; empty when it writes a folder.
+        suffix: the file name ending that the exporter writes, with its dot; empty when it writes a
+            folder.
     """
 
     kind, hook, noun = "exporter", "arb_register_exporters", "exporter"
@@ -56,8 +61,9 @@ class ExporterSpec(Spec):
 class GeneratorSpec(Spec):
     """Draws from the model of a run: ``arb generate RUN ...`` hands over to it.
 
-    The target is a ``click.Command`` whose first argument is the run; its options are those of ``arb generate`` for
-    such runs. Of the generators that a run suits, the one is taken that names most of what the run has.
+    The target is a ``click.Command`` whose first argument is the run; its options are those of
+    ``arb generate`` for such runs. Of the generators that a run suits, the one is taken that names
+    most of what the run has.
 
     Attributes:
         models: names of the models that it draws from; empty = any.
@@ -67,9 +73,15 @@ class GeneratorSpec(Spec):
 
     kind, hook, noun = "generator", "arb_register_generators", "generator"
 
-    models: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
-    masking: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
-    data: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
+    models: tuple[str, ...] = field(
+        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
+    )
+    masking: tuple[str, ...] = field(
+        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
+    )
+    data: tuple[str, ...] = field(
+        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
+    )
 
 
 @frozen(kw_only=True)
@@ -77,18 +89,22 @@ class ImporterSpec(Spec):
     """Reads a model that another program has written. Factory: ``(config) -> Importer``.
 
     Attributes:
-        schemes: what the addresses begin with that ``FetchesSources.fetch`` of the importer takes: ``("hf",)`` for
-            ``hf://...``; empty for an importer that reads files and folders only.
+        schemes: what the addresses begin with that ``FetchesSources.fetch`` of the importer takes:
+            ``("hf",)`` for ``hf://...``; empty for an importer that reads files and folders only.
     """
 
     kind, hook, noun = "importer", "arb_register_importers", "importer"
 
-    schemes: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
+    schemes: tuple[str, ...] = field(
+        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
+    )
 
 
 @frozen(kw_only=True)
 class PolicySpec(Spec):
-    """Decides, step by step, how a training loop goes on. Factory: ``(config) -> StepPolicy``, one a loop."""
+    """Decides, step by step, how a training loop goes on. Factory: ``(config) -> StepPolicy``, one
+    a loop.
+    """
 
     kind, hook, noun = "policy", "arb_register_policies", "step policy"
 
@@ -106,7 +122,8 @@ class StarterSpec(Spec):
 
     Attributes:
         document: name of the kind of config file that the settings are for.
-        priority: listings begin with the highest, and it is what ``arb config new`` writes when none is named.
+        priority: listings begin with the highest, and it is what ``arb config new`` writes when
+            none is named.
     """
 
     kind, hook, noun = "starter", "arb_register_starters", "starter config"
@@ -120,8 +137,9 @@ class TrainerSpec(Spec):
     """What runs a manifest's targets; ``trainer: trainer.NAME`` there.
 
     Target: ``(keys, run: TargetRun) -> Mapping``, the settings of a config of ``arb train`` (see
-    ``arb_ternary_train.manifest.protocol``). ``config``: the class of the keys of ``train:``, best a subclass of
-    ``arb_ternary_train.manifest.keys.TrainKeys``. Faults are raised as ``Faulty``, with paths inside the run.
+    ``arb_ternary_train.manifest.protocol``). ``config``: the class of the keys of ``train:``, best
+    a subclass of ``arb_ternary_train.manifest.keys.TrainKeys``. Faults are raised as ``Faulty``,
+    with paths inside the run.
     """
 
     kind, hook, noun = "trainer", "arb_register_trainers", "trainer"
@@ -133,9 +151,10 @@ class TrainerSpec(Spec):
 class SystemSpec(Spec):
     """What a manifest's target trains; ``system: {ref: system.NAME, config: {...}}`` there.
 
-    Target: ``(config: Mapping) -> Mapping``: from the plain values under ``config`` (an empty mapping where there are
-    none) to the ``model:`` section of a config of ``arb train``, with its ``name``. What it cannot be is raised as
-    ``arb_ternary.config.errors.Faulty``, with paths inside ``config``, so that the user reads the line.
+    Target: ``(config: Mapping) -> Mapping``: from the plain values under ``config`` (an empty
+    mapping where there are none) to the ``model:`` section of a config of ``arb train``, with its
+    ``name``. What it cannot be is raised as ``arb_ternary.config.errors.Faulty``, with paths inside
+    ``config``, so that the user reads the line.
     """
 
     kind, hook, noun = "system", "arb_register_systems", "system"
@@ -143,10 +162,12 @@ class SystemSpec(Spec):
 
 @frozen(kw_only=True)
 class TrainKeysSpec(Spec):
-    """Keys of a manifest's ``train:`` that a plugin brings: all that begin with ``NAME_``, whatever the trainer is.
+    """Keys of a manifest's ``train:`` that a plugin brings: all that begin with ``NAME_``, whatever
+    the trainer is.
 
-    Target: ``(keys, settings: Mapping) -> Mapping``: the settings of a config of ``arb train`` as the trainer made
-    them, changed. ``config``: the class of the keys, without the prefix. Called where the user wrote one of the keys.
+    Target: ``(keys, settings: Mapping) -> Mapping``: the settings of a config of ``arb train`` as
+    the trainer made them, changed. ``config``: the class of the keys, without the prefix. Called
+    where the user wrote one of the keys.
     """
 
     kind, hook, noun = "train_keys", "arb_register_train_keys", "family of training keys"

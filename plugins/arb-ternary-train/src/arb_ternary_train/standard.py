@@ -36,7 +36,9 @@ class LogOptions(Protocol):
 
 
 class StandardPhase:
-    """Trains for ``config.steps`` steps. A phase that does so with a loop of its own overrides :meth:`make_loop`."""
+    """Trains for ``config.steps`` steps. A phase that does so with a loop of its own overrides
+    :meth:`make_loop`.
+    """
 
     name = "standard"
 
@@ -47,7 +49,9 @@ class StandardPhase:
         self._last_loss: float | None = None
 
     def run(self, context: TrainingContext) -> PhaseResult:
-        """Train to the last step, from the start or from where ``load_state_dict`` left off; see ``Phase``."""
+        """Train to the last step, from the start or from where ``load_state_dict`` left off; see
+        ``Phase``.
+        """
         config, reporter = self.config, context.logbook.reporter
         if self._restored is None and config.init_from is not None:
             load_weights(
@@ -60,7 +64,9 @@ class StandardPhase:
             )
         loop = self._loop = self.make_loop(context, resumed=self._restored is not None)
         if doublings := config.batch_doublings:
-            loop.batches = GrowingBatches(loop.batches, lambda: joined_at(doublings, loop.step, config.steps))
+            loop.batches = GrowingBatches(
+                loop.batches, lambda: joined_at(doublings, loop.step, config.steps)
+            )
         try:
             if self._restored is not None:
                 self._last_loss = self._restored["last_loss"]
@@ -125,7 +131,9 @@ def log_and_evaluate(
     """
     last = report.step == steps
     log = last or report.step % options.log_every == 0
-    context.record_step({**report.metrics(), **more}, tokens=report.tokens, phase_step=report.step, log=log)
+    context.record_step(
+        {**report.metrics(), **more}, tokens=report.tokens, phase_step=report.step, log=log
+    )
     # The end of a run has an evaluation of its own.
     at_the_end = context.in_last_phase and last and ends_phase
     if options.eval_every and report.step % options.eval_every == 0 and not at_the_end:

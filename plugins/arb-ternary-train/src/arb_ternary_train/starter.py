@@ -1,4 +1,6 @@
-"""A config to start from, as text: its settings written out, every other option explained in a comment."""
+"""A config to start from, as text: its settings written out, every other option explained in a
+comment.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,16 @@ _COLUMN, _WIDTH = 36, 112
 def starter_config(starter: StarterSpec, document: DocumentSpec, registry: Registry) -> str:
     """The text of a config file of the kind ``document``.
 
-    The settings of ``starter`` are written out; every other option is a comment with its default and its help.
+    The settings of ``starter`` are written out; every other option is a comment with its default
+    and its help.
     """
     cls = load_target(f"document '{document.name}':", document.config)
     settings = load_target(f"starter '{starter.name}':", starter.target)
     lines = [
         f"# {starter.summary}",
         "#",
-        "# Lines that begin with `# key:` are options at their defaults; uncomment one to change it.",
+        "# Lines that begin with `# key:` are options at their defaults; uncomment one to change "
+        "it.",
         f"# Check this file with `arb config validate`, run it with `{document.command}`.",
         "",
         *_mapping(cls, settings, "", registry),
@@ -40,7 +44,9 @@ def starter_config(starter: StarterSpec, document: DocumentSpec, registry: Regis
     return "\n".join(lines) + "\n"
 
 
-def _mapping(cls: type[Any] | None, settings: Mapping[str, Any], indent: str, registry: Registry) -> Iterator[str]:
+def _mapping(
+    cls: type[Any] | None, settings: Mapping[str, Any], indent: str, registry: Registry
+) -> Iterator[str]:
     for field in config_fields(cls) if cls is not None else ():
         key, t, help_text = str(field.alias), field.type, field.metadata.get(HELP, "")
         if key not in settings:
@@ -75,6 +81,8 @@ def _lines(text: str, help_text: str) -> Iterator[str]:
     if not help_text:
         yield text
         return
-    first, *rest = textwrap.wrap(help_text, _WIDTH - _COLUMN, break_long_words=False, break_on_hyphens=False)
+    first, *rest = textwrap.wrap(
+        help_text, _WIDTH - _COLUMN, break_long_words=False, break_on_hyphens=False
+    )
     yield f"{text.ljust(_COLUMN)}  # {first}"
     yield from (f"{' ' * _COLUMN}  # {more}" for more in rest)

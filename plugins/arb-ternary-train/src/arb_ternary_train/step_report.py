@@ -18,7 +18,8 @@ class StepReport:
 
     Attributes:
         step: steps that the loop has taken, this one included.
-        loss: mean loss of the step's micro-batches, of those that have a finite one; nats a prediction.
+        loss: mean loss of the step's micro-batches, of those that have a finite one; nats a
+            prediction.
         outcome: what the optimizer reported.
         rates: ``lr`` of the first float group, ``rate`` of the first ternary group.
         draws: micro-batches that took part in the step: those with a finite loss.

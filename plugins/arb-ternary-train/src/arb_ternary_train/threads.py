@@ -1,7 +1,7 @@
 """How many threads a run computes with: ``threads`` of a config.
 
-Sums of floats depend on the number, so that it is written into ``run.json`` before the first step, and a resumed run
-takes it from there.
+Sums of floats depend on the number, so that it is written into ``run.json`` before the first step,
+and a resumed run takes it from there.
 """
 
 from __future__ import annotations
@@ -26,21 +26,28 @@ if TYPE_CHECKING:
 
 __all__ = ["fewest_as_fast", "fitting_threads", "recorded_threads", "settle_threads"]
 
-#: Multiplications that keep a thread busy for about a millisecond: threads that share less wait more than they work.
+# : Multiplications that keep a thread busy for about a millisecond: threads that share less wait
+# more than they work.
 _SHARE: Final = 1 << 25
-#: What a thread must save to be worth having: passes with all of them take at most so much of the time with half.
+# : What a thread must save to be worth having: passes with all of them take at most so much of the
+# time with half.
 _WORTH: Final = 0.9
-#: Timed passes after the one that warms up; a pass that takes longer than this many seconds is timed once.
+# : Timed passes after the one that warms up; a pass that takes longer than this many seconds is
+# timed once.
 _PASSES: Final = 3
 _LONG: Final = 0.5
 
 
 def fitting_threads(model: nn.Module, tokens: int, available: int) -> int:
-    """The number of threads, 1 to ``available``, that a pass of ``tokens`` tokens through ``model`` has work for.
+    """The number of threads, 1 to ``available``, that a pass of ``tokens`` tokens through ``model``
+    has work for.
 
-    Each is to have 2**25 multiplications of the average product with a weight. A model without such products gets all.
+    Each is to have 2**25 multiplications of the average product with a weight. A model without such
+    products gets all.
     """
-    widths = [(getattr(m, "in_features", None), getattr(m, "out_features", None)) for m in model.modules()]
+    widths = [
+        (getattr(m, "in_features", None), getattr(m, "out_features", None)) for m in model.modules()
+    ]
     sizes = [k * n for k, n in widths if isinstance(k, int) and isinstance(n, int)]
     if not sizes:
         return available
@@ -48,7 +55,9 @@ def fitting_threads(model: nn.Module, tokens: int, available: int) -> int:
 
 
 def fewest_as_fast(threads: int, seconds: Callable[[int], float]) -> int:
-    """``threads``, halved as long as half of them are about as fast; ``seconds`` measures a number of threads."""
+    """``threads``, halved as long as half of them are about as fast; ``seconds`` measures a number
+    of threads.
+    """
     best = seconds(threads)
     while threads > 1 and best > _WORTH * (half := seconds(threads // 2)):
         threads, best = threads // 2, half
@@ -56,15 +65,18 @@ def fewest_as_fast(threads: int, seconds: Callable[[int], float]) -> int:
 
 
 def settle_threads(context: TrainingContext, options: LoopOptions, key: str) -> None:
-    """Give torch the number of threads for a training loop that is about to begin, and write it down.
+    """Give torch the number of threads for a training loop that is about to begin, and write it
+    down.
 
-    In this order: the config's ``threads``, what the run's record says, ``OMP_NUM_THREADS``, and by size what the
-    model has work for, reduced to what is as fast in a few passes over held-out samples, which leave no trace. A run
-    with ``deterministic: true`` times nothing. On an accelerator, and outside of a run directory, ``auto`` changes
-    nothing. Rank 0 decides for all.
+    In this order: the config's ``threads``, what the run's record says, ``OMP_NUM_THREADS``, and by
+    size what the model has work for, reduced to what is as fast in a few passes over held-out
+    samples, which leave no trace. A run with ``deterministic: true`` times nothing. On an
+    accelerator, and outside of a run directory, ``auto`` changes nothing. Rank 0 decides for all.
     """
     config, files, world = context.config, context.files, context.world
-    if not world.from_main(files.exists) or (config.threads == "auto" and context.device.type != "cpu"):
+    if not world.from_main(files.exists) or (
+        config.threads == "auto" and context.device.type != "cpu"
+    ):
         return
     record = world.from_main(files.record)
     loops = record["threads"]["loops"]
@@ -84,7 +96,9 @@ def _number(context: TrainingContext, options: LoopOptions, recorded: int | None
         return recorded
     if given([NUM_THREADS]):
         return context.threads_available
-    count = fitting_threads(context.model, options.batch_size * options.block_size, context.threads_available)
+    count = fitting_threads(
+        context.model, options.batch_size * options.block_size, context.threads_available
+    )
     return _timed(context, options, count) if count > 1 and not config.deterministic else count
 
 
@@ -116,7 +130,8 @@ def _timed(context: TrainingContext, options: LoopOptions, threads: int) -> int:
 
 @contextmanager
 def recorded_threads(record: Mapping[str, Any]) -> Iterator[int]:
-    """Compute with the number of threads that a run used last, within a block; yields how many torch had before.
+    """Compute with the number of threads that a run used last, within a block; yields how many
+    torch had before.
 
     Args:
         record: the run's ``run.json``.

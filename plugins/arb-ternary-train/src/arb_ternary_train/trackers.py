@@ -25,9 +25,11 @@ class CsvConfig:
 
 
 class CsvTracker:
-    """Writes one row a step. The first step decides the columns; a number that turns up later has none.
+    """Writes one row a step. The first step decides the columns; a number that turns up later has
+    none.
 
-    A checkpoint stores the length of the file, so that a resumed run continues it without a gap or a repetition.
+    A checkpoint stores the length of the file, so that a resumed run continues it without a gap or
+    a repetition.
     """
 
     def __init__(self, config: CsvConfig) -> None:

@@ -16,26 +16,34 @@ from arb_ternary_train.optim.joined import JoinedOptimizer
 __all__ = ["configure_ternary_training", "ternary_update"]
 
 
-def configure_ternary_training(model: nn.Module, accum_threshold: int = 32, e_accum_threshold: int = 32) -> int:
+def configure_ternary_training(
+    model: nn.Module, accum_threshold: int = 32, e_accum_threshold: int = 32
+) -> int:
     """Set the vote thresholds of every ternary module; returns ``accum_threshold``.
 
-    Optimizers that are built afterwards start from these thresholds; ``scaled_votes`` has a cell of two quanta a vote
-    (one with accumulators of 4 or 2 bits), and ``momentum_votes`` refuses others than its own. Low ones (3 to 8) move
-    signs and scales early and make the loss spike. ValueError, and no change: a threshold is outside 1..127 or beyond
-    the accumulators of a module (7 for 4 bits, 1 for 2), or a module has its optimizer already.
+    Optimizers that are built afterwards start from these thresholds; ``scaled_votes`` has a cell of
+    two quanta a vote (one with accumulators of 4 or 2 bits), and ``momentum_votes`` refuses others
+    than its own. Low ones (3 to 8) move signs and scales early and make the loss spike. ValueError,
+    and no change: a threshold is outside 1..127 or beyond the accumulators of a module (7 for 4
+    bits, 1 for 2), or a module has its optimizer already.
     """
-    for name, value in (("accum_threshold", accum_threshold), ("e_accum_threshold", e_accum_threshold)):
+    for name, value in (
+        ("accum_threshold", accum_threshold),
+        ("e_accum_threshold", e_accum_threshold),
+    ):
         if not 1 <= value <= 127:
             raise ValueError(f"{name} must be in 1..127, got {value}")
     for name, module in ternary_modules(model):
         if accum_threshold > module.shape.largest_vote:
             raise ValueError(
-                f"{name}: accumulators of {module.shape.vote_bits} bits end at {module.shape.largest_vote}, "
+                f"{name}: accumulators of {module.shape.vote_bits} bits end at "
+                f"{module.shape.largest_vote}, "
                 f"below accum_threshold {accum_threshold}"
             )
         if (optimizer := OPTIMIZERS.get(module)) is not None and optimizer() is not None:
             raise ValueError(
-                f"{name}: its optimizer is built and keeps the thresholds that it found: set them before, or in the "
+                f"{name}: its optimizer is built and keeps the thresholds that it found: set them "
+                f"before, or in the "
                 "optimizer's param_groups"
             )
     for _, module in ternary_modules(model):
@@ -53,20 +61,24 @@ def ternary_update(
     loss_components: Mapping[str, Tensor] | None = None,
     **settings: Any,
 ) -> StepOutcome:
-    """One training update, for those who write their own loop: run backward once, step, and clear the gradients.
+    """One training update, for those who write their own loop: run backward once, step, and clear
+    the gradients.
 
     Args:
-        model: whose ternary modules show whether backward has run since the last step; then it is not run again.
+        model: whose ternary modules show whether backward has run since the last step; then it is
+            not run again.
         optimizer: steps after backward.
         loss: scalar; may be None when ``loss_components`` are given, else ValueError.
-        loss_signal: scalar that modulates the vote threshold; it is detached and never carries a graph.
+        loss_signal: scalar that modulates the vote threshold; it is detached and never carries a
+            graph.
         loss_components: named scalar losses, summed into the loss.
-        settings: what the rule's ``step`` takes for one update, as ``sign_votes`` takes ``accum_threshold`` and
-            ``update_scales``; TypeError for another one.
+        settings: what the rule's ``step`` takes for one update, as ``sign_votes`` takes
+            ``accum_threshold`` and ``update_scales``; TypeError for another one.
 
-    A loss, component or signal that is not finite skips the whole update: every buffer is bit-identical to what it was
-    before the forward pass, also if the caller has already run backward, and the optimizer counts the skip. A loss that
-    is passed here before running backward saves the copy of the accumulators that this takes.
+    A loss, component or signal that is not finite skips the whole update: every buffer is
+    bit-identical to what it was before the forward pass, also if the caller has already run
+    backward, and the optimizer counts the skip. A loss that is passed here before running backward
+    saves the copy of the accumulators that this takes.
     """
     terms = [*([] if loss is None else [loss]), *(loss_components or {}).values()]
     if not terms:

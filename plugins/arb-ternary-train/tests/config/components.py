@@ -38,7 +38,9 @@ class Decoder:
 @frozen(kw_only=True)
 class Standard:
     steps: int = option(help="optimizer steps", validator=positive)
-    lr: float | None = option(None, "learning rate; null = the optimizer's", validator=optional(positive))
+    lr: float | None = option(
+        None, "learning rate; null = the optimizer's", validator=optional(positive)
+    )
 
 
 @frozen(kw_only=True)
@@ -91,7 +93,9 @@ class FakeRegistry:
 
     def get(self, kind: str, name: str) -> Registered:
         if name.startswith("absent"):
-            raise EnvironmentProblem(f"{kind} '{name}' is not installed", f"pip install arb-ternary-{name}")
+            raise EnvironmentProblem(
+                f"{kind} '{name}' is not installed", f"pip install arb-ternary-{name}"
+            )
         if (kind, name) not in self.specs:
             close = nearest(name, self.names(kind))
             raise UsageProblem(

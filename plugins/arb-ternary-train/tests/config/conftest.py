@@ -46,7 +46,9 @@ def registry() -> Any:
 
 @pytest.fixture
 def failure(load: Any) -> Any:
-    """The error that a config gives: its class's exit code and its text as the command line prints it."""
+    """The error that a config gives: its class's exit code and its text as the command line prints
+    it.
+    """
 
     def run(text: str, *overrides: str) -> tuple[int, str]:
         with pytest.raises(ArbError) as caught:

@@ -1,4 +1,6 @@
-"""A kind of config file with options of every supported type, for tests of its schema and of starter configs."""
+"""A kind of config file with options of every supported type, for tests of its schema and of
+starter configs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from typing import Any, Literal
 from attrs import frozen
 from attrs.validators import ge, in_
 
-from arb_ternary.config.choice import Choice, DataChoice, MaskingChoice, ModelChoice, OptimizerChoice, PhaseChoice
+from arb_ternary.config.choice import (
+    Choice,
+    DataChoice,
+    MaskingChoice,
+    ModelChoice,
+    OptimizerChoice,
+    PhaseChoice,
+)
 from arb_ternary.config.options import (
     Rule,
     default_choice,
@@ -56,13 +65,18 @@ class Stack:
 
     def __attrs_post_init__(self) -> None:
         if self.width % self.heads:
-            raise ValueError(f"'width' must be a multiple of 'heads'; {self.width} is not a multiple of {self.heads}")
+            raise ValueError(
+                f"'width' must be a multiple of 'heads'; {self.width} is not a multiple of "
+                f"{self.heads}"
+            )
 
 
 @frozen(kw_only=True)
 class Standard:
     steps: int = option(help="optimizer steps", validator=positive)
-    lr: float | None = option(None, "learning rate; null = the optimizer's", validator=optional(positive))
+    lr: float | None = option(
+        None, "learning rate; null = the optimizer's", validator=optional(positive)
+    )
     share: float = option(0.5, "a share", validator=fraction)
     every: int = option(0, "a cadence", validator=[non_negative, ge(0)])
 
@@ -111,7 +125,9 @@ class Study:
     """The top level of a file."""
 
     name: str = option(
-        "study", "what it is called", validator=Rule("short", lambda value: len(value) < 9, {"maxLength": 8})
+        "study",
+        "what it is called",
+        validator=Rule("short", lambda value: len(value) < 9, {"maxLength": 8}),
     )
     seed: int = option(0, "seed of all randomness", validator=non_negative)
     data: DataChoice = option(help="where it comes from")
@@ -119,7 +135,8 @@ class Study:
     masking: MaskingChoice = default_choice("shift", "what is hidden")
     optimizer: OptimizerChoice = option(help="how the model learns")
     phases: tuple[PhaseChoice, ...] = option(
-        help="what is done, in order", validator=Rule("a list of at least one item", bool, {"minItems": 1})
+        help="what is done, in order",
+        validator=Rule("a list of at least one item", bool, {"minItems": 1}),
     )
     rules: tuple[Choice[RuleSpec], ...] = option((), "what must hold")
     saving: Saving = option(help="when files are written", factory=Saving)

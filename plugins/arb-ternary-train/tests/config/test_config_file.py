@@ -75,7 +75,9 @@ demo.yaml:13: savign: unknown key; did you mean 'saving'?
 
 
 def test_a_single_fault_is_one_line(failure: Any) -> None:
-    assert failure(MINIMAL.replace("steps", "stepz").replace("standard, ", "standard, steps: 1, ")) == (
+    assert failure(
+        MINIMAL.replace("steps", "stepz").replace("standard, ", "standard, steps: 1, ")
+    ) == (
         2,
         "error: demo.yaml:5: phases[0].stepz: unknown key; did you mean 'steps'?",
     )
@@ -111,7 +113,8 @@ demo.yaml:2: phases: is required""",
 def test_a_component_that_is_not_installed_exits_with_3(failure: Any) -> None:
     assert failure(MINIMAL.replace("adam", "absent")) == (
         3,
-        "error: demo.yaml:3: optimizer: optimizer 'absent' is not installed\n  pip install arb-ternary-absent",
+        "error: demo.yaml:3: optimizer: optimizer 'absent' is not installed\n  pip install "
+        "arb-ternary-absent",
     )
 
 
@@ -139,15 +142,29 @@ def test_a_folder_is_not_a_config(in_tmp: Path) -> None:
         read_document("folder.yaml")
 
 
-# --- origins ---------------------------------------------------------------------------------------------------------
+# --- origins
 
 
 def test_every_value_says_where_it_comes_from(load: Any) -> None:
     loaded = load(MINIMAL + "rules: [pure]\n", "phases.0.lr=0.5", "saving.keep=1", "rules.0=pure")
-    assert {path: str(loaded.origins[parse_path(path)]) for path in [
-        "data", "model.name", "model.width", "model.heads", "masking", "optimizer.name", "optimizer.lr",
-        "phases[0].steps", "phases[0].lr", "saving.every", "saving.keep", "seed", "rules",
-    ]} == {
+    assert {
+        path: str(loaded.origins[parse_path(path)])
+        for path in [
+            "data",
+            "model.name",
+            "model.width",
+            "model.heads",
+            "masking",
+            "optimizer.name",
+            "optimizer.lr",
+            "phases[0].steps",
+            "phases[0].lr",
+            "saving.every",
+            "saving.keep",
+            "seed",
+            "rules",
+        ]
+    } == {
         "data": "demo.yaml:1",
         "model.name": "demo.yaml:2",
         "model.width": "demo.yaml:2",
@@ -161,10 +178,10 @@ def test_every_value_says_where_it_comes_from(load: Any) -> None:
         "saving.keep": "-o saving.keep=1",
         "seed": "default",
         "rules": "-o rules.0=pure",
-    }  # fmt: skip
+    }
 
 
-# --- other classes ---------------------------------------------------------------------------------------------------
+# --- other classes
 
 
 def test_any_config_class_can_be_the_top_level_of_a_file(in_tmp: Path, registry: Any) -> None:

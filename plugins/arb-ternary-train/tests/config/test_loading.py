@@ -1,4 +1,6 @@
-"""The config of a run: the text of errors, requirements, plugin files, the environment, and ``exact``."""
+"""The config of a run: the text of errors, requirements, plugin files, the environment, and
+``exact``.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ def load(in_tmp: Path, plugins: Any) -> Any:
 
 def test_a_minimal_config_has_defaults_for_the_rest(load: Any) -> None:
     config: RunConfig = load(MINIMAL).config
-    assert (config.name, config.seed, config.device, config.backend, config.exact) == ("run", 0, "cpu", "auto", False)
+    assert (config.name, config.seed, config.device, config.backend, config.exact) == (
+        "run",
+        0,
+        "cpu",
+        "auto",
+        False,
+    )
     assert config.masking.name == "causal"
     assert config.checkpoint == CheckpointConfig(every=200, keep=3)
     assert config.model.options == components.Decoder(width=32)
@@ -80,7 +88,7 @@ demo.yaml:13: phases[1].steps: is required
 demo.yaml:14: extra: unknown key; did you mean 'exact'?
 -o phases.1.stepz=3: phases[1].stepz: unknown key; did you mean 'steps'?
 -o optimizer.betas.0=x: optimizer.betas: must be a list, not a mapping
-  available: shakespeare""",
+  available: shakespeare""",  # noqa: E501
     )
 
 
@@ -111,17 +119,34 @@ demo.yaml:2: phases: is required""",
     )
 
 
-# --- origins ---------------------------------------------------------------------------------------------------------
+# --- origins
 
 
 def test_every_value_says_where_it_comes_from(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARB_TERNARY_BACKEND", "triton,torch")
-    loaded = load(MINIMAL + "checks: [pure]\n", "phases.0.lr=0.5", "checkpoint.keep=1", "checks.0=pure")
+    loaded = load(
+        MINIMAL + "checks: [pure]\n", "phases.0.lr=0.5", "checkpoint.keep=1", "checks.0=pure"
+    )
     assert loaded.config.backend == "triton,torch"
-    assert {path: str(loaded.origins[parse_path(path)]) for path in [
-        "data", "model.name", "model.width", "model.group_size", "masking", "optimizer.name", "optimizer.lr",
-        "phases[0].steps", "phases[0].lr", "checkpoint.every", "checkpoint.keep", "backend", "seed", "checks",
-    ]} == {
+    assert {
+        path: str(loaded.origins[parse_path(path)])
+        for path in [
+            "data",
+            "model.name",
+            "model.width",
+            "model.group_size",
+            "masking",
+            "optimizer.name",
+            "optimizer.lr",
+            "phases[0].steps",
+            "phases[0].lr",
+            "checkpoint.every",
+            "checkpoint.keep",
+            "backend",
+            "seed",
+            "checks",
+        ]
+    } == {
         "data": "demo.yaml:1",
         "model.name": "demo.yaml:2",
         "model.width": "demo.yaml:2",
@@ -136,7 +161,7 @@ def test_every_value_says_where_it_comes_from(load: Any, monkeypatch: pytest.Mon
         "backend": "ARB_TERNARY_BACKEND",
         "seed": "default",
         "checks": "-o checks.0=pure",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -150,7 +175,11 @@ def test_every_value_says_where_it_comes_from(load: Any, monkeypatch: pytest.Mon
     ],
 )
 def test_the_backend_comes_from_the_command_line_then_the_environment_then_the_file(
-    load: Any, monkeypatch: pytest.MonkeyPatch, variable: str | None, override: str | None, expected: tuple[str, str]
+    load: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str | None,
+    override: str | None,
+    expected: tuple[str, str],
 ) -> None:
     if variable is not None:
         monkeypatch.setenv("ARB_TERNARY_BACKEND", variable)
@@ -158,11 +187,13 @@ def test_the_backend_comes_from_the_command_line_then_the_environment_then_the_f
     assert (loaded.config.backend, str(loaded.origins["backend",])) == expected
 
 
-# --- requirements and plugins ----------------------------------------------------------------------------------------
+# --- requirements and plugins
 
 
 def test_requirements_that_are_met_are_no_fault(load: Any) -> None:
-    config = load(MINIMAL + "requires: [attrs>=20, \"no-such-thing; python_version < '3'\"]\n").config
+    config = load(
+        MINIMAL + "requires: [attrs>=20, \"no-such-thing; python_version < '3'\"]\n"
+    ).config
     assert config.requires == ("attrs>=20", "no-such-thing; python_version < '3'")
 
 
@@ -184,7 +215,8 @@ def test_an_unknown_component_is_a_consequence_of_an_unmet_requirement(failure: 
     text = MINIMAL.replace("adam", "lion") + "requires: [no-such-thing]\n"
     assert failure(text) == (
         3,
-        "error: demo.yaml:6: requires[0]: no-such-thing is not installed\n  pip install 'no-such-thing'",
+        "error: demo.yaml:6: requires[0]: no-such-thing is not installed\n  pip install "
+        "'no-such-thing'",
     )
 
 
@@ -202,17 +234,22 @@ demo.yaml:7: sed: unknown key; did you mean 'seed'?
 def test_a_malformed_requirement_is_a_fault_of_the_config(failure: Any) -> None:
     code, text = failure(MINIMAL + "requires: [attrs>>1]\n")
     assert code == 2
-    assert text.startswith("error: demo.yaml:6: requires: 'attrs>>1' is not a requirement such as name>=1.0: ")
+    assert text.startswith(
+        "error: demo.yaml:6: requires: 'attrs>>1' is not a requirement such as name>=1.0: "
+    )
 
 
 def test_a_component_that_is_not_installed_exits_with_3(failure: Any) -> None:
     assert failure(MINIMAL.replace("adam", "absent")) == (
         3,
-        "error: demo.yaml:3: optimizer: optimizer 'absent' is not installed\n  pip install arb-ternary-absent",
+        "error: demo.yaml:3: optimizer: optimizer 'absent' is not installed\n  pip install "
+        "arb-ternary-absent",
     )
 
 
-def test_plugin_files_are_relative_to_the_config_and_loaded_before_it_is_read(in_tmp: Path, plugins: Any) -> None:
+def test_plugin_files_are_relative_to_the_config_and_loaded_before_it_is_read(
+    in_tmp: Path, plugins: Any
+) -> None:
     folder = in_tmp / "folder"
     folder.mkdir()
     (folder / "mine.py").touch()
@@ -221,21 +258,24 @@ def test_plugin_files_are_relative_to_the_config_and_loaded_before_it_is_read(in
     loaded = load_config("folder/demo.yaml", plugins=plugins)
     assert plugins.files == [folder / "mine.py"]
     assert loaded.config.plugins == (str(folder / "mine.py"),)
-    assert load_config("folder/demo.yaml", ["plugins=[typed.py]"], plugins=plugins).config.plugins == (
-        str(in_tmp / "typed.py"),
-    )
+    assert load_config(
+        "folder/demo.yaml", ["plugins=[typed.py]"], plugins=plugins
+    ).config.plugins == (str(in_tmp / "typed.py"),)
 
 
 def test_a_plugin_file_that_fails_is_located(failure: Any) -> None:
     text = MINIMAL + "plugins: [absent.py]\n"
-    assert failure(text) == (2, "error: demo.yaml:6: plugins[0]: plugin file absent.py: no such file")
+    assert failure(text) == (
+        2,
+        "error: demo.yaml:6: plugins[0]: plugin file absent.py: no such file",
+    )
     assert failure(MINIMAL + "plugins: [broken.py]\n") == (
         3,
         "error: demo.yaml:6: plugins[0]: plugin file broken.py: failed",
     )
 
 
-# --- exact -----------------------------------------------------------------------------------------------------------
+# --- exact
 
 
 def test_exact_makes_the_model_integer_and_says_why(load: Any) -> None:
@@ -273,29 +313,35 @@ demo.yaml:7: sed: unknown key; did you mean 'seed'?""",
     )
 
 
-def test_a_contradiction_is_found_in_a_resolved_config_where_the_user_wrote_the_option(failure: Any) -> None:
+def test_a_contradiction_is_found_in_a_resolved_config_where_the_user_wrote_the_option(
+    failure: Any,
+) -> None:
     model = "{name: decoder, width: 32, activations: float, gradients: float, given: [gradients]}"
     text = MINIMAL.replace("{name: decoder, width: 32}", model) + "exact: true\n"
     assert failure(text) == (
         2,
-        "error: demo.yaml:2: model.gradients: 'float' contradicts exact: true, which makes it 'int8' (demo.yaml:6)",
+        "error: demo.yaml:2: model.gradients: 'float' contradicts exact: true, which makes it "
+        "'int8' (demo.yaml:6)",
     )
 
 
 def test_a_model_that_cannot_be_exact_says_why(failure: Any) -> None:
     assert failure(MINIMAL.replace("32", "48") + "exact: true\n") == (
         2,
-        "error: demo.yaml:2: model: cannot be exact: 'width' must be a multiple of 32 for int8 (demo.yaml:6)",
+        "error: demo.yaml:2: model: cannot be exact: 'width' must be a multiple of 32 for int8 "
+        "(demo.yaml:6)",
     )
 
 
-# --- written out again, and described ---------------------------------------------------------------------------------
+# --- written out again, and described
 
 
 @pytest.mark.parametrize(
     "more", ["", "exact: true\n", "requires: [attrs>=20]\ndevice: cuda:1\ncheckpoint: {every: 0}\n"]
 )
-def test_a_resolved_config_loads_to_an_equal_one_and_keeps_to_the_schema(load: Any, plugins: Any, more: str) -> None:
+def test_a_resolved_config_loads_to_an_equal_one_and_keeps_to_the_schema(
+    load: Any, plugins: Any, more: str
+) -> None:
     config = load(MINIMAL + more).config
     plain = to_plain(config)
     assert load(dump_yaml(plain)).config == config
@@ -303,10 +349,22 @@ def test_a_resolved_config_loads_to_an_equal_one_and_keeps_to_the_schema(load: A
 
 
 @pytest.mark.parametrize(
-    "more", ["device: gpu\n", "name: a/b\n", "seed: -1\n", "checkpoint: {keep: 0}\n", "phases: []\n", "sed: 1\n"]
+    "more",
+    [
+        "device: gpu\n",
+        "name: a/b\n",
+        "seed: -1\n",
+        "checkpoint: {keep: 0}\n",
+        "phases: []\n",
+        "sed: 1\n",
+    ],
 )
 def test_the_schema_refuses_what_does_not_load(failure: Any, plugins: Any, more: str) -> None:
-    text = MINIMAL.partition("phases:")[0] + "phases: [{name: standard, steps: 10}]\n" * ("phases" not in more) + more
+    text = (
+        MINIMAL.partition("phases:")[0]
+        + "phases: [{name: standard, steps: 10}]\n" * ("phases" not in more)
+        + more
+    )
     assert failure(text)[0] == 2
     schema = json_schema(RunConfig, plugins.registry)
     assert not Draft202012Validator(schema).is_valid(read_yaml(text, "demo.yaml").data)
@@ -329,10 +387,13 @@ def test_a_loaded_config_says_in_a_few_words_what_it_trains(load: Any) -> None:
         ("optimizer={name: adamw, learning_rate: 0.1}", "lr"),
     ],
 )
-def test_words_of_other_programs_lead_to_the_keys_of_ours(tmp_path: Path, override: str, meant: str) -> None:
+def test_words_of_other_programs_lead_to_the_keys_of_ours(
+    tmp_path: Path, override: str, meant: str
+) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(
-        "data: shakespeare\nmodel: decoder\noptimizer: scaled_votes\nphases: [{name: standard, steps: 4}]\n"
+        "data: shakespeare\nmodel: decoder\noptimizer: scaled_votes\nphases: [{name: standard, "
+        "steps: 4}]\n"
     )
     with pytest.raises(ConfigError, match=f"unknown key; did you mean '{meant}'"):
         load_config(config, [override])

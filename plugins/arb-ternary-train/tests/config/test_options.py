@@ -44,7 +44,13 @@ def test_every_option_of_every_installed_component_has_help_on_one_line() -> Non
 
 def test_the_config_classes_of_training_are_among_those_that_were_looked_at() -> None:
     names = {cls.__qualname__ for cls in _config_classes()}
-    assert {"RunConfig", "CheckpointConfig", "StandardConfig", "SplitConfig", "AdamWConfig"} <= names
+    assert {
+        "RunConfig",
+        "CheckpointConfig",
+        "StandardConfig",
+        "SplitConfig",
+        "AdamWConfig",
+    } <= names
 
 
 def test_every_option_has_a_type_that_can_be_put_into_words() -> None:

@@ -32,7 +32,9 @@ def changed(*overrides: str) -> Any:
 
 def faults(*overrides: str) -> list[str]:
     document = apply_overrides(read_yaml(TEXT, "demo.yaml"), overrides)
-    return [f"{fault.origin}: {show_path(fault.path)}: {fault.message}" for fault in document.faults]
+    return [
+        f"{fault.origin}: {show_path(fault.path)}: {fault.message}" for fault in document.faults
+    ]
 
 
 @pytest.mark.parametrize(
@@ -42,13 +44,21 @@ def faults(*overrides: str) -> list[str]:
         ("seed = 2", lambda d: d["seed"], 2),
         ("model.width=1e-3", lambda d: d["model"], {"name": "decoder", "width": 0.001}),
         ("model.depth=no", lambda d: d["model"]["depth"], "no"),
-        ("model={name: other, width: [1, 2]}", lambda d: d["model"], {"name": "other", "width": [1, 2]}),
+        (
+            "model={name: other, width: [1, 2]}",
+            lambda d: d["model"],
+            {"name": "other", "width": [1, 2]},
+        ),
         ("phases.0.steps=3", lambda d: d["phases"][0]["steps"], 3),
         ("phases[0].steps=3", lambda d: d["phases"][0]["steps"], 3),
         ("phases.1=x", lambda d: d["phases"][1], "x"),
         ("phases.1.steps=3", lambda d: d["phases"][1], {"name": "warmup", "steps": 3}),
         ("optimizer.lr=0.5", lambda d: d["optimizer"], {"name": "adam", "lr": 0.5}),
-        ("optimizer.inner.lr=0.5", lambda d: d["optimizer"], {"name": "adam", "inner": {"lr": 0.5}}),
+        (
+            "optimizer.inner.lr=0.5",
+            lambda d: d["optimizer"],
+            {"name": "adam", "inner": {"lr": 0.5}},
+        ),
         ("new.deep.key=x=y", lambda d: d["new"], {"deep": {"key": "x=y"}}),
         ("empty.key=1", lambda d: d["empty"], {"key": 1}),
         ('model."blocks.0"=1', lambda d: d["model"]["blocks.0"], 1),
@@ -72,7 +82,9 @@ def test_the_document_itself_stays_as_it_is() -> None:
 
 
 def test_an_overridden_value_says_where_it_comes_from() -> None:
-    document = apply_overrides(read_yaml(TEXT, "demo.yaml"), ["optimizer.lr=1", "model={a: {b: 1}}"])
+    document = apply_overrides(
+        read_yaml(TEXT, "demo.yaml"), ["optimizer.lr=1", "model={a: {b: 1}}"]
+    )
     assert str(document.origins["optimizer", "name"]) == "demo.yaml:2"
     assert str(document.origins["optimizer", "lr"]) == "-o optimizer.lr=1"
     assert str(document.origins["model", "a", "b"]) == "-o model={a: {b: 1}}"
@@ -86,7 +98,11 @@ def test_an_overridden_value_says_where_it_comes_from() -> None:
         ("=3", "-o =3: : an override is written path=value"),
         (".seed=3", "-o .seed=3: : an override is written path=value"),
         ("a..b=3", "-o a..b=3: : an override is written path=value"),
-        ("seed=[1", "-o seed=[1: : the value is not valid YAML: expected ',' or ']', but got '<stream end>'"),
+        (
+            "seed=[1",
+            "-o seed=[1: : the value is not valid YAML: expected ',' or ']', but got '<stream "
+            "end>'",
+        ),
         ("phases.2.steps=1", "-o phases.2.steps=1: phases[2]: phases has 2 items, numbered from 0"),
         ("phases.first=1", "-o phases.first=1: phases.first: a list has items by number, from 0"),
         ("seed.x=1", "-o seed.x=1: seed: 1 has no key 'x'"),
@@ -107,7 +123,9 @@ def test_overrides_of_something_that_is_not_a_mapping_leave_it_alone() -> None:
 
 PARTS = st.lists(
     st.integers(0, 99)
-    | st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters='"'), min_size=1),
+    | st.text(
+        st.characters(min_codepoint=33, max_codepoint=126, exclude_characters='"'), min_size=1
+    ),
     min_size=1,
     max_size=5,
 ).filter(lambda parts: isinstance(parts[0], str))

@@ -36,10 +36,24 @@ def model(**options: Any) -> dict[str, Any]:
 
 GOOD = [
     base(),
-    base(optimizer={"name": "wrapper", "inner": {"name": "wrapper", "limits": {"3": 0.5}}, "others": ["sgd"]}),
+    base(
+        optimizer={
+            "name": "wrapper",
+            "inner": {"name": "wrapper", "limits": {"3": 0.5}},
+            "others": ["sgd"],
+        }
+    ),
     base(name="a.b", seed=3, saving={"every": 0}),
     base(phases=[{"name": "standard", "steps": 1, "lr": None, "share": 1}]),
-    model(window="all", either=None, maybe={"size": 2}, table={"x": {}}, rows=[{}], shape={"size": 1}, anything=[1]),
+    model(
+        window="all",
+        either=None,
+        maybe={"size": 2},
+        table={"x": {}},
+        rows=[{}],
+        shape={"size": 1},
+        anything=[1],
+    ),
     model(window=3, ranks={"a": 1}, path="x", level=3),
 ]
 BAD = [

@@ -32,18 +32,27 @@ def test_a_policy_by_its_name_is_the_policy(load: Any) -> None:
     short = load("  - {name: watched, steps: 3, watch: {every: 4}}\n")
     assert short.config == long
     policy = short.config.phases[0].options.policy
-    assert (policy.name, policy.options, policy.given) == ("watch", components.Watch(every=4), {"every"})
+    assert (policy.name, policy.options, policy.given) == (
+        "watch",
+        components.Watch(every=4),
+        {"every"},
+    )
     # Written out, as `arb config show` does, it reads back the same.
     text = dump_yaml(to_plain(short.config))
     assert "policy" in text
-    assert load(text.partition("phases:\n")[2].partition("trackers:")[0]).config.phases == long.phases
+    assert (
+        load(text.partition("phases:\n")[2].partition("trackers:")[0]).config.phases == long.phases
+    )
 
 
 def test_without_options(load: Any) -> None:
     for text in ("watch: {}", "watch: ", "policy: watch"):
         phase = load(f"  - name: watched\n    steps: 3\n    {text}\n").config.phases[0]
         assert (phase.options.policy.name, phase.options.policy.options.every) == ("watch", 10)
-    assert load("  - {name: watched, steps: 3, sleep: null}\n").config.phases[0].options.policy.options is None
+    assert (
+        load("  - {name: watched, steps: 3, sleep: null}\n").config.phases[0].options.policy.options
+        is None
+    )
 
 
 def test_every_value_keeps_its_line(load: Any) -> None:
@@ -62,7 +71,10 @@ def test_faults_have_their_line(failure: Any) -> None:
     assert "demo.yaml:8: phases[0].policy.evry: unknown key; did you mean 'every'?" in text
     code, text = failure("  - name: watched\n    steps: 3\n    watch: 4\n")
     assert code == 2
-    assert "demo.yaml:7: phases[0].watch: must be a mapping with the options of the policy, not 4" in text
+    assert (
+        "demo.yaml:7: phases[0].watch: must be a mapping with the options of the policy, not 4"
+        in text
+    )
 
 
 def test_several_policies_are_a_fault(failure: Any) -> None:
@@ -78,10 +90,15 @@ def test_a_policy_that_is_not_installed_says_what_to_install(failure: Any) -> No
     assert "pip install arb-ternary-absent" in text
 
 
-def test_a_phase_without_policies_and_an_option_of_the_name_stay_what_they_are(load: Any, failure: Any) -> None:
+def test_a_phase_without_policies_and_an_option_of_the_name_stay_what_they_are(
+    load: Any, failure: Any
+) -> None:
     assert "watch: unknown key" in failure("  - {name: standard, steps: 3, watch: {}}\n")[1]
     assert "watch: unknown key" in failure("  - {name: insured, steps: 3, watch: {}}\n")[1]
-    assert load("  - {name: insured, steps: 3, policy: watch}\n").config.phases[0].options.policy == "watch"
+    assert (
+        load("  - {name: insured, steps: 3, policy: watch}\n").config.phases[0].options.policy
+        == "watch"
+    )
     options = load("  - {name: watched, steps: 3, hawk: 4}\n").config.phases[0].options
     assert (options.hawk, options.policy) == (4, None)
 

@@ -20,8 +20,12 @@ MODULE = components.MODULE
 
 @pytest.fixture
 def text(registry: Any) -> str:
-    document = DocumentSpec(name="study", target=f"{MODULE}:Study", config=f"{MODULE}:Study", command="arb study")
-    starter = StarterSpec(name="test", target=f"{MODULE}:SETTINGS", summary="A test.", document="study")
+    document = DocumentSpec(
+        name="study", target=f"{MODULE}:Study", config=f"{MODULE}:Study", command="arb study"
+    )
+    starter = StarterSpec(
+        name="test", target=f"{MODULE}:SETTINGS", summary="A test.", document="study"
+    )
     return starter_config(starter, document, registry)
 
 
@@ -76,7 +80,7 @@ saving:                               # when files are written
   every: 5                            # steps between two files; 0 = only at the end, when everything that was asked
                                       # for has run
   # keep: 3                           # how many stay
-"""
+"""  # noqa: E501
     )
     assert study(text, registry).saving.every == 5
 
@@ -84,4 +88,6 @@ saving:                               # when files are written
 def test_uncommenting_every_option_changes_nothing(text: str, registry: Any) -> None:
     uncommented = re.sub(r"^( *)# (\w+: )", r"\1\2", text, flags=re.MULTILINE)
     assert uncommented != text
-    assert to_plain(study(uncommented, registry), given=False) == to_plain(study(text, registry), given=False)
+    assert to_plain(study(uncommented, registry), given=False) == to_plain(
+        study(text, registry), given=False
+    )

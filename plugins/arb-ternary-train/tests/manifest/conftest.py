@@ -1,4 +1,6 @@
-"""A trainer, a system and a family of keys that somebody else brings, and manifests of text files."""
+"""A trainer, a system and a family of keys that somebody else brings, and manifests of text
+files.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ class Song:
 
 
 def sing(keys, settings):
-    return {**settings, "requires": [f"arb-ternary-core<{keys.notes}"]} if keys.enabled else settings
+    return {**settings,
+        "requires": [f"arb-ternary-core<{keys.notes}"]} if keys.enabled else settings
 
 
 @hookimpl
@@ -102,7 +105,9 @@ def _here(birds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def written() -> Callable[..., Path]:
-    """Writes a manifest of one target that trains a tiny decoder; ``runs`` begins with the target's trainer or runs."""
+    """Writes a manifest of one target that trains a tiny decoder; ``runs`` begins with the target's
+    trainer or runs.
+    """
 
     def write(runs: str, head: str = HEAD) -> Path:
         path = Path("study.yaml")

@@ -1,4 +1,6 @@
-"""kill -9 of ``arb run`` in the second run of a manifest: the same command ends with the bytes of one left alone."""
+"""kill -9 of ``arb run`` in the second run of a manifest: the same command ends with the bytes of
+one left alone.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def start(place: str) -> subprocess.Popen[bytes]:
     words = ["run", "study.yaml", "--run-dir", place, "--resume"]
     with Path(f"{place}.txt").open("wb") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "arb_ternary.cli.main", *words], stdout=subprocess.DEVNULL, stderr=errors
+            [sys.executable, "-m", "arb_ternary.cli.main", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
         )
 
 
@@ -46,7 +50,11 @@ def contents(place: str) -> dict[str, Any]:
     """What both runs have written, but for the clock."""
     found: dict[str, Any] = {}
     for run in (Path(place, "one", name) for name in "ab"):
-        for file in [*run.glob("checkpoints/step-*/*"), run / "checkpoints/latest", run / "metrics.jsonl"]:
+        for file in [
+            *run.glob("checkpoints/step-*/*"),
+            run / "checkpoints/latest",
+            run / "metrics.jsonl",
+        ]:
             found[f"{run.name}/{file.relative_to(run)}"] = file.read_bytes()
         result = json.loads((run / "result.json").read_text())
         assert result.pop("tokens_per_second") >= 0

@@ -17,7 +17,9 @@ Write = Callable[..., Path]
 
 
 def planned(path: Path, *chosen: str, overrides: tuple[str, ...] = ()) -> list[PlannedRun]:
-    return plan(read_manifest(path, overrides, chosen), Path("out"), dry=True, files=lambda name: Path(name))
+    return plan(
+        read_manifest(path, overrides, chosen), Path("out"), dry=True, files=lambda name: Path(name)
+    )
 
 
 def config(path: Path) -> RunConfig:
@@ -35,18 +37,29 @@ def fault(path: Path) -> str:
     return error.value.what
 
 
-# --- what a manifest becomes -----------------------------------------------------------------------------------------
+# --- what a manifest becomes
 
 
 def test_the_defaults_are_those_of_the_guide(written: Write) -> None:
     made = config(written("runs: [{id: a}]"))
     phase = to_plain(made.phases[0].options)
     expected = {
-        "batch_size": 32, "block_size": 512, "lr": 3e-4, "grad_clip": 1.0, "min_lr": 0.0, "warmup_steps": 0,
-        "lr_schedule": "cosine", "use_amp": False, "compile_model": False, "gradient_accumulation_steps": 1,
-        "activation_checkpointing": False, "activation_checkpoint_threshold": None, "num_workers": 0,
-        "pin_memory": False, "dtype": "float32",
-    }  # fmt: skip
+        "batch_size": 32,
+        "block_size": 512,
+        "lr": 3e-4,
+        "grad_clip": 1.0,
+        "min_lr": 0.0,
+        "warmup_steps": 0,
+        "lr_schedule": "cosine",
+        "use_amp": False,
+        "compile_model": False,
+        "gradient_accumulation_steps": 1,
+        "activation_checkpointing": False,
+        "activation_checkpoint_threshold": None,
+        "num_workers": 0,
+        "pin_memory": False,
+        "dtype": "float32",
+    }
     assert {key: phase[key] for key in expected} == expected
     adamw = made.optimizer.options.float.options
     assert (adamw.weight_decay, adamw.beta1, adamw.beta2) == (0.01, 0.9, 0.95)
@@ -76,7 +89,9 @@ def test_the_defaults_are_those_of_the_guide(written: Write) -> None:
         ("device", "mps", "device"),
     ],
 )
-def test_each_key_of_train_decides_its_setting_alone(written: Write, key: str, value: object, where: str) -> None:
+def test_each_key_of_train_decides_its_setting_alone(
+    written: Write, key: str, value: object, where: str
+) -> None:
     from arb_ternary.config.errors import show_path
     from arb_ternary.config.fields import leaves
 
@@ -88,12 +103,19 @@ def test_each_key_of_train_decides_its_setting_alone(written: Write, key: str, v
 
 
 def test_keys_that_need_another_take_effect_beside_it(written: Write) -> None:
-    phase = config(written(run_with("use_amp: true, amp_dtype: bfloat16, device: mps, pin_memory: true"))).phases[0]
+    phase = config(
+        written(run_with("use_amp: true, amp_dtype: bfloat16, device: mps, pin_memory: true"))
+    ).phases[0]
     assert (phase.options.amp_dtype, phase.options.pin_memory) == ("bfloat16", True)
-    phase = config(written(run_with("activation_checkpointing: true, activation_checkpoint_threshold: 5"))).phases[0]
+    phase = config(
+        written(run_with("activation_checkpointing: true, activation_checkpoint_threshold: 5"))
+    ).phases[0]
     assert phase.options.activation_checkpoint_threshold == 5
     # The guide writes the number format of autocast down where autocast is off.
-    assert config(written(run_with("use_amp: false, amp_dtype: float16"))).phases[0].options.amp_dtype == "bfloat16"
+    assert (
+        config(written(run_with("use_amp: false, amp_dtype: float16"))).phases[0].options.amp_dtype
+        == "bfloat16"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,13 +133,17 @@ def test_keys_that_need_another_take_effect_beside_it(written: Write) -> None:
         ("learning_rate: 1.0", "unknown key; did you mean 'lr'?"),
     ],
 )
-def test_a_key_that_would_do_nothing_is_refused_with_its_line(written: Write, train: str, message: str) -> None:
+def test_a_key_that_would_do_nothing_is_refused_with_its_line(
+    written: Write, train: str, message: str
+) -> None:
     found = fault(written(run_with(train)))
     assert "study.yaml:11: " in found
     assert message in found
 
 
-def test_without_float_parts_their_keys_are_refused_and_their_defaults_left_out(written: Write) -> None:
+def test_without_float_parts_their_keys_are_refused_and_their_defaults_left_out(
+    written: Write,
+) -> None:
     head = "version: 2\ntargets:\n  - system: {ref: system.bird, config: {float_parts: []}}\n"
     made = config(written("runs: [{id: a}]", head))
     assert made.optimizer.name == "scaled_votes"
@@ -130,13 +156,16 @@ def test_without_float_parts_their_keys_are_refused_and_their_defaults_left_out(
 def test_the_targets_config_is_the_runs_own(written: Write) -> None:
     head = (
         "version: 2\ntargets:\n  - system: {ref: system.bird}\n    config:\n      threads: 1\n"
-        "      optimizer: {name: split, float: {name: adamw, lr: 0.125}}\n      checkpoint: {every: 7}\n"
+        "      optimizer: {name: split, float: {name: adamw, lr: 0.125}}\n      checkpoint: "
+        "{every: 7}\n"
     )
     made = config(written("runs: [{id: a}]", head))
     assert (made.threads, made.checkpoint.every, made.phases[0].options.lr) == (1, 7, None)
     assert made.optimizer.options.float.options.lr == 0.125
     assert "write it there" in fault(written(run_with("beta1: 0.5"), head))
-    assert "the rate of float parameters is given twice" in fault(written(run_with("lr: 0.5"), head))
+    assert "the rate of float parameters is given twice" in fault(
+        written(run_with("lr: 0.5"), head)
+    )
     found = fault(written("runs: [{id: a}]", head.replace("threads", "phases")))
     assert "study.yaml:5: targets[0].config.phases: unknown key" in found
     found = fault(written("runs: [{id: a}]", head.replace("every: 7", "evry: 7")))
@@ -146,9 +175,13 @@ def test_the_targets_config_is_the_runs_own(written: Write) -> None:
 def test_verify_becomes_the_checks_of_the_run(written: Write) -> None:
     one = config(written("runs: [{id: a, verify: {type: validation_loss, max: 3}}]"))
     assert [(check.name, check.options.max) for check in one.checks] == [("validation_loss", 3.0)]
-    two = config(written("runs: [{id: a, verify: [{type: validation_loss, max: 3}, {type: pure}]}]"))
+    two = config(
+        written("runs: [{id: a, verify: [{type: validation_loss, max: 3}, {type: pure}]}]")
+    )
     assert [check.name for check in two.checks] == ["validation_loss", "pure"]
-    found = fault(written("runs:\n  - id: a\n    verify:\n      type: validation_loss\n      maximum: 3\n"))
+    found = fault(
+        written("runs:\n  - id: a\n    verify:\n      type: validation_loss\n      maximum: 3\n")
+    )
     assert "study.yaml:12: checks[0].maximum: one/a: unknown key; did you mean 'max'?" in found
     assert "needs the 'type' of the check: " in fault(written("runs: [{id: a, verify: {max: 3}}]"))
     assert "did you mean 'type'?" in fault(written("runs: [{id: a, verify: {name: pure}}]"))
@@ -156,7 +189,9 @@ def test_verify_becomes_the_checks_of_the_run(written: Write) -> None:
 
 def test_runs_follow_one_another_and_a_target_begins_anew(written: Write) -> None:
     path = written("runs: [{id: a, steps: 3, seed: 4}, {id: b}]\n")
-    path.write_text(path.read_text() + "  - name: two\n    system: {ref: system.bird}\n    runs: [{id: a}]\n")
+    path.write_text(
+        path.read_text() + "  - name: two\n    system: {ref: system.bird}\n    runs: [{id: a}]\n"
+    )
     runs = planned(path)
     assert [(run.target, run.id, str(run.directory)) for run in runs] == [
         ("one", "a", "out/one/a"),
@@ -169,7 +204,11 @@ def test_runs_follow_one_another_and_a_target_begins_anew(written: Write) -> Non
 
 
 def test_a_run_that_is_followed_leaves_a_checkpoint(written: Write) -> None:
-    head = "version: 2\ntargets:\n  - system: {ref: system.bird}\n    config:\n      checkpoint:\n        every: 0\n"
+    head = (
+        "version: 2\ntargets:\n  - system: {ref: system.bird}\n    config:\n      "
+        "checkpoint:\n "
+        "       every: 0\n"
+    )
     assert config(written("runs: [{id: a}]", head)).checkpoint.every == 0
     found = fault(written("runs: [{id: a}, {id: b}]", head))
     assert "study.yaml:6: targets[0].config.checkpoint.every: must be at least 1" in found
@@ -177,20 +216,26 @@ def test_a_run_that_is_followed_leaves_a_checkpoint(written: Write) -> None:
 
 def test_a_target_of_a_variant(written: Write) -> None:
     head = (
-        "version: 2\nvars: {n: 5}\nvariants: {quick: {n: 2}, paper: {n: 9}}\ntargets:\n  - system: {ref: system.bird}\n"
+        "version: 2\nvars: {n: 5}\nvariants: {quick: {n: 2}, paper: {n: 9}}\ntargets:\n  - "
+        "system: {ref: system.bird}\n"
     )
     path = written("runs: [{id: a, steps: '${n}'}]", head)
-    steps = {name: planned(path, *name.split())[0].config.phases[0].options.steps for name in ("", "quick", "paper")}
+    steps = {
+        name: planned(path, *name.split())[0].config.phases[0].options.steps
+        for name in ("", "quick", "paper")
+    }
     assert steps == {"": 5, "quick": 2, "paper": 9}
     assert read_manifest(path, (), ["quick", "experiment"]).variant == "quick"
-    with pytest.raises(UsageProblem, match="no variant and no target of this name; did you mean 'quick'"):
+    with pytest.raises(
+        UsageProblem, match="no variant and no target of this name; did you mean 'quick'"
+    ):
         planned(path, "quik")
     with pytest.raises(UsageProblem, match="quick and paper are both variants"):
         planned(path, "quick", "paper")
     assert planned(path, overrides=("vars.n=4",))[0].config.phases[0].options.steps == 4
 
 
-# --- errors, with their lines ----------------------------------------------------------------------------------------
+# --- errors, with their lines
 
 
 @pytest.mark.parametrize(
@@ -198,33 +243,50 @@ def test_a_target_of_a_variant(written: Write) -> None:
     [
         ("version: 3\ntargets: [{runs: [{id: a}]}]", ["study.yaml:1: version: must be 2, not 3"]),
         ("version: 2\ntargets: []", ["study.yaml:2: targets: must be a list of at least one item"]),
-        ("version: 2\ntargets:\n  - runs: []", ["study.yaml:3: targets[0].runs: must be a list of at least one item"]),
-        ("version: 2\ntargets:\n  - runs:\n    - id: a\n    - id: a", ["in which every id stands once"]),
+        (
+            "version: 2\ntargets:\n  - runs: []",
+            ["study.yaml:3: targets[0].runs: must be a list of at least one item"],
+        ),
+        (
+            "version: 2\ntargets:\n  - runs:\n    - id: a\n    - id: a",
+            ["in which every id stands once"],
+        ),
         (
             "version: 2\ntargets:\n  - rums: [{id: a}]",
             ["study.yaml:3: targets[0].rums: unknown key; did you mean 'runs'?"],
         ),
-        ("version: 2\ntargets:\n  - runs: [{id: ../a}]", ["study.yaml:3: targets[0].runs[0].id: must be letters"]),
-        ("version: 2\ntargets:\n  - runs: [{id: a, mode: infer}]", ["mode: must be 'train', not 'infer' (text)"]),
+        (
+            "version: 2\ntargets:\n  - runs: [{id: ../a}]",
+            ["study.yaml:3: targets[0].runs[0].id: must be letters"],
+        ),
+        (
+            "version: 2\ntargets:\n  - runs: [{id: a, mode: infer}]",
+            ["mode: must be 'train', not 'infer' (text)"],
+        ),
         (
             "version: 2\ntargets:\n  - trainer: trainer.standart\n    runs: [{id: a}]",
             ["study.yaml:3: targets[0].trainer: no trainer is called 'standart'"],
         ),
         (
             "version: 2\ntargets:\n  - trainer: standard\n    runs: [{id: a}]",
-            ["study.yaml:3: targets[0].trainer: must be the name of a trainer, trainer.NAME, not 'standard'"],
+            [
+                "study.yaml:3: targets[0].trainer: must be the name of a trainer, "
+                "trainer.NAME, not 'standard'"
+            ],
         ),
         (
             "version: 2\ntargets:\n  - system:\n      ref: system.brid\n    runs: [{id: a}]",
             ["study.yaml:4: targets[0].system.ref: no system is called 'brid'"],
         ),
         (
-            "version: 2\ntargets:\n  - system:\n      ref: system.bird\n      config:\n        depth: 2\n"
+            "version: 2\ntargets:\n  - system:\n      ref: system.bird\n      config:\n        "
+            "depth: 2\n"
             "    runs: [{id: a}]",
             ["study.yaml:6: targets[0].system.config.depth: a bird has no depth"],
         ),
         (
-            "version: 2\ntargets:\n  - trainer: trainer.bird\n    system: {ref: system.bird}\n    runs:\n    - id: a\n"
+            "version: 2\ntargets:\n  - trainer: trainer.bird\n    system: {ref: system.bird}\n    "
+            "runs:\n    - id: a\n"
             "      train:\n        twigs: 13\n",
             ["study.yaml:8: targets[0].runs[0].train.twigs: brings bad luck"],
         ),
@@ -233,7 +295,7 @@ def test_a_target_of_a_variant(written: Write) -> None:
             ["study.yaml:6: targets[0].runs[0].steps: vars has no variable 'b'"],
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_has_its_line(text: str, messages: list[str]) -> None:
     path = Path("study.yaml")
     path.write_text(text)
@@ -243,13 +305,18 @@ def test_what_is_wrong_has_its_line(text: str, messages: list[str]) -> None:
 
 
 def test_faults_of_several_runs_are_listed_together(written: Write) -> None:
-    found = fault(written("runs:\n  - id: a\n    train: {pin_memory: true}\n  - id: b\n    train: {dtype: float16}\n"))
+    found = fault(
+        written(
+            "runs:\n  - id: a\n    train: {pin_memory: true}\n  - id: b\n    train: {dtype: "
+            "float16}\n"
+        )
+    )
     assert "2 faults" in found
     assert "study.yaml:10: phases[0].pin_memory: one/a: " in found
     assert "study.yaml:12: phases[0].dtype: one/b: " in found
 
 
-# --- keys that plugins bring -----------------------------------------------------------------------------------------
+# --- keys that plugins bring
 
 
 def test_a_trainer_brings_keys_which_others_refuse_but_at_their_defaults(written: Write) -> None:
@@ -261,15 +328,24 @@ def test_a_trainer_brings_keys_which_others_refuse_but_at_their_defaults(written
 
 def test_a_plugin_brings_the_keys_with_its_prefix_to_every_trainer(written: Write) -> None:
     assert config(written(run_with("song_notes: 3"))).requires == ()
-    assert config(written(run_with("song_enabled: true, song_notes: 3", "bird"))).requires == ("arb-ternary-core<3",)
+    assert config(written(run_with("song_enabled: true, song_notes: 3", "bird"))).requires == (
+        "arb-ternary-core<3",
+    )
     assert "study.yaml:11: targets[0].runs[0].train.song_notes: must be greater than 0" in fault(
         written(run_with("song_notes: 0"))
     ).replace("'song_notes' ", "").replace("'notes' ", "")
-    assert "train.song_note: unknown key; did you mean 'notes'?" in fault(written(run_with("song_note: 1")))
+    assert "train.song_note: unknown key; did you mean 'notes'?" in fault(
+        written(run_with("song_note: 1"))
+    )
 
 
-def test_keys_of_a_plugin_that_is_not_installed_name_it(written: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = {"train_keys": {"conductor": "arb-ternary-conductor"}, "trainer": {"heron": "arb-ternary-heron"}}
+def test_keys_of_a_plugin_that_is_not_installed_name_it(
+    written: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = {
+        "train_keys": {"conductor": "arb-ternary-conductor"},
+        "trainer": {"heron": "arb-ternary-heron"},
+    }
     monkeypatch.setattr(Registry, "not_installed", lambda self, kind: absent.get(kind, {}))
     known = {"train_keys.conductor": "arb-ternary-conductor", "trainer.heron": "arb-ternary-heron"}
     monkeypatch.setattr("arb_ternary.plugins.registry.announced", lambda: known)
@@ -288,10 +364,12 @@ def test_keys_of_a_plugin_that_is_not_installed_name_it(written: Write, monkeypa
     assert "trainer.heron (pip install arb-ternary-heron)" in wrong.value.hint
 
 
-# --- as a kind of config file ----------------------------------------------------------------------------------------
+# --- as a kind of config file
 
 
 def test_a_manifest_is_checked_as_a_config_file(written: Write) -> None:
     assert load_manifest(written("runs: [{id: a}]")).summary == "targets one; runs: 1"
-    with pytest.raises(ConfigError, match=r"study.yaml:11: targets\[0\].runs\[0\].train.lr: must be greater than 0"):
+    with pytest.raises(
+        ConfigError, match=r"study.yaml:11: targets\[0\].runs\[0\].train.lr: must be greater than 0"
+    ):
         load_manifest(written(run_with("lr: -1")))

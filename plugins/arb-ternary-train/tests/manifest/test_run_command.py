@@ -30,7 +30,11 @@ runs:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    found = [path for path in folder.rglob("*") if path.is_file() and path.name in ("model.safetensors", "config.yaml")]
+    found = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name in ("model.safetensors", "config.yaml")
+    ]
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
@@ -38,14 +42,18 @@ def everything() -> list[Path]:
     return sorted(Path().rglob("*"))
 
 
-def test_runs_are_trained_in_order_resumed_and_passed_over(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_trained_in_order_resumed_and_passed_over(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = written(RUNS, HEAD)
     assert main(["run", str(path)]) == 0
     shown = capsys.readouterr()
     assert "one/a" in shown.out
     assert "note: vars.spare is used nowhere" in shown.err
     assert "weights from runs/study/one/a/checkpoints/step-00000003" in shown.err
-    first, second = (json.loads(Path(f"runs/study/one/{name}/result.json").read_text()) for name in "ab")
+    first, second = (
+        json.loads(Path(f"runs/study/one/{name}/result.json").read_text()) for name in "ab"
+    )
     assert (first["steps"], second["steps"]) == (3, 2)
     assert [check["name"] for check in second["checks"]] == ["validation_loss"]
     assert load_run(Path("runs/study/one/b")).config.phases[0].options.lr == 0.002
@@ -92,7 +100,9 @@ def test_a_stopped_manifest_ends_with_the_bytes_of_one_that_was_not(
     assert {name: parts[name] for name in whole} == whole
 
 
-def test_a_failed_check_ends_the_manifest(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_check_ends_the_manifest(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = RUNS.replace('lr: "${lr}"}}', "lr: 1.0}, verify: {type: validation_loss, max: 0.1}}")
     assert main(["run", str(written(runs, HEAD)), "--json"]) == 1
     shown = capsys.readouterr()
@@ -102,15 +112,21 @@ def test_a_failed_check_ends_the_manifest(written: Write, capsys: pytest.Capture
     assert not Path("runs/study/one/b").exists()
 
 
-def test_a_dry_run_says_what_would_run_and_writes_nothing(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_what_would_run_and_writes_nothing(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, before = written(RUNS, HEAD), everything()
     assert main(["run", str(path), "--dry-run", "--target", "quick", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert everything() == before
     first = shown[0]
-    assert (first["target"], first["run"], first["directory"]) == ("one", "a", "runs/study-quick/one/a")
-    # A decoder of one block of width 16 over 256 bytes: 4 * 16 * 16 of attention and 2 * 16 * 64 of relu2 are ternary;
-    # embedding and head, the pre-norms, the final norm are float.
+    assert (first["target"], first["run"], first["directory"]) == (
+        "one",
+        "a",
+        "runs/study-quick/one/a",
+    )
+    # A decoder of one block of width 16 over 256 bytes: 4 * 16 * 16 of attention and 2 * 16 * 64 of
+    # relu2 are ternary; embedding and head, the pre-norms, the final norm are float.
     assert first["layers"] == 1
     assert first["ternary_weights"] == 4 * 16 * 16 + 2 * 16 * 64
     assert first["float_parameters"] == 2 * 256 * 16 + 3 * 16
@@ -124,7 +140,9 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(written: Write, capsys
 def test_without_a_probe_nothing_is_trained(
     written: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("arb_ternary_train.manifest.dry_run.train", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(
+        "arb_ternary_train.manifest.dry_run.train", lambda *_: pytest.fail("trained")
+    )
     path = written(RUNS.replace("block_size: 8,", "block_size: 8, device: mps,"), HEAD)
     assert main(["run", str(path), "--dry-run", "--no-probe"]) == 0
     shown = capsys.readouterr().out
@@ -137,7 +155,8 @@ def test_a_model_too_large_for_this_machine_is_counted_all_the_same(
     written: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     big = HEAD.replace(
-        "{ref: system.bird}", "{ref: system.bird, config: {width: 16384, layers: 4, heads: 64, group_size: 128}}"
+        "{ref: system.bird}",
+        "{ref: system.bird, config: {width: 16384, layers: 4, heads: 64, group_size: 128}}",
     )
     assert main(["run", str(written(RUNS, big)), "--dry-run", "--no-probe", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)[0]

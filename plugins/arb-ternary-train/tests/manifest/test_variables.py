@@ -23,7 +23,9 @@ def faults(text: str, variant: str = "") -> list[tuple[str, str]]:
     return [(str(document.origins[fault.path]), fault.message) for fault in document.faults]
 
 
-@pytest.mark.parametrize("value", ["7", "0.5", "true", "null", "[1, a]", "{a: 1}", "text", "'7'", "1e-3"])
+@pytest.mark.parametrize(
+    "value", ["7", "0.5", "true", "null", "[1, a]", "{a: 1}", "text", "'7'", "1e-3"]
+)
 def test_a_whole_text_becomes_the_value_with_its_type(value: str) -> None:
     data = replaced(f"vars: {{x: {value}}}\ny: ${{x}}\nz: [{{a: '${{ x }}'}}]\n")
     expected = read_yaml(value, "").data
@@ -33,7 +35,8 @@ def test_a_whole_text_becomes_the_value_with_its_type(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [("7", "7"), ("true", "true"), ("null", "null"), ("0.5", "0.5"), ("a b", "a b"), ("'7'", "7")]
+    ("value", "text"),
+    [("7", "7"), ("true", "true"), ("null", "null"), ("0.5", "0.5"), ("a b", "a b"), ("'7'", "7")],
 )
 def test_inside_text_a_value_is_written_as_yaml_writes_it(value: str, text: str) -> None:
     data = replaced(f"vars: {{x: {value}, y: end}}\nz: a-${{x}}-${{y}}\n")
@@ -41,7 +44,9 @@ def test_inside_text_a_value_is_written_as_yaml_writes_it(value: str, text: str)
 
 
 def test_variables_use_others_whatever_their_order() -> None:
-    data = replaced("vars: {a: '${b}', b: '${c}', c: 4, d: 'w${a}', e: ['${c}']}\nx: ${a}\ny: ${d}\nz: ${e}\n")
+    data = replaced(
+        "vars: {a: '${b}', b: '${c}', c: 4, d: 'w${a}', e: ['${c}']}\nx: ${a}\ny: ${d}\nz: ${e}\n"
+    )
     assert (data["x"], data["y"], data["z"]) == (4, "w4", [4])
 
 
@@ -52,14 +57,26 @@ def test_other_dollars_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("vars: {width: 1}\nx:\n  y: ${widht}\n", "m.yaml:3", "vars has no variable 'widht'; did you mean 'width'?"),
+        (
+            "vars: {width: 1}\nx:\n  y: ${widht}\n",
+            "m.yaml:3",
+            "vars has no variable 'widht'; did you mean 'width'?",
+        ),
         ("vars: {a: 1}\nx: ${zebra}\n", "m.yaml:2", "vars has no variable 'zebra'; there are a"),
         ("x: ${a}\n", "m.yaml:1", "vars has no variable 'a'; there are none"),
         ("x: ${}\n", "m.yaml:1", "vars has no variable ''; there are none"),
         ("x: a${b\n", "m.yaml:1", "'a${b' has a ${ without its }"),
-        ("vars:\n  a: [1]\nx: w${a}\n", "m.yaml:3", "${a} is a list, which cannot be written into a text"),
+        (
+            "vars:\n  a: [1]\nx: w${a}\n",
+            "m.yaml:3",
+            "${a} is a list, which cannot be written into a text",
+        ),
         ("vars:\n  a: ${a}\n", "m.yaml:2", "a circle of variables: a -> a"),
-        ("vars:\n  a: ${b}\n  b: ${c}\n  c: [{x: '${a}'}]\n", "m.yaml:4", "a circle of variables: a -> b -> c -> a"),
+        (
+            "vars:\n  a: ${b}\n  b: ${c}\n  c: [{x: '${a}'}]\n",
+            "m.yaml:4",
+            "a circle of variables: a -> b -> c -> a",
+        ),
     ],
 )
 def test_a_fault_is_at_the_line_of_its_use(text: str, line: str, message: str) -> None:
@@ -71,7 +88,9 @@ def test_every_fault_is_told() -> None:
 
 
 def test_a_variant_gives_variables_other_values() -> None:
-    text = "vars: {a: 1, b: 2}\nvariants: {quick: {a: 10}, slow: {b: '${a}'}}\nx: ['${a}', '${b}']\n"
+    text = (
+        "vars: {a: 1, b: 2}\nvariants: {quick: {a: 10}, slow: {b: '${a}'}}\nx: ['${a}', '${b}']\n"
+    )
     assert replaced(text)["x"] == [1, 2]
     assert replaced(text, "quick")["x"] == [10, 2]
     assert replaced(text, "slow")["x"] == [1, 1]
@@ -79,7 +98,9 @@ def test_a_variant_gives_variables_other_values() -> None:
 
 def test_a_variant_names_variables_that_there_are_and_its_lines_are_its_own() -> None:
     text = "vars: {steps: 1}\nvariants:\n  quick:\n    step: 2\nx: ${steps}\n"
-    assert faults(text, "quick") == [("m.yaml:4", "vars has no variable 'step'; did you mean 'steps'?")]
+    assert faults(text, "quick") == [
+        ("m.yaml:4", "vars has no variable 'step'; did you mean 'steps'?")
+    ]
     text = "vars: {a: 1}\nvariants:\n  quick:\n    a: ${b}\nx: ${a}\n"
     assert faults(text, "quick") == [("m.yaml:4", "vars has no variable 'b'; there are a")]
 

@@ -38,8 +38,12 @@ class Mixed(nn.Module):
 
 
 def joined(model: Mixed) -> JoinedOptimizer:
-    floats = torch.optim.SGD([{"params": list(model.head.parameters()), "kind": "float"}], lr=0.1, momentum=0.9)
-    return JoinedOptimizer({"ternary": SignVotes({"hidden": model.hidden}, accum_threshold=1), "float": floats})
+    floats = torch.optim.SGD(
+        [{"params": list(model.head.parameters()), "kind": "float"}], lr=0.1, momentum=0.9
+    )
+    return JoinedOptimizer(
+        {"ternary": SignVotes({"hidden": model.hidden}, accum_threshold=1), "float": floats}
+    )
 
 
 def test_both_parts_step_and_report_together() -> None:
@@ -63,7 +67,10 @@ def test_one_scheduler_drives_the_rates_of_both() -> None:
     model(torch.randn(4, 8)).sum().backward()
     optimizer.step()
     schedule.step()
-    assert [group["lr"] for part in optimizer.parts.values() for group in part.param_groups] == [0.5, 0.05]
+    assert [group["lr"] for part in optimizer.parts.values() for group in part.param_groups] == [
+        0.5,
+        0.05,
+    ]
 
 
 def test_state_round_trips_and_groups_stay_shared() -> None:
@@ -106,7 +113,10 @@ def test_adamw_equals_torch_and_decays_matrices_only() -> None:
     config = AdamWConfig(lr=0.01, beta1=0.8, beta2=0.9, weight_decay=0.1)
     ours = build_adamw(config, collect_trainable(one))
     theirs = torch.optim.AdamW(
-        [{"params": [other.weight], "weight_decay": 0.1}, {"params": [other.bias], "weight_decay": 0.0}],
+        [
+            {"params": [other.weight], "weight_decay": 0.1},
+            {"params": [other.bias], "weight_decay": 0.0},
+        ],
         lr=0.01,
         betas=(0.8, 0.9),
         eps=1e-8,
@@ -142,7 +152,7 @@ def test_results_of_foreign_optimizers_are_read() -> None:
     assert as_outcome(StepOutcome(flips=3)).flips == 3
 
 
-# --- modules with integer weights of another format ----------------------------------------------------------
+# --- modules with integer weights of another format
 
 
 class Foreign(nn.Module):
@@ -170,10 +180,13 @@ def test_modules_of_another_format_are_collected_by_name_unless_they_are_frozen(
 def test_split_hands_them_to_an_optimizer_that_accepts_them_only() -> None:
     trainable = collect_trainable(nn.Sequential(Foreign(), nn.Linear(2, 2)))
     with pytest.raises(
-        ConfigError, match=r"optimizer\.ternary: 'scaled_votes' cannot train modules with integer weights"
+        ConfigError,
+        match=r"optimizer\.ternary: 'scaled_votes' cannot train modules with integer weights",
     ):
         make_choice("optimizer", "split").build(trainable)
-    with pytest.raises(ConfigError, match=r"optimizer\.ternary: the model has no ternary parts to train"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.ternary: the model has no ternary parts to train"
+    ):
         make_choice("optimizer", "split").build(Trainable(floats=trainable.floats))
 
 
@@ -224,7 +237,9 @@ def test_a_joined_optimizer_takes_the_loss_when_all_its_ternary_parts_do() -> No
 
     plain = part(torch.optim.SGD, "float")
     assert takes_loss_signal(JoinedOptimizer({"a": part(Signalled, "ternary"), "b": plain}))
-    assert not takes_loss_signal(JoinedOptimizer({"a": part(torch.optim.SGD, "ternary"), "b": plain}))
+    assert not takes_loss_signal(
+        JoinedOptimizer({"a": part(torch.optim.SGD, "ternary"), "b": plain})
+    )
     assert not takes_loss_signal(JoinedOptimizer({"b": plain}))
     assert not takes_loss_signal(plain)
 

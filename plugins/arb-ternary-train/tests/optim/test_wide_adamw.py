@@ -1,4 +1,6 @@
-"""AdamW on float16 parameters: float32 state, a float32 copy that learns, and a state dict that keeps both."""
+"""AdamW on float16 parameters: float32 state, a float32 copy that learns, and a state dict that
+keeps both.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def give_gradients(floats: dict[str, nn.Parameter], seed: int, size: float = 1e-
 
 def test_the_copies_go_as_float32_parameters_would_and_the_parameters_are_their_rounding() -> None:
     narrow, wide = parameters(torch.float16), parameters(torch.float32)
-    optimizer, reference = build(CONFIG, Trainable(floats=narrow)), build(CONFIG, Trainable(floats=wide))
+    optimizer, reference = (
+        build(CONFIG, Trainable(floats=narrow)),
+        build(CONFIG, Trainable(floats=wide)),
+    )
     assert isinstance(optimizer, WideAdamW)
     assert not isinstance(reference, WideAdamW)
     for step in range(20):
@@ -44,12 +49,16 @@ def test_the_copies_go_as_float32_parameters_would_and_the_parameters_are_their_
         assert torch.equal(parameter, wide[name].half())
         assert parameter.grad is not None
         assert parameter.grad.dtype == torch.float16
-        # Twenty steps of 1e-3: torch's own would have moved by the gradient over eps, thousands of times as far.
+        # Twenty steps of 1e-3: torch's own would have moved by the gradient over eps, thousands of
+        # times as far.
         assert (parameter - parameters(torch.float16)[name]).abs().max().item() < 0.05
 
 
 def test_a_mixed_model_steps_all_its_parameters() -> None:
-    floats = {"half": parameters(torch.float16)["matrix"], "full": parameters(torch.float32)["gain"]}
+    floats = {
+        "half": parameters(torch.float16)["matrix"],
+        "full": parameters(torch.float32)["gain"],
+    }
     before = {name: parameter.detach().clone() for name, parameter in floats.items()}
     optimizer = build(CONFIG, Trainable(floats=floats))
     give_gradients(floats, 0, size=1.0)
@@ -107,7 +116,8 @@ def test_a_closure_is_called_once_and_its_loss_comes_back() -> None:
 
 
 def test_hooks_are_called_once_a_step() -> None:
-    build(CONFIG, Trainable(floats=parameters(torch.float32))).step()  # torch then wraps its own class's step too
+    # torch then wraps its own class's step too
+    build(CONFIG, Trainable(floats=parameters(torch.float32))).step()
     optimizer = build(CONFIG, Trainable(floats=parameters(torch.float16)))
     calls = []
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))

@@ -1,4 +1,6 @@
-"""Two ranks, started once for several files of tests: what each does there is its ``on_rank(world, folder)``."""
+"""Two ranks, started once for several files of tests: what each does there is its ``on_rank(world,
+folder)``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def on_all(world: World, folder: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
-    """What ``on_rank`` of each file has returned, by rank and file; and the folder, which has one for each file."""
+    """What ``on_rank`` of each file has returned, by rank and file; and the folder, which has one
+    for each file.
+    """
     folder = tmp_path_factory.mktemp("ranks")
     for name in FILES:
         (folder / name).mkdir()

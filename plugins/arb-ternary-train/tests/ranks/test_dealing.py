@@ -1,4 +1,6 @@
-"""Micro-batches dealt to ranks leave what one process leaves: gradients, statistics, outcomes, a place in the data."""
+"""Micro-batches dealt to ranks leave what one process leaves: gradients, statistics, outcomes, a
+place in the data.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Learner:
     def __init__(self, batches: Any) -> None:
         torch.manual_seed(0)
         table = TernaryLinear(16, 3, group_size=32)
-        self.model: Any = nn.ModuleDict({"first": nn.Linear(6, 16), "table": table, "last": nn.Linear(3, 3)})
+        self.model: Any = nn.ModuleDict(
+            {"first": nn.Linear(6, 16), "table": table, "last": nn.Linear(3, 3)}
+        )
         self.optimizer = ScaledVotes({"table": table})
         table.vote_scale.fill_(100.0)
         table.limits = VoteLimits(vote_limit=16 * 256)
@@ -68,7 +72,9 @@ class Learner:
         self.seen.append((place, number))
         for module in self.voters:
             module.begin_micro_batch(place)
-        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(number)) * 10.0 ** (number % 7 - 3)
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(number)) * 10.0 ** (
+            number % 7 - 3
+        )
         y = self.model["table"](self.model["first"](x))
         loss = (self.model["last"](y) if number % 3 else y).square().mean()
         if number == 2:
@@ -89,11 +95,15 @@ def two_steps(dealing: Any, batches: Numbers) -> list[dict[str, Any]]:
                 mine += [learner.train_on(place)]
             outcomes += dealing.outcomes(mine)
         table = learner.model["table"]
-        gradients: dict[str, Tensor | None] = {name: p.grad for name, p in learner.model.named_parameters()}
+        gradients: dict[str, Tensor | None] = {
+            name: p.grad for name, p in learner.model.named_parameters()
+        }
         left.append(
             {
                 "outcomes": [(outcome.loss, outcome.tokens) for outcome in outcomes],
-                "gradients": {name: None if g is None else g.clone() for name, g in gradients.items()},
+                "gradients": {
+                    name: None if g is None else g.clone() for name, g in gradients.items()
+                },
                 "statistics": [table.stats.clone(), table.magnitudes.clone()],
                 "votes": table.sums.votes.clone(),
                 "casts": table.casts,
@@ -145,7 +155,9 @@ def test_two_ranks_leave_what_one_process_leaves(two_ranks: Any) -> None:
 
 
 def test_a_step_that_one_process_has_begun_is_not_gone_on_with() -> None:
-    with pytest.raises(CheckpointError, match="after 3 of the 5 micro-batches of a step, and several ranks"):
+    with pytest.raises(
+        CheckpointError, match="after 3 of the 5 micro-batches of a step, and several ranks"
+    ):
         next(iter(Dealt(Alone(), PLACES).places(Learner(Skipping()), 3, [])))
 
 

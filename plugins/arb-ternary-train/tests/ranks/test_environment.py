@@ -14,7 +14,13 @@ from arb_ternary_train.ranks.environment import VARIABLES, Place, place_in_envir
 from arb_ternary_train.ranks.launch import device_for, joined
 from arb_ternary_train.ranks.world import Alone
 
-TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "1234",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +41,12 @@ def test_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_srun_with_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "MASTER_ADDR": "node0"}
+    variables = {
+        "SLURM_PROCID": "3",
+        "SLURM_NTASKS": "4",
+        "SLURM_LOCALID": "1",
+        "MASTER_ADDR": "node0",
+    }
     assert place(monkeypatch, **variables) == Place(3, 4, 1, "node0", 29500, 0, False)
 
 
@@ -43,21 +54,34 @@ def test_srun_without_an_address_is_one_process(monkeypatch: pytest.MonkeyPatch)
     assert place(monkeypatch, SLURM_PROCID="3", SLURM_NTASKS="4") is None
 
 
-@pytest.mark.parametrize("variables", [{}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "node0"}])
+@pytest.mark.parametrize(
+    "variables", [{}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "node0"}]
+)
 def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     assert place(monkeypatch, **variables) is None
     with joined("cpu") as world:
         assert isinstance(world, Alone)
 
 
-def test_the_last_of_several_processes_finds_what_they_had_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_of_several_processes_finds_what_they_had_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     found = []
     for attempt in range(2):
-        left = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-        elastic = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+        left = {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+        }
+        elastic = {
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        }
         assert place(monkeypatch, **left, **elastic) is None
-        monkeypatch.setattr("arb_ternary_train.ranks.launch._worlds", count())  # as in a new process
+        # as in a new process
+        monkeypatch.setattr("arb_ternary_train.ranks.launch._worlds", count())
         with joined("cpu") as world:
             found.append((world.size, world.restarts, world.kept()))
             world.keep(f"runs/begun-{attempt}")
@@ -81,7 +105,9 @@ def test_variables_that_contradict_each_other(
         place(monkeypatch, **{**TORCHRUN, **changes})
 
 
-def test_a_manifest_runs_in_one_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_runs_in_one_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     place(monkeypatch, **TORCHRUN)
     assert main(["run", "manifest.yaml"]) == 2
     assert "arb run: 4 processes were started together" in capsys.readouterr().err
@@ -97,7 +123,10 @@ def test_several_processes_share_no_device_but_the_cpu() -> None:
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(EnvironmentProblem, match="rank 6 is process 2 on its machine, counted from 0, and 2 GPUs are"):
+    with pytest.raises(
+        EnvironmentProblem,
+        match="rank 6 is process 2 on its machine, counted from 0, and 2 GPUs are",
+    ):
         device_for("cuda", Place(6, 8, 2, "node0", 1, 0, True))
     monkeypatch.setattr("arb_ternary_train.ranks.launch.resolve_device", torch.device)
     assert device_for("cuda", Place(5, 8, 1, "node0", 1, 0, True)) == torch.device("cuda:1")

@@ -28,7 +28,9 @@ PLACES, STEPS = 5, 4
 
 
 class Tied(nn.Module):
-    """A table that is looked up and multiplied with, a layer that only some micro-batches reach, and a bias."""
+    """A table that is looked up and multiplied with, a layer that only some micro-batches reach,
+    and a bias.
+    """
 
     def __init__(self, bits: int) -> None:
         super().__init__()
@@ -53,8 +55,12 @@ def rule(name: str, model: nn.Module) -> TernaryOptimizer:
     return ScaledVotes(modules, lr=0.5, vote_levels=3 if name == "levels" else None)
 
 
-def trained(world: World, name: str, bits: int, overlapped: bool = True) -> tuple[dict[str, Any], list[Any], int]:
-    """State, what every step told, and bytes sent; rank r of N has the micro-batches r, r + N, ..."""
+def trained(
+    world: World, name: str, bits: int, overlapped: bool = True
+) -> tuple[dict[str, Any], list[Any], int]:
+    """State, what every step told, and bytes sent; rank r of N has the micro-batches r, r + N,
+    ...
+    """
     model = Tied(bits)
     optimizer = rule(name, model)
     modules = [module for _, module in ternary_modules(model)]
@@ -74,13 +80,23 @@ def trained(world: World, name: str, bits: int, overlapped: bool = True) -> tupl
             if place < PLACES:
                 for module in modules:
                     module.begin_micro_batch(place)
-                ids = torch.randint(0, 13, (6, 8), generator=torch.Generator().manual_seed(step * PLACES + place))
+                ids = torch.randint(
+                    0, 13, (6, 8), generator=torch.Generator().manual_seed(step * PLACES + place)
+                )
                 logits = model(ids, rare=place in (1, 2))
-                (nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(1, 1).flatten()) / PLACES).backward()
+                (
+                    nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(1, 1).flatten())
+                    / PLACES
+                ).backward()
             if last:
                 optimizer.exchange.flush(optimizer)
             if total is not None:
-                parts = [part for m in modules for part in (m.sums.stats, m.sums.magnitudes) if part is not None]
+                parts = [
+                    part
+                    for m in modules
+                    for part in (m.sums.stats, m.sums.magnitudes)
+                    if part is not None
+                ]
                 total.add_round(parts, place < PLACES)
                 for part in parts:
                     part.zero_()
@@ -126,7 +142,9 @@ def test_ranks_train_as_one_process_does(name: str, bits: int, size: int) -> Non
 
 
 def sent_meanwhile(world: World) -> tuple[list[int], int, list[Tensor]]:
-    """Bytes sent when backward reached each of four layers, the last one first, and in the end; sums of own rows."""
+    """Bytes sent when backward reached each of four layers, the last one first, and in the end;
+    sums of own rows.
+    """
     torch.manual_seed(0)
     layers = [TernaryLinear(16, 16, bias=True) for _ in range(4)]
     delivery = Delivery(world, layers, block=1)
@@ -143,13 +161,18 @@ def sent_meanwhile(world: World) -> tuple[list[int], int, list[Tensor]]:
     casts = delivery.finish()
     assert all(count == world.size for count in casts.values())
     rows = slice(*row_bounds(16, world.size)[world.rank])
-    return seen, delivery.sent_bytes, [layer.sums.votes[rows] for layer in layers if layer.sums is not None]
+    return (
+        seen,
+        delivery.sent_bytes,
+        [layer.sums.votes[rows] for layer in layers if layer.sums is not None],
+    )
 
 
 def test_votes_leave_while_backward_goes_on() -> None:
     ranks = on_ranks(2, sent_meanwhile)
     for seen, total, _ in ranks:
-        # A layer's hook comes before the exchange looks, which then finds the layers behind it complete.
+        # A layer's hook comes before the exchange looks, which then finds the layers behind it
+        # complete.
         assert seen[0] == seen[1] == 0 < seen[2] < seen[3] < total
     # One process casts the votes of both.
     torch.manual_seed(0)
@@ -171,7 +194,9 @@ def test_votes_leave_while_backward_goes_on() -> None:
 
 
 def many_casts(world: World) -> list[list[int]]:
-    """Sums of exponent votes, of own rows, after 300 casts on each rank with one vote each that 16 bits do not hold."""
+    """Sums of exponent votes, of own rows, after 300 casts on each rank with one vote each that 16
+    bits do not hold.
+    """
     linear = TernaryLinear(64, 3, group_size=32)
     linear.use_scaled_votes()
     linear.sum_votes()
@@ -187,7 +212,9 @@ def many_casts(world: World) -> list[list[int]]:
         assert error.what.startswith("40000 casts of votes up to")  # noqa: PT017
     else:
         raise AssertionError
-    sums: list[list[int]] = linear.sums.exponent_votes[slice(*row_bounds(3, 2)[world.rank])].tolist()
+    sums: list[list[int]] = linear.sums.exponent_votes[
+        slice(*row_bounds(3, 2)[world.rank])
+    ].tolist()
     return sums
 
 

@@ -1,4 +1,6 @@
-"""Gradients in one all-reduce: the sums of numbers that float32 adds exactly, and what follows them in order."""
+"""Gradients in one all-reduce: the sums of numbers that float32 adds exactly, and what follows them
+in order.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ PLACES = 5
 
 
 def tensors(place: int) -> list[Tensor]:
-    whole = [torch.full((2, 3), 2.0**place), torch.full((4,), 10.0**place, dtype=torch.float64), torch.ones(2)]
+    whole = [
+        torch.full((2, 3), 2.0**place),
+        torch.full((4,), 10.0**place, dtype=torch.float64),
+        torch.ones(2),
+    ]
     return [*whole, torch.tensor([1e8, -1e8, 0.1, 0.0, 0.0][place : place + 1])]
 
 

@@ -31,7 +31,9 @@ def micro_batch(place: int) -> list[Tensor]:
 
 
 def is_there(place: int, index: int) -> bool:
-    """Of places and tensors: place 4 lost all, the last tensor nobody has, and others are missing here and there."""
+    """Of places and tensors: place 4 lost all, the last tensor nobody has, and others are missing
+    here and there.
+    """
     return place != 4 and index != len(SHAPES) - 1 and (place * 5 + index * 3) % 4 != 0
 
 
@@ -49,7 +51,9 @@ def summed(world: World, places: int) -> tuple[list[Tensor], list[bool]]:
 
 
 def one_after_the_other(places: int, index: int) -> Any:
-    """The left fold in numpy, None where nothing is there; bfloat16 is float32 rounded after every addition."""
+    """The left fold in numpy, None where nothing is there; bfloat16 is float32 rounded after every
+    addition.
+    """
     total = None
     for place in range(places):
         if is_there(place, index):
@@ -65,7 +69,9 @@ def one_after_the_other(places: int, index: int) -> Any:
 def edges(world: World) -> tuple[list[Tensor], list[Tensor]]:
     """What is alone or absent, and nothing at all."""
     sums, nothing = OrderedSums(world), OrderedSums(world)
-    sums.add_round([torch.full((3,), -0.0), torch.full((4,), float("nan"))], [world.rank == 1, False])
+    sums.add_round(
+        [torch.full((3,), -0.0), torch.full((4,), float("nan"))], [world.rank == 1, False]
+    )
     nothing.add_round([], True)
     return sums.finish(), nothing.finish()
 
@@ -86,7 +92,9 @@ def test_sums_over_three_ranks_are_those_of_one_process_bit_for_bit(tmp_path: Pa
 def check(told: list[Any]) -> None:
     wanted = [one_after_the_other(PLACES, index) for index in range(len(SHAPES))]
     assert wanted[-1] is None
-    backwards = sum(micro_batch(place)[4].float() for place in reversed(range(PLACES)) if is_there(place, 4))
+    backwards = sum(
+        micro_batch(place)[4].float() for place in reversed(range(PLACES)) if is_there(place, 4)
+    )
     assert not np.array_equal(np.asarray(backwards), wanted[4])
     for sums, present, alone, nothing in told:
         assert present == [total is not None for total in wanted]
@@ -94,7 +102,11 @@ def check(told: list[Any]) -> None:
         for found, total, shape, dtype in zip(sums, wanted, SHAPES, DTYPES, strict=True):
             assert (tuple(found.shape), found.dtype) == (shape, dtype)
             numbers = (found.float() if dtype == torch.bfloat16 else found).contiguous().numpy()
-            expected = np.zeros(shape, numbers.dtype) if total is None else np.asarray(total, numbers.dtype)
+            expected = (
+                np.zeros(shape, numbers.dtype)
+                if total is None
+                else np.asarray(total, numbers.dtype)
+            )
             assert numbers.tobytes() == expected.tobytes()
         # A negative zero to which nothing is added stays one; what is absent is not read.
         assert torch.signbit(alone[0]).all()

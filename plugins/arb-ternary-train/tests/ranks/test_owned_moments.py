@@ -1,4 +1,6 @@
-"""AdamW whose moments are cut among ranks is torch's own to the bit, and its state dicts are those of one process."""
+"""AdamW whose moments are cut among ranks is torch's own to the bit, and its state dicts are those
+of one process.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,12 @@ def trained(world: World, first: int, last: int, state: Any) -> Any:
         optimizer.param_groups[0]["lr"] = 0.01 / (1 + step)
         optimizer.step()
         assert all(len(group["params"]) == 3 for group in optimizer.param_groups)
-    held = sum(moment.numel() for kept in optimizer.state.values() for moment in kept.values() if moment.dim())
+    held = sum(
+        moment.numel()
+        for kept in optimizer.state.values()
+        for moment in kept.values()
+        if moment.dim()
+    )
     return [parameter.detach() for parameter in made], optimizer.state_dict(), held
 
 

@@ -1,4 +1,6 @@
-"""A phase without a training loop runs on rank 0, and all ranks go on with the model that it leaves."""
+"""A phase without a training loop runs on rank 0, and all ranks go on with the model that it
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Stops:
 
 def rewritten(world: World) -> dict[str, Any]:
     torch.manual_seed(world.rank)
-    context: Any = SimpleNamespace(world=world, model=nn.Sequential(TernaryLinear(32, 32), nn.Linear(2, 2)))
+    context: Any = SimpleNamespace(
+        world=world, model=nn.Sequential(TernaryLinear(32, 32), nn.Linear(2, 2))
+    )
     context.step, context.tokens, context.evaluation_shape = 0, 0, None
     alone: list[bool] = []
 
@@ -50,7 +54,10 @@ def rewritten(world: World) -> dict[str, Any]:
     result = run_on_main(context, phase)
     trits = context.model[0].trits()
     told: dict[str, Any] = {"ran": phase.ran, "apart": bool(alone), "metrics": dict(result.metrics)}
-    told["ones"], told["sevens"] = bool((trits == 1).all()), bool((context.model[1].weight == 7).all())
+    told["ones"], told["sevens"] = (
+        bool((trits == 1).all()),
+        bool((context.model[1].weight == 7).all()),
+    )
     told["counted"] = (context.step, context.tokens, context.evaluation_shape)
     try:
         run_on_main(context, Stops())
@@ -61,7 +68,12 @@ def rewritten(world: World) -> dict[str, Any]:
 
 def test_rank_0_runs_it_and_all_have_its_model_and_counts() -> None:
     for rank, told in enumerate(on_ranks(2, rewritten)):
-        expected = {"metrics": {"loss": 1.5}, "ones": True, "sevens": True, "stopped": "stopped by SIGTERM"}
+        expected = {
+            "metrics": {"loss": 1.5},
+            "ones": True,
+            "sevens": True,
+            "stopped": "stopped by SIGTERM",
+        }
         expected["counted"] = (3, 96, (4, 8))
         assert told == {"ran": rank == 0, "apart": rank == 0, **expected}
 
@@ -69,7 +81,9 @@ def test_rank_0_runs_it_and_all_have_its_model_and_counts() -> None:
 def test_only_phases_with_micro_batches_run_together() -> None:
     def context(size: int, **options: Any) -> Any:
         choice = SimpleNamespace(options=SimpleNamespace(**options))
-        return SimpleNamespace(world=SimpleNamespace(size=size), config=SimpleNamespace(phases=[choice]), phase_index=0)
+        return SimpleNamespace(
+            world=SimpleNamespace(size=size), config=SimpleNamespace(phases=[choice]), phase_index=0
+        )
 
     assert runs_together(context(1))
     assert runs_together(context(2, gradient_accumulation_steps=4))

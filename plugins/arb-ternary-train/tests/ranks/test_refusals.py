@@ -36,10 +36,17 @@ def refused(tiny: Any, *overrides: str, world: Alone = TWO) -> str:
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (("phases.0.gradient_accumulation_steps=1",), "phases.0.gradient_accumulation_steps: 1 of all ranks"),
+        (
+            ("phases.0.gradient_accumulation_steps=1",),
+            "phases.0.gradient_accumulation_steps: 1 of all ranks",
+        ),
         ((FOUR_MICRO_BATCHES, "phases.0.preserve_state=true"), "phases.0.preserve_state: "),
         (
-            (FOUR_MICRO_BATCHES, "model.float_parts=[norms]", "model.embedding_scale_rule=correlation"),
+            (
+                FOUR_MICRO_BATCHES,
+                "model.float_parts=[norms]",
+                "model.embedding_scale_rule=correlation",
+            ),
             "model.embedding_scale_rule: 'correlation'",
         ),
     ],
@@ -53,7 +60,9 @@ def test_an_option_that_needs_one_process_is_refused_by_its_name(
 
 
 def test_a_scale_of_the_loss_is_refused_by_its_name(tiny: Any) -> None:
-    config = tiny.config(FOUR_MICRO_BATCHES, "device=cuda", "phases.0.use_amp=true", "phases.0.amp_dtype=bfloat16")
+    config = tiny.config(
+        FOUR_MICRO_BATCHES, "device=cuda", "phases.0.use_amp=true", "phases.0.amp_dtype=bfloat16"
+    )
     refuse_config(config, TWO)
     object.__setattr__(config.phases[0].options, "amp_dtype", "float16")
     with pytest.raises(ConfigError, match=r"phases\.0\.amp_dtype: the scale of the loss"):
@@ -63,25 +72,33 @@ def test_a_scale_of_the_loss_is_refused_by_its_name(tiny: Any) -> None:
 def test_what_cannot_gather_weights_is_refused_where_they_are_sharded(tiny: Any) -> None:
     options = (FOUR_MICRO_BATCHES, "phases.0.compile_model=true")
     refuse_config(tiny.config(*options), TWO)
-    assert "phases.0.compile_model: what is compiled" in refused(tiny, *options, "ranks.weights=sharded")
+    assert "phases.0.compile_model: what is compiled" in refused(
+        tiny, *options, "ranks.weights=sharded"
+    )
 
 
 def test_a_torch_that_cannot_cut_packed_weights(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny.config(FOUR_MICRO_BATCHES, "ranks.weights=sharded")
     refuse_config(config, TWO)
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cpu"))
-    with pytest.raises(EnvironmentProblem, match=r"need torch 2\.13 or newer, and this is 2\.9\.1\+cpu"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"need torch 2\.13 or newer, and this is 2\.9\.1\+cpu"
+    ):
         refuse_config(config, TWO)
     refuse_config(config, Alone())
 
 
 def test_moments_that_cannot_be_cut_are_refused_where_they_are_to_be(tiny: Any) -> None:
     floats = "optimizer={name: split, ternary: scaled_votes, float: adamw}"
-    config = tiny.config(FOUR_MICRO_BATCHES, "ranks.optimizer_state=sharded", "model.float_parts=[embedding]", floats)
+    config = tiny.config(
+        FOUR_MICRO_BATCHES, "ranks.optimizer_state=sharded", "model.float_parts=[embedding]", floats
+    )
     parts = parts_of(config)
     refuse_parts(config, parts, TWO)
     parts.model.to(torch.float16)
-    with pytest.raises(ConfigError, match=r"ranks\.optimizer_state: what WideAdamW keeps cannot be cut"):
+    with pytest.raises(
+        ConfigError, match=r"ranks\.optimizer_state: what WideAdamW keeps cannot be cut"
+    ):
         refuse_parts(config, parts, TWO)
     refuse_parts(config, parts, Alone())
 
@@ -102,7 +119,13 @@ def parts_of(config: Any, model: nn.Module | None = None) -> RunParts:
     if model is None:
         return parts
     return RunParts(
-        parts.device, parts.backend, parts.data, parts.masking, parts.observers, model, parts.vocabulary_size
+        parts.device,
+        parts.backend,
+        parts.data,
+        parts.masking,
+        parts.observers,
+        model,
+        parts.vocabulary_size,
     )
 
 
@@ -111,11 +134,15 @@ def test_dropout_is_refused_by_the_name_of_its_module(tiny: Any) -> None:
     dropping = nn.Sequential(build_parts(config).model, nn.Dropout(0.1))
     with pytest.raises(ConfigError, match="model, 1: what is dropped"):
         refuse_parts(config, parts_of(config, dropping), TWO)
-    refuse_parts(config, parts_of(config, nn.Sequential(build_parts(config).model, nn.Dropout(0.0))), TWO)
+    refuse_parts(
+        config, parts_of(config, nn.Sequential(build_parts(config).model, nn.Dropout(0.0))), TWO
+    )
     refuse_parts(config, parts_of(config, dropping), Alone())
 
 
-def test_a_rule_that_needs_all_rows_is_refused_by_its_name(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_needs_all_rows_is_refused_by_its_name(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny.config(FOUR_MICRO_BATCHES)
     parts = parts_of(config)
     refuse_parts(config, parts, TWO)
@@ -123,7 +150,10 @@ def test_a_rule_that_needs_all_rows_is_refused_by_its_name(tiny: Any, monkeypatc
     rule = next(part for part in optimizer.parts.values() if hasattr(part, "votes_by_rows"))
     refuse_optimizer(optimizer, TWO)
     monkeypatch.setattr(type(rule), "votes_by_rows", False)
-    for refuse in (lambda: refuse_parts(config, parts, TWO), lambda: refuse_optimizer(optimizer, TWO)):
+    for refuse in (
+        lambda: refuse_parts(config, parts, TWO),
+        lambda: refuse_optimizer(optimizer, TWO),
+    ):
         with pytest.raises(ConfigError, match=f"optimizer {type(rule).__name__}: its rule needs"):
             refuse()
     refuse_optimizer(optimizer, Alone())
@@ -133,17 +163,24 @@ def test_draws_from_the_global_generator_are_refused_when_they_happen() -> None:
     cpu = torch.device("cpu")
     with refuse_global_draws(cpu):
         torch.rand(3, generator=torch.Generator().manual_seed(1))
-    with pytest.raises(ConfigError, match="it draws from torch's global generator"), refuse_global_draws(cpu):
+    with (
+        pytest.raises(ConfigError, match="it draws from torch's global generator"),
+        refuse_global_draws(cpu),
+    ):
         nn.functional.dropout(torch.ones(8), 0.5)
 
 
 @pytest.mark.parametrize(("accumulated", "refused"), [(0, False), (3, True)])
 def test_a_checkpoint_within_a_step_is_refused(accumulated: int, refused: bool) -> None:
     loop = {"in_flight": {"accumulated": accumulated, "losses": []}, "step": 4}
-    checkpoint = Checkpoint(Path("run/checkpoints/step-00000004"), 4, {}, {}, {"phase": {"loop": loop}})
+    checkpoint = Checkpoint(
+        Path("run/checkpoints/step-00000004"), 4, {}, {}, {"phase": {"loop": loop}}
+    )
     refuse_checkpoint(checkpoint, Alone())
     if refused:
-        with pytest.raises(CheckpointError, match="step-00000004: it was written between two micro-batches"):
+        with pytest.raises(
+            CheckpointError, match="step-00000004: it was written between two micro-batches"
+        ):
             refuse_checkpoint(checkpoint, TWO)
     else:
         refuse_checkpoint(checkpoint, TWO)

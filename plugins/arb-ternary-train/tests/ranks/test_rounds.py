@@ -1,4 +1,6 @@
-"""Votes that leave in every round: the sums of one process, in the memory of own rows and of one block."""
+"""Votes that leave in every round: the sums of one process, in the memory of own rows and of one
+block.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Stack(nn.Module):
 
 
 def summed(world: World, tied: bool) -> dict[str, Any]:
-    """Sums of a step of ``PLACES`` micro-batches, the most bytes that whole rows took, and bytes that were sent."""
+    """Sums of a step of ``PLACES`` micro-batches, the most bytes that whole rows took, and bytes
+    that were sent.
+    """
     model = Stack(tied=tied)
     modules = [module for _, module in ternary_modules(model)]
     for module in modules:
@@ -76,7 +80,12 @@ def summed(world: World, tied: bool) -> dict[str, Any]:
         if prepare is not None:
             prepare()
         found = [m.sums for m in modules if m.sums is not None]
-        most = max(most, sum(part.untyped_storage().size() for s in found for part in (s.votes, s.exponent_votes)))
+        most = max(
+            most,
+            sum(
+                part.untyped_storage().size() for s in found for part in (s.votes, s.exponent_votes)
+            ),
+        )
 
     for module in modules:
         module.on_backward = partial(look, module.on_backward)
@@ -94,7 +103,11 @@ def summed(world: World, tied: bool) -> dict[str, Any]:
         for module in modules:
             module.end_micro_batch()
     sums = [module.sums for module in modules]
-    own = [each.own_votes if isinstance(each, RowSums) else each.votes for each in sums if each is not None]
+    own = [
+        each.own_votes if isinstance(each, RowSums) else each.votes
+        for each in sums
+        if each is not None
+    ]
     exponents = [
         each.own_exponent_votes if isinstance(each, RowSums) else each.exponent_votes
         for each in sums
@@ -118,7 +131,9 @@ def digits(count: int, each: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("tied", "size"), [(False, 2), pytest.param(True, 4, marks=pytest.mark.slow)], ids=["head-2", "tied-4"]
+    ("tied", "size"),
+    [(False, 2), pytest.param(True, 4, marks=pytest.mark.slow)],
+    ids=["head-2", "tied-4"],
 )
 def test_ranks_sum_what_one_process_sums_in_the_memory_of_their_rows_and_one_block(
     tied: bool, size: int, two: Any
@@ -128,9 +143,12 @@ def test_ranks_sum_what_one_process_sums_in_the_memory_of_their_rows_and_one_blo
     assert all(votes.any() for votes in wanted["own"])
     for index, votes in enumerate(wanted["own"]):
         assert torch.equal(torch.cat([rank["own"][index] for rank in ranks]), votes)
-        assert torch.equal(torch.cat([rank["exponents"][index] for rank in ranks]), wanted["exponents"][index])
-    # Two bytes a weight and four for the exponent of a row: a block of two linears; beside it the table, whose rows are
-    # looked up last, or which waits for that from the beginning. What is given back keeps an element of each.
+        assert torch.equal(
+            torch.cat([rank["exponents"][index] for rank in ranks]), wanted["exponents"][index]
+        )
+    # Two bytes a weight and four for the exponent of a row: a block of two linears; beside it the
+    # table, whose rows are looked up last, or which waits for that from the beginning. What is
+    # given back keeps an element of each.
     block, table = 2 * (2 * WIDTH * WIDTH + 4 * WIDTH), 2 * IDS * WIDTH + 4 * IDS
     idle = 6 * len(wanted["own"])
     for rank, found in enumerate(ranks):
@@ -144,15 +162,19 @@ def test_ranks_sum_what_one_process_sums_in_the_memory_of_their_rows_and_one_blo
     assert wanted["most"] == sum(2 * votes.numel() + 4 * votes.shape[0] for votes in wanted["own"])
 
 
-def test_a_round_sends_a_vote_of_three_values_in_1_6_bits_whatever_rounds_were_before(two: Any) -> None:
+def test_a_round_sends_a_vote_of_three_values_in_1_6_bits_whatever_rounds_were_before(
+    two: Any,
+) -> None:
     for rank, found in enumerate(two):
-        # Sign votes of the other rank's rows, five to a byte; of an exponent a byte; how often each of the modules that
-        # may leave with a block has cast, four bytes: table and head each time, and all at the end.
+        # Sign votes of the other rank's rows, five to a byte; of an exponent a byte; how often each
+        # of the modules that may leave with a block has cast, four bytes: table and head each time,
+        # and all at the end.
         others = [slice_of(rows, 1 - rank) for rows in [IDS, *[WIDTH] * 2 * BLOCKS, IDS]]
         votes = sum(digits(rows * WIDTH, 5) + rows for rows in others)
         told = 4 * (2 * BLOCKS + 2 * (BLOCKS - 1) + 2 + 2 * BLOCKS)
         rounds = PLACES // 2
-        assert found["sent"] == rounds * (votes + told) - (votes if rank == 0 else 0)  # place 2 has cast nothing
+        # place 2 has cast nothing
+        assert found["sent"] == rounds * (votes + told) - (votes if rank == 0 else 0)
 
 
 def slice_of(rows: int, rank: int) -> int:
@@ -161,7 +183,9 @@ def slice_of(rows: int, rank: int) -> int:
 
 
 def late(world: World) -> list[Tensor]:
-    """Sums of own rows where a module casts after its block was left, and one rank has nothing in the second round."""
+    """Sums of own rows where a module casts after its block was left, and one rank has nothing in
+    the second round.
+    """
     torch.manual_seed(0)
     blocks = [TernaryLinear(16, 7, bias=True, group_size=32) for _ in range(2)]
     head = TernaryLinear(16, 3, bias=True, group_size=32)
@@ -179,8 +203,11 @@ def late(world: World) -> list[Tensor]:
             for module in modules:
                 module.begin_micro_batch(place)
         steps: Sequence[tuple[TernaryLinear | None, TernaryLinear]] = (
-            (None, head), (blocks[1], blocks[1]), (blocks[0], blocks[0]), (None, blocks[1])
-        )  # fmt: skip
+            (None, head),
+            (blocks[1], blocks[1]),
+            (blocks[0], blocks[0]),
+            (None, blocks[1]),
+        )
         for number, (reached, module) in enumerate(steps):
             if rounds is not None and reached is not None:
                 rounds.reach(reached)
@@ -225,7 +252,10 @@ def too_many(world: World) -> str:
 
 
 def test_more_votes_than_a_sum_holds_are_refused_on_all_ranks() -> None:
-    assert all(what.startswith("40000 casts of votes up to 1 in one step") for what in on_ranks(2, too_many))
+    assert all(
+        what.startswith("40000 casts of votes up to 1 in one step")
+        for what in on_ranks(2, too_many)
+    )
 
 
 def test_sums_without_memory_cannot_be_written_to_and_come_back_as_zeros() -> None:
@@ -239,7 +269,13 @@ def test_sums_without_memory_cannot_be_written_to_and_come_back_as_zeros() -> No
     votes[1, 2] = 5
     sums.hold()
     assert votes[1, 2] == 5
-    assert set(sums.tensors()) == {"votes", "exponent_votes", "own_votes", "own_exponent_votes", "stats"}
+    assert set(sums.tensors()) == {
+        "votes",
+        "exponent_votes",
+        "own_votes",
+        "own_exponent_votes",
+        "stats",
+    }
     sums.clear()
     assert set(sums.tensors()) == {"own_votes", "own_exponent_votes", "stats"}
     sums.hold()

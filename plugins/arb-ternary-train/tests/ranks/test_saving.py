@@ -1,4 +1,6 @@
-"""Runs on two ranks beside the same in one process: lost micro-batches, and checkpoints that cannot be written."""
+"""Runs on two ranks beside the same in one process: lost micro-batches, and checkpoints that cannot
+be written.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,33 @@ name: saving
 threads: 1
 deterministic: true
 data: {name: text, path: TEXT, tokenizer: characters}
-model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, float_parts: [norms]}
+model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32,
+    float_parts: [norms]}
 optimizer: {name: split, ternary: {name: sign_votes, accum_threshold: 2}, float: adamw}
 checkpoint: {every: 2, keep: 9}
 phases:
-  - {name: standard, steps: 4, batch_size: 2, block_size: 8, eval_every: 0, gradient_accumulation_steps: 3,
+  - {name: standard, steps: 4, batch_size: 2, block_size: 8, eval_every: 0,
+      gradient_accumulation_steps: 3,
      max_skipped: SKIPPED}
 """
 #: Micro-batches without a finite loss: one of a step, all of a step, and one on each rank.
 LOST = (2, 4, 5, 6, 11, 12)
 #: Where the disk is full, and what has been made of the model by then.
-FULL = {"temporary folder made": "nothing", "model written": "all of it", "manifest written": "all of it"}
+FULL = {
+    "temporary folder made": "nothing",
+    "model written": "all of it",
+    "manifest written": "all of it",
+}
 
 
 def make(
-    world: World, folder: Path, name: str, *overrides: str, fault: str = "", skipped: int = 100, resume: Any = None
+    world: World,
+    folder: Path,
+    name: str,
+    *overrides: str,
+    fault: str = "",
+    skipped: int = 100,
+    resume: Any = None,
 ) -> tuple[str, str]:
     """Train; the error that ended it."""
 
@@ -53,9 +67,15 @@ def make(
 
     file = folder / f"{name}-{world.rank}.yaml"
     (folder / "text.txt").write_text("to be or not to be, that is the question; " * 20)
-    file.write_text(CONFIG.replace("TEXT", str(folder / "text.txt")).replace("SKIPPED", str(skipped)))
+    file.write_text(
+        CONFIG.replace("TEXT", str(folder / "text.txt")).replace("SKIPPED", str(skipped))
+    )
     request = RunRequest(
-        directory=folder / name, reporter=Silent, world=world, faults=faults if fault else no_fault, resume=resume
+        directory=folder / name,
+        reporter=Silent,
+        world=world,
+        faults=faults if fault else no_fault,
+        resume=resume,
     )
     try:
         train(load_config(file, overrides).config, request)
@@ -96,7 +116,9 @@ def refused(*_: Any) -> Any:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_lost_micro_batches_keep_their_places_on_ranks_too(two_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_micro_batches_keep_their_places_on_ranks_too(
+    two_ranks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told, folder = two_ranks[0], two_ranks[1] / "test_saving"
     monkeypatch.setattr(TrainingLoop, "loss", lossy)
     wanted = [make(Alone(), folder, "one"), make(Alone(), folder, "given-up", skipped=2)]
@@ -108,15 +130,22 @@ def test_lost_micro_batches_keep_their_places_on_ranks_too(two_ranks: Any, monke
         files = {path.relative_to(folder / one) for path in (folder / one).glob("checkpoints/*/*")}
         files.add(Path("metrics.jsonl"))
         different = [
-            str(file) for file in files if (folder / one / file).read_bytes() != (folder / two / file).read_bytes()
+            str(file)
+            for file in files
+            if (folder / one / file).read_bytes() != (folder / two / file).read_bytes()
         ]
         assert different == []
     metrics = (folder / "two/metrics.jsonl").read_text()
-    assert [f'"micro_batch": {number},' in metrics for number in (1, *LOST)] == [False, *[True] * len(LOST)]
+    assert [f'"micro_batch": {number},' in metrics for number in (1, *LOST)] == [
+        False,
+        *[True] * len(LOST),
+    ]
 
 
 def marked(world: World) -> tuple[str, int]:
-    """Rank 0 alone has something new to save, as after an evaluation that an observer has asked for."""
+    """Rank 0 alone has something new to save, as after an evaluation that an observer has asked
+    for.
+    """
     written: list[Any] = []
 
     class Recorded(Checkpointer):
@@ -129,10 +158,18 @@ def marked(world: World) -> tuple[str, int]:
     if world.is_main:
         saver.mark_progress()
     context: Any = SimpleNamespace(
-        world=world, tell=lambda *_: None, phase=None, structures=[], step=1, tokens=1, finished=[],
-        evaluation_shape=None, unfinished_evaluation=None, device=world.device,
+        world=world,
+        tell=lambda *_: None,
+        phase=None,
+        structures=[],
+        step=1,
+        tokens=1,
+        finished=[],
+        evaluation_shape=None,
+        unfinished_evaluation=None,
+        device=world.device,
         logbook=SimpleNamespace(metrics=SimpleNamespace(sync=lambda: 0)),
-    )  # fmt: skip
+    )
     return str(saver.save(context)), len(written)
 
 
@@ -152,7 +189,9 @@ def test_a_full_disk_ends_all_ranks_with_the_same_error(two_ranks: Any) -> None:
         assert list(store.iterdir()) == []
 
 
-def test_a_model_in_pieces_is_the_whole_one(two_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_in_pieces_is_the_whole_one(
+    two_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told, folder = two_ranks[0], two_ranks[1] / "test_saving"
     assert [each["test_saving"][2][0] for each in told] == [("", "")] * 2
     pieces, whole = (folder / name / "checkpoints/step-00000004" for name in ("pieces", "two"))
@@ -166,7 +205,10 @@ def test_a_model_in_pieces_is_the_whole_one(two_ranks: Any, tmp_path: Path, monk
         assert cut.model.outline(name).shape == tensor.shape  # type: ignore[attr-defined]
     for file in ("state.json", "state.safetensors"):
         assert (pieces / file).read_bytes() == (whole / file).read_bytes()
-    listed = [{n: (e.dtype, e.shape, e.nbytes) for n, e in model_entries(path).items()} for path in (pieces, whole)]
+    listed = [
+        {n: (e.dtype, e.shape, e.nbytes) for n, e in model_entries(path).items()}
+        for path in (pieces, whole)
+    ]
     assert listed[0] == listed[1]
     # One process goes on from pieces, and ends with the bytes of a run that was never in any.
     monkeypatch.setattr(TrainingLoop, "loss", lossy)

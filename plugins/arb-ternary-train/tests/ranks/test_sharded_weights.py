@@ -30,27 +30,45 @@ from arb_ternary_votes.scaled_votes import ScaledVotes
 
 PLACES, STEPS, VOCABULARY = 3, 12, 37
 # Exponents that do not learn leave it to the flips to say that a decoded weight is stale.
-TIED = {"layers": 1, "tie_embeddings": True, "float_parts": ("norms",), "learned_norms": True, "scale_rule": "frozen"}
-VECTORS = {"layers": 2, "row_scales": True, "learned_norms": True, "vector_trits": 4, "scale_rule": "frozen"}
+TIED = {
+    "layers": 1,
+    "tie_embeddings": True,
+    "float_parts": ("norms",),
+    "learned_norms": True,
+    "scale_rule": "frozen",
+}
+VECTORS = {
+    "layers": 2,
+    "row_scales": True,
+    "learned_norms": True,
+    "vector_trits": 4,
+    "scale_rule": "frozen",
+}
 EXPERTS = {"layers": 3, "experts": 4, "learned_norms": True}
 
 
 def decoder(options: dict[str, Any]) -> Decoder:
     torch.manual_seed(0)
     with use_backend("torch"):
-        model = Decoder(DecoderConfig(**{"width": 32, "heads": 2, "max_length": 8, **options}), VOCABULARY)
+        model = Decoder(
+            DecoderConfig(**{"width": 32, "heads": 2, "max_length": 8, **options}), VOCABULARY
+        )
     seed_votes(model, 7)
     return model
 
 
 def trained(world: World, options: dict[str, Any], recompute: bool) -> dict[str, Any]:
-    """Losses, flips and the state after steps of three micro-batches; that of place 1 has no finite loss in step 5."""
+    """Losses, flips and the state after steps of three micro-batches; that of place 1 has no finite
+    loss in step 5.
+    """
     # That of the process has decoded weights of whatever ran before, until they are collected.
     with patch.object(reference, "CACHE", DecodeCache()) as cache:
         return trained_with(cache, world, options, recompute)
 
 
-def trained_with(cache: DecodeCache, world: World, options: dict[str, Any], recompute: bool) -> dict[str, Any]:
+def trained_with(
+    cache: DecodeCache, world: World, options: dict[str, Any], recompute: bool
+) -> dict[str, Any]:
     model = decoder(options)
     model.set_activation_checkpointing(recompute)
     optimizer = ScaledVotes(collect_trainable(model).ternary, lr=0.5)
@@ -72,9 +90,15 @@ def trained_with(cache: DecodeCache, world: World, options: dict[str, Any], reco
                 for module in modules:
                     module.begin_micro_batch(place)
                 ids = torch.randint(
-                    0, VOCABULARY, (2, 8), generator=torch.Generator().manual_seed(step * PLACES + place)
+                    0,
+                    VOCABULARY,
+                    (2, 8),
+                    generator=torch.Generator().manual_seed(step * PLACES + place),
                 )
-                loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(1, 1).flatten()) / PLACES
+                loss = (
+                    nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(1, 1).flatten())
+                    / PLACES
+                )
                 losses.append((step, place, float(loss.detach())))
                 if finite := (step, place) != (5, 1):
                     loss.backward()
@@ -82,7 +106,12 @@ def trained_with(cache: DecodeCache, world: World, options: dict[str, Any], reco
             if rounds is not None:
                 rounds.end_round(last=first + world.size >= PLACES)
             if total is not None:
-                parts = [part for m in modules for part in (m.sums.stats, m.sums.magnitudes) if part is not None]
+                parts = [
+                    part
+                    for m in modules
+                    for part in (m.sums.stats, m.sums.magnitudes)
+                    if part is not None
+                ]
                 total.add_round(parts, finite)
                 for part in parts:
                     part.zero_()
@@ -104,12 +133,19 @@ def trained_with(cache: DecodeCache, world: World, options: dict[str, Any], reco
         if step == 10:
             weights.end_evaluation_round()
     found = {
-        "losses": sorted(loss for rank in world.gather(losses) for loss in rank) if world.size > 1 else losses,
+        "losses": sorted(loss for rank in world.gather(losses) for loss in rank)
+        if world.size > 1
+        else losses,
         "flips": flips,
         "held": sum(held_bytes(module.weight) for module in modules),
         "decoded": cache.nbytes,
-        "state": {name: tensor for part in ModelState(model).parts() for name, tensor in part.items()},
-        "outlines": [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in ModelState(model).outlines()],
+        "state": {
+            name: tensor for part in ModelState(model).parts() for name, tensor in part.items()
+        },
+        "outlines": [
+            (name, tuple(tensor.shape), tensor.dtype)
+            for name, tensor in ModelState(model).outlines()
+        ],
         "floats": sorted(collect_trainable(model).floats),
     }
     if world.size > 1 and world.rank == 0:
@@ -167,4 +203,6 @@ def test_ranks_with_rows_of_the_weights_train_as_one_process_does(
             assert torch.equal(found["logits"], wanted["logits"])
             assert found["trits"] == wanted["trits"]
         rows = [module.shape for _, module in ternary_modules(decoder(options))]
-        assert found["held"] == sum(math.ceil(each.out_features / size) * -(-each.in_features // 4) for each in rows)
+        assert found["held"] == sum(
+            math.ceil(each.out_features / size) * -(-each.in_features // 4) for each in rows
+        )

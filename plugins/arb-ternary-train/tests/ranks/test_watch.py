@@ -15,7 +15,9 @@ MEMBERS = [Member(0, "a", 10), Member(1, "b", 11), Member(2, "c", 12)]
 
 
 def watch_of(rank: int, folder: Path, told: Queue[ArbError], limit: float) -> Watch:
-    return Watch(dist.FileStore(str(folder / "store"), 3), MEMBERS, rank, limit, "the store", told.put)
+    return Watch(
+        dist.FileStore(str(folder / "store"), 3), MEMBERS, rank, limit, "the store", told.put
+    )
 
 
 def test_only_the_rank_without_a_sign_is_named(tmp_path: Path) -> None:
@@ -46,7 +48,9 @@ def test_a_store_that_fails_is_named(tmp_path: Path) -> None:
 
 
 def test_time_in_which_the_process_itself_stood_still_does_not_count() -> None:
-    """Whichever of its two threads wakes first: the store's answer may or may not be new when the clock is read."""
+    """Whichever of its two threads wakes first: the store's answer may or may not be new when the
+    clock is read.
+    """
     start = time.monotonic()
     for answers, signs in ((3, [b"3", b"3"]), (4, [b"4", b"3"]), (4, [b"4", b"4"])):
         heard = Heard(2, limit=2.0, longest_tick=0.75)

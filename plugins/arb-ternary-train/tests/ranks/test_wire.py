@@ -1,4 +1,6 @@
-"""Digits, flip lists and row bounds against restatements in numpy and numbers worked out by hand."""
+"""Digits, flip lists and row bounds against restatements in numpy and numbers worked out by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from hypothesis import strategies as st
 from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import WIRE_OPS, WeightShape
 from arb_ternary.errors import EnvironmentProblem
-from arb_ternary_train.ranks.digits import add_digits_, base_for, bytes_for, bytes_to_digits, digits_to_bytes
+from arb_ternary_train.ranks.digits import (
+    add_digits_,
+    base_for,
+    bytes_for,
+    bytes_to_digits,
+    digits_to_bytes,
+)
 from arb_ternary_train.ranks.flips import (
     apply_flips_,
     count_bytes,
@@ -47,7 +55,10 @@ def by_hand(values: np.ndarray, base: int) -> bytes:
     padded[: len(values)] = values
     weights = [base**place for place in range(each)]
     return bytes(
-        sum(weight * (int(padded[i + place * width]) + base // 2) for place, weight in enumerate(weights))
+        sum(
+            weight * (int(padded[i + place * width]) + base // 2)
+            for place, weight in enumerate(weights)
+        )
         for i in range(width)
     )
 
@@ -66,7 +77,12 @@ def test_bytes_of_a_few_digits() -> None:
     # Two bytes: the first holds values 0, 2, 4 and 6, the second 1, 3 and 5; what is missing is 0.
     values = torch.tensor([-1, 1, -1, -1, -1, -1, -1], dtype=torch.int16)
     assert digits_to_bytes(values, 3).tolist() == [81, 2 + 27 + 81]
-    assert digits_to_bytes(torch.tensor([-300, 5], dtype=torch.int16), 65535).tolist() == [0xD4, 0xFE, 5, 0]
+    assert digits_to_bytes(torch.tensor([-300, 5], dtype=torch.int16), 65535).tolist() == [
+        0xD4,
+        0xFE,
+        5,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -141,7 +157,10 @@ def moved(rows: int, columns: int, share: float, seed: int) -> tuple[np.ndarray,
 def test_flips_of_a_weight_are_listed_and_applied(size: tuple[int, int], share: float) -> None:
     before, after = moved(*size, share, seed=1)
     shape = WeightShape(*size, 32)
-    packed, wanted = reference.pack(torch.from_numpy(before)), reference.pack(torch.from_numpy(after))
+    packed, wanted = (
+        reference.pack(torch.from_numpy(before)),
+        reference.pack(torch.from_numpy(after)),
+    )
     difference = (after - before).reshape(-1)
     expected = np.flatnonzero(difference)
     for places, directions in (
@@ -192,8 +211,12 @@ def message_by_hand(flips: dict[int, int], size: int) -> bytes:
 
 @given(size=st.sampled_from((1, 5, 32_768, 32_769, 100_000)), data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_message_of_flips_is_the_restatement_and_comes_back(size: int, data: st.DataObject) -> None:
-    flips = data.draw(st.dictionaries(st.integers(0, size - 1), st.sampled_from((-1, 1)), max_size=30))
+def test_a_message_of_flips_is_the_restatement_and_comes_back(
+    size: int, data: st.DataObject
+) -> None:
+    flips = data.draw(
+        st.dictionaries(st.integers(0, size - 1), st.sampled_from((-1, 1)), max_size=30)
+    )
     places = torch.tensor(sorted(flips), dtype=torch.int64)
     directions = torch.tensor([flips[place] for place in sorted(flips)], dtype=torch.int8)
     message = encode_flips(places, directions, size)
@@ -239,7 +262,10 @@ def test_rows_of_a_weight_are_those_of_its_trits(first: int, last: int) -> None:
     trits = torch.from_numpy(moved(7, 150, 0.0, seed=2)[0])
     shape = WeightShape(7, 150, 32)
     packed = reference.pack(trits)
-    for rows in (weight_rows(packed, shape, first, last), repacked_rows("torch", packed, shape, first, last)):
+    for rows in (
+        weight_rows(packed, shape, first, last),
+        repacked_rows("torch", packed, shape, first, last),
+    ):
         assert torch.equal(rows, reference.pack(trits[first:last]))
 
 
@@ -247,7 +273,9 @@ def test_core_knows_the_names_of_the_kernels() -> None:
     assert set(WIRE_KERNELS) == set(WIRE_OPS)
 
 
-def test_a_backend_without_wire_kernels_has_stand_ins_unless_that_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_without_wire_kernels_has_stand_ins_unless_that_is_forbidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Bare:
         name = "bare"
         kernels = MappingProxyType(

@@ -38,7 +38,8 @@ def talk(world: World) -> dict[str, Any]:
     if world.rank == 0:
         with world.apart():
             try:
-                linear.state_dict()  # an observer of rank 0 would wait for the others, who do something else
+                # an observer of rank 0 would wait for the others, who do something else
+                linear.state_dict()
             except ConfigError as error:
                 told["apart"] = error.what
     told["together"] = list(linear.state_dict()["votes"].shape)
@@ -67,7 +68,10 @@ def test_what_ranks_tell_each_other_is_the_same_on_all(size: int) -> None:
             **(
                 {}
                 if rank
-                else {"apart": "rank 0 alone asks for accumulators or moments, of which each rank has only some"}
+                else {
+                    "apart": "rank 0 alone asks for accumulators or moments, of which each rank "
+                    "has only some"
+                }
             ),
         }
 

@@ -1,4 +1,6 @@
-"""Pretrained float models become ternary: read, rotated, given another attention, rounded and trained."""
+"""Pretrained float models become ternary: read, rotated, given another attention, rounded and
+trained.
+"""
 
 from __future__ import annotations
 

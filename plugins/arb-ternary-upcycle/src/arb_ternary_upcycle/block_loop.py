@@ -24,7 +24,8 @@ __all__ = ["BlockLoop", "lower_rates"]
 
 
 class BlockLoop(TrainingLoop):
-    """Trains the block ``block`` of a decoder to give what the teacher's gives: L1 distance, mean over all numbers.
+    """Trains the block ``block`` of a decoder to give what the teacher's gives: L1 distance, mean
+    over all numbers.
 
     All that is to stay as it is must be frozen.
 
@@ -57,7 +58,9 @@ class BlockLoop(TrainingLoop):
             )
 
     def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
-        """What the block gives, ``[B, S, D]``: the stream after it, or the update of its attention."""
+        """What the block gives, ``[B, S, D]``: the stream after it, or the update of its
+        attention.
+        """
         student, number = self._student, self._block
         x_BSD = self._streams.entering(number, masked.inputs, batch.sample_ids)
         if self._target == "residual":
@@ -68,7 +71,9 @@ class BlockLoop(TrainingLoop):
 
     def loss(self, batch: Batch, masked: MaskedBatch, output: Tensor) -> Tensor:
         """The mean absolute difference from the teacher."""
-        return F.l1_loss(output.float(), self._streams.wanted(self._block, masked.inputs, batch.sample_ids))
+        return F.l1_loss(
+            output.float(), self._streams.wanted(self._block, masked.inputs, batch.sample_ids)
+        )
 
     def set_rates(self) -> dict[str, float]:
         """As the schedule says, times what autotuning has made of them."""
@@ -81,8 +86,9 @@ class BlockLoop(TrainingLoop):
 def lower_rates(optimizer: Optimizer, factor: float, floor: float) -> dict[str, float]:
     """Multiply the rate of every scheduled group by ``factor``, but lower none below ``floor``.
 
-    The rate of a ternary group acts on how many votes flip a trit: ``sign_votes`` divides its threshold by it,
-    ``scaled_votes`` casts as many fewer votes, ``momentum_votes`` raises the threshold until as many fewer trits flip.
+    The rate of a ternary group acts on how many votes flip a trit: ``sign_votes`` divides its
+    threshold by it, ``scaled_votes`` casts as many fewer votes, ``momentum_votes`` raises the
+    threshold until as many fewer trits flip.
 
     Returns:
         The first rate of each kind, as ``TrainingLoop.set_rates`` does.
@@ -90,7 +96,9 @@ def lower_rates(optimizer: Optimizer, factor: float, floor: float) -> dict[str, 
     rates: dict[str, float] = {}
     for group in scheduled_groups(optimizer):
         group["lr"] = max(min(group["lr"], floor), group["lr"] * factor)
-        rates.setdefault("lr" if group.get("kind", "float") == "float" else "rate", float(group["lr"]))
+        rates.setdefault(
+            "lr" if group.get("kind", "float") == "float" else "rate", float(group["lr"])
+        )
     return rates
 
 

@@ -1,4 +1,6 @@
-"""The phase ``blockwise``: each block of the student in turn learns to give what the teacher's block gives."""
+"""The phase ``blockwise``: each block of the student in turn learns to give what the teacher's
+block gives.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ _FIRST: Final = 10
 
 
 class BlockwisePhase:
-    """Trains one block after the other, the first one first; each sees what the trained ones before it give."""
+    """Trains one block after the other, the first one first; each sees what the trained ones before
+    it give.
+    """
 
     name = "blockwise"
 
@@ -54,10 +58,14 @@ class BlockwisePhase:
     def check_model(self, model: nn.Module, where: str) -> None:
         """See ``arb_ternary_train.protocols.ChecksModel``."""
         student = student_of(model)
-        refuse_idle_patterns(student, parts_of_blocks(student, self.config.distill_target), self.config, where)
+        refuse_idle_patterns(
+            student, parts_of_blocks(student, self.config.distill_target), self.config, where
+        )
 
     def run(self, context: TrainingContext) -> PhaseResult:
-        """Train all blocks, from the first or from where ``load_state_dict`` left off; see ``Phase``."""
+        """Train all blocks, from the first or from where ``load_state_dict`` left off; see
+        ``Phase``.
+        """
         model = find_stage(context, self.config.teacher, ("teacher", "prepared"))
         student = as_student(context.model, model)
         # A phase before this one may have changed the model since it was asked.
@@ -73,14 +81,18 @@ class BlockwisePhase:
         return PhaseResult(steps=sum(record["steps"] for record in self._records), metrics=metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which block is trained, its loop, what its losses say, and what became of those before."""
+        """Which block is trained, its loop, what its losses say, and what became of those
+        before.
+        """
         loop = self._loop
         return {
             "block": self._block,
             "loop": None if loop is None else loop.state_dict(),
             "trend": asdict(self._convergence.trend),
             "first": list(self._first),
-            "autotune": None if loop is None or loop.autotune is None else loop.autotune.state_dict(),
+            "autotune": None
+            if loop is None or loop.autotune is None
+            else loop.autotune.state_dict(),
             "records": [dict(record) for record in self._records],
             "counts": dict(self._counts),
         }
@@ -93,7 +105,9 @@ class BlockwisePhase:
         self._restored = None if state["loop"] is None else state
 
     @contextmanager
-    def _streams(self, context: TrainingContext, student: Decoder, model: FloatModel) -> Iterator[Streams]:
+    def _streams(
+        self, context: TrainingContext, student: Decoder, model: FloatModel
+    ) -> Iterator[Streams]:
         """The residual streams, cached in the run's directory while the phase runs."""
         config = self.config
         teacher = Teacher(model, config.teacher_memory, context.device, config.teacher_dtype)
@@ -104,7 +118,10 @@ class BlockwisePhase:
         # Each rank has a cache of its own, the first one that of a run in one process.
         folder = caches / (f"phase-{context.phase_index}" + (f"-rank-{rank}" if rank else ""))
         cache = OutputCache(
-            folder, config.cache_memory, f"{model.digest} {config.teacher_dtype} {context.device}", context.note
+            folder,
+            config.cache_memory,
+            f"{model.digest} {config.teacher_dtype} {context.device}",
+            context.note,
         )
         try:
             yield Streams(student, teacher, config.distill_target, cache)
@@ -125,15 +142,20 @@ class BlockwisePhase:
         started, steps_before = time.perf_counter(), 0
         part = parts_of_blocks(student, options.distill_target)[number]
         with only_learning(student, student.get_submodule(part)):
-            # The key is that of all blocks: they see the same samples in the same order, which can then be cached.
+            # The key is that of all blocks: they see the same samples in the same order, which can
+            # then be cached.
             key = f"phase {context.phase_index}"
-            loop = self._loop = BlockLoop(context, options, key, student=student, block=number, streams=streams)
+            loop = self._loop = BlockLoop(
+                context, options, key, student=student, block=number, streams=streams
+            )
             try:
                 if self._restored is not None:
                     self._restore(loop, self._restored)
                     self._restored, steps_before = None, loop.step
                     context.finish_evaluation()
-                reporter.start(f"{self.name}, block {number + 1} of {blocks}", options.steps, loop.step)
+                reporter.start(
+                    f"{self.name}, block {number + 1} of {blocks}", options.steps, loop.step
+                )
                 # Steps that a policy has taken ahead are told to the last.
                 while (loop.step < options.steps and not self._convergence.done) or context.held:
                     report = loop.train_micro_batch()
@@ -144,7 +166,9 @@ class BlockwisePhase:
             finally:
                 loop.close()
         reporter.stop()
-        self._finish_block(context, loop, blocks, time.perf_counter() - started, loop.step - steps_before)
+        self._finish_block(
+            context, loop, blocks, time.perf_counter() - started, loop.step - steps_before
+        )
 
     def _restore(self, loop: BlockLoop, state: Mapping[str, Any]) -> None:
         loop.load_state_dict(state["loop"])
@@ -153,7 +177,9 @@ class BlockwisePhase:
         if loop.autotune is not None and state["autotune"] is not None:
             loop.autotune.load_state_dict(state["autotune"])
 
-    def _after_step(self, context: TrainingContext, loop: BlockLoop, report: StepReport, *, ends_phase: bool) -> None:
+    def _after_step(
+        self, context: TrainingContext, loop: BlockLoop, report: StepReport, *, ends_phase: bool
+    ) -> None:
         """Judge a step, and write it down."""
         self._convergence.trend.observe(report.loss)
         if len(self._first) < _FIRST:
@@ -162,29 +188,43 @@ class BlockwisePhase:
             self._report_autotune(context, loop, loop.autotune.observe(report.loss))
         steps = report.step if self._convergence.done else loop.options.steps
         more = {"block": self._block}
-        log_and_evaluate(context, report, self.config, steps=steps, ends_phase=ends_phase, more=more)
+        log_and_evaluate(
+            context, report, self.config, steps=steps, ends_phase=ends_phase, more=more
+        )
 
-    def _report_autotune(self, context: TrainingContext, loop: BlockLoop, decision: Decision | None) -> None:
+    def _report_autotune(
+        self, context: TrainingContext, loop: BlockLoop, decision: Decision | None
+    ) -> None:
         config, autotune = self.config, loop.autotune
         assert autotune is not None
         where = f"block {self._block + 1} step {loop.step}: autotune"
         if decision is not None:
             active = config.blockwise_autotune_mode == "active"
-            values = {"block": self._block, "cause": decision.cause, "factor": decision.factor, "applied": active}
+            values = {
+                "block": self._block,
+                "cause": decision.cause,
+                "factor": decision.factor,
+                "applied": active,
+            }
             context.record("autotune", {"step": context.step + 1, **values})
             verb = "lowers" if active else "would lower"
             what = (
-                f"{verb} the rates to {decision.factor:g} of the schedule's" if decision.lowers else "is at the floor"
+                f"{verb} the rates to {decision.factor:g} of the schedule's"
+                if decision.lowers
+                else "is at the floor"
             )
             context.note(f"{where}: a {decision.cause}: {what}")
         elif loop.step % config.blockwise_autotune_log_every == 0:
             trend = autotune.trend
             context.note(
-                f"{where}: mean {trend.mean:.4g}, lowest {trend.best:.4g}, {autotune.waited} steps ago, "
+                f"{where}: mean {trend.mean:.4g}, lowest {trend.best:.4g}, {autotune.waited} steps "
+                f"ago, "
                 f"rates at {autotune.factor:g} of the schedule's"
             )
 
-    def _finish_block(self, context: TrainingContext, loop: BlockLoop, blocks: int, seconds: float, steps: int) -> None:
+    def _finish_block(
+        self, context: TrainingContext, loop: BlockLoop, blocks: int, seconds: float, steps: int
+    ) -> None:
         trend = self._convergence.trend
         record = {
             "block": self._block,
@@ -199,7 +239,8 @@ class BlockwisePhase:
         context.record("block", record)
         left = blocks - self._block - 1
         text = (
-            f"block {self._block + 1} of {blocks}: {loop.step} steps, L1 {record['l1_first']:.4g} to "
+            f"block {self._block + 1} of {blocks}: {loop.step} steps, L1 {record['l1_first']:.4g} "
+            f"to "
             f"{record['l1']:.4g} ({record['reason']})"
         )
         if left and steps:

@@ -1,4 +1,6 @@
-"""Text that weights are rounded and bases are chosen by, from training samples of the run's data; and held-out text."""
+"""Text that weights are rounded and bases are chosen by, from training samples of the run's data;
+and held-out text.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["calibration_tokens", "held_out_tokens"]
 
 
-def calibration_tokens(context: TrainingContext, *, tokens: int, block_size: int, seed: int) -> Tensor:
-    """Training samples of ``block_size`` tokens, ``tokens`` of them or up to one sample more: int64 ``[N, S]``.
+def calibration_tokens(
+    context: TrainingContext, *, tokens: int, block_size: int, seed: int
+) -> Tensor:
+    """Training samples of ``block_size`` tokens, ``tokens`` of them or up to one sample more: int64
+    ``[N, S]``.
 
     The same ``seed`` gives the same samples, none of them twice.
 
@@ -28,7 +33,8 @@ def calibration_tokens(context: TrainingContext, *, tokens: int, block_size: int
     there = data.samples_per_epoch(block_size)
     if there < count:
         raise DataError(
-            f"data {data.name}: {there:,} training samples of {block_size} tokens are too few for {tokens:,} tokens of "
+            f"data {data.name}: {there:,} training samples of {block_size} tokens are too few for "
+            f"{tokens:,} tokens of "
             "calibration",
             f"Ask for at most {there * block_size:,} tokens, or use a longer text.",
         )
@@ -41,7 +47,8 @@ def calibration_tokens(context: TrainingContext, *, tokens: int, block_size: int
 
 
 def held_out_tokens(context: TrainingContext, *, tokens: int, block_size: int) -> Tensor:
-    """Held-out samples of ``block_size`` predictions, about ``tokens`` in all: int64 ``[N, S + 1]``, spread evenly.
+    """Held-out samples of ``block_size`` predictions, about ``tokens`` in all: int64 ``[N, S +
+    1]``, spread evenly.
 
     Raises:
         DataError: the held-out text is too short, or its samples are not sequences of ids.
@@ -51,8 +58,12 @@ def held_out_tokens(context: TrainingContext, *, tokens: int, block_size: int) -
 
 
 def _sequences(name: str, samples: list[Tensor], length: int) -> Tensor:
-    if any(sample.dim() != 2 or sample.dtype != torch.int64 or sample.shape[1] < length for sample in samples):
+    if any(
+        sample.dim() != 2 or sample.dtype != torch.int64 or sample.shape[1] < length
+        for sample in samples
+    ):
         raise DataError(
-            f"data {name}: its samples are not sequences of token ids", "Use the data source `text` or `tokens`."
+            f"data {name}: its samples are not sequences of token ids",
+            "Use the data source `text` or `tokens`.",
         )
     return torch.cat([sample[:, :length] for sample in samples])

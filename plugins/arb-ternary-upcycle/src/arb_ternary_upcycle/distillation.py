@@ -13,10 +13,12 @@ __all__ = ["divergence"]
 
 
 def divergence(student_V: Tensor, teacher_V: Tensor, counts: Tensor, temperature: float) -> Tensor:
-    """``T**2 * KL(teacher || student)`` in nats, mean over the predictions that count: float32 scalar.
+    """``T**2 * KL(teacher || student)`` in nats, mean over the predictions that count: float32
+    scalar.
 
-    Both are softmaxes of logits over ``T``; the square keeps the size of the gradient (Hinton, Vinyals and Dean,
-    "Distilling the Knowledge in a Neural Network", 2015). With no prediction that counts it is 0.
+    Both are softmaxes of logits over ``T``; the square keeps the size of the gradient (Hinton,
+    Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015). With no prediction that
+    counts it is 0.
 
     Args:
         student_V: logits ``[..., V]``.

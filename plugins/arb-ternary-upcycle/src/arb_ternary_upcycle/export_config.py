@@ -16,10 +16,14 @@ __all__ = ["ExportConfig"]
 
 def _inside(value: str) -> bool:
     path = PurePosixPath(value)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\\" not in value
+    return (
+        bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\\" not in value
+    )
 
 
-_relative = Rule("a path inside the run directory, such as export/model.gguf", _inside, {"pattern": "^[^/\\\\]"})
+_relative = Rule(
+    "a path inside the run directory, such as export/model.gguf", _inside, {"pattern": "^[^/\\\\]"}
+)
 
 
 @frozen(kw_only=True)
@@ -31,6 +35,7 @@ class ExportConfig:
     exporter: Choice[ExporterSpec] = option(help="format, and the options of its exporter")
     destination: str | None = option(
         None,
-        "file or folder inside the run directory; null = export/model with the ending of the format",
+        "file or folder inside the run directory; null = export/model with the ending of the "
+        "format",
         validator=optional(_relative),
     )

@@ -26,7 +26,9 @@ def destination_of(config: ExportConfig, run: Path) -> Path:
 
 
 class ExportPhase:
-    """Writes the model as it is when the phase comes. Made again after a kill, it writes the same."""
+    """Writes the model as it is when the phase comes. Made again after a kill, it writes the
+    same.
+    """
 
     name = "export"
 
@@ -35,7 +37,9 @@ class ExportPhase:
         self._bytes: int | None = None
 
     def run(self, context: TrainingContext) -> PhaseResult:
-        """See ``Phase``; whatever stands at the destination is replaced, once the new one is complete."""
+        """See ``Phase``; whatever stands at the destination is replaced, once the new one is
+        complete.
+        """
         if self._bytes is None:
             self._bytes = self._export(context)
             context.mark_progress()
@@ -51,7 +55,9 @@ class ExportPhase:
         metadata = export_metadata(context.config, context.files, context.step)
         with evaluation_mode(context.model):
             exporter.export(context.model, destination, metadata)
-        size = sum(file.stat().st_size for file in (destination, *destination.rglob("*")) if file.is_file())
+        size = sum(
+            file.stat().st_size for file in (destination, *destination.rglob("*")) if file.is_file()
+        )
         context.record("export", {"exporter": choice.name, "bytes": size})
         context.note(f"{destination}: {choice.name}, step {context.step}, {size:,} bytes")
         return size

@@ -1,14 +1,17 @@
 """A float decoder on disk, read block by block.
 
-======================  ============================================================================================
-``model.json``          options of the decoder, vocabulary, tokenizer, dtype, digest; written last: a folder that has
+======================
+============================================================================================
+``model.json`` options of the decoder, vocabulary, tokenizer, dtype, digest; written last: a folder
+that has
                         it is complete
-``ends.safetensors``    ``embedding``, ``final_norm`` and, unless tied, ``head``
-``block-00000.safe...``  a block's tensors
-======================  ============================================================================================
+``ends.safetensors`` ``embedding``, ``final_norm`` and, unless tied, ``head``
+``block-00000.safe...`` a block's tensors ======================
+============================================================================================
 
-Tensors go by the paths of the decoder's modules, as in ``arb_ternary_text.interchange``: ``attention.query`` is the
-weight of that linear. Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
+Tensors go by the paths of the decoder's modules, as in ``arb_ternary_text.interchange``:
+``attention.query`` is the weight of that linear. Shapes: ``B`` sequences, ``S`` positions, ``D``
+width, ``V`` vocabulary.
 """
 
 from __future__ import annotations
@@ -33,9 +36,20 @@ from arb_ternary_text.models.rms_norm import rms_norm
 from arb_ternary_train.safetensors_file import SafetensorsFile
 from arb_ternary_upcycle.stage_options import FloatDtype
 
-__all__ = ["DTYPES", "FloatDtype", "FloatModel", "block_file", "block_outline", "ends_outline", "float_config"]
+__all__ = [
+    "DTYPES",
+    "FloatDtype",
+    "FloatModel",
+    "block_file",
+    "block_outline",
+    "ends_outline",
+    "float_config",
+]
 
-DTYPES: Final[Mapping[FloatDtype, torch.dtype]] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: Final[Mapping[FloatDtype, torch.dtype]] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
 
 FORMAT: Final = "arb-ternary-float-model"
 VERSION: Final = 1
@@ -49,10 +63,12 @@ def block_file(number: int) -> str:
 
 
 def float_config(config: DecoderConfig) -> DecoderConfig:
-    """The options of the float decoder that has the weights of a decoder of ``config``, every part in float.
+    """The options of the float decoder that has the weights of a decoder of ``config``, every part
+    in float.
 
     Powers of two in front of updates and logits are 1: they are in the weights that
-    ``arb_ternary_text.interchange.weights.exported_weights`` gives, and so is what eps and scales of their own did.
+    ``arb_ternary_text.interchange.weights.exported_weights`` gives, and so is what eps and scales
+    of their own did.
     """
     return evolve(
         config,
@@ -90,9 +106,11 @@ def ends_outline(config: DecoderConfig, vocabulary_size: int) -> dict[str, Tenso
 
 
 class FloatModel:
-    """A float decoder on disk; nothing changes it. Blocks and logits are float32, whatever the files hold.
+    """A float decoder on disk; nothing changes it. Blocks and logits are float32, whatever the
+    files hold.
 
-    Embedding, final norm and head stay in memory, in the dtype of the files, once they have been used.
+    Embedding, final norm and head stay in memory, in the dtype of the files, once they have been
+    used.
 
     Attributes:
         path: its folder.
@@ -126,14 +144,17 @@ class FloatModel:
             raise DataError(f"{path}: no complete float model: it has no {MODEL_FILE}") from error
         except (OSError, ValueError) as error:
             raise DataError(f"{file}: cannot be read: {error}") from error
-        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
+        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (
+            FORMAT,
+            VERSION,
+        ):
             raise DataError(f"{file}: not a {FORMAT} of version {VERSION}")
         try:
             return cls(path, content)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{file}: damaged: {error}") from error
 
-    # --- weights ---
+    # --- weights
 
     def weights(self, prefix: str) -> dict[str, Tensor]:
         """The tensors whose names begin with ``prefix``, by what follows it; float ones in float32.
@@ -143,8 +164,15 @@ class FloatModel:
         place = re.match(r"blocks\.(\d+)\.", prefix)
         found = {} if place else dict(self._end_tensors())
         for number in [int(place[1])] if place else range(self.config.layers):
-            found |= {f"blocks.{number}.{name}": value for name, value in self._block_tensors(number).items()}
-        return {name.removeprefix(prefix): _wide(value) for name, value in found.items() if name.startswith(prefix)}
+            found |= {
+                f"blocks.{number}.{name}": value
+                for name, value in self._block_tensors(number).items()
+            }
+        return {
+            name.removeprefix(prefix): _wide(value)
+            for name, value in found.items()
+            if name.startswith(prefix)
+        }
 
     def ends(self) -> dict[str, Tensor]:
         """``embedding``, ``final_norm`` and, unless tied, ``head``, float32."""
@@ -164,10 +192,12 @@ class FloatModel:
         with torch.device("meta"):
             decoder = Decoder(self.config, self.vocabulary_size)
         tensors = self.weights("")
-        decoder.load_state_dict({key: tensors[_neutral(key)] for key in decoder.state_dict()}, assign=True)
+        decoder.load_state_dict(
+            {key: tensors[_neutral(key)] for key in decoder.state_dict()}, assign=True
+        )
         return decoder.eval().requires_grad_(False)
 
-    # --- a pass, on the device of what goes in ---
+    # --- a pass, on the device of what goes in
 
     @torch.no_grad()
     def embed(self, tokens_BS: Tensor) -> Tensor:
@@ -181,15 +211,21 @@ class FloatModel:
 
     @torch.no_grad()
     def through(self, block: Block, x_BSD: Tensor) -> Tensor:
-        """The residual stream after ``block``, which is one of this model's, or has its sizes and options."""
+        """The residual stream after ``block``, which is one of this model's, or has its sizes and
+        options.
+        """
         config = self.config
-        positions = make_positions(config, x_BSD, start=0, total=x_BSD.size(1), window=config.sliding_window)
+        positions = make_positions(
+            config, x_BSD, start=0, total=x_BSD.size(1), window=config.sliding_window
+        )
         y_BSD: Tensor = block(x_BSD, positions)
         return y_BSD
 
     @torch.no_grad()
     def logits(self, x_BSD: Tensor) -> Tensor:
-        """Final norm and head of the residual stream after the last block, float32 ``[B, S, V]``."""
+        """Final norm and head of the residual stream after the last block, float32 ``[B, S,
+        V]``.
+        """
         return F.linear(self.normed(x_BSD), _wide(self.head(x_BSD.device)))
 
     @torch.no_grad()
@@ -198,10 +234,12 @@ class FloatModel:
         return rms_norm(x_BSD, self.config.norm_eps) * _wide(self._end("final_norm", x_BSD.device))
 
     def head(self, device: torch.device) -> Tensor:
-        """The matrix of the head, or of the embedding where that is tied, ``[V, D]`` in the dtype of the files."""
+        """The matrix of the head, or of the embedding where that is tied, ``[V, D]`` in the dtype
+        of the files.
+        """
         return self._end("embedding" if self.config.tied else "head", device)
 
-    # --- files ---
+    # --- files
 
     def _end(self, name: str, device: torch.device) -> Tensor:
         ends = self._end_tensors()
@@ -216,7 +254,9 @@ class FloatModel:
 
     def _block_tensors(self, number: int) -> dict[str, Tensor]:
         if not 0 <= number < self.config.layers:
-            raise DataError(f"{self.path}: there is no block {number}; there are {self.config.layers}")
+            raise DataError(
+                f"{self.path}: there is no block {number}; there are {self.config.layers}"
+            )
         return dict(SafetensorsFile(self.path / block_file(number)))
 
 

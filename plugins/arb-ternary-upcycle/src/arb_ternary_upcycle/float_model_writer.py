@@ -38,10 +38,11 @@ _PIECE: Final = 1 << 22
 
 
 class FloatModelWriter:
-    """Writes the files of a :class:`~arb_ternary_upcycle.float_model.FloatModel`, each whole or not at all.
+    """Writes the files of a :class:`~arb_ternary_upcycle.float_model.FloatModel`, each whole or not
+    at all.
 
-    What an earlier writer of the same plan has written stays, and is listed by :meth:`written_blocks`; files of
-    another plan are removed.
+    What an earlier writer of the same plan has written stays, and is listed by
+    :meth:`written_blocks`; files of another plan are removed.
 
     Args:
         path: the folder; it is made.
@@ -49,7 +50,8 @@ class FloatModelWriter:
         vocabulary_size: rows of the embedding.
         tokenizer: ``to_json`` of the tokenizer, or None.
         dtype: what float tensors are rounded to.
-        origin: what the numbers are made from, plain JSON: a part of the plan, beside all of the above.
+        origin: what the numbers are made from, plain JSON: a part of the plan, beside all of the
+            above.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class FloatModelWriter:
 
     def written_blocks(self) -> frozenset[int]:
         """Numbers of the blocks that are on disk."""
-        return frozenset(each for each in range(self.config.layers) if (self.path / block_file(each)).is_file())
+        return frozenset(
+            each for each in range(self.config.layers) if (self.path / block_file(each)).is_file()
+        )
 
     @property
     def wrote_ends(self) -> bool:
@@ -141,14 +145,22 @@ class FloatModelWriter:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise ArbError(f"{self.path / PLAN_FILE}: cannot be read: {error}", "Remove the folder.") from error
+            raise ArbError(
+                f"{self.path / PLAN_FILE}: cannot be read: {error}", "Remove the folder."
+            ) from error
 
-    def _write(self, name: str, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    def _write(
+        self, name: str, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
+    ) -> None:
         given = {key: (value.shape, value.is_floating_point()) for key, value in tensors.items()}
         expected = {key: (value.shape, value.is_floating_point()) for key, value in wanted.items()}
         if given != expected:
-            wrong = sorted(key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key))
-            raise ComponentError(f"{self.path / name}: {', '.join(wrong[:3])} are not as the decoder has them")
+            wrong = sorted(
+                key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key)
+            )
+            raise ComponentError(
+                f"{self.path / name}: {', '.join(wrong[:3])} are not as the decoder has them"
+            )
         converted = {
             key: value.to(self._dtype if value.is_floating_point() else wanted[key].dtype)
             for key, value in tensors.items()

@@ -38,9 +38,13 @@ class FoldRotatePhase(StagePhase):
         teacher = find_stage(context, None, ("teacher",))
         seed = context.seed if options.seed is None else options.seed
         rotation = (
-            random_rotation(teacher.config.width, derived_generator(seed, "residual")) if options.rotate else None
+            random_rotation(teacher.config.width, derived_generator(seed, "residual"))
+            if options.rotate
+            else None
         )
-        basis = Basis(teacher.config, options.fold, rotation, seed if options.rotate_values else None)
+        basis = Basis(
+            teacher.config, options.fold, rotation, seed if options.rotate_values else None
+        )
         self._work = teacher, basis
         config = untied(teacher.config) if options.fold else teacher.config
         check_student(context.model, config)

@@ -1,10 +1,13 @@
-"""A decoder in another basis: norm gains in the linears behind them, residual stream and value heads rotated.
+"""A decoder in another basis: norm gains in the linears behind them, residual stream and value
+heads rotated.
 
-All of it keeps the function. A norm without a gain commutes with a rotation ``Q`` of the residual stream, so that with
-rows as vectors ``x' = x Q``: embeddings become ``E Q``, linears that read the stream ``W Q``, linears that write to it
-``Q^T W``. Values of key head ``g`` turn by ``R_g``, and the columns of ``output`` behind its query heads turn back.
+All of it keeps the function. A norm without a gain commutes with a rotation ``Q`` of the residual
+stream, so that with rows as vectors ``x' = x Q``: embeddings become ``E Q``, linears that read the
+stream ``W Q``, linears that write to it ``Q^T W``. Values of key head ``g`` turn by ``R_g``, and
+the columns of ``output`` behind its query heads turn back.
 
-Shapes: ``D`` width, ``G`` key heads, ``H`` query heads, ``C`` features of a value head, ``V`` vocabulary.
+Shapes: ``D`` width, ``G`` key heads, ``H`` query heads, ``C`` features of a value head, ``V``
+vocabulary.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ class Basis:
         wide = {name: tensor.double() for name, tensor in tensors.items()}
         if self.fold:
             _fold_gain(wide, "attention.norm", [f"attention.{name}" for name in _READS_ATTENTION])
-            _fold_gain(wide, "feed_forward.norm", [f"feed_forward.{name}" for name in _READS_FEED_FORWARD])
+            _fold_gain(
+                wide, "feed_forward.norm", [f"feed_forward.{name}" for name in _READS_FEED_FORWARD]
+            )
             _fold_gain(wide, "attention.output_norm", ["attention.output"])
             _fold_gain(wide, "feed_forward.hidden_norm", ["feed_forward.down"])
         if self.residual is not None:
@@ -64,7 +69,9 @@ class Basis:
         return {name: tensor.float() for name, tensor in wide.items()}
 
     def ends(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Embedding, final norm and head, float32; a head of its own where one was tied and the basis is another."""
+        """Embedding, final norm and head, float32; a head of its own where one was tied and the
+        basis is another.
+        """
         found = dict(tensors)
         if self.fold:
             gain = found["final_norm"].double()
@@ -82,10 +89,14 @@ class Basis:
         wide["attention.value"] = (turns_GCC.mT @ value.view(heads, features, -1)).flatten(0, 1)
         bias = wide.get("attention.biases.value")
         if bias is not None:
-            wide["attention.biases.value"] = (turns_GCC.mT @ bias.view(heads, features, 1)).flatten()
+            wide["attention.biases.value"] = (
+                turns_GCC.mT @ bias.view(heads, features, 1)
+            ).flatten()
         shared = output.shape[1] // (heads * features)
         columns = output.view(-1, heads, shared, features)
-        wide["attention.output"] = torch.einsum("dgsc,gce->dgse", columns, turns_GCC).reshape(output.shape)
+        wide["attention.output"] = torch.einsum("dgsc,gce->dgse", columns, turns_GCC).reshape(
+            output.shape
+        )
 
 
 def without_preset(config: DecoderConfig) -> DecoderConfig:

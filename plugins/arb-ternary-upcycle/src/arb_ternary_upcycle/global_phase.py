@@ -1,6 +1,8 @@
-"""The phase ``global``: all of the student learns the next token, and, where it is asked to, the teacher's predictions.
+"""The phase ``global``: all of the student learns the next token, and, where it is asked to, the
+teacher's predictions.
 
-A student that is far from its teacher is not trained further by this phase: there is something before it to mend.
+A student that is far from its teacher is not trained further by this phase: there is something
+before it to mend.
 """
 
 from __future__ import annotations
@@ -36,12 +38,16 @@ _BATCHES: Final = 8
 
 
 class DistillingLoop(TrainingLoop):
-    """Trains on ``cross entropy + kd_weight * divergence`` from ``teacher``; None = on the cross entropy alone.
+    """Trains on ``cross entropy + kd_weight * divergence`` from ``teacher``; None = on the cross
+    entropy alone.
 
-    Where the logits of a batch are too many to hold, those of student and teacher are made some rows at a time.
+    Where the logits of a batch are too many to hold, those of student and teacher are made some
+    rows at a time.
     """
 
-    def __init__(self, context: TrainingContext, options: GlobalConfig, key: str, teacher: Teacher | None) -> None:
+    def __init__(
+        self, context: TrainingContext, options: GlobalConfig, key: str, teacher: Teacher | None
+    ) -> None:
         super().__init__(context, options, key)
         self._teacher = teacher
         self._weight, self._temperature = options.kd_weight, options.kd_temperature
@@ -51,7 +57,9 @@ class DistillingLoop(TrainingLoop):
         loss = super().loss(batch, masked, output)
         if self._teacher is None:
             return loss
-        apart = divergence(output, self._teacher(masked.inputs), masked.loss_mask, self._temperature)
+        apart = divergence(
+            output, self._teacher(masked.inputs), masked.loss_mask, self._temperature
+        )
         return loss + self._weight * apart
 
     def loss_in_blocks(self, masked: MaskedBatch) -> Tensor | None:
@@ -59,7 +67,10 @@ class DistillingLoop(TrainingLoop):
         student, teacher = self.model, self._teacher
         if teacher is None or self.options.compile_model or not isinstance(student, Decoder):
             return None
-        if forward_arguments(student, masked) or judge_of(student, masked, self.context.masking) is None:
+        if (
+            forward_arguments(student, masked)
+            or judge_of(student, masked, self.context.masking) is None
+        ):
             return None
         with torch.no_grad():
             theirs_MD = counted(teacher.hidden(masked.inputs), masked)[0]
@@ -89,7 +100,9 @@ class GlobalPhase(StandardPhase):
             model = find_stage(context, options.teacher, ("teacher", "prepared"))
             as_student(context.model, model)
             teacher = Teacher(model, options.teacher_memory, context.device, options.teacher_dtype)
-        loop = DistillingLoop(context, options, f"phase {context.phase_index}", teacher if options.kd_weight else None)
+        loop = DistillingLoop(
+            context, options, f"phase {context.phase_index}", teacher if options.kd_weight else None
+        )
         if asks and teacher is not None:
             try:
                 self._compare(context, teacher)
@@ -103,16 +116,26 @@ class GlobalPhase(StandardPhase):
         shape: Mapping[str, Any] = {
             "batch_size": options.batch_size,
             "block_size": options.block_size,
-            "batches": None if options.eval_batches is None else max(_BATCHES, options.eval_batches),
+            "batches": None
+            if options.eval_batches is None
+            else max(_BATCHES, options.eval_batches),
             "seed": context.seed,
             "device": context.device,
         }
-        mine, its = (evaluate(model, context.data, context.masking, **shape).loss for model in (context.model, teacher))
-        text = f"the student's held-out loss is {mine:.4f}, {mine / its:.2f} times the teacher's {its:.4f}"
+        mine, its = (
+            evaluate(model, context.data, context.masking, **shape).loss
+            for model in (context.model, teacher)
+        )
+        text = (
+            f"the student's held-out loss is {mine:.4f}, {mine / its:.2f} times the teacher's "
+            f"{its:.4f}"
+        )
         if not mine <= MOST * its:
             raise ConfigError(
-                f"phases[{context.phase_index}]: {self.name}: {text}; at most {MOST} times is allowed",
-                "Bring it nearer with the phases projection and blockwise (more of calibration_tokens, more steps), or "
+                f"phases[{context.phase_index}]: {self.name}: {text}; at most {MOST} times is "
+                f"allowed",
+                "Bring it nearer with the phases projection and blockwise (more of "
+                "calibration_tokens, more steps), or "
                 "set force: true to train it all the same.",
             )
         context.record("comparison", {"student": mine, "teacher": its})

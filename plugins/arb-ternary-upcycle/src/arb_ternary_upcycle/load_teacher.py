@@ -1,4 +1,6 @@
-"""The phase ``load_teacher``: a pretrained model becomes the stage ``teacher``, once it is known to be of use."""
+"""The phase ``load_teacher``: a pretrained model becomes the stage ``teacher``, once it is known to
+be of use.
+"""
 
 from __future__ import annotations
 
@@ -75,16 +77,27 @@ class LoadTeacherPhase(StagePhase):
         if config.probe_tokens == 0:
             return {}
         block_size = min(_LONGEST, student_of(context.model).config.max_length)
-        nll = probe_loss(model, held_out_tokens(context, tokens=config.probe_tokens, block_size=block_size))
-        limits = {"max_nll": config.max_nll} if config.max_nll is not None else _entropy(context, block_size)
+        nll = probe_loss(
+            model, held_out_tokens(context, tokens=config.probe_tokens, block_size=block_size)
+        )
+        limits = (
+            {"max_nll": config.max_nll}
+            if config.max_nll is not None
+            else _entropy(context, block_size)
+        )
         if config.max_perplexity is not None:
             limits["max_perplexity"] = math.log(config.max_perplexity)
-        context.note(f"teacher: {nll:.4f} nats a token of held-out text, perplexity {math.exp(min(nll, 700)):,.2f}")
+        context.note(
+            f"teacher: {nll:.4f} nats a token of held-out text, perplexity "
+            f"{math.exp(min(nll, 700)):,.2f}"
+        )
         for name, limit in limits.items():
             if not nll <= limit:
                 raise DataError(
-                    f"{config.teacher}: {nll:.4f} nats a token of held-out text; the limit is {limit:.4f}, {name}",
-                    "Its weights are damaged, or its tokenizer or language is another. Choose text that it knows, or "
+                    f"{config.teacher}: {nll:.4f} nats a token of held-out text; the limit is "
+                    f"{limit:.4f}, {name}",
+                    "Its weights are damaged, or its tokenizer or language is another. Choose text "
+                    "that it knows, or "
                     "raise max_nll.",
                 )
         return {"teacher_nll": nll, "teacher_perplexity": math.exp(min(nll, 700))}
@@ -97,7 +110,9 @@ class LoadTeacherPhase(StagePhase):
 
 
 def _entropy(context: TrainingContext, block_size: int) -> dict[str, float]:
-    """What the simplest predictor reaches, by what it is called; of sources that do not tell, a uniform guess."""
+    """What the simplest predictor reaches, by what it is called; of sources that do not tell, a
+    uniform guess.
+    """
     data = context.data
     known = data.baselines(block_size) if isinstance(data, Baselines) else {}
     if "unigram_entropy" in known:
@@ -109,15 +124,23 @@ def _check_tokenizer(context: TrainingContext, teacher: PretrainedModel, source:
     """Data and teacher have to mean the same by an id.
 
     Raises:
-        ConfigError: they do not. The teacher's tokenizer is then in a file that ``data.tokenizer`` can name.
+        ConfigError: they do not. The teacher's tokenizer is then in a file that ``data.tokenizer``
+            can name.
     """
     model, data = student_of(context.model), context.data
     given = data.attachments().get("tokenizer") if isinstance(data, Attachments) else None
     fault = ""
-    if teacher.tokenizer is not None and given is not None and {"ids"}.isdisjoint(_kinds(teacher.tokenizer, given)):
+    if (
+        teacher.tokenizer is not None
+        and given is not None
+        and {"ids"}.isdisjoint(_kinds(teacher.tokenizer, given))
+    ):
         fault = _difference(from_json(given), from_json(teacher.tokenizer), data, context)
     if not fault and model.vocabulary_size != teacher.model.vocabulary_size:
-        fault = f"the data has {model.vocabulary_size} ids and the teacher {teacher.model.vocabulary_size}"
+        fault = (
+            f"the data has {model.vocabulary_size} ids and the teacher "
+            f"{teacher.model.vocabulary_size}"
+        )
     if not fault:
         return
     hint = "Give data that was encoded with the teacher's tokenizer."
@@ -125,7 +148,10 @@ def _check_tokenizer(context: TrainingContext, teacher: PretrainedModel, source:
         file = stage_folder(context, "teacher").with_name("teacher-tokenizer.json")
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, teacher.tokenizer)
-        hint = f"The teacher's is written to {file}: set `data.tokenizer` to a copy of it, and start anew."
+        hint = (
+            f"The teacher's is written to {file}: set `data.tokenizer` to a copy of it, and "
+            f"start anew."
+        )
     raise ConfigError(f"data: its tokenizer is not that of {source}: {fault}", hint)
 
 
@@ -141,9 +167,15 @@ def _difference(ours: Tokenizer, theirs: Tokenizer, data: Any, context: Training
     one, other = ours.encode(text), theirs.encode(text)
     if one == other:
         return ""
-    place = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    place = next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
     start = ours.decode(one[place : place + 8])
-    return f"{start!r} begins with {one[place : place + 3]}, with the teacher's {other[place : place + 3]}"
+    return (
+        f"{start!r} begins with {one[place : place + 3]}, with the teacher's "
+        f"{other[place : place + 3]}"
+    )
 
 
 def build(config: LoadTeacherConfig) -> LoadTeacherPhase:

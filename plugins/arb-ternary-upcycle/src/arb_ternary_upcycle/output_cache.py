@@ -1,8 +1,10 @@
-"""What blocks give samples, kept so that it is computed once: in memory, and beyond a budget in the run's directory.
+"""What blocks give samples, kept so that it is computed once: in memory, and beyond a budget in the
+run's directory.
 
-A sample is known by its id, and by the digest of its inputs: one that is masked otherwise than before is not there. On
-disk every entry has a digest of its own; one that a kill or the disk has damaged is not there either. What is given
-back has the bits of what was put in. Shapes: ``S`` positions, ``D`` width.
+A sample is known by its id, and by the digest of its inputs: one that is masked otherwise than
+before is not there. On disk every entry has a digest of its own; one that a kill or the disk has
+damaged is not there either. What is given back has the bits of what was put in. Shapes: ``S``
+positions, ``D`` width.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ __all__ = ["OutputCache", "Place", "inputs_digest"]
 
 Kind = Literal["student", "teacher", "attention"]
 
-#: Format mark, sample id, digest of the inputs, positions, width, digest of everything before and of the numbers.
+# : Format mark, sample id, digest of the inputs, positions, width, digest of everything before and
+# of the numbers.
 _HEADER: Final = struct.Struct("<8sq16sII16s")
 _MARK: Final = b"arbout01"
 #: Bytes that are left free on the disk.
@@ -32,8 +35,8 @@ _SPARE: Final = 1 << 28
 
 @frozen
 class Place:
-    """Whose output: the residual stream after ``level`` blocks of ``student`` or ``teacher``; or, of ``attention``, the
-    update of the teacher's attention in block ``level``.
+    """Whose output: the residual stream after ``level`` blocks of ``student`` or ``teacher``; or,
+    of ``attention``, the update of the teacher's attention in block ``level``.
     """
 
     kind: Kind
@@ -60,14 +63,16 @@ class OutputCache:
     """Outputs by place, sample and inputs.
 
     Args:
-        folder: for what does not fit; made when it is needed. What an earlier process has left there is used if it is
-            of the same ``identity``.
+        folder: for what does not fit; made when it is needed. What an earlier process has left
+            there is used if it is of the same ``identity``.
         memory: most bytes of numbers in memory.
         identity: of the models whose outputs these are.
         note: hears that the disk is full; nothing more is kept then.
     """
 
-    def __init__(self, folder: Path, memory: int, identity: str, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, memory: int, identity: str, note: Callable[[str], None]
+    ) -> None:
         self._folder, self._free, self._note = folder, memory, note
         self._identity = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
         self._tables: dict[Place, _Table] = {}
@@ -114,7 +119,7 @@ class OutputCache:
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # --- files: entries one after the other ---
+    # --- files: entries one after the other
 
     def _path(self, place: Place) -> Path:
         return self._folder / f"{place.kind}-{place.level:05d}-{self._identity}.outputs"
@@ -167,7 +172,10 @@ class OutputCache:
                 written += os.pwrite(table.file, entry[written:], table.end + written)
         except OSError as error:
             self._disk_is_full = True
-            self._note(f"{self._folder}: cannot hold more of the cache, the rest is computed as it is needed: {error}")
+            self._note(
+                f"{self._folder}: cannot hold more of the cache, the rest is computed as it is "
+                f"needed: {error}"
+            )
             return
         table.offsets[key] = table.end
         table.end += len(entry)

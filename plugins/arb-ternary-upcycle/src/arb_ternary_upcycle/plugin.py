@@ -30,33 +30,38 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
             name="fold_rotate",
             target="arb_ternary_upcycle.fold_rotate:build",
             config="arb_ternary_upcycle.stage_options:FoldRotateConfig",
-            summary="the teacher in a basis that rounds better: gains folded, residual stream and values rotated",
+            summary="the teacher in a basis that rounds better: gains folded, residual stream and "
+            "values rotated",
         ),
         PhaseSpec(
             name="surgery",
             target="arb_ternary_upcycle.surgery.phase:build",
             config="arb_ternary_upcycle.stage_options:SurgeryConfig",
-            summary="the teacher with decoupled attention: a smaller cache of keys, what it learned kept",
+            summary="the teacher with decoupled attention: a smaller cache of keys, what it "
+            "learned kept",
         ),
         PhaseSpec(
             name="projection",
             target="arb_ternary_upcycle.projection.phase:build",
             config="arb_ternary_upcycle.projection.config:ProjectionConfig",
-            summary="the newest stage's weights become trits, each layer fitted to what the layers before it left",
+            summary="the newest stage's weights become trits, each layer fitted to what the layers "
+            "before it left",
         ),
         PhaseSpec(
             name="blockwise",
             target="arb_ternary_upcycle.blockwise:build",
             config="arb_ternary_upcycle.training_options:BlockwiseConfig",
             variables=VARIABLES,
-            summary="each block of the student in turn learns to give what the teacher's block gives",
+            summary="each block of the student in turn learns to give what the teacher's block "
+            "gives",
         ),
         PhaseSpec(
             name="global",
             target="arb_ternary_upcycle.global_phase:build",
             config="arb_ternary_upcycle.training_options:GlobalConfig",
             variables=VARIABLES,
-            summary="all of the student learns the next token, and the teacher's predictions where asked to",
+            summary="all of the student learns the next token, and the teacher's predictions where "
+            "asked to",
         ),
         PhaseSpec(
             name="verify",
@@ -116,7 +121,8 @@ def arb_register_trainers() -> Sequence[TrainerSpec]:
             name="upcycle",
             target="arb_ternary_upcycle.recipe.trainer:run_settings",
             config="arb_ternary_upcycle.recipe.keys:UpcycleKeys",
-            summary="a pretrained model becomes a ternary student, which is trained block by block and as a whole",
+            summary="a pretrained model becomes a ternary student, which is trained block by block "
+            "and as a whole",
         ),
     )
 
@@ -125,6 +131,8 @@ def arb_register_trainers() -> Sequence[TrainerSpec]:
 def arb_register_commands() -> Sequence[CommandSpec]:
     return (
         CommandSpec(
-            name="upcycle", target="arb_ternary_upcycle.cli.upcycle:upcycle", summary="Make a pretrained model ternary."
+            name="upcycle",
+            target="arb_ternary_upcycle.cli.upcycle:upcycle",
+            summary="Make a pretrained model ternary.",
         ),
     )

@@ -24,5 +24,8 @@ def probe_loss(model: FloatModel, tokens_NS: Tensor) -> float:
     for number in range(model.config.layers):
         block = model.block(number).to(tokens_NS.device)
         streams = [model.through(block, x_1SD) for x_1SD in streams]
-    losses = [F.cross_entropy(model.logits(x)[0], sample[1:]) for x, sample in zip(streams, tokens_NS, strict=True)]
+    losses = [
+        F.cross_entropy(model.logits(x)[0], sample[1:])
+        for x, sample in zip(streams, tokens_NS, strict=True)
+    ]
     return float(torch.stack(losses).double().mean())

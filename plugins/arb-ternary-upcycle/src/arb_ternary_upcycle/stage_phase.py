@@ -1,4 +1,6 @@
-"""A phase that makes a stage: block by block, so that it goes on after a kill with the blocks that there are."""
+"""A phase that makes a stage: block by block, so that it goes on after a kill with the blocks that
+there are.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ __all__ = ["StagePhase"]
 class StagePhase(ABC):
     """Writes a float model; the run's own model stays as it is.
 
-    What it has done lies in the files of the stage: a resumed phase writes the blocks that are missing. Its state are
-    its final numbers, once it has them; then nothing is left to do.
+    What it has done lies in the files of the stage: a resumed phase writes the blocks that are
+    missing. Its state are its final numbers, once it has them; then nothing is left to do.
     """
 
     _metrics: Mapping[str, float] | None = None

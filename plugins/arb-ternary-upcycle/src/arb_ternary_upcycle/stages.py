@@ -1,4 +1,6 @@
-"""The stages of an upcycled run: float models in ``RUN/stages/NAME``, each made by a phase from the one before it."""
+"""The stages of an upcycled run: float models in ``RUN/stages/NAME``, each made by a phase from the
+one before it.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +47,16 @@ def stage_folder(context: HasDirectory, name: StageName) -> Path:
     return context.directory / "stages" / name
 
 
-def find_stage(context: HasDirectory, option: Path | str | None, names: Sequence[StageName]) -> FloatModel:
+def find_stage(
+    context: HasDirectory, option: Path | str | None, names: Sequence[StageName]
+) -> FloatModel:
     """The newest complete stage among ``names``, in the order of :data:`MADE_BY`.
 
     Args:
         context: the run.
-        option: a stage folder, which is taken whatever its name, or a run directory; None = this run. Where a run has
-            no stage, those of the run that it started from (``--init-from``) count.
+        option: a stage folder, which is taken whatever its name, or a run directory; None = this
+            run. Where a run has no stage, those of the run that it started from (``--init-from``)
+            count.
         names: stages that serve.
 
     Raises:

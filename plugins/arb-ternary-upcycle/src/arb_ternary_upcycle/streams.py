@@ -1,7 +1,9 @@
-"""The residual streams of student and teacher at a block, sample by sample, from the cache where they are.
+"""The residual streams of student and teacher at a block, sample by sample, from the cache where
+they are.
 
-Each sample runs alone, with or without a cache: the sums of a matrix product may depend on the number of rows, and a
-sample's stream must not depend on the batch that it is in, or on which others of it are cached.
+Each sample runs alone, with or without a cache: the sums of a matrix product may depend on the
+number of rows, and a sample's stream must not depend on the batch that it is in, or on which others
+of it are cached.
 
 Shapes: ``B`` samples, ``S`` positions, ``D`` width.
 """
@@ -36,7 +38,11 @@ class Streams:
     """
 
     def __init__(
-        self, student: Decoder, teacher: Teacher, target: Literal["residual", "attention"], cache: OutputCache | None
+        self,
+        student: Decoder,
+        teacher: Teacher,
+        target: Literal["residual", "attention"],
+        cache: OutputCache | None,
     ) -> None:
         self._student, self._teacher, self._target, self._cache = student, teacher, target, cache
         self._dtype: torch.dtype | None = None
@@ -49,7 +55,9 @@ class Streams:
 
     @torch.no_grad()
     def entering(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
-        """The student's residual stream before ``block``, ``[B, S, D]``; as if nothing in the model learned."""
+        """The student's residual stream before ``block``, ``[B, S, D]``; as if nothing in the model
+        learned.
+        """
         student = self._student
         return self._stream(
             "student",
@@ -69,10 +77,14 @@ class Streams:
 
     def _teacher_stream(self, level: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
         teacher = self._teacher
-        return self._stream("teacher", level, inputs_BS, samples_B, embed=teacher.embed, run=teacher.run_block)
+        return self._stream(
+            "teacher", level, inputs_BS, samples_B, embed=teacher.embed, run=teacher.run_block
+        )
 
     def _updates(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
-        """The updates of the teacher's attention; the streams after its block are kept for the next one."""
+        """The updates of the teacher's attention; the streams after its block are kept for the next
+        one.
+        """
         place, after = Place("attention", block), Place("teacher", block + 1)
         rows, missing = self._look_up(place, inputs_BS, samples_B)
         if missing:
@@ -96,7 +108,9 @@ class Streams:
         embed: Callable[[Tensor], Tensor],
         run: Callable[[int, Tensor], Tensor],
     ) -> Tensor:
-        """The residual stream after ``level`` blocks, from what is cached of it, or of the level before."""
+        """The residual stream after ``level`` blocks, from what is cached of it, or of the level
+        before.
+        """
         if level == 0:
             return torch.cat([embed(inputs_BS[row : row + 1]) for row in range(len(inputs_BS))])
         rows, missing = self._look_up(Place(kind, level), inputs_BS, samples_B)
@@ -105,8 +119,11 @@ class Streams:
         before = self._cached(Place(kind, level - 1), inputs_BS[missing], samples_B[missing])
         at: dict[int, tuple[int, Tensor]] = {}
         for row, x_SD in zip(missing, before, strict=True):
-            at[row] = (0, embed(inputs_BS[row : row + 1])) if x_SD is None else (level - 1, x_SD[None])
-        # Block by block, so that a teacher that does not fit into memory is read once for all samples.
+            at[row] = (
+                (0, embed(inputs_BS[row : row + 1])) if x_SD is None else (level - 1, x_SD[None])
+            )
+        # Block by block, so that a teacher that does not fit into memory is read once for all
+        # samples.
         for number in range(min(start for start, _ in at.values()), level):
             for row, (start, x_1SD) in at.items():
                 if start <= number:
@@ -116,7 +133,9 @@ class Streams:
             self._keep(Place(kind, level), inputs_BS[row], samples_B[row], x_1SD[0])
         return torch.stack([found for found in rows if found is not None])
 
-    def _look_up(self, place: Place, inputs_BS: Tensor, samples_B: Tensor) -> tuple[list[Tensor | None], list[int]]:
+    def _look_up(
+        self, place: Place, inputs_BS: Tensor, samples_B: Tensor
+    ) -> tuple[list[Tensor | None], list[int]]:
         """What is cached of a batch, and the rows that are not."""
         rows = self._cached(place, inputs_BS, samples_B)
         missing = [row for row, found in enumerate(rows) if found is None]

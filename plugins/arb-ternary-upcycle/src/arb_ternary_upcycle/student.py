@@ -22,7 +22,8 @@ def student_of(model: nn.Module) -> Decoder:
     """
     if not isinstance(model, Decoder):
         raise ConfigError(
-            f"model: a {type(model).__name__} cannot take the weights of a decoder", "Use `model: {name: decoder}`."
+            f"model: a {type(model).__name__} cannot take the weights of a decoder",
+            "Use `model: {name: decoder}`.",
         )
     return model
 
@@ -33,7 +34,8 @@ def check_student(model: nn.Module, teacher: DecoderConfig) -> None:
 
 
 def check_options(student: DecoderConfig, teacher: DecoderConfig) -> None:
-    """See that a student has the shapes and the function of a teacher; its attention may be another.
+    """See that a student has the shapes and the function of a teacher; its attention may be
+    another.
 
     Raises:
         ConfigError: options differ; each is named with what it would have to be.
@@ -48,7 +50,9 @@ def check_options(student: DecoderConfig, teacher: DecoderConfig) -> None:
         return
     wanted |= {"tie_embeddings": False, "max_length": teacher.max_length}
     found |= {"tie_embeddings": student.tied, "max_length": student.max_length}
-    lines = [f"{name}: {_shown(found[name])}, the teacher's is {_shown(wanted[name])}" for name in wrong]
+    lines = [
+        f"{name}: {_shown(found[name])}, the teacher's is {_shown(wanted[name])}" for name in wrong
+    ]
     settings = ", ".join(f"{name}: {_shown(wanted[name])}" for name in wrong)
     raise ConfigError(
         f"model: it cannot take the teacher's weights, for {len(wrong)} of its options differ:\n  "

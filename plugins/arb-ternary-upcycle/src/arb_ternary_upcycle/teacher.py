@@ -70,10 +70,12 @@ class PretrainedModel:
 
 
 def read_teacher(source: str, dtype: FloatDtype) -> PretrainedModel:
-    """Read a teacher. Nothing that comes with it is executed; the global generators are left as they were.
+    """Read a teacher. Nothing that comes with it is executed; the global generators are left as
+    they were.
 
     Args:
-        source: a run directory or checkpoint, or what an importer takes: a folder, a file, ``hf://org/name``.
+        source: a run directory or checkpoint, or what an importer takes: a folder, a file,
+            ``hf://org/name``.
         dtype: what its weights will be kept in; bfloat16 halves the memory that reading takes.
 
     Raises:
@@ -84,15 +86,23 @@ def read_teacher(source: str, dtype: FloatDtype) -> PretrainedModel:
         if "://" not in source and is_run(Path(source)):
             run = load_run(Path(source), device="cpu")
             tokenizer = run.directory.attachments().get("tokenizer")
-            return PretrainedModel(_decoder(run.model, source), tokenizer, {"checkpoint": str(run.checkpoint.path)})
+            return PretrainedModel(
+                _decoder(run.model, source), tokenizer, {"checkpoint": str(run.checkpoint.path)}
+            )
         found = find_source(source)
         imported = found.importer.load(found.path)
         pure_float = set(imported.model.get("float_parts", ())) == set(FLOAT_PARTS)
         backend = select(request_backend(device="cpu"))
-        with use_backend(backend.name), _default_dtype(DTYPES[dtype] if pure_float else torch.float32):
+        with (
+            use_backend(backend.name),
+            _default_dtype(DTYPES[dtype] if pure_float else torch.float32),
+        ):
             model = _decoder(filled_model(imported, found), source)
         return PretrainedModel(
-            model, imported.attachments.get("tokenizer"), {"source": source, "importer": found.name}, imported.notes
+            model,
+            imported.attachments.get("tokenizer"),
+            {"source": source, "importer": found.name},
+            imported.notes,
         )
 
 

@@ -24,12 +24,16 @@ class Teacher(nn.Module):
 
     Args:
         model: on disk.
-        memory: bytes of blocks that stay in memory, those that are used first; beside them there is the one in use.
+        memory: bytes of blocks that stay in memory, those that are used first; beside them there is
+            the one in use.
         device: where it computes.
-        dtype: of its matrices and their products; the residual stream, norms and softmaxes are float32 all the same.
+        dtype: of its matrices and their products; the residual stream, norms and softmaxes are
+            float32 all the same.
     """
 
-    def __init__(self, model: FloatModel, memory: int, device: torch.device, dtype: FloatDtype = "float32") -> None:
+    def __init__(
+        self, model: FloatModel, memory: int, device: torch.device, dtype: FloatDtype = "float32"
+    ) -> None:
         super().__init__()
         self.model = model
         self._device, self._free, self._dtype = device, memory, DTYPES[dtype]
@@ -80,7 +84,9 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def logits(self, x_BSD: Tensor) -> Tensor:
-        """Final norm and head of the stream after the last block, ``[..., V]`` in the dtype of its matrices."""
+        """Final norm and head of the stream after the last block, ``[..., V]`` in the dtype of its
+        matrices.
+        """
         if self._dtype is torch.float32:
             return self.model.logits(x_BSD)
         if self._head is None:
@@ -94,7 +100,8 @@ class Teacher(nn.Module):
 
 
 def as_student(model: nn.Module, teacher: FloatModel) -> Decoder:
-    """``model``, when it is a decoder with as many blocks as ``teacher``, and its residual stream and vocabulary.
+    """``model``, when it is a decoder with as many blocks as ``teacher``, and its residual stream
+    and vocabulary.
 
     Raises:
         ConfigError: it is not; all differences are named.
@@ -105,10 +112,15 @@ def as_student(model: nn.Module, teacher: FloatModel) -> Decoder:
         "width": (student.config.width, teacher.config.width),
         "vocabulary": (student.vocabulary_size, teacher.vocabulary_size),
     }
-    unlike = [f"{name}: {mine}, the teacher's is {its}" for name, (mine, its) in pairs.items() if mine != its]
+    unlike = [
+        f"{name}: {mine}, the teacher's is {its}"
+        for name, (mine, its) in pairs.items()
+        if mine != its
+    ]
     if unlike:
         raise ConfigError(
             f"model: the teacher in {teacher.path} does not fit it: {'; '.join(unlike)}",
-            "Give the model the teacher's sizes (`arb upcycle inspect` shows them), or name another teacher.",
+            "Give the model the teacher's sizes (`arb upcycle inspect` shows them), or name "
+            "another teacher.",
         )
     return student

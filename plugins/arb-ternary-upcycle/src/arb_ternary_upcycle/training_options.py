@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 __all__ = ["BlockwiseConfig", "GlobalConfig"]
 
 _TEACHER: Final = (
-    "stage folder, or a run that has stages; null = the run's own stage prepared or else teacher, or that of the run "
+    "stage folder, or a run that has stages; null = the run's own stage prepared or else teacher, "
+    "or that of the run "
     "it started from"
 )
 _TEACHER_MEMORY: Final = (
-    "bytes of teacher blocks that stay in memory, in teacher_dtype; of the others one at a time is read from disk"
+    "bytes of teacher blocks that stay in memory, in teacher_dtype; of the "
+    "others one at a time is read from disk"
 )
 _TEACHER_DTYPE: Final = (
-    "number format of the teacher's matrices in memory and of their products; its residual stream is float32"
+    "number format of the teacher's matrices in memory and of their products; "
+    "its residual stream is float32"
 )
 #: 8 GiB.
 _TEACHER_BYTES: Final = 8 << 30
@@ -43,37 +46,48 @@ _share = and_(gt(0.0), lt(1.0))
 
 @frozen(kw_only=True)
 class BlockwiseConfig(LoopOptions):
-    """Options of the phase ``blockwise``; those of the loop hold for each block: ``steps`` are steps a block."""
+    """Options of the phase ``blockwise``; those of the loop hold for each block: ``steps`` are
+    steps a block.
+    """
 
     teacher: str | None = option(None, _TEACHER)
     teacher_memory: int = option(_TEACHER_BYTES, _TEACHER_MEMORY, validator=non_negative)
-    teacher_dtype: FloatDtype = option("float32", _TEACHER_DTYPE, validator=in_(("float32", "bfloat16")))
+    teacher_dtype: FloatDtype = option(
+        "float32", _TEACHER_DTYPE, validator=in_(("float32", "bfloat16"))
+    )
     distill_target: Literal["residual", "attention"] = option(
         "residual",
-        "what a block is to give as the teacher's does: the residual stream after it, or the update of its attention "
+        "what a block is to give as the teacher's does: the residual stream after it, or the "
+        "update of its attention "
         "(then its feed-forward layer stays as it is)",
     )
     convergence_target: float | None = option(
         None,
-        "a block is done when the running mean of its L1 distance is at most this; null = after its steps",
+        "a block is done when the running mean of its L1 distance is at most this; null = after "
+        "its steps",
         validator=optional(positive),
     )
     convergence_patience: int = option(
         100,
-        "with a convergence_target, a block is done also after so many steps without a lower running mean",
+        "with a convergence_target, a block is done also after so many steps without a lower "
+        "running mean",
         validator=positive,
     )
     convergence_max_steps: int | None = option(
         2000,
-        "with a convergence_target, a block is done after so many steps whatever its distance; null = steps",
+        "with a convergence_target, a block is done after so many steps whatever its distance; "
+        "null = steps",
         validator=optional(positive),
     )
     cache_teacher_outputs: bool = option(
         False,
-        "keep what the blocks before give each sample, the teacher's and the student's, so that it is computed once",
+        "keep what the blocks before give each sample, the teacher's and the student's, so that it "
+        "is computed once",
     )
     cache_memory: int = option(
-        1 << 30, "bytes of the cache in memory; what exceeds it lies in the run's directory", validator=non_negative
+        1 << 30,
+        "bytes of the cache in memory; what exceeds it lies in the run's directory",
+        validator=non_negative,
     )
     blockwise_autotune_enabled: bool = option(
         False, "watch each block's distance for spikes and plateaus, and say what to do about them"
@@ -87,23 +101,30 @@ class BlockwiseConfig(LoopOptions):
     blockwise_autotune_lr_decay: float = option(
         0.5, "factor of the rates at a spike or plateau, until the next block", validator=_share
     )
-    blockwise_autotune_min_lr: float = option(1e-6, "no rate is lowered below it", validator=non_negative)
+    blockwise_autotune_min_lr: float = option(
+        1e-6, "no rate is lowered below it", validator=non_negative
+    )
     blockwise_autotune_log_every: int = option(
         50, "steps of a block between lines that say where autotuning stands", validator=positive
     )
     log_every: int = option(10, "steps between lines on the screen", validator=positive)
     eval_every: int = option(
-        200, f"{EVAL_EVERY} (steps of a block; all of the model is evaluated)", validator=non_negative
+        200,
+        f"{EVAL_EVERY} (steps of a block; all of the model is evaluated)",
+        validator=non_negative,
     )
     eval_batches: int | None = option(
-        8, "batches of validation tokens in such an evaluation; null = all", validator=optional(positive)
+        8,
+        "batches of validation tokens in such an evaluation; null = all",
+        validator=optional(positive),
     )
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         if self.warmup_steps > self.steps_of_block:
             raise ValueError(
-                f"'warmup_steps' must be at most 'convergence_max_steps'; {self.warmup_steps} is more than "
+                f"'warmup_steps' must be at most 'convergence_max_steps'; {self.warmup_steps} is "
+                f"more than "
                 f"{self.steps_of_block}"
             )
 
@@ -123,13 +144,16 @@ class BlockwiseConfig(LoopOptions):
         """Most steps of all blocks; see ``arb_ternary_train.protocols.PlansSteps``."""
         return self.steps_of_block * int(run.model.options.layers)
 
-    def contradictions_in(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def contradictions_in(
+        self, run: RunConfig, planned: Planned | None
+    ) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         yield from super().contradictions_in(run, planned)
         if self.preserve_state:
             yield (
                 "preserve_state",
-                "a block is trained on whole samples, and the teacher remembers nothing of earlier ones",
+                "a block is trained on whole samples, and the teacher remembers nothing of earlier "
+                "ones",
             )
         if self.compile_model:
             yield "compile_model", "the phase runs blocks, never the model as a whole"
@@ -141,7 +165,10 @@ class BlockwiseConfig(LoopOptions):
         if not self.blockwise_autotune_enabled:
             yield from without_effect(self, "'blockwise_autotune_enabled' is false", *_AUTOTUNE)
         elif self.blockwise_autotune_mode == "active" and self.lr_schedule == "none":
-            yield "lr_schedule", "none leaves every rate alone, and autotuning is to lower them; use constant"
+            yield (
+                "lr_schedule",
+                "none leaves every rate alone, and autotuning is to lower them; use constant",
+            )
 
 
 @frozen(kw_only=True)
@@ -150,10 +177,13 @@ class GlobalConfig(StandardConfig):
 
     teacher: str | None = option(None, _TEACHER)
     teacher_memory: int = option(_TEACHER_BYTES, _TEACHER_MEMORY, validator=non_negative)
-    teacher_dtype: FloatDtype = option("float32", _TEACHER_DTYPE, validator=in_(("float32", "bfloat16")))
+    teacher_dtype: FloatDtype = option(
+        "float32", _TEACHER_DTYPE, validator=in_(("float32", "bfloat16"))
+    )
     kd_weight: float = option(
         0.0,
-        "weight of the divergence from the teacher's predictions, added to the cross entropy; 0 = without",
+        "weight of the divergence from the teacher's predictions, added to the cross entropy; 0 = "
+        "without",
         validator=non_negative,
     )
     kd_temperature: float = option(
@@ -161,18 +191,25 @@ class GlobalConfig(StandardConfig):
         "logits of both are divided by it for the divergence, which is multiplied by its square",
         validator=positive,
     )
-    force: bool = option(False, "start also where the student's held-out loss is more than 1.5 times the teacher's")
+    force: bool = option(
+        False, "start also where the student's held-out loss is more than 1.5 times the teacher's"
+    )
 
-    def contradictions_in(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def contradictions_in(
+        self, run: RunConfig, planned: Planned | None
+    ) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         yield from super().contradictions_in(run, planned)
         if self.kd_weight == 0:
             yield from without_effect(self, "'kd_weight' is 0", "kd_temperature")
             if self.force:
                 reason = "no teacher is asked with 'kd_weight': 0 and 'force': true"
-                yield from without_effect(self, reason, "teacher", "teacher_memory", "teacher_dtype")
+                yield from without_effect(
+                    self, reason, "teacher", "teacher_memory", "teacher_dtype"
+                )
         elif self.preserve_state:
             yield (
                 "preserve_state",
-                "the teacher remembers nothing of earlier batches; set kd_weight to 0, or leave it out",
+                "the teacher remembers nothing of earlier batches; set kd_weight to 0, or leave it "
+                "out",
             )

@@ -1,4 +1,6 @@
-"""What the losses of a block say: whether it is done, and whether its rates are too high. Plain numbers, no clock."""
+"""What the losses of a block say: whether it is done, and whether its rates are too high. Plain
+numbers, no clock.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ __all__ = ["Autotune", "Convergence", "Decision", "Trend"]
 
 #: Decay of the running mean of the losses.
 _DECAY: Final = 0.9
-#: A mean is lower than the lowest so far when it is so by this share of it, as torch's ReduceLROnPlateau counts.
+# : A mean is lower than the lowest so far when it is so by this share of it, as torch's
+# ReduceLROnPlateau counts.
 _LOWER: Final = 1e-4
 #: A loss of more than so many times the running mean before it is a spike.
 _SPIKE: Final = 1.5
@@ -21,7 +24,8 @@ _CALM: Final = 10
 
 @define
 class Trend:
-    """The running mean of losses, ``m_n = (1 - d) sum d**(n - i) l_i / (1 - d**n)`` with ``d = 0.9``.
+    """The running mean of losses, ``m_n = (1 - d) sum d**(n - i) l_i / (1 - d**n)`` with ``d =
+    0.9``.
 
     Attributes:
         count: losses so far.
@@ -52,7 +56,8 @@ class Trend:
 
 @define
 class Convergence:
-    """Whether a block is done: the running mean of its losses is at most ``target``, or no longer falls.
+    """Whether a block is done: the running mean of its losses is at most ``target``, or no longer
+    falls.
 
     Attributes:
         target: None = it is never done before its steps are.
@@ -99,10 +104,12 @@ class Decision:
 
 @define
 class Autotune:
-    """Lowers rates at spikes and plateaus of the loss: ``factor`` times ``decay`` each, and not below ``floor``.
+    """Lowers rates at spikes and plateaus of the loss: ``factor`` times ``decay`` each, and not
+    below ``floor``.
 
-    A spike is a loss of more than 1.5 times the running mean before it, a plateau ``patience`` losses without a lower
-    mean. After a decision the count to a plateau begins anew, and the next ten losses are no spikes.
+    A spike is a loss of more than 1.5 times the running mean before it, a plateau ``patience``
+    losses without a lower mean. After a decision the count to a plateau begins anew, and the next
+    ten losses are no spikes.
 
     Attributes:
         patience: losses without a lower running mean.
@@ -138,7 +145,12 @@ class Autotune:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed block needs."""
-        return {"factor": self.factor, "calm": self.calm, "waited": self.waited, "trend": asdict(self.trend)}
+        return {
+            "factor": self.factor,
+            "calm": self.calm,
+            "waited": self.waited,
+            "trend": asdict(self.trend),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state``."""

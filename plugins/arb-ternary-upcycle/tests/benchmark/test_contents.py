@@ -34,10 +34,25 @@ def step(number: int, phase: str, loss: Any, event: str = "train") -> dict[str, 
 
 @pytest.fixture
 def first(tmp_path: Path) -> Path:
-    block = {"event": "block", "block": 0, "steps": 2, "l1_first": 2.0, "l1": 1.0, "reason": "converged"}
+    block = {
+        "event": "block",
+        "block": 0,
+        "steps": 2,
+        "l1_first": 2.0,
+        "l1": 1.0,
+        "reason": "converged",
+    }
     run = make(tmp_path / "first", [step(1, "blockwise", 2.0), step(2, "blockwise", "nan"), block])
     (run / "stages").mkdir()
-    linears = [{"name": "blocks.0.attention.query", "calibration": 0.1, "held_out": 0.2, "rounding": 0.3, "zeros": 0.4}]
+    linears = [
+        {
+            "name": "blocks.0.attention.query",
+            "calibration": 0.1,
+            "held_out": 0.2,
+            "rounding": 0.3,
+            "zeros": 0.4,
+        }
+    ]
     report = {"medians": {"held_out_error": 0.2}, "linears": linears}
     (run / "stages" / "projection.json").write_text(json.dumps(report))
     return run
@@ -49,7 +64,10 @@ def test_a_run_has_the_stages_and_curves_of_those_before_it(first: Path, tmp_pat
     contents = gather(second)
     assert [curve.title for curve in contents.curves] == ["first: blockwise", "second: global"]
     assert contents.curves[0].training == [(1, 2.0)]  # a loss that is no number is no point
-    assert (contents.curves[1].training, contents.curves[1].validation) == ([(1, 3.0), (2, 2.0)], [(1, 2.5)])
+    assert (contents.curves[1].training, contents.curves[1].validation) == (
+        [(1, 3.0), (2, 2.0)],
+        [(1, 2.5)],
+    )
     projection, blocks = contents.table("projection"), contents.table("blockwise")
     assert projection is not None
     assert projection.to_json()[0]["held_out"] == 0.2
@@ -70,7 +88,9 @@ def test_a_report_is_made_anew_only_where_there_is_one(first: Path) -> None:
     assert "2 steps" in (first / "report" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("file", ["report/measurements.json", "verify/compare.json", "stages/projection.json"])
+@pytest.mark.parametrize(
+    "file", ["report/measurements.json", "verify/compare.json", "stages/projection.json"]
+)
 def test_a_damaged_file_is_named(first: Path, file: str) -> None:
     (first / file).parent.mkdir(exist_ok=True)
     (first / file).write_text("{")

@@ -26,7 +26,9 @@ def model(small: DecoderConfig) -> Decoder:
 
 def test_a_pass_reads_the_prompt_and_then_one_token_at_a_time(model: Decoder) -> None:
     shapes: list[tuple[int, ...]] = []
-    model.embedding.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(inputs[0].shape)))
+    model.embedding.register_forward_hook(
+        lambda module, inputs, output: shapes.append(tuple(inputs[0].shape))
+    )
     clock = iter([0.0, 1.0, 3.0, 4.0, 10.0])
     timing = time_pass(model, 5, 4, 2, CPU, clock=lambda: next(clock))
     assert shapes == [(2, 5), (2, 1), (2, 1), (2, 1)]
@@ -34,7 +36,9 @@ def test_a_pass_reads_the_prompt_and_then_one_token_at_a_time(model: Decoder) ->
     assert next(clock, None) is None
 
 
-def test_warm_up_does_not_count_and_the_models_take_turns(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_does_not_count_and_the_models_take_turns(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[Any] = []
     numbers = count(1)
 
@@ -46,7 +50,9 @@ def test_warm_up_does_not_count_and_the_models_take_turns(model: Decoder, monkey
     monkeypatch.setattr(latency, "time_pass", timed)
     paused: list[int] = []
     models: Any = {"teacher": "T", "student": "S"}
-    rows = measure_latency(models, (6, 4, 2), warmup=1, timed=3, device=CPU, between=lambda: paused.append(1))
+    rows = measure_latency(
+        models, (6, 4, 2), warmup=1, timed=3, device=CPU, between=lambda: paused.append(1)
+    )
     assert order == ["T", "S"] * 4
     assert len(paused) == 8
     # Teacher: passes 1 | 3, 5, 7; student: 2 | 4, 6, 8.
@@ -57,18 +63,31 @@ def test_warm_up_does_not_count_and_the_models_take_turns(model: Decoder, monkey
     assert (first["first_token_seconds"], first["decode_seconds"]) == (50.0, 500.0)
     assert first["prefill_tokens_per_second"] == 2 * 6 / 5.0
     assert first["decode_tokens_per_second"] == 2 / 500.0
-    assert (first["prompt"], first["generation"], first["batch"], first["timed_runs"]) == (6, 4, 2, 3)
+    assert (first["prompt"], first["generation"], first["batch"], first["timed_runs"]) == (
+        6,
+        4,
+        2,
+        3,
+    )
 
 
-def test_bytes_of_weights_are_what_a_pass_computes_from(small: DecoderConfig, model: Decoder) -> None:
+def test_bytes_of_weights_are_what_a_pass_computes_from(
+    small: DecoderConfig, model: Decoder
+) -> None:
     linears = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 48)
     gains = 5 * 32
-    assert weight_bytes(model) == (linears + gains + 2 * 256 * 32, 4 * (linears + gains + 2 * 256 * 32))
-    ternary = Decoder(evolve(small, float_parts=(), group_size=32, inner_gains=False, feed_forward=64), 256)
+    assert weight_bytes(model) == (
+        linears + gains + 2 * 256 * 32,
+        4 * (linears + gains + 2 * 256 * 32),
+    )
+    ternary = Decoder(
+        evolve(small, float_parts=(), group_size=32, inner_gains=False, feed_forward=64), 256
+    )
     numbers, size = weight_bytes(ternary)
     weights = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 64) + 2 * 256 * 32
     assert numbers == weights
-    # Two bits a trit, and an exponent and its origin for each 32 of them, at most; votes, a byte each, are not there.
+    # Two bits a trit, and an exponent and its origin for each 32 of them, at most; votes, a byte
+    # each, are not there.
     assert weights / 4 <= size < weights / 4 + weights / 8
 
 
@@ -78,7 +97,11 @@ def test_a_row_of_memory_adds_up(model: Decoder, monkeypatch: pytest.MonkeyPatch
     for growth, peak in ((10**6, weights + 10**6), (0, weights + cache), (None, None)):
         monkeypatch.setattr(memory, "growth_of", lambda work, device, growth=growth: growth)
         row = measure_memory("student", model, (5, 4, 3), CPU)
-        assert (row["weight_bytes"], row["kv_cache_bytes"], row["peak_bytes"]) == (weights, cache, peak)
+        assert (row["weight_bytes"], row["kv_cache_bytes"], row["peak_bytes"]) == (
+            weights,
+            cache,
+            peak,
+        )
     assert row["bits_per_weight"] == 32.0
 
 
@@ -96,7 +119,9 @@ def test_a_process_grows_by_what_it_holds() -> None:
     assert growth_of(lambda: None, CPU) in range(2**22)
 
 
-def test_a_system_that_does_not_tell_gives_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_system_that_does_not_tell_gives_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     monkeypatch.setattr(memory, "_FORGET_PEAK", tmp_path)
     assert growth_of(lambda: None, CPU) is None
     assert growth_of(lambda: None, torch.device("mps")) is None

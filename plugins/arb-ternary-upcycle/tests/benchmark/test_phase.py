@@ -32,14 +32,17 @@ from arb_ternary_upcycle.verification import fidelity, kv_cache
 CONFIG = """
 name: measured
 data: {{name: text, path: {folder}/text.txt, tokenizer: bytes}}
-model: {{name: decoder, architecture: llama, width: 32, layers: 2, heads: 4, kv_heads: 1, feed_forward: 64,
+model: {{name: decoder, architecture: llama, width: 32, layers: 2, heads: 4, kv_heads: 1,
+    feed_forward: 64,
   max_length: 64, group_size: 32}}
 optimizer: sign_votes
 phases:
   - {{name: standard, steps: 3, batch_size: 2, block_size: 16, eval_every: 2, eval_batches: 1}}
-  - {{name: benchmark, teacher: {folder}/teacher, batches: 2, prompt_lengths: [8, 4], generation_lengths: [3],
+  - {{name: benchmark, teacher: {folder}/teacher, batches: 2, prompt_lengths: [8, 4],
+      generation_lengths: [3],
       batch_sizes: [2], warmup_runs: 1, timed_runs: 2}}
-checks: [{{name: fidelity, teacher: {folder}/teacher, max_ppl_ratio: 1e9, max_delta_nll: -99, fail_fast: false}}]
+checks: [{{name: fidelity, teacher: {folder}/teacher, max_ppl_ratio: 1e9, max_delta_nll: -99,
+    fail_fast: false}}]
 """
 
 
@@ -48,17 +51,29 @@ class Crash(BaseException):
 
 
 def configs(folder: Path) -> Any:
-    """A teacher and a text in ``folder``, and what loads the config of a student, with parts replaced."""
+    """A teacher and a text in ``folder``, and what loads the config of a student, with parts
+    replaced.
+    """
     torch.manual_seed(5)
-    options: dict[str, Any] = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "feed_forward": 48}
+    options: dict[str, Any] = {
+        "width": 32,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "feed_forward": 48,
+    }
     small = float_config(DecoderConfig(architecture="llama", max_length=64, **options))
     model = Decoder(small, 256)
     writer = FloatModelWriter(folder / "teacher", small, 256, {"kind": "bytes"})
     tensors = {name.removesuffix(".weight"): value for name, value in model.state_dict().items()}
     for number in range(small.layers):
         start = f"blocks.{number}."
-        writer.write_block(number, {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)})
-    writer.write_ends({name: value for name, value in tensors.items() if not name.startswith("blocks.")})
+        writer.write_block(
+            number, {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
+        )
+    writer.write_ends(
+        {name: value for name, value in tensors.items() if not name.startswith("blocks.")}
+    )
     writer.finish()
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 60)
 
@@ -86,7 +101,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 
 def run(config: Any, directory: Path, **request: Any) -> Any:
-    return train(config, RunRequest(directory=directory, backend="torch", reporter=Silent, **request))
+    return train(
+        config, RunRequest(directory=directory, backend="torch", reporter=Silent, **request)
+    )
 
 
 class Page(HTMLParser):
@@ -105,7 +122,11 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         found = dict(attributes)
-        self.references += [str(found[name]) for name in ("src", "href", "srcset", "action", "data") if name in found]
+        self.references += [
+            str(found[name])
+            for name in ("src", "href", "srcset", "action", "data")
+            if name in found
+        ]
         if tag == "img":
             assert found.get("alt")
             self.images.append(str(found["src"]))
@@ -126,15 +147,21 @@ def test_the_report_tells_the_same_in_every_form(finished: tuple[Any, Path]) -> 
     for name, rows in report.items():
         if isinstance(rows, list):
             with (folder / f"{name}.csv").open(newline="") as file:
-                read = [{key: loaded(value) for key, value in row.items()} for row in csv.DictReader(file)]
+                read = [
+                    {key: loaded(value) for key, value in row.items()}
+                    for row in csv.DictReader(file)
+                ]
             assert read == rows, name
             assert (folder / f"{name}.tex").read_text().count(" & ") >= len(rows)
     teacher, student = report["perplexity"]
     assert student["nll"] == outcome.phases[1]["student_nll"]
     assert student["ratio"] == pytest.approx(student["perplexity"] / teacher["perplexity"])
     assert [(row["model"], row["prompt"]) for row in report["latency"]] == [
-        ("teacher", 4), ("student", 4), ("teacher", 8), ("student", 8),
-    ]  # fmt: skip
+        ("teacher", 4),
+        ("student", 4),
+        ("teacher", 8),
+        ("student", 8),
+    ]
     assert [row["bytes_per_token"] for row in report["kv_cache"]] == [2 * 32 * 4, 2 * 16 * 4]
     # The checks of the end of the run come after the phase, and are in its report.
     assert [(row["what"], row["passed"]) for row in report["checks"]] == [
@@ -168,7 +195,16 @@ def test_the_page_holds_everything_that_it_shows(finished: tuple[Any, Path]) -> 
     assert files.keys() == {"perplexity", "latency", "memory", "training"}
     assert all(content.startswith(b"\x89PNG") for content in files.values())
     text = " ".join(page.text)
-    for words in ("measured", "teacher", "student", "Speed", "Memory", "Checks", "Training", "name: measured"):
+    for words in (
+        "measured",
+        "teacher",
+        "student",
+        "Speed",
+        "Memory",
+        "Checks",
+        "Training",
+        "name: measured",
+    ):
         assert words in text
 
 
@@ -196,8 +232,12 @@ def test_a_killed_benchmark_measures_what_is_missing(
     assert parts["latency 8+3 x 2"] == kept["latency 8+3 x 2"]
     assert parts["latency 4+3 x 2"]
     assert resumed.phases == whole.phases
-    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
-    states = [sorted((tmp_path / name / "checkpoints").glob("step-*"))[-1] for name in ("cut", "whole")]
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (
+        tmp_path / "whole/metrics.jsonl"
+    ).read_bytes()
+    states = [
+        sorted((tmp_path / name / "checkpoints").glob("step-*"))[-1] for name in ("cut", "whole")
+    ]
     for name in ("model.safetensors", "state.safetensors", "state.json"):
         assert (states[0] / name).read_bytes() == (states[1] / name).read_bytes()
 
@@ -211,12 +251,16 @@ checks:"""
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_kill_nine_in_each_of_the_phases(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_nine_in_each_of_the_phases(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
     made = config(more=("checks:", AFTER.format(folder=tmp_path)), sizes=("[8, 4]", "[4]"))
 
     def killed(place: Any, name: str, call: int) -> int:
-        """The status of a process that runs until the ``call``-th call of ``place.name``, and is killed there."""
+        """The status of a process that runs until the ``call``-th call of ``place.name``, and is
+        killed there.
+        """
         child = os.fork()
         if child == 0:
             calls, real = [], getattr(place, name)
@@ -236,7 +280,11 @@ def test_kill_nine_in_each_of_the_phases(config: Any, tmp_path: Path, monkeypatc
 
     run(made, tmp_path / "whole")
     points = [(phases, "measure_memory", 2), (phases, "write_report", 1), (fidelity, "conclude", 1)]
-    points += [(kv_cache, "conclude", 1), (SafetensorsExporter, "export", 1), (TrainingContext, "record", 1)]
+    points += [
+        (kv_cache, "conclude", 1),
+        (SafetensorsExporter, "export", 1),
+        (TrainingContext, "record", 1),
+    ]
     for place, name, call in points:
         assert killed(place, name, call) == signal.SIGKILL, name
     run(made, tmp_path / "cut", resume="auto")
@@ -244,7 +292,13 @@ def test_kill_nine_in_each_of_the_phases(config: Any, tmp_path: Path, monkeypatc
     def left(name: str) -> dict[str, bytes]:
         folder = tmp_path / name
         newest = (folder / "checkpoints/latest").read_text().strip()
-        patterns = ("metrics.jsonl", "verify/*.json", "export/*", f"checkpoints/{newest}/*", "report/perplexity.*")
+        patterns = (
+            "metrics.jsonl",
+            "verify/*.json",
+            "export/*",
+            f"checkpoints/{newest}/*",
+            "report/perplexity.*",
+        )
         return {
             str(file.relative_to(folder)).replace(newest, "newest"): file.read_bytes()
             for pattern in patterns
@@ -263,7 +317,9 @@ def test_measurements_of_anything_else_do_not_count(tmp_path: Path) -> None:
     assert "perplexity" not in Measurements(tmp_path, {"step": 2})
 
 
-def test_only_what_is_asked_for_is_measured(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_asked_for_is_measured(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
     run(config(what=("batches: 2,", "batches: 2, measure: [memory],")), tmp_path / "run")
     report = json.loads((tmp_path / "run/report/report.json").read_text())
@@ -272,7 +328,9 @@ def test_only_what_is_asked_for_is_measured(config: Any, tmp_path: Path, monkeyp
 
 
 def test_sizes_beyond_the_context_are_faults(config: Any) -> None:
-    with pytest.raises(ConfigError, match="62 tokens and 3 after them exceed the context of the model"):
+    with pytest.raises(
+        ConfigError, match="62 tokens and 3 after them exceed the context of the model"
+    ):
         config(sizes=("[8, 4]", "[62, 4]"))
     config(sizes=("[8, 4]", "[61, 4]"))
     config(sizes=("[8, 4]", "[62, 4]"), what=("batches: 2,", "batches: 2, measure: [perplexity],"))

@@ -28,7 +28,13 @@ TABLE = Table(
     ),
     [
         {"label": HOSTILE, "value": 0.1 + 0.2, "passed": True, "fails_run": True},
-        {"label": 'comma, "quote"\nline', "value": 1e-9, "passed": False, "fails_run": False, "none": None},
+        {
+            "label": 'comma, "quote"\nline',
+            "value": 1e-9,
+            "passed": False,
+            "fails_run": False,
+            "none": None,
+        },
     ],
 )
 
@@ -45,9 +51,14 @@ def test_latex_writes_out_what_has_a_meaning_there() -> None:
     """Read back by another route: each command to its character, and nothing bare is left."""
     escaped = escape_latex(HOSTILE)
     commands = {
-        "textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textless": "<", "textgreater": ">",
-        "textbar": "|", "textquotedbl": '"',
-    }  # fmt: skip
+        "textbackslash": "\\",
+        "textasciitilde": "~",
+        "textasciicircum": "^",
+        "textless": "<",
+        "textgreater": ">",
+        "textbar": "|",
+        "textquotedbl": '"',
+    }
     back = re.sub(r"\\(?:([a-z]+)\{\}|(.))", lambda m: commands[m[1]] if m[1] else m[2], escaped)
     assert back == HOSTILE
     bare = re.sub(r"\\[a-z]+\{\}|\\[&%$#_{}]", "", escaped)
@@ -115,9 +126,19 @@ def test_figures_of_the_stages_have_a_line_for_each_kind_of_linear() -> None:
         for name in ("attention.query", "feed_forward.down")
     ]
     errors = Table("projection", "", columns, [*rows, {"name": "head", "held_out": 0.3}])
-    blocks = Table("blockwise", "", (), [{"block": 0, "l1_first": 2.0, "l1": 1.0}, {"block": 1, "l1_first": "nan"}])
+    blocks = Table(
+        "blockwise",
+        "",
+        (),
+        [{"block": 0, "l1_first": 2.0, "l1": 1.0}, {"block": 1, "l1_first": "nan"}],
+    )
     drawn = draw_figures(Contents("n", {}, [errors, blocks], {}, [], ""))
     assert all(image.startswith(b"\x89PNG") for image in drawn.values())
     assert drawn.keys() == {"projection", "blockwise"}
     lost = Table("blockwise", "", (), [{"block": 0, "l1_first": "nan", "l1": "nan"}])
-    assert draw_figures(Contents("n", {}, [Table("projection", "", columns, rows[:0]), lost], {}, [], "")) == {}
+    assert (
+        draw_figures(
+            Contents("n", {}, [Table("projection", "", columns, rows[:0]), lost], {}, [], "")
+        )
+        == {}
+    )

@@ -1,4 +1,6 @@
-"""The phase ``projection``: the student computes what was fitted, and a killed projection ends with the same bits."""
+"""The phase ``projection``: the student computes what was fitted, and a killed projection ends with
+the same bits.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ from arb_ternary_upcycle.projection.solve import Recipe
 from arb_ternary_upcycle.stages import FloatModel
 
 #: A Llama but for its attention.
-DECOUPLED: dict[str, Any] = {"architecture": None, "activation": "swiglu", "sub_norms": False, "attention": "decoupled"}
+DECOUPLED: dict[str, Any] = {
+    "architecture": None,
+    "activation": "swiglu",
+    "sub_norms": False,
+    "attention": "decoupled",
+}
 DECOUPLED |= {"sem_dim": 4, "geo_dim": 4, "rotary_dim": 8}
 SMALL = {"calibration_tokens": 256, "held_out_tokens": 64, "block_size": 32}
 
@@ -44,8 +51,12 @@ def write(path: Path, config: DecoderConfig, seed: int = 0) -> FloatModel:
     writer = FloatModelWriter(path, config, 256, {"kind": "bytes"})
     for number in range(config.layers):
         name = f"blocks.{number}."
-        writer.write_block(number, {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)})
-    writer.write_ends({key: value for key, value in tensors.items() if not key.startswith("blocks.")})
+        writer.write_block(
+            number, {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}
+        )
+    writer.write_ends(
+        {key: value for key, value in tensors.items() if not key.startswith("blocks.")}
+    )
     return writer.finish()
 
 
@@ -55,7 +66,13 @@ def teacher(tmp_path: Path, small: DecoderConfig) -> FloatModel:
 
 
 def projection(teacher: FloatModel, **options: Any) -> dict[str, Any]:
-    return {"name": "projection", "source": str(teacher.path), "teacher": str(teacher.path), **SMALL, **options}
+    return {
+        "name": "projection",
+        "source": str(teacher.path),
+        "teacher": str(teacher.path),
+        **SMALL,
+        **options,
+    }
 
 
 def states(run: Path) -> dict[str, torch.Tensor]:
@@ -79,7 +96,13 @@ def test_the_student_computes_what_was_fitted(
     model = Decoder(evolve(small, **options), 256).eval()
     student = check_projectable(model, source.config)
     tokens = torch.randint(256, (6, 32), generator=torch.Generator().manual_seed(3))
-    plan = Plan(recipe=Recipe(), correction=True, activations=activations, calibration=tokens[:4], held_out=tokens[4:])
+    plan = Plan(
+        recipe=Recipe(),
+        correction=True,
+        activations=activations,
+        calibration=tokens[:4],
+        held_out=tokens[4:],
+    )
     work = SequentialProjection(source, teacher, plan, tmp_path)
     ends = source.ends()
     embedding = work.embedding(ends["embedding"])
@@ -95,7 +118,9 @@ def test_the_student_computes_what_was_fitted(
     (expected,) = work.student_stream.read(2, slice(None))
     (of_teacher,) = work.teacher_stream.read(2, slice(None))
     with torch.no_grad():
-        torch.testing.assert_close(student.run_blocks(student.embed(tokens)), expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            student.run_blocks(student.embed(tokens)), expected, rtol=1e-3, atol=1e-3
+        )
         torch.testing.assert_close(of_teacher, teacher.decoder().run_blocks(teacher.embed(tokens)))
     rounded_head, error = work.head(ends["head"], (ends["final_norm"], ends["final_norm"]))
     fill(student, {"head": ends["head"]}, {"head": rounded_head}, residue=True)
@@ -105,10 +130,16 @@ def test_the_student_computes_what_was_fitted(
 
 
 def test_output_errors_are_those_of_the_linear(tmp_path: Path, teacher: FloatModel) -> None:
-    """Of the first down projection, measured again on a decoder with the rounded weights before it."""
+    """Of the first down projection, measured again on a decoder with the rounded weights before
+    it.
+    """
     tokens = torch.randint(256, (6, 32), generator=torch.Generator().manual_seed(3))
     plan = Plan(
-        recipe=Recipe(policy="ls"), correction=False, activations="float", calibration=tokens[:4], held_out=tokens[4:]
+        recipe=Recipe(policy="ls"),
+        correction=False,
+        activations="float",
+        calibration=tokens[:4],
+        held_out=tokens[4:],
     )
     work = SequentialProjection(teacher, teacher, plan, tmp_path)
     work.start(None)
@@ -129,7 +160,10 @@ def test_output_errors_are_those_of_the_linear(tmp_path: Path, teacher: FloatMod
 
 
 def test_a_run_projects_logs_and_reports(
-    tmp_path: Path, run_config: Callable[..., Any], teacher: FloatModel, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    run_config: Callable[..., Any],
+    teacher: FloatModel,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     report = train(run_config(projection(teacher)), RunRequest(directory=tmp_path / "run"))
     found = json.loads((tmp_path / "run/stages/projection.json").read_text())
@@ -139,7 +173,9 @@ def test_a_run_projects_logs_and_reports(
     assert phase["held_out_error"] == pytest.approx(found["medians"]["held_out_error"])
     assert 0 < phase["calibration_error"] < phase["held_out_error"] < 1
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    recorded = [error for line in lines if line["event"] == "projection" for error in line["errors"]]
+    recorded = [
+        error for line in lines if line["event"] == "projection" for error in line["errors"]
+    ]
     assert recorded == found["linears"][:-1]
     assert "left" in capsys.readouterr().err
     assert not (tmp_path / "run/stages/projection").exists()
@@ -152,19 +188,27 @@ def test_a_run_projects_logs_and_reports(
     ("options", "model"),
     [
         ({"policy": "ls", "correction": False, "residue": False}, {"group_size": 32}),
-        ({"policy": "absmean", "correction": False}, {"group_size": "tensor", "scale_rule": "frozen"}),
+        (
+            {"policy": "absmean", "correction": False},
+            {"group_size": "tensor", "scale_rule": "frozen"},
+        ),
         ({"policy": "gptq"}, {"float_parts": ["embedding", "head", "norms"], "vote_bits": 4}),
         ({}, {"group_size": "tensor", "scale_rule": "frozen", "learned_norms": True}),
     ],
 )
 def test_parts_and_groups(
-    tmp_path: Path, run_config: Callable[..., Any], teacher: FloatModel, options: dict[str, Any], model: dict[str, Any]
+    tmp_path: Path,
+    run_config: Callable[..., Any],
+    teacher: FloatModel,
+    options: dict[str, Any],
+    model: dict[str, Any],
 ) -> None:
     optimizer: Any = "scaled_votes"
     if "float_parts" in model:
         optimizer = {"name": "split", "ternary": "scaled_votes", "float": "adamw"}
     train(
-        run_config(projection(teacher, **options), optimizer=optimizer, **model), RunRequest(directory=tmp_path / "r")
+        run_config(projection(teacher, **options), optimizer=optimizer, **model),
+        RunRequest(directory=tmp_path / "r"),
     )
     student = load_run(tmp_path / "r", accumulators=True).model
     weights = teacher.weights("")
@@ -187,7 +231,9 @@ class Killed(BaseException):
     """Nothing catches it."""
 
 
-@pytest.mark.parametrize(("place", "number"), [("block", 0), ("block", 1), ("finished", 0), ("head", 0)])
+@pytest.mark.parametrize(
+    ("place", "number"), [("block", 0), ("block", 1), ("finished", 0), ("head", 0)]
+)
 def test_a_killed_projection_ends_with_the_same_bits(
     tmp_path: Path,
     run_config: Callable[..., Any],
@@ -224,7 +270,10 @@ def test_a_killed_projection_ends_with_the_same_bits(
 
 
 def test_only_the_block_in_work_changes(
-    tmp_path: Path, run_config: Callable[..., Any], teacher: FloatModel, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    run_config: Callable[..., Any],
+    teacher: FloatModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     changed: list[set[str]] = []
     original = module.fill
@@ -235,11 +284,18 @@ def test_only_the_block_in_work_changes(
         original(root, *given, **options)
         after = student.state_dict()
         different = {name for name in before if not torch.equal(before[name], after[name])}
-        changed.append({".".join(name.split(".")[: 2 if name.startswith("blocks") else 1]) for name in different})
+        changed.append(
+            {
+                ".".join(name.split(".")[: 2 if name.startswith("blocks") else 1])
+                for name in different
+            }
+        )
 
     students: list[Any] = []
     check = module.check_projectable
-    monkeypatch.setattr(module, "check_projectable", lambda *given: students.append(check(*given)) or students[0])
+    monkeypatch.setattr(
+        module, "check_projectable", lambda *given: students.append(check(*given)) or students[0]
+    )
     monkeypatch.setattr(module, "fill", watched)
     train(run_config(projection(teacher)), RunRequest(directory=tmp_path / "run"))
     assert changed == [{"embedding"}, {"blocks.0"}, {"blocks.1"}, {"head"}]
@@ -257,13 +313,17 @@ def test_another_plan_starts_anew(tmp_path: Path) -> None:
     assert not list((tmp_path / "w").glob("block-*"))
 
 
-def test_what_cannot_be_projected_says_so(tmp_path: Path, small: DecoderConfig, teacher: FloatModel) -> None:
+def test_what_cannot_be_projected_says_so(
+    tmp_path: Path, small: DecoderConfig, teacher: FloatModel
+) -> None:
     def student(**options: Any) -> Decoder:
         return Decoder(evolve(small, float_parts=(), **options), 256)
 
     with pytest.raises(ConfigError, match="linears are float"):
         check_projectable(Decoder(small, 256), teacher.config)
-    with pytest.raises(ConfigError, match="`attention` of the model is decoupled, that of the stage is standard"):
+    with pytest.raises(
+        ConfigError, match="`attention` of the model is decoupled, that of the stage is standard"
+    ):
         check_projectable(student(**DECOUPLED), teacher.config)
     with pytest.raises(ConfigError, match="`residual_scale` is -1"):
         check_projectable(student(residual_scale=-1), teacher.config)
@@ -274,7 +334,9 @@ def test_what_cannot_be_projected_says_so(tmp_path: Path, small: DecoderConfig, 
         check_projectable(Decoder(evolve(experts, float_parts=(), inner_gains=False), 256), experts)
 
 
-def test_options_that_do_nothing_are_refused(run_config: Callable[..., Any], teacher: FloatModel) -> None:
+def test_options_that_do_nothing_are_refused(
+    run_config: Callable[..., Any], teacher: FloatModel
+) -> None:
     for options, match in (
         ({"policy": "ls", "activation_order": "always"}, "looks at weights alone"),
         ({"policy": "gptq", "descent_passes": 3}, "no descent"),
@@ -284,7 +346,9 @@ def test_options_that_do_nothing_are_refused(run_config: Callable[..., Any], tea
             run_config({**projection(teacher), **options})
 
 
-def test_a_run_without_a_stage_names_the_phase_that_makes_one(tmp_path: Path, run_config: Callable[..., Any]) -> None:
+def test_a_run_without_a_stage_names_the_phase_that_makes_one(
+    tmp_path: Path, run_config: Callable[..., Any]
+) -> None:
     with pytest.raises(DataError, match="load_teacher"):
         train(run_config({"name": "projection", **SMALL}), RunRequest(directory=tmp_path / "run"))
 
@@ -296,7 +360,9 @@ def test_from_a_llama_of_transformers_to_a_student_near_it(
     tokens = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(4))
     transformers = pytest.importorskip("transformers")
     with torch.no_grad():
-        expected = transformers.AutoModelForCausalLM.from_pretrained(llama)(tokens).logits.log_softmax(dim=-1)
+        expected = transformers.AutoModelForCausalLM.from_pretrained(llama)(
+            tokens
+        ).logits.log_softmax(dim=-1)
     first = [{"name": "load_teacher", "teacher": str(llama), "probe_tokens": 0}, "fold_rotate"]
     sizes = {"calibration_tokens": 4096, "held_out_tokens": 64, "block_size": 64}
     found = {}

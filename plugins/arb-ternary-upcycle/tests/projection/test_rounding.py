@@ -92,7 +92,9 @@ def test_rows_of_zeros_stay_zeros(policy: Policy) -> None:
 def restated_gptq(
     weight: np.ndarray[Any, Any], hessian: np.ndarray[Any, Any], scale: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """Optimal brain surgeon, one column at a time: the inverse is that of the columns still to come, made anew."""
+    """Optimal brain surgeon, one column at a time: the inverse is that of the columns still to
+    come, made anew.
+    """
     left, rows, columns = weight.copy(), *weight.shape
     trits = np.zeros((rows, columns))
     for k in range(columns):
@@ -107,7 +109,9 @@ def restated_gptq(
 def test_gptq_is_the_plain_restatement(columns: int) -> None:
     weight, inputs = normal(12, columns).double(), mixed(300, columns).double()
     hessian = damped(inputs.mT @ inputs, 0.01)
-    scale = torch.exp2(torch.randint(-1, 1, (columns, 12), generator=torch.Generator().manual_seed(3))).double()
+    scale = torch.exp2(
+        torch.randint(-1, 1, (columns, 12), generator=torch.Generator().manual_seed(3))
+    ).double()
     trits, _ = compensate(weight.mT.contiguous(), inverse_factor(hessian), scale)
     expected = restated_gptq(weight.numpy(), hessian.numpy(), scale.mT.numpy())
     np.testing.assert_array_equal(trits.mT.numpy(), expected)
@@ -116,7 +120,9 @@ def test_gptq_is_the_plain_restatement(columns: int) -> None:
 @pytest.mark.parametrize("policy", ["gptq", "gptq_cd"])
 def test_residue_is_of_the_value_that_was_nearest_to_its_trit(policy: Policy) -> None:
     weight, inputs = normal(6, 40), mixed(200, 40)
-    found = project(weight, Recipe(policy=policy, grouping=32, descent_passes=100), inputs.mT @ inputs)
+    found = project(
+        weight, Recipe(policy=policy, grouping=32, descent_passes=100), inputs.mT @ inputs
+    )
     value = found.trits + found.residue
     assert torch.equal(value.round().clamp(-1, 1).to(torch.int8), found.trits)
 
@@ -127,7 +133,9 @@ def test_descent_is_never_worse_and_gptq_beats_least_squares(grouping: Any) -> N
     gram = inputs.mT @ inputs
     hessian = damped(gram, 0.01)
     found = {
-        policy: errors_of(weight, project(weight, Recipe(policy=policy, grouping=grouping), gram), hessian)
+        policy: errors_of(
+            weight, project(weight, Recipe(policy=policy, grouping=grouping), gram), hessian
+        )
         for policy in ("ls", "gptq", "gptq_cd")
     }
     if grouping == "tensor":
@@ -146,12 +154,16 @@ def test_descent_ends_where_no_single_trit_is_better() -> None:
     for k, trit in itertools.product(range(12), (-1, 0, 1)):
         trits = found.trits.clone()
         trits[:, k] = trit
-        other = errors_of(weight, Rounded(trits, found.exponent, found.residue, found.size), hessian)
+        other = errors_of(
+            weight, Rounded(trits, found.exponent, found.residue, found.size), hessian
+        )
         assert bool((other >= best * (1 - 1e-4)).all())
 
 
 def test_small_rows_are_near_the_best_of_all() -> None:
-    """Of independent inputs the best of all; of dependent ones within a little of it in the sum over rows."""
+    """Of independent inputs the best of all; of dependent ones within a little of it in the sum
+    over rows.
+    """
     weight = normal(60, 5)
     diagonal = torch.diag(torch.tensor([4.0, 1.0, 0.5, 2.0, 1.0]))
     dependent = mixed(60, 5).mT @ mixed(60, 5)
@@ -168,7 +180,9 @@ def test_each_row_takes_the_better_order() -> None:
     gram = inputs.mT @ inputs
     hessian = damped(gram, 0.01)
     never, always, auto = (
-        errors_of(weight, project(weight, Recipe(policy="gptq", activation_order=order), gram), hessian)
+        errors_of(
+            weight, project(weight, Recipe(policy="gptq", activation_order=order), gram), hessian
+        )
         for order in ("never", "always", "auto")
     )
     np.testing.assert_allclose(auto.numpy(), torch.minimum(never, always).numpy(), rtol=1e-4)
@@ -177,7 +191,11 @@ def test_each_row_takes_the_better_order() -> None:
 
 
 def test_correction_is_the_ridge_regression_onto_the_teachers_outputs() -> None:
-    weight, student, teacher = normal(4, 10).double(), mixed(80, 10).double(), mixed(80, 10, seed=5).double()
+    weight, student, teacher = (
+        normal(4, 10).double(),
+        mixed(80, 10).double(),
+        mixed(80, 10, seed=5).double(),
+    )
     gram, cross = student.mT @ student, teacher.mT @ student
     found = corrected(weight, gram, cross, 0.05)
     ridge = 0.05 * gram.diagonal().mean().item()
@@ -185,7 +203,9 @@ def test_correction_is_the_ridge_regression_onto_the_teachers_outputs() -> None:
     wanted = np.concatenate([(teacher @ weight.mT).numpy(), np.sqrt(ridge) * weight.mT.numpy()])
     expected, *_ = np.linalg.lstsq(rows, wanted, rcond=None)
     np.testing.assert_allclose(found.numpy(), expected.T, rtol=1e-9)
-    np.testing.assert_allclose(corrected(weight, gram, gram, 0.05).numpy(), weight.numpy(), rtol=1e-9)
+    np.testing.assert_allclose(
+        corrected(weight, gram, gram, 0.05).numpy(), weight.numpy(), rtol=1e-9
+    )
 
 
 def test_errors_are_those_of_the_outputs() -> None:
@@ -196,7 +216,9 @@ def test_errors_are_those_of_the_outputs() -> None:
     assert statistics.tokens == 80
     rounded = least_squares(weight, "row")
     outputs = teacher @ weight.mT
-    expected = torch.linalg.norm(student @ rounded.dense().mT - outputs) / torch.linalg.norm(outputs)
+    expected = torch.linalg.norm(student @ rounded.dense().mT - outputs) / torch.linalg.norm(
+        outputs
+    )
     assert statistics.output_error(weight, rounded) == pytest.approx(float(expected), rel=1e-4)
     own = student @ weight.mT
     expected = torch.linalg.norm(student @ rounded.dense().mT - own) / torch.linalg.norm(own)
@@ -214,5 +236,8 @@ def test_accumulators_hold_the_residue(bits: int, cell: int) -> None:
         error = (votes.double() / cell - found.residue).abs()[inside]
         assert not len(error) or float(error.max()) <= 0.5 / cell + 1e-6
         if policy in ("absmean", "ls"):
-            whole = torch.ldexp(found.trits + found.residue, found.exponent.int().repeat_interleave(32, dim=1)[:, :40])
+            whole = torch.ldexp(
+                found.trits + found.residue,
+                found.exponent.int().repeat_interleave(32, dim=1)[:, :40],
+            )
             torch.testing.assert_close(whole, weight)

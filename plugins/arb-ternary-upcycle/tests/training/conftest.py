@@ -57,7 +57,9 @@ def write_stage(path: Path, model: Decoder) -> None:
     writer = FloatModelWriter(path, model.config, model.vocabulary_size, {"kind": "bytes"})
     for number, block in enumerate(model.blocks):
         writer.write_block(number, neutral(block))
-    writer.write_ends({name: value for name, value in neutral(model).items() if not name.startswith("blocks.")})
+    writer.write_ends(
+        {name: value for name, value in neutral(model).items() if not name.startswith("blocks.")}
+    )
     writer.finish()
 
 
@@ -68,10 +70,18 @@ def make_text(path: Path) -> None:
 
 
 def make_teacher(folder: Path, text: Path, steps: int = 60) -> Decoder:
-    """A float decoder of the tiny config's sizes, trained for some steps on the text, and its stage."""
+    """A float decoder of the tiny config's sizes, trained for some steps on the text, and its
+    stage.
+    """
     torch.manual_seed(0)
     config = DecoderConfig(
-        architecture="llama", width=32, layers=2, heads=4, kv_heads=2, feed_forward=48, max_length=32
+        architecture="llama",
+        width=32,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        feed_forward=48,
+        max_length=32,
     )
     model = Decoder(float_config(config), 256)
     ids = torch.tensor(list(text.read_bytes()))
@@ -79,7 +89,9 @@ def make_teacher(folder: Path, text: Path, steps: int = 60) -> Decoder:
     for _ in range(steps):
         starts = torch.randint(0, len(ids) // 2, (8,))
         window = torch.stack([ids[start : start + 25] for start in starts])
-        loss = torch.nn.functional.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(
+            model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -127,9 +139,17 @@ class Tiny:
 
     def phase(self, name: str, **options: Any) -> str:
         """An override that makes one phase of the run."""
-        given: Mapping[str, Any] = {"name": name, "batch_size": 2, "block_size": 16, "eval_every": 0, **options}
+        given: Mapping[str, Any] = {
+            "name": name,
+            "batch_size": 2,
+            "block_size": 16,
+            "eval_every": 0,
+            **options,
+        }
         given = {"teacher": self.folder / "teacher", **given} if name != "standard" else given
-        return "phases=[" + "{" + ", ".join(f"{key}: {value}" for key, value in given.items()) + "}]"
+        return (
+            "phases=[" + "{" + ", ".join(f"{key}: {value}" for key, value in given.items()) + "}]"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -169,9 +189,13 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture
 def files_in() -> Callable[..., dict[str, bytes]]:
-    """The content of every file under a folder that matches a pattern, by its path in the folder."""
+    """The content of every file under a folder that matches a pattern, by its path in the
+    folder.
+    """
 
-    def read(folder: Path, patterns: Iterable[str] = ("metrics.jsonl", "checkpoints/*/*")) -> dict[str, bytes]:
+    def read(
+        folder: Path, patterns: Iterable[str] = ("metrics.jsonl", "checkpoints/*/*")
+    ) -> dict[str, bytes]:
         found = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
         return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(found)}
 

@@ -63,8 +63,14 @@ def update_of_attention(model: Decoder, block: int, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("target", "part"), [("residual", ""), ("attention", "attention.")])
-def test_only_the_block_in_training_changes_and_its_loss_is_the_distance(tiny: Any, target: str, part: str) -> None:
-    run, _ = tiny.run("run", tiny.phase("blockwise", steps=4, distill_target=target), "checkpoint={every: 1, keep: 9}")
+def test_only_the_block_in_training_changes_and_its_loss_is_the_distance(
+    tiny: Any, target: str, part: str
+) -> None:
+    run, _ = tiny.run(
+        "run",
+        tiny.phase("blockwise", steps=4, distill_target=target),
+        "checkpoint={every: 1, keep: 9}",
+    )
     model: Any = build_parts(tiny.config()).model
     states = [dict(model.state_dict()), *(at_step(run, step) for step in range(1, 9))]
     for step in range(1, 9):
@@ -74,8 +80,12 @@ def test_only_the_block_in_training_changes_and_its_loss_is_the_distance(tiny: A
         assert all(name.startswith(f"blocks.{block}.{part}") for name in moved), step
     whole = {block: changed(states[4 * block], states[4 * block + 4]) for block in range(2)}
     for block, moved in whole.items():
-        assert any(name.endswith("attention.norm.weight") for name in moved), "float parts learn too"
-        assert {f"blocks.{block}.attention.{name}.votes" for name in ("query", "key", "value", "output")} <= moved
+        assert any(name.endswith("attention.norm.weight") for name in moved), (
+            "float parts learn too"
+        )
+        assert {
+            f"blocks.{block}.attention.{name}.votes" for name in ("query", "key", "value", "output")
+        } <= moved
         assert (f"blocks.{block}.feed_forward.down.votes" in moved) == (target == "residual")
     # The first loss of either block, from the whole models.
     losses = [line["loss"] for line in trained(run)]
@@ -88,13 +98,23 @@ def test_only_the_block_in_training_changes_and_its_loss_is_the_distance(tiny: A
                 for each in (model, tiny.teacher)
             )
             if target == "residual":
-                mine, its = model.run_blocks(mine, block, block + 1), tiny.teacher.run_blocks(its, block, block + 1)
+                mine, its = (
+                    model.run_blocks(mine, block, block + 1),
+                    tiny.teacher.run_blocks(its, block, block + 1),
+                )
             else:
-                mine, its = update_of_attention(model, block, mine), update_of_attention(tiny.teacher, block, its)
-        assert losses[4 * block] == pytest.approx(np.abs(mine.numpy() - its.numpy()).mean(dtype=np.float64), rel=1e-5)
+                mine, its = (
+                    update_of_attention(model, block, mine),
+                    update_of_attention(tiny.teacher, block, its),
+                )
+        assert losses[4 * block] == pytest.approx(
+            np.abs(mine.numpy() - its.numpy()).mean(dtype=np.float64), rel=1e-5
+        )
 
 
-def test_blocks_behind_the_one_in_training_do_not_run(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_behind_the_one_in_training_do_not_run(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forward, ran = Block.forward, Counter[int]()
 
     def counted(self: Block, *arguments: Any) -> Tensor:
@@ -118,7 +138,9 @@ def test_a_student_with_decoupled_attention_learns_that_of_its_teacher(tiny: Any
     phase = tiny.phase("blockwise", steps=3, distill_target="attention")
     run, _ = tiny.run("run", phase, "checkpoint={every: 3, keep: 9}", *shape)
     moved = changed(at_step(run, 3), at_step(run, 6))
-    assert {f"blocks.1.attention.{name}.votes" for name in ("query_semantic", "key_geometric", "output")} <= moved
+    assert {
+        f"blocks.1.attention.{name}.votes" for name in ("query_semantic", "key_geometric", "output")
+    } <= moved
     assert all(name.startswith("blocks.1.attention.") for name in moved)
 
 
@@ -128,12 +150,20 @@ def test_everything_learns_again_after_the_phase(tiny: Any) -> None:
     both = first[:-1] + ", " + second.removeprefix("phases=[")
     run, _ = tiny.run("run", both, "checkpoint={every: 1, keep: 9}")
     moved = changed(at_step(run, 4), at_step(run, 6))
-    assert {"embedding.votes", "head.votes", "final_norm.weight", "blocks.0.feed_forward.down.votes"} <= moved
+    assert {
+        "embedding.votes",
+        "head.votes",
+        "final_norm.weight",
+        "blocks.0.feed_forward.down.votes",
+    } <= moved
 
 
 @pytest.mark.parametrize("target", ["residual", "attention"])
 def test_a_cached_run_is_an_uncached_one_bit_for_bit(
-    tiny: Any, files_in: Callable[..., dict[str, bytes]], monkeypatch: pytest.MonkeyPatch, target: str
+    tiny: Any,
+    files_in: Callable[..., dict[str, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
 ) -> None:
     run_block, ran = Teacher.run_block, [0]
 
@@ -142,15 +172,19 @@ def test_a_cached_run_is_an_uncached_one_bit_for_bit(
         return run_block(self, number, x_BSD)
 
     monkeypatch.setattr(Teacher, "run_block", counted)
-    # 12 samples are drawn for either block, and kept at four places: memory for some of them, or for none.
+    # 12 samples are drawn for either block, and kept at four places: memory for some of them, or
+    # for none.
     steps, runs, sample = 6, {}, 16 * 32 * 4
     for memory in (None, 12 * sample, 0) if target == "residual" else (None, 12 * sample):
-        options = {} if memory is None else {"cache_teacher_outputs": "true", "cache_memory": memory}
+        options = (
+            {} if memory is None else {"cache_teacher_outputs": "true", "cache_memory": memory}
+        )
         ran[0] = 0
         phase = tiny.phase("blockwise", steps=steps, distill_target=target, **options)
         run, _ = tiny.run(f"run-{memory}", phase, "checkpoint={every: 6, keep: 9}")
         runs[memory] = files_in(run.path, MODELS)
-        # To the second block's output: through both blocks of the teacher, or only through the second.
+        # To the second block's output: through both blocks of the teacher, or only through the
+        # second.
         assert ran[0] == 2 * steps * (3 if memory is None else 2), memory
         assert not list((run.path / "cache").glob("*/*"))
     assert all(files == runs[None] for files in runs.values())
@@ -159,7 +193,10 @@ def test_a_cached_run_is_an_uncached_one_bit_for_bit(
 def test_a_teacher_that_does_not_fit_into_memory_gives_the_same_bits(
     tiny: Any, files_in: Callable[..., dict[str, bytes]]
 ) -> None:
-    runs = [tiny.run(f"run-{n}", tiny.phase("blockwise", steps=3, teacher_memory=n))[0] for n in (0, 30_000, 1 << 30)]
+    runs = [
+        tiny.run(f"run-{n}", tiny.phase("blockwise", steps=3, teacher_memory=n))[0]
+        for n in (0, 30_000, 1 << 30)
+    ]
     first, *others = (files_in(run.path, MODELS) for run in runs)
     assert all(files == first for files in others)
 
@@ -201,12 +238,19 @@ def test_a_block_that_has_converged_is_done(tiny: Any) -> None:
     far = tiny.phase("blockwise", steps=9, convergence_target=1e-6, convergence_max_steps="null")
     assert len(trained(tiny.run("far", far)[0])) == 18
     # Rates of 0 learn nothing: the mean is lower than ever only as the batches have it.
-    still = tiny.phase("blockwise", convergence_target=1e-6, convergence_patience=4, convergence_max_steps=60)
-    lines = trained(tiny.run("still", still, "optimizer.ternary.lr=1e-9", "optimizer.float.lr=1e-9")[0])
+    still = tiny.phase(
+        "blockwise", convergence_target=1e-6, convergence_patience=4, convergence_max_steps=60
+    )
+    lines = trained(
+        tiny.run("still", still, "optimizer.ternary.lr=1e-9", "optimizer.float.lr=1e-9")[0]
+    )
     for block in range(2):
         losses = np.array([line["loss"] for line in lines if line["block"] == block])
         weights = 0.9 ** np.arange(len(losses))[::-1]
-        means = [float((weights[-n:] * losses[:n]).sum() / weights[-n:].sum()) for n in range(1, len(losses) + 1)]
+        means = [
+            float((weights[-n:] * losses[:n]).sum() / weights[-n:].sum())
+            for n in range(1, len(losses) + 1)
+        ]
         lowest, at = means[0], 0
         for step, mean in enumerate(means):
             if mean < lowest * (1 - 1e-4):
@@ -242,7 +286,9 @@ def test_monitoring_changes_no_bit_and_active_lowers_the_rates(
             if step == 0:
                 factor = 1.0
             for key, peak in (("lr", 0.01), ("rate", 0.05)):
-                plain = scheduled_value("cosine", step, steps=12, warmup=0, peak=peak, floor=peak * 0.5)
+                plain = scheduled_value(
+                    "cosine", step, steps=12, warmup=0, peak=peak, floor=peak * 0.5
+                )
                 assert event[key] == pytest.approx(max(min(plain, 0.004), plain * factor)), event
             seen.add(factor)
             if decision := decisions.get(event["step"]):
@@ -271,7 +317,9 @@ def test_monitoring_changes_no_bit_and_active_lowers_the_rates(
         ),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(tiny: Any, options: dict[str, Any], words: str) -> None:
+def test_options_that_would_do_nothing_are_refused(
+    tiny: Any, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         tiny.config(tiny.phase("blockwise", **options))
 
@@ -279,7 +327,9 @@ def test_options_that_would_do_nothing_are_refused(tiny: Any, options: dict[str,
 def test_without_a_teacher_or_with_another_kind_of_student_nothing_begins(tiny: Any) -> None:
     with pytest.raises(DataError, match=r"no complete stage teacher or prepared[^$]*load_teacher"):
         tiny.run("none", tiny.phase("blockwise", teacher="null"))
-    with pytest.raises(ConfigError, match="layers: 3, the teacher's is 2; width: 16, the teacher's is 32"):
+    with pytest.raises(
+        ConfigError, match="layers: 3, the teacher's is 2; width: 16, the teacher's is 32"
+    ):
         tiny.run("other", tiny.phase("blockwise"), "model.layers=3", "model.width=16")
 
 
@@ -291,7 +341,9 @@ def test_without_a_teacher_or_with_another_kind_of_student_nothing_begins(tiny: 
         {"freeze": ["blocks.0.feed_forward"], "distill_target": "attention"},
     ],
 )
-def test_a_pattern_that_names_nothing_in_the_blocks_is_refused(tiny: Any, options: dict[str, Any]) -> None:
+def test_a_pattern_that_names_nothing_in_the_blocks_is_refused(
+    tiny: Any, options: dict[str, Any]
+) -> None:
     [option] = set(options) - {"distill_target"}
     [pattern] = options[option]
     words = rf"phases\[0\]\.{option}: '{pattern}' has no effect"
@@ -303,4 +355,7 @@ def test_a_pattern_that_names_nothing_in_the_blocks_is_refused(tiny: Any, option
 
 
 def test_a_pattern_that_names_part_of_a_block_is_taken(tiny: Any) -> None:
-    tiny.run("frozen", tiny.phase("blockwise", freeze=["blocks.0.attention.query"], rate_factors={"*.down": 0.5}))
+    tiny.run(
+        "frozen",
+        tiny.phase("blockwise", freeze=["blocks.0.attention.query"], rate_factors={"*.down": 0.5}),
+    )

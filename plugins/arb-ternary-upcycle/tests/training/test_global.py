@@ -58,10 +58,14 @@ def test_the_loss_is_cross_entropy_and_the_weighted_divergence(tiny: Any) -> Non
     run, _ = tiny.run("run", phase)
     config = tiny.config()
     parts = build_parts(config)
-    batch = next(parts.data.batches(BatchRequest(2, 16, derive_seed(config.seed, "phase 0", "order"))))
+    batch = next(
+        parts.data.batches(BatchRequest(2, 16, derive_seed(config.seed, "phase 0", "order")))
+    )
     inputs, targets = batch.data[:, :-1], batch.data[:, 1:].flatten()
     with torch.no_grad():
-        student, teacher = (each(inputs).double().flatten(0, 1) for each in (parts.model, tiny.teacher))
+        student, teacher = (
+            each(inputs).double().flatten(0, 1) for each in (parts.model, tiny.teacher)
+        )
     kl = F.kl_div(F.log_softmax(student / 2, -1), F.softmax(teacher / 2, -1), reduction="batchmean")
     wanted = F.cross_entropy(student, targets) + 0.7 * 4.0 * kl
     loss = json.loads(run.metrics_file.read_text().splitlines()[0])["loss"]
@@ -88,7 +92,9 @@ def test_many_logits_are_judged_in_blocks_and_the_losses_are_the_same(
 
 def test_a_teacher_in_bfloat16_takes_half_the_memory_and_rounds_its_products(tiny: Any) -> None:
     model = FloatModel.open(tiny.folder / "teacher")
-    matrices = sum(each.weight.nbytes for each in model.block(0).modules() if isinstance(each, torch.nn.Linear))
+    matrices = sum(
+        each.weight.nbytes for each in model.block(0).modules() if isinstance(each, torch.nn.Linear)
+    )
     gains = sum(each.nbytes for each in model.block(0).state_dict().values()) - matrices
     tokens = torch.arange(64).view(2, 32)
     teacher = Teacher(model, matrices + 2 * gains, torch.device("cpu"), "bfloat16")
@@ -100,15 +106,23 @@ def test_a_teacher_in_bfloat16_takes_half_the_memory_and_rounds_its_products(tin
     assert 0 < (found.float() - wanted).norm() < 2**-5 * wanted.norm()
 
 
-def test_without_a_weight_it_trains_as_the_standard_phase(tiny: Any, files_in: Callable[..., dict[str, bytes]]) -> None:
+def test_without_a_weight_it_trains_as_the_standard_phase(
+    tiny: Any, files_in: Callable[..., dict[str, bytes]]
+) -> None:
     plain, _ = tiny.run("plain", tiny.phase("standard", steps=4))
     alone, _ = tiny.run("alone", tiny.phase("global", steps=4, force="true", teacher="null"))
     taught, _ = tiny.run("taught", tiny.phase("global", steps=4, force="true", kd_weight=0.1))
-    assert files_in(plain.path, MODELS) == files_in(alone.path, MODELS) != files_in(taught.path, MODELS)
+    assert (
+        files_in(plain.path, MODELS)
+        == files_in(alone.path, MODELS)
+        != files_in(taught.path, MODELS)
+    )
 
 
 def test_a_student_that_is_far_away_is_refused_with_numbers(tiny: Any) -> None:
-    with pytest.raises(ConfigError, match=r"loss is \d\.\d+, \d+\.\d\d times the teacher's \d") as told:
+    with pytest.raises(
+        ConfigError, match=r"loss is \d\.\d+, \d+\.\d\d times the teacher's \d"
+    ) as told:
         tiny.run("far", tiny.phase("global", steps=2))
     assert "at most 1.5 times" in told.value.what
     assert "force: true" in told.value.hint
@@ -123,7 +137,9 @@ def test_one_and_a_half_times_is_allowed(tiny: Any, monkeypatch: pytest.MonkeyPa
 
     for mine, allowed in ((3.0, True), (3.0001, False), (float("nan"), False)):
         losses = iter([mine, 2.0])
-        monkeypatch.setattr(global_phase, "evaluate", lambda *_, losses=losses, **__: Result(next(losses)))
+        monkeypatch.setattr(
+            global_phase, "evaluate", lambda *_, losses=losses, **__: Result(next(losses))
+        )
         if allowed:
             run, _ = tiny.run("allowed", tiny.phase("global", steps=1))
             first = json.loads(run.metrics_file.read_text().splitlines()[0])
@@ -142,7 +158,14 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     stop: int,
 ) -> None:
     monkeypatch.setattr(global_phase, "MOST", 1e9)
-    phase = tiny.phase("global", steps=6, kd_weight=0.5, eval_every=2, eval_batches=1, gradient_accumulation_steps=2)
+    phase = tiny.phase(
+        "global",
+        steps=6,
+        kd_weight=0.5,
+        eval_every=2,
+        eval_batches=1,
+        gradient_accumulation_steps=2,
+    )
     whole, _ = tiny.run("whole", phase)
     stop_at(stop)
     with pytest.raises(Interrupted):
@@ -162,6 +185,8 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
         ({"kd_weight": 1.0, "preserve_state": "true"}, "remembers nothing of earlier batches"),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(tiny: Any, options: dict[str, Any], words: str) -> None:
+def test_options_that_would_do_nothing_are_refused(
+    tiny: Any, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         tiny.config(tiny.phase("global", **options))

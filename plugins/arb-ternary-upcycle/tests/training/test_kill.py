@@ -1,4 +1,6 @@
-"""SIGKILL in the middle of a block and of the global phase; the resumed run ends with the bytes of one that was not."""
+"""SIGKILL in the middle of a block and of the global phase; the resumed run ends with the bytes of
+one that was not.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ HELPER = """
 import json, os, signal, sys
 import torch
 torch.set_num_threads(1)
-import arb_ternary_text.models.decoder, arb_ternary_train.optim.split, arb_ternary_train.optim.adamw
-import arb_ternary_votes.scaled_votes, arb_ternary_upcycle.blockwise, arb_ternary_upcycle.global_phase
+import arb_ternary_text.models.decoder
+import arb_ternary_train.optim.split
+import arb_ternary_train.optim.adamw
+import arb_ternary_votes.scaled_votes
+import arb_ternary_upcycle.blockwise
+import arb_ternary_upcycle.global_phase
 from pathlib import Path
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.loading import load_config
@@ -54,24 +60,42 @@ for line in sys.stdin:
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
 
 
-def test_killed_in_a_block_and_in_the_global_phase(tiny: Any, files_in: Callable[..., dict[str, bytes]]) -> None:
-    options = {"cache_teacher_outputs": "true", "cache_memory": 3000, "gradient_accumulation_steps": 2}
+def test_killed_in_a_block_and_in_the_global_phase(
+    tiny: Any, files_in: Callable[..., dict[str, bytes]]
+) -> None:
+    options = {
+        "cache_teacher_outputs": "true",
+        "cache_memory": 3000,
+        "gradient_accumulation_steps": 2,
+    }
     blockwise = tiny.phase("blockwise", steps=5, blockwise_autotune_enabled="true", **options)
-    both = blockwise[:-1] + ", " + tiny.phase("global", steps=5, kd_weight=0.5).removeprefix("phases=[")
+    both = (
+        blockwise[:-1]
+        + ", "
+        + tiny.phase("global", steps=5, kd_weight=0.5).removeprefix("phases=[")
+    )
     overrides = [both, "checkpoint={every: 3, keep: 40}"]
-    process = subprocess.Popen([sys.executable, "-c", HELPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HELPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
     def run(name: str, at: int) -> int:
         assert process.stdin is not None
         assert process.stdout is not None
-        order = {"config": str(tiny.file), "overrides": overrides, "directory": str(tiny.folder / name), "at": at}
+        order = {
+            "config": str(tiny.file),
+            "overrides": overrides,
+            "directory": str(tiny.folder / name),
+            "at": at,
+        }
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
         return int(process.stdout.readline())
 
     try:
         assert run("whole", 0) == 0
-        # In the first block, in the second, after its last checkpoint, in the global phase; then to the end.
+        # In the first block, in the second, after its last checkpoint, in the global phase; then to
+        # the end.
         for at in (5, 8, 10, 15):
             assert run("killed", at) == signal.SIGKILL
             if at == 8:

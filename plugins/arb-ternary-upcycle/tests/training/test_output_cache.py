@@ -47,7 +47,9 @@ def test_what_is_put_in_comes_out(tmp_path: Path, memory: int) -> None:
     assert held(cache, NEXT) == []
     assert cache.get(HERE, 0, digest(1)) is None, "a sample with other inputs is another"
     files = [*(tmp_path / "cache").glob("*")]
-    assert sum(file.stat().st_size for file in files) == (6 - min(6, memory // BYTES)) * (BYTES + 56)
+    assert sum(file.stat().st_size for file in files) == (6 - min(6, memory // BYTES)) * (
+        BYTES + 56
+    )
     cache.remove()
     assert not (tmp_path / "cache").exists()
 
@@ -85,7 +87,9 @@ def test_a_later_process_finds_what_is_whole_and_of_the_same_models(tmp_path: Pa
     assert held(later) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_full_disk_is_told_once_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_once_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 0))
     notes: list[str] = []

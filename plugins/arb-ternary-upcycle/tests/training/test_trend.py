@@ -33,7 +33,10 @@ def random_losses(seed: int) -> list[float]:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_block_is_done_at_the_target_or_when_nothing_falls(seed: int) -> None:
     losses, patience, target = random_losses(seed), 12, 0.2 + 0.03 * seed
-    convergence, never = Convergence(target, patience, Trend()), Convergence(None, patience, Trend())
+    convergence, never = (
+        Convergence(target, patience, Trend()),
+        Convergence(None, patience, Trend()),
+    )
     means, lowest, at = means_of(losses), math.inf, 0
     for step, (loss, mean) in enumerate(zip(losses, means, strict=True)):
         for each in (convergence, never):
@@ -69,7 +72,11 @@ def test_rates_fall_at_spikes_and_plateaus_down_to_the_floor(seed: int) -> None:
             waited = since = 0
             causes.append("spike" if spike else "plateau")
             assert decision is not None
-            assert (decision.cause, decision.factor, decision.lowers) == (causes[-1], factor, factor < before)
+            assert (decision.cause, decision.factor, decision.lowers) == (
+                causes[-1],
+                factor,
+                factor < before,
+            )
         else:
             assert decision is None
         assert autotune.factor == factor

@@ -29,7 +29,9 @@ def write_stage(path: Path, model: Decoder) -> Path:
 
     for number, block in enumerate(model.blocks):
         writer.write_block(number, named(block))
-    writer.write_ends({name: value for name, value in named(model).items() if not name.startswith("blocks.")})
+    writer.write_ends(
+        {name: value for name, value in named(model).items() if not name.startswith("blocks.")}
+    )
     writer.finish()
     return path
 

@@ -1,4 +1,6 @@
-"""The check ``eval``: what models say to questions, beside one text at a time through a plain pass."""
+"""The check ``eval``: what models say to questions, beside one text at a time through a plain
+pass.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_the_choice_is_the_likeliest_continuation(
 ) -> None:
     tasks = write(tmp_path / "tasks.jsonl", CHOICES)
     context = run(student)
-    result = EvalCheck(EvalConfig(tasks=tasks, min_student_accuracy=0.0, batch_size=3)).check(context)
+    result = EvalCheck(EvalConfig(tasks=tasks, min_student_accuracy=0.0, batch_size=3)).check(
+        context
+    )
     said = report(context, "eval")["details"]["answers"]
     right = {"teacher": 0, "student": 0}
     for question, answers in zip(CHOICES, said, strict=True):
@@ -64,11 +68,17 @@ def test_the_choice_is_the_likeliest_continuation(
             right[name] += answers[name] == question["answer"]
     assert result.metrics["teacher_accuracy"] == right["teacher"] / 3
     assert result.metrics["student_accuracy"] == right["student"] / 3
-    assert result.metrics["accuracy_drop"] == pytest.approx((right["teacher"] - right["student"]) / 3)
+    assert result.metrics["accuracy_drop"] == pytest.approx(
+        (right["teacher"] - right["student"]) / 3
+    )
 
 
-def test_an_exact_answer_is_the_greedy_text(run: Run, report: Any, teacher: Decoder, tmp_path: Path) -> None:
-    """Random weights give bytes that are no characters, so only the printable part of the head is left."""
+def test_an_exact_answer_is_the_greedy_text(
+    run: Run, report: Any, teacher: Decoder, tmp_path: Path
+) -> None:
+    """Random weights give bytes that are no characters, so only the printable part of the head is
+    left.
+    """
     with torch.no_grad():
         teacher.head.weight[:32] = 0
         teacher.head.weight[127:] = 0
@@ -78,13 +88,22 @@ def test_an_exact_answer_is_the_greedy_text(run: Run, report: Any, teacher: Deco
     wrong = texts[0][:-1] + ("x" if texts[0][-1] != "x" else "y")
     questions = [{"prompt": p, "answer": t} for p, t in zip(prompts, texts, strict=True)]
     tasks = write(tmp_path / "tasks.jsonl", [*questions, {"prompt": prompts[0], "answer": wrong}])
-    result = EvalCheck(EvalConfig(tasks=tasks, min_student_accuracy=0.75)).check(context := run(teacher))
+    result = EvalCheck(EvalConfig(tasks=tasks, min_student_accuracy=0.75)).check(
+        context := run(teacher)
+    )
     assert result.metrics["student_accuracy"] == 0.75
-    assert [each["student"] for each in report(context, "eval")["details"]["answers"]] == [0, 0, 0, -1]
+    assert [each["student"] for each in report(context, "eval")["details"]["answers"]] == [
+        0,
+        0,
+        0,
+        -1,
+    ]
     assert result.passed
 
 
-def test_a_number_at_its_limit_passes_and_one_beyond_does_not(run: Run, student: Decoder, tmp_path: Path) -> None:
+def test_a_number_at_its_limit_passes_and_one_beyond_does_not(
+    run: Run, student: Decoder, tmp_path: Path
+) -> None:
     tasks = write(tmp_path / "tasks.jsonl", CHOICES)
     context = run(student)
     base = EvalCheck(EvalConfig(tasks=tasks, min_student_accuracy=0.0)).check(context).metrics
@@ -135,7 +154,9 @@ class Said:
         return ids
 
 
-def test_the_seam_is_where_the_tokens_of_the_prompt_end(run: Run, student: Decoder, tmp_path: Path) -> None:
+def test_the_seam_is_where_the_tokens_of_the_prompt_end(
+    run: Run, student: Decoder, tmp_path: Path
+) -> None:
     """' to' is one id: its chance is that of one prediction, not of three bytes."""
     from arb_ternary_upcycle.verification.pair import open_pair
 
@@ -148,11 +169,19 @@ def test_the_seam_is_where_the_tokens_of_the_prompt_end(run: Run, student: Decod
     assert answers[1].chosen == (wanted,)
 
 
-def test_long_prompts_lose_their_beginnings(run: Run, small: DecoderConfig, student: Decoder, tmp_path: Path) -> None:
+def test_long_prompts_lose_their_beginnings(
+    run: Run, small: DecoderConfig, student: Decoder, tmp_path: Path
+) -> None:
     text = load_text("validation")[1000:1200]
-    tasks = write(tmp_path / "t.jsonl", [{"prompt": text, "choices": [" alpha", " beta"], "answer": 0}])
+    tasks = write(
+        tmp_path / "t.jsonl", [{"prompt": text, "choices": [" alpha", " beta"], "answer": 0}]
+    )
     context = run(student)
-    said = EvalCheck(EvalConfig(tasks=tasks, min_student_accuracy=0.0)).check(context).metrics["student_accuracy"]
+    said = (
+        EvalCheck(EvalConfig(tasks=tasks, min_student_accuracy=0.0))
+        .check(context)
+        .metrics["student_accuracy"]
+    )
     scores = [chance(student, text[-(65 - len(c)) :], c) for c in (" alpha", " beta")]
     assert said == float(scores[0] > scores[1])
 
@@ -166,12 +195,27 @@ def test_long_prompts_lose_their_beginnings(run: Run, small: DecoderConfig, stud
         ('{"prompt": "", "answer": "b"}', "prompt must be a text that is not empty"),
         ('{"prompt": "a", "answer": ""}', "answer must be texts, none of them empty"),
         ('{"prompt": "a", "answer": 3}', "answer must be texts"),
-        ('{"prompt": "a", "choices": ["b"], "answer": 0}', "choices must be two or more different texts"),
-        ('{"prompt": "a", "choices": ["b", "b"], "answer": 0}', "choices must be two or more different texts"),
+        (
+            '{"prompt": "a", "choices": ["b"], "answer": 0}',
+            "choices must be two or more different texts",
+        ),
+        (
+            '{"prompt": "a", "choices": ["b", "b"], "answer": 0}',
+            "choices must be two or more different texts",
+        ),
         ('{"prompt": "a", "choices": ["b", 1], "answer": 0}', "choices must be texts"),
-        ('{"prompt": "a", "choices": ["b", "c"], "answer": 2}', "answer must be the number of a choice, from 0 to 1"),
-        ('{"prompt": "a", "choices": ["b", "c"], "answer": true}', "answer must be the number of a choice"),
-        ('{"prompt": "a", "choices": "bc", "answer": 0}', "choices must be two or more different texts"),
+        (
+            '{"prompt": "a", "choices": ["b", "c"], "answer": 2}',
+            "answer must be the number of a choice, from 0 to 1",
+        ),
+        (
+            '{"prompt": "a", "choices": ["b", "c"], "answer": true}',
+            "answer must be the number of a choice",
+        ),
+        (
+            '{"prompt": "a", "choices": "bc", "answer": 0}',
+            "choices must be two or more different texts",
+        ),
     ],
 )
 def test_a_line_that_is_no_question_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -189,15 +233,23 @@ def test_a_file_without_questions_or_that_is_missing_is_refused(tmp_path: Path) 
         read_questions(tmp_path / "missing")
 
 
-def test_what_cannot_be_asked_is_refused(run: Run, student: Decoder, small: DecoderConfig, tmp_path: Path) -> None:
-    config = EvalConfig(tasks=write(tmp_path / "t", [{"prompt": "a", "answer": "b" * 65}]), min_student_accuracy=0.5)
+def test_what_cannot_be_asked_is_refused(
+    run: Run, student: Decoder, small: DecoderConfig, tmp_path: Path
+) -> None:
+    config = EvalConfig(
+        tasks=write(tmp_path / "t", [{"prompt": "a", "answer": "b" * 65}]), min_student_accuracy=0.5
+    )
     with pytest.raises(DataError, match=r"t:1: .* has 65 tokens, and the context 64"):
         EvalCheck(config).check(run(student))
     with pytest.raises(ConfigError, match="the model is not causal"):
-        EvalCheck(config).check(run(Decoder(evolve(small, causal=False, architecture=None, sub_norms=False), 256)))
+        EvalCheck(config).check(
+            run(Decoder(evolve(small, causal=False, architecture=None, sub_norms=False), 256))
+        )
     with pytest.raises(DataError, match="it has no tokenizer"):
         EvalCheck(config).check(run(student, data=Nameless()))
-    with pytest.raises(ValueError, match="'min_student_accuracy' or 'max_accuracy_drop' must be given"):
+    with pytest.raises(
+        ValueError, match="'min_student_accuracy' or 'max_accuracy_drop' must be given"
+    ):
         EvalConfig()
 
 

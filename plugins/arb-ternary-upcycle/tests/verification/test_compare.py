@@ -25,7 +25,8 @@ def outputs(model: Decoder, tokens: torch.Tensor) -> tuple[np.ndarray, list[np.n
     """Logits, and what each attention layer gives, of a plain pass over whole sequences."""
     seen: list[np.ndarray] = []
     hooks = [
-        block.attention.register_forward_hook(lambda m, i, o: seen.append(o.double().numpy())) for block in model.blocks
+        block.attention.register_forward_hook(lambda m, i, o: seen.append(o.double().numpy()))
+        for block in model.blocks
     ]
     with torch.no_grad():
         logits = model.eval()(tokens).double().numpy()
@@ -35,15 +36,24 @@ def outputs(model: Decoder, tokens: torch.Tensor) -> tuple[np.ndarray, list[np.n
 
 
 def held_out(context: Any, batches: int) -> list[torch.Tensor]:
-    return [batch.data[:, :-1] for batch in context.data.held_out(*context.evaluation_shape, batches)]
+    return [
+        batch.data[:, :-1] for batch in context.data.held_out(*context.evaluation_shape, batches)
+    ]
 
 
-def test_means_and_maxima_are_those_of_a_plain_pass(run: Run, report: Any, teacher: Decoder, student: Decoder) -> None:
+def test_means_and_maxima_are_those_of_a_plain_pass(
+    run: Run, report: Any, teacher: Decoder, student: Decoder
+) -> None:
     context = run(student)
     result = CompareCheck(CompareConfig(batches=4, attention=ANY, logits=ANY)).check(context)
-    both = [[outputs(model, tokens) for tokens in held_out(context, 4)] for model in (teacher, student)]
+    both = [
+        [outputs(model, tokens) for tokens in held_out(context, 4)] for model in (teacher, student)
+    ]
     logits = np.concatenate([abs(a[0] - b[0]).ravel() for a, b in zip(*both, strict=True)])
-    layers = [np.concatenate([abs(a[1][n] - b[1][n]).ravel() for a, b in zip(*both, strict=True)]) for n in range(2)]
+    layers = [
+        np.concatenate([abs(a[1][n] - b[1][n]).ravel() for a, b in zip(*both, strict=True)])
+        for n in range(2)
+    ]
     attention = np.concatenate(layers)
     wanted = {
         "attention_mean_l1": attention.mean(),
@@ -55,7 +65,9 @@ def test_means_and_maxima_are_those_of_a_plain_pass(run: Run, report: Any, teach
     assert logits.max() > 3 * logits.mean() > 0  # not one number under two names
     found = report(context, "compare")
     assert found["metrics"] == result.metrics
-    assert [each["max_l1"] for each in found["details"]["layers"]] == pytest.approx([a.max() for a in layers], rel=1e-5)
+    assert [each["max_l1"] for each in found["details"]["layers"]] == pytest.approx(
+        [a.max() for a in layers], rel=1e-5
+    )
     assert found["details"]["batches"] == 4
     assert found["details"]["tokens"] == 4 * 3 * 24
 
@@ -63,9 +75,9 @@ def test_means_and_maxima_are_those_of_a_plain_pass(run: Run, report: Any, teach
 def test_identical_models_are_nowhere_apart_and_leave_no_trace(run: Run, teacher: Decoder) -> None:
     teacher.train()
     before = torch.get_rng_state()
-    result = CompareCheck(CompareConfig(attention=Limits(max_max_l1=0.0), logits=Limits(max_mean_l1=0.0))).check(
-        run(teacher)
-    )
+    result = CompareCheck(
+        CompareConfig(attention=Limits(max_max_l1=0.0), logits=Limits(max_mean_l1=0.0))
+    ).check(run(teacher))
     assert result.passed
     assert set(result.metrics.values()) == {0.0}
     assert teacher.training
@@ -79,7 +91,9 @@ def test_a_number_at_its_limit_passes_and_one_above_does_not(
     run: Run, student: Decoder, report: Any, what: str, limit: str
 ) -> None:
     context = run(student)
-    measured = CompareCheck(CompareConfig(**{what: ANY})).check(context).metrics[f"{what}_{limit[4:]}"]
+    measured = (
+        CompareCheck(CompareConfig(**{what: ANY})).check(context).metrics[f"{what}_{limit[4:]}"]
+    )
     for allowed, passes in ((measured, True), (np.nextafter(measured, 0), False)):
         config = CompareConfig(**{what: Limits(**{limit: float(allowed)})})
         result = CompareCheck(config).check(context)
@@ -95,7 +109,12 @@ def test_a_failure_that_is_only_reported_has_its_report_under_its_label(
     result = CompareCheck(config).check(context := run(student))
     assert (result.passed, result.fails_run) == (False, False)
     found = report(context, "early")
-    assert (found["passed"], found["fails_run"], found["step"], found["check"]) == (False, False, 7, "compare")
+    assert (found["passed"], found["fails_run"], found["step"], found["check"]) == (
+        False,
+        False,
+        7,
+        "compare",
+    )
     assert found["judged"][0]["limit"] == 0.0
 
 
@@ -129,7 +148,9 @@ def test_the_newest_stage_in_the_students_basis_is_the_teacher(
     assert not CompareCheck(evolve(config, teacher=named)).check(context).passed
 
 
-def test_a_student_of_other_sizes_is_compared_by_its_logits_alone(run: Run, small: DecoderConfig) -> None:
+def test_a_student_of_other_sizes_is_compared_by_its_logits_alone(
+    run: Run, small: DecoderConfig
+) -> None:
     shallow = Decoder(evolve(small, layers=1, width=16, head_dim=8), 256)
     assert CompareCheck(CompareConfig(logits=ANY)).check(run(shallow)).passed
     with pytest.raises(ConfigError, match="1 layers of width 16, the teacher 2 of 32"):
@@ -138,7 +159,9 @@ def test_a_student_of_other_sizes_is_compared_by_its_logits_alone(run: Run, smal
 
 def test_what_cannot_be_compared_is_refused(run: Run, small: DecoderConfig) -> None:
     config = CompareConfig(logits=ANY)
-    with pytest.raises(ConfigError, match="only a decoder is compared with a teacher, not a Linear"):
+    with pytest.raises(
+        ConfigError, match="only a decoder is compared with a teacher, not a Linear"
+    ):
         CompareCheck(config).check(run(torch.nn.Linear(2, 2)))
     with pytest.raises(DataError, match="the teacher has 256 ids, the student 300"):
         CompareCheck(config).check(run(Decoder(small, 300)))

@@ -13,7 +13,12 @@ from attrs import evolve
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_upcycle.verification.compare import CompareCheck
-from arb_ternary_upcycle.verification.config import CompareConfig, FidelityConfig, KvCacheConfig, Limits
+from arb_ternary_upcycle.verification.config import (
+    CompareConfig,
+    FidelityConfig,
+    KvCacheConfig,
+    Limits,
+)
 from arb_ternary_upcycle.verification.fidelity import FidelityCheck
 from arb_ternary_upcycle.verification.kv_cache import KvCacheCheck
 
@@ -34,7 +39,8 @@ def test_losses_and_divergence_are_those_of_a_plain_pass(
     result = FidelityCheck(FidelityConfig(batches=4, max_ppl_ratio=1e9)).check(context)
     data = [batch.data for batch in context.data.held_out(*context.evaluation_shape, 4)]
     both = [
-        np.concatenate([log_probabilities(m, d[:, :-1]) for d in data]).reshape(-1, 256) for m in (teacher, student)
+        np.concatenate([log_probabilities(m, d[:, :-1]) for d in data]).reshape(-1, 256)
+        for m in (teacher, student)
     ]
     targets = np.concatenate([d[:, 1:].numpy() for d in data]).ravel()
     nll = [-p[np.arange(len(targets)), targets].mean() for p in both]
@@ -58,12 +64,18 @@ def test_identical_models_have_a_delta_of_0_and_a_ratio_of_1(run: Run, teacher: 
     assert (result.metrics["divergence"], result.metrics["agreement"]) == (0.0, 1.0)
 
 
-def test_delta_is_the_students_loss_less_the_teachers(run: Run, stage: Any, teacher: Decoder, student: Decoder) -> None:
+def test_delta_is_the_students_loss_less_the_teachers(
+    run: Run, stage: Any, teacher: Decoder, student: Decoder
+) -> None:
     """A student that knows the text better than its teacher has a negative delta, which passes."""
     context = run(student)
     delta = FidelityCheck(FidelityConfig(max_delta_nll=9.0)).check(context).metrics["delta_nll"]
     stage(context.directory / "stages" / "prepared", student)
-    turned = FidelityCheck(FidelityConfig(max_delta_nll=9.0)).check(evolved(context, teacher)).metrics["delta_nll"]
+    turned = (
+        FidelityCheck(FidelityConfig(max_delta_nll=9.0))
+        .check(evolved(context, teacher))
+        .metrics["delta_nll"]
+    )
     assert delta == pytest.approx(-turned)
     assert delta != 0
 
@@ -74,11 +86,15 @@ def evolved(context: Any, model: Decoder) -> Any:
 
 
 @pytest.mark.parametrize("limit", ["max_delta_nll", "max_ppl_ratio"])
-def test_a_number_at_its_limit_passes_and_one_above_does_not(run: Run, student: Decoder, limit: str) -> None:
+def test_a_number_at_its_limit_passes_and_one_above_does_not(
+    run: Run, student: Decoder, limit: str
+) -> None:
     context = run(student)
     measured = FidelityCheck(FidelityConfig(max_delta_nll=9.0)).check(context).metrics[limit[4:]]
     at = FidelityCheck(FidelityConfig(**{limit: measured})).check(context)
-    above = FidelityCheck(FidelityConfig(**{limit: float(np.nextafter(measured, -9.0))})).check(context)
+    above = FidelityCheck(FidelityConfig(**{limit: float(np.nextafter(measured, -9.0))})).check(
+        context
+    )
     assert (at.passed, above.passed) == (True, False)
 
 
@@ -93,8 +109,12 @@ def test_a_config_without_a_limit_is_refused() -> None:
 
 
 def test_cache_bytes_follow_from_the_sizes(run: Run, report: Any, small: DecoderConfig) -> None:
-    """Keys and values of 2 key heads of 8 features in float32, in each of 2 layers: 256 bytes a token."""
-    narrow = Decoder(evolve(small, kv_heads=1, float_parts=(), architecture=None, feed_forward=64), 256)
+    """Keys and values of 2 key heads of 8 features in float32, in each of 2 layers: 256 bytes a
+    token.
+    """
+    narrow = Decoder(
+        evolve(small, kv_heads=1, float_parts=(), architecture=None, feed_forward=64), 256
+    )
     context = run(narrow)
     result = KvCacheCheck(KvCacheConfig(min_reduction_ratio=2.0)).check(context)
     assert result.metrics == {
@@ -104,12 +124,24 @@ def test_cache_bytes_follow_from_the_sizes(run: Run, report: Any, small: Decoder
     }
     assert result.passed
     assert report(context, "kvcache")["passed"]
-    assert not KvCacheCheck(KvCacheConfig(min_reduction_ratio=float(np.nextafter(2.0, 3.0)))).check(context).passed
+    assert (
+        not KvCacheCheck(KvCacheConfig(min_reduction_ratio=float(np.nextafter(2.0, 3.0))))
+        .check(context)
+        .passed
+    )
 
 
 def test_decoupled_attention_keeps_fewer_features_of_keys(run: Run, small: DecoderConfig) -> None:
-    """Of each of 2 key heads in 2 layers 2 + 4 features of the key and 8 of the value; the teacher has 8 and 8."""
-    options = {"attention": "decoupled", "sem_dim": 2, "geo_dim": 4, "rotary_dim": 8, "architecture": None}
+    """Of each of 2 key heads in 2 layers 2 + 4 features of the key and 8 of the value; the teacher
+    has 8 and 8.
+    """
+    options = {
+        "attention": "decoupled",
+        "sem_dim": 2,
+        "geo_dim": 4,
+        "rotary_dim": 8,
+        "architecture": None,
+    }
     decoupled = Decoder(evolve(small, **options, activation="swiglu", sub_norms=False), 256)
     result = KvCacheCheck(KvCacheConfig(min_reduction_ratio=8 / 7)).check(run(decoupled))
     assert result.metrics["student_bytes_per_token"] == 2 * 2 * (2 + 4 + 8) * 4.0

@@ -25,11 +25,13 @@ from arb_ternary_upcycle.verification import fidelity, kv_cache
 CONFIG = """
 name: checked
 data: {{name: text, path: {text}, tokenizer: bytes}}
-model: {{name: decoder, architecture: llama, width: 32, layers: 2, heads: 4, kv_heads: 2, feed_forward: 64,
+model: {{name: decoder, architecture: llama, width: 32, layers: 2, heads: 4, kv_heads: 2,
+    feed_forward: 64,
   max_length: 64, group_size: 32}}
 optimizer: sign_votes
 phases:
-  - {{name: verify, checks: [{{name: fidelity, teacher: {teacher}, max_ppl_ratio: {ratio}, batches: 1, batch_size: 2,
+  - {{name: verify, checks: [{{name: fidelity, teacher: {teacher}, max_ppl_ratio: {ratio},
+      batches: 1, batch_size: 2,
       block_size: 16, fail_fast: {fatal}}}]}}
 {phases}
 checks: [{checks}]
@@ -43,7 +45,9 @@ class Runs:
         self.folder, self.teacher = folder, teacher
         (folder / "text.txt").write_text("to be or not to be, that is the question. " * 40)
 
-    def config(self, phases: str = "", checks: str = "", ratio: float = 1e9, fatal: bool = True) -> RunConfig:
+    def config(
+        self, phases: str = "", checks: str = "", ratio: float = 1e9, fatal: bool = True
+    ) -> RunConfig:
         text = CONFIG.format(
             text=self.folder / "text.txt",
             teacher=self.teacher,
@@ -56,7 +60,10 @@ class Runs:
         return load_config(self.folder / "run.yaml").config
 
     def train(self, config: RunConfig, name: str = "run", **request: Any) -> RunReport:
-        return train(config, RunRequest(directory=self.folder / name, backend="torch", reporter=Silent, **request))
+        return train(
+            config,
+            RunRequest(directory=self.folder / name, backend="torch", reporter=Silent, **request),
+        )
 
 
 @pytest.fixture
@@ -84,14 +91,18 @@ def test_one_that_is_only_reported_lets_it_go_on(runs: Runs) -> None:
     report = runs.train(runs.config(ratio=0.01, fatal=False))
     assert report.phases[0]["checks"] == 1.0
     assert report.phases[0]["passed"] == 0.0
-    assert report.validation_loss is None  # no phase has changed the model: there is nothing to evaluate
+    # no phase has changed the model: there is nothing to evaluate
+    assert report.validation_loss is None
     found = [record for record in metrics_of(runs.folder / "run") if record["event"] == "check"]
-    assert [(each["check"], each["passed"], each["phase"]) for each in found] == [("fidelity", False, "verify")]
+    assert [(each["check"], each["passed"], each["phase"]) for each in found] == [
+        ("fidelity", False, "verify")
+    ]
 
 
 def test_checks_at_the_end_fail_the_run_unless_they_are_only_reported(runs: Runs) -> None:
     limits = (
-        "{{name: compare, teacher: TEACHER, logits: {{max_mean_l1: 0}}, batches: 1, batch_size: 2, block_size: 16{}}}"
+        "{{name: compare, teacher: TEACHER, logits: {{max_mean_l1: 0}}, batches: 1, "
+        "batch_size: 2, block_size: 16{}}}"
     )
     report = runs.train(runs.config(checks=limits.format("")), "first")
     assert report.failed_checks == ("compare",)
@@ -108,7 +119,9 @@ def test_checks_at_the_end_fail_the_run_unless_they_are_only_reported(runs: Runs
 
 def test_two_reports_of_one_name_are_a_fault_of_the_config(runs: Runs) -> None:
     check = "{name: fidelity, max_ppl_ratio: 9, teacher: TEACHER%s}"
-    with pytest.raises(ConfigError, match=r"2 checks of this run write verify/fidelity.json") as caught:
+    with pytest.raises(
+        ConfigError, match=r"2 checks of this run write verify/fidelity.json"
+    ) as caught:
         runs.config(checks=check % "")
     assert len(caught.value.faults) == 2
     runs.config(checks=check % ", label: late")
@@ -125,8 +138,13 @@ def test_a_teacher_that_is_not_there_names_the_phase_that_makes_it(runs: Runs) -
     assert "load_teacher" in caught.value.hint
 
 
-def test_a_stop_between_two_checks_goes_on_with_the_second(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    second = "{name: fidelity, label: a, teacher: TEACHER, max_ppl_ratio: 1e9, batches: 1, block_size: 16}"
+def test_a_stop_between_two_checks_goes_on_with_the_second(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = (
+        "{name: fidelity, label: a, teacher: TEACHER, max_ppl_ratio: 1e9, batches: 1, "
+        "block_size: 16}"
+    )
     third = "{name: kvcache, teacher: TEACHER, min_reduction_ratio: 1}"
     phase = f"  - {{name: verify, checks: [{second}, {third}]}}"
     config = runs.config(phases=phase.replace("TEACHER", str(runs.teacher)))
@@ -152,7 +170,9 @@ def test_a_stop_between_two_checks_goes_on_with_the_second(runs: Runs, monkeypat
     resumed = runs.train(config, "cut", resume="auto")
     assert made == ["fidelity", "fidelity", "kvcache"]
     assert resumed.phases == whole.phases
-    assert (runs.folder / "cut/metrics.jsonl").read_bytes() == (runs.folder / "whole/metrics.jsonl").read_bytes()
+    assert (runs.folder / "cut/metrics.jsonl").read_bytes() == (
+        runs.folder / "whole/metrics.jsonl"
+    ).read_bytes()
 
 
 def test_an_export_is_what_the_command_writes(runs: Runs) -> None:
@@ -175,7 +195,9 @@ def test_an_export_takes_options_and_a_destination(runs: Runs) -> None:
 @pytest.mark.parametrize("destination", ["/tmp/x.gguf", "../x.gguf", "a/../../x", "."])
 def test_an_export_outside_of_the_run_is_a_fault(runs: Runs, destination: str) -> None:
     with pytest.raises(ConfigError, match="a path inside the run directory"):
-        runs.config(phases=f"  - {{name: export, exporter: safetensors, destination: '{destination}'}}")
+        runs.config(
+            phases=f"  - {{name: export, exporter: safetensors, destination: '{destination}'}}"
+        )
 
 
 def test_the_phases_leave_weights_and_generators_alone(runs: Runs) -> None:
@@ -184,4 +206,6 @@ def test_the_phases_leave_weights_and_generators_alone(runs: Runs) -> None:
     first, second = (load_run(runs.folder / name) for name in ("without", "with"))
     for name, value in first.checkpoint.model.items():
         assert torch.equal(value, second.checkpoint.model[name])
-    assert torch.equal(first.checkpoint.state["rng"]["torch"], second.checkpoint.state["rng"]["torch"])
+    assert torch.equal(
+        first.checkpoint.state["rng"]["torch"], second.checkpoint.state["rng"]["torch"]
+    )

@@ -18,7 +18,9 @@ Pair = tuple[int, int]
 
 
 class ConvolutionOptions(VoteOptions, total=False):
-    """Options that a convolution hands to the linear over its patches; see :class:`TernaryLinear`."""
+    """Options that a convolution hands to the linear over its patches; see
+    :class:`TernaryLinear`.
+    """
 
     bias: bool
     group_size: GroupSize
@@ -72,7 +74,14 @@ class TernaryConv2d(TernaryLinear):
         if self.activations == "float":
             return super().forward(unfold_rows(x, window)).view(size).permute(0, 3, 1, 2)
         anchor = self.vote_anchor()
-        y_MN = convolution(self.in_autocast(x), anchor, self.integer_bias(), *self.vote_state(), window, self.gradients)
+        y_MN = convolution(
+            self.in_autocast(x),
+            anchor,
+            self.integer_bias(),
+            *self.vote_state(),
+            window,
+            self.gradients,
+        )
         if anchor is not None:
             self.expect_votes(y_MN)
         y: Tensor = y_MN.view(size).permute(0, 3, 1, 2)
@@ -80,7 +89,9 @@ class TernaryConv2d(TernaryLinear):
 
 
 class TernaryConv1d(TernaryConv2d):
-    """One-dimensional convolution: ``[B, C, L]`` to ``[B, N, L']``; see :class:`TernaryConv2d` for the arguments."""
+    """One-dimensional convolution: ``[B, C, L]`` to ``[B, N, L']``; see :class:`TernaryConv2d` for
+    the arguments.
+    """
 
     def __init__(
         self,

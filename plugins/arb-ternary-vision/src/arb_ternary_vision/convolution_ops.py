@@ -1,7 +1,8 @@
-"""Convolutions of int8 patches: the ops, their gradient, and what stands in for kernels that a backend lacks.
+"""Convolutions of int8 patches: the ops, their gradient, and what stands in for kernels that a
+backend lacks.
 
-A patch is a row of :func:`~arb_ternary.backends.ops.linear`, quantised by its own absolute maximum. Windows and rows
-are those of :mod:`arb_ternary.backends.patches`.
+A patch is a row of :func:`~arb_ternary.backends.ops.linear`, quantised by its own absolute maximum.
+Windows and rows are those of :mod:`arb_ternary.backends.patches`.
 """
 
 from __future__ import annotations
@@ -58,20 +59,36 @@ def _(rows: Tensor, size: Sequence[int], *_: object) -> Tensor:
 
 @op()
 def convolution(
-    x: Tensor, anchor: Tensor | None, bias: Tensor | None, state: VoteState, window: Sequence[int], gradients: str
+    x: Tensor,
+    anchor: Tensor | None,
+    bias: Tensor | None,
+    state: VoteState,
+    window: Sequence[int],
+    gradients: str,
 ) -> Tensor:
-    """The patches of ``x`` times ``W.T``, plus ``bias``: ``[M, N]`` in the dtype of ``x``; else as int8 ``linear``.
+    """The patches of ``x`` times ``W.T``, plus ``bias``: ``[M, N]`` in the dtype of ``x``; else as
+    int8 ``linear``.
 
     Backward makes the int8 patches once more: they are more than ``x``.
     """
-    if x.dim() != 4 or x.shape[1] * window[0] * window[1] != state.sizes[1] or not x.is_floating_point():
+    if (
+        x.dim() != 4
+        or x.shape[1] * window[0] * window[1] != state.sizes[1]
+        or not x.is_floating_point()
+    ):
         wanted = state.sizes[1] // (window[0] * window[1])
-        raise ValueError(f"x must be a float tensor [B, {wanted}, H, W], got {x.dtype} {[*x.shape]}")
+        raise ValueError(
+            f"x must be a float tensor [B, {wanted}, H, W], got {x.dtype} {[*x.shape]}"
+        )
     places(x.shape[2:], window)
 
-    def multiplied(x: Tensor, weight: Tensor, exponent: Tensor, bias: Tensor | None, *_: object) -> Tensor:
+    def multiplied(
+        x: Tensor, weight: Tensor, exponent: Tensor, bias: Tensor | None, *_: object
+    ) -> Tensor:
         q, scale = unfold_quantize(x, window, state.backend)
-        y: Tensor = kernel(state.backend, "linear")(q, scale, weight, exponent, bias, state.shape, x.dtype)
+        y: Tensor = kernel(state.backend, "linear")(
+            q, scale, weight, exponent, bias, state.shape, x.dtype
+        )
         return y
 
     run = _own(state.backend, "convolve", multiplied)
@@ -80,7 +97,9 @@ def convolution(
 
 
 @convolution.register_fake
-def _(x: Tensor, anchor: object, bias: object, state: VoteState, window: Sequence[int], *_: object) -> Tensor:
+def _(
+    x: Tensor, anchor: object, bias: object, state: VoteState, window: Sequence[int], *_: object
+) -> Tensor:
     high, wide = places(x.shape[2:], window)
     return x.new_empty((x.shape[0] * high * wide, state.sizes[0]))
 

@@ -1,7 +1,8 @@
-"""Parts of models of images, ternary or float as ``float_parts`` says; beside those of ``arb_ternary_text.models``.
+"""Parts of models of images, ternary or float as ``float_parts`` says; beside those of
+``arb_ternary_text.models``.
 
-Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` rows and columns of pixels, ``L`` patches, ``K`` numbers of a
-patch, ``N`` output channels, ``D`` width, ``P`` planes that turn.
+Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` rows and columns of pixels, ``L`` patches,
+``K`` numbers of a patch, ``N`` output channels, ``D`` width, ``P`` planes that turn.
 """
 
 from __future__ import annotations
@@ -43,24 +44,32 @@ class Geometry(NamedTuple):
 
     def patches(self, x_BCHW: Tensor) -> Tensor:
         """What each output reads, ``[B, L, K]`` with ``K = C kh kw``; zeros beyond the edge."""
-        return F.unfold(x_BCHW, self.kernel_size, self.dilation, self.padding, self.stride).transpose(1, 2)
+        return F.unfold(
+            x_BCHW, self.kernel_size, self.dilation, self.padding, self.stride
+        ).transpose(1, 2)
 
     def images(self, y_BLN: Tensor, size: Pair) -> Tensor:
-        """Outputs ``[B, L, N]`` as images ``[B, N, H', W']``; ``size``: height and width of the input."""
+        """Outputs ``[B, L, N]`` as images ``[B, N, H', W']``; ``size``: height and width of the
+        input.
+        """
         return y_BLN.transpose(1, 2).reshape(y_BLN.size(0), y_BLN.size(2), *self.output_size(size))
 
     def output_size(self, size: Pair) -> Pair:
         """Height and width of the output for an input of ``size``."""
         spans = zip(size, self.padding, self.dilation, self.kernel_size, self.stride, strict=True)
-        height, width = ((side + 2 * pad - gap * (taps - 1) - 1) // step + 1 for side, pad, gap, taps, step in spans)
+        height, width = (
+            (side + 2 * pad - gap * (taps - 1) - 1) // step + 1
+            for side, pad, gap, taps, step in spans
+        )
         return height, width
 
 
 class FloatConv2d(FloatLinear):
-    """The float twin of ``TernaryConv2d``: a linear, without bias, of weight ``[N, C kh kw]`` over patches.
+    """The float twin of ``TernaryConv2d``: a linear, without bias, of weight ``[N, C kh kw]`` over
+    patches.
 
-    With ``activations="int8"`` each patch is rounded to int8 by its largest element, as there. What replaces it keeps
-    ``geometry``.
+    With ``activations="int8"`` each patch is rounded to int8 by its largest element, as there. What
+    replaces it keeps ``geometry``.
 
     Args:
         in_channels: ``C``.
@@ -88,7 +97,8 @@ class FloatConv2d(FloatLinear):
 
     def extra_repr(self) -> str:
         return (
-            f"{super().extra_repr()}, {', '.join(f'{key}={value}' for key, value in self.geometry._asdict().items())}"
+            f"{super().extra_repr()}, "
+            f"{', '.join(f'{key}={value}' for key, value in self.geometry._asdict().items())}"
         )
 
 
@@ -106,7 +116,8 @@ def make_conv(
     """A two-dimensional convolution without bias, ``[B, C, H, W] -> [B, N, H', W']``.
 
     Args:
-        config: its ``float_parts``, ``group_size``, ``activations``, ``gradients``, ``scale_rule`` and ``vote_bits``.
+        config: its ``float_parts``, ``group_size``, ``activations``, ``gradients``, ``scale_rule``
+            and ``vote_bits``.
         in_channels: ``C``.
         out_channels: ``N``.
         kernel_size: height and width.
@@ -141,7 +152,9 @@ class Patches(nn.Module):
         patch_size: height ``p`` and width ``q`` of a patch, in pixels.
     """
 
-    def __init__(self, linear: FloatLinear | TernaryLinear, channels: int, patch_size: Pair) -> None:
+    def __init__(
+        self, linear: FloatLinear | TernaryLinear, channels: int, patch_size: Pair
+    ) -> None:
         super().__init__()
         self.linear = linear
         self.channels = channels
@@ -156,10 +169,13 @@ class Patches(nn.Module):
         batch, channels, height, width = images_BCHW.shape
         down, across = self.patch_size
         if channels != self.channels:
-            raise UsageProblem(f"images: {channels} channels, and the patch embedding was made for {self.channels}")
+            raise UsageProblem(
+                f"images: {channels} channels, and the patch embedding was made for {self.channels}"
+            )
         if height % down or width % across:
             raise UsageProblem(
-                f"images: {height} x {width} pixels do not divide into patches of {down} x {across}",
+                f"images: {height} x {width} pixels do not divide into patches of {down} x "
+                f"{across}",
                 "Choose a patch_size that divides both sides of image_size.",
             )
         cut = images_BCHW.view(batch, channels, height // down, down, width // across, across)
@@ -172,7 +188,9 @@ class Patches(nn.Module):
 
 
 def make_patches(config: DecoderConfig, channels: int, patch_size: int | Pair) -> Patches:
-    """The patch embedding of ``config.width`` features; float where ``float_parts`` names embedding."""
+    """The patch embedding of ``config.width`` features; float where ``float_parts`` names
+    embedding.
+    """
     sides = pair(patch_size)
     inside = channels * sides[0] * sides[1]
     return Patches(make_linear(config, inside, config.width, part="embedding"), channels, sides)
@@ -210,9 +228,10 @@ def grid_positions(
 ) -> Positions:
     """Rotary positions of a grid of patches, row by row, in which every patch sees every other.
 
-    Half of a head's planes turn by the row, the other half by the column (Heo et al., "Rotary Position Embedding for
-    Vision Transformer", 2024, axial), each as fast as those of a text model with heads of half the size. The product of
-    a query and a key then depends on how far apart they are down and across, and on nothing else.
+    Half of a head's planes turn by the row, the other half by the column (Heo et al., "Rotary
+    Position Embedding for Vision Transformer", 2024, axial), each as fast as those of a text model
+    with heads of half the size. The product of a query and a key then depends on how far apart they
+    are down and across, and on nothing else.
 
     Args:
         config: its heads, ``rotary_base``, ``rotary_scaling``.
@@ -227,7 +246,8 @@ def grid_positions(
     features = config.rotary_features
     if features % 4:
         raise UsageProblem(
-            f"head_dim: {features} features are {features // 2} planes, which rows and columns cannot share evenly",
+            f"head_dim: {features} features are {features // 2} planes, which rows and columns "
+            f"cannot share evenly",
             "Choose width and heads so that width / heads is a multiple of 4.",
         )
     (rows, columns), place = size, torch.device(device)

@@ -25,7 +25,8 @@ _RIGHT, _WRONG = "#0072B2", "#D55E00"
 
 
 def draw_confusion(counts: NDArray[np.int64], classes: Sequence[str], title: str) -> Figure:
-    """A confusion matrix: rows are the right classes, columns the predicted ones, the shade is the share of the row.
+    """A confusion matrix: rows are the right classes, columns the predicted ones, the shade is the
+    share of the row.
 
     Behind each row stands its recall: the share of the class that was recognised.
     """
@@ -39,14 +40,26 @@ def draw_confusion(counts: NDArray[np.int64], classes: Sequence[str], title: str
     if size <= _MOST_NUMBERS:
         for row, column in np.argwhere(counts > 0).tolist():
             colour = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=colour, fontsize=8)
+            axes.text(
+                column,
+                row,
+                str(counts[row, column]),
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize=8,
+            )
     step = -(-size // _MOST_NAMES)
     named = range(0, size, step)
     upright = max(map(len, classes)) <= 2
-    axes.set_xticks(named, [classes[index] for index in named], rotation=0 if upright else 90, fontsize=8)
+    axes.set_xticks(
+        named, [classes[index] for index in named], rotation=0 if upright else 90, fontsize=8
+    )
     axes.set_yticks(named, [classes[index] for index in named], fontsize=8)
     right = axes.secondary_yaxis("right")
-    recalls = [f"{100 * shares[index, index]:.0f} %" if totals[index] else "none" for index in named]
+    recalls = [
+        f"{100 * shares[index, index]:.0f} %" if totals[index] else "none" for index in named
+    ]
     right.set_yticks(list(named), recalls, fontsize=8)
     right.tick_params(length=0)
     right.set_ylabel("recall", fontsize=9)
@@ -57,9 +70,14 @@ def draw_confusion(counts: NDArray[np.int64], classes: Sequence[str], title: str
 
 
 def draw_sheet(
-    images: NDArray[np.float32], captions: Sequence[str], right: Sequence[bool | None], title: str, columns: int = 10
+    images: NDArray[np.float32],
+    captions: Sequence[str],
+    right: Sequence[bool | None],
+    title: str,
+    columns: int = 10,
 ) -> Figure:
-    """Images ``[N, C, H, W]`` in [-1, 1] in rows, each with its caption above: blue if right, orange if wrong.
+    """Images ``[N, C, H, W]`` in [-1, 1] in rows, each with its caption above: blue if right,
+    orange if wrong.
 
     None among ``right``: nobody knows; the caption is black.
     """
@@ -84,12 +102,16 @@ def as_shown(image: NDArray[np.float32]) -> NDArray[np.uint8]:
     """
     pixels = np.clip(np.rint((image + 1) * 127.5), 0, 255).astype(np.uint8)
     if len(pixels) not in (1, 3):
-        raise ArbError(f"images of {len(pixels)} channels cannot be drawn: 1 is grey, 3 are red, green and blue")
+        raise ArbError(
+            f"images of {len(pixels)} channels cannot be drawn: 1 is grey, 3 are red, green and "
+            f"blue"
+        )
     return pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write ``figure`` to ``path``, whole or not at all; its ending chooses the format (PNG, SVG, PDF).
+    """Write ``figure`` to ``path``, whole or not at all; its ending chooses the format (PNG, SVG,
+    PDF).
 
     Raises:
         ArbError: the file cannot be written.

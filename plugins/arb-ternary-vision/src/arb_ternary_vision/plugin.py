@@ -13,7 +13,10 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
-    return {"summary": "vision: ternary ViT and ConvNet, image data, labels with augmentation, a captioner"}
+    return {
+        "summary": "vision: ternary ViT and ConvNet, image data, labels with augmentation, a "
+        "captioner"
+    }
 
 
 @hookimpl
@@ -63,7 +66,8 @@ def arb_register_masking() -> Sequence[MaskingSpec]:
             target="arb_ternary_vision.masking.captions:build",
             config="arb_ternary_vision.masking.config:LabelsConfig",
             libraries=("kornia",),
-            summary="an image and the beginning of its text in, the next character out; images may be augmented",
+            summary="an image and the beginning of its text in, the next character out; images may "
+            "be augmented",
         ),
     )
 
@@ -87,7 +91,8 @@ def arb_register_models() -> Sequence[ModelSpec]:
             name="captioner",
             target="arb_ternary_vision.models.captioner:build",
             config="arb_ternary_vision.models.captioner_config:CaptionerConfig",
-            summary="decoder that writes a text about an image, of ternary linears, embeddings and norms",
+            summary="decoder that writes a text about an image, of ternary linears, embeddings and "
+            "norms",
         ),
     )
 
@@ -111,7 +116,8 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
             name="classify",
             target="arb_ternary_vision.cli.classify:classify",
             masking=("labels",),
-            summary="says what is in images, with any model that was trained with the masking labels",
+            summary="says what is in images, with any model that was trained with the masking "
+            "labels",
         ),
         GeneratorSpec(
             name="caption",
@@ -128,6 +134,7 @@ def arb_register_starters() -> Sequence[StarterSpec]:
         StarterSpec(
             name="digits",
             target="arb_ternary_vision.starters:DIGITS",
-            summary="A small pure-ternary convolutional network on handwritten digits: a minute on a laptop's CPU.",
+            summary="A small pure-ternary convolutional network on handwritten digits: a minute on "
+            "a laptop's CPU.",
         ),
     )

@@ -49,10 +49,14 @@ class Predictions:
 
     def where(self, chosen: NDArray[np.bool_]) -> Predictions:
         """Those of the samples that are ``chosen``, bool ``[N]``."""
-        return Predictions(self.inputs[torch.from_numpy(chosen)], self.labels[chosen], self.probabilities[chosen])
+        return Predictions(
+            self.inputs[torch.from_numpy(chosen)], self.labels[chosen], self.probabilities[chosen]
+        )
 
     def confusion(self) -> NDArray[np.int64]:
-        """How many samples of each class (row) were taken for each class (column), int64 ``[V, V]``."""
+        """How many samples of each class (row) were taken for each class (column), int64 ``[V,
+        V]``.
+        """
         count = self.probabilities.shape[1]
         pairs = np.bincount(self.labels * count + self.classes, minlength=count * count)
         return pairs.reshape(count, count).astype(np.int64)
@@ -68,7 +72,8 @@ def classify_batches(
     step: int,
     device: torch.device,
 ) -> Predictions:
-    """What ``model`` says of held-out ``batches``, as an evaluation would ask it; nothing of a run is disturbed.
+    """What ``model`` says of held-out ``batches``, as an evaluation would ask it; nothing of a run
+    is disturbed.
 
     Raises:
         ArbError: the run does not ask for one class of each sample, or there is no sample.
@@ -77,19 +82,27 @@ def classify_batches(
     context = MaskContext(step=step, seed=seed, vocabulary_size=vocabulary_size, training=False)
     with evaluation_mode(model), preserved_global_rng(device), torch.no_grad():
         for index, batch in enumerate(batches):
-            masked = masking.apply(batch, derived_generator(seed, "evaluation", index), context).to(device)
+            masked = masking.apply(batch, derived_generator(seed, "evaluation", index), context).to(
+                device
+            )
             logits = model(masked.inputs, **forward_arguments(model, masked))
             if masked.targets.dim() != 1 or masked.targets.is_floating_point() or logits.dim() != 2:
-                raise ArbError("predictions: one class of each sample is needed", "Train with masking: labels.")
+                raise ArbError(
+                    "predictions: one class of each sample is needed", "Train with masking: labels."
+                )
             inputs.append(masked.inputs.cpu())
             labels.append(masked.targets.cpu())
             probabilities.append(logits.float().softmax(dim=1).cpu())
     if not labels:
         raise ArbError("predictions: there is not one sample")
-    return Predictions(torch.cat(inputs), torch.cat(labels).numpy(), torch.cat(probabilities).numpy())
+    return Predictions(
+        torch.cat(inputs), torch.cat(labels).numpy(), torch.cat(probabilities).numpy()
+    )
 
 
 def class_names(attachments: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    """The names of ``count`` classes: those attached to a data source or a run, otherwise their numbers."""
+    """The names of ``count`` classes: those attached to a data source or a run, otherwise their
+    numbers.
+    """
     names = tuple(map(str, attachments.get("classes", ())))
     return names if len(names) == count else tuple(map(str, range(count)))

@@ -1,4 +1,6 @@
-"""Sizes in pixels, as configs give them. Configs are read without torch, which nothing here imports."""
+"""Sizes in pixels, as configs give them. Configs are read without torch, which nothing here
+imports.
+"""
 
 from __future__ import annotations
 
@@ -25,4 +27,6 @@ def _is_size(value: Any) -> bool:
 
 
 #: A size in pixels: one number for squares, or height and width.
-size: Final = Rule(f"from 1 to {MAX_SIDE} pixels, or two such numbers, height and width", _is_size, {})
+size: Final = Rule(
+    f"from 1 to {MAX_SIDE} pixels, or two such numbers, height and width", _is_size, {}
+)

@@ -1,4 +1,6 @@
-"""The tracker ``confusion_matrix``: which classes a model takes for which, as a picture in the run directory."""
+"""The tracker ``confusion_matrix``: which classes a model takes for which, as a picture in the run
+directory.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,19 @@ __all__ = ["ConfusionConfig", "ConfusionMatrix", "build_confusion_matrix"]
 class ConfusionConfig:
     """Options of the tracker ``confusion_matrix``."""
 
-    path: str = option("confusion_matrix.png", "the picture (.png, .svg, .pdf); relative to the run directory")
+    path: str = option(
+        "confusion_matrix.png", "the picture (.png, .svg, .pdf); relative to the run directory"
+    )
     batches: int | None = option(
-        None, "batches of held-out samples that are counted; null = all", validator=optional(positive)
+        None,
+        "batches of held-out samples that are counted; null = all",
+        validator=optional(positive),
     )
 
 
 class ConfusionMatrix:
-    """Draws the matrix at every evaluation, and once more at the end where the last evaluation was earlier.
+    """Draws the matrix at every evaluation, and once more at the end where the last evaluation was
+    earlier.
 
     It asks the model itself, with draws of its own; the run goes on as if it had not.
     """
@@ -62,7 +69,9 @@ class ConfusionMatrix:
             device=context.device,
         )
         counts = found.confusion()
-        names = class_names(data.attachments() if isinstance(data, Attachments) else {}, len(counts))
+        names = class_names(
+            data.attachments() if isinstance(data, Attachments) else {}, len(counts)
+        )
         title = f"step {context.step:,}: {100 * found.accuracy:.1f} % of {counts.sum():,} right"
         save_figure(draw_confusion(counts, names, title), context.directory / self.config.path)
         self._drawn_at = context.step

@@ -23,7 +23,9 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("images.npy", IMAGES)
     np.save("labels.npy", LABELS.astype(np.uint8))
-    np.savez_compressed("all.npz", x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:3], y_test=LABELS[:3])
+    np.savez_compressed(
+        "all.npz", x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:3], y_test=LABELS[:3]
+    )
     return tmp_path
 
 
@@ -72,7 +74,9 @@ def test_floats_pass_and_levels_say_what_white_is(files):
     assert next(found.held_out(9, 1, None)).data.abs().max() <= 1
     np.save("few.npy", np.arange(400).reshape(20, 5, 4) % 17)
     few = source(images="few.npy", labels="labels.npy", levels=16)
-    assert few.train.read(np.arange(len(few.train))).data.unique().tolist() == [level / 8 - 1 for level in range(17)]
+    assert few.train.read(np.arange(len(few.train))).data.unique().tolist() == [
+        level / 8 - 1 for level in range(17)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -110,14 +114,19 @@ def test_a_small_file_that_claims_a_large_array_is_refused_unread(files):
     )
     with zipfile.ZipFile("bomb.npz", "w") as archive:
         archive.writestr("x.npy", header.getvalue())
-    with pytest.raises(DataError, match=r"bomb\.npz:x: 1,000,000 megabytes are needed, more than max_megabytes, 4,096"):
+    with pytest.raises(
+        DataError,
+        match=r"bomb\.npz:x: 1,000,000 megabytes are needed, more than max_megabytes, 4,096",
+    ):
         source(images="bomb.npz:x", labels="labels.npy")
 
 
 def test_numbers_that_are_no_labels_do_not_become_names_of_classes(files):
     for wrong in (LABELS + 10**9, LABELS - 1, LABELS.astype(np.uint64) + np.uint64(2**63)):
         np.save("labels.npy", wrong)
-        with pytest.raises(DataError, match=f"labels.npy: labels reach from {wrong.min()} to {wrong.max()}"):
+        with pytest.raises(
+            DataError, match=f"labels.npy: labels reach from {wrong.min()} to {wrong.max()}"
+        ):
             source(images="images.npy", labels="labels.npy")
 
 
@@ -130,6 +139,11 @@ def test_a_member_that_is_no_array_is_not_offered(files):
 
 def test_training_images_are_not_held_out_and_classes_have_different_names(files):
     with pytest.raises(ConfigError, match="validation_images: are the training images"):
-        source(images="images.npy", labels="labels.npy", validation_images="images.npy", validation_labels="labels.npy")
+        source(
+            images="images.npy",
+            labels="labels.npy",
+            validation_images="images.npy",
+            validation_labels="labels.npy",
+        )
     with pytest.raises(ConfigError, match="classes: has a name twice: a, a"):
         source(images="images.npy", labels="labels.npy", classes=["a", "a"])

@@ -27,17 +27,24 @@ def test_a_batch_holds_the_samples_of_its_ids_between_minus_one_and_one():
     assert batch.data.dtype == torch.float32
     assert batch.data.shape == (8, 1, 2, 2)
     assert batch.sample_ids.dtype == batch.extras["labels"].dtype == torch.int64
-    for row, index, label in zip(batch.data, batch.sample_ids.tolist(), batch.extras["labels"].tolist(), strict=True):
+    for row, index, label in zip(
+        batch.data, batch.sample_ids.tolist(), batch.extras["labels"].tolist(), strict=True
+    ):
         stored = (4 * index) % 256 + torch.arange(4, dtype=torch.float64).reshape(1, 2, 2)
         torch.testing.assert_close(row, (stored * 2 / 255 - 1).float(), rtol=0, atol=1e-7)
         assert label == index % 3
-    ends = MemorySamples("ends", np.array([[0], [8], [16]], dtype=np.uint8), levels=16).read(np.arange(3))
+    ends = MemorySamples("ends", np.array([[0], [8], [16]], dtype=np.uint8), levels=16).read(
+        np.arange(3)
+    )
     assert ends.data.tolist() == [[-1.0], [0.0], [1.0]]
 
 
 def test_floats_pass_as_they_are():
     data = np.array([[0.1, -0.7], [1.0, 0.3]], dtype=np.float64)
-    assert MemorySamples("floats", data).read(np.array([1, 0])).data.tolist() == data[::-1].astype(np.float32).tolist()
+    assert (
+        MemorySamples("floats", data).read(np.array([1, 0])).data.tolist()
+        == data[::-1].astype(np.float32).tolist()
+    )
 
 
 def test_every_epoch_is_a_permutation_by_the_seed():
@@ -63,7 +70,10 @@ def test_a_resumed_run_reads_what_an_uninterrupted_one_reads(workers):
             assert torch.equal(batch.data, expected.data)
             assert torch.equal(batch.sample_ids, expected.sample_ids)
             assert torch.equal(batch.extras["labels"], expected.extras["labels"])
-    with samples(11).batches(request(3)) as other, pytest.raises(DataError, match="samples was 10 and is 11"):
+    with (
+        samples(11).batches(request(3)) as other,
+        pytest.raises(DataError, match="samples was 10 and is 11"),
+    ):
         other.load_state_dict(state)
 
 
@@ -83,7 +93,12 @@ def test_a_rank_draws_its_places_of_a_step(workers):
 
 def test_rows_of_the_sequential_order_read_on():
     with samples().batches(request(3, "sequential")) as batches:
-        assert [next(batches).sample_ids.tolist() for _ in range(4)] == [[0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 3, 6]]
+        assert [next(batches).sample_ids.tolist() for _ in range(4)] == [
+            [0, 3, 6],
+            [1, 4, 7],
+            [2, 5, 8],
+            [0, 3, 6],
+        ]
     with pytest.raises(DataError, match="pictures: 10 samples are too few for 11 parallel streams"):
         samples().batches(request(11, "sequential"))
 
@@ -110,7 +125,9 @@ def test_arrays_that_do_not_fit_are_refused():
     with pytest.raises(DataError, match="empty: there is not one sample"):
         MemorySamples("empty", np.zeros((0, 1, 2, 2), dtype=np.uint8), levels=255)
     with pytest.raises(DataError, match="few: 2 samples, and 3 of labels"):
-        MemorySamples("few", np.zeros((2, 1, 1, 1), dtype=np.uint8), {"labels": np.zeros(3)}, levels=255)
+        MemorySamples(
+            "few", np.zeros((2, 1, 1, 1), dtype=np.uint8), {"labels": np.zeros(3)}, levels=255
+        )
 
 
 def source(**changes):
@@ -137,17 +154,26 @@ def test_a_source_says_what_it_is():
 def test_a_fingerprint_is_of_both_parts_and_the_classes():
     renamed = LabelledSource("pictures", ("a", "b", "d"), samples(12), samples(7))
     found = {
-        each.fingerprint() for each in (source(), renamed, source(train=samples(13)), source(validation=samples(8)))
+        each.fingerprint()
+        for each in (source(), renamed, source(train=samples(13)), source(validation=samples(8)))
     }
     assert len(found) == 4
-    assert source().fingerprint() == LabelledSource("x", ("a", "b", "c"), samples(12), samples(7)).fingerprint()
+    assert (
+        source().fingerprint()
+        == LabelledSource("x", ("a", "b", "c"), samples(12), samples(7)).fingerprint()
+    )
 
 
 def test_wrong_labels_and_unequal_shapes_are_refused():
     with pytest.raises(DataError, match="held out: label 3 of sample 3 is none of the 3 classes"):
         source(validation=samples(7, "held out", classes=4))
-    other = MemorySamples("held out", np.zeros((2, 3, 2, 2), np.uint8), {"labels": np.zeros(2, np.int64)}, levels=255)
-    with pytest.raises(DataError, match=r"held out: samples of \[3, 2, 2\], and those of training are of \[1, 2, 2\]"):
+    other = MemorySamples(
+        "held out", np.zeros((2, 3, 2, 2), np.uint8), {"labels": np.zeros(2, np.int64)}, levels=255
+    )
+    with pytest.raises(
+        DataError,
+        match=r"held out: samples of \[3, 2, 2\], and those of training are of \[1, 2, 2\]",
+    ):
         source(validation=other)
 
 

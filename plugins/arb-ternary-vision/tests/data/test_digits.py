@@ -9,14 +9,16 @@ from arb_ternary_vision.data.digits import DigitsConfig, build
 def rows(samples):
     """Each image with its label, as bytes that can be compared."""
     return [
-        image.tobytes() + bytes([label]) for image, label in zip(samples.data, samples.extras["labels"], strict=True)
+        image.tobytes() + bytes([label])
+        for image, label in zip(samples.data, samples.extras["labels"], strict=True)
     ]
 
 
 def test_the_parts_are_the_whole_set_and_share_no_image():
     found, raw = build(DigitsConfig()), load_digits()
     whole = [
-        image.astype(np.uint8).tobytes() + bytes([label]) for image, label in zip(raw.images, raw.target, strict=True)
+        image.astype(np.uint8).tobytes() + bytes([label])
+        for image, label in zip(raw.images, raw.target, strict=True)
     ]
     assert len(found.train) == 1438
     assert len(found.validation) == 359

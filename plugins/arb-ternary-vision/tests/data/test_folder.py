@@ -29,7 +29,8 @@ def folder(tmp_path):
 
 def shades(samples):
     return {
-        int(image[0, 0, 0]): int(label) for image, label in zip(samples.data, samples.extras["labels"], strict=True)
+        int(image[0, 0, 0]): int(label)
+        for image, label in zip(samples.data, samples.extras["labels"], strict=True)
     }
 
 
@@ -42,7 +43,10 @@ def test_folders_are_classes_and_a_share_of_each_is_held_out(folder):
     assert shades(found.train) | held == {8 * number: int(number >= 10) for number in range(30)}
     again = source(path=str(folder), channels=1, validation_fraction=0.2)
     assert again.fingerprint() == found.fingerprint()
-    assert source(path=str(folder), channels=1, validation_fraction=0.3).fingerprint() != found.fingerprint()
+    assert (
+        source(path=str(folder), channels=1, validation_fraction=0.3).fingerprint()
+        != found.fingerprint()
+    )
 
 
 def test_held_out_images_of_their_own_have_the_classes_of_training(folder, tmp_path):
@@ -52,7 +56,10 @@ def test_held_out_images_of_their_own_have_the_classes_of_training(folder, tmp_p
     assert len(found.train) == 30
     assert next(found.held_out(8, 1, None)).data.unique().tolist() == [1.0]
     save(tmp_path / "held" / "dogs" / "a.png", np.full((4, 6), 255))
-    with pytest.raises(DataError, match=r"held/dogs: no class of the training images is called so\nDid you mean dog\?"):
+    with pytest.raises(
+        DataError,
+        match=r"held/dogs: no class of the training images is called so\nDid you mean dog\?",
+    ):
         source(path=str(folder), validation=str(tmp_path / "held"))
     with pytest.raises(ConfigError, match="exclude each other"):
         source(path=str(folder), validation=str(tmp_path / "held"), validation_fraction=0.5)
@@ -85,7 +92,9 @@ def test_images_are_cropped_or_stretched_to_one_size(tmp_path):
     cropped = source(path=path, image_size=4, channels=1, validation_fraction=0.5)
     assert cropped.image_shape == (1, 4, 4)
     assert np.unique(cropped.train.data).tolist() == [240]
-    stretched = source(path=path, image_size=[4, 4], fit="stretch", channels=1, validation_fraction=0.5)
+    stretched = source(
+        path=path, image_size=[4, 4], fit="stretch", channels=1, validation_fraction=0.5
+    )
     assert stretched.train.data[0, 0, 0].tolist() == stretched.train.data[0, 0, 0, ::-1].tolist()
     assert stretched.train.data[0, 0, 0, 0] < 60
     assert source(path=path, image_size=[2, 6], validation_fraction=0.5).image_shape == (3, 2, 6)
@@ -125,7 +134,9 @@ def test_what_is_no_image_is_named(folder, tmp_path):
 
 def test_images_of_several_sizes_need_one_to_be_made(folder):
     save(folder / "cat" / "99.png", np.zeros((4, 7)))
-    with pytest.raises(DataError, match=r"99\.png: 4 x 7 pixels, and images before it have 4 x 6\nSet image_size"):
+    with pytest.raises(
+        DataError, match=r"99\.png: 4 x 7 pixels, and images before it have 4 x 6\nSet image_size"
+    ):
         source(path=str(folder))
     assert source(path=str(folder), image_size=4).image_shape == (3, 4, 4)
     with pytest.raises(ConfigError, match="image_size"):

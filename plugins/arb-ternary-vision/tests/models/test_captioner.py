@@ -44,7 +44,13 @@ def texts(count: int = 3, length: int = 5) -> Tensor:
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"positions": "learned", "learned_norms": True, "scale_rule": "frozen"},
-    {"positions": "rotary", "image_layers": 0, "gradients": "int8", "experts": 2, "experts_per_token": 1},
+    {
+        "positions": "rotary",
+        "image_layers": 0,
+        "gradients": "int8",
+        "experts": 2,
+        "experts_per_token": 1,
+    },
 ]
 
 
@@ -58,7 +64,10 @@ def test_a_pure_captioner_has_no_float_and_every_layer_votes(options: dict[str, 
     for name, module in ternary_modules(model):
         assert module.logical_votes().any(), f"{name} cast no votes"
     planned = model.options.planned()
-    assert (planned.kinds, planned.exponents) == ({"ternary"}, options.get("scale_rule") != "frozen")
+    assert (planned.kinds, planned.exponents) == (
+        {"ternary"},
+        options.get("scale_rule") != "frozen",
+    )
 
 
 def test_a_character_sees_the_image_and_what_is_before_it_alone() -> None:
@@ -71,7 +80,8 @@ def test_a_character_sees_the_image_and_what_is_before_it_alone() -> None:
     other = images()
     other[:, :, 3, 3] += 0.5
     assert not torch.allclose(model(before, images=other)[:, 0], whole[:, 0])
-    # What patches become does not depend on the text behind them: otherwise no cache could hold them.
+    # What patches become does not depend on the text behind them: otherwise no cache could hold
+    # them.
     states = model.image_states(images())
     assert torch.equal(states, model.image_states(images()))
 
@@ -87,7 +97,9 @@ def test_the_last_patch_is_seen_by_the_first_as_the_first_is_by_the_last() -> No
 
 
 @pytest.mark.parametrize("options", [*VARIANTS, FLOAT])
-def test_character_by_character_through_a_cache_gives_the_logits_of_the_whole(options: dict[str, Any]) -> None:
+def test_character_by_character_through_a_cache_gives_the_logits_of_the_whole(
+    options: dict[str, Any],
+) -> None:
     model = captioner(**options).eval()
     model.set_dtype(torch.float64)
     with torch.no_grad():
@@ -109,7 +121,9 @@ def test_the_likeliest_text_is_what_is_likeliest_character_by_character() -> Non
     assert model.write(images(8), 3) == expected
 
 
-def test_texts_that_are_drawn_are_the_same_for_the_same_seed_and_as_likely_as_the_model_says() -> None:
+def test_texts_that_are_drawn_are_the_same_for_the_same_seed_and_as_likely_as_the_model_says() -> (
+    None
+):
     model = captioner().eval()
     many = images(1).expand(600, 1, 4, 4)
     first = model.write(many, 3, temperature=2.0, seed=5)

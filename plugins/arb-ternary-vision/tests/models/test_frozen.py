@@ -1,4 +1,6 @@
-"""A vision transformer of which a part is frozen by pattern: that part keeps its bits, the rest learns."""
+"""A vision transformer of which a part is frozen by pattern: that part keeps its bits, the rest
+learns.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from arb_ternary_train.runner import RunRequest, train
 
 def test_frozen_blocks_keep_their_bits_and_the_head_learns(tmp_path: Path) -> None:
     path = tmp_path / "frozen.yaml"
-    phase = {"name": "standard", "steps": 3, "batch_size": 16, "eval_every": 0, "freeze": ["embedding", "blocks.*"]}
+    phase = {
+        "name": "standard",
+        "steps": 3,
+        "batch_size": 16,
+        "eval_every": 0,
+        "freeze": ["embedding", "blocks.*"],
+    }
     path.write_text(
         dump_yaml(
             {
@@ -24,7 +32,14 @@ def test_frozen_blocks_keep_their_bits_and_the_head_learns(tmp_path: Path) -> No
                 "backend": "torch",
                 "data": {"name": "digits"},
                 "masking": {"name": "labels"},
-                "model": {"name": "vit", "width": 16, "layers": 2, "heads": 2, "patch_size": 4, "group_size": 32},
+                "model": {
+                    "name": "vit",
+                    "width": 16,
+                    "layers": 2,
+                    "heads": 2,
+                    "patch_size": 4,
+                    "group_size": 32,
+                },
                 "optimizer": {"name": "sign_votes", "accum_threshold": 1},
                 "checkpoint": {"every": 3, "keep": 1},
                 "phases": [phase],
@@ -38,6 +53,8 @@ def test_frozen_blocks_keep_their_bits_and_the_head_learns(tmp_path: Path) -> No
     weights = [name for name in before if name.endswith(".weight")]
     changed = {name for name in weights if not torch.equal(before[name], after[name])}
     assert changed == {"head.weight"}
-    assert {"embedding.patches.linear.weight", "embedding.places.weight", "blocks.1.feed_forward.up.weight"} < {
-        *weights
-    }
+    assert {
+        "embedding.patches.linear.weight",
+        "embedding.places.weight",
+        "blocks.1.feed_forward.up.weight",
+    } < {*weights}

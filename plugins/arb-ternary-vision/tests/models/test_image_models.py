@@ -36,13 +36,21 @@ def convnet(**changes: Any) -> Convnet:
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "vit": vit,
-    "vit of three channels": lambda **more: vit(channels=3, patch_size=(2, 3), positions="rotary", **more),
-    "vit with gains": lambda **more: vit(learned_norms=True, query_key_norm=True, activation="swiglu", **more),
+    "vit of three channels": lambda **more: vit(
+        channels=3, patch_size=(2, 3), positions="rotary", **more
+    ),
+    "vit with gains": lambda **more: vit(
+        learned_norms=True, query_key_norm=True, activation="swiglu", **more
+    ),
     "vit with experts": lambda **more: vit(experts=3, max_moe_iters=2, positions="learned", **more),
     "convnet": convnet,
-    "convnet of three stages": lambda **more: convnet(stages=3, channels=3, learned_norms=True, **more),
+    "convnet of three stages": lambda **more: convnet(
+        stages=3, channels=3, learned_norms=True, **more
+    ),
 }
-every_model = pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in MODELS.items()])
+every_model = pytest.mark.parametrize(
+    "make", [pytest.param(make, id=name) for name, make in MODELS.items()]
+)
 
 
 def images(model: nn.Module, count: int = 4) -> Tensor:
@@ -55,7 +63,7 @@ def loss_of(model: nn.Module, count: int = 8) -> Tensor:
     return F.cross_entropy(model(images(model, count)), torch.arange(count) % CLASSES)
 
 
-# --- what is computed ---
+# --- what is computed
 
 
 def normed(x: Tensor, gain: Tensor) -> Tensor:
@@ -71,13 +79,17 @@ def test_a_float_vit_is_what_it_is_by_hand() -> None:
                 parameter.uniform_(0.5, 1.5)
     w = {name: parameter.detach() for name, parameter in model.named_parameters()}
     x = images(model, 2).double()
-    stream = F.conv2d(x, w["embedding.patches.linear.weight"].view(16, 1, 2, 2), stride=2).flatten(2).mT
+    stream = (
+        F.conv2d(x, w["embedding.patches.linear.weight"].view(16, 1, 2, 2), stride=2).flatten(2).mT
+    )
     stream = stream + w["embedding.places.weight"]
     places = [(row, column) for row in range(2) for column in range(3)]
     for block in ("blocks.0", "blocks.1"):
         attended = torch.zeros_like(stream)
         inside = normed(stream, w[f"{block}.attention.norm.weight"])
-        query, key, value = (inside @ w[f"{block}.attention.{part}.weight"].T for part in ("query", "key", "value"))
+        query, key, value = (
+            inside @ w[f"{block}.attention.{part}.weight"].T for part in ("query", "key", "value")
+        )
         for head in range(2):
             of_head = slice(8 * head, 8 * head + 8)
             for image in range(2):
@@ -86,10 +98,18 @@ def test_a_float_vit_is_what_it_is_by_hand() -> None:
                     for j, other in enumerate(places):
                         q, k = query[image, i, of_head], key[image, j, of_head]
                         angle = torch.tensor(
-                            [(at[axis] - other[axis]) * 100.0 ** (-2 * p / 4) for axis in (0, 1) for p in (0, 1)]
+                            [
+                                (at[axis] - other[axis]) * 100.0 ** (-2 * p / 4)
+                                for axis in (0, 1)
+                                for p in (0, 1)
+                            ]
                         ).double()
-                        turned = torch.complex(q[:4], q[4:]) * torch.polar(torch.ones_like(angle), angle)
-                        scores[i, j] = (turned * torch.complex(k[:4], k[4:]).conj()).real.sum() / math.sqrt(8)
+                        turned = torch.complex(q[:4], q[4:]) * torch.polar(
+                            torch.ones_like(angle), angle
+                        )
+                        scores[i, j] = (
+                            turned * torch.complex(k[:4], k[4:]).conj()
+                        ).real.sum() / math.sqrt(8)
                 attended[image, :, of_head] = scores.softmax(dim=-1) @ value[image, :, of_head]
         ones = torch.ones(1, dtype=torch.float64)
         stream = stream + normed(attended, ones) @ w[f"{block}.attention.output.weight"].T
@@ -126,7 +146,9 @@ def test_a_float_convnet_is_what_it_is_by_hand() -> None:
 
 
 def test_where_places_have_no_vectors_and_nothing_turns_patches_may_change_places() -> None:
-    """What `positions` adds is all that a model knows of places: the mean of a set is left without it."""
+    """What `positions` adds is all that a model knows of places: the mean of a set is left without
+    it.
+    """
     model = vit(positions="learned", **FLOAT)
     assert isinstance(model.embedding.places, nn.Embedding)
     nn.init.zeros_(model.embedding.places.weight)
@@ -136,7 +158,7 @@ def test_where_places_have_no_vectors_and_nothing_turns_patches_may_change_place
     assert not torch.allclose(turning(x), turning(x.roll(2, dims=3)), atol=1e-3)
 
 
-# --- what it is made of ---
+# --- what it is made of
 
 
 @every_model
@@ -157,7 +179,9 @@ def test_a_pure_model_has_no_float_parameter_and_buffer_and_every_layer_votes(
 
 @pytest.mark.parametrize("make", [vit, convnet])
 @pytest.mark.parametrize("part", FLOAT_PARTS)
-def test_each_float_part_takes_over_its_own_weights_and_no_others(make: Callable[..., nn.Module], part: str) -> None:
+def test_each_float_part_takes_over_its_own_weights_and_no_others(
+    make: Callable[..., nn.Module], part: str
+) -> None:
     pure, mixed = make(learned_norms=True), make(learned_norms=True, float_parts=(part,))
     belongs = {
         "embedding": lambda name: name.startswith("embedding"),
@@ -168,7 +192,8 @@ def test_each_float_part_takes_over_its_own_weights_and_no_others(make: Callable
     before, after = ({name for name, _ in ternary_modules(model)} for model in (pure, mixed))
     # A norm between two convolutions is called by its place in their sequence.
     before, after = (
-        {name.replace(".0.norm", ".norm").replace("1.0", "norm") for name in names} for names in (before, after)
+        {name.replace(".0.norm", ".norm").replace("1.0", "norm") for name in names}
+        for names in (before, after)
     )
     assert before - after == {name for name in before if belongs(name)} != set()
     planned = mixed.options.planned()
@@ -209,23 +234,31 @@ def test_a_zero_residual_is_the_identity_at_birth(make: Callable[..., nn.Module]
     assert torch.equal(x, first)
 
 
-# --- what is refused ---
+# --- what is refused
 
 
 @pytest.mark.parametrize("make", [vit, convnet])
-def test_images_of_another_shape_are_refused_with_the_options_that_say_so(make: Callable[..., nn.Module]) -> None:
+def test_images_of_another_shape_are_refused_with_the_options_that_say_so(
+    make: Callable[..., nn.Module],
+) -> None:
     model = make()
     with pytest.raises(UsageProblem) as caught:
         model(torch.zeros(2, 3, 8, 8))
     said = f"{caught.value} {caught.value.hint}"
-    assert "3 channels of 8 x 8 pixels; the model's channels is 1 and its image_size is [4, 6]" in said
+    assert (
+        "3 channels of 8 x 8 pixels; the model's channels is 1 and its image_size is [4, 6]" in said
+    )
     assert "Set channels: 3 and image_size: [8, 8]" in said
     with pytest.raises(UsageProblem, match=r"must be \[B, C, H, W\]"):
         model(torch.zeros(4, 6))
 
 
 REFUSED = [
-    (VitConfig, {"patch_size": 3}, "'patch_size' must divide 'image_size'; a height of 3 does not divide 8 pixels"),
+    (
+        VitConfig,
+        {"patch_size": 3},
+        "'patch_size' must divide 'image_size'; a height of 3 does not divide 8 pixels",
+    ),
     (VitConfig, {"width": 12, "heads": 2}, "'width' must be a multiple of 4 'heads'"),
     (VitConfig, {"head_dim": 6}, "'head_dim' must be a multiple of 4"),
     (VitConfig, {"positions": "learned", "rotary_base": 10.0}, "'rotary_base' has no effect"),
@@ -239,7 +272,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("config", "changed", "message"), REFUSED)
-def test_options_that_cannot_be_are_refused(config: Any, changed: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_be_are_refused(
+    config: Any, changed: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message.split("'")[1]) as caught:
         config(**changed)
     assert message in str(caught.value)

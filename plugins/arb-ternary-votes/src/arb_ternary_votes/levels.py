@@ -1,13 +1,14 @@
 """Votes of three levels: what a step's sum of them is worth in quanta.
 
-A vote is -1, 0 or 1 in a *unit* that is as large as the clip, so that a micro-batch's votes take 1.6 bits a weight to
-send and 2 to hold, whatever the rate. Sums of a step are whole numbers, exact in any order. Whoever owns a row turns
-its sums into quanta once, in fixed point::
+A vote is -1, 0 or 1 in a *unit* that is as large as the clip, so that a micro-batch's votes take
+1.6 bits a weight to send and 2 to hold, whatever the rate. Sums of a step are whole numbers, exact
+in any order. Whoever owns a row turns its sums into quanta once, in fixed point::
 
     q[n, k] = (sum[n, k] * round(unit * 2**24) + (h >> 8)) >> 24
 
-with ``h`` the counter hash of ``n * K + k``, the index in the whole table, in a stream of its own and without the place
-of a micro-batch: the same on one process or many, and on every backend. The mean of ``q`` is ``sum * unit``.
+with ``h`` the counter hash of ``n * K + k``, the index in the whole table, in a stream of its own
+and without the place of a micro-batch: the same on one process or many, and on every backend. The
+mean of ``q`` is ``sum * unit``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ _HELD: Final = 1 << 16
 
 
 def in_quanta(
-    sums: Tensor, unit: float, control: Tensor, first_row: int = 0, backend: KernelBackend | None = None
+    sums: Tensor,
+    unit: float,
+    control: Tensor,
+    first_row: int = 0,
+    backend: KernelBackend | None = None,
 ) -> Tensor:
     """``sums * unit`` in whole quanta, rounded stochastically; see the module's docstring.
 
@@ -64,7 +69,9 @@ def in_quanta(
     for at in range(0, flat.numel(), _HELD):
         some = flat[at : at + _HELD]
         wide = some.to(torch.int32 if _small(some) else torch.int64)
-        bits = counter_hash(some.numel(), words[SEED], step, stream, start=start + at, device=sums.device)
+        bits = counter_hash(
+            some.numel(), words[SEED], step, stream, start=start + at, device=sums.device
+        )
         rounded = bits.bitwise_right_shift_(32 - _FRACTION_BITS).bitwise_and_(_MASK)
         rounded = torch.add(wide * fraction, rounded).bitwise_right_shift_(_FRACTION_BITS)
         quanta[at : at + _HELD] = rounded.add_(wide, alpha=whole).clamp_(-(2**31), 2**31 - 1)
@@ -73,4 +80,6 @@ def in_quanta(
 
 def _small(sums: Tensor) -> bool:
     """Whether 32 bits hold a fraction of them, read where that is free: on a CPU."""
-    return sums.device.type == "cpu" and max(map(abs, torch.stack(sums.aminmax()).tolist())) <= _SMALL
+    return (
+        sums.device.type == "cpu" and max(map(abs, torch.stack(sums.aminmax()).tolist())) <= _SMALL
+    )

@@ -1,22 +1,25 @@
-"""Running magnitudes of a gradient by row and by column, as fixed-point logarithms, and the scales that votes get.
+"""Running magnitudes of a gradient by row and by column, as fixed-point logarithms, and the scales
+that votes get.
 
-The normaliser of element ``g[n, k]`` is ``r_n * c_k / m``, with ``r_n`` the mean of ``|g|`` over row ``n``, ``c_k``
-that over column ``k`` and ``m`` the mean of all: the factored estimate of Adafactor (Shazeer and Stern, 2018), of first
-absolute instead of second moments. A sum of absolute integers is an exact integer of at most 44 bits, which a sum of
-squares is not; on the same gradients both train equally well.
+The normaliser of element ``g[n, k]`` is ``r_n * c_k / m``, with ``r_n`` the mean of ``|g|`` over
+row ``n``, ``c_k`` that over column ``k`` and ``m`` the mean of all: the factored estimate of
+Adafactor (Shazeer and Stern, 2018), of first absolute instead of second moments. A sum of absolute
+integers is an exact integer of at most 44 bits, which a sum of squares is not; on the same
+gradients both train equally well.
 
-State is int16, in units of 1/256 of a factor of two. The logarithm of a float32 is read off its bits (Mitchell, 1962):
-``log2(2**e * (1 + f)) ~ e + f``, at most 0.086 too small. With ``l`` the logarithm of this step's mean and ``b`` the
-weight of a step in units of 2**-16::
+State is int16, in units of 1/256 of a factor of two. The logarithm of a float32 is read off its
+bits (Mitchell, 1962): ``log2(2**e * (1 + f)) ~ e + f``, at most 0.086 too small. With ``l`` the
+logarithm of this step's mean and ``b`` the weight of a step in units of 2**-16::
 
     L = L + ((l - L) * b + 2**15 >> 16)
 
-Rows or columns without a gradient keep their value. Everything is integer arithmetic, the same on every machine.
+Rows or columns without a gradient keep their value. Everything is integer arithmetic, the same on
+every machine.
 
-A step can have several micro-batches, and whoever puts steps off does not say beforehand how many. Means are those of
-one micro-batch, and votes are spread: with ``n`` the micro-batches of the last step, the ``i``-th of the next one has
-votes of ``1 / max(n, i)`` of a step's size. As many as last time make one step's votes; 64 instead of 1 make 4.7 times
-as many, not 64 times.
+A step can have several micro-batches, and whoever puts steps off does not say beforehand how many.
+Means are those of one micro-batch, and votes are spread: with ``n`` the micro-batches of the last
+step, the ``i``-th of the next one has votes of ``1 / max(n, i)`` of a step's size. As many as last
+time make one step's votes; 64 instead of 1 make 4.7 times as many, not 64 times.
 """
 
 from __future__ import annotations
@@ -33,14 +36,17 @@ __all__ = ["FRACTION", "Magnitudes", "mitchell_log2"]
 
 #: Units a factor of two.
 FRACTION: Final = 256
-#: ``E|x| / sqrt(E x**2)`` of a Gaussian: what turns a mean of absolute values into a standard deviation.
+# : ``E|x| / sqrt(E x**2)`` of a Gaussian: what turns a mean of absolute values into a standard
+# deviation.
 _GAUSSIAN: Final = math.sqrt(2.0 / math.pi)
 #: Largest right shift of an integer gradient.
 _MAX_SHIFT: Final = 63
 
 
 def mitchell_log2(x: Tensor) -> Tensor:
-    """``log2(x)`` of positive normal float32 numbers in units of 1/256, int32, read off their bits."""
+    """``log2(x)`` of positive normal float32 numbers in units of 1/256, int32, read off their
+    bits.
+    """
     return (x.contiguous().view(torch.int32) - 0x3F800000) >> 15
 
 
@@ -61,7 +67,8 @@ class Magnitudes:
     def __init__(self, rows: int, columns: int, device: torch.device | str = "cpu") -> None:
         self._rows = rows
         self._columns = columns
-        # Rows, then columns: a step on both at once takes half the calls, which are most of its time.
+        # Rows, then columns: a step on both at once takes half the calls, which are most of its
+        # time.
         self._logarithms = torch.zeros(rows + columns, dtype=torch.int16, device=device)
         self.steps = 0
         self.casts = 1
@@ -96,7 +103,8 @@ class Magnitudes:
         """Take in one step.
 
         Args:
-            sums: float32 ``[N + K]``: ``|g|`` summed over each row, then over each column, and over micro-batches.
+            sums: float32 ``[N + K]``: ``|g|`` summed over each row, then over each column, and over
+                micro-batches.
             weight: of this step; the first steps weigh ``1 / step`` instead, where that is more.
             casts: micro-batches of the step, at least 1.
         """
@@ -104,9 +112,15 @@ class Magnitudes:
 
     @classmethod
     def update_all(
-        cls, tracked: Sequence[Magnitudes], sums: Sequence[Tensor], weight: float, casts: Sequence[int]
+        cls,
+        tracked: Sequence[Magnitudes],
+        sums: Sequence[Tensor],
+        weight: float,
+        casts: Sequence[int],
     ) -> None:
-        """:meth:`update` of several weights on one device at once: for small ones the number of calls is the time."""
+        """:meth:`update` of several weights on one device at once: for small ones the number of
+        calls is the time.
+        """
         shares, units = [], []
         for each, count in zip(tracked, casts, strict=True):
             each.steps += 1
@@ -115,7 +129,12 @@ class Magnitudes:
             units += [_log2(max(others, 1) * count) for others in (each._columns, each._rows)]
         all_sums = torch.cat(list(sums)).nan_to_num(0.0, torch.finfo(torch.float32).max, 0.0)
         old = torch.cat([each._logarithms for each in tracked]).to(torch.int32)
-        change = mitchell_log2(all_sums).sub_(_spread(tracked, units)).sub_(old).mul_(_spread(tracked, shares))
+        change = (
+            mitchell_log2(all_sums)
+            .sub_(_spread(tracked, units))
+            .sub_(old)
+            .mul_(_spread(tracked, shares))
+        )
         new = change.add_(1 << 15).bitwise_right_shift_(16).add_(old).clamp_(-(2**15), 2**15 - 1)
         kept = torch.where(all_sums >= torch.finfo(torch.float32).tiny, new, old)
         for each, part in zip(tracked, _parts(kept, tracked), strict=True):
@@ -123,30 +142,46 @@ class Magnitudes:
 
     @staticmethod
     def _relative(tracked: Sequence[Magnitudes]) -> Tensor:
-        """The logarithms, those of rows less their mean: ``log2(r_n / m)``, ``log2(c_k)``; int32, one after another."""
+        """The logarithms, those of rows less their mean: ``log2(r_n / m)``, ``log2(c_k)``; int32,
+        one after another.
+        """
         means = [each.row.sum() for each in tracked]
         rows = torch.tensor([max(each._rows, 1) for each in tracked], device=means[0].device)
         mean = torch.stack(means).div_(rows, rounding_mode="floor").to(torch.int32)
         both = torch.stack([mean, torch.zeros_like(mean)], dim=1).flatten()
-        return torch.cat([each._logarithms for each in tracked]).to(torch.int32).sub_(_spread(tracked, both))
+        return (
+            torch.cat([each._logarithms for each in tracked])
+            .to(torch.int32)
+            .sub_(_spread(tracked, both))
+        )
 
     def factors(self, quanta: float) -> Tensor:
-        """Float32 ``[N + K]``: ``g * row * column`` is ``quanta`` times the gradient in standard deviations."""
+        """Float32 ``[N + K]``: ``g * row * column`` is ``quanta`` times the gradient in standard
+        deviations.
+        """
         return self.all_factors([self], [quanta])[0]
 
     @classmethod
-    def all_factors(cls, tracked: Sequence[Magnitudes], quanta: Sequence[float]) -> tuple[Tensor, ...]:
+    def all_factors(
+        cls, tracked: Sequence[Magnitudes], quanta: Sequence[float]
+    ) -> tuple[Tensor, ...]:
         """:meth:`factors` of several weights on one device."""
         factors = _power(cls._relative(tracked).neg_())
-        sizes = torch.tensor([size for each in quanta for size in (each * _GAUSSIAN, 1.0)], dtype=torch.float32)
+        sizes = torch.tensor(
+            [size for each in quanta for size in (each * _GAUSSIAN, 1.0)], dtype=torch.float32
+        )
         return _parts(factors.mul_(_spread(tracked, sizes)), tracked)
 
     def shifts(self, quanta: float) -> Tensor:
-        """Int32 ``[N + K]``: the same as right shifts, rows and columns each rounded to the nearest power of two."""
+        """Int32 ``[N + K]``: the same as right shifts, rows and columns each rounded to the nearest
+        power of two.
+        """
         return self.all_shifts([self], [quanta])[0]
 
     @classmethod
-    def all_shifts(cls, tracked: Sequence[Magnitudes], quanta: Sequence[float]) -> tuple[Tensor, ...]:
+    def all_shifts(
+        cls, tracked: Sequence[Magnitudes], quanta: Sequence[float]
+    ) -> tuple[Tensor, ...]:
         """:meth:`shifts` of several weights on one device."""
         units = [unit for each in quanta for unit in (_log2(each * _GAUSSIAN), 0)]
         shifts = cls._relative(tracked).sub_(_spread(tracked, units))
@@ -192,16 +227,21 @@ def _fractions(device: torch.device) -> Tensor:
 def _power(x: Tensor) -> Tensor:
     """Two to the power of ``x`` units, int32: float32, normal numbers at both ends.
 
-    From a table and an exponent: ``exp2`` has other last bits in the middle of a tensor than at its end.
+    From a table and an exponent: ``exp2`` has other last bits in the middle of a tensor than at its
+    end.
     """
     whole = (x >> 8).clamp_(-126, 127).add_(127).bitwise_left_shift_(23).view(torch.float32)
     return _fractions(x.device).index_select(0, x & (FRACTION - 1)).mul_(whole)
 
 
 def _spread(tracked: Sequence[Magnitudes], values: Sequence[int] | Tensor) -> Tensor:
-    """A value for the rows of each weight and one for its columns, as often as there are of these; int32 of numbers."""
+    """A value for the rows of each weight and one for its columns, as often as there are of these;
+    int32 of numbers.
+    """
     device = tracked[0].device
-    given = torch.as_tensor(values, dtype=None if isinstance(values, Tensor) else torch.int32, device=device)
+    given = torch.as_tensor(
+        values, dtype=None if isinstance(values, Tensor) else torch.int32, device=device
+    )
     counts = torch.tensor([count for each in tracked for count in each.counts], device=device)
     return given.repeat_interleave(counts, output_size=sum(sum(each.counts) for each in tracked))
 

@@ -1,13 +1,15 @@
 """Momentum votes: the accumulator is the momentum, and a flip feeds back what it took.
 
-A vote is the gradient, normalised by row and column as in the default rule, times a number of quanta that does not
-depend on the rate, rounded stochastically by the kernel ``cast_scaled_votes``. Accumulators decay by a share a step, so
-that they are exponential sums of the votes: the momentum of SGD in 8 (or 4) bits. A trit takes a step where the
-momentum passes a threshold, which is then subtracted: the momentum keeps what the flip did not do (error feedback). The
-threshold of each module is servoed (:mod:`arb_ternary_votes.servo`) so that the share of flips follows the schedule.
+A vote is the gradient, normalised by row and column as in the default rule, times a number of
+quanta that does not depend on the rate, rounded stochastically by the kernel ``cast_scaled_votes``.
+Accumulators decay by a share a step, so that they are exponential sums of the votes: the momentum
+of SGD in 8 (or 4) bits. A trit takes a step where the momentum passes a threshold, which is then
+subtracted: the momentum keeps what the flip did not do (error feedback). The threshold of each
+module is servoed (:mod:`arb_ternary_votes.servo`) so that the share of flips follows the schedule.
 The rate acts on nothing else but the exponents and an integer bias.
 
-All state is integer: accumulators in the modules, two int16 vectors of magnitudes and one int16 level a weight.
+All state is integer: accumulators in the modules, two int16 vectors of magnitudes and one int16
+level a weight.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from arb_ternary_votes.servo import exact_threshold, level_of, next_level, whole
 
 __all__ = ["SPREADS", "MomentumVotes", "build"]
 
-#: Standard deviation of the momentum of independent gradients by bits of an accumulator, in quanta, where ``quanta`` is
-#: not given: five of them fit into 8 bits, and three into 4 with the noise of rounding, which is as large as the votes.
+# : Standard deviation of the momentum of independent gradients by bits of an accumulator, in
+# quanta, where ``quanta`` is : not given: five of them fit into 8 bits, and three into 4 with the
+# noise of rounding, which is as large as the votes.
 SPREADS: Final = {8: 24.0, 4: 1.5}
 #: Standard deviations at which the threshold starts.
 _START: Final = 3.0
@@ -41,20 +44,22 @@ _START: Final = 3.0
 class MomentumVotes(NormalisedVotes):
     """The momentum-vote optimizer; see the module's docstring for the rule.
 
-    The groups' ``lr`` is 1 at birth: a rate that a schedule drives. With a rate of 0 nothing is cast, flips or decays.
-    A loss signal is looked at only for whether it is finite. A step's statistics have ``flip_threshold``, the mean
-    threshold of the modules.
+    The groups' ``lr`` is 1 at birth: a rate that a schedule drives. With a rate of 0 nothing is
+    cast, flips or decays. A loss signal is looked at only for whether it is finite. A step's
+    statistics have ``flip_threshold``, the mean threshold of the modules.
 
     Args:
         modules: ternary modules by qualified name.
         options: of the rule; None takes the defaults.
 
     Raises:
-        ConfigError: a module has 2-bit accumulators, which cannot hold a momentum; or ``quanta`` are more than its
-            accumulators hold.
+        ConfigError: a module has 2-bit accumulators, which cannot hold a momentum; or ``quanta``
+            are more than its accumulators hold.
     """
 
-    def __init__(self, modules: Mapping[str, TernaryModule], options: MomentumVotesConfig | None = None) -> None:
+    def __init__(
+        self, modules: Mapping[str, TernaryModule], options: MomentumVotesConfig | None = None
+    ) -> None:
         options = MomentumVotesConfig() if options is None else options
         for name, module in modules.items():
             _check(name, module, options)
@@ -68,14 +73,18 @@ class MomentumVotes(NormalisedVotes):
         self._flipped: list[tuple[dict[str, Any], TernaryModule, list[int], int, Tensor]] = []
 
     def thresholds(self) -> list[float]:
-        """The threshold of every module, in the order of :attr:`modules`; a step uses a whole number next to it."""
+        """The threshold of every module, in the order of :attr:`modules`; a step uses a whole
+        number next to it.
+        """
         return [exact_threshold(level) / 65536 for levels in self._levels for level in levels]
 
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, loss_signal: Tensor | float | None = None
     ) -> StepOutcome:
-        """Flip by the momentum, then let it decay, then move the thresholds; see :meth:`TernaryOptimizer.step`."""
+        """Flip by the momentum, then let it decay, then move the thresholds; see
+        :meth:`TernaryOptimizer.step`.
+        """
         self._flipped.clear()
         outcome = super().step(closure, loss_signal=loss_signal)
         if not outcome.stepped:
@@ -93,26 +102,35 @@ class MomentumVotes(NormalisedVotes):
                 largest=module.shape.largest_vote,
             )
         thresholds = self.thresholds()
-        return evolve(outcome, statistics={"flip_threshold": math.fsum(thresholds) / len(thresholds)})
+        return evolve(
+            outcome, statistics={"flip_threshold": math.fsum(thresholds) / len(thresholds)}
+        )
 
     def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
         return _quanta(group, module)
 
     def _exponent_quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
-        # Votes do not know the rate here, so that the exponents follow the schedule by whole powers of two.
+        # Votes do not know the rate here, so that the exponents follow the schedule by whole powers
+        # of two.
         return _quanta(group, module) / float(group["vote_rate"])
 
-    def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
+    def _flip(
+        self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool
+    ) -> Tensor:
         levels, i = self._levels[place[0]], place[1]
         largest = module.shape.largest_vote
         threshold = whole_threshold(levels[i], module.control.tolist()[STEP], largest)
-        flips = module.apply_votes("apply_scaled_votes", threshold, round(65536 * group["decay"]), group["carry"])
+        flips = module.apply_votes(
+            "apply_scaled_votes", threshold, round(65536 * group["decay"]), group["carry"]
+        )
         if voted and module.shape.out_features * module.shape.in_features:
             self._flipped.append((group, module, levels, i, flips))
         return flips
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings, counters, and the running magnitudes and the threshold's level of every module."""
+        """Settings, counters, and the running magnitudes and the threshold's level of every
+        module.
+        """
         return {
             **super().state_dict(),
             "levels": [torch.tensor(levels, dtype=torch.int16) for levels in self._levels],
@@ -136,18 +154,21 @@ def _check(name: str, module: TernaryModule, options: MomentumVotesConfig) -> No
     bits, largest = module.shape.vote_bits, module.shape.largest_vote
     if bits not in SPREADS:
         raise ConfigError(
-            f"optimizer: momentum_votes keeps a momentum in the accumulators, and those of {name!r} have {bits} bits",
+            f"optimizer: momentum_votes keeps a momentum in the accumulators, and those of "
+            f"{name!r} have {bits} bits",
             "Use vote_bits 8 or 4, or the optimizer scaled_votes.",
         )
     if module.accum_threshold != min(32, largest):
         raise ConfigError(
-            f"accum_threshold: momentum_votes moves its thresholds by itself, and {name!r} was given "
+            f"accum_threshold: momentum_votes moves its thresholds by itself, and {name!r} was "
+            f"given "
             f"{module.accum_threshold}",
             "Leave it out, or use the optimizer sign_votes or scaled_votes.",
         )
     if options.quanta is not None and options.quanta > largest:
         raise ConfigError(
-            f"quanta: {options.quanta:g} do not fit the {bits}-bit accumulators of {name!r}, which hold up to {largest}"
+            f"quanta: {options.quanta:g} do not fit the {bits}-bit accumulators of {name!r}, which "
+            f"hold up to {largest}"
         )
 
 

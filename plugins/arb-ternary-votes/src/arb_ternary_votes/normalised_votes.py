@@ -1,4 +1,6 @@
-"""The common part of rules whose votes are normalised gradients: magnitudes, scales, and the order of a step."""
+"""The common part of rules whose votes are normalised gradients: magnitudes, scales, and the order
+of a step.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,13 @@ __all__ = ["NormalisedVotes", "casts_integers", "has_exact_gradient"]
 
 
 class NormalisedVotes(TernaryOptimizer):
-    """Casts votes by ``cast_scaled_votes`` and applies them by ``apply_scaled_votes``; a rule says how many and when.
+    """Casts votes by ``cast_scaled_votes`` and applies them by ``apply_scaled_votes``; a rule says
+    how many and when.
 
-    A step takes in the magnitudes of its gradients, sets the scales of the next backward pass, moves exponents and lets
-    the rule flip. Groups need the entries ``base_lr``, ``clip``, ``carry``, ``magnitude_decay``, ``exponent_rate`` and
-    ``band``, and get ``vote_rate``: the rate of the last step, at which votes are cast until the next one.
+    A step takes in the magnitudes of its gradients, sets the scales of the next backward pass,
+    moves exponents and lets the rule flip. Groups need the entries ``base_lr``, ``clip``,
+    ``carry``, ``magnitude_decay``, ``exponent_rate`` and ``band``, and get ``vote_rate``: the rate
+    of the last step, at which votes are cast until the next one.
 
     Args:
         modules: ternary modules by qualified name.
@@ -38,7 +42,11 @@ class NormalisedVotes(TernaryOptimizer):
             [Magnitudes(m.shape.out_features, m.shape.in_features, m.weight.device) for m in group]
             for group in self._modules
         ]
-        self._places = {module: (i, j) for i, group in enumerate(self._modules) for j, module in enumerate(group)}
+        self._places = {
+            module: (i, j)
+            for i, group in enumerate(self._modules)
+            for j, module in enumerate(group)
+        }
         for name, module in modules.items():
             module.transform = self._transform(name, module)
             module.use_scaled_votes(integer=casts_integers(module))
@@ -52,17 +60,23 @@ class NormalisedVotes(TernaryOptimizer):
         return self.param_groups[group], self._magnitudes[group][place]
 
     def _transform(self, name: str, module: TernaryModule) -> str | None:
-        """What the gradients of a module go through before votes are cast of them: ``VoteState.transform``."""
+        """What the gradients of a module go through before votes are cast of them:
+        ``VoteState.transform``.
+        """
         return None
 
     @abstractmethod
     def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
         """Votes for a gradient of one standard deviation, at the group's ``vote_rate`` above 0."""
 
-    def _scaling(self, group: Mapping[str, Any], module: TernaryModule, quanta: float) -> tuple[float, float, int]:
-        """How votes of ``quanta`` a standard deviation are cast: factor of the gradient, largest vote, ``noise_shift``.
+    def _scaling(
+        self, group: Mapping[str, Any], module: TernaryModule, quanta: float
+    ) -> tuple[float, float, int]:
+        """How votes of ``quanta`` a standard deviation are cast: factor of the gradient, largest
+        vote, ``noise_shift``.
 
-        Here they are proportional to the gradient, up to the group's ``clip``, and rounded stochastically.
+        Here they are proportional to the gradient, up to the group's ``clip``, and rounded
+        stochastically.
         """
         return quanta, group["clip"] * quanta, 0
 
@@ -71,7 +85,9 @@ class NormalisedVotes(TernaryOptimizer):
         """Votes of one standard deviation that move an exponent at ``exponent_rate``."""
 
     @abstractmethod
-    def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
+    def _flip(
+        self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool
+    ) -> Tensor:
         """Apply the votes of one module; returns the flips (int64 scalar).
 
         Args:
@@ -81,7 +97,9 @@ class NormalisedVotes(TernaryOptimizer):
             voted: whether votes can have been cast since the last step.
         """
 
-    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[list[Tensor], list[Tensor]]:
+    def _apply_group(
+        self, group: dict[str, Any], modules: list[TernaryModule]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         flips: list[Tensor] = []
         moves: list[Tensor] = []
         index = next(i for i, other in enumerate(self._modules) if other is modules)
@@ -96,33 +114,53 @@ class NormalisedVotes(TernaryOptimizer):
             flips.append(self._flip(group, module, (index, i), voted[i]))
             if isinstance(module, TernaryLinear):
                 rate = group["lr"] / group["base_lr"]
-                module.apply_bias_votes(effective_threshold(group["accum_threshold"], rate, 0.0, None, None))
+                module.apply_bias_votes(
+                    effective_threshold(group["accum_threshold"], rate, 0.0, None, None)
+                )
         return flips, moves
 
     @staticmethod
-    def _take_in(modules: Sequence[TernaryModule], tracked: Sequence[Magnitudes], weight: float) -> list[bool]:
-        """Update the magnitudes of those that a gradient has reached; whether each can have cast votes of it."""
+    def _take_in(
+        modules: Sequence[TernaryModule], tracked: Sequence[Magnitudes], weight: float
+    ) -> list[bool]:
+        """Update the magnitudes of those that a gradient has reached; whether each can have cast
+        votes of it.
+        """
         sums = [module.magnitudes for module in modules if module.magnitudes is not None]
         reached = to_host(each.any() for each in sums)
         learning = [has and not module.frozen for has, module in zip(reached, modules, strict=True)]
-        voted = [learns and magnitudes.steps > 0 for learns, magnitudes in zip(learning, tracked, strict=True)]
+        voted = [
+            learns and magnitudes.steps > 0
+            for learns, magnitudes in zip(learning, tracked, strict=True)
+        ]
         for kind, places in _alike(tracked, (i for i, learns in enumerate(learning) if learns)):
             casts = [max(1, modules[i].casts) for i in places]
             kind.update_all([tracked[i] for i in places], [sums[i] for i in places], weight, casts)
         return voted
 
     def defer_step(self) -> None:
-        """See :class:`TernaryOptimizer`: votes get smaller when there are more micro-batches than in the last step."""
-        for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
+        """See :class:`TernaryOptimizer`: votes get smaller when there are more micro-batches than
+        in the last step.
+        """
+        for group, modules, tracked in zip(
+            self.param_groups, self._modules, self._magnitudes, strict=True
+        ):
             for module, magnitudes in zip(modules, tracked, strict=True):
                 magnitudes.deferred = module.casts
-            later = [i for i, magnitudes in enumerate(tracked) if magnitudes.spread > magnitudes.casts]
+            later = [
+                i for i, magnitudes in enumerate(tracked) if magnitudes.spread > magnitudes.casts
+            ]
             self._set_scales([modules[i] for i in later], [tracked[i] for i in later], group)
 
     def _set_scales(
-        self, modules: Sequence[TernaryModule], tracked: Sequence[Magnitudes], group: Mapping[str, Any]
+        self,
+        modules: Sequence[TernaryModule],
+        tracked: Sequence[Magnitudes],
+        group: Mapping[str, Any],
     ) -> None:
-        """Set what the next backward of modules divides their gradients by; no votes before the first magnitudes."""
+        """Set what the next backward of modules divides their gradients by; no votes before the
+        first magnitudes.
+        """
         casting: list[int] = []
         for i, (module, magnitudes) in enumerate(zip(modules, tracked, strict=True)):
             assert module.vote_scale is not None
@@ -133,7 +171,9 @@ class NormalisedVotes(TernaryOptimizer):
                 casting.append(i)
         quanta = {i: self._limit(modules[i], tracked[i], group) for i in casting}
         for integer in (False, True):
-            for kind, places in _alike(tracked, [i for i in casting if casts_integers(modules[i]) is integer]):
+            for kind, places in _alike(
+                tracked, [i for i in casting if casts_integers(modules[i]) is integer]
+            ):
                 scales = kind.all_shifts if integer else kind.all_factors
                 found = scales([tracked[i] for i in places], [quanta[i] for i in places])
                 for i, scale in zip(places, found, strict=True):
@@ -141,20 +181,30 @@ class NormalisedVotes(TernaryOptimizer):
                     assert held is not None
                     held.copy_(scale)
 
-    def _limit(self, module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str, Any]) -> float:
-        """Set the limits of a module's votes; the quanta that a standard deviation of its gradient is worth."""
-        quanta, largest, noise_shift = self._scaling(group, module, self._quanta(group, module) / magnitudes.spread)
+    def _limit(
+        self, module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str, Any]
+    ) -> float:
+        """Set the limits of a module's votes; the quanta that a standard deviation of its gradient
+        is worth.
+        """
+        quanta, largest, noise_shift = self._scaling(
+            group, module, self._quanta(group, module) / magnitudes.spread
+        )
         limit = max(1, min(round(256 * largest), 256 * module.shape.largest_vote))
-        # A score of one standard deviation, ``quanta * sqrt(G)``, is to move the exponent's accumulator by
-        # ``exponent_rate`` of its threshold.
+        # A score of one standard deviation, ``quanta * sqrt(G)``, is to move the exponent's
+        # accumulator by ``exponent_rate`` of its threshold.
         score = self._exponent_quanta(group, module) * math.sqrt(module.shape.group_size)
         shift = round(math.log2(score / (group["exponent_rate"] * group["e_accum_threshold"])))
         module.limits = VoteLimits(limit, min(31, max(0, shift)), noise_shift)
         return quanta
 
     def _refresh_scales(self) -> None:
-        """Set every module's scales from the state and the rates of the last step; a schedule may be ahead of them."""
-        for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
+        """Set every module's scales from the state and the rates of the last step; a schedule may
+        be ahead of them.
+        """
+        for group, modules, tracked in zip(
+            self.param_groups, self._modules, self._magnitudes, strict=True
+        ):
             group.setdefault("vote_rate", group["lr"])
             self._set_scales(modules, tracked, group)
 
@@ -172,7 +222,9 @@ class NormalisedVotes(TernaryOptimizer):
         self._refresh_scales()
 
 
-def _alike(tracked: Sequence[Magnitudes], places: Iterable[int]) -> Iterable[tuple[type[Magnitudes], list[int]]]:
+def _alike(
+    tracked: Sequence[Magnitudes], places: Iterable[int]
+) -> Iterable[tuple[type[Magnitudes], list[int]]]:
     """Places of magnitudes of one kind and on one device, with that kind."""
     groups: dict[tuple[type[Magnitudes], torch.device], list[int]] = {}
     for i in places:

@@ -1,16 +1,16 @@
 """Gradients of which half is orthogonalised, before votes are cast of them.
 
-The gradient ``G = U S V^T`` of one weight in one micro-batch has a few large singular values, so that most of a vote is
-about the few directions that those belong to. Muon (Jordan et al., 2024) steps by ``U V^T`` instead, in which all
-directions count as much, and which needs a momentum over many steps: of one micro-batch most directions are noise. Half
-of each needs none::
+The gradient ``G = U S V^T`` of one weight in one micro-batch has a few large singular values, so
+that most of a vote is about the few directions that those belong to. Muon (Jordan et al., 2024)
+steps by ``U V^T`` instead, in which all directions count as much, and which needs a momentum over
+many steps: of one micro-batch most directions are noise. Half of each needs none::
 
     H = G / |G| + O / |O|        O ~ U V^T, |.| the root of the mean square
 
-``O`` comes of Newton and Schulz's iteration, with Muon's polynomial and three of its five rounds: singular values of
-less than a fortieth of the norm, which those five would enlarge as much as any, stay small. ``H`` has the same size in
-every micro-batch. Nothing is kept from one step to the next; in backward there is the whole gradient of one weight at a
-time.
+``O`` comes of Newton and Schulz's iteration, with Muon's polynomial and three of its five rounds:
+singular values of less than a fortieth of the norm, which those five would enlarge as much as any,
+stay small. ``H`` has the same size in every micro-batch. Nothing is kept from one step to the next;
+in backward there is the whole gradient of one weight at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ __all__ = ["ROUNDS", "TRANSFORM", "arguments", "half_orthogonal", "orthogonalise
 #: What a module's ``transform`` is set to.
 TRANSFORM: Final = f"{__name__}:arguments"
 
-#: Of an odd polynomial that drives singular values in (0, 1] to between 0.7 and 1.2, and how often it is applied.
+# : Of an odd polynomial that drives singular values in (0, 1] to between 0.7 and 1.2, and how often
+# it is applied.
 POLYNOMIAL: Final = (3.4445, -4.7750, 2.0315)
 ROUNDS: Final = 3
 
@@ -35,7 +36,8 @@ ROUNDS: Final = 3
 def half_orthogonal(gradient: Tensor) -> Tensor:
     """``H`` of the module's docstring, float32 ``[N, K]``, of a gradient in float32 or bfloat16.
 
-    Of zeros it is zero. Of a gradient with a number that is not finite every element is NaN, and casts no vote.
+    Of zeros it is zero. Of a gradient with a number that is not finite every element is NaN, and
+    casts no vote.
     """
     return even(gradient.float()).add_(even(orthogonalised(gradient).float()))
 

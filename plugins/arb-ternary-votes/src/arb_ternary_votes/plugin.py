@@ -31,7 +31,8 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
             name="momentum_votes",
             target="arb_ternary_votes.momentum_votes:build",
             config="arb_ternary_votes.config:MomentumVotesConfig",
-            summary="the accumulator is the momentum: flips past a threshold that keeps their number on a schedule",
+            summary="the accumulator is the momentum: flips past a threshold that keeps their "
+            "number on a schedule",
             accepts=frozenset({"ternary"}),
         ),
     )

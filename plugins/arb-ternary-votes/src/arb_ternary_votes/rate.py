@@ -1,11 +1,15 @@
-"""``lr: auto`` of scaled votes: a rate from the length of a run, its batch, its schedule and its model's width.
+"""``lr: auto`` of scaled votes: a rate from the length of a run, its batch, its schedule and its
+model's width.
 
-A power law through the rates that were tuned in this project's own studies (decoders of 64 to 640 columns, 150 to 2,560
-steps of 512 to 4,096 tokens, of three texts; ``docs/explanation/scaled-votes.md`` has the table)::
+A power law through the rates that were tuned in this project's own studies (decoders of 64 to 640
+columns, 150 to 2,560 steps of 512 to 4,096 tokens, of three texts;
+``docs/explanation/scaled-votes.md`` has the table)::
 
-    rate = 0.115 * (2400 / (steps * 2 * mean)) ** (1/4) * (tokens / 2048) ** (1/8) * (128 / width) ** (1/5)
+    rate = 0.115 * (2400 / (steps * 2 * mean)) ** (1/4)
+           * (tokens / 2048) ** (1/8) * (128 / width) ** (1/5)
 
-``mean`` is the schedule's mean over the run, as a fraction of its peak: one that falls sooner begins higher.
+``mean`` is the schedule's mean over the run, as a fraction of its peak: one that falls sooner
+begins higher.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ def rate_of(course: Any) -> float:
     """The peak rate of a run, to three digits.
 
     Args:
-        course: ``steps`` of the run, ``tokens`` of a step, ``mean_rate`` of the schedule, ``width`` of the model.
+        course: ``steps`` of the run, ``tokens`` of a step, ``mean_rate`` of the schedule, ``width``
+            of the model.
     """
     length = (2400 / (course.steps * 2 * course.mean_rate)) ** (1 / 4)
     batch = (course.tokens / 2048) ** (1 / 8)

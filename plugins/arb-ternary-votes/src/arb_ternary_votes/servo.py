@@ -1,20 +1,24 @@
 """The threshold of a module, servoed so that the right share of its trits flips. Integers only.
 
-A threshold is kept as a *level*, a logarithm in units of 1/4096 of a factor of two with a linear mantissa::
+A threshold is kept as a *level*, a logarithm in units of 1/4096 of a factor of two with a linear
+mantissa::
 
     theta = (4096 + level mod 4096) * 2**(level div 4096) / 4096
 
-so that whole thresholds have exact levels, and 1..127 are the levels 0..28608, which an int16 holds. A step uses a
-whole number: ``theta`` is rounded up or down in turn by a Weyl sequence of the step, in proportion to its fraction,
-because the next whole threshold of a narrow accumulator may be half as likely to be crossed.
+so that whole thresholds have exact levels, and 1..127 are the levels 0..28608, which an int16
+holds. A step uses a whole number: ``theta`` is rounded up or down in turn by a Weyl sequence of the
+step, in proportion to its fraction, because the next whole threshold of a narrow accumulator may be
+half as likely to be crossed.
 
-After a step with ``f`` flips among ``n`` trits and a target share ``t``, rounded to a multiple of 2**-32::
+After a step with ``f`` flips among ``n`` trits and a target share ``t``, rounded to a multiple of
+2**-32::
 
     e     = min(round(256 * f / (n * t)), 8 * 256) - 256            # relative error, in 256ths
-    level = clip(level + (round(4096 * gain) * e + 128 >> 8), 0, level of R)      where |e| > round(256 * dead_band)
+    level = clip(level + (round(4096 * gain) * e + 128 >> 8), 0,
+        level of R)      where |e| > round(256 * dead_band)
 
-The error is linear in the number of flips, and not its logarithm, so that the mean share is the target also where most
-steps have no flip at all.
+The error is linear in the number of flips, and not its logarithm, so that the mean share is the
+target also where most steps have no flip at all.
 """
 
 from __future__ import annotations
@@ -44,12 +48,21 @@ def exact_threshold(level: int) -> int:
 
 
 def whole_threshold(level: int, step: int, largest: int) -> int:
-    """The threshold that optimizer step ``step`` uses: one of the two whole numbers around that of ``level``."""
+    """The threshold that optimizer step ``step`` uses: one of the two whole numbers around that of
+    ``level``.
+    """
     return min(largest, (exact_threshold(level) + (step * _WEYL & 0xFFFF)) >> 16)
 
 
 def next_level(
-    level: int, flips: int, elements: int, share: float, *, gain: float, dead_band: float, largest: int
+    level: int,
+    flips: int,
+    elements: int,
+    share: float,
+    *,
+    gain: float,
+    dead_band: float,
+    largest: int,
 ) -> int:
     """The level after a step.
 

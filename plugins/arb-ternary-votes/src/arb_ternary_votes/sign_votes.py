@@ -1,8 +1,9 @@
 """Sign votes: the reference update rule.
 
-In backward, ``s = sign(g)`` of each micro-batch is subtracted from int8 accumulators; a step turns accumulators that
-reached a threshold into flips of one trit step and empties them, and does the same for the exponents within a band
-around their origin. Exponents move first, judged on the old trits, because their scores were taken on those.
+In backward, ``s = sign(g)`` of each micro-batch is subtracted from int8 accumulators; a step turns
+accumulators that reached a threshold into flips of one trit step and empties them, and does the
+same for the exponents within a band around their origin. Exponents move first, judged on the old
+trits, because their scores were taken on those.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from arb_ternary_votes.config import SignVotesConfig
 __all__ = ["SignVotes", "SignVotesConfig", "build", "effective_threshold"]
 
 
-def effective_threshold(threshold: int, lr: float, gain: float, signal: float | None, mean: float | None) -> int:
+def effective_threshold(
+    threshold: int, lr: float, gain: float, signal: float | None, mean: float | None
+) -> int:
     """``clamp(ceil(theta / (lr * 2 * sigmoid(gain * (l - mean) / |mean|))), 1, 127)``.
 
-    With ``gain`` 0, no signal yet or a mean of zero the sigmoid is one half and the rule is ``ceil(theta / lr)``.
+    With ``gain`` 0, no signal yet or a mean of zero the sigmoid is one half and the rule is
+    ``ceil(theta / lr)``.
     """
     share = 0.5
     if gain and signal is not None and mean:
@@ -41,10 +45,10 @@ class SignVotes(TernaryOptimizer):
 
     Args:
         modules: ternary modules by qualified name.
-        lr: rate; the effective threshold is ``clamp(ceil(accum_threshold / lr), 1, 127)``, and with ``lr = 0`` votes
-            are kept but nothing flips.
-        accum_threshold: votes that flip a trit; None takes each module's own. With accumulators of 4 or 2 bits it is
-            7 or 1 at most, and the effective threshold likewise.
+        lr: rate; the effective threshold is ``clamp(ceil(accum_threshold / lr), 1, 127)``, and with
+            ``lr = 0`` votes are kept but nothing flips.
+        accum_threshold: votes that flip a trit; None takes each module's own. With accumulators of
+            4 or 2 bits it is 7 or 1 at most, and the effective threshold likewise.
         e_accum_threshold: votes that move an exponent; None takes each module's own.
         band: how far exponents may move from their origin.
         leak: every this many updates the accumulators move one unit towards zero; 0 is never.
@@ -80,9 +84,11 @@ class SignVotes(TernaryOptimizer):
         for name, module in modules.items():
             if accum_threshold is not None and accum_threshold > module.shape.largest_vote:
                 raise ConfigError(
-                    f"accum_threshold: {accum_threshold} is out of reach for the accumulators of {name}, "
+                    f"accum_threshold: {accum_threshold} is out of reach for the accumulators of "
+                    f"{name}, "
                     f"{module.shape.vote_bits} bits, which end at {module.shape.largest_vote}",
-                    f"give at most {module.shape.largest_vote}, or leave it out for each module's own",
+                    f"give at most {module.shape.largest_vote}, or leave it out for each module's "
+                    f"own",
                 )
         self.signal: float | None = None
         self.mean_signal: float | None = None
@@ -112,7 +118,10 @@ class SignVotes(TernaryOptimizer):
         own = [group["accum_threshold"] for group in self.param_groups]
         largest = min(module.shape.largest_vote for module in self.modules)
         if accum_threshold is not None and not 1 <= accum_threshold <= largest:
-            raise ConfigError(f"accum_threshold: must be in 1..{largest} for these accumulators, not {accum_threshold}")
+            raise ConfigError(
+                f"accum_threshold: must be in 1..{largest} for these accumulators, not "
+                f"{accum_threshold}"
+            )
         try:
             self._scales_move = update_scales
             for group in self.param_groups:
@@ -129,16 +138,22 @@ class SignVotes(TernaryOptimizer):
 
     def _observe_signal(self, signal: float) -> None:
         decay = self.SIGNAL_DECAY
-        self.mean_signal = signal if self.mean_signal is None else decay * self.mean_signal + (1 - decay) * signal
+        self.mean_signal = (
+            signal if self.mean_signal is None else decay * self.mean_signal + (1 - decay) * signal
+        )
         self.signal = signal
 
-    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[list[Tensor], list[Tensor]]:
+    def _apply_group(
+        self, group: dict[str, Any], modules: list[TernaryModule]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         flips: list[Tensor] = []
         moves: list[Tensor] = []
         if group["lr"] <= 0:
             return flips, moves
         threshold, e_threshold = (
-            effective_threshold(group[name], group["lr"], group["gain"], self.signal, self.mean_signal)
+            effective_threshold(
+                group[name], group["lr"], group["gain"], self.signal, self.mean_signal
+            )
             for name in ("accum_threshold", "e_accum_threshold")
         )
         leak = 1 if group["leak"] and (self.updates + 1) % group["leak"] == 0 else 0
@@ -147,8 +162,11 @@ class SignVotes(TernaryOptimizer):
                 continue
             if self._scales_move:
                 moves.append(module.apply_exponent_votes(e_threshold, group["band"], leak))
-            # An accumulator of fewer bits is full, and crosses, before a threshold that the rate has raised.
-            flips.append(module.apply_votes("apply_votes", min(threshold, module.shape.largest_vote), leak))
+            # An accumulator of fewer bits is full, and crosses, before a threshold that the rate
+            # has raised.
+            flips.append(
+                module.apply_votes("apply_votes", min(threshold, module.shape.largest_vote), leak)
+            )
             if isinstance(module, TernaryLinear):
                 module.apply_bias_votes(threshold)
         return flips, moves

@@ -1,14 +1,18 @@
 """Gradients whose largest singular values are cut to one size, before votes are cast of them.
 
-The gradient ``G = U S V^T`` of one weight in one micro-batch has a few large singular values, so that most of a vote is
-about the few directions that those belong to. What :mod:`arb_ternary_votes.orthogonal` gains by evening out all of them
-comes from those few. Here the :data:`RANK` largest are cut to the least of them, and the others stay::
+The gradient ``G = U S V^T`` of one weight in one micro-batch has a few large singular values, so
+that most of a vote is about the few directions that those belong to. What
+:mod:`arb_ternary_votes.orthogonal` gains by evening out all of them comes from those few. Here the
+:data:`RANK` largest are cut to the least of them, and the others stay::
 
-    H = (G - P (1 - s_r / s) P^T G) / |.|        P the r largest left directions, |.| the root of the mean square
+    H = (G - P (1 - s_r / s) P^T G) / |.|
 
-``P`` is found by a subspace iteration (Halko, Martinsson and Tropp, 2011) from the same random matrix every time, with
-one more product with ``G G^T``: ``10 r N K`` multiplications, where three rounds of Newton and Schulz have 9 ``N^2 K``
-and more. ``H`` has the same size in every micro-batch. Nothing is kept from one step to the next.
+    P: the r largest left directions; |.|: the root of the mean square
+
+``P`` is found by a subspace iteration (Halko, Martinsson and Tropp, 2011) from the same random
+matrix every time, with one more product with ``G G^T``: ``10 r N K`` multiplications, where three
+rounds of Newton and Schulz have 9 ``N^2 K`` and more. ``H`` has the same size in every micro-batch.
+Nothing is kept from one step to the next.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ TRANSFORM: Final = f"{__name__}:arguments"
 #: Singular values that are cut, but no more than a quarter of those that there are.
 RANK: Final = 32
 
-#: No value is cut below this share of the largest: a batch of few samples has fewer directions than are looked for.
+# : No value is cut below this share of the largest: a batch of few samples has fewer directions
+# than are looked for.
 FLOOR: Final = 1 / 256
 
 _SEED: Final = 0x5EED
@@ -38,7 +43,8 @@ _SEED: Final = 0x5EED
 def clipped(gradient: Tensor) -> Tensor:
     """``H`` of the module's docstring, float32 ``[N, K]``, of a gradient in float32 or bfloat16.
 
-    Of zeros it is zero. Of a gradient with a number that is not finite every element is NaN, and casts no vote.
+    Of zeros it is zero. Of a gradient with a number that is not finite every element is NaN, and
+    casts no vote.
     """
     rank = min(RANK, max(1, min(gradient.shape) // 4))
     whole = gradient.float()
@@ -59,7 +65,9 @@ def clipped(gradient: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """About the largest left singular vectors of a wide ``x``, ``[N, r]``, and their singular values, rising."""
+    """About the largest left singular vectors of a wide ``x``, ``[N, r]``, and their singular
+    values, rising.
+    """
     first: Tensor = torch.linalg.qr(x @ _start(x.shape[1], rank, x.device))[0]
     basis: Tensor = torch.linalg.qr(x @ (x.T @ first))[0]
     inside = basis.T @ x

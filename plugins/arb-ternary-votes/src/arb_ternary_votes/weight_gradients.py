@@ -1,7 +1,8 @@
 """Votes of what a function makes of a whole weight gradient, instead of the gradient itself.
 
-A cast is of a product ``grad.T @ x``, which kernels never write out. Here it is a matrix for once, in backward, of one
-weight at a time; what a function makes of it is cast as the product of it and the identity of its shorter side.
+A cast is of a product ``grad.T @ x``, which kernels never write out. Here it is a matrix for once,
+in backward, of one weight at a time; what a function makes of it is cast as the product of it and
+the identity of its shorter side.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from arb_ternary.backends.vote_state import VoteState
 
 __all__ = ["HEAD", "TINY", "arguments_of", "even"]
 
-#: What the last linear of a model is called. Its rows are classes, most of which one batch hardly knows, and it learns
-#: better from its gradient as it is.
+# : What the last linear of a model is called. Its rows are classes, most of which one batch hardly
+# knows, and it learns : better from its gradient as it is.
 HEAD: Final = "head"
 
 #: What a norm of zeros counts as.
@@ -25,12 +26,17 @@ TINY: Final = torch.finfo(torch.float32).tiny
 
 
 def arguments_of(
-    function: Callable[[Tensor], Tensor], grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState
+    function: Callable[[Tensor], Tensor],
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor | None,
+    state: VoteState,
 ) -> tuple[Tensor, Tensor, None, VoteState]:
-    """The arguments of a cast whose gradient is ``function`` of ``G = scale * grad.T @ x``, in float32.
+    """The arguments of a cast whose gradient is ``function`` of ``G = scale * grad.T @ x``, in
+    float32.
 
-    One of the two matrices is the identity, of the shorter side. ``stats`` of the state count ``G`` itself, so that
-    norms of gradients are what they are without.
+    One of the two matrices is the identity, of the shorter side. ``stats`` of the state count ``G``
+    itself, so that norms of gradients are what they are without.
 
     Args:
         function: of ``G``, float32 or bfloat16 ``[N, K]``, to float32.

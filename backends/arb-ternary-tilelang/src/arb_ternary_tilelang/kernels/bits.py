@@ -1,8 +1,8 @@
 """Pieces that kernels share: the counter hash, codes of trits and accumulators in their words.
 
-A word is 32 bits and holds 16 columns of a row as codes ``t + 1`` of two bits: byte ``b``, bits ``2 p`` and ``2 p + 1``
-is column ``4 p + b``. So ``(word >> 2 p) & 0x03030303`` is four consecutive columns, one in each byte, as the int8 dot
-product wants them.
+A word is 32 bits and holds 16 columns of a row as codes ``t + 1`` of two bits: byte ``b``, bits ``2
+p`` and ``2 p + 1`` is column ``4 p + b``. So ``(word >> 2 p) & 0x03030303`` is four consecutive
+columns, one in each byte, as the int8 dot product wants them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Bits:
         return T.reinterpret((exponent + 127) << 23, "float32")
 
     def _fraction(self, drawn: Any) -> Any:
-        """``drawn * 2**-24``: by a number that is exact in the seven digits with which a constant is written."""
+        """``drawn * 2**-24``: by a number that is exact in the seven digits with which a constant
+        is written.
+        """
         T = self.T
         sixth = T.float32(2.0**-6)
         return T.cast(drawn, "float32") * sixth * sixth * sixth * sixth

@@ -9,15 +9,19 @@ __all__ = ["flip_exponents", "flip_trits"]
 
 
 def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: int, K: int) -> Any:
-    """Crossings move trits by a step; what happens to the accumulators is ``scaled``'s and ``carry``'s to say.
+    """Crossings move trits by a step; what happens to the accumulators is ``scaled``'s and
+    ``carry``'s to say.
 
-    ``moved`` gets the number of trits that changed, by block. ``rate`` is the leak, or under ``scaled`` the decay.
+    ``moved`` gets the number of trits that changed, by block. ``rate`` is the leak, or under
+    ``scaled`` the decay.
     """
     T, bits, threads = lane.T, Bits(lane.T), lane.width
     N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
     parts = 2 if bits_held == 4 else 1
     each = UNIT // parts
-    V = {8: K, 4: lane.size("V", 2 * -(-K // UNIT)) if lane.cuda else T.dynamic("V"), 2: W}[bits_held]
+    V = {8: K, 4: lane.size("V", 2 * -(-K // UNIT)) if lane.cuda else T.dynamic("V"), 2: W}[
+        bits_held
+    ]
     stored = "int8" if bits_held == 8 else "int32"
 
     @T.prim_func
@@ -58,7 +62,9 @@ def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: 
                                 else:
                                     vote = bits.trit(held, i)
                                 crossed = T.alloc_var("int32")
-                                crossed = T.cast(vote >= threshold, "int32") - T.cast(vote <= -threshold, "int32")
+                                crossed = T.cast(vote >= threshold, "int32") - T.cast(
+                                    vote <= -threshold, "int32"
+                                )
                                 if crossed != 0:
                                     before = T.alloc_var("int32")
                                     before = bits.trit(word, at)
@@ -79,8 +85,13 @@ def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: 
                                 if given(scaled, scaled_given):
                                     if rate != 0:
                                         h = T.alloc_var("uint32")
-                                        h = bits.hashed(T.cast(n, "int64") * columns + k, key_0, key_1)
-                                        size = size - ((size * rate + T.cast(h & T.uint32(0xFFFF), "int32")) >> 16)
+                                        h = bits.hashed(
+                                            T.cast(n, "int64") * columns + k, key_0, key_1
+                                        )
+                                        size = size - (
+                                            (size * rate + T.cast(h & T.uint32(0xFFFF), "int32"))
+                                            >> 16
+                                        )
                                 else:
                                     size = T.max(size - rate, 0)
                                 if vote < 0:

@@ -12,15 +12,26 @@ SUMS = "sums"
 
 
 def product(
-    lane: Lane, turned: bool, mode: str, out: str, bias: Option, tiles: Tiles, splits: int, *, N: int, K: int, G: int
+    lane: Lane,
+    turned: bool,
+    mode: str,
+    out: str,
+    bias: Option,
+    tiles: Tiles,
+    splits: int,
+    *,
+    N: int,
+    K: int,
+    G: int,
 ) -> Any:
-    """``A @ W.T``, or ``A @ W`` where ``turned``: the weight is decoded tile by tile, next to the matrix units.
+    """``A @ W.T``, or ``A @ W`` where ``turned``: the weight is decoded tile by tile, next to the
+    matrix units.
 
     Args:
         lane: the target.
         turned: whether the sum is over the rows of the weight.
-        mode: ``int8``, :data:`SUMS`, or the float dtype of ``A``. Integer sums are taken over ``T << level``, where a
-            negative level drops the weight; float ones over ``T * 2**level``.
+        mode: ``int8``, :data:`SUMS`, or the float dtype of ``A``. Integer sums are taken over ``T
+            << level``, where a negative level drops the weight; float ones over ``T * 2**level``.
         out: dtype of the result, int32 for sums.
         bias: whether one is added.
         tiles: sizes of tiles.
@@ -44,7 +55,9 @@ def product(
         return G if lane.cuda else group
 
     @T.macro
-    def decode(words: Any, levels: Any, tile: Any, n: Any, u: Any, line: Any, place: Any, group: Any) -> None:
+    def decode(
+        words: Any, levels: Any, tile: Any, n: Any, u: Any, line: Any, place: Any, group: Any
+    ) -> None:
         word = T.alloc_var("uint32")
         level = T.alloc_var("int32")
         values = T.alloc_local((UNIT,), held)
@@ -54,10 +67,13 @@ def product(
             word = T.reinterpret(words[n, u], "uint32")
             level = T.cast(levels[n, u * UNIT // group], "int32")
         if integer and lane.cuda:
-            # Four weights at a time: code - 1 in every byte without borrows between them, then the shift.
+            # Four weights at a time: code - 1 in every byte without borrows between them, then the
+            # shift.
             kept = T.alloc_var("uint32")
             kept = T.if_then_else(
-                level < 0, T.uint32(0), T.uint32(0x01010101) * (T.uint32(0xFF) >> T.cast(T.max(level, 0), "uint32"))
+                level < 0,
+                T.uint32(0),
+                T.uint32(0x01010101) * (T.uint32(0xFF) >> T.cast(T.max(level, 0), "uint32")),
             )
             for p in T.unroll(4):
                 four = T.alloc_var("uint32")
@@ -112,7 +128,9 @@ def product(
         group: T.int32,
         biased: T.int32,
     ):
-        with lane.grid(T.ceildiv(P, columns), T.ceildiv(M, rows), splits, threads=tiles.threads) as (bp, bm, z):
+        with lane.grid(
+            T.ceildiv(P, columns), T.ceildiv(M, rows), splits, threads=tiles.threads
+        ) as (bp, bm, z):
             a_tile = lane.shared((rows, depth), held)
             w_tile = lane.shared((columns, depth), held)
             total = lane.accumulator((rows, columns), sums)
@@ -135,7 +153,15 @@ def product(
                     if mode == SUMS:
                         result[z, bm * rows + i, bp * columns + j] = total[i, j]
                     else:
-                        y = settle(total[i, j], scale, floor, added, biased, bm * rows + i, bp * columns + j)
+                        y = settle(
+                            total[i, j],
+                            scale,
+                            floor,
+                            added,
+                            biased,
+                            bm * rows + i,
+                            bp * columns + j,
+                        )
                         result[z, bm * rows + i, bp * columns + j] = T.cast(y, out)
 
     return multiply_weight
@@ -173,7 +199,8 @@ def finish(lane: Lane, turned: bool, out: str, bias: Option) -> Any:
 
 
 def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: int) -> Any:
-    """``A @ W.T`` of very few int8 rows: every word is read once, and 4 columns are multiplied at a time.
+    """``A @ W.T`` of very few int8 rows: every word is read once, and 4 columns are multiplied at a
+    time.
 
     Args:
         lane: the target.
@@ -201,7 +228,11 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
         answer = total
         if lane.cuda:
             answer = T.call_extern(
-                "int32", "__dp4a", T.reinterpret(left, "int32"), T.reinterpret(right, "int32"), total
+                "int32",
+                "__dp4a",
+                T.reinterpret(left, "int32"),
+                T.reinterpret(right, "int32"),
+                total,
             )
         else:
             for b in T.serial(4):
@@ -246,11 +277,14 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
                                     for p in T.unroll(4):
                                         four = T.reinterpret(fours[4 * c + p], "uint32")
                                         codes = (
-                                            T.reinterpret(held[c], "uint32") >> T.cast(2 * p, "uint32")
+                                            T.reinterpret(held[c], "uint32")
+                                            >> T.cast(2 * p, "uint32")
                                         ) & T.uint32(0x03030303)
                                         part = dot(four, codes, part)
                                         part = dot(four, T.uint32(0xFFFFFFFF), part)
-                                    level = T.cast(levels[n, (at + c) * UNIT // per(group)], "int32")
+                                    level = T.cast(
+                                        levels[n, (at + c) * UNIT // per(group)], "int32"
+                                    )
                                     totals[e] = totals[e] + (part << level)
                 for e in T.unroll(each):
                     parts[t // lanes * each + e, t % lanes] = totals[e]
@@ -294,9 +328,13 @@ def lookup(lane: Lane, out: str, *, N: int, K: int, G: int) -> Any:
                 u = block * threads + t
                 if u < W:
                     word = T.reinterpret(words[ids[m], u], "uint32")
-                    scale = bits.power_of_two(T.cast(exponent[ids[m], u * UNIT // per(group)], "int32"))
+                    scale = bits.power_of_two(
+                        T.cast(exponent[ids[m], u * UNIT // per(group)], "int32")
+                    )
                     for v in T.serial(UNIT):
                         if u * UNIT + v < K:
-                            rows[m, u * UNIT + v] = T.cast(T.cast(bits.trit(word, v), "float32") * scale, out)
+                            rows[m, u * UNIT + v] = T.cast(
+                                T.cast(bits.trit(word, v), "float32") * scale, out
+                            )
 
     return look_up

@@ -1,4 +1,6 @@
-"""Quantisation of activations and gradients. Annotations of kernels are values: no postponed ones here."""
+"""Quantisation of activations and gradients. Annotations of kernels are values: no postponed ones
+here.
+"""
 
 from typing import Any
 
@@ -14,8 +16,9 @@ INFINITY = 0x7F800000
 def quantize_rows(lane: Lane, dtype: str, norm: Option, *, K: int) -> Any:
     """Rows to int8 and a scale; with ``norm`` after ``x * rsqrt(mean(x**2) + eps)``.
 
-    The largest absolute value is found among the bits of the floats, whose order as integers is that of the values,
-    with infinities and NaN at the end: it does not depend on the order of the search, and a NaN is not lost.
+    The largest absolute value is found among the bits of the floats, whose order as integers is
+    that of the values, with infinities and NaN at the end: it does not depend on the order of the
+    search, and a NaN is not lost.
     """
     T, threads = lane.T, lane.width
     M, K = T.dynamic("M"), lane.size("K", K)
@@ -113,10 +116,11 @@ def largest(lane: Lane, dtype: str) -> Any:
 
 
 def quantize_gradient(lane: Lane, dtype: str) -> Any:
-    """A vector to int8 by stochastic rounding with a power of two, from the bits of the largest ``|x|``.
+    """A vector to int8 by stochastic rounding with a power of two, from the bits of the largest
+    ``|x|``.
 
-    ``2**e`` is the smallest with ``top <= 127 * 2**e``: with ``top = 1.f * 2**p``, ``e`` is ``p - 6`` where ``1.f`` is
-    at most 127 / 64, else ``p - 5``.
+    ``2**e`` is the smallest with ``top <= 127 * 2**e``: with ``top = 1.f * 2**p``, ``e`` is ``p -
+    6`` where ``1.f`` is at most 127 / 64, else ``p - 5``.
     """
     T, bits, threads = lane.T, Bits(lane.T), lane.width
     C = T.dynamic("C")
@@ -149,7 +153,9 @@ def quantize_gradient(lane: Lane, dtype: str) -> Any:
                     if not empty and (T.reinterpret(value, "int32") & 0x7FFFFFFF) <= INFINITY:
                         h = bits.hashed(T.cast(b, "int64") * threads + t, key_0, key_1)
                         moved = bits.uniform(h) + value / bits.power_of_two(exponent)
-                        code = T.cast(T.clamp(T.floor(moved), T.float32(-127.0), T.float32(127.0)), "int32")
+                        code = T.cast(
+                            T.clamp(T.floor(moved), T.float32(-127.0), T.float32(127.0)), "int32"
+                        )
                     q[b * threads + t] = T.cast(code, "int8")
 
     return round_gradient

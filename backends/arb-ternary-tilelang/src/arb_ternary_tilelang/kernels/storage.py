@@ -1,4 +1,6 @@
-"""Trits and accumulators to and from their words. Annotations of kernels are values: no postponed ones here."""
+"""Trits and accumulators to and from their words. Annotations of kernels are values: no postponed
+ones here.
+"""
 
 from typing import Any
 
@@ -9,7 +11,9 @@ __all__ = ["pack", "pack_nibbles", "unpack", "unpack_nibbles"]
 
 
 def pack(lane: Lane, *, N: int, K: int) -> Any:
-    """int8 ``[N, K]`` in -1..1 to words ``[N, ceil(K / 16)]``; columns beyond the row's end hold 0."""
+    """int8 ``[N, K]`` in -1..1 to words ``[N, ceil(K / 16)]``; columns beyond the row's end
+    hold 0.
+    """
     T, bits, threads = lane.T, Bits(lane.T), lane.width
     N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
 
@@ -43,13 +47,17 @@ def unpack(lane: Lane, *, N: int, K: int) -> Any:
                     word = T.reinterpret(words[n, block * threads + t], "uint32")
                     for v in T.serial(UNIT):
                         if (block * threads + t) * UNIT + v < K:
-                            trits[n, (block * threads + t) * UNIT + v] = T.cast(bits.trit(word, v), "int8")
+                            trits[n, (block * threads + t) * UNIT + v] = T.cast(
+                                bits.trit(word, v), "int8"
+                            )
 
     return unpack_trits
 
 
 def pack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
-    """int8 ``[N, K]`` in -7..7 to words of 8 columns, two for every word of trits; padding holds 0."""
+    """int8 ``[N, K]`` in -7..7 to words of 8 columns, two for every word of trits; padding
+    holds 0.
+    """
     T, bits, threads = lane.T, Bits(lane.T), lane.width
     N, K, V = lane.size("N", N), lane.size("K", K), lane.size("V", 2 * -(-K // UNIT))
 
@@ -83,6 +91,8 @@ def unpack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
                     word = T.reinterpret(words[n, block * threads + t], "uint32")
                     for v in T.serial(8):
                         if (block * threads + t) * 8 + v < K:
-                            votes[n, (block * threads + t) * 8 + v] = T.cast(bits.nibble(word, v), "int8")
+                            votes[n, (block * threads + t) * 8 + v] = T.cast(
+                                bits.nibble(word, v), "int8"
+                            )
 
     return unpack_votes

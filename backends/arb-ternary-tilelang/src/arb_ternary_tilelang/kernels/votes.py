@@ -1,4 +1,6 @@
-"""Gradients turned into votes on the chip. Annotations of kernels are values: no postponed ones here."""
+"""Gradients turned into votes on the chip. Annotations of kernels are values: no postponed ones
+here.
+"""
 
 from typing import Any
 
@@ -43,7 +45,9 @@ class Rule:
 
     @property
     def high(self) -> int:
-        """The largest accumulator; the smallest is its negative, or for sign votes of 8 bits one less."""
+        """The largest accumulator; the smallest is its negative, or for sign votes of 8 bits one
+        less.
+        """
         return {8: 127, 4: 7, 2: 1}[self.bits]
 
     def chosen(self, kind: int, argument: Any) -> Any:
@@ -56,10 +60,11 @@ class Rule:
 def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any:
     """Form a tile of the gradient, cast its votes, and leave what it adds to scores and statistics.
 
-    The tile stays in the memory of its block. Sums over rows and columns are left as parts, one a tile, so that the
-    order in which they are added never changes. ``a`` and ``b`` are, for a product, ``grad [M, N]`` and ``x [M, K]``;
-    on CUDA those of int8 in blocks of ``tiles.depth`` rows, ``[blocks, N, depth]`` and ``[blocks, K, depth]``, because
-    the matrix units want the terms of a sum side by side. For a lookup ``a`` is ``grad [M, K]``.
+    The tile stays in the memory of its block. Sums over rows and columns are left as parts, one a
+    tile, so that the order in which they are added never changes. ``a`` and ``b`` are, for a
+    product, ``grad [M, N]`` and ``x [M, K]``; on CUDA those of int8 in blocks of ``tiles.depth``
+    rows, ``[blocks, N, depth]`` and ``[blocks, K, depth]``, because the matrix units want the terms
+    of a sum side by side. For a lookup ``a`` is ``grad [M, K]``.
     """
     T, bits = lane.T, Bits(lane.T)
     rows, columns, depth = tiles.rows, tiles.columns, tiles.depth
@@ -72,7 +77,9 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
     blocked = lane.cuda and integer and not mapped
     simple = lane.cuda and rule.grad == "float32"
     N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
-    V = {8: K, 4: lane.size("V", 2 * -(-K // UNIT)) if lane.cuda else T.dynamic("V"), 2: W}[rule.bits]
+    V = {8: K, 4: lane.size("V", 2 * -(-K // UNIT)) if lane.cuda else T.dynamic("V"), 2: W}[
+        rule.bits
+    ]
     stored = "int8" if rule.bits == 8 else "int32"
     M, R, L, Q, D, S = (T.dynamic(name) for name in ("M", "R", "L", "Q", "D", "S"))
 
@@ -86,7 +93,11 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
 
     def lowest(kind: Any) -> Any:
         """The smallest accumulator of 8 bits."""
-        return T.if_then_else(kind == SIGN, -128, -127) if rule.kind is None else -127 - (rule.kind == SIGN)
+        return (
+            T.if_then_else(kind == SIGN, -128, -127)
+            if rule.kind is None
+            else -127 - (rule.kind == SIGN)
+        )
 
     if mapped:
         a_shape, b_shape, count = (M, K), (Q,), R
@@ -114,12 +125,20 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                 g_tile[t // columns, t % columns] = total
         else:
             if blocked:
-                a_tile, b_tile = lane.shared((rows, depth), "int8"), lane.shared((columns, depth), "int8")
+                a_tile, b_tile = (
+                    lane.shared((rows, depth), "int8"),
+                    lane.shared((columns, depth), "int8"),
+                )
             else:
-                a_tile, b_tile = lane.shared((depth, rows), rule.grad), lane.shared((depth, columns), rule.grad)
+                a_tile, b_tile = (
+                    lane.shared((depth, rows), rule.grad),
+                    lane.shared((depth, columns), rule.grad),
+                )
             total = lane.accumulator((rows, columns), sums)
             T.clear(total)
-            for i in T.Pipelined(M if blocked else T.ceildiv(M, depth), num_stages=tiles.stages if lane.cuda else 0):
+            for i in T.Pipelined(
+                M if blocked else T.ceildiv(M, depth), num_stages=tiles.stages if lane.cuda else 0
+            ):
                 if blocked:
                     T.copy(a[i, bn * rows : bn * rows + rows, 0:depth], a_tile)
                     T.copy(b[i, bk * columns : bk * columns + columns, 0:depth], b_tile)
@@ -216,7 +235,10 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
         key_1: T.int32,
         kind: T.int32,
     ):
-        with lane.grid(T.ceildiv(count, rows), T.ceildiv(K, columns), threads=tiles.threads) as (bn, bk):
+        with lane.grid(T.ceildiv(count, rows), T.ceildiv(K, columns), threads=tiles.threads) as (
+            bn,
+            bk,
+        ):
             g_tile = lane.shared((rows, columns), sums)
             score_tile = lane.shared((rows, units), "int32")
             square_tile = lane.shared((rows, units), "float32")
@@ -253,28 +275,49 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                                 if integer:
                                     g = g_tile[line, place * UNIT + at]
                                 else:
-                                    # A choice, no branch: after a branch the compiler takes the number from before.
+                                    # A choice, no branch: after a branch the compiler takes the
+                                    # number from before.
                                     raw = T.alloc_var("float32")
                                     raw = g_tile[line, place * UNIT + at]
                                     bad = T.alloc_var("int32")
-                                    bad = T.cast((T.reinterpret(raw, "int32") & 0x7FFFFFFF) > 0x7F800000, "int32")
+                                    bad = T.cast(
+                                        (T.reinterpret(raw, "int32") & 0x7FFFFFFF) > 0x7F800000,
+                                        "int32",
+                                    )
                                     fault = fault + bad
-                                    bounded = T.min(T.max(raw, T.float32(-_FLOAT_MAX)), T.float32(_FLOAT_MAX))
+                                    bounded = T.min(
+                                        T.max(raw, T.float32(-_FLOAT_MAX)), T.float32(_FLOAT_MAX)
+                                    )
                                     g = T.if_then_else(bad != 0, T.float32(0.0), bounded)
                                     g_tile[line, place * UNIT + at] = g
                                 whole = T.cast(g, "float32")
                                 square = square + whole * whole
                                 if scaled(kind):
                                     size = size + T.max(T.cast(g, sizes), -T.cast(g, sizes))
-                                v = vote(g, scale, vote_scale, limit, noise_shift, key_0, key_1, kind, n, k)
+                                v = vote(
+                                    g,
+                                    scale,
+                                    vote_scale,
+                                    limit,
+                                    noise_shift,
+                                    key_0,
+                                    key_1,
+                                    kind,
+                                    n,
+                                    k,
+                                )
                                 score = score + v * bits.trit(word, at)
                                 left = T.alloc_var("int32")
                                 if rule.bits == 8:
                                     left = T.cast(votes[n, k], "int32") - v
-                                    votes[n, k] = T.cast(T.min(T.max(left, lowest(kind)), high), "int8")
+                                    votes[n, k] = T.cast(
+                                        T.min(T.max(left, lowest(kind)), high), "int8"
+                                    )
                                 elif rule.bits == 4:
                                     left = bits.nibble(held, i) - v
-                                    held = bits.with_nibble(held, i, T.min(T.max(left, -high), high))
+                                    held = bits.with_nibble(
+                                        held, i, T.min(T.max(left, -high), high)
+                                    )
                                 else:
                                     left = bits.trit(held, i) - v
                                     held = bits.with_trit(held, i, T.min(T.max(left, -high), high))
@@ -304,7 +347,9 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                             u = bk * units + i
                             score = score + score_tile[t, i]
                             j = u * UNIT // per(group)
-                            if u < W and (i == units - 1 or u == W - 1 or (u + 1) * UNIT // per(group) != j):
+                            if u < W and (
+                                i == units - 1 or u == W - 1 or (u + 1) * UNIT // per(group) != j
+                            ):
                                 add(scores, r, j, score)
                                 score = 0
                     row_squares[bk, r] = square
@@ -324,7 +369,9 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                             whole = T.cast(g_tile[i, t], "float32")
                             square = square + whole * whole
                             if scaled(kind):
-                                size = size + T.max(T.cast(g_tile[i, t], sizes), -T.cast(g_tile[i, t], sizes))
+                                size = size + T.max(
+                                    T.cast(g_tile[i, t], sizes), -T.cast(g_tile[i, t], sizes)
+                                )
                     column_squares[bn, k] = square
                     if scaled(kind):
                         column_sizes[bn, k] = size
@@ -366,7 +413,9 @@ def settle(lane: Lane, scaled: Option, mapped: Option) -> Any:
                         mask = (T.int64(1) << T.cast(shift, "int64")) - T.int64(1)
                         moved = (moved + (T.cast(h, "int64") & mask)) >> T.cast(shift, "int64")
                     else:
-                        moved = T.cast(moved > T.int64(0), "int64") - T.cast(moved < T.int64(0), "int64")
+                        moved = T.cast(moved > T.int64(0), "int64") - T.cast(
+                            moved < T.int64(0), "int64"
+                        )
                     left = T.cast(exponent_votes[n, j], "int64") - moved
                     left_8 = T.min(T.max(left, low), T.int64(127))
                     exponent_votes[n, j] = T.cast(left_8, "int8")

@@ -1,8 +1,9 @@
 """Votes cast from a tile of the gradient that never leaves the chip.
 
-A program forms the gradient of some rows and columns of the weight, by a product or by summing looked-up rows, turns it
-into votes, and subtracts them from the accumulators. Sums over rows, over columns and over groups are left as partial
-sums of the tile: a second kernel adds them in a fixed order, so that no result depends on which program came first.
+A program forms the gradient of some rows and columns of the weight, by a product or by summing
+looked-up rows, turns it into votes, and subtracts them from the accumulators. Sums over rows, over
+columns and over groups are left as partial sums of the tile: a second kernel adds them in a fixed
+order, so that no result depends on which program came first.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def _float_votes(
     g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, noise_shift, bits,
     HAS_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """``floor(clip((g * row) * column, -limit / 256, limit / 256) + u)`` in int32; ``u`` is as narrow as asked for."""
+    """``floor(clip((g * row) * column, -limit / 256, limit / 256) + u)`` in int32; ``u`` is as
+    narrow as asked for.
+    """
     p = g.to(tl.float32)
     if HAS_SCALE:
         p = p * tl.load(scale)
@@ -75,7 +78,8 @@ def _group_scores(score, product_RC, row_R, in_rows, first, columns, units, UNIT
 def _cast(
     g, place_R, row_R, in_rows, first, scale, packed, votes, score, bad, squares, sizes, vote_scale,
     held, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
-    MODE: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, UNIT: tl.constexpr,
+    MODE: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+    UNIT: tl.constexpr,
     HAS_SCALE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Votes of the gradient tile ``g``.
@@ -102,13 +106,17 @@ def _cast(
     g = tl.where(inside, g, 0)
     # Partial sums of this tile.
     row_part = squares + tl.program_id(1).to(tl.int64) * held
-    column_part = squares + tl.num_programs(1).to(tl.int64) * held + tl.program_id(0).to(tl.int64) * columns
+    column_part = (
+        squares + tl.num_programs(1).to(tl.int64) * held + tl.program_id(0).to(tl.int64) * columns
+    )
     wide = g.to(tl.float32)
     tl.store(row_part + place_R, tl.sum(wide * wide, axis=1), mask=in_rows)
     tl.store(column_part + column_C, tl.sum(wide * wide, axis=0), mask=in_columns)
     if MODE > 0:
         row_part = sizes + tl.program_id(1).to(tl.int64) * held
-        column_part = sizes + tl.num_programs(1).to(tl.int64) * held + tl.program_id(0).to(tl.int64) * columns
+        column_part = (
+            sizes + tl.num_programs(1).to(tl.int64) * held + tl.program_id(0).to(tl.int64) * columns
+        )
         size = tl.abs(g)
         if not g.dtype.is_floating():
             size = size.to(tl.int64)
@@ -120,10 +128,23 @@ def _cast(
         bits = draw_at(row_R[:, None], column_C[None, :], columns, key, next_key, WIDE)
         if MODE == 1:
             v = _float_votes(
-                g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, noise_shift, bits, HAS_SCALE
+                g,
+                scale,
+                row_R,
+                column_C,
+                in_rows,
+                in_columns,
+                vote_scale,
+                rows,
+                limit,
+                noise_shift,
+                bits,
+                HAS_SCALE,
             )
         else:
-            v = _integer_votes(g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, bits)
+            v = _integer_votes(
+                g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, bits
+            )
         v = tl.where(inside, v, 0)
     if UNIT > 0:
         trit = load_trits(packed, row_R, column_C, in_rows, row_bytes)
@@ -137,13 +158,16 @@ def _cast(
 def product_votes_kernel(
     grad, x, scale, packed, votes, score, bad, squares, sizes, vote_scale,
     terms, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
-    MODE: tl.constexpr, INT8: tl.constexpr, LONG: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr,
+    MODE: tl.constexpr, INT8: tl.constexpr, LONG: tl.constexpr, BITS: tl.constexpr,
+    LARGEST: tl.constexpr,
     SMALLEST: tl.constexpr, UNIT: tl.constexpr, HAS_SCALE: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """``g = grad.T @ x`` of a tile, from ``grad [N, M]`` and ``x [K, M]`` in int8 mode, else ``[M, N]`` and ``[M, K]``.
+    """``g = grad.T @ x`` of a tile, from ``grad [N, M]`` and ``x [K, M]`` in int8 mode, else ``[M,
+    N]`` and ``[M, K]``.
 
-    Tensor cores take int8 operands only with the summed dimension innermost. ``LONG``: 32 bits could overflow.
+    Tensor cores take int8 operands only with the summed dimension innermost. ``LONG``: 32 bits
+    could overflow.
     """
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * COLUMNS
@@ -181,7 +205,8 @@ def product_votes_kernel(
             )  # fmt: skip
             acc = tl.dot(tl.trans(left), right, acc, input_precision="ieee")
     _cast(
-        acc, row_R, row_R, in_rows, first, scale, packed, votes, score, bad, squares, sizes, vote_scale,
+        acc, row_R, row_R, in_rows, first, scale, packed, votes, score, bad, squares, sizes,
+        vote_scale,
         rows, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
         MODE, BITS, LARGEST, SMALLEST, UNIT, HAS_SCALE, WIDE,
     )  # fmt: skip
@@ -195,7 +220,8 @@ def lookup_votes_kernel(
     SMALLEST: tl.constexpr, UNIT: tl.constexpr, HAS_SCALE: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """``g`` of the distinct looked-up rows: ``order[starts[u] : starts[u + 1]]`` are the gradient rows of the ``u``-th.
+    """``g`` of the distinct looked-up rows: ``order[starts[u] : starts[u + 1]]`` are the gradient
+    rows of the ``u``-th.
 
     They are summed in that order, whatever the tile.
     """
@@ -211,9 +237,12 @@ def lookup_votes_kernel(
         more = in_rows & (turn < count_R)
         term_R = tl.load(order + start_R + turn, mask=more, other=0)
         inside = more[:, None] & (column_C < columns)[None, :]
-        g += tl.load(grad + term_R[:, None] * columns + column_C[None, :], mask=inside, other=0).to(g.dtype)
+        g += tl.load(grad + term_R[:, None] * columns + column_C[None, :], mask=inside, other=0).to(
+            g.dtype
+        )
     _cast(
-        g, place_R, row_R, in_rows, first, scale, packed, votes, score, bad, squares, sizes, vote_scale,
+        g, place_R, row_R, in_rows, first, scale, packed, votes, score, bad, squares, sizes,
+        vote_scale,
         held, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
         MODE, BITS, LARGEST, SMALLEST, UNIT, HAS_SCALE, WIDE,
     )  # fmt: skip
@@ -239,7 +268,11 @@ def settle_sums_kernel(
         value = value * (unit * unit if SQUARE else unit)
     place = index_C.to(tl.int64)
     if INDEXED:
-        place = tl.where(of_rows, tl.load(row_of + index_C, mask=index_C < tl.where(of_rows, held, 0), other=0), place)
+        place = tl.where(
+            of_rows,
+            tl.load(row_of + index_C, mask=index_C < tl.where(of_rows, held, 0), other=0),
+            place,
+        )
     place += tl.where(of_rows, 0, rows)
     tl.store(target + place, tl.load(target + place, mask=inside, other=0.0) + value, mask=inside)
 
@@ -250,14 +283,17 @@ def _score(score, place, unit_of, inside, units, A_GROUP: tl.constexpr):
     total = tl.zeros(place.shape, tl.int32)
     for turn in range(0, A_GROUP if A_GROUP > 0 else units):
         unit = unit_of + turn
-        total += tl.load(score + place.to(tl.int64) * units + unit, mask=inside & (unit < units), other=0)
+        total += tl.load(
+            score + place.to(tl.int64) * units + unit, mask=inside & (unit < units), other=0
+        )
     return total
 
 
 @triton.jit(do_not_specialize=["held", "exponent_shift", "key", "next_key"])
 def settle_exponents_kernel(
     score, exponent_votes, row_of, held, groups, units, exponent_shift, key, next_key,
-    INDEXED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, A_GROUP: tl.constexpr, CHUNK: tl.constexpr,
+    INDEXED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, A_GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Votes for exponents: the sign of a group's score, or the score shifted stochastically."""
     index_C = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
@@ -281,7 +317,15 @@ def settle_exponents_kernel(
 
 @triton.jit(do_not_specialize=["held"])
 def settle_correlation_kernel(
-    score, correlation, steps, row_of, held, groups, units, A_GROUP: tl.constexpr, CHUNK: tl.constexpr
+    score,
+    correlation,
+    steps,
+    row_of,
+    held,
+    groups,
+    units,
+    A_GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """Add scores to the correlation and count the update, both saturating."""
     index_C = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
@@ -291,6 +335,8 @@ def settle_correlation_kernel(
     total = _score(score, place, group * A_GROUP, inside, units, A_GROUP)
     at = tl.load(row_of + place, mask=inside, other=0) * groups + group
     moved = tl.load(correlation + at, mask=inside, other=0).to(tl.int32) + total
-    tl.store(correlation + at, tl.minimum(tl.maximum(moved, -32768), 32767).to(tl.int16), mask=inside)
+    tl.store(
+        correlation + at, tl.minimum(tl.maximum(moved, -32768), 32767).to(tl.int16), mask=inside
+    )
     counted = tl.load(steps + at, mask=inside, other=0)
     tl.store(steps + at, tl.where(counted == 2147483647, counted, counted + 1), mask=inside)

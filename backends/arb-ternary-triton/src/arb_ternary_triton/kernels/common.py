@@ -32,7 +32,9 @@ def power_of_two(exponent):
 
 @triton.jit
 def floor_of(x):
-    """``floor(x)`` in int32, for float32 below 2**31; ``tl.floor`` takes subnormal numbers for 0, negative ones too."""
+    """``floor(x)`` in int32, for float32 below 2**31; ``tl.floor`` takes subnormal numbers for 0,
+    negative ones too.
+    """
     whole = x.to(tl.int32)
     return whole - (x < whole.to(tl.float32)).to(tl.int32)
 
@@ -65,14 +67,18 @@ def load_trits(packed, row_R, column_C, in_rows, row_bytes):
     """Trits ``[R, C]`` in int32; rows that are out of range and padding give 0."""
     place = column_C // BLOCK * LANES + column_C % LANES
     inside = in_rows[:, None] & (place < row_bytes)[None, :]
-    byte = tl.load(packed + row_R.to(tl.int64)[:, None] * row_bytes + place[None, :], mask=inside, other=EMPTY)
+    byte = tl.load(
+        packed + row_R.to(tl.int64)[:, None] * row_bytes + place[None, :], mask=inside, other=EMPTY
+    )
     shift = column_C // LANES % 4 * 2
     return ((byte.to(tl.int32) >> shift[None, :]) & 3) - 1
 
 
 @triton.jit
 def pack_planes(code_RC, PLANES: tl.constexpr):
-    """Codes of ``8 / PLANES`` bits to bytes, int32 ``[R, C / PLANES]``: planes of a block lie one after the other."""
+    """Codes of ``8 / PLANES`` bits to bytes, int32 ``[R, C / PLANES]``: planes of a block lie one
+    after the other.
+    """
     rows: tl.constexpr = code_RC.shape[0]
     width: tl.constexpr = code_RC.shape[1] // PLANES
     blocks: tl.constexpr = code_RC.shape[1] // 128
@@ -113,7 +119,9 @@ def load_votes(votes, row_R, column_C, in_rows, columns, row_width, BITS: tl.con
 
 
 @triton.jit
-def store_votes(votes, vote_RC, row_R, first_column, in_rows, columns, row_width, BITS: tl.constexpr):
+def store_votes(
+    votes, vote_RC, row_R, first_column, in_rows, columns, row_width, BITS: tl.constexpr
+):
     """Store accumulators ``[R, C]`` of columns from ``first_column`` on; padding must be 0."""
     if BITS == 8:
         column_C = first_column + tl.arange(0, vote_RC.shape[1])

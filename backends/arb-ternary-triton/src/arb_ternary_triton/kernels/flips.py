@@ -5,7 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from arb_ternary_triton.kernels.common import draw_at, load_trits, load_votes, store_trits, store_votes
+from arb_ternary_triton.kernels.common import (
+    draw_at,
+    load_trits,
+    load_votes,
+    store_trits,
+    store_votes,
+)
 
 __all__ = ["flip_exponents_kernel", "flip_kernel"]
 
@@ -19,12 +25,16 @@ def _leaked(a, leak):
 
 @triton.jit(do_not_specialize=["threshold", "leak", "decay", "key", "next_key", "first_row"])
 def flip_kernel(
-    packed, votes, flips, rows, columns, row_bytes, vote_width, threshold, leak, decay, key, next_key,
+    packed, votes, flips, rows, columns, row_bytes, vote_width, threshold, leak, decay, key,
+    next_key,
     first_row,
-    CARRY: tl.constexpr, LEAK: tl.constexpr, DECAY: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
+    CARRY: tl.constexpr, LEAK: tl.constexpr, DECAY: tl.constexpr, BITS: tl.constexpr,
+    WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """``f = [A >= theta] - [A <= -theta]``, ``T = clip(T + f, -1, 1)``; then accumulators, leak or decay."""
+    """``f = [A >= theta] - [A <= -theta]``, ``T = clip(T + f, -1, 1)``; then accumulators, leak or
+    decay.
+    """
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * COLUMNS
     column_C = first + tl.arange(0, COLUMNS)
@@ -49,7 +59,9 @@ def flip_kernel(
     if LEAK:
         a = _leaked(a, leak)
     if DECAY:
-        bits = draw_at((first_row + row_R)[:, None], column_C[None, :], columns, key, next_key, WIDE)
+        bits = draw_at(
+            (first_row + row_R)[:, None], column_C[None, :], columns, key, next_key, WIDE
+        )
         a = _leaked(a, (tl.abs(a) * decay + (bits & 0xFFFF).to(tl.int32)) >> 16)
     if LEAK or DECAY or crossings > 0:
         store_votes(votes, a, row_R, first, in_rows, columns, vote_width, BITS)
@@ -57,10 +69,13 @@ def flip_kernel(
 
 @triton.jit(do_not_specialize=["threshold", "band", "leak"])
 def flip_exponents_kernel(
-    exponent, exponent_votes, origin, moves, count, groups, origin_row, origin_column, threshold, band, leak,
+    exponent, exponent_votes, origin, moves, count, groups, origin_row, origin_column, threshold,
+    band, leak,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """``up = [B >= theta] - [B <= -theta]``, ``E = clip(E + up, E0 - band, E0 + band)``, ``B -= theta * up``."""
+    """``up = [B >= theta] - [B <= -theta]``, ``E = clip(E + up, E0 - band, E0 + band)``, ``B -=
+    theta * up``.
+    """
     index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     inside = index_C < count
     e = tl.load(exponent + index_C, mask=inside, other=0).to(tl.int32)

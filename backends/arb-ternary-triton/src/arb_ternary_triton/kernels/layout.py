@@ -21,7 +21,9 @@ def pack_kernel(
     column_C = first + tl.arange(0, COLUMNS)
     in_rows = row_R < rows
     inside = in_rows[:, None] & (column_C < columns)[None, :]
-    place = row_R.to(tl.int64)[:, None] * row_stride + column_C.to(tl.int64)[None, :] * column_stride
+    place = (
+        row_R.to(tl.int64)[:, None] * row_stride + column_C.to(tl.int64)[None, :] * column_stride
+    )
     value = tl.load(values + place, mask=inside, other=0).to(tl.int32)
     store_votes(stored, value, row_R, first, in_rows, columns, row_width, BITS)
 

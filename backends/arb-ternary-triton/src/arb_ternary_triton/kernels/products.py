@@ -1,8 +1,9 @@
-"""Matrix products with a packed weight: one row of activations, tiles on tensor cores, sums in pieces, lookup.
+"""Matrix products with a packed weight: one row of activations, tiles on tensor cores, sums in
+pieces, lookup.
 
-Integer sums are taken in units of the smallest exponent of what is summed over (``floor``): a trit is shifted left by
-``E - floor`` before the product. Up to a shift of 6 it stays in int8 and sums in int32 (``BANDS == 1``); wider spreads
-are summed band by band of 7 shifts in int64.
+Integer sums are taken in units of the smallest exponent of what is summed over (``floor``): a trit
+is shifted left by ``E - floor`` before the product. Up to a shift of 6 it stays in int8 and sums in
+int32 (``BANDS == 1``); wider spreads are summed band by band of 7 shifts in int64.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def _group(column, GROUP: tl.constexpr):
 
 @triton.jit
 def _dot_add(a, b, acc, weight_shift, BANDS: tl.constexpr, INT8: tl.constexpr, LEFT: tl.constexpr):
-    """``acc + dot`` with the trits ``a`` (``LEFT``) or ``b`` shifted by ``weight_shift``, exactly."""
+    """``acc + dot`` with the trits ``a`` (``LEFT``) or ``b`` shifted by ``weight_shift``,
+    exactly.
+    """
     if not INT8:
         return tl.dot(a, b, acc, input_precision="ieee")
     elif BANDS == 1:
@@ -61,13 +64,25 @@ def _write(
     if SPLIT > 1:
         tl.store(part + split.to(tl.int64) * rows * columns + place, acc, mask=inside)
     else:
-        y = _scaled(acc, scale, scale_stride, floor, bias, row_R, column_C, rows, columns, INT8, BIAS)
+        y = _scaled(
+            acc, scale, scale_stride, floor, bias, row_R, column_C, rows, columns, INT8, BIAS
+        )
         tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _scaled(
-    acc, scale, scale_stride, floor, bias, row_R, column_C, rows, columns, INT8: tl.constexpr, BIAS: tl.constexpr
+    acc,
+    scale,
+    scale_stride,
+    floor,
+    bias,
+    row_R,
+    column_C,
+    rows,
+    columns,
+    INT8: tl.constexpr,
+    BIAS: tl.constexpr,
 ):
     """``float32(acc) * scale * 2**floor + bias``, each operation rounded once."""
     y = acc.to(tl.float32)
@@ -93,10 +108,13 @@ def _shifts(exponent, floor_R, row_R, block_S, plane, in_rows, groups, GROUP: tl
 def linear_kernel(
     x, scale, packed, exponent, floor, bias, out, part,
     rows, outputs, columns, row_bytes, groups, blocks_a_split,
-    GROUP: tl.constexpr, INT8: tl.constexpr, BANDS: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr,
+    GROUP: tl.constexpr, INT8: tl.constexpr, BANDS: tl.constexpr, SPLIT: tl.constexpr,
+    BIAS: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """``x @ W.T``: the decoded weight is the left operand in registers, so the transpose of the output is summed."""
+    """``x @ W.T``: the decoded weight is the left operand in registers, so the transpose of the
+    output is summed.
+    """
     output_N = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row_M = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(2)
@@ -115,7 +133,9 @@ def linear_kernel(
         place = block_S[:, None] * LANES + lane_L[None, :]
         inside = in_outputs[:, None, None] & (block_S < last)[None, :, None]
         byte = tl.load(
-            packed + output_N.to(tl.int64)[:, None, None] * row_bytes + place[None, :, :], mask=inside, other=EMPTY
+            packed + output_N.to(tl.int64)[:, None, None] * row_bytes + place[None, :, :],
+            mask=inside,
+            other=EMPTY,
         )
         for plane in tl.static_range(4):
             trit = ((byte >> (2 * plane)) & 3).to(tl.int8) - 1
@@ -134,7 +154,23 @@ def linear_kernel(
             else:
                 w = tl.reshape(trit.to(tl.float32) * power_of_two(shift), (OUTPUTS, BLOCKS * LANES))
                 acc = _dot_add(w.to(x_MC.dtype), tl.trans(x_MC), acc, shift, 1, False, True)
-    _write(tl.trans(acc), scale, 1, floor, bias, out, part, row_M, output_N, rows, outputs, split, INT8, SPLIT, BIAS)
+    _write(
+        tl.trans(acc),
+        scale,
+        1,
+        floor,
+        bias,
+        out,
+        part,
+        row_M,
+        output_N,
+        rows,
+        outputs,
+        split,
+        INT8,
+        SPLIT,
+        BIAS,
+    )
 
 
 @triton.jit
@@ -150,7 +186,9 @@ def grad_input_kernel(
     row_M = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(2)
     lane_L = tl.arange(0, LANES)
-    column_C = tl.reshape(block_S[:, None] * BLOCK + plane * LANES + lane_L[None, :], (BLOCKS * LANES,))
+    column_C = tl.reshape(
+        block_S[:, None] * BLOCK + plane * LANES + lane_L[None, :], (BLOCKS * LANES,)
+    )
     place_C = tl.reshape(block_S[:, None] * LANES + lane_L[None, :], (BLOCKS * LANES,))
     group_C = _group(column_C, GROUP)
     floor_C = tl.zeros((BLOCKS * LANES,), tl.int32)
@@ -167,7 +205,9 @@ def grad_input_kernel(
         wide_N = output_N.to(tl.int64)[:, None]
         byte = tl.load(packed + wide_N * row_bytes + place_C[None, :], mask=inside, other=EMPTY)
         trit = ((byte >> (2 * plane).to(tl.uint8)) & 3).to(tl.int8) - 1
-        e = tl.load(exponent + wide_N * groups + group_C[None, :], mask=inside, other=0).to(tl.int32)
+        e = tl.load(exponent + wide_N * groups + group_C[None, :], mask=inside, other=0).to(
+            tl.int32
+        )
         g_MN = tl.load(
             grad + row_M.to(tl.int64)[:, None] * outputs + output_N[None, :],
             mask=(row_M < rows)[:, None] & in_outputs[None, :],
@@ -179,13 +219,30 @@ def grad_input_kernel(
         else:
             w = (trit.to(tl.float32) * power_of_two(e)).to(g_MN.dtype)
             acc = _dot_add(tl.trans(w), tl.trans(g_MN), acc, e, 1, False, True)
-    _write(tl.trans(acc), scale, 0, floor, floor, out, part, row_M, column_C, rows, columns, split, INT8, SPLIT, False)
+    _write(
+        tl.trans(acc),
+        scale,
+        0,
+        floor,
+        floor,
+        out,
+        part,
+        row_M,
+        column_C,
+        rows,
+        columns,
+        split,
+        INT8,
+        SPLIT,
+        False,
+    )
 
 
 @triton.jit
 def finish_kernel(
     part, scale, scale_stride, floor, bias, out, rows, columns,
-    INT8: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    INT8: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Sum the pieces of a product in their order, and scale."""
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -194,7 +251,9 @@ def finish_kernel(
     place = row_R.to(tl.int64)[:, None] * columns + column_C[None, :]
     acc = tl.load(part + place, mask=inside, other=0)
     for split in range(1, SPLIT):
-        acc += tl.load(part + tl.cast(split, tl.int64) * rows * columns + place, mask=inside, other=0)
+        acc += tl.load(
+            part + tl.cast(split, tl.int64) * rows * columns + place, mask=inside, other=0
+        )
     y = _scaled(acc, scale, scale_stride, floor, bias, row_R, column_C, rows, columns, INT8, BIAS)
     tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
 
@@ -204,7 +263,12 @@ def _dot4(code, x, acc, DP4A: tl.constexpr):
     """``acc`` plus the dot product of four unsigned bytes with four signed ones."""
     if DP4A:
         return tl.inline_asm_elementwise(
-            "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", [code, x, acc], dtype=tl.int32, is_pure=True, pack=1
+            "dp4a.u32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [code, x, acc],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
         )
     else:
         for byte in tl.static_range(4):
@@ -216,13 +280,15 @@ def _dot4(code, x, acc, DP4A: tl.constexpr):
 def row_kernel(
     x, scale, packed, exponent, floor, bias, out, part,
     outputs, row_bytes, groups, blocks_a_split,
-    GROUP: tl.constexpr, INT8: tl.constexpr, DP4A: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr,
+    GROUP: tl.constexpr, INT8: tl.constexpr, DP4A: tl.constexpr, SPLIT: tl.constexpr,
+    BIAS: tl.constexpr,
     OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """``x @ W.T`` for one row, padded to whole blocks. In int8 mode ``x`` and ``packed`` come as words of four bytes.
+    """``x @ W.T`` for one row, padded to whole blocks. In int8 mode ``x`` and ``packed`` come as
+    words of four bytes.
 
-    ``(word >> 2 p) & 0x03030303`` are the codes of four columns of plane ``p``; codes exceed trits by 1, which the sum
-    of the activations corrects once for all rows of the weight.
+    ``(word >> 2 p) & 0x03030303`` are the codes of four columns of plane ``p``; codes exceed trits
+    by 1, which the sum of the activations corrects once for all rows of the weight.
     """
     output_N = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     split = tl.program_id(1)
@@ -257,21 +323,29 @@ def row_kernel(
                 sums = _dot4(code, tl.broadcast_to(x_SL, code.shape), sums, DP4A)
                 # Planes that share an exponent are shifted together.
                 if plane == 3 or (GROUP > 0 and GROUP % 128 != 0):
-                    shift = _shifts(exponent, floor_N, output_N, block_S, plane, in_outputs, groups, GROUP)
+                    shift = _shifts(
+                        exponent, floor_N, output_N, block_S, plane, in_outputs, groups, GROUP
+                    )
                     acc += (sums - ones) << shift
                     sums = tl.zeros((OUTPUTS, BLOCKS, words), tl.int32)
                     ones = tl.zeros((1, BLOCKS, words), tl.int32)
         else:
             for plane in tl.static_range(4):
                 x_SL = tl.load(
-                    x + block_S[:, None] * BLOCK + plane * LANES + word_L[None, :], mask=in_blocks[:, None], other=0.0
+                    x + block_S[:, None] * BLOCK + plane * LANES + word_L[None, :],
+                    mask=in_blocks[:, None],
+                    other=0.0,
                 ).to(tl.float32)
                 trit = ((word >> (2 * plane)) & 3).to(tl.int8) - 1
-                shift = _shifts(exponent, floor_N, output_N, block_S, plane, in_outputs, groups, GROUP)
+                shift = _shifts(
+                    exponent, floor_N, output_N, block_S, plane, in_outputs, groups, GROUP
+                )
                 acc += trit.to(tl.float32) * power_of_two(shift) * x_SL[None, :, :]
     total = tl.sum(tl.sum(acc, axis=2), axis=1)[None, :]
     row = tl.arange(0, 1)
-    _write(total, scale, 1, floor, bias, out, part, row, output_N, 1, outputs, split, INT8, SPLIT, BIAS)
+    _write(
+        total, scale, 1, floor, bias, out, part, row, output_N, 1, outputs, split, INT8, SPLIT, BIAS
+    )
 
 
 @triton.jit
@@ -287,7 +361,9 @@ def lookup_kernel(
     trit = load_trits(packed, id_R, column_C, in_rows, row_bytes)
     inside = in_rows[:, None] & (column_C < columns)[None, :]
     group_C = _group(column_C, GROUP)
-    e = tl.load(exponent + id_R[:, None] * groups + group_C[None, :], mask=inside, other=0).to(tl.int32)
+    e = tl.load(exponent + id_R[:, None] * groups + group_C[None, :], mask=inside, other=0).to(
+        tl.int32
+    )
     value = trit.to(tl.float32) * power_of_two(e)
     place = place_R.to(tl.int64)[:, None] * columns + column_C[None, :]
     tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)

@@ -9,7 +9,8 @@ from arb_ternary_triton.kernels.common import draw, floor_of, power_of_two
 
 __all__ = ["largest_kernel", "quantize_gradient_kernel", "quantize_rows_kernel"]
 
-#: 1.5 * 2**23: adding and subtracting it rounds a float32 below 2**22 to the nearest integer, ties to even.
+# : 1.5 * 2**23: adding and subtracting it rounds a float32 below 2**22 to the nearest integer, ties
+# to even.
 ROUNDER = tl.constexpr(12582912.0)
 INFINITY_BITS = tl.constexpr(0x7F800000)
 
@@ -18,12 +19,18 @@ INFINITY_BITS = tl.constexpr(0x7F800000)
 def _load(x, row_R, in_rows, first, columns, CHUNK: tl.constexpr):
     column_C = first + tl.arange(0, CHUNK)
     inside = in_rows[:, None] & (column_C < columns)[None, :]
-    return tl.load(x + row_R[:, None] * columns + column_C[None, :], mask=inside, other=0.0).to(tl.float32)
+    return tl.load(x + row_R[:, None] * columns + column_C[None, :], mask=inside, other=0.0).to(
+        tl.float32
+    )
 
 
 @triton.jit
-def quantize_rows_kernel(x, q, scale, rows, columns, eps, NORM: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr):
-    """Some rows a program: ``s = max|x| / 127``, ``q = round_half_even(x / s)``; with ``NORM`` of normalised rows."""
+def quantize_rows_kernel(
+    x, q, scale, rows, columns, eps, NORM: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr
+):
+    """Some rows a program: ``s = max|x| / 127``, ``q = round_half_even(x / s)``; with ``NORM`` of
+    normalised rows.
+    """
     row_R = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     in_rows = row_R < rows
     factor_R = tl.full((ROWS,), 1.0, tl.float32)
@@ -49,7 +56,9 @@ def quantize_rows_kernel(x, q, scale, rows, columns, eps, NORM: tl.constexpr, RO
     for first in range(0, columns, CHUNK):
         value = _load(x, row_R, in_rows, first, columns, CHUNK) * factor_R[:, None]
         value = tl.where(usable_R[:, None], value, 0.0)
-        rounded = (tl.div_rn(value, tl.broadcast_to(divisor_R[:, None], value.shape)) + ROUNDER) - ROUNDER
+        rounded = (
+            tl.div_rn(value, tl.broadcast_to(divisor_R[:, None], value.shape)) + ROUNDER
+        ) - ROUNDER
         column_C = first + tl.arange(0, CHUNK)
         inside = in_rows[:, None] & (column_C < columns)[None, :]
         tl.store(q + row_R[:, None] * columns + column_C[None, :], rounded.to(tl.int8), mask=inside)
@@ -57,7 +66,9 @@ def quantize_rows_kernel(x, q, scale, rows, columns, eps, NORM: tl.constexpr, RO
 
 @triton.jit
 def largest_kernel(grad, largest, count, CHUNK: tl.constexpr):
-    """The bits of ``max|g|``, by which non-negative floats are ordered like integers; NaN counts as 0."""
+    """The bits of ``max|g|``, by which non-negative floats are ordered like integers; NaN counts as
+    0.
+    """
     index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     value = tl.abs(tl.load(grad + index_C, mask=index_C < count, other=0.0).to(tl.float32))
     value = tl.where(value != value, 0.0, value)
@@ -65,11 +76,16 @@ def largest_kernel(grad, largest, count, CHUNK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["key", "next_key"])
-def quantize_gradient_kernel(grad, largest, q, scale, count, key, next_key, WIDE: tl.constexpr, CHUNK: tl.constexpr):
-    """``q = floor(g / scale + u)`` with the smallest power of two for which ``max|g| <= 127 * scale``."""
+def quantize_gradient_kernel(
+    grad, largest, q, scale, count, key, next_key, WIDE: tl.constexpr, CHUNK: tl.constexpr
+):
+    """``q = floor(g / scale + u)`` with the smallest power of two for which ``max|g| <= 127 *
+    scale``.
+    """
     bits = tl.load(largest)
     usable = (bits > 0) & (bits < INFINITY_BITS)
-    # max = m * 2**L with m in [1, 2): 127 * 2**(L - 6) holds it up to m = 127/64, whose mantissa is 0x7E0000.
+    # max = m * 2**L with m in [1, 2): 127 * 2**(L - 6) holds it up to m = 127/64, whose mantissa is
+    # 0x7E0000.
     exponent = (bits >> 23) - 127 - 6 + ((bits & 0x7FFFFF) > 0x7E0000).to(tl.int32)
     exponent = tl.minimum(tl.maximum(exponent, -126), 127)
     s = tl.where(usable, power_of_two(exponent), 1.0)

@@ -1,4 +1,6 @@
-"""What travels between ranks: votes as digits of bytes, trits that have moved; and what sums of votes are worth."""
+"""What travels between ranks: votes as digits of bytes, trits that have moved; and what sums of
+votes are worth.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def pack_digits_kernel(
     values, packed, count, width,
     BASE: tl.constexpr, DIGITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Byte ``i`` from the values ``i``, ``i + width``, ..., least significant first; those that are missing are 0."""
+    """Byte ``i`` from the values ``i``, ``i + width``, ..., least significant first; those that are
+    missing are 0.
+    """
     index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     inside = index_C < width
     byte = tl.zeros([CHUNK], dtype=tl.int32)
@@ -54,7 +58,9 @@ def add_digits_kernel(
 
 @triton.jit
 def _moved(before, after, rows, row_bytes, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of a tile: its rows and columns, and by how much its trits differ, int32 ``[R, C]``; padding does not."""
+    """Of a tile: its rows and columns, and by how much its trits differ, int32 ``[R, C]``; padding
+    does not.
+    """
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_rows = row_R < rows
@@ -67,7 +73,9 @@ def count_flips_kernel(
     before, after, counts, rows, row_bytes, tiles,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Trits of each row of each tile in which two packed weights differ: int64 ``[rows, tiles]``."""
+    """Trits of each row of each tile in which two packed weights differ: int64 ``[rows,
+    tiles]``.
+    """
     row_R, _, moved = _moved(before, after, rows, row_bytes, ROWS, COLUMNS)
     count_R = tl.sum((moved != 0).to(tl.int32), axis=1)
     place = row_R.to(tl.int64) * tiles + tl.program_id(1)
@@ -105,7 +113,9 @@ def check_flips_kernel(
     words, places, directions, faults, count, rows, columns, row_bytes,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Counts flips that are outside the weight, and those that lead outside -1..1: int32 ``[2]``."""
+    """Counts flips that are outside the weight, and those that lead outside -1..1: int32
+    ``[2]``.
+    """
     index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     inside = index_C < count
     place = tl.load(places + index_C, mask=inside, other=0)
@@ -123,7 +133,9 @@ def apply_flips_kernel(
     words, places, directions, count, columns, row_bytes,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Adds each direction to its code. No code leaves its two bits, so additions to one word commute."""
+    """Adds each direction to its code. No code leaves its two bits, so additions to one word
+    commute.
+    """
     index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     inside = index_C < count
     place = tl.load(places + index_C, mask=inside, other=0)
@@ -137,11 +149,15 @@ def quanta_kernel(
     sums, quanta, count, whole, fraction, start, key, next_key,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """``floor(sums * (whole + fraction / 2**24) + u)``, clipped to int32; ``next_key`` is that of the next 2**32."""
+    """``floor(sums * (whole + fraction / 2**24) + u)``, clipped to int32; ``next_key`` is that of
+    the next 2**32.
+    """
     index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     inside = index_C < count
     place = start.to(tl.uint32, bitcast=True).to(tl.int64) + index_C
-    bits = tl.where(place >> 32 == 0, draw(place.to(tl.uint32), key), draw(place.to(tl.uint32), next_key))
+    bits = tl.where(
+        place >> 32 == 0, draw(place.to(tl.uint32), key), draw(place.to(tl.uint32), next_key)
+    )
     sums_C = tl.load(sums + index_C, mask=inside, other=0).to(tl.int64)
     worth = ((sums_C * fraction + (bits >> 8).to(tl.int64)) >> 24) + sums_C * whole
     worth = tl.minimum(tl.maximum(worth, -(2**31)), 2**31 - 1)

@@ -1,4 +1,6 @@
-"""``arb generate`` of runs on audio codes: draw sounds, or continue one, and write them to a file."""
+"""``arb generate`` of runs on audio codes: draw sounds, or continue one, and write them to a
+file.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,25 @@ _LONGEST = 60.0
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A .wav or .flac file.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="A .wav or .flac file.",
+)
 @click.option(
     "--prompt-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Sound file to continue: it is written too, as its codes sound; default: begin with nothing.",
+    help="Sound file to continue: it is written too, as its codes sound; default: begin with "
+    "nothing.",
 )
-@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Sounds, one after another.")
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Sounds, one after another.",
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.0, min_open=True),
@@ -37,14 +51,30 @@ _LONGEST = 60.0
     help="Longest that is drawn of one sound, if the model does not end it before.",
 )
 @click.option(
-    "--temperature", type=click.FloatRange(min=0.0), default=0.8, show_default=True, help="0 = the likeliest."
+    "--temperature",
+    type=click.FloatRange(min=0.0),
+    default=0.8,
+    show_default=True,
+    help="0 = the likeliest.",
 )
-@click.option("--top-k", type=click.IntRange(min=1), help="Draw among so many of the likeliest codes only.")
-@click.option("--top-p", type=click.FloatRange(0.0, 1.0, min_open=True), help="Draw among so much of the probability.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), help="The same seed gives the same sounds; default: others each time."
+    "--top-k", type=click.IntRange(min=1), help="Draw among so many of the likeliest codes only."
 )
-@click.option("--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    help="Draw among so much of the probability.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="The same seed gives the same sounds; default: others each time.",
+)
+@click.option(
+    "--backend",
+    metavar="NAME",
+    help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.",
+)
 @click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
 @plugin_files
 def sound(
@@ -60,7 +90,9 @@ def sound(
     backend: str | None,
     device: str | None,
 ) -> None:
-    """Draw sounds from the model of RUN (a run directory or a checkpoint), and write them to --output."""
+    """Draw sounds from the model of RUN (a run directory or a checkpoint), and write them to
+    --output.
+    """
     wait_passively()
     from arb_ternary.errors import ArbError, UsageProblem
     from arb_ternary_audio.codes.codec import SoundCodec
@@ -72,7 +104,9 @@ def sound(
         raise UsageProblem(f"--output {output}: sounds are written as .wav or .flac")
     trained = load_run(run, backend=backend, device=device)
     if not isinstance(trained.model, CachedModel):
-        raise UsageProblem(f"{run}: the model {trained.config.model.name!r} cannot do this: it has no new_cache()")
+        raise UsageProblem(
+            f"{run}: the model {trained.config.model.name!r} cannot do this: it has no new_cache()"
+        )
     attached = trained.directory.attachments()
     if CODEC not in attached:
         raise UsageProblem(
@@ -97,17 +131,24 @@ def sound(
         )
         frames += [*given, *drawn]
     if not frames:
-        raise ArbError(f"{run}: the model ended the sound before its first frame", "Try another --seed.")
+        raise ArbError(
+            f"{run}: the model ended the sound before its first frame", "Try another --seed."
+        )
     wave = codec.decode(frames)
     _write(output, wave, codec.sample_rate)
-    click.echo(f"{output}: {len(frames)} codes, {len(wave) / codec.sample_rate:.2f} s at {codec.sample_rate} Hz")
+    click.echo(
+        f"{output}: {len(frames)} codes, {len(wave) / codec.sample_rate:.2f} s at "
+        f"{codec.sample_rate} Hz"
+    )
 
 
 def _codes_of(path: Path, codec: SoundCodec) -> list[int]:
     from arb_ternary_audio.data.decode import read_sound
     from arb_ternary_audio.data.recordings import as_pcm
 
-    codes: Sequence[int] = codec.encode(as_pcm(read_sound(path, codec.sample_rate, _LONGEST))[None])[0].tolist()
+    codes: Sequence[int] = codec.encode(
+        as_pcm(read_sound(path, codec.sample_rate, _LONGEST))[None]
+    )[0].tolist()
     return list(codes)
 
 
@@ -119,6 +160,8 @@ def _write(path: Path, wave: Any, sample_rate: int) -> None:
 
     try:
         with replacing(path) as temporary:
-            soundfile.write(temporary, wave, sample_rate, subtype="PCM_16", format=path.suffix[1:].upper())
+            soundfile.write(
+                temporary, wave, sample_rate, subtype="PCM_16", format=path.suffix[1:].upper()
+            )
     except (OSError, soundfile.LibsndfileError) as error:
         raise ArbError(f"{path}: cannot be written: {error}") from error

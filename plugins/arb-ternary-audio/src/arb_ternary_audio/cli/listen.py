@@ -23,15 +23,26 @@ __all__ = ["listen"]
     type=click.Choice(["error", "cut"]),
     default="error",
     show_default=True,
-    help="What becomes of a sound that is longer than the model's: an error, or its beginning is heard.",
+    help="What becomes of a sound that is longer than the model's: an error, or its beginning is "
+    "heard.",
 )
-@click.option("--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.")
+@click.option(
+    "--backend",
+    metavar="NAME",
+    help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.",
+)
 @click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
 @plugin_files
 def listen(
-    run: Path, files: tuple[Path, ...], longer: Literal["error", "cut"], backend: str | None, device: str | None
+    run: Path,
+    files: tuple[Path, ...],
+    longer: Literal["error", "cut"],
+    backend: str | None,
+    device: str | None,
 ) -> None:
-    """Say what the model of RUN (a run directory or a checkpoint) hears in FILES (.wav, .flac or .ogg)."""
+    """Say what the model of RUN (a run directory or a checkpoint) hears in FILES (.wav, .flac or
+    .ogg).
+    """
     wait_passively()
     import numpy as np
     import torch
@@ -45,14 +56,19 @@ def listen(
 
     if not files:
         raise UsageProblem(
-            "FILES: name sounds to hear", f"Held-out sounds of the run's data: arb generate {run} --with classify"
+            "FILES: name sounds to hear",
+            f"Held-out sounds of the run's data: arb generate {run} --with classify",
         )
     trained = load_run(run, backend=backend, device=device)
     attached = trained.directory.attachments()
     if "sounds" not in attached:
         raise UsageProblem(f"{run}: its data {trained.config.data.name!r} are no sounds by class")
     facts = attached["sounds"]
-    rate, length, features = int(facts["sample_rate"]), int(facts["samples"]), MelConfig(**facts["features"])
+    rate, length, features = (
+        int(facts["sample_rate"]),
+        int(facts["samples"]),
+        MelConfig(**facts["features"]),
+    )
     samples = np.zeros((len(files), length), dtype=np.int16)
     for row, path in enumerate(files):
         wave = read_sound(path, rate, length / rate, longer)[:length]

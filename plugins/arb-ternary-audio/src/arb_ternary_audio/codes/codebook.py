@@ -1,7 +1,7 @@
 """Frames of a spectrogram as codes: the nearest of a few typical frames, found by k-means.
 
-Grey levels are whole numbers and so are the typical frames, rounded after every round. Distances and sums are then
-exact, and the codes of the same sounds the same on every machine.
+Grey levels are whole numbers and so are the typical frames, rounded after every round. Distances
+and sums are then exact, and the codes of the same sounds the same on every machine.
 
 Shapes: ``N`` frames, ``M`` mel bands, ``K`` codes.
 """
@@ -24,16 +24,19 @@ _CHUNK: Final = 4096
 
 
 def nearest_codes(frames_NM: Levels, codebook_KM: Levels) -> NDArray[np.int64]:
-    """The code of each frame, ``[N]``: that with the smallest squared distance, the lowest of equals."""
+    """The code of each frame, ``[N]``: that with the smallest squared distance, the lowest of
+    equals.
+    """
     return _nearest(frames_NM, codebook_KM)[0]
 
 
 def fit_codebook(frames_NM: Levels, codes: int, rounds: int, seed: int) -> Levels:
     """``codes`` typical frames, uint8 ``[K, M]``: Lloyd's k-means from the beginning of k-means++.
 
-    The first is drawn evenly, each further one with a chance in proportion to its squared distance from those there
-    are (Arthur and Vassilvitskii, 2007). Then each becomes the mean, rounded, of the frames that it is nearest to,
-    until none changes. One that no frame is nearest to becomes the frame that is farthest from its own.
+    The first is drawn evenly, each further one with a chance in proportion to its squared distance
+    from those there are (Arthur and Vassilvitskii, 2007). Then each becomes the mean, rounded, of
+    the frames that it is nearest to, until none changes. One that no frame is nearest to becomes
+    the frame that is farthest from its own.
 
     Raises:
         DataError: there are fewer different frames than codes.
@@ -51,7 +54,9 @@ def fit_codebook(frames_NM: Levels, codes: int, rounds: int, seed: int) -> Level
         sums = np.zeros((codes, frames_NM.shape[1]), dtype=np.int64)
         np.add.at(sums, chosen, frames_NM.astype(np.int64))
         # Halves go up: floor of the mean and a half, in whole numbers.
-        better = ((2 * sums + counts[:, None]) // np.maximum(2 * counts, 1)[:, None]).astype(np.uint8)
+        better = ((2 * sums + counts[:, None]) // np.maximum(2 * counts, 1)[:, None]).astype(
+            np.uint8
+        )
         farthest = iter(np.argsort(-distance, kind="stable").tolist())
         for empty in np.flatnonzero(counts == 0).tolist():
             better[empty] = frames_NM[next(farthest)]
@@ -84,7 +89,11 @@ def _nearest(frames_NM: Levels, book_KM: Levels) -> tuple[NDArray[np.int64], NDA
 
 
 def _distances(frames_NM: Levels, book_KM: Levels) -> NDArray[np.int64]:
-    """Squared distances ``[N, K]``; products of whole numbers this small are exact in float64, in any order."""
+    """Squared distances ``[N, K]``; products of whole numbers this small are exact in float64, in
+    any order.
+    """
     frames, book = frames_NM.astype(np.float64), book_KM.astype(np.float64)
-    square: NDArray[Any] = (frames**2).sum(axis=1)[:, None] - 2.0 * frames @ book.T + (book**2).sum(axis=1)
+    square: NDArray[Any] = (
+        (frames**2).sum(axis=1)[:, None] - 2.0 * frames @ book.T + (book**2).sum(axis=1)
+    )
     return square.astype(np.int64)

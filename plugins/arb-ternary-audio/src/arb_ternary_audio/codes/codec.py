@@ -56,7 +56,9 @@ class SoundCodec:
     def encode_pictures(self, levels_NMT: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Codes ``[N, T]`` of grey levels ``[N, 1, M, T]``."""
         frames = levels_NMT[:, 0].transpose(0, 2, 1)
-        return nearest_codes(frames.reshape(-1, frames.shape[2]), self.codebook).reshape(frames.shape[:2])
+        return nearest_codes(frames.reshape(-1, frames.shape[2]), self.codebook).reshape(
+            frames.shape[:2]
+        )
 
     def picture(self, codes_T: Sequence[int]) -> NDArray[np.uint8]:
         """Grey levels ``[M, T]`` of codes.
@@ -67,7 +69,10 @@ class SoundCodec:
         codes = np.asarray(codes_T, dtype=np.int64)
         wrong = np.flatnonzero((codes < 0) | (codes >= len(self.codebook)))
         if wrong.size:
-            raise DataError(f"codes: {int(codes[wrong[0]])} is no frame; those are 0 to {len(self.codebook) - 1}")
+            raise DataError(
+                f"codes: {int(codes[wrong[0]])} is no frame; those are 0 to "
+                f"{len(self.codebook) - 1}"
+            )
         return self.codebook[codes].T
 
     def decode(self, codes_T: Sequence[int]) -> NDArray[np.float64]:
@@ -100,7 +105,15 @@ class SoundCodec:
             features, rate = MelConfig(**state["features"]), int(state["sample_rate"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"sound codec: {error!r}") from error
-        right = book.ndim == 2 and book.dtype.kind == "i" and book.shape[1] == features.mels and rate > 0
+        right = (
+            book.ndim == 2
+            and book.dtype.kind == "i"
+            and book.shape[1] == features.mels
+            and rate > 0
+        )
         if not right or book.min() < 0 or book.max() > 255:
-            raise DataError("sound codec: the codebook must be rows of one grey level, 0 to 255, for each mel band")
+            raise DataError(
+                "sound codec: the codebook must be rows of one grey level, 0 to 255, for each mel "
+                "band"
+            )
         return cls(book.astype(np.uint8), features, rate)

@@ -1,4 +1,6 @@
-"""The data source ``audio_codes``: the sounds of another source as a stream of codes, for a language model."""
+"""The data source ``audio_codes``: the sounds of another source as a stream of codes, for a
+language model.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,13 @@ class AudioCodesConfig:
     """Options of the data source ``audio_codes``."""
 
     sounds: DataChoice = default_choice(
-        "formants", "where the sounds come from: formants, sounds, or another source of spectrograms"
+        "formants",
+        "where the sounds come from: formants, sounds, or another source of spectrograms",
     )
     codes: int = option(
-        256, "typical frames; the vocabulary has one id more, which begins each sound", validator=_codes
+        256,
+        "typical frames; the vocabulary has one id more, which begins each sound",
+        validator=_codes,
     )
     rounds: int = option(50, "rounds of k-means at most", validator=positive)
     seed: int = option(0, "of the beginning of k-means", validator=non_negative)
@@ -70,7 +75,8 @@ def build(config: AudioCodesConfig) -> CodesSource:
     source = config.sounds.build()
     if not isinstance(source, SpectrogramSource):
         raise DataError(
-            f"audio_codes: the data source {config.sounds.name!r} has no sounds", "Name formants or sounds as `sounds`."
+            f"audio_codes: the data source {config.sounds.name!r} has no sounds",
+            "Name formants or sounds as `sounds`.",
         )
     levels = source.train.data[:, 0].transpose(0, 2, 1)
     frames = levels.reshape(-1, levels.shape[2])
@@ -79,7 +85,9 @@ def build(config: AudioCodesConfig) -> CodesSource:
     book = fit_codebook(some, config.codes, config.rounds, config.seed % 2**32)
     codec = SoundCodec(book, source.features, source.train_sounds.sample_rate)
     train, validation = _stream(codec, source.train.data), _stream(codec, source.validation.data)
-    return CodesSource(f"codes of {source.name}", IdTokenizer(codec.vocabulary_size), train, validation, codec)
+    return CodesSource(
+        f"codes of {source.name}", IdTokenizer(codec.vocabulary_size), train, validation, codec
+    )
 
 
 def _stream(codec: SoundCodec, levels: NDArray[Any]) -> NDArray[Any]:

@@ -22,7 +22,8 @@ SUFFIXES: Final = (".wav", ".flac", ".ogg")
 #: Rates in Hz and channels that a file may claim.
 _RATES: Final = (1000, 384_000)
 _CHANNELS: Final = 64
-#: Largest of the two whole numbers by whose ratio a rate is changed: the filter has twenty taps for each.
+# : Largest of the two whole numbers by whose ratio a rate is changed: the filter has twenty taps
+# for each.
 _RATIO: Final = 4000
 
 
@@ -38,8 +39,8 @@ def read_sound(
         longer: what becomes of a longer sound.
 
     Raises:
-        DataError: the file is damaged, empty, of a rate or with channels beyond all bounds, too long, or holds numbers
-            that are not finite; its path comes first.
+        DataError: the file is damaged, empty, of a rate or with channels beyond all bounds, too
+            long, or holds numbers that are not finite; its path comes first.
     """
     soundfile: Any = import_module("soundfile")
     try:
@@ -49,7 +50,8 @@ def read_sound(
         raise DataError(f"{path}: the sound cannot be read: {error}") from error
     if not _RATES[0] <= rate <= _RATES[1] or not 1 <= channels <= _CHANNELS:
         raise DataError(
-            f"{path}: {rate} Hz and {channels} channels; sounds of {_RATES[0]} to {_RATES[1]} Hz with up to "
+            f"{path}: {rate} Hz and {channels} channels; sounds of {_RATES[0]} to {_RATES[1]} Hz "
+            f"with up to "
             f"{_CHANNELS} channels are read"
         )
     if frames < 1:
@@ -61,18 +63,24 @@ def read_sound(
             "Set seconds to the longest sound, or longer to cut to keep the beginning of each.",
         )
     try:
-        channels_LC, _ = soundfile.read(path, frames=min(frames, most), dtype="float64", always_2d=True)
+        channels_LC, _ = soundfile.read(
+            path, frames=min(frames, most), dtype="float64", always_2d=True
+        )
     except (OSError, soundfile.LibsndfileError) as error:
         raise DataError(f"{path}: the sound cannot be decoded: {error}") from error
     if len(channels_LC) < 1:
         raise DataError(f"{path}: the file claims {frames} samples and holds none")
     wave = channels_LC.mean(axis=1)
     if not np.isfinite(wave).all():
-        raise DataError(f"{path}: sample {int(np.flatnonzero(~np.isfinite(wave))[0])} is not a finite number")
+        raise DataError(
+            f"{path}: sample {int(np.flatnonzero(~np.isfinite(wave))[0])} is not a finite number"
+        )
     try:
         return resampled(wave, rate, sample_rate)
     except DataError as error:
-        raise DataError(f"{path}: {error.what}", f"ffmpeg -i {path} -ar {sample_rate} OTHER.wav") from error
+        raise DataError(
+            f"{path}: {error.what}", f"ffmpeg -i {path} -ar {sample_rate} OTHER.wav"
+        ) from error
 
 
 def resampled(wave: NDArray[np.float64], rate: int, wanted: int) -> NDArray[np.float64]:
@@ -86,7 +94,9 @@ def resampled(wave: NDArray[np.float64], rate: int, wanted: int) -> NDArray[np.f
     shared = gcd(rate, wanted)
     up, down = wanted // shared, rate // shared
     if max(up, down) > _RATIO:
-        raise DataError(f"{rate} Hz cannot be resampled to {wanted} Hz: their ratio is {up} to {down}")
+        raise DataError(
+            f"{rate} Hz cannot be resampled to {wanted} Hz: their ratio is {up} to {down}"
+        )
     from scipy.signal import resample_poly
 
     return np.asarray(resample_poly(wave, up, down))

@@ -1,7 +1,8 @@
-"""The built-in sounds: synthetic words of formants, made when they are asked for. They are no recordings of anybody.
+"""The built-in sounds: synthetic words of formants, made when they are asked for. They are no
+recordings of anybody.
 
-Ten words of two syllables, in five pairs of the same syllables in either order (``phones.WORDS``), each said by a voice
-of its own: held-out words are said by voices that training never heard.
+Ten words of two syllables, in five pairs of the same syllables in either order (``phones.WORDS``),
+each said by a voice of its own: held-out words are said by voices that training never heard.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ _count = Rule(
     lambda value: type(value) is int and len(WORDS) <= value <= 100_000,
     {"minimum": len(WORDS), "maximum": 100_000},
 )
-_decibels = Rule("from -100 to 100", lambda value: -100 <= value <= 100, {"minimum": -100, "maximum": 100})
+_decibels = Rule(
+    "from -100 to 100", lambda value: -100 <= value <= 100, {"minimum": -100, "maximum": 100}
+)
 _seed = Rule(
-    "a whole number from 0 to 2^64 - 1", lambda value: type(value) is int and 0 <= value < 1 << 64, {"minimum": 0}
+    "a whole number from 0 to 2^64 - 1",
+    lambda value: type(value) is int and 0 <= value < 1 << 64,
+    {"minimum": 0},
 )
 
 
@@ -42,14 +47,16 @@ class FormantsConfig:
     held_out: int = option(500, "words for validation", validator=_count)
     noise_db: float = option(
         10.0,
-        f"by how many decibels a word is louder than the noise around it, at least; at most {_SPREAD:g} more",
+        f"by how many decibels a word is louder than the noise around it, at least; at most "
+        f"{_SPREAD:g} more",
         validator=_decibels,
     )
     seed: int = option(0, "chooses the voices", validator=_seed)
     features: MelConfig = option(help="how sounds become pictures", factory=MelConfig)
     tuning: bool = option(
         False,
-        "validate on a fifth of the training words and train on the rest, to choose settings by; the held-out words "
+        "validate on a fifth of the training words and train on the rest, to choose settings by; "
+        "the held-out words "
         "then stay unseen",
         validator=attrs.validators.instance_of(bool),
     )
@@ -62,7 +69,11 @@ def build(config: FormantsConfig) -> SpectrogramSource:
         DataError: the features do not fit 8 kHz, or the words are too few for tuning.
     """
     train = synthetic_words(config, 0, config.words)
-    train, validation = tuning_split(train) if config.tuning else (train, synthetic_words(config, 1, config.held_out))
+    train, validation = (
+        tuning_split(train)
+        if config.tuning
+        else (train, synthetic_words(config, 1, config.held_out))
+    )
     return spectrogram_source("formants", train, validation, config.features)
 
 
@@ -71,7 +82,8 @@ def synthetic_words(config: FormantsConfig, part: int, count: int) -> Recordings
 
     Args:
         config: its noise and seed.
-        part: 0 = training, 1 = validation; word ``i`` of a part depends on seed, part and ``i`` alone.
+        part: 0 = training, 1 = validation; word ``i`` of a part depends on seed, part and ``i``
+            alone.
         count: how many.
     """
     from numpy.random import RandomState
@@ -84,4 +96,6 @@ def synthetic_words(config: FormantsConfig, part: int, count: int) -> Recordings
     for index in range(count):
         random = RandomState([config.seed % 2**32, config.seed >> 32, part, index])
         samples[index] = as_pcm(say(phones[index % len(phones)], random, noise))
-    return Recordings(samples, np.arange(count, dtype=np.int64) % len(phones), SAMPLE_RATE, tuple(WORDS))
+    return Recordings(
+        samples, np.arange(count, dtype=np.int64) % len(phones), SAMPLE_RATE, tuple(WORDS)
+    )

@@ -1,9 +1,10 @@
-"""The sounds that synthetic words are made of: what excites the vocal tract, and where it resonates.
+"""The sounds that synthetic words are made of: what excites the vocal tract, and where it
+resonates.
 
-Formants of the vowels are the means of 33 men in Peterson and Barney, *Control methods used in a study of the vowels*
-(1952), table II. Those of the nasals, and where the noise of fricatives and bursts lies, are round numbers near those
-of Klatt, *Software for a cascade/parallel formant synthesizer* (1980), table II and III; a rate of 8 kHz cuts them off
-at 4 kHz.
+Formants of the vowels are the means of 33 men in Peterson and Barney, *Control methods used in a
+study of the vowels* (1952), table II. Those of the nasals, and where the noise of fricatives and
+bursts lies, are round numbers near those of Klatt, *Software for a cascade/parallel formant
+synthesizer* (1980), table II and III; a rate of 8 kHz cuts them off at 4 kHz.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Segment:
         milliseconds: how long it is in a word of middling pace.
         voice: amplitude of the vocal folds' pulses.
         noise: amplitude of turbulence.
-        formants: Hz of the first three; of a segment without voice: where the tract moves meanwhile.
+        formants: Hz of the first three; of a segment without voice: where the tract moves
+            meanwhile.
         noise_at: Hz of the middle of the noise.
         noise_width: Hz, one standard deviation of its spectrum.
     """
@@ -72,8 +74,8 @@ PHONES: Final = MappingProxyType(
     }
 )
 
-#: The words, by name. They come in pairs of the same two syllables in either order, so that what is said in a word
-#: does not tell it from its partner: only when it is said does.
+# : The words, by name. They come in pairs of the same two syllables in either order, so that what
+# is said in a word : does not tell it from its partner: only when it is said does.
 WORDS: Final = MappingProxyType(
     {
         "masi": ("m", "a", "s", "i"),

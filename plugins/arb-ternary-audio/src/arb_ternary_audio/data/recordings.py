@@ -36,16 +36,23 @@ class Recordings:
 
     def take(self, indices: NDArray[np.int64]) -> Recordings:
         """Those of ``indices``, in that order."""
-        return Recordings(self.samples[indices], self.labels[indices], self.sample_rate, self.classes)
+        return Recordings(
+            self.samples[indices], self.labels[indices], self.sample_rate, self.classes
+        )
 
     def digest(self) -> str:
         """SHA-256 in hexadecimal of samples, labels, rate and names."""
         hasher = hashlib.sha256(f"{self.samples.shape} {self.sample_rate} {self.classes}".encode())
-        for array in (self.samples.astype("<i2", copy=False), self.labels.astype("<i8", copy=False)):
+        for array in (
+            self.samples.astype("<i2", copy=False),
+            self.labels.astype("<i8", copy=False),
+        ):
             hasher.update(np.ascontiguousarray(array).data)
         return hasher.hexdigest()
 
 
 def as_pcm(waves: NDArray[Any]) -> NDArray[np.int16]:
-    """Samples in [-1, 1] as 16-bit numbers, rounded to the nearest; louder ones are cut off at full scale."""
+    """Samples in [-1, 1] as 16-bit numbers, rounded to the nearest; louder ones are cut off at full
+    scale.
+    """
     return np.clip(np.rint(waves * 32768.0), -32768, 32767).astype(np.int16)

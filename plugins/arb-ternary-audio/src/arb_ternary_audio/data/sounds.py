@@ -22,7 +22,11 @@ __all__ = ["SoundsConfig", "build", "read_folder"]
 #: Bytes of 16-bit samples that a source may hold.
 _MEMORY: Final = 1 << 32
 
-_seconds = Rule("greater than 0 and at most 60", lambda value: 0 < value <= 60, {"exclusiveMinimum": 0, "maximum": 60})
+_seconds = Rule(
+    "greater than 0 and at most 60",
+    lambda value: 0 < value <= 60,
+    {"exclusiveMinimum": 0, "maximum": 60},
+)
 _rate = Rule(
     "a whole number from 1000 to 384000",
     lambda value: type(value) is int and 1000 <= value <= 384_000,
@@ -32,9 +36,13 @@ _rate = Rule(
 
 @attrs.frozen(kw_only=True)
 class SoundsConfig:
-    """Options of the data source ``sounds``: wav, flac and ogg files. Paths are relative to the working directory."""
+    """Options of the data source ``sounds``: wav, flac and ogg files. Paths are relative to the
+    working directory.
+    """
 
-    path: str = option(help="a folder with a folder of sound files for each class, whose name is the class")
+    path: str = option(
+        help="a folder with a folder of sound files for each class, whose name is the class"
+    )
     validation: str | None = option(None, "such a folder of the same classes for validation")
     validation_fraction: float | None = option(
         None,
@@ -44,7 +52,10 @@ class SoundsConfig:
     )
     sample_rate: int = option(8000, "Hz; files of other rates are resampled", validator=_rate)
     seconds: float = option(
-        1.0, "length of a sample; a shorter sound is followed by silence", validator=_seconds, converter=float
+        1.0,
+        "length of a sample; a shorter sound is followed by silence",
+        validator=_seconds,
+        converter=float,
     )
     longer: Literal["error", "cut"] = option(
         "error", "what becomes of a longer sound: an error, or its beginning is kept"
@@ -52,29 +63,35 @@ class SoundsConfig:
     features: MelConfig = option(help="how sounds become pictures", factory=MelConfig)
     tuning: bool = option(
         False,
-        "validate on a fifth of the training sounds and train on the rest, to choose settings by; the held-out sounds "
+        "validate on a fifth of the training sounds and train on the rest, to choose settings by; "
+        "the held-out sounds "
         "then stay unseen",
         validator=attrs.validators.instance_of(bool),
     )
 
     def __attrs_post_init__(self) -> None:
         if self.validation is not None and self.validation_fraction is not None:
-            raise ValueError("validation and validation_fraction exclude each other: give one of them")
+            raise ValueError(
+                "validation and validation_fraction exclude each other: give one of them"
+            )
 
 
 def build(config: SoundsConfig) -> SpectrogramSource:
     """The data source of ``config``.
 
     Raises:
-        DataError: a folder or file is missing or cannot be used, the classes of the two folders differ, or a class has
-            too few sounds; the path comes first.
+        DataError: a folder or file is missing or cannot be used, the classes of the two folders
+            differ, or a class has too few sounds; the path comes first.
     """
     train = read_folder(Path(config.path), config)
     if config.validation is None:
-        kept, taken = split_by_class(train.labels, config.validation_fraction or DEFAULT_FRACTION, 0)
+        kept, taken = split_by_class(
+            train.labels, config.validation_fraction or DEFAULT_FRACTION, 0
+        )
         if not taken.size:
             raise DataError(
-                f"{config.path}: {len(train)} sounds in {len(train.classes)} classes are too few to keep a share of "
+                f"{config.path}: {len(train)} sounds in {len(train.classes)} classes are too few "
+                f"to keep a share of "
                 "each for validation",
                 "Add sounds, raise validation_fraction, or give a folder as validation.",
             )
@@ -84,7 +101,10 @@ def build(config: SoundsConfig) -> SpectrogramSource:
             raise DataError(f"{config.validation}: the validation sounds are the training sounds")
         validation = read_folder(Path(config.validation), config)
         if different := sorted(set(train.classes) ^ set(validation.classes)):
-            raise DataError(f"{config.validation}: its classes are not those of {config.path}: {', '.join(different)}")
+            raise DataError(
+                f"{config.validation}: its classes are not those of {config.path}: "
+                f"{', '.join(different)}"
+            )
     if config.tuning:
         train, validation = tuning_split(train)
     return spectrogram_source("sounds", train, validation, config.features)
@@ -94,8 +114,8 @@ def read_folder(folder: Path, config: SoundsConfig) -> Recordings:
     """The sounds of ``folder``, class by class in the order of names, files likewise.
 
     Raises:
-        DataError: there is no such folder, it has no two classes, one has no sound file or a file that is none, a file
-            cannot be used, or all together are too large.
+        DataError: there is no such folder, it has no two classes, one has no sound file or a file
+            that is none, a file cannot be used, or all together are too large.
     """
     files, classes = _listed(folder)
     length = round(config.seconds * config.sample_rate)
@@ -123,7 +143,8 @@ def _listed(folder: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
     places = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
     if strays := [each for each in places if not each.is_dir()]:
         raise DataError(
-            f"{strays[0]}: a file beside the folders of the classes", "Move it into the folder of its class, or away."
+            f"{strays[0]}: a file beside the folders of the classes",
+            "Move it into the folder of its class, or away.",
         )
     if len(places) < 2:
         raise DataError(
@@ -134,7 +155,9 @@ def _listed(folder: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
     for label, place in enumerate(places):
         found = sorted(each for each in place.iterdir() if not each.name.startswith("."))
         if not found:
-            raise DataError(f"{place}: the folder is empty", "Add sounds of this class, or remove the folder.")
+            raise DataError(
+                f"{place}: the folder is empty", "Add sounds of this class, or remove the folder."
+            )
         for path in found:
             if path.suffix.lower() not in SUFFIXES or not path.is_file():
                 raise DataError(

@@ -32,13 +32,17 @@ class SpectrogramSource(LabelledSource):
     features: MelConfig
 
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal of all sounds and of how pictures are made of them; paths do not count."""
+        """SHA-256 in hexadecimal of all sounds and of how pictures are made of them; paths do not
+        count.
+        """
         features = json.dumps(attrs.asdict(self.features), sort_keys=True)
         parts = (self.train_sounds.digest(), self.validation_sounds.digest(), features)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def attachments(self) -> Mapping[str, Any]:
-        """The names of the classes, and what makes pictures of new sounds: features, rate and length."""
+        """The names of the classes, and what makes pictures of new sounds: features, rate and
+        length.
+        """
         sounds = {
             "sample_rate": self.train_sounds.sample_rate,
             "samples": self.train_sounds.samples.shape[1],
@@ -47,7 +51,9 @@ class SpectrogramSource(LabelledSource):
         return {**super().attachments(), "sounds": sounds}
 
 
-def spectrogram_source(name: str, train: Recordings, validation: Recordings, features: MelConfig) -> SpectrogramSource:
+def spectrogram_source(
+    name: str, train: Recordings, validation: Recordings, features: MelConfig
+) -> SpectrogramSource:
     """The source of two sets of sounds of equal length, rate and classes.
 
     Raises:
@@ -58,7 +64,9 @@ def spectrogram_source(name: str, train: Recordings, validation: Recordings, fea
 
     def pictures(part: str, sounds: Recordings) -> MemorySamples:
         levels = mel_pictures(sounds.samples, features, sounds.sample_rate)
-        return MemorySamples(f"{name}, {part} sounds", levels, {LABELS: sounds.labels}, levels=LEVELS)
+        return MemorySamples(
+            f"{name}, {part} sounds", levels, {LABELS: sounds.labels}, levels=LEVELS
+        )
 
     return SpectrogramSource(
         name=name,
@@ -81,7 +89,8 @@ def tuning_split(sounds: Recordings) -> tuple[Recordings, Recordings]:
     kept, taken = split_by_class(sounds.labels, 0.2, 1)
     if not taken.size:
         raise DataError(
-            f"tuning: {len(sounds)} training sounds in {len(sounds.classes)} classes are too few for a fifth of each",
+            f"tuning: {len(sounds)} training sounds in {len(sounds.classes)} classes are too few "
+            f"for a fifth of each",
             "Take more sounds, or leave tuning out.",
         )
     return sounds.take(kept), sounds.take(taken)

@@ -1,11 +1,13 @@
-"""Synthetic words: a source of pulses and noise, shaped frame by frame by the resonances of a vocal tract.
+"""Synthetic words: a source of pulses and noise, shaped frame by frame by the resonances of a vocal
+tract.
 
-Every word is said by a voice of its own: pitch and its fall, length of the tract (which scales all formants), the
-place of each formant, the pace of each sound, loudness, when it begins, and the noise around it are drawn anew. They
-sound like a speaking machine of the 1950s, and are no recordings of anybody.
+Every word is said by a voice of its own: pitch and its fall, length of the tract (which scales all
+formants), the place of each formant, the pace of each sound, loudness, when it begins, and the
+noise around it are drawn anew. They sound like a speaking machine of the 1950s, and are no
+recordings of anybody.
 
-The random numbers are those of numpy's ``RandomState``, whose streams are frozen: the same index is the same word in
-every release of numpy, up to a rounding of the 16-bit samples.
+The random numbers are those of numpy's ``RandomState``, whose streams are frozen: the same index is
+the same word in every release of numpy, up to a rounding of the 16-bit samples.
 
 Shapes: ``L`` samples, ``T`` frames, ``F`` frequencies of a frame.
 """
@@ -29,11 +31,13 @@ Floats = NDArray[np.float64]
 SAMPLE_RATE: Final = 8000
 #: Samples of a word with the silence around it: 0.8 s.
 LENGTH: Final = 6400
-#: Samples from one frame to the next; a frame is twice as long, and as much again of zeros lies around it.
+# : Samples from one frame to the next; a frame is twice as long, and as much again of zeros lies
+# around it.
 _HOP: Final = 80
 _PADDED: Final = 4 * _HOP
 _FREQUENCIES: Final = np.arange(_PADDED // 2 + 1) * (SAMPLE_RATE / _PADDED)
-#: Bandwidths of the first three formants and of a fourth that stays, Hz (near those of Klatt, 1980).
+# : Bandwidths of the first three formants and of a fourth that stays, Hz (near those of Klatt,
+# 1980).
 _BANDWIDTHS: Final = (70.0, 100.0, 140.0, 220.0)
 _FOURTH: Final = 3500.0
 
@@ -92,11 +96,16 @@ def say(phones: Sequence[str], random: RandomState, noise_db: tuple[float, float
 
 
 def utter(segments: Sequence[Segment], voice: Voice, random: RandomState) -> Floats:
-    """The segments in a voice, without silence or noise around them, float64 of at most 95 % of ``LENGTH``.
+    """The segments in a voice, without silence or noise around them, float64 of at most 95 % of
+    ``LENGTH``.
 
     ``random`` gives the turbulence and where the vibrato begins.
     """
-    lengths = np.array([segment.milliseconds for segment in segments]) * voice.pace * (SAMPLE_RATE / 1000.0)
+    lengths = (
+        np.array([segment.milliseconds for segment in segments])
+        * voice.pace
+        * (SAMPLE_RATE / 1000.0)
+    )
     lengths *= min(1.0, 0.95 * LENGTH / lengths.sum())
     length = int(lengths.sum())
     tracks = _tracks(segments, voice, lengths, -(-length // _HOP) + 1)
@@ -105,7 +114,9 @@ def utter(segments: Sequence[Segment], voice: Voice, random: RandomState) -> Flo
 
 @frozen
 class _Tracks:
-    """What the tract does, frame by frame: ``voice`` and ``noise`` ``[T]``, their responses ``[T, F]``."""
+    """What the tract does, frame by frame: ``voice`` and ``noise`` ``[T]``, their responses ``[T,
+    F]``.
+    """
 
     voice: Floats
     noise: Floats
@@ -117,7 +128,8 @@ def _tracks(segments: Sequence[Segment], voice: Voice, lengths: Floats, frames: 
     centres = np.cumsum(lengths) - lengths / 2.0
     ends = np.cumsum(lengths)
     at = np.arange(frames) * float(_HOP)
-    # Amplitudes change within a frame or two, formants glide from the middle of one segment to that of the next.
+    # Amplitudes change within a frame or two, formants glide from the middle of one segment to that
+    # of the next.
     which = np.minimum(np.searchsorted(ends, at, side="right"), len(segments) - 1)
     loud = np.array([[each.voice, each.noise] for each in segments]) * voice.strength[:, None]
     amplitudes = _smooth(loud[which])
@@ -145,14 +157,18 @@ def _excite(tracks: _Tracks, voice: Voice, random: RandomState) -> tuple[Floats,
     """Pulses at the pitch, and white noise, ``[T * _HOP]`` each, of one unit of power."""
     length = len(tracks.voice) * _HOP
     pitch = voice.pitch * (1.0 - voice.fall * np.arange(length) / length)
-    pitch *= 1.0 + 0.01 * np.sin(2.0 * np.pi * (5.0 * np.arange(length) / SAMPLE_RATE + random.random_sample()))
+    pitch *= 1.0 + 0.01 * np.sin(
+        2.0 * np.pi * (5.0 * np.arange(length) / SAMPLE_RATE + random.random_sample())
+    )
     turns = np.floor(np.cumsum(pitch / SAMPLE_RATE))
     pulses = np.diff(turns, prepend=0.0) * np.sqrt(SAMPLE_RATE / pitch)
     return pulses, np.asarray(random.standard_normal(length))
 
 
 def _shape(sources: tuple[Floats, Floats], tracks: _Tracks) -> Floats:
-    """The sources through the tract: Hann windows that add up to 1, each filtered by the response of its frame."""
+    """The sources through the tract: Hann windows that add up to 1, each filtered by the response
+    of its frame.
+    """
     frames = len(tracks.voice)
     window = 0.5 - 0.5 * np.cos(np.pi * np.arange(2 * _HOP) / _HOP)
     spectrum: NDArray[Any] = np.zeros((frames, len(_FREQUENCIES)), dtype=np.complex128)

@@ -1,6 +1,7 @@
 """From pictures back to samples: magnitudes that have the bands' power, phases by Griffin and Lim.
 
-A spectrogram has no phases, and its bands fewer numbers than the spectrum: what is heard is a sketch.
+A spectrogram has no phases, and its bands fewer numbers than the spectrum: what is heard is a
+sketch.
 
 Shapes: as in ``spectrogram``.
 """
@@ -17,16 +18,22 @@ __all__ = ["band_power", "griffin_lim", "magnitudes_of", "to_waves"]
 
 
 def band_power(picture_NMT: Tensor, config: MelConfig) -> Tensor:
-    """Power relative to the loudest point, ``[N, M, T]`` float64, of pictures in [-1, 1]; -1 is silence."""
+    """Power relative to the loudest point, ``[N, M, T]`` float64, of pictures in [-1, 1]; -1 is
+    silence.
+    """
     picture = picture_NMT.double()
     power = 10.0 ** ((picture - 1.0) * (config.range_db / 20.0))
     return torch.where(picture <= -1.0, 0.0, power)
 
 
-def magnitudes_of(power_NMT: Tensor, config: MelConfig, sample_rate: int, iterations: int = 100) -> Tensor:
-    """Magnitudes ``[N, F, T]`` whose mel bands have ``power_NMT``, as nearly as non-negative ones can.
+def magnitudes_of(
+    power_NMT: Tensor, config: MelConfig, sample_rate: int, iterations: int = 100
+) -> Tensor:
+    """Magnitudes ``[N, F, T]`` whose mel bands have ``power_NMT``, as nearly as non-negative ones
+    can.
 
-    Least squares by multiplicative updates (Lee and Seung, 2001), which keep what is positive positive.
+    Least squares by multiplicative updates (Lee and Seung, 2001), which keep what is positive
+    positive.
     """
     bank = mel_filter_bank(config, sample_rate).to(power_NMT.dtype)
     target = bank.T @ power_NMT
@@ -37,15 +44,19 @@ def magnitudes_of(power_NMT: Tensor, config: MelConfig, sample_rate: int, iterat
     return power.sqrt()
 
 
-def griffin_lim(magnitude_NFT: Tensor, config: MelConfig, iterations: int = 60, seed: int = 0) -> Tensor:
+def griffin_lim(
+    magnitude_NFT: Tensor, config: MelConfig, iterations: int = 60, seed: int = 0
+) -> Tensor:
     """Samples ``[N, T * hop]`` whose short-time magnitudes come near ``magnitude_NFT``.
 
-    Griffin and Lim (1984): from random phases, alternately the spectrum of the samples, and the samples of that
-    spectrum with the magnitudes put back; the distance never grows.
+    Griffin and Lim (1984): from random phases, alternately the spectrum of the samples, and the
+    samples of that spectrum with the magnitudes put back; the distance never grows.
     """
     frames = magnitude_NFT.shape[-1]
     generator = torch.Generator().manual_seed(seed)
-    angle = torch.rand(magnitude_NFT.shape, dtype=torch.float64, generator=generator) * (2.0 * torch.pi)
+    angle = torch.rand(magnitude_NFT.shape, dtype=torch.float64, generator=generator) * (
+        2.0 * torch.pi
+    )
     phase = torch.polar(torch.ones_like(angle), angle)
     window = torch.hann_window(config.window, periodic=True, dtype=torch.float64)
     length = frames * config.hop
@@ -53,7 +64,9 @@ def griffin_lim(magnitude_NFT: Tensor, config: MelConfig, iterations: int = 60, 
     def samples(spectrum: Tensor) -> Tensor:
         # One frame more than there are, of silence: the last samples lie under its window.
         whole = torch.nn.functional.pad(spectrum, (0, 1))
-        return torch.istft(whole, config.window, config.hop, window=window, center=True, length=length)
+        return torch.istft(
+            whole, config.window, config.hop, window=window, center=True, length=length
+        )
 
     for _ in range(iterations):
         estimate = short_time_spectrum(samples(magnitude_NFT * phase), config)
@@ -61,8 +74,12 @@ def griffin_lim(magnitude_NFT: Tensor, config: MelConfig, iterations: int = 60, 
     return samples(magnitude_NFT * phase)
 
 
-def to_waves(picture_NMT: Tensor, config: MelConfig, sample_rate: int, *, iterations: int = 60) -> Tensor:
-    """Samples ``[N, T * hop]``, float64, with a peak of 0.9, that sound like the pictures; silence stays silent."""
+def to_waves(
+    picture_NMT: Tensor, config: MelConfig, sample_rate: int, *, iterations: int = 60
+) -> Tensor:
+    """Samples ``[N, T * hop]``, float64, with a peak of 0.9, that sound like the pictures; silence
+    stays silent.
+    """
     power = band_power(picture_NMT, config)
     waves = griffin_lim(magnitudes_of(power, config, sample_rate), config, iterations)
     peak = waves.abs().amax(dim=-1, keepdim=True)

@@ -1,9 +1,10 @@
 """The mel filter bank: triangles on the mel scale of HTK.
 
-``mel(f) = 2595 log10(1 + f / 700)`` (O'Shaughnessy, *Speech Communication*, 1987; Young et al., *The HTK Book*).
-Centres lie evenly on that scale between two limits; each triangle reaches from the centre before to the one behind and
-is 1 at its own (Davis and Mermelstein, 1980), without Slaney's division by its area. So between the first centre and
-the last the filters of every frequency add up to 1.
+``mel(f) = 2595 log10(1 + f / 700)`` (O'Shaughnessy, *Speech Communication*, 1987; Young et al.,
+*The HTK Book*). Centres lie evenly on that scale between two limits; each triangle reaches from the
+centre before to the one behind and is 1 at its own (Davis and Mermelstein, 1980), without Slaney's
+division by its area. So between the first centre and the last the filters of every frequency add up
+to 1.
 
 Shapes: ``M`` mel bands, ``F`` frequencies of a window, ``window / 2 + 1``.
 """
@@ -42,19 +43,28 @@ class MelConfig:
 
     mels: int = option(32, "mel bands, the height of the picture", validator=_bands)
     window: int = option(256, "samples of a window (Hann), even", validator=_even)
-    hop: int = option(160, "samples from one window to the next: a picture is length / hop wide", validator=positive)
+    hop: int = option(
+        160,
+        "samples from one window to the next: a picture is length / hop wide",
+        validator=positive,
+    )
     low: float = option(60.0, "lower end of the first band, Hz", validator=positive)
     high: float | None = option(
-        None, "upper end of the last band, Hz; null = half the sample rate", validator=optional(positive)
+        None,
+        "upper end of the last band, Hz; null = half the sample rate",
+        validator=optional(positive),
     )
     range_db: float = option(
-        80.0, "decibels below the loudest point of a sound that are told apart; quieter is -1", validator=positive
+        80.0,
+        "decibels below the loudest point of a sound that are told apart; quieter is -1",
+        validator=positive,
     )
 
     def __attrs_post_init__(self) -> None:
         if 4 * self.hop > 3 * self.window:
             raise ValueError(
-                f"'hop' must be at most 3/4 of 'window', or samples between two windows hardly count; {self.hop} > "
+                f"'hop' must be at most 3/4 of 'window', or samples between two windows hardly "
+                f"count; {self.hop} > "
                 f"3/4 of {self.window}"
             )
         if self.high is not None and self.high <= self.low:
@@ -75,8 +85,8 @@ def mel_filter_bank(config: MelConfig, sample_rate: int) -> Tensor:
     """The weights of the triangles, float64 ``[M, F]``.
 
     Raises:
-        DataError: the limits do not lie within the spectrum, or a band is so narrow that no frequency of the window
-            falls into it.
+        DataError: the limits do not lie within the spectrum, or a band is so narrow that no
+            frequency of the window falls into it.
     """
     import torch
 
@@ -85,22 +95,29 @@ def mel_filter_bank(config: MelConfig, sample_rate: int) -> Tensor:
     if not config.low < high <= half:
         least = 2 * max(high, config.low)
         raise DataError(
-            f"features: bands from {config.low:g} to {high:g} Hz need a sample rate above {least:g}, and it is "
+            f"features: bands from {config.low:g} to {high:g} Hz need a sample rate above "
+            f"{least:g}, and it is "
             f"{sample_rate}",
             f"Set high to at most {half:g} and low below it.",
         )
     low_mel, high_mel = to_mel(config.low), to_mel(high)
     step = (high_mel - low_mel) / (config.mels + 1)
-    corners = torch.tensor([from_mel(low_mel + step * i) for i in range(config.mels + 2)], dtype=torch.float64)
-    frequency_F = torch.arange(config.window // 2 + 1, dtype=torch.float64) * sample_rate / config.window
+    corners = torch.tensor(
+        [from_mel(low_mel + step * i) for i in range(config.mels + 2)], dtype=torch.float64
+    )
+    frequency_F = (
+        torch.arange(config.window // 2 + 1, dtype=torch.float64) * sample_rate / config.window
+    )
     left, centre, right = corners[:-2, None], corners[1:-1, None], corners[2:, None]
     rising = (frequency_F - left) / (centre - left)
     falling = (right - frequency_F) / (right - centre)
     bank_MF = torch.minimum(rising, falling).clamp_min(0.0)
     if empty := (bank_MF.sum(dim=1) == 0).nonzero().flatten().tolist():
         raise DataError(
-            f"features: band {empty[0]} of {config.mels}, from {corners[empty[0]]:.0f} to {corners[empty[0] + 2]:.0f} "
-            f"Hz, holds none of the window's frequencies, which are {sample_rate / config.window:g} Hz apart",
+            f"features: band {empty[0]} of {config.mels}, from {corners[empty[0]]:.0f} to "
+            f"{corners[empty[0] + 2]:.0f} "
+            f"Hz, holds none of the window's frequencies, which are "
+            f"{sample_rate / config.window:g} Hz apart",
             "Take fewer mels or a longer window.",
         )
     return bank_MF

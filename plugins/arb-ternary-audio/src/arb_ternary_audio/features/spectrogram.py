@@ -1,7 +1,8 @@
 """From samples to pictures: log-mel spectrograms.
 
-Shapes: ``N`` sounds, ``L`` samples, ``T = L // hop`` frames, ``F`` frequencies, ``M`` mel bands. Everything is
-computed in float64, so that what is left in float32 hardly depends on the order of sums.
+Shapes: ``N`` sounds, ``L`` samples, ``T = L // hop`` frames, ``F`` frequencies, ``M`` mel bands.
+Everything is computed in float64, so that what is left in float32 hardly depends on the order of
+sums.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["LEVELS", "as_pictures", "decibels", "log_mel", "mel_pictures", "mel_power", "short_time_spectrum"]
+__all__ = [
+    "LEVELS",
+    "as_pictures",
+    "decibels",
+    "log_mel",
+    "mel_pictures",
+    "mel_power",
+    "short_time_spectrum",
+]
 
 #: The highest grey level of a picture.
 LEVELS: Final = 255
@@ -29,7 +38,8 @@ _SILENCE: Final = 1e-16
 
 
 def short_time_spectrum(waves_NL: Tensor, config: MelConfig) -> Tensor:
-    """Complex spectra ``[N, F, T]`` of Hann windows whose centres are ``hop`` samples apart; zeros lie around a sound.
+    """Complex spectra ``[N, F, T]`` of Hann windows whose centres are ``hop`` samples apart; zeros
+    lie around a sound.
 
     Raises:
         DataError: a sound is shorter than one hop.
@@ -37,23 +47,35 @@ def short_time_spectrum(waves_NL: Tensor, config: MelConfig) -> Tensor:
     length = waves_NL.shape[-1]
     frames = length // config.hop
     if frames < 1:
-        raise DataError(f"features: a sound of {length} samples has no frame of {config.hop}", "Set a smaller hop.")
+        raise DataError(
+            f"features: a sound of {length} samples has no frame of {config.hop}",
+            "Set a smaller hop.",
+        )
     window = torch.hann_window(config.window, periodic=True, dtype=waves_NL.dtype)
     spectrum = torch.stft(
-        waves_NL, config.window, config.hop, window=window, center=True, pad_mode="constant", return_complex=True
+        waves_NL,
+        config.window,
+        config.hop,
+        window=window,
+        center=True,
+        pad_mode="constant",
+        return_complex=True,
     )
     return spectrum[..., :frames]
 
 
 def mel_power(waves_NL: Tensor, config: MelConfig, sample_rate: int) -> Tensor:
-    """Power of each band in each frame, ``[N, M, T]``, in the dtype of ``waves_NL`` (samples in [-1, 1])."""
+    """Power of each band in each frame, ``[N, M, T]``, in the dtype of ``waves_NL`` (samples in
+    [-1, 1]).
+    """
     bank_MF = mel_filter_bank(config, sample_rate).to(waves_NL.dtype)
     power_NFT = short_time_spectrum(waves_NL, config).abs().square()
     return bank_MF @ power_NFT
 
 
 def decibels(power: Tensor, range_db: float) -> Tensor:
-    """``[N, ...]`` in decibels relative to the largest of each sound, from ``-range_db`` to 0; silence is the lowest.
+    """``[N, ...]`` in decibels relative to the largest of each sound, from ``-range_db`` to 0;
+    silence is the lowest.
 
     How loud a recording is says nothing then, only its shape does.
     """
@@ -63,15 +85,25 @@ def decibels(power: Tensor, range_db: float) -> Tensor:
 
 
 def log_mel(waves_NL: Tensor, config: MelConfig, sample_rate: int) -> Tensor:
-    """Log-mel spectrograms ``[N, M, T]`` in [-1, 1]: 1 is the loudest point of a sound, -1 ``range_db`` below it."""
-    return decibels(mel_power(waves_NL, config, sample_rate), config.range_db) * (2.0 / config.range_db) + 1.0
+    """Log-mel spectrograms ``[N, M, T]`` in [-1, 1]: 1 is the loudest point of a sound, -1
+    ``range_db`` below it.
+    """
+    return (
+        decibels(mel_power(waves_NL, config, sample_rate), config.range_db)
+        * (2.0 / config.range_db)
+        + 1.0
+    )
 
 
-def mel_pictures(samples_NL: NDArray[Any], config: MelConfig, sample_rate: int) -> NDArray[np.uint8]:
-    """:func:`log_mel` of 16-bit samples as one-channel images in 256 grey levels, uint8 ``[N, 1, M, T]``.
+def mel_pictures(
+    samples_NL: NDArray[Any], config: MelConfig, sample_rate: int
+) -> NDArray[np.uint8]:
+    """:func:`log_mel` of 16-bit samples as one-channel images in 256 grey levels, uint8 ``[N, 1, M,
+    T]``.
 
-    Level 0 stands for -1 and 255 for 1; a step is ``range_db / 255``, by default a third of a decibel. Levels are
-    whole numbers, so that the same sounds are the same pictures for any number of threads.
+    Level 0 stands for -1 and 255 for 1; a step is ``range_db / 255``, by default a third of a
+    decibel. Levels are whole numbers, so that the same sounds are the same pictures for any number
+    of threads.
     """
     parts = []
     for first in range(0, len(samples_NL), _CHUNK):

@@ -33,12 +33,30 @@ bench.add_command(train)
 
 
 @bench.command()
-@click.argument("configs", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Train with seeds 0 .. N - 1.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures to this JSON file too.")
+@click.argument(
+    "configs", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option(
+    "--seeds",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Train with seeds 0 .. N - 1.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the figures to this JSON file too.",
+)
 @overrides
 @as_json
-def compare(configs: tuple[Path, ...], seeds: int, out: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+def compare(
+    configs: tuple[Path, ...],
+    seeds: int,
+    out: Path | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Train several CONFIGS with the same seeds, in turn, and print one table.
 
     Speed and memory are also given as ratios to the first config: machines differ, ratios less so.
@@ -48,8 +66,12 @@ def compare(configs: tuple[Path, ...], seeds: int, out: Path | None, overrides: 
     from arb_ternary_train.directory import write_json
 
     if len({config.stem for config in configs}) != len(configs):
-        raise UsageProblem("arb bench compare: two configs have the same file name", "Rename one of them.")
-    rows = comparison.compare(configs, range(seeds), overrides, say=lambda line: click.echo(line, err=True))
+        raise UsageProblem(
+            "arb bench compare: two configs have the same file name", "Rename one of them."
+        )
+    rows = comparison.compare(
+        configs, range(seeds), overrides, say=lambda line: click.echo(line, err=True)
+    )
     figures = {
         "machine": comparison.machine_facts(),
         "seeds": seeds,
@@ -82,7 +104,8 @@ def compare(configs: tuple[Path, ...], seeds: int, out: Path | None, overrides: 
                 f"{row.float_parameters:,}",
                 f"{row.state_bits_per_parameter:.2f} ({row.state_bytes / first.state_bytes:.2f}x)",
                 f"{row.speed:,.0f} ({row.speed / first.speed:.2f}x)",
-                f"{max(row.peak_bytes) / 2**20:,.0f} ({max(row.peak_bytes) / max(first.peak_bytes):.2f}x)",
+                f"{max(row.peak_bytes) / 2**20:,.0f} "
+                f"({max(row.peak_bytes) / max(first.peak_bytes):.2f}x)",
             )
             for row in rows
         ],

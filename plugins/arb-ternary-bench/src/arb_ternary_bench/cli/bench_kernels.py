@@ -1,4 +1,6 @@
-"""``arb bench kernels``: how fast kernels are, beside torch's, other people's and the machine's limits."""
+"""``arb bench kernels``: how fast kernels are, beside torch's, other people's and the machine's
+limits.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ _ROWS = "1,4,16,64,256,512,2048"
 def parse_shape(text: str) -> tuple[int, int]:
     """``NxK``, outputs by inputs."""
     sizes = text.lower().split("x")
-    if len(sizes) != 2 or not all(size.isascii() and size.isdecimal() and int(size) for size in sizes):
+    if len(sizes) != 2 or not all(
+        size.isascii() and size.isdecimal() and int(size) for size in sizes
+    ):
         raise click.BadParameter(f"{text!r} is not NxK, outputs by inputs, such as 4096x4096")
     return int(sizes[0]), int(sizes[1])
 
 
-def _shapes(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[tuple[int, int], ...]:
+def _shapes(
+    _context: click.Context, _parameter: click.Parameter, text: str
+) -> tuple[tuple[int, int], ...]:
     return tuple(parse_shape(part) for part in parse_list(text))
 
 
@@ -33,7 +39,9 @@ def _rows(_context: click.Context, _parameter: click.Parameter, text: str) -> tu
     return parse_counts(text, "a number of rows")
 
 
-def _groups(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int | Literal["row"], ...]:
+def _groups(
+    _context: click.Context, _parameter: click.Parameter, text: str
+) -> tuple[int | Literal["row"], ...]:
     for part in parse_list(text):
         if part not in ("32", "64", "128", "256", "row"):
             raise click.BadParameter(f"{part!r} is not one of 32, 64, 128, 256, row")
@@ -63,8 +71,11 @@ def device_name(_context: click.Context, _parameter: click.Parameter, text: str)
     return device
 
 
-def backend_names(context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
-    """The backends that ``--backends`` names; without it every one that is usable on ``--device``, the preferred first.
+def backend_names(
+    context: click.Context, _parameter: click.Parameter, text: str | None
+) -> tuple[str, ...]:
+    """The backends that ``--backends`` names; without it every one that is usable on ``--device``,
+    the preferred first.
 
     Last resorts, such as an interpreter, take part only where they are named.
     """
@@ -73,34 +84,81 @@ def backend_names(context: click.Context, _parameter: click.Parameter, text: str
     device = context.params.get("device", "cpu")
     if text is None:
         return tuple(one.name for one in candidates(device) if one.usable and not one.last_resort)
-    return tuple(select(BackendRequest(name, "--backends", device)).name for name in parse_list(text))
+    return tuple(
+        select(BackendRequest(name, "--backends", device)).name for name in parse_list(text)
+    )
 
 
 @click.command()
 @plugin_files
 @click.option(
-    "--device", default="cpu", show_default=True, callback=device_name, is_eager=True, metavar="cpu|cuda|cuda:N",
+    "--device",
+    default="cpu",
+    show_default=True,
+    callback=device_name,
+    is_eager=True,
+    metavar="cpu|cuda|cuda:N",
     help="Where the kernels run.",
-)  # fmt: skip
-@click.option("--backends", metavar="NAME,...", callback=backend_names, help="Default: all that the device can use.")
-@click.option("--shapes", metavar="NxK,...", default=_SHAPES, show_default=True, callback=_shapes, help="Weights.")
-@click.option("--m", "rows", metavar="M,...", default=_ROWS, show_default=True, callback=_rows, help="Rows.")
+)
 @click.option(
-    "--group", "groups", metavar="G,...", default="128", show_default=True, callback=_groups,
+    "--backends",
+    metavar="NAME,...",
+    callback=backend_names,
+    help="Default: all that the device can use.",
+)
+@click.option(
+    "--shapes",
+    metavar="NxK,...",
+    default=_SHAPES,
+    show_default=True,
+    callback=_shapes,
+    help="Weights.",
+)
+@click.option(
+    "--m", "rows", metavar="M,...", default=_ROWS, show_default=True, callback=_rows, help="Rows."
+)
+@click.option(
+    "--group",
+    "groups",
+    metavar="G,...",
+    default="128",
+    show_default=True,
+    callback=_groups,
     help="Weights that share an exponent: 32, 64, 128, 256, row.",
-)  # fmt: skip
-@click.option("--ops", metavar="OP,...", callback=_ops, help="Default: both products, votes, flips, quantisation.")
+)
 @click.option(
-    "--cache", type=click.Choice(["hot", "cold", "both"]), default="both", show_default=True,
+    "--ops",
+    metavar="OP,...",
+    callback=_ops,
+    help="Default: both products, votes, flips, quantisation.",
+)
+@click.option(
+    "--cache",
+    type=click.Choice(["hot", "cold", "both"]),
+    default="both",
+    show_default=True,
     help="Weights from the cache, or from memory.",
-)  # fmt: skip
-@click.option("--peers", default="auto", show_default=True, metavar="auto|none|NAME,...", help="Other libraries.")
+)
+@click.option(
+    "--peers",
+    default="auto",
+    show_default=True,
+    metavar="auto|none|NAME,...",
+    help="Other libraries.",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="Of every contender; default: torch's.")
 @click.option(
-    "--seconds", default=0.5, show_default=True, type=click.FloatRange(min=0, min_open=True),
+    "--seconds",
+    default=0.5,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
     help="For each contender of a cell.",
-)  # fmt: skip
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json, table, figure.")
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for result.json, table, figure.",
+)
 @as_json
 def kernels(
     device: str,
@@ -116,7 +174,8 @@ def kernels(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Time the kernels of backends, in turns with torch's own, with peers and with what the machine can do.
+    """Time the kernels of backends, in turns with torch's own, with peers and with what the machine
+    can do.
 
     Every kernel is first checked against an exact result, with outputs that held NaN.
     """

@@ -14,14 +14,20 @@ __all__ = ["network"]
 
 @click.command()
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json and the table.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for result.json and the table.",
+)
 @overrides
 @as_json
 def network(config: Path, out: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Compute what a GPU sends in a step, and how long that takes, for the model and machines of CONFIG.
+    """Compute what a GPU sends in a step, and how long that takes, for the model and machines of
+    CONFIG.
 
-    Votes beside DDP, FSDP2, HSDP, PowerSGD and 1-bit Adam. Nothing is measured, and nothing is sent: formulas are in
-    docs/explanation/distributed.md, and computation in which transfers could hide is not counted.
+    Votes beside DDP, FSDP2, HSDP, PowerSGD and 1-bit Adam. Nothing is measured, and nothing is
+    sent: formulas are in docs/explanation/distributed.md, and computation in which transfers could
+    hide is not counted.
     """
     from arb_ternary_bench.network.config import NetworkConfig
     from arb_ternary_bench.network.result import COLUMNS, compute, markdown, rows
@@ -39,6 +45,8 @@ def network(config: Path, out: Path | None, overrides: tuple[str, ...], as_json:
         print_json(result)
         return
     print_table(COLUMNS, rows(result))
-    click.echo(f"{result['weights']:,} ternary weights, {result['float_parameters']:,} float parameters")
+    click.echo(
+        f"{result['weights']:,} ternary weights, {result['float_parameters']:,} float parameters"
+    )
     for scheme in asked.schemes:
         click.echo(f"{scheme}: {SUMMARIES[scheme]}")

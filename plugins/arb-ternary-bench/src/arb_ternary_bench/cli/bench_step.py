@@ -15,7 +15,9 @@ from arb_ternary_bench.cli.report import report, write_result
 __all__ = ["step"]
 
 
-def _shape(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
+def _shape(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> tuple[int, int] | None:
     return None if text is None else parse_shape(text)
 
 
@@ -34,27 +36,65 @@ def _model(_context: click.Context, _parameter: click.Parameter, name: str | Non
 @click.command()
 @plugin_files
 @click.option(
-    "--device", default="cpu", show_default=True, callback=device_name, is_eager=True, metavar="cpu|cuda|cuda:N",
+    "--device",
+    default="cpu",
+    show_default=True,
+    callback=device_name,
+    is_eager=True,
+    metavar="cpu|cuda|cuda:N",
     help="Where the steps run.",
-)  # fmt: skip
-@click.option("--shape", metavar="NxK", callback=_shape, help="Linear, default 4096x4096; with --block HIDDENxWIDTH.")
+)
+@click.option(
+    "--shape",
+    metavar="NxK",
+    callback=_shape,
+    help="Linear, default 4096x4096; with --block HIDDENxWIDTH.",
+)
 @click.option("--m", "rows", type=click.IntRange(min=1), help="Tokens of a step; default: 512.")
 @click.option(
-    "--group", default="128", show_default=True, callback=_group, type=click.Choice(["32", "64", "128", "256", "row"]),
+    "--group",
+    default="128",
+    show_default=True,
+    callback=_group,
+    type=click.Choice(["32", "64", "128", "256", "row"]),
     help="Weights that share an exponent.",
-)  # fmt: skip
-@click.option("--block", is_flag=True, help="A decoder block instead of a linear; default shape 2816x1024.")
-@click.option("--model", metavar="7b|1b|tiny", callback=_model, help="Steps of a whole model instead, ternary only.")
-@click.option("--layers", type=click.IntRange(min=1), help="With --model: fewer layers than it has.")
-@click.option("--steps", type=click.IntRange(min=1), help="With --model: optimizer steps; default: 3.")
-@click.option("--gradients", type=click.Choice(["float", "int8"]), help="With --model; default: float.")
-@click.option("--backends", metavar="NAME,...", callback=backend_names, help="Default: all that the device can use.")
+)
+@click.option(
+    "--block", is_flag=True, help="A decoder block instead of a linear; default shape 2816x1024."
+)
+@click.option(
+    "--model",
+    metavar="7b|1b|tiny",
+    callback=_model,
+    help="Steps of a whole model instead, ternary only.",
+)
+@click.option(
+    "--layers", type=click.IntRange(min=1), help="With --model: fewer layers than it has."
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), help="With --model: optimizer steps; default: 3."
+)
+@click.option(
+    "--gradients", type=click.Choice(["float", "int8"]), help="With --model; default: float."
+)
+@click.option(
+    "--backends",
+    metavar="NAME,...",
+    callback=backend_names,
+    help="Default: all that the device can use.",
+)
 @click.option("--no-compile", is_flag=True, help="Leave out the baseline that needs a compiler.")
 @click.option("--threads", type=click.IntRange(min=1), help="Default: torch's.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), help="For each way of training; default: 5."
-)  # fmt: skip
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json and the table.")
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="For each way of training; default: 5.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for result.json and the table.",
+)
 @as_json
 def step(
     device: str,
@@ -75,21 +115,39 @@ def step(
 ) -> None:
     """Time a training step (forward, backward, update) and measure its peak memory.
 
-    Of a linear or a block: every backend with scaled votes, bfloat16 with fused AdamW, and quantisation-aware training
-    of BitNet, eager and compiled, in turns; memory in a process of its own for each. With --model: real steps of a
-    whole decoder that is ternary throughout.
+    Of a linear or a block: every backend with scaled votes, bfloat16 with fused AdamW, and
+    quantisation-aware training of BitNet, eager and compiled, in turns; memory in a process of its
+    own for each. With --model: real steps of a whole decoder that is ternary throughout.
     """
     for_model = {"--layers": layers, "--steps": steps, "--gradients": gradients}
     elsewhere = None if device == "cpu" else device
-    for_parts = {"--shape": shape, "--m": rows, "--block": block or None, "--seconds": seconds, "--device": elsewhere}
+    for_parts = {
+        "--shape": shape,
+        "--m": rows,
+        "--block": block or None,
+        "--seconds": seconds,
+        "--device": elsewhere,
+    }
     for_parts["--no-compile"] = no_compile or None
     for option, value in (for_parts if model is not None else for_model).items():
         if value is not None:
-            raise click.UsageError(f"{option} {'cannot be combined with' if model is not None else 'needs'} --model")
+            raise click.UsageError(
+                f"{option} {'cannot be combined with' if model is not None else 'needs'} --model"
+            )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     if model is not None:
-        _run_model(model, layers, steps or 3, gradients or "float", group, backends[0], threads, out, as_json)
+        _run_model(
+            model,
+            layers,
+            steps or 3,
+            gradients or "float",
+            group,
+            backends[0],
+            threads,
+            out,
+            as_json,
+        )
         return
     from arb_ternary_bench.steps import result as table
     from arb_ternary_bench.steps.bench import StepBench, run_step_bench

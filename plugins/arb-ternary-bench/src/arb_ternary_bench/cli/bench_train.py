@@ -33,28 +33,66 @@ def _threads(_context: click.Context, _parameter: click.Parameter, text: str) ->
 
 @click.command()
 @plugin_files
-@click.option("--sizes", metavar="NAME,...", default=_SIZES, show_default=True, callback=_sizes, help="Decoders.")
-@click.option("--backends", metavar="NAME,...", callback=backend_names, help="Of votes; default: all that work here.")
 @click.option(
-    "--trainees", metavar="PATTERN,...", default="*", show_default=True, callback=_patterns,
+    "--sizes",
+    metavar="NAME,...",
+    default=_SIZES,
+    show_default=True,
+    callback=_sizes,
+    help="Decoders.",
+)
+@click.option(
+    "--backends",
+    metavar="NAME,...",
+    callback=backend_names,
+    help="Of votes; default: all that work here.",
+)
+@click.option(
+    "--trainees",
+    metavar="PATTERN,...",
+    default="*",
+    show_default=True,
+    callback=_patterns,
     help="Ways of training, such as cpu/pure/int8 or float32*.",
-)  # fmt: skip
-@click.option("--threads", metavar="N,...", default="1,2", show_default=True, callback=_threads, help="Each measured.")
+)
 @click.option(
-    "--malloc", type=click.Choice(["default", "kept", "both"]), default="default", show_default=True,
+    "--threads",
+    metavar="N,...",
+    default="1,2",
+    show_default=True,
+    callback=_threads,
+    help="Each measured.",
+)
+@click.option(
+    "--malloc",
+    type=click.Choice(["default", "kept", "both"]),
+    default="default",
+    show_default=True,
     help="kept: freed memory stays with the process (glibc).",
-)  # fmt: skip
+)
 @click.option("--no-compile", is_flag=True, help="Leave out what needs a compiler.")
-@click.option("--profile/--no-profile", default=True, show_default=True, help="Split the steps into parts.")
 @click.option(
-    "--clock", type=click.Choice(["wall", "processor"]), default="wall", show_default=True,
+    "--profile/--no-profile", default=True, show_default=True, help="Split the steps into parts."
+)
+@click.option(
+    "--clock",
+    type=click.Choice(["wall", "processor"]),
+    default="wall",
+    show_default=True,
     help="processor: time that the process had on a processor, for one thread on a busy machine.",
-)  # fmt: skip
+)
 @click.option(
-    "--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0, min_open=True),
+    "--seconds",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
     help="For each way of training.",
-)  # fmt: skip
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json and the table.")
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for result.json and the table.",
+)
 @as_json
 def train(
     sizes: tuple[Any, ...],
@@ -71,10 +109,10 @@ def train(
 ) -> None:
     """Time whole training steps of decoders, and say which part of a step takes how long.
 
-    Sizes: demo (width 128, 3 layers, 8 x 128 tokens a step), 512x8 (8 x 256 tokens), 1024x12 (4 x 256), 2048x4
-    (vocabulary 32,000, 2 x 512) and tiny. Every way of training has a process of its own, and they take turns: votes on
-    each backend (NAME, with /pure, /int8 gradients, /bfloat16 activations), qat, float32 and bfloat16 with AdamW,
-    /compiled or not. Each first has to learn.
+    Sizes: demo (width 128, 3 layers, 8 x 128 tokens a step), 512x8 (8 x 256 tokens), 1024x12 (4 x
+    256), 2048x4 (vocabulary 32,000, 2 x 512) and tiny. Every way of training has a process of its
+    own, and they take turns: votes on each backend (NAME, with /pure, /int8 gradients, /bfloat16
+    activations), qat, float32 and bfloat16 with AdamW, /compiled or not. Each first has to learn.
     """
     from arb_ternary.errors import UsageProblem
     from arb_ternary_bench.training import result as table
@@ -82,7 +120,9 @@ def train(
     from arb_ternary_bench.training.trainees import chosen_ways, train_ways
 
     if clock == "processor" and threads != (1,):
-        raise UsageProblem("--clock processor: it adds up the time of all threads", "Give --threads 1 too.")
+        raise UsageProblem(
+            "--clock processor: it adds up the time of all threads", "Give --threads 1 too."
+        )
     bench = TrainBench(
         sizes=sizes,
         ways=chosen_ways(train_ways(backends, compiled=not no_compile), trainees),

@@ -1,4 +1,6 @@
-"""``arb bench quality``: what each rule learns from the same tokens, tuned alike, and what state it needs for that."""
+"""``arb bench quality``: what each rule learns from the same tokens, tuned alike, and what state it
+needs for that.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from arb_ternary_bench.quality.sizes import SIZES
 __all__ = ["quality"]
 
 
-def _names(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
+def _names(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> tuple[str, ...]:
     """The recipes that ``--rules`` names, each once; all of them without it."""
     registry = manager().registry
     if text is None:
@@ -29,14 +33,39 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 
 @click.command()
 @plugin_files
-@click.option("--rules", metavar="NAME,NAME...", callback=_names, help="Recipes to measure; default: all.")
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Train with seeds 0 .. N - 1.")
-@click.option("--size", "size_name", default="small", show_default=True, type=click.Choice(list(SIZES)), help="Model.")
-@click.option("--tokens", type=click.IntRange(min=1), help="Tokens of a final run; default: the size's.")
-@click.option("--tuning-tokens", type=click.IntRange(min=1), help="Tokens of a tuning run; default: the size's.")
-@click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Runs at once.")
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="The study's folder; default: runs/quality-SIZE."
+    "--rules", metavar="NAME,NAME...", callback=_names, help="Recipes to measure; default: all."
+)
+@click.option(
+    "--seeds",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Train with seeds 0 .. N - 1.",
+)
+@click.option(
+    "--size",
+    "size_name",
+    default="small",
+    show_default=True,
+    type=click.Choice(list(SIZES)),
+    help="Model.",
+)
+@click.option(
+    "--tokens", type=click.IntRange(min=1), help="Tokens of a final run; default: the size's."
+)
+@click.option(
+    "--tuning-tokens",
+    type=click.IntRange(min=1),
+    help="Tokens of a tuning run; default: the size's.",
+)
+@click.option(
+    "--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Runs at once."
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The study's folder; default: runs/quality-SIZE.",
 )
 @as_json
 def quality(
@@ -51,8 +80,9 @@ def quality(
 ) -> None:
     """Train every recipe on the same tokens and print what each reached, with how much state.
 
-    Each recipe has four trials on the end of the training text; the best one is trained with every seed. A study that
-    was stopped or killed goes on when the same command is given again; finished runs are not repeated.
+    Each recipe has four trials on the end of the training text; the best one is trained with every
+    seed. A study that was stopped or killed goes on when the same command is given again; finished
+    runs are not repeated.
     """
     from arb_ternary_bench.quality.result import COLUMNS, rows
     from arb_ternary_bench.quality.study import QualityStudy, run_study

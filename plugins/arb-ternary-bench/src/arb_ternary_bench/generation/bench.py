@@ -1,4 +1,6 @@
-"""The generation bench: contenders read prompts and write tokens, one process at a time, in turns."""
+"""The generation bench: contenders read prompts and write tokens, one process at a time, in
+turns.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from attrs import asdict, define, field, frozen
 from arb_ternary.errors import ArbError
 from arb_ternary_bench.generation.cases import Case, ClockName
 from arb_ternary_bench.generation.child import measure_bandwidth, measure_contender
-from arb_ternary_bench.generation.contenders import LLAMA_CPP, Contender, missing, needed_bytes, obstacle
+from arb_ternary_bench.generation.contenders import (
+    LLAMA_CPP,
+    Contender,
+    missing,
+    needed_bytes,
+    obstacle,
+)
 from arb_ternary_bench.generation.gguf_file import file_bytes, write_random_gguf
 from arb_ternary_bench.generation.llama_cpp import installed
 from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
@@ -74,7 +82,10 @@ class GenerateBench:
     @property
     def backends(self) -> tuple[str, ...]:
         """The backends among the contenders."""
-        found = [Contender(name=name, group_size=self.group_size, threads=1).backend for name in self.contenders]
+        found = [
+            Contender(name=name, group_size=self.group_size, threads=1).backend
+            for name in self.contenders
+        ]
         return tuple(dict.fromkeys(backend for backend in found if backend is not None))
 
 
@@ -92,7 +103,9 @@ class _Samples:
         self.resident = max(self.resident, measured["resident_bytes"])
 
 
-def run_generate_bench(bench: GenerateBench, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def run_generate_bench(
+    bench: GenerateBench, *, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Measure everything; the content of ``result.json``.
 
     Raises:
@@ -142,30 +155,51 @@ def _measure_shape(
     reasons: dict[tuple[str, Case], str] = {}
     held: dict[str, dict[str, int]] = {}
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="arb-bench-generate-")))
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="arb-bench-generate-"))
+        )
         ready: dict[Contender, Path | None] = {}
         for name in bench.contenders:
             contender = Contender(name=name, group_size=bench.group_size, threads=bench.threads)
-            reason = missing(name) or obstacle(contender, shape) or _short_of(contender, shape, length, bench, folder)
+            reason = (
+                missing(name)
+                or obstacle(contender, shape)
+                or _short_of(contender, shape, length, bench, folder)
+            )
             if reason is None:
                 ready[contender] = _file(contender, shape, length, folder)
                 continue
             _leave_out(excluded, shape, contender, reason, say)
         for _ in range(bench.rounds if ready else 0):
-            rates.append(measure_bandwidth(bench.backends, bench.threads, min(bench.seconds, 1.0), bench.clock))
+            rates.append(
+                measure_bandwidth(
+                    bench.backends, bench.threads, min(bench.seconds, 1.0), bench.clock
+                )
+            )
             for contender, file in list(ready.items()):
                 try:
                     measured = measure_contender(
-                        contender, shape, cases, seconds=bench.seconds, limit=bench.limit, clock=bench.clock, file=file
+                        contender,
+                        shape,
+                        cases,
+                        seconds=bench.seconds,
+                        limit=bench.limit,
+                        clock=bench.clock,
+                        file=file,
                     )
                 except ArbError as error:
                     if contender.backend is not None:
                         raise
                     del ready[contender]
-                    reason = f"{error.what}: {error.hint.splitlines()[-1] if error.hint else 'it says nothing'}"
+                    reason = (
+                        f"{error.what}: "
+                        f"{error.hint.splitlines()[-1] if error.hint else 'it says nothing'}"
+                    )
                     _leave_out(excluded, shape, contender, reason, say)
                     continue
-                held[contender.name] = {key: measured[key] for key in ("base_bytes", "weight_bytes")}
+                held[contender.name] = {
+                    key: measured[key] for key in ("base_bytes", "weight_bytes")
+                }
                 for case, one in zip(cases, measured["cases"], strict=True):
                     if "left_out" in one:
                         reasons[contender.name, case] = one["left_out"]
@@ -201,12 +235,18 @@ def _short_of(
     """What this machine has too little of."""
     needed, free = needed_bytes(contender, shape, length, max(bench.batches)), available_bytes()
     if free is not None and needed > free:
-        return f"it takes about {needed / 2**30:.1f} GiB of memory; {free / 2**30:.1f} GiB are available"
+        return (
+            f"it takes about {needed / 2**30:.1f} GiB of memory; {free / 2**30:.1f} GiB are "
+            f"available"
+        )
     if contender.name in LLAMA_CPP:
         needed = file_bytes(shape, LLAMA_CPP[contender.name]) + _DISK_ROOM
         there = shutil.disk_usage(folder).free
         if needed > there:
-            return f"its file needs {needed / 2**30:.1f} GiB in {folder.parent}; {there / 2**30:.1f} GiB are free"
+            return (
+                f"its file needs {needed / 2**30:.1f} GiB in {folder.parent}; "
+                f"{there / 2**30:.1f} GiB are free"
+            )
     return None
 
 
@@ -218,14 +258,18 @@ def _file(contender: Contender, shape: GenerationShape, length: int, folder: Pat
     return path
 
 
-def _summary(samples: Mapping[tuple[str, Case], _Samples], contender: Contender, cases: Sequence[Case]) -> str:
+def _summary(
+    samples: Mapping[tuple[str, Case], _Samples], contender: Contender, cases: Sequence[Case]
+) -> str:
     parts = []
     for case in cases:
         found = samples[contender.name, case]
         if found.prompt_seconds:
             read = case.batch * case.prompt / statistics.median(found.prompt_seconds)
             written = case.batch / statistics.median(found.token_seconds)
-            parts.append(f"{case.prompt} x {case.batch}: {read:,.1f} read, {written:,.1f} written a second")
+            parts.append(
+                f"{case.prompt} x {case.batch}: {read:,.1f} read, {written:,.1f} written a second"
+            )
     return "; ".join(parts)
 
 

@@ -1,4 +1,6 @@
-"""One prompt length and batch: the prompt is read, then tokens are written one by one, each timed."""
+"""One prompt length and batch: the prompt is read, then tokens are written one by one, each
+timed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from arb_ternary_bench.steps.resident import resident_bytes
 __all__ = ["CLOCKS", "Case", "ClockName", "Session", "measure_case", "warm_up"]
 
 ClockName = Literal["wall", "processor"]
-#: Seconds that pass, or that the threads of this process compute: with one thread, what a busy machine tells apart.
+# : Seconds that pass, or that the threads of this process compute: with one thread, what a busy
+# machine tells apart.
 CLOCKS: Final[Mapping[ClockName, Callable[[], float]]] = MappingProxyType(
     {"wall": time.perf_counter, "processor": time.process_time}
 )
@@ -76,8 +79,9 @@ def measure_case(
     A repetition whose tokens take longer than that stops early, once it has written a few.
 
     Returns:
-        ``prompt_seconds`` (also the time to the first token) of every repetition; ``token_seconds`` of every pass that
-        wrote a token of each sequence; ``resident_bytes`` after the last one. Both times are of ``clock``.
+        ``prompt_seconds`` (also the time to the first token) of every repetition; ``token_seconds``
+        of every pass that wrote a token of each sequence; ``resident_bytes`` after the last one.
+        Both times are of ``clock``.
     """
     now, wall = CLOCKS[clock], CLOCKS["wall"]
     prompts: list[float] = []

@@ -1,4 +1,5 @@
-"""One contender in a process of its own, so that its memory is its own and no other's threads are awake.
+"""One contender in a process of its own, so that its memory is its own and no other's threads are
+awake.
 
 ``python -m arb_ternary_bench.generation.child REQUEST`` measures and prints one line of JSON.
 """
@@ -46,8 +47,9 @@ def measure_contender(
         file: see :func:`~arb_ternary_bench.generation.contenders.open_session`.
 
     Returns:
-        ``base_bytes`` (resident with libraries, before there was a model), ``weight_bytes``, and ``cases``: for each
-        what :func:`~arb_ternary_bench.generation.cases.measure_case` returns, or ``left_out`` with the reason.
+        ``base_bytes`` (resident with libraries, before there was a model), ``weight_bytes``, and
+        ``cases``: for each what :func:`~arb_ternary_bench.generation.cases.measure_case` returns,
+        or ``left_out`` with the reason.
 
     Raises:
         ArbError: the process failed.
@@ -67,7 +69,9 @@ def measure_contender(
     )
 
 
-def measure_bandwidth(backends: Sequence[str], threads: int, seconds: float, clock: ClockName) -> dict[str, Any]:
+def measure_bandwidth(
+    backends: Sequence[str], threads: int, seconds: float, clock: ClockName
+) -> dict[str, Any]:
     """The rate at which memory is read, ``bytes_per_second``, and ``how`` it was measured.
 
     Raises:
@@ -125,7 +129,9 @@ def _contender(asked: dict[str, Any]) -> dict[str, Any]:
         if expected > asked["limit"]:
             measured.append({"left_out": f"its prompts would take about {expected:,.0f} s"})
             continue
-        measured.append(measure_case(session, case, shape.vocabulary, asked["seconds"], asked["clock"]))
+        measured.append(
+            measure_case(session, case, shape.vocabulary, asked["seconds"], asked["clock"])
+        )
         rate = case.batch * case.prompt / min(measured[-1]["prompt_seconds"])
     return {"base_bytes": base, "weight_bytes": session.weight_bytes, "cases": measured}
 

@@ -1,4 +1,6 @@
-"""Who generates: the backends, with a cache of floats or of int8, llama.cpp in two ternary formats, and bfloat16."""
+"""Who generates: the backends, with a cache of floats or of int8, llama.cpp in two ternary formats,
+and bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
 if TYPE_CHECKING:
     from arb_ternary_text.models.cache import CacheNumbers
 
-__all__ = ["BFLOAT16", "INT8_CACHE", "LLAMA_CPP", "Contender", "missing", "needed_bytes", "obstacle", "open_session"]
+__all__ = [
+    "BFLOAT16",
+    "INT8_CACHE",
+    "LLAMA_CPP",
+    "Contender",
+    "missing",
+    "needed_bytes",
+    "obstacle",
+    "open_session",
+]
 
 #: llama.cpp's types by the names of their contenders.
 LLAMA_CPP: Final = {"tq2_0": "TQ2_0", "tq1_0": "TQ1_0"}
@@ -32,7 +43,8 @@ class Contender:
     """One of them.
 
     Attributes:
-        name: of a backend, which :data:`INT8_CACHE` may follow, of :data:`LLAMA_CPP`, or :data:`BFLOAT16`.
+        name: of a backend, which :data:`INT8_CACHE` may follow, of :data:`LLAMA_CPP`, or
+            :data:`BFLOAT16`.
         group_size: weights that share an exponent, on a backend.
         threads: that it computes with.
     """
@@ -91,30 +103,40 @@ def needed_bytes(contender: Contender, shape: GenerationShape, length: int, batc
     group = shape.width if contender.group_size == "row" else contender.group_size
     largest = 4 * shape.width * max(shape.vocabulary, shape.feed_forward)
     if contender.numbers == "int8":
-        # The floats of the layer that attention reads, where modules run; a scale beside each head of at least 32.
+        # The floats of the layer that attention reads, where modules run; a scale beside each head
+        # of at least 32.
         cached = round((1 + 1 / 8 + 2 * 4 / shape.layers) * cached)
     else:
         cached *= 4
     return _ROOM + round(shape.weights() * (1 / 4 + 2 / group)) + largest + cached
 
 
-def open_session(contender: Contender, shape: GenerationShape, length: int, file: Path | None) -> Session:
+def open_session(
+    contender: Contender, shape: GenerationShape, length: int, file: Path | None
+) -> Session:
     """Load it, or make its weights.
 
     Args:
         contender: who.
         shape: of the model.
         length: the most tokens of a sequence.
-        file: for llama.cpp, a file of :func:`~arb_ternary_bench.generation.gguf_file.write_random_gguf`.
+        file: for llama.cpp, a file of
+            :func:`~arb_ternary_bench.generation.gguf_file.write_random_gguf`.
     """
     if contender.name in LLAMA_CPP:
         assert file is not None
         return LlamaCpp(file, shape, LLAMA_CPP[contender.name], contender.threads)
     import torch
 
-    from arb_ternary_bench.generation.decoders import DecoderSession, bfloat16_decoder, ternary_decoder
+    from arb_ternary_bench.generation.decoders import (
+        DecoderSession,
+        bfloat16_decoder,
+        ternary_decoder,
+    )
 
     torch.set_num_threads(contender.threads)
     if contender.backend is None:
         return DecoderSession(bfloat16_decoder(shape, length))
-    return DecoderSession(ternary_decoder(shape, length, contender.group_size, contender.backend), contender.numbers)
+    return DecoderSession(
+        ternary_decoder(shape, length, contender.group_size, contender.backend), contender.numbers
+    )

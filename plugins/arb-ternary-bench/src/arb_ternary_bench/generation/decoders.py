@@ -1,4 +1,6 @@
-"""Our decoder with random weights, ternary on a backend or bfloat16 in torch, as sessions of the bench."""
+"""Our decoder with random weights, ternary on a backend or bfloat16 in torch, as sessions of the
+bench.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,11 @@ class DecoderSession:
         return likeliest
 
 
-def ternary_decoder(shape: GenerationShape, max_length: int, group_size: GroupSize, backend: str) -> Decoder:
-    """Random trits, a third of them of each kind, and no accumulators, as `arb generate` loads a model.
+def ternary_decoder(
+    shape: GenerationShape, max_length: int, group_size: GroupSize, backend: str
+) -> Decoder:
+    """Random trits, a third of them of each kind, and no accumulators, as `arb generate` loads a
+    model.
 
     Blocks are copies of one, since no kernel looks at their values.
     """
@@ -69,7 +74,9 @@ def bfloat16_decoder(shape: GenerationShape, max_length: int) -> Decoder:
     """Every weight and activation in bfloat16; blocks are copies of one here too."""
     torch.manual_seed(0)
     config = shape.config(max_length, "row", floats=True)
-    return _deep(Decoder(evolve(config, layers=1), shape.vocabulary).to(torch.bfloat16), config.layers)
+    return _deep(
+        Decoder(evolve(config, layers=1), shape.vocabulary).to(torch.bfloat16), config.layers
+    )
 
 
 def _deep(model: Decoder, layers: int) -> Decoder:
@@ -82,7 +89,9 @@ def _deep(model: Decoder, layers: int) -> Decoder:
 
 def _matrices(model: Decoder) -> list[nn.Module]:
     """The modules whose weights a pass reads whole."""
-    found = [module for module in model.blocks.modules() if isinstance(module, TernaryModule | nn.Linear)]
+    found = [
+        module for module in model.blocks.modules() if isinstance(module, TernaryModule | nn.Linear)
+    ]
     return [*found, model.embedding if isinstance(model.head, TiedHead) else model.head]
 
 

@@ -1,7 +1,8 @@
-"""GGUF files of random ternary weights, for llama.cpp; written with the package ``gguf`` (PyPI), one tensor at a time.
+"""GGUF files of random ternary weights, for llama.cpp; written with the package ``gguf`` (PyPI),
+one tensor at a time.
 
-Every matrix is in the ternary type, embedding and head too: llama.cpp then reads as many trits as everybody else. There
-is no tokenizer: the bench gives token ids.
+Every matrix is in the ternary type, embedding and head too: llama.cpp then reads as many trits as
+everybody else. There is no tokenizer: the bench gives token ids.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def file_bytes(shape: GenerationShape, kind: str) -> int:
     return shape.weights() // BLOCK * BLOCK_BYTES[kind]
 
 
-def write_random_gguf(path: Path, shape: GenerationShape, kind: str, context: int, seed: int = 0) -> None:
+def write_random_gguf(
+    path: Path, shape: GenerationShape, kind: str, context: int, seed: int = 0
+) -> None:
     """Write the file.
 
     Args:
@@ -53,7 +56,9 @@ def write_random_gguf(path: Path, shape: GenerationShape, kind: str, context: in
             if columns is None:
                 writer.write_tensor_data(np.ones(rows, np.float32))
             else:
-                writer.write_tensor_data(np.resize(blocks, (rows * columns // BLOCK, blocks.shape[1])))
+                writer.write_tensor_data(
+                    np.resize(blocks, (rows * columns // BLOCK, blocks.shape[1]))
+                )
     finally:
         writer.close()
 
@@ -72,7 +77,9 @@ def _describe(writer: Any, shape: GenerationShape, context: int) -> None:
 
 
 def _plan(writer: Any, shape: GenerationShape, kind: Any) -> list[tuple[int, int | None]]:
-    """Announce every tensor, in the order in which they are written; rows and columns, None for a vector."""
+    """Announce every tensor, in the order in which they are written; rows and columns, None for a
+    vector.
+    """
     planned: list[tuple[int, int | None]] = []
 
     def vector(name: str, features: int) -> None:
@@ -82,7 +89,9 @@ def _plan(writer: Any, shape: GenerationShape, kind: Any) -> list[tuple[int, int
     def matrix(name: str, rows: int, columns: int) -> None:
         nbytes = rows * columns // BLOCK * BLOCK_BYTES[kind.name]
         row_bytes = columns // BLOCK * BLOCK_BYTES[kind.name]
-        writer.add_tensor_info(f"{name}.weight", (rows, row_bytes), np.dtype(np.uint8), nbytes, raw_dtype=kind)
+        writer.add_tensor_info(
+            f"{name}.weight", (rows, row_bytes), np.dtype(np.uint8), nbytes, raw_dtype=kind
+        )
         planned.append((rows, columns))
 
     matrix("token_embd", shape.vocabulary, shape.width)

@@ -1,6 +1,8 @@
-"""llama.cpp through its C functions, loaded with ctypes from an installed ``llama_cpp`` or ``xllamacpp`` (both PyPI).
+"""llama.cpp through its C functions, loaded with ctypes from an installed ``llama_cpp`` or
+``xllamacpp`` (both PyPI).
 
-All that is timed is ``llama_decode`` and the choice of the likeliest token: no server, no sampler, no tokenizer.
+All that is timed is ``llama_decode`` and the choice of the likeliest token: no server, no sampler,
+no tokenizer.
 """
 
 from __future__ import annotations
@@ -22,19 +24,25 @@ __all__ = ["INSTALL", "LlamaCpp", "installed"]
 
 INSTALL: Final = "pip install xllamacpp gguf"
 #: Module, distribution, and the library in its folder that has llama.cpp's C functions.
-_PLACES: Final = (("llama_cpp", "llama-cpp-python", "lib/libllama.so"), ("xllamacpp", "xllamacpp", "xllamacpp.abi3.so"))
+_PLACES: Final = (
+    ("llama_cpp", "llama-cpp-python", "lib/libllama.so"),
+    ("xllamacpp", "xllamacpp", "xllamacpp.abi3.so"),
+)
 #: Tokens that llama.cpp computes at a time; its own default.
 _AT_A_TIME: Final = 512
 
 
 class _ModelParams(ctypes.Structure):
-    """``struct llama_model_params``: taken with its defaults. Larger than any version's, which the ABI permits."""
+    """``struct llama_model_params``: taken with its defaults. Larger than any version's, which the
+    ABI permits.
+    """
 
     _fields_ = (("all", ctypes.c_byte * 512),)
 
 
 class _ContextParams(ctypes.Structure):
-    """``struct llama_context_params``: its first fields, which versions have agreed on, and room for the rest.
+    """``struct llama_context_params``: its first fields, which versions have agreed on, and room
+    for the rest.
 
     What a version puts between them shows in :meth:`LlamaCpp._check`.
     """
@@ -92,17 +100,25 @@ class LlamaCpp:
         self.weight_bytes = shape.weights_read() // BLOCK * BLOCK_BYTES[kind]
         self._library = _load()
         self._messages: list[str] = []
-        self._log = _LOG(lambda _level, text, _data: self._messages.append((text or b"").decode(errors="replace")))
+        self._log = _LOG(
+            lambda _level, text, _data: self._messages.append(
+                (text or b"").decode(errors="replace")
+            )
+        )
         self._library.llama_log_set(self._log, None)
         self._library.llama_backend_init()
         params = self._library.llama_model_default_params()
         self._model = self._library.llama_model_load_from_file(str(file).encode(), params)
         if not self._model:
-            raise ArbError(f"llama.cpp cannot load {file.name}", "".join(self._messages[-6:]).strip())
+            raise ArbError(
+                f"llama.cpp cannot load {file.name}", "".join(self._messages[-6:]).strip()
+            )
         self._context: int | None = None
 
     def start(self, batch: int, length: int) -> None:
-        """Make room for ``batch`` sequences of ``length`` tokens; what was read before is forgotten."""
+        """Make room for ``batch`` sequences of ``length`` tokens; what was read before is
+        forgotten.
+        """
         self.close_context()
         params = self._library.llama_context_default_params()
         # llama.cpp rounds the context of each sequence up to whole blocks of 256 itself.
@@ -122,7 +138,10 @@ class LlamaCpp:
         filled, keep = _batch(tokens_BS, self._seen)
         failed = self._library.llama_decode(self._context, filled)
         if failed:
-            raise ArbError(f"llama.cpp: llama_decode failed with {failed}", "".join(self._messages[-6:]).strip())
+            raise ArbError(
+                f"llama.cpp: llama_decode failed with {failed}",
+                "".join(self._messages[-6:]).strip(),
+            )
         del keep
         self._seen += count
         return np.array([self._likeliest((row + 1) * count - 1) for row in range(batch)], np.int64)
@@ -148,14 +167,23 @@ class LlamaCpp:
             ArbError: it has not.
         """
         library, context = self._library, self._context
-        found = (library.llama_n_batch(context), library.llama_n_ubatch(context), library.llama_n_seq_max(context))
+        found = (
+            library.llama_n_batch(context),
+            library.llama_n_ubatch(context),
+            library.llama_n_seq_max(context),
+        )
         wanted = (params.n_batch, params.n_ubatch, params.n_seq_max)
         if found != wanted:
-            raise ArbError(f"this version of llama.cpp lays its parameters out in another way: {found} for {wanted}")
+            raise ArbError(
+                f"this version of llama.cpp lays its parameters out in another way: {found} for "
+                f"{wanted}"
+            )
 
 
 def _batch(tokens_BS: NDArray[np.int64], first: int) -> tuple[_Batch, Any]:
-    """The tokens as llama.cpp takes them, and what has to live as long: logits are wanted of the last of each row."""
+    """The tokens as llama.cpp takes them, and what has to live as long: logits are wanted of the
+    last of each row.
+    """
     batch, count = tokens_BS.shape
     total = batch * count
     tokens = np.ascontiguousarray(tokens_BS, np.int32).reshape(-1)

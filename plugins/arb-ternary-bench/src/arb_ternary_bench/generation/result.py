@@ -44,22 +44,32 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     machine, bandwidth = result["machine"], result["read_bandwidth"]
     threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
     lines = [
-        f"Random weights and prompts, the likeliest token each time, {result['new_tokens']} new tokens a sequence, the "
+        f"Random weights and prompts, the likeliest token each time, {result['new_tokens']} new "
+        f"tokens a sequence, the "
         f"first of which comes with the prompt; medians over tokens and repetitions"
-        f"{', in seconds of processor time' if result['clock'] == 'processor' else ''}. {machine['processor']}, "
+        f"{', in seconds of processor time' if result['clock'] == 'processor' else ''}. "
+        f"{machine['processor']}, "
         f"{machine['cores']} cores, {threads}, torch {machine['torch']} "
-        f"({machine['torch_cpu_capability']}), llama.cpp of {result['llama_cpp'] or 'no installed package'}, commit "
-        f"{machine['commit'] or 'unknown'}, load average {machine['load_average']} at the start and "
+        f"({machine['torch_cpu_capability']}), llama.cpp of "
+        f"{result['llama_cpp'] or 'no installed package'}, commit "
+        f"{machine['commit'] or 'unknown'}, load average {machine['load_average']} at the start "
+        f"and "
         f"{machine['load_average_at_end']} at the end.",
         "Share of the read bandwidth: bytes of the weights that a pass reads whole, over its time"
         + (f" and {bandwidth / 1e9:.1f} GB/s, measured in turns with the rest" if bandwidth else "")
-        + "; weights that a cache holds can exceed it. Memory is that of the process beyond what its libraries hold.",
+        + (
+            "; weights that a cache holds can exceed it. Memory is that of the process beyond what "
+            "its libraries hold."
+        ),
     ]
     lines += [
         f"{shape['name']}: {shape['what']}, {shape['weights'] / 1e6:,.1f} million weights."
         for shape in result["shapes"]
     ]
-    lines += [f"{each['shape']}: {each['name']} is left out: {each['reason']}." for each in result["excluded"]]
+    lines += [
+        f"{each['shape']}: {each['name']} is left out: {each['reason']}."
+        for each in result["excluded"]
+    ]
     return lines
 
 

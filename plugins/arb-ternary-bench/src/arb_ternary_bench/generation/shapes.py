@@ -24,8 +24,8 @@ class GenerationShape:
         what: whose sizes they are.
         vocabulary: token ids.
         tied: the head has the embedding's weights.
-        bitnet: norms in front of the output and down projections, and ``relu(gate)^2 * up`` (BitNet b1.58 2B4T);
-            otherwise a llama.
+        bitnet: norms in front of the output and down projections, and ``relu(gate)^2 * up`` (BitNet
+            b1.58 2B4T); otherwise a llama.
     """
 
     name: str
@@ -55,14 +55,20 @@ class GenerationShape:
         yield "ffn_down", self.width, self.feed_forward
 
     def weights_read(self) -> int:
-        """Weights that the pass of one token reads whole: the blocks' and the head's, but not the embedding's."""
-        return self.layers * sum(n * k for _, n, k in self.matrices()) + self.vocabulary * self.width
+        """Weights that the pass of one token reads whole: the blocks' and the head's, but not the
+        embedding's.
+        """
+        return (
+            self.layers * sum(n * k for _, n, k in self.matrices()) + self.vocabulary * self.width
+        )
 
     def weights(self) -> int:
         """All weights of matrices."""
         return self.weights_read() + (0 if self.tied else self.vocabulary * self.width)
 
-    def config(self, max_length: int, group_size: GroupSize, *, floats: bool = False) -> DecoderConfig:
+    def config(
+        self, max_length: int, group_size: GroupSize, *, floats: bool = False
+    ) -> DecoderConfig:
         """The decoder's options; ``floats`` makes every part and every activation float."""
         return DecoderConfig(
             architecture="bitnet" if self.bitnet else "llama",
@@ -85,30 +91,68 @@ SHAPES: Final[Mapping[str, GenerationShape]] = MappingProxyType(
         shape.name: shape
         for shape in (
             GenerationShape(
-                name="0.6m", what="the demo as a llama (docs/examples/llama.yaml)",
-                width=128, layers=3, heads=4, kv_heads=4, feed_forward=256, vocabulary=256,
+                name="0.6m",
+                what="the demo as a llama (docs/examples/llama.yaml)",
+                width=128,
+                layers=3,
+                heads=4,
+                kv_heads=4,
+                feed_forward=256,
+                vocabulary=256,
             ),
             GenerationShape(
-                name="125m", what="a llama of GPT-2's width, depth and vocabulary",
-                width=768, layers=12, heads=12, kv_heads=12, feed_forward=2048, vocabulary=50304, tied=True,
+                name="125m",
+                what="a llama of GPT-2's width, depth and vocabulary",
+                width=768,
+                layers=12,
+                heads=12,
+                kv_heads=12,
+                feed_forward=2048,
+                vocabulary=50304,
+                tied=True,
             ),
             GenerationShape(
-                name="1b", what="TinyLlama 1.1B",
-                width=2048, layers=22, heads=32, kv_heads=4, feed_forward=5632, vocabulary=32000,
+                name="1b",
+                what="TinyLlama 1.1B",
+                width=2048,
+                layers=22,
+                heads=32,
+                kv_heads=4,
+                feed_forward=5632,
+                vocabulary=32000,
             ),
             GenerationShape(
-                name="2b", what="BitNet b1.58 2B4T",
-                width=2560, layers=30, heads=20, kv_heads=5, feed_forward=6912, vocabulary=128256,
-                tied=True, bitnet=True,
+                name="2b",
+                what="BitNet b1.58 2B4T",
+                width=2560,
+                layers=30,
+                heads=20,
+                kv_heads=5,
+                feed_forward=6912,
+                vocabulary=128256,
+                tied=True,
+                bitnet=True,
             ),
             GenerationShape(
-                name="7b", what="Llama 2 7B",
-                width=4096, layers=32, heads=32, kv_heads=32, feed_forward=11008, vocabulary=32000,
+                name="7b",
+                what="Llama 2 7B",
+                width=4096,
+                layers=32,
+                heads=32,
+                kv_heads=32,
+                feed_forward=11008,
+                vocabulary=32000,
             ),
             GenerationShape(
-                name="tiny", what="one that a test can wait for",
-                width=256, layers=2, heads=4, kv_heads=2, feed_forward=512, vocabulary=512,
+                name="tiny",
+                what="one that a test can wait for",
+                width=256,
+                layers=2,
+                heads=4,
+                kv_heads=2,
+                feed_forward=512,
+                vocabulary=512,
             ),
         )
     }
-)  # fmt: skip
+)

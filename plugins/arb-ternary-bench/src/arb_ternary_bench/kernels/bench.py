@@ -1,4 +1,6 @@
-"""The kernel bench: every cell in turn, its contenders checked, then timed in turns beside the machine's own limits."""
+"""The kernel bench: every cell in turn, its contenders checked, then timed in turns beside the
+machine's own limits.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ class KernelBench:
                                 rows=rows,
                                 out_features=out_features,
                                 in_features=in_features,
-                                group_size=in_features if group == "row" else min(group, in_features),
+                                group_size=in_features
+                                if group == "row"
+                                else min(group, in_features),
                                 cold=cache == "cold",
                                 cache_bytes=cache_bytes,
                                 threads=threads,
@@ -112,7 +116,9 @@ class _Limits:
 
     @property
     def all(self) -> tuple[Probe, ...]:
-        return tuple(probe for probe in (self.reading, self.int8, self.bfloat16) if probe is not None)
+        return tuple(
+            probe for probe in (self.reading, self.int8, self.bfloat16) if probe is not None
+        )
 
 
 def _limits(bench: KernelBench, cache_bytes: int) -> _Limits:
@@ -133,7 +139,9 @@ def _cache_of(device: str) -> Cache:
     return last_level_cache() if device == "cpu" else second_level_cache(device)
 
 
-def run_kernel_bench(bench: KernelBench, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def run_kernel_bench(
+    bench: KernelBench, *, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Measure everything; the content of ``result.json``.
 
     Raises:
@@ -178,14 +186,23 @@ def _measure_cell(
     probes = (probe.variant for probe in limits.all)
     timings = measure([*variants, *probes], bench.seconds, clock, spacing=spacing)
     floats = None if limits.bfloat16 is None else limits.bfloat16.variant
-    record = cell_record(cell, contenders, excluded, timings, limits.reading.variant, limits.int8.variant, floats)
-    best = min((row for row in record["rows"] if row["role"] == "backend"), key=lambda row: row["seconds_min"])
+    record = cell_record(
+        cell, contenders, excluded, timings, limits.reading.variant, limits.int8.variant, floats
+    )
+    best = min(
+        (row for row in record["rows"] if row["role"] == "backend"),
+        key=lambda row: row["seconds_min"],
+    )
     say(f"{cell.title}: {best['name']} {best['seconds_min'] * 1e6:,.1f} us")
     return record
 
 
-def _contenders(bench: KernelBench, cell: Cell, operands: Operands) -> tuple[list[Contender], list[dict[str, str]]]:
-    """Who takes part, each checked, and who cannot, with reasons. A backend that is wrong ends the bench."""
+def _contenders(
+    bench: KernelBench, cell: Cell, operands: Operands
+) -> tuple[list[Contender], list[dict[str, str]]]:
+    """Who takes part, each checked, and who cannot, with reasons. A backend that is wrong ends the
+    bench.
+    """
     found = OPS[cell.op].contenders(cell, operands, bench.backends)
     excluded = []
     for peer in bench.peers if OPS[cell.op].peers else ():
@@ -202,7 +219,8 @@ def _contenders(bench: KernelBench, cell: Cell, operands: Operands) -> tuple[lis
         try:
             contender.check()
         except (ArbError, RuntimeError) as error:
-            # torch's int8 product refuses shapes on a GPU with a RuntimeError; a backend that raises one is at fault.
+            # torch's int8 product refuses shapes on a GPU with a RuntimeError; a backend that
+            # raises one is at fault.
             if contender.role == "backend":
                 raise
             excluded.append({"name": contender.variant.name, "reason": _refusal(error)})

@@ -1,4 +1,6 @@
-"""How large the last-level cache is, and how many copies of an operand are needed to be sure to miss it."""
+"""How large the last-level cache is, and how many copies of an operand are needed to be sure to
+miss it.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,24 @@ def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> Cache:
     for index in sorted(root.glob("cpu[0-9]*/cache/index[0-9]*")):
         try:
             kind, size = (index / "type").read_text().strip(), (index / "size").read_text().strip()
-            level, shared = int((index / "level").read_text()), (index / "shared_cpu_list").read_text().strip()
+            level, shared = (
+                int((index / "level").read_text()),
+                (index / "shared_cpu_list").read_text().strip(),
+            )
         except (OSError, ValueError):
             continue
         if kind != "Instruction":
             found[f"{level}:{shared}"] = (level, _bytes(size))
     if found:
         deepest = max(level for level, _ in found.values())
-        return Cache(sum(size for level, size in found.values() if level == deepest), f"level {deepest}, {root}")
+        return Cache(
+            sum(size for level, size in found.values() if level == deepest),
+            f"level {deepest}, {root}",
+        )
     if sys.platform == "darwin":
-        told = subprocess.run(["sysctl", "-n", "hw.l2cachesize"], capture_output=True, text=True, check=False).stdout
+        told = subprocess.run(
+            ["sysctl", "-n", "hw.l2cachesize"], capture_output=True, text=True, check=False
+        ).stdout
         if told.strip().isdecimal():
             return Cache(2 * int(told), "twice hw.l2cachesize, for the system cache behind it")
     return Cache(_GUESS, "a guess: the system does not tell")
@@ -54,7 +64,9 @@ def _bytes(size: str) -> int:
 
 
 def copies_beyond(cache_bytes: int, operand_bytes: int) -> int:
-    """Copies of an operand that together take twice the cache; at least two, or one of four times the cache."""
+    """Copies of an operand that together take twice the cache; at least two, or one of four times
+    the cache.
+    """
     if operand_bytes >= _ALONE * cache_bytes:
         return 1
     return max(2, -(-_BEYOND * cache_bytes // max(operand_bytes, 1)))

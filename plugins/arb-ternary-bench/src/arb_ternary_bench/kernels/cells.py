@@ -1,4 +1,6 @@
-"""What is measured together: a cell of the table, its contenders, and how their results are compared."""
+"""What is measured together: a cell of the table, its contenders, and how their results are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,12 @@ class Cell:
         out_features: ``N``.
         in_features: ``K``.
         group_size: ``G``.
-        cold: operands come from memory: calls rotate among copies of the weight that no cache holds together.
+        cold: operands come from memory: calls rotate among copies of the weight that no cache holds
+            together.
         cache_bytes: of the last-level cache.
         threads: of every contender.
-        device: where the operands are. On a GPU a cold call needs no copies: the clock empties the cache before it.
+        device: where the operands are. On a GPU a cold call needs no copies: the clock empties the
+            cache before it.
     """
 
     op: str
@@ -63,7 +67,11 @@ class Cell:
 
     def copies(self, operand_bytes: int) -> int:
         """How many copies of an operand of this size the calls of one contender rotate among."""
-        return copies_beyond(self.cache_bytes, operand_bytes) if self.cold and self.device == "cpu" else 1
+        return (
+            copies_beyond(self.cache_bytes, operand_bytes)
+            if self.cold and self.device == "cpu"
+            else 1
+        )
 
     @property
     def title(self) -> str:
@@ -93,12 +101,15 @@ class Contender:
     note: str = ""
 
 
-#: Largest error of a float product, in root mean squares of the result: several roundings to bfloat16.
+# : Largest error of a float product, in root mean squares of the result: several roundings to
+# bfloat16.
 _FLOAT_TOLERANCE: Final = 0.05
 
 
 def _filling() -> Any:
-    """The module that holds the switch for filling fresh memory; its properties are unknown to type checkers."""
+    """The module that holds the switch for filling fresh memory; its properties are unknown to type
+    checkers.
+    """
     return torch.utils.deterministic
 
 
@@ -106,11 +117,13 @@ def _filling() -> Any:
 def poisoned(*outputs: tuple[tuple[int, ...], torch.dtype], device: str = "cpu") -> Iterator[None]:
     """Make an output that is not written look wrong.
 
-    ``torch.empty`` gives NaN, or the largest integer, meanwhile. Memory of the outputs' sizes is filled likewise and
-    released, for kernels that take theirs from the same allocator without torch.
+    ``torch.empty`` gives NaN, or the largest integer, meanwhile. Memory of the outputs' sizes is
+    filled likewise and released, for kernels that take theirs from the same allocator without
+    torch.
     """
     before = torch.get_deterministic_debug_mode(), _filling().fill_uninitialized_memory
-    # Only the filling is wanted: with "warn", an operation without a deterministic form would warn and go on.
+    # Only the filling is wanted: with "warn", an operation without a deterministic form would warn
+    # and go on.
     torch.set_deterministic_debug_mode("default")
     torch.use_deterministic_algorithms(True, warn_only=True)
     _filling().fill_uninitialized_memory = True
@@ -129,21 +142,26 @@ def check_equal(what: str, got: Tensor, wanted: Tensor) -> None:
     """
     if got.dtype != wanted.dtype or got.shape != wanted.shape:
         raise ArbError(
-            f"{what}: the result is {got.dtype} {tuple(got.shape)}, not {wanted.dtype} {tuple(wanted.shape)}"
+            f"{what}: the result is {got.dtype} {tuple(got.shape)}, not {wanted.dtype} "
+            f"{tuple(wanted.shape)}"
         )
     if not torch.equal(got, wanted):
         differs = got != wanted  # NaN differs from everything
         place = tuple(int(i) for i in differs.nonzero()[0])
         raise ArbError(
-            f"{what}: {int(differs.sum()):,} of {got.numel():,} elements are wrong; the first, at {place}, is "
+            f"{what}: {int(differs.sum()):,} of {got.numel():,} elements are wrong; the first, at "
+            f"{place}, is "
             f"{got[place].item()} instead of {wanted[place].item()}",
-            "The kernel is wrong, or leaves a part of its output unwritten; a speed of it means nothing.",
+            "The kernel is wrong, or leaves a part of its output unwritten; a speed of it means "
+            "nothing.",
         )
 
 
-def check_close(what: str, got: Tensor, wanted: Tensor, tolerance: float = _FLOAT_TOLERANCE) -> None:
-    """Raises:
-    ArbError: an element differs by more than ``tolerance`` root mean squares of what is wanted, or is not finite.
+def check_close(
+    what: str, got: Tensor, wanted: Tensor, tolerance: float = _FLOAT_TOLERANCE
+) -> None:
+    """Raises: ArbError: an element differs by more than ``tolerance`` root mean squares of what is
+    wanted, or is not finite.
     """
     if got.shape != wanted.shape:
         raise ArbError(f"{what}: the result is {tuple(got.shape)}, not {tuple(wanted.shape)}")
@@ -154,5 +172,6 @@ def check_close(what: str, got: Tensor, wanted: Tensor, tolerance: float = _FLOA
     if not largest <= tolerance * size:
         raise ArbError(
             f"{what}: the largest error is {largest:.4g}, where {tolerance * size:.4g} is allowed",
-            "The kernel is wrong, or leaves a part of its output unwritten; a speed of it means nothing.",
+            "The kernel is wrong, or leaves a part of its output unwritten; a speed of it means "
+            "nothing.",
         )

@@ -1,4 +1,6 @@
-"""What a figure was measured on: machine, versions, load, and the commit of the code where that can be told."""
+"""What a figure was measured on: machine, versions, load, and the commit of the code where that can
+be told.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ __all__ = ["bench_facts", "commit", "load_average"]
 
 
 def bench_facts(backends: Sequence[str]) -> dict[str, Any]:
-    """Machine, threads, load, and the versions of core, of torch and of what supplies each backend."""
+    """Machine, threads, load, and the versions of core, of torch and of what supplies each
+    backend.
+    """
     return {
         **machine_facts(),
         "threads": torch.get_num_threads(),
@@ -46,7 +50,8 @@ def _distribution(backend: str) -> str:
 
 
 def commit(folder: Path | None = None) -> str | None:
-    """The commit that the package's source is at, with ``+changes`` where files differ; None outside a checkout.
+    """The commit that the package's source is at, with ``+changes`` where files differ; None
+    outside a checkout.
 
     Args:
         folder: of the source; that of this package if not given.
@@ -55,13 +60,19 @@ def commit(folder: Path | None = None) -> str | None:
     head = _git(where, "rev-parse", "HEAD")
     if head is None or _git(where, "ls-files", "--error-unmatch", ".") is None:
         return None  # no checkout, or an environment inside somebody else's
-    return f"{head}+changes" if _git(where, "status", "--porcelain", "--untracked-files=no") else head
+    return (
+        f"{head}+changes" if _git(where, "status", "--porcelain", "--untracked-files=no") else head
+    )
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False, timeout=30
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

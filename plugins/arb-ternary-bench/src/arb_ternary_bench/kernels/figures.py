@@ -1,4 +1,6 @@
-"""The figure of the kernel bench: how many times as fast as torch's bfloat16 linear, over the number of rows."""
+"""The figure of the kernel bench: how many times as fast as torch's bfloat16 linear, over the
+number of rows.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _BASELINE: Final = "torch_bfloat16"
 
 
 def draw_speedups(result: Mapping[str, Any], destination: Path) -> bool:
-    """Draw one panel for each op, shape, group and cache that has a bfloat16 contender; nothing where there is none.
+    """Draw one panel for each op, shape, group and cache that has a bfloat16 contender; nothing
+    where there is none.
 
     Returns:
         whether there was anything to draw.
@@ -43,13 +46,26 @@ def draw_speedups(result: Mapping[str, Any], destination: Path) -> bool:
         for name, points in panel.items():
             index = names.index(name)
             (handles[name],) = axes.plot(
-                *zip(*points, strict=True), color=_COLOURS[index % len(_COLOURS)], linewidth=1.5, markersize=4,
+                *zip(*points, strict=True),
+                color=_COLOURS[index % len(_COLOURS)],
+                linewidth=1.5,
+                markersize=4,
                 marker=_MARKERS[index // len(_COLOURS) % len(_MARKERS)],
-            )  # fmt: skip
+            )
         _dress(axes, title, sorted({m for points in panel.values() for m, _ in points}))
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False)
+    figure.legend(
+        handles.values(),
+        handles,
+        loc="outside lower center",
+        ncols=min(4, len(handles)),
+        frameon=False,
+    )
     machine = result["machine"]
-    where = machine["gpu"]["name"] if machine["gpu"] else f"{machine['processor']}, threads: {machine['threads']}"
+    where = (
+        machine["gpu"]["name"]
+        if machine["gpu"]
+        else f"{machine['processor']}, threads: {machine['threads']}"
+    )
     figure.suptitle(f"times as fast as torch bfloat16; {where}", fontsize=11)
     try:
         figure.savefig(destination)
@@ -65,12 +81,17 @@ def _panels(result: Mapping[str, Any]) -> dict[str, dict[str, list[tuple[int, fl
         if cell["baselines"][_BASELINE] is None:
             continue
         group = "row" if cell["group_size"] >= cell["in_features"] else cell["group_size"]
-        title = f"{cell['op']} {cell['out_features']} x {cell['in_features']}, group {group}, {cell['cache']}"
+        title = (
+            f"{cell['op']} {cell['out_features']} x {cell['in_features']}, group {group}, "
+            f"{cell['cache']}"
+        )
         panel = panels.setdefault(title, {})
         for row in cell["rows"]:
             if row["contender"] == cell["baselines"][_BASELINE]:
                 continue  # the line at 1
-            panel.setdefault(row["contender"], []).append((cell["rows_m"], row["speedup"][_BASELINE]))
+            panel.setdefault(row["contender"], []).append(
+                (cell["rows_m"], row["speedup"][_BASELINE])
+            )
     return panels
 
 

@@ -1,4 +1,6 @@
-"""The bench on a GPU: whether there is one, what it is, how calls are timed on it, and small calls as one graph."""
+"""The bench on a GPU: whether there is one, what it is, how calls are timed on it, and small calls
+as one graph.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,13 @@ __all__ = [
     "small",
 ]
 
-#: Cycles that the GPU idles before a call, about half a millisecond: meanwhile the call is queued, so that what is
-#: timed is the GPU's work and not the time that Python takes to ask for it.
+# : Cycles that the GPU idles before a call, about half a millisecond: meanwhile the call is queued,
+# so that what is : timed is the GPU's work and not the time that Python takes to ask for it.
 _HEAD_START: Final = 1_000_000
 #: Seconds that the head start, emptying the cache and waiting take for every call, about.
 SPACING: Final = 1e-3
-#: Weights of a layer whose calls are made one graph: of the time of such calls Python takes the larger part.
+# : Weights of a layer whose calls are made one graph: of the time of such calls Python takes the
+# larger part.
 _SMALL: Final = 2048 * 2048
 #: Second-level caches that a flush writes.
 _BEYOND: Final = 2
@@ -51,7 +54,9 @@ def check_device(device: str) -> None:
     if device == "cpu":
         return
     if re.fullmatch(r"cuda(:\d+)?", device) is None:
-        raise UsageProblem(f"--device: {device!r} is not a device of this bench", "cpu, cuda or cuda:N")
+        raise UsageProblem(
+            f"--device: {device!r} is not a device of this bench", "cpu, cuda or cuda:N"
+        )
     found = probe(device)
     reason = None if found.usable else found.reason
     if reason is None and not torch.cuda.is_available():
@@ -62,7 +67,8 @@ def check_device(device: str) -> None:
     if reason is not None:
         raise EnvironmentProblem(
             f"--device {device}: {reason}",
-            "run it on a machine with a GPU and a build of torch for it; `arb doctor` shows what is here, and "
+            "run it on a machine with a GPU and a build of torch for it; `arb doctor` shows what "
+            "is here, and "
             "`arb backends list --device cuda` what every backend needs",
         )
 
@@ -122,7 +128,8 @@ class EventClock:
 class WaitingClock:
     """Times a call by the processor's clock, from when the GPU has nothing to do until it is done.
 
-    For calls that wait for the GPU themselves, as a training step does: the time that Python takes is a part of them.
+    For calls that wait for the GPU themselves, as a training step does: the time that Python takes
+    is a part of them.
     """
 
     wait: Callable[[], object]
@@ -151,7 +158,8 @@ def small(cell: Cell) -> bool:
 
 
 def as_graph(
-    contender: Contender, capture: Callable[[Callable[[], object]], Callable[[], object]] | None = None
+    contender: Contender,
+    capture: Callable[[Callable[[], object]], Callable[[], object]] | None = None,
 ) -> Contender:
     """The contender with each of its calls as one graph; itself, with a note, where that cannot be.
 
@@ -172,7 +180,9 @@ def as_graph(
 
 
 def _noted(contender: Contender, variant: Variant, note: str) -> Contender:
-    return evolve(contender, variant=variant, note=f"{contender.note}; {note}" if contender.note else note)
+    return evolve(
+        contender, variant=variant, note=f"{contender.note}; {note}" if contender.note else note
+    )
 
 
 def _capture(call: Callable[[], object]) -> Callable[[], object]:

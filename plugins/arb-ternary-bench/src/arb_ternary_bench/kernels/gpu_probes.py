@@ -1,4 +1,6 @@
-"""What a GPU can do, measured in the same run: the rate of copying its memory, and the peaks of its matrix units."""
+"""What a GPU can do, measured in the same run: the rate of copying its memory, and the peaks of its
+matrix units.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,18 @@ def copy_probe(device: str, cache_bytes: int) -> Probe:
 
 
 def matrix_probe(device: str, dtype: torch.dtype) -> Probe:
-    """torch's product of large square matrices, int8 to int32 or bfloat16: a library's, and no peak of the units."""
+    """torch's product of large square matrices, int8 to int32 or bfloat16: a library's, and no peak
+    of the units.
+    """
     edge = _EDGE
     name = "int8 peak" if dtype is torch.int8 else "bfloat16 peak"
     if dtype is torch.int8:
-        left, right = (torch.randint(-127, 128, (edge, edge), dtype=dtype, device=device) for _ in range(2))
-        variant = Variant(name=name, call=lambda _: torch._int_mm(left, right.t()), operations=2 * edge**3)
+        left, right = (
+            torch.randint(-127, 128, (edge, edge), dtype=dtype, device=device) for _ in range(2)
+        )
+        variant = Variant(
+            name=name, call=lambda _: torch._int_mm(left, right.t()), operations=2 * edge**3
+        )
         return Probe(variant, f"torch._int_mm of {edge} x {edge} matrices")
     left, right = (torch.randn(edge, edge, device=device).to(dtype) for _ in range(2))
     variant = Variant(name=name, call=lambda _: left @ right.t(), operations=2 * edge**3)

@@ -1,7 +1,7 @@
 """Fresh random operands of a cell, and the exact results that kernels are checked against.
 
-Exact products are taken in float64, where a sum of integers below 2**53 is exact in any order; they restate the number
-format and share no code with a backend.
+Exact products are taken in float64, where a sum of integers below 2**53 is exact in any order; they
+restate the number format and share no code with a backend.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _STRETCH: Final = 1024
 
 
 class Operands:
-    """Random operands of a cell, each made when it is first asked for, from one generator. Never zeros.
+    """Random operands of a cell, each made when it is first asked for, from one generator. Never
+    zeros.
 
     Args:
         cell: gives the sizes.
@@ -37,7 +38,9 @@ class Operands:
 
     def integers(self, low: int, high: int, *size: int, dtype: torch.dtype = torch.int8) -> Tensor:
         """Uniform integers in ``low..high``."""
-        return torch.randint(low, high + 1, size, dtype=dtype, generator=self._generator, device=self.cell.device)
+        return torch.randint(
+            low, high + 1, size, dtype=dtype, generator=self._generator, device=self.cell.device
+        )
 
     def normal(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Gaussian numbers."""
@@ -97,8 +100,12 @@ def _power(exponent: Tensor) -> Tensor:
     return torch.ldexp(torch.ones(exponent.shape, device=exponent.device), exponent.to(torch.int32))
 
 
-def exact_linear(q_MK: Tensor, scale_M: Tensor, trits_NK: Tensor, exponent_NJ: Tensor, shape: WeightShape) -> Tensor:
-    """``float32(sum of integers) * scale * 2**Emin``, ``[M, N]``, as the number format defines it."""
+def exact_linear(
+    q_MK: Tensor, scale_M: Tensor, trits_NK: Tensor, exponent_NJ: Tensor, shape: WeightShape
+) -> Tensor:
+    """``float32(sum of integers) * scale * 2**Emin``, ``[M, N]``, as the number format defines
+    it.
+    """
     wide = exponent_NJ.to(torch.int32)
     floor_N = wide.amin(dim=1)
     shift_NJ = wide - floor_N.unsqueeze(1)
@@ -106,19 +113,27 @@ def exact_linear(q_MK: Tensor, scale_M: Tensor, trits_NK: Tensor, exponent_NJ: T
     left = q_MK.to(torch.float64)
     for start in range(0, shape.out_features, _STRETCH):
         some = slice(start, start + _STRETCH)
-        out[:, some] = (left @ _in_units(trits_NK[some], shift_NJ[some], shape).t()).to(torch.float32)
+        out[:, some] = (left @ _in_units(trits_NK[some], shift_NJ[some], shape).t()).to(
+            torch.float32
+        )
     return out.mul_(scale_M.unsqueeze(1)).mul_(_power(floor_N))
 
 
 def exact_grad_input(
     grad_MN: Tensor, scale: Tensor, trits_NK: Tensor, exponent_NJ: Tensor, shape: WeightShape
 ) -> Tensor:
-    """``float32(sum of integers) * scale * 2**Emin``, ``[M, K]``, with the smallest exponent of each column group."""
+    """``float32(sum of integers) * scale * 2**Emin``, ``[M, K]``, with the smallest exponent of
+    each column group.
+    """
     wide = exponent_NJ.to(torch.int32)
     floor_J = wide.amin(dim=0, keepdim=True)
-    total = torch.zeros(grad_MN.shape[0], shape.in_features, dtype=torch.float64, device=grad_MN.device)
+    total = torch.zeros(
+        grad_MN.shape[0], shape.in_features, dtype=torch.float64, device=grad_MN.device
+    )
     for start in range(0, shape.out_features, _STRETCH):
         some = slice(start, start + _STRETCH)
-        total += grad_MN[:, some].to(torch.float64) @ _in_units(trits_NK[some], (wide - floor_J)[some], shape)
+        total += grad_MN[:, some].to(torch.float64) @ _in_units(
+            trits_NK[some], (wide - floor_J)[some], shape
+        )
     floor_K = floor_J.repeat_interleave(shape.group_size, dim=1)[:, : shape.in_features]
     return total.to(torch.float32).mul_(scale).mul_(_power(floor_K))

@@ -18,7 +18,9 @@ __all__ = ["BitblasPeer"]
 
 @frozen
 class BitblasPeer:
-    """Its matrix product in 32-bit integers, without scales. Each shape is compiled first, which takes minutes."""
+    """Its matrix product in 32-bit integers, without scales. Each shape is compiled first, which
+    takes minutes.
+    """
 
     name: str = "bitblas"
     summary: str = "BitBLAS, 2 bits a weight; from int8 rows, sums in int32 without scales"
@@ -28,7 +30,11 @@ class BitblasPeer:
         return None if find_spec("bitblas") is not None else "bitblas is not installed"
 
     def serves(self, cell: Cell) -> str | None:
-        return None if cell.in_features % 128 == 0 and cell.out_features % 16 == 0 else "K % 128 and N % 16 must be 0"
+        return (
+            None
+            if cell.in_features % 128 == 0 and cell.out_features % 16 == 0
+            else "K % 128 and N % 16 must be 0"
+        )
 
     def prepare(self, cell: Cell, operands: Operands) -> PeerProduct:
         bitblas: Any = import_module("bitblas")
@@ -47,4 +53,6 @@ class BitblasPeer:
         weight = multiply.transform_weight(operands.trits)
         scale = operands.x.abs().amax(dim=1) / 127.0
         q = (operands.x / scale.unsqueeze(1)).round().to(torch.int8)
-        return PeerProduct(lambda _: multiply(q, weight), 1, cell.weights // 4, None, (multiply, weight, q), scale)
+        return PeerProduct(
+            lambda _: multiply(q, weight), 1, cell.weights // 4, None, (multiply, weight, q), scale
+        )

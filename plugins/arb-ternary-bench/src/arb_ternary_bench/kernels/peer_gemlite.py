@@ -1,4 +1,6 @@
-"""gemlite (PyPI): Triton kernels for low-bit weights; its BitNet mode, with int8 activations and one scale a matrix."""
+"""gemlite (PyPI): Triton kernels for low-bit weights; its BitNet mode, with int8 activations and
+one scale a matrix.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,23 @@ class GemlitePeer:
 
     def serves(self, cell: Cell) -> str | None:
         # Its packing takes words of 32 bits and tiles of 128 columns.
-        return None if cell.in_features % 128 == 0 and cell.out_features % 32 == 0 else "K % 128 and N % 32 must be 0"
+        return (
+            None
+            if cell.in_features % 128 == 0 and cell.out_features % 32 == 0
+            else "K % 128 and N % 32 must be 0"
+        )
 
     def prepare(self, cell: Cell, operands: Operands) -> PeerProduct:
         helper = import_module("gemlite.helper")
         mode = next((getattr(helper, name) for name in _MODES if hasattr(helper, name)), None)
         if mode is None:
-            raise ArbError(f"gemlite.helper has none of {', '.join(_MODES)}", "another release of gemlite may have one")
+            raise ArbError(
+                f"gemlite.helper has none of {', '.join(_MODES)}",
+                "another release of gemlite may have one",
+            )
         weight = operands.trits.to(torch.float16)
-        layer: Any = mode(device=cell.device).from_weights(weight, torch.ones(1, device=cell.device))
+        layer: Any = mode(device=cell.device).from_weights(
+            weight, torch.ones(1, device=cell.device)
+        )
         x = operands.x.to(torch.float16)
         return PeerProduct(lambda _: layer(x), 1, cell.weights // 4, None, (layer, x))

@@ -1,9 +1,9 @@
 """llama.cpp's ternary formats through its tensor library ggml, loaded with ctypes.
 
-The libraries are looked for in an installed ``llama_cpp`` (the PyPI package llama-cpp-python) and in
-``<prefix>/share/arb-ternary-peers/ggml``, where ``studies/peers/install_ggml.py`` puts a ggml that it builds alone,
-in minutes instead of a quarter of an hour. A product is a graph of one node; its time includes making the float32
-activations int8 in blocks of 256, as it does in llama.cpp.
+The libraries are looked for in an installed ``llama_cpp`` (the PyPI package llama-cpp-python) and
+in ``<prefix>/share/arb-ternary-peers/ggml``, where ``studies/peers/install_ggml.py`` puts a ggml
+that it builds alone, in minutes instead of a quarter of an hour. A product is a graph of one node;
+its time includes making the float32 activations int8 in blocks of 256, as it does in llama.cpp.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ _CONTEXT_BYTES: Final = 1 << 20
 class _InitParams(ctypes.Structure):
     """``struct ggml_init_params``."""
 
-    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+    _fields_ = (
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    )
 
 
 class _Plan(ctypes.Structure):
@@ -60,7 +64,8 @@ class GgmlPeer:
 
     Attributes:
         format: ``TQ2_0`` or ``TQ1_0``.
-        type_number: of the format, in ``enum ggml_type``; numbers are part of the file format and do not change.
+        type_number: of the format, in ``enum ggml_type``; numbers are part of the file format and
+            do not change.
         size: of a weight, for the listing.
     """
 
@@ -83,7 +88,9 @@ class GgmlPeer:
 
     def available(self) -> str | None:
         return (
-            None if _folder() is not None else f"no ggml: neither llama_cpp nor {_SHARED} in this environment is there"
+            None
+            if _folder() is not None
+            else f"no ggml: neither llama_cpp nor {_SHARED} in this environment is there"
         )
 
     def serves(self, cell: Cell) -> str | None:
@@ -95,14 +102,22 @@ class GgmlPeer:
         first = self._pack(library, trits)
         weights = [first, *(_copy(first) for _ in range(cell.copies(first.nbytes) - 1))]
         x: NDArray[np.float32] = np.ascontiguousarray(operands.x.numpy())
-        output = aligned(4 * cell.rows * cell.out_features).view(np.float32).reshape(cell.rows, cell.out_features)
+        output = (
+            aligned(4 * cell.rows * cell.out_features)
+            .view(np.float32)
+            .reshape(cell.rows, cell.out_features)
+        )
         graphs = [_Graph(library, self.type_number, weight, x, output, cell) for weight in weights]
-        return PeerProduct(lambda i: graphs[i].compute(), len(graphs), first.nbytes, output, (weights, x, graphs))
+        return PeerProduct(
+            lambda i: graphs[i].compute(), len(graphs), first.nbytes, output, (weights, x, graphs)
+        )
 
     def _pack(self, library: Any, trits_NK: NDArray[np.float32]) -> NDArray[np.uint8]:
         rows, columns = trits_NK.shape
         packed = aligned(rows * int(library.ggml_row_size(self.type_number, columns)))
-        library.ggml_quantize_chunk(self.type_number, trits_NK.ctypes.data, packed.ctypes.data, 0, rows, columns, None)
+        library.ggml_quantize_chunk(
+            self.type_number, trits_NK.ctypes.data, packed.ctypes.data, 0, rows, columns, None
+        )
         return packed
 
 
@@ -115,7 +130,9 @@ def _copy(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
 class _Graph:
     """``y = x @ W.T`` as a graph of one node over memory of ours."""
 
-    def __init__(self, library: Any, kind: int, weight: NDArray[np.uint8], x: Any, output: Any, cell: Cell) -> None:
+    def __init__(
+        self, library: Any, kind: int, weight: NDArray[np.uint8], x: Any, output: Any, cell: Cell
+    ) -> None:
         self._library = library
         self._context = library.ggml_init(_InitParams(_CONTEXT_BYTES, None, True))
         w = library.ggml_new_tensor_2d(self._context, kind, cell.in_features, cell.out_features)
@@ -145,15 +162,26 @@ def _folder() -> Path | None:
     spec = find_spec("llama_cpp")
     if spec is not None and spec.origin is not None:
         places.append(Path(spec.origin).parent / "lib")
-    return next((place for place in places if _find(place, "ggml-base") and _find(place, "ggml-cpu")), None)
+    return next(
+        (place for place in places if _find(place, "ggml-base") and _find(place, "ggml-cpu")), None
+    )
 
 
 def _find(folder: Path, stem: str) -> Path | None:
-    return next((path for path in sorted(folder.glob(f"*{stem}.*")) if path.suffix in (".so", ".dylib", ".dll")), None)
+    return next(
+        (
+            path
+            for path in sorted(folder.glob(f"*{stem}.*"))
+            if path.suffix in (".so", ".dylib", ".dll")
+        ),
+        None,
+    )
 
 
 class _Library:
-    """The functions of ggml that are used here, with their types, and the place of a tensor's data pointer."""
+    """The functions of ggml that are used here, with their types, and the place of a tensor's data
+    pointer.
+    """
 
     def __init__(self, folder: Path) -> None:
         base_file, cpu_file = _find(folder, "ggml-base"), _find(folder, "ggml-cpu")
@@ -169,7 +197,12 @@ class _Library:
             (base, "ggml_init", pointer, (_InitParams,)),
             (base, "ggml_free", None, (pointer,)),
             (base, "ggml_row_size", ctypes.c_size_t, (integer, long)),
-            (base, "ggml_quantize_chunk", ctypes.c_size_t, (integer, pointer, pointer, long, long, long, pointer)),
+            (
+                base,
+                "ggml_quantize_chunk",
+                ctypes.c_size_t,
+                (integer, pointer, pointer, long, long, long, pointer),
+            ),
             (base, "ggml_new_tensor_2d", pointer, (pointer, integer, long, long)),
             (base, "ggml_mul_mat", pointer, (pointer, pointer, pointer)),
             (base, "ggml_new_graph", pointer, (pointer,)),
@@ -187,7 +220,9 @@ class _Library:
         self.data_offset = self._data_offset()
 
     def _data_offset(self) -> int:
-        """Where ``struct ggml_tensor`` keeps its data pointer: found, since versions lay the struct out differently."""
+        """Where ``struct ggml_tensor`` keeps its data pointer: found, since versions lay the struct
+        out differently.
+        """
         library: Any = self
         context = library.ggml_init(_InitParams(_CONTEXT_BYTES, None, False))
         tensor = library.ggml_new_tensor_2d(context, _F32, 8, 8)

@@ -1,4 +1,6 @@
-"""litespark-inference (PyPI): 2-bit weights with one scale a matrix; its kernels without its torch path."""
+"""litespark-inference (PyPI): 2-bit weights with one scale a matrix; its kernels without its torch
+path.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ class LitesparkPeer:
     def serves(self, cell: Cell) -> str | None:
         if cell.in_features % 64:
             return "K must be a multiple of 64"
-        return None if cell.rows == 1 or _kernels().has_batched_matmul() else "it has no kernel for several rows"
+        return (
+            None
+            if cell.rows == 1 or _kernels().has_batched_matmul()
+            else "it has no kernel for several rows"
+        )
 
     def prepare(self, cell: Cell, operands: Operands) -> PeerProduct:
         kernels = _kernels()
@@ -83,7 +89,9 @@ def _pack(trits_NK: NDArray[np.int8]) -> NDArray[np.uint8]:
 
 @cache
 def _kernels() -> ModuleType:
-    """The module of its ctypes bindings, loaded by its path: its package imports a whole inference stack."""
+    """The module of its ctypes bindings, loaded by its path: its package imports a whole inference
+    stack.
+    """
     from importlib.util import module_from_spec, spec_from_file_location
 
     package = find_spec(_PACKAGE)

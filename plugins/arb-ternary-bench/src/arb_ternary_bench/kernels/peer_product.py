@@ -18,12 +18,14 @@ class PeerProduct:
     """A peer's matrix product, ready to run.
 
     Attributes:
-        run: multiplies with copy ``i`` of the weight and writes ``output``, or returns a tensor where that is None.
+        run: multiplies with copy ``i`` of the weight and writes ``output``, or returns a tensor
+            where that is None.
         copies: of the weight.
         weight_bytes: of one copy.
         output: float32 ``[M, N]``.
         keeps: whatever has to live as long as this.
-        scale: of each row, float32 ``[M]``, where the product is that of int8 rows and leaves their scales out.
+        scale: of each row, float32 ``[M]``, where the product is that of int8 rows and leaves their
+            scales out.
     """
 
     run: Callable[[int], Any]

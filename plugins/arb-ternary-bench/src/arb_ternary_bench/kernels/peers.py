@@ -1,7 +1,9 @@
-"""Other people's kernels to compare with: a small registry, nothing of which is installed with this package.
+"""Other people's kernels to compare with: a small registry, nothing of which is installed with this
+package.
 
-A peer is asked whether it can take part, prepares a weight in its own layout, and multiplies. Its time is what its
-users pay: activations come as float32 where the library takes them so and makes them int8 itself.
+A peer is asked whether it can take part, prepares a weight in its own layout, and multiplies. Its
+time is what its users pay: activations come as float32 where the library takes them so and makes
+them int8 itself.
 """
 
 from __future__ import annotations
@@ -23,10 +25,18 @@ from arb_ternary_bench.kernels.peer_litespark import LitesparkPeer
 from arb_ternary_bench.kernels.peer_product import PeerProduct
 from arb_ternary_bench.kernels.timing import Variant
 
-__all__ = ["GPU_PEERS", "PEERS", "Peer", "PeerListing", "choose_peers", "list_peers", "peer_contender"]
+__all__ = [
+    "GPU_PEERS",
+    "PEERS",
+    "Peer",
+    "PeerListing",
+    "choose_peers",
+    "list_peers",
+    "peer_contender",
+]
 
-#: Largest error of a peer, in root mean squares of the result. Rounding Gaussian rows to int8 leaves errors of 0.9 %,
-#: and the largest of millions is six times as large.
+# : Largest error of a peer, in root mean squares of the result. Rounding Gaussian rows to int8
+# leaves errors of 0.9 %, : and the largest of millions is six times as large.
 _TOLERANCE: Final = 0.1
 
 
@@ -85,7 +95,8 @@ def peers_on(device: str) -> tuple[Peer, ...]:
 
 
 def choose_peers(request: str, device: str = "cpu") -> tuple[Peer, ...]:
-    """The peers that ``auto``, ``none`` or names with commas ask for; ``auto`` takes those that are available.
+    """The peers that ``auto``, ``none`` or names with commas ask for; ``auto`` takes those that are
+    available.
 
     Raises:
         UsageProblem: a name is unknown, or names a peer that cannot be used.
@@ -102,7 +113,8 @@ def choose_peers(request: str, device: str = "cpu") -> tuple[Peer, ...]:
             close = nearest(name, known)
             raise UsageProblem(
                 f"--peers: there is no peer {name!r}",
-                (f"did you mean {close!r}? " if close else "") + f"peers: {', '.join(known)}; or auto, none",
+                (f"did you mean {close!r}? " if close else "")
+                + f"peers: {', '.join(known)}; or auto, none",
             )
         reason = known[name].available()
         if reason is not None:
@@ -116,7 +128,9 @@ def list_peers(device: str = "cpu") -> list[PeerListing]:
     listed = []
     for peer in peers_on(device):
         reason = peer.available()
-        listed.append(PeerListing(peer.name, peer.summary, reason is None, reason or "", peer.install))
+        listed.append(
+            PeerListing(peer.name, peer.summary, reason is None, reason or "", peer.install)
+        )
     return listed
 
 
@@ -161,5 +175,7 @@ def checked_output(product: PeerProduct, cell: Cell) -> Tensor:
 
 
 def unit_product(operands: Operands) -> Tensor:
-    """``x @ T.T``: peers have one scale a row or a matrix, so they multiply trits without exponents."""
+    """``x @ T.T``: peers have one scale a row or a matrix, so they multiply trits without
+    exponents.
+    """
     return operands.x @ operands.trits.to(torch.float32).t()

@@ -1,19 +1,21 @@
-"""What the machine can do: the rate at which memory is read, and the peak of the int8 units, measured in the same run.
+"""What the machine can do: the rate at which memory is read, and the peak of the int8 units,
+measured in the same run.
 
-A backend may bring probes of its own, as optional attributes beside ``kernels``; they are kernels that do nothing else,
-so that what they reach is the machine's limit and not a library's:
+A backend may bring probes of its own, as optional attributes beside ``kernels``; they are kernels
+that do nothing else, so that what they reach is the machine's limit and not a library's:
 
 ``probe_read(buffer) -> int``
-    Read every byte of a contiguous uint8 tensor, whose size is a multiple of 8, once, with as many threads as
-    ``torch.get_num_threads()`` says, and return the sum of its 64-bit words modulo 2**64, as a number of either sign.
-    The sum is checked.
+    Read every byte of a contiguous uint8 tensor, whose size is a multiple of 8, once, with as many
+    threads as ``torch.get_num_threads()`` says, and return the sum of its 64-bit words modulo
+    2**64, as a number of either sign. The sum is checked.
 
 ``probe_int8_peak(seconds) -> float``
-    Multiply and add int8 in registers alone, with as many threads, for about ``seconds``, and return operations a
-    second over all threads; a multiplication and an addition are two.
+    Multiply and add int8 in registers alone, with as many threads, for about ``seconds``, and
+    return operations a second over all threads; a multiplication and an addition are two.
 
-Without them the read rate is the best of several reductions of torch and numpy, and the int8 peak that of torch's int8
-matrix product on matrices that stay in the cache. Such a peak is not one: a kernel can exceed it.
+Without them the read rate is the best of several reductions of torch and numpy, and the int8 peak
+that of torch's int8 matrix product on matrices that stay in the cache. Such a peak is not one: a
+kernel can exceed it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ __all__ = ["PeakProbe", "Probe", "ReadProbe", "peak_probe", "read_probe"]
 #: The read probe's buffer in sizes of the last-level cache.
 _BUFFER_CACHES: Final = 4
 _LEAST_BUFFER: Final = 64 << 20
-#: Edge of the matrices of the stand-in for a peak: 3 MiB of int8 and int32 together, in every last-level cache.
+# : Edge of the matrices of the stand-in for a peak: 3 MiB of int8 and int32 together, in every
+# last-level cache.
 _PEAK_EDGE: Final = 768
 #: Seconds of one sample of a backend's peak probe.
 _PEAK_SECONDS: Final = 2e-3
@@ -59,7 +62,9 @@ class PeakProbe(Protocol):
 
 @frozen
 class Probe:
-    """A variant to be interleaved with kernels, and how it measures. Rates are its ``nbytes`` or ``operations``."""
+    """A variant to be interleaved with kernels, and how it measures. Rates are its ``nbytes`` or
+    ``operations``.
+    """
 
     variant: Variant
     how: str
@@ -93,7 +98,9 @@ def read_probe(backends: Sequence[str], cache_bytes: int, seconds: float = 0.05)
     }
     timings = measure([Variant(name=name, call=call) for name, call in ways.items()], seconds)
     best = min(timings, key=lambda name: timings[name].least)
-    variant = Variant(name="read bandwidth", call=ways[best], nbytes=raw.numel(), rotated_bytes=raw.numel())
+    variant = Variant(
+        name="read bandwidth", call=ways[best], nbytes=raw.numel(), rotated_bytes=raw.numel()
+    )
     return Probe(variant, f"{best}, {raw.numel() >> 20} MiB")
 
 
@@ -114,9 +121,12 @@ def _check_sum(name: str, got: int, wanted: int) -> None:
 
 
 def peak_probe(backends: Sequence[str]) -> Probe:
-    """The int8 peak by a backend's own probe, the first that has one, or by torch's matrix product."""
+    """The int8 peak by a backend's own probe, the first that has one, or by torch's matrix
+    product.
+    """
     for name, backend in _offering(backends, PeakProbe):
-        # A probe reports a rate; as a time of one operation it is interleaved and summarised like all others.
+        # A probe reports a rate; as a time of one operation it is interleaved and summarised like
+        # all others.
         return Probe(
             Variant(
                 name="int8 peak",
@@ -129,10 +139,17 @@ def peak_probe(backends: Sequence[str]) -> Probe:
     edge = _PEAK_EDGE
     left = torch.randint(-127, 128, (edge, edge), dtype=torch.int8)
     right = torch.randint(-127, 128, (edge, edge), dtype=torch.int8).t()
-    variant = Variant(name="int8 peak", call=lambda _: torch._int_mm(left, right), operations=2 * edge**3)
-    return Probe(variant, f"torch._int_mm of {edge} x {edge} matrices in the cache: no peak of the units themselves")
+    variant = Variant(
+        name="int8 peak", call=lambda _: torch._int_mm(left, right), operations=2 * edge**3
+    )
+    return Probe(
+        variant,
+        f"torch._int_mm of {edge} x {edge} matrices in the cache: no peak of the units themselves",
+    )
 
 
 def _offering(backends: Sequence[str], protocol: Any) -> list[tuple[str, Any]]:
     built: list[tuple[str, KernelBackend]] = [(name, get_backend(name)) for name in backends]
-    return [(name, cast("Any", backend)) for name, backend in built if isinstance(backend, protocol)]
+    return [
+        (name, cast("Any", backend)) for name, backend in built if isinstance(backend, protocol)
+    ]

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel
-from arb_ternary_bench.kernels.cells import Cell, Contender, Role, check_close, check_equal, poisoned
+from arb_ternary_bench.kernels.cells import (
+    Cell,
+    Contender,
+    Role,
+    check_close,
+    check_equal,
+    poisoned,
+)
 from arb_ternary_bench.kernels.operands import Operands, exact_grad_input, exact_linear
 from arb_ternary_bench.kernels.timing import Variant
 
@@ -26,7 +33,9 @@ def repeated(cell: Cell, make: Callable[[], Any], first: Any, nbytes: int) -> li
     return [first, *(make() for _ in range(cell.copies(nbytes) - 1))]
 
 
-def linear_contenders(cell: Cell, operands: Operands, backends: Sequence[str], *, integer: bool) -> list[Contender]:
+def linear_contenders(
+    cell: Cell, operands: Operands, backends: Sequence[str], *, integer: bool
+) -> list[Contender]:
     """``x @ W.T``: of int8 rows, or of bfloat16 ones."""
     shape = cell.shape
     x = operands.x.to(_FLOAT)
@@ -41,7 +50,9 @@ def linear_contenders(cell: Cell, operands: Operands, backends: Sequence[str], *
         if integer:
             q, scale = operands.q, operands.scale
 
-            def call(i: int, run: Any = run, weights: Any = weights, q: Tensor = q, scale: Tensor = scale) -> Any:
+            def call(
+                i: int, run: Any = run, weights: Any = weights, q: Tensor = q, scale: Tensor = scale
+            ) -> Any:
                 return run(q, scale, *weights[i], None, shape, torch.float32)
 
             made.append(_product(cell, name, "backend", name, call, weights, q, wanted))
@@ -51,21 +62,27 @@ def linear_contenders(cell: Cell, operands: Operands, backends: Sequence[str], *
             def call_float(i: int, run: Any = run, weights: Any = weights) -> Any:
                 return run(x, None, *weights[i], None, shape, _FLOAT)
 
-            made.append(_product(cell, name, "backend", name, call_float, weights, x, wanted, exact=False))
+            made.append(
+                _product(cell, name, "backend", name, call_float, weights, x, wanted, exact=False)
+            )
     made.append(_torch_float_linear(cell, x, operands))
     if integer:
         made.extend(_torch_int8_linears(cell, operands))
     return made
 
 
-def grad_input_contenders(cell: Cell, operands: Operands, backends: Sequence[str], *, integer: bool) -> list[Contender]:
+def grad_input_contenders(
+    cell: Cell, operands: Operands, backends: Sequence[str], *, integer: bool
+) -> list[Contender]:
     """``grad_y @ W``: of an int8 gradient, or of a bfloat16 one."""
     shape = cell.shape
     grad = operands.int8_gradient if integer else operands.gradient.to(_FLOAT)
     scale = operands.gradient_scale if integer else None
     dense = _dense(operands)
     if integer:
-        wanted = exact_grad_input(grad, operands.gradient_scale, operands.trits, operands.exponent, shape)
+        wanted = exact_grad_input(
+            grad, operands.gradient_scale, operands.trits, operands.exponent, shape
+        )
     else:
         wanted = grad.to(torch.float32) @ dense
     made = []
@@ -76,26 +93,42 @@ def grad_input_contenders(cell: Cell, operands: Operands, backends: Sequence[str
         def call(i: int, run: Any = run, weights: Any = weights) -> Any:
             return run(grad, scale, *weights[i], shape, torch.float32 if integer else _FLOAT)
 
-        made.append(_product(cell, name, "backend", name, call, weights, grad, wanted, exact=integer))
+        made.append(
+            _product(cell, name, "backend", name, call, weights, grad, wanted, exact=integer)
+        )
     low = dense.to(_FLOAT)
     floats = repeated(cell, low.clone, low, low.nbytes)
     left = operands.gradient.to(_FLOAT)
     made.append(
         _product(
-            cell, "torch bfloat16", "torch bfloat16", "torch.matmul", lambda i: left @ floats[i],
-            [(weight,) for weight in floats], left, left.to(torch.float32) @ dense, exact=False,
+            cell,
+            "torch bfloat16",
+            "torch bfloat16",
+            "torch.matmul",
+            lambda i: left @ floats[i],
+            [(weight,) for weight in floats],
+            left,
+            left.to(torch.float32) @ dense,
+            exact=False,
         )
-    )  # fmt: skip
+    )
     if integer:
         trits = operands.trits
         codes = repeated(cell, trits.clone, trits, trits.nbytes)
         exact = (grad.to(torch.float64) @ trits.to(torch.float64)).to(torch.int32)
         made.append(
             _product(
-                cell, "torch._int_mm", "torch int8", "torch._int_mm", lambda i: torch._int_mm(grad, codes[i]),
-                [(code,) for code in codes], grad, exact, note="sums of trits, without exponents and scales",
+                cell,
+                "torch._int_mm",
+                "torch int8",
+                "torch._int_mm",
+                lambda i: torch._int_mm(grad, codes[i]),
+                [(code,) for code in codes],
+                grad,
+                exact,
+                note="sums of trits, without exponents and scales",
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -104,7 +137,10 @@ def _weights(cell: Cell, operands: Operands, name: str) -> list[tuple[Tensor, Te
     packed = kernel(name, "pack")(operands.trits)
     exponent = operands.exponent
     return repeated(
-        cell, lambda: (packed.clone(), exponent.clone()), (packed, exponent), packed.nbytes + exponent.nbytes
+        cell,
+        lambda: (packed.clone(), exponent.clone()),
+        (packed, exponent),
+        packed.nbytes + exponent.nbytes,
     )
 
 
@@ -156,8 +192,15 @@ def _product(
     )
 
 
-def _with_quantisation(cell: Cell, operands: Operands, name: str, weights: Sequence[tuple[Tensor, ...]]) -> Contender:
-    run, quantise, shape, x = kernel(name, "linear"), kernel(name, "quantize_rows"), cell.shape, operands.x
+def _with_quantisation(
+    cell: Cell, operands: Operands, name: str, weights: Sequence[tuple[Tensor, ...]]
+) -> Contender:
+    run, quantise, shape, x = (
+        kernel(name, "linear"),
+        kernel(name, "quantize_rows"),
+        cell.shape,
+        operands.x,
+    )
 
     def call(i: int) -> Any:
         q, scale = quantise(x)
@@ -167,9 +210,16 @@ def _with_quantisation(cell: Cell, operands: Operands, name: str, weights: Seque
     q = (x / scale.unsqueeze(1)).round().to(torch.int8)
     wanted = exact_linear(q, scale, operands.trits, operands.exponent, shape)
     return _product(
-        cell, f"{name}{WITH_QUANTISATION}", "backend", name, call, weights, x, wanted,
+        cell,
+        f"{name}{WITH_QUANTISATION}",
+        "backend",
+        name,
+        call,
+        weights,
+        x,
+        wanted,
         note="from float32 rows: the time of making them int8 is included",
-    )  # fmt: skip
+    )
 
 
 def _torch_float_linear(cell: Cell, x: Tensor, operands: Operands) -> Contender:
@@ -177,9 +227,16 @@ def _torch_float_linear(cell: Cell, x: Tensor, operands: Operands) -> Contender:
     weights = repeated(cell, weight.clone, weight, weight.nbytes)
     linear = torch.nn.functional.linear
     return _product(
-        cell, "torch bfloat16", "torch bfloat16", "torch.nn.functional.linear", lambda i: linear(x, weights[i]),
-        [(copy,) for copy in weights], x, _float_product(x, operands), exact=False,
-    )  # fmt: skip
+        cell,
+        "torch bfloat16",
+        "torch bfloat16",
+        "torch.nn.functional.linear",
+        lambda i: linear(x, weights[i]),
+        [(copy,) for copy in weights],
+        x,
+        _float_product(x, operands),
+        exact=False,
+    )
 
 
 def _torch_int8_linears(cell: Cell, operands: Operands) -> list[Contender]:
@@ -190,10 +247,17 @@ def _torch_int8_linears(cell: Cell, operands: Operands) -> list[Contender]:
     codes = repeated(cell, trits.clone, trits, trits.nbytes)
     made = [
         _product(
-            cell, "torch._int_mm", "torch int8", "torch._int_mm", lambda i: torch._int_mm(q, codes[i].t()),
-            [(code,) for code in codes], q, sums, note=note,
+            cell,
+            "torch._int_mm",
+            "torch int8",
+            "torch._int_mm",
+            lambda i: torch._int_mm(q, codes[i].t()),
+            [(code,) for code in codes],
+            q,
+            sums,
+            note=note,
         )
-    ]  # fmt: skip
+    ]
     prepacked = _prepacked_linear(cell.out_features, q, trits) if cell.device == "cpu" else None
     if prepacked is not None:
         pack, multiply = prepacked
@@ -205,19 +269,28 @@ def _torch_int8_linears(cell: Cell, operands: Operands) -> list[Contender]:
 
         made.append(
             _product(
-                cell, "torch onednn.qlinear", "torch int8", "torch.ops.onednn.qlinear_pointwise", call,
-                [(trits,) for _ in packed], q, sums.to(torch.float32), note=f"{note}; the weight is prepacked",
+                cell,
+                "torch onednn.qlinear",
+                "torch int8",
+                "torch.ops.onednn.qlinear_pointwise",
+                call,
+                [(trits,) for _ in packed],
+                q,
+                sums.to(torch.float32),
+                note=f"{note}; the weight is prepacked",
             )
-        )  # fmt: skip
+        )
     return made
 
 
 def _prepacked_linear(
     out_features: int, q: Tensor, trits: Tensor
 ) -> tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]] | None:
-    """oneDNN's int8 linear with a weight in its own layout, as inductor calls it; None where torch lacks it.
+    """oneDNN's int8 linear with a weight in its own layout, as inductor calls it; None where torch
+    lacks it.
 
-    Activations are uint8 with an offset of 128: for signed ones it has no fast kernel on every processor.
+    Activations are uint8 with an offset of 128: for signed ones it has no fast kernel on every
+    processor.
     """
     ones, zeros = torch.ones(out_features), torch.zeros(out_features, dtype=torch.int64)
     codes = (q.to(torch.int16) + 128).to(torch.uint8)

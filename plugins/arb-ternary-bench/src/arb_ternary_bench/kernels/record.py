@@ -10,7 +10,8 @@ from arb_ternary_bench.kernels.timing import Timing, Variant
 
 __all__ = ["BASELINES", "cell_record"]
 
-#: What a row is compared with, by the key of the ratio. Of several contenders of a role the fastest is taken.
+# : What a row is compared with, by the key of the ratio. Of several contenders of a role the
+# fastest is taken.
 BASELINES: Final[Mapping[str, str]] = {
     "torch_bfloat16": "torch bfloat16",
     "torch_int8": "torch int8",
@@ -28,14 +29,18 @@ def cell_record(
     peak: Variant,
     float_peak: Variant | None = None,
 ) -> dict[str, Any]:
-    """One cell of the result; what was not measured is None: the peak in bfloat16 is measured on GPUs only.
+    """One cell of the result; what was not measured is None: the peak in bfloat16 is measured on
+    GPUs only.
 
-    Every ratio is the baseline's time over the row's, of least times and of medians: 2 is twice as fast.
+    Every ratio is the baseline's time over the row's, of least times and of medians: 2 is twice as
+    fast.
     """
     bandwidth = reading.nbytes / timings[reading.name].least
     int8_peak = peak.operations / timings[peak.name].least
     floats = None if float_peak is None else float_peak.operations / timings[float_peak.name].least
-    float_median = None if float_peak is None else float_peak.operations / timings[float_peak.name].median
+    float_median = (
+        None if float_peak is None else float_peak.operations / timings[float_peak.name].median
+    )
     baselines = {key: _fastest(contenders, timings, role) for key, role in BASELINES.items()}
     return {
         "op": cell.op,
@@ -52,11 +57,16 @@ def cell_record(
         "bfloat16_peak_median": float_median,
         "baselines": {key: found and found.variant.name for key, found in baselines.items()},
         "excluded": [dict(each) for each in excluded],
-        "rows": [_row(contender, timings, bandwidth, int8_peak, floats, baselines) for contender in contenders],
+        "rows": [
+            _row(contender, timings, bandwidth, int8_peak, floats, baselines)
+            for contender in contenders
+        ],
     }
 
 
-def _fastest(contenders: Sequence[Contender], timings: Mapping[str, Timing], role: str) -> Contender | None:
+def _fastest(
+    contenders: Sequence[Contender], timings: Mapping[str, Timing], role: str
+) -> Contender | None:
     found = [contender for contender in contenders if contender.role == role]
     return min(found, key=lambda contender: timings[contender.variant.name].least, default=None)
 
@@ -87,11 +97,15 @@ def _row(
         "operations_per_second": variant.operations / timing.least,
         "of_read_bandwidth": variant.nbytes / timing.least / bandwidth,
         "of_int8_peak": variant.operations / timing.least / int8_peak,
-        "of_bfloat16_peak": None if float_peak is None else variant.operations / timing.least / float_peak,
+        "of_bfloat16_peak": None
+        if float_peak is None
+        else variant.operations / timing.least / float_peak,
         "speedup": {
-            key: found and timings[found.variant.name].least / timing.least for key, found in baselines.items()
+            key: found and timings[found.variant.name].least / timing.least
+            for key, found in baselines.items()
         },
         "speedup_median": {
-            key: found and timings[found.variant.name].median / timing.median for key, found in baselines.items()
+            key: found and timings[found.variant.name].median / timing.median
+            for key, found in baselines.items()
         },
     }

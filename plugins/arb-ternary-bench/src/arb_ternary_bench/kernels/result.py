@@ -30,7 +30,9 @@ _RATIOS: Final = ("torch_bfloat16", "torch_int8", "torch_adamw", "best_peer")
 
 
 def rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The table's rows: every contender of every cell, then the limits that were measured beside them."""
+    """The table's rows: every contender of every cell, then the limits that were measured beside
+    them.
+    """
     for cell in result["cells"]:
         where = (
             cell["op"],
@@ -42,12 +44,23 @@ def rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         for row in cell["rows"]:
             yield (*where, *_cells(row, cell["cache"] == "cold"))
         limits = (
-            "limit: read, int8", "", "", f"{cell['read_bandwidth'] / 1e9:.1f}", "",
-            f"{cell['int8_peak'] / 1e9:,.0f}", *("",) * 6,
-        )  # fmt: skip
+            "limit: read, int8",
+            "",
+            "",
+            f"{cell['read_bandwidth'] / 1e9:.1f}",
+            "",
+            f"{cell['int8_peak'] / 1e9:,.0f}",
+            *("",) * 6,
+        )
         yield (*where, *limits)
         if cell["bfloat16_peak"] is not None:
-            yield (*where, "limit: bf16", *("",) * 4, f"{cell['bfloat16_peak'] / 1e9:,.0f}", *("",) * 6)
+            yield (
+                *where,
+                "limit: bf16",
+                *("",) * 4,
+                f"{cell['bfloat16_peak'] / 1e9:,.0f}",
+                *("",) * 6,
+            )
 
 
 def _cells(row: Mapping[str, Any], cold: bool) -> tuple[str, ...]:
@@ -61,7 +74,9 @@ def _cells(row: Mapping[str, Any], cold: bool) -> tuple[str, ...]:
         f"{row['of_read_bandwidth']:.0%}" if cold else "",
         f"{rate / 1e9:,.0f}" if rate else "",
         f"{row['of_int8_peak']:.0%}" if rate else "",
-        f"{row['of_bfloat16_peak']:.0%}" if rate and row.get("of_bfloat16_peak") is not None else "",
+        f"{row['of_bfloat16_peak']:.0%}"
+        if rate and row.get("of_bfloat16_peak") is not None
+        else "",
         *(_ratio(row["speedup"][key]) for key in _RATIOS),
     )
 
@@ -81,27 +96,40 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         cold = "before every call twice the second-level cache is written"
         lines.append(
             f"{gpu['name']}, {gpu['multiprocessors']} multiprocessors, "
-            f"{'ROCm' if gpu['hip'] else 'CUDA'} {gpu['hip'] or gpu['cuda']}; times are those between two events."
+            f"{'ROCm' if gpu['hip'] else 'CUDA'} {gpu['hip'] or gpu['cuda']}; times are those "
+            f"between two events."
         )
     lines += [
-        f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, torch {machine['torch']} "
-        f"({machine['torch_cpu_capability']}), commit {machine['commit'] or 'unknown'}, load average "
+        f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, torch "
+        f"{machine['torch']} "
+        f"({machine['torch_cpu_capability']}), commit {machine['commit'] or 'unknown'}, load "
+        f"average "
         f"{machine['load_average']} at the start and {machine['load_average_at_end']} at the end.",
-        f"Least and median time of a call; rates and ratios (x: how many times as fast as that) are of least times. "
+        f"Least and median time of a call; rates and ratios (x: how many times as fast as that) "
+        f"are of least times. "
         f"hot: one copy of the weight. cold: {cold}, {result['cache_bytes'] >> 20} MiB.",
         f"Read bandwidth: {probes['read_bandwidth']}. int8 peak: {probes['int8_peak']}."
         + (f" bfloat16 peak: {bfloat16_peak}." if bfloat16_peak else ""),
     ]
-    told = {(row["contender"], row["note"]) for cell in result["cells"] for row in cell["rows"] if row["note"]}
+    told = {
+        (row["contender"], row["note"])
+        for cell in result["cells"]
+        for row in cell["rows"]
+        if row["note"]
+    }
     lines += [f"{contender}: {note}." for contender, note in sorted(told)]
     left_out = {
-        f"{each['name']} left out of {cell['op']} {cell['out_features']} x {cell['in_features']}: {each['reason']}."
+        f"{each['name']} left out of {cell['op']} {cell['out_features']} x {cell['in_features']}: "
+        f"{each['reason']}."
         for cell in result["cells"]
         for each in cell["excluded"]
     }
     lines += sorted(left_out)
     absent = [peer for peer in result["peers"] if not peer["available"]]
-    lines += [f"Peer {peer['name']} is not here: {peer['reason']}. Install: {peer['install']}" for peer in absent]
+    lines += [
+        f"Peer {peer['name']} is not here: {peer['reason']}. Install: {peer['install']}"
+        for peer in absent
+    ]
     return lines
 
 

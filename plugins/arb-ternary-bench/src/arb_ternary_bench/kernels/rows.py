@@ -1,4 +1,6 @@
-"""Contenders of the ops on rows: quantisation of activations and gradients, and the fused norm. Backends only."""
+"""Contenders of the ops on rows: quantisation of activations and gradients, and the fused norm.
+Backends only.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,14 @@ _HASH = (11, 7 << 20, 24)
 
 
 def row_contenders(cell: Cell, operands: Operands, backends: Sequence[str]) -> list[Contender]:
-    """``quantize_rows``, ``rms_norm_quantize`` on ``[M, K]``, or ``quantize_gradient`` on ``[M, N]``."""
+    """``quantize_rows``, ``rms_norm_quantize`` on ``[M, K]``, or ``quantize_gradient`` on ``[M,
+    N]``.
+    """
     gradient = cell.op == "quantize_gradient"
     values = operands.gradient if gradient else operands.x
-    more: tuple[Any, ...] = {"quantize_gradient": _HASH, "rms_norm_quantize": (_EPS,)}.get(cell.op, ())
+    more: tuple[Any, ...] = {"quantize_gradient": _HASH, "rms_norm_quantize": (_EPS,)}.get(
+        cell.op, ()
+    )
     return [_contender(cell, name, values, more) for name in backends]
 
 
@@ -34,7 +40,11 @@ def _contender(cell: Cell, name: str, values: Tensor, more: tuple[Any, ...]) -> 
     copies = [values, *(values.clone() for _ in range(cell.copies(values.nbytes) - 1))]
 
     def check() -> None:
-        with poisoned((tuple(values.shape), torch.int8), ((values.shape[0],), torch.float32), device=cell.device):
+        with poisoned(
+            (tuple(values.shape), torch.int8),
+            ((values.shape[0],), torch.float32),
+            device=cell.device,
+        ):
             q, scale = run(values, *more)
         _check(cell, name, values, q, scale, more)
 
@@ -54,7 +64,9 @@ def _contender(cell: Cell, name: str, values: Tensor, more: tuple[Any, ...]) -> 
     )
 
 
-def _check(cell: Cell, name: str, values: Tensor, q: Tensor, scale: Tensor, more: tuple[Any, ...]) -> None:
+def _check(
+    cell: Cell, name: str, values: Tensor, q: Tensor, scale: Tensor, more: tuple[Any, ...]
+) -> None:
     what = f"{cell.title}: {name}"
     if cell.op == "quantize_gradient":
         wanted_q, wanted_scale = kernel("torch", "quantize_gradient")(values, *more)

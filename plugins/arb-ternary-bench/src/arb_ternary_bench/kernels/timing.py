@@ -1,4 +1,6 @@
-"""Interleaved timing: variants take turns in one process, so that a machine whose speed drifts is as kind to each."""
+"""Interleaved timing: variants take turns in one process, so that a machine whose speed drifts is
+as kind to each.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ __all__ = ["Clock", "Timing", "Variant", "measure", "processor_clock"]
 _TURNS: Final = 8
 #: Fewest turns, however long a call takes.
 _LEAST_TURNS: Final = 3
-#: Pause before a turn. Threads of another library's pool spin for about a millisecond after its last call, on cores
-#: that the next variant needs.
+# : Pause before a turn. Threads of another library's pool spin for about a millisecond after its
+# last call, on cores : that the next variant needs.
 _SETTLE: Final = 3e-3
 
 
@@ -28,10 +30,12 @@ class Variant:
 
     Attributes:
         name: unique among the variants of a measurement.
-        call: does the work once on copy ``i`` of its operands, ``0 <= i < copies``. What it returns is dropped.
+        call: does the work once on copy ``i`` of its operands, ``0 <= i < copies``. What it returns
+            is dropped.
         copies: of the operands, among which the calls rotate.
         restore: called untimed after each call with the same ``i``; undoes what the call changed.
-        reports_seconds: ``call`` returns the seconds that it measured itself (probes that time a part of what they do).
+        reports_seconds: ``call`` returns the seconds that it measured itself (probes that time a
+            part of what they do).
         nbytes: read and written by one call, each operand counted once.
         operations: multiplications and additions of one call; 0 where a rate means nothing.
         rotated_bytes: of one copy of the operands that rotate.
@@ -81,25 +85,34 @@ class _State:
     def once(self) -> float:
         variant, copy = self.variant, self.next_copy
         self.next_copy = (copy + 1) % variant.copies
-        elapsed = float(variant.call(copy)) if variant.reports_seconds else self.clock(variant, copy)
+        elapsed = (
+            float(variant.call(copy)) if variant.reports_seconds else self.clock(variant, copy)
+        )
         if variant.restore is not None:
             variant.restore(copy)
         return elapsed
 
 
 def measure(
-    variants: Sequence[Variant], seconds: float, clock: Clock = processor_clock, *, spacing: float = 0.0
+    variants: Sequence[Variant],
+    seconds: float,
+    clock: Clock = processor_clock,
+    *,
+    spacing: float = 0.0,
 ) -> dict[str, Timing]:
     """Time the variants in turns: A B C, B C A, ...
 
-    Every variant is first called until it has run for a tenth of its time or twice, whichever is more; each turn starts
-    with a short pause and one call that does not count. The collector of garbage is off meanwhile.
+    Every variant is first called until it has run for a tenth of its time or twice, whichever is
+    more; each turn starts with a short pause and one call that does not count. The collector of
+    garbage is off meanwhile.
 
     Args:
         variants: with distinct names.
-        seconds: that each variant is timed for, about; a variant is timed at least three times however long it takes.
+        seconds: that each variant is timed for, about; a variant is timed at least three times
+            however long it takes.
         clock: times a call.
-        spacing: seconds that the clock takes for every call beside the call; they count as a part of its time.
+        spacing: seconds that the clock takes for every call beside the call; they count as a part
+            of its time.
     """
     states = [_State(variant, clock) for variant in variants]
     was_enabled = gc.isenabled()
@@ -121,13 +134,17 @@ def measure(
         if was_enabled:
             gc.enable()
     return {
-        state.variant.name: Timing(min(state.samples), statistics.median(state.samples), len(state.samples))
+        state.variant.name: Timing(
+            min(state.samples), statistics.median(state.samples), len(state.samples)
+        )
         for state in states
     }
 
 
 def _warm_up(state: _State, seconds: float) -> float:
-    """Call a variant untimed; the least time that a call took, which is not what it reports where it reports one."""
+    """Call a variant untimed; the least time that a call took, which is not what it reports where
+    it reports one.
+    """
     start, calls, least = time.perf_counter(), 0, math.inf
     while calls < 2 or time.perf_counter() - start < seconds:
         least = min(least, state.once())

@@ -21,7 +21,8 @@ from arb_ternary_bench.kernels.timing import Variant
 
 __all__ = ["apply_contenders", "cast_contenders"]
 
-#: What votes are checked against, and what stands in for nothing here: the torch backend is the reference.
+# : What votes are checked against, and what stands in for nothing here: the torch backend is the
+# reference.
 _REFERENCE: Final = "torch"
 #: Quanta a trit, and a vote of one standard deviation: the default rule's cell and rate.
 _CELL: Final = 64
@@ -63,21 +64,30 @@ class _Held:
         """Trits, votes and the exponents' votes."""
         weight, votes, exponent_votes = self.changing
         name, shape = self.state.backend, self.state.shape
-        return kernel(name, "unpack")(weight, shape), kernel(name, "unpack_votes")(votes, shape), exponent_votes
+        return (
+            kernel(name, "unpack")(weight, shape),
+            kernel(name, "unpack_votes")(votes, shape),
+            exponent_votes,
+        )
 
 
 def _held(cell: Cell, operands: Operands, name: str, votes_NK: Tensor, **others: Tensor) -> _Held:
-    exponent = torch.zeros(cell.out_features, cell.shape.groups, dtype=torch.int8, device=cell.device)
+    exponent = torch.zeros(
+        cell.out_features, cell.shape.groups, dtype=torch.int8, device=cell.device
+    )
     weight, votes = kernel(name, "pack")(operands.trits), kernel(name, "pack_votes")(votes_NK)
     control = torch.tensor(_CONTROL)
     return _Held(new_state(cell.shape, weight, exponent, votes, name, control=control, **others))
 
 
-# --- casting ---------------------------------------------------------------------------------------------------------
+# --- casting
 
 
-def cast_contenders(cell: Cell, operands: Operands, backends: Sequence[str], *, integer: bool) -> list[Contender]:
-    """``votes -= round(scaled(grad_y.T @ x))``: of int8 gradients by shifts, or of bfloat16 ones by factors.
+def cast_contenders(
+    cell: Cell, operands: Operands, backends: Sequence[str], *, integer: bool
+) -> list[Contender]:
+    """``votes -= round(scaled(grad_y.T @ x))``: of int8 gradients by shifts, or of bfloat16 ones by
+    factors.
 
     torch's contenders do the matrix product alone, and leave the gradient in memory.
     """
@@ -101,22 +111,35 @@ def cast_contenders(cell: Cell, operands: Operands, backends: Sequence[str], *, 
     made = []
     for name in backends:
         fresh, cast = caster(name)
-        note = "" if "cast_scaled_votes" in get_backend(name).kernels else "the torch backend stands in"
+        note = (
+            ""
+            if "cast_scaled_votes" in get_backend(name).kernels
+            else "the torch backend stands in"
+        )
         if FUSED_VOTES not in get_backend(name).capabilities:
             note = note or "tiles of the gradient are tensors"
         moved = fresh.nbytes + fresh.state.votes.nbytes + grad.nbytes + operands.q.nbytes
         made.append(
             _updating(
-                cell, name, fresh, cast, _cast_check(cell, name, caster, exact=integer), moved, cell.product_operations,
-                note, exact=integer,
+                cell,
+                name,
+                fresh,
+                cast,
+                _cast_check(cell, name, caster, exact=integer),
+                moved,
+                cell.product_operations,
+                note,
+                exact=integer,
             )
-        )  # fmt: skip
+        )
     made.extend(_gradient_products(cell, grad, operands, integer=integer))
     return made
 
 
 def _vote_scale(cell: Cell, grad: Tensor, scale: Tensor | None, q: Tensor) -> Tensor:
-    """Factors or shifts that turn one standard deviation of the gradient into :data:`_QUANTA` votes."""
+    """Factors or shifts that turn one standard deviation of the gradient into :data:`_QUANTA`
+    votes.
+    """
     some = grad[:, :64].to(torch.float32).t() @ q.to(torch.float32)
     deviation = float(some.std()) * (1.0 if scale is None else float(scale))
     factor = torch.tensor(_QUANTA / max(deviation, 1e-20))
@@ -130,15 +153,22 @@ def _vote_scale(cell: Cell, grad: Tensor, scale: Tensor | None, q: Tensor) -> Te
     return shifts
 
 
-def _cast_check(cell: Cell, name: str, caster: Callable[[str], Any], *, exact: bool) -> Callable[[], None]:
+def _cast_check(
+    cell: Cell, name: str, caster: Callable[[str], Any], *, exact: bool
+) -> Callable[[], None]:
     def check() -> None:
         results = []
         for each in (name, _REFERENCE):
             held, cast = caster(each)
-            with poisoned(((cell.out_features, cell.in_features), torch.float32), device=cell.device):
+            with poisoned(
+                ((cell.out_features, cell.in_features), torch.float32), device=cell.device
+            ):
                 magnitudes = cast(held)
             results.append((*held.logical(), magnitudes))
-        (trits, votes, exponent_votes, sizes), (_, wanted_votes, wanted_exponent_votes, wanted_sizes) = results
+        (
+            (trits, votes, exponent_votes, sizes),
+            (_, wanted_votes, wanted_exponent_votes, wanted_sizes),
+        ) = results
         what = f"{cell.title}: {name}"
         check_equal(f"{what}, weight", trits, results[1][0])
         if exact:
@@ -146,12 +176,15 @@ def _cast_check(cell: Cell, name: str, caster: Callable[[str], Any], *, exact: b
             check_equal(f"{what}, votes of exponents", exponent_votes, wanted_exponent_votes)
             check_equal(f"{what}, magnitudes", sizes, wanted_sizes)
             return
-        # The product is rounded to bfloat16, or not: a vote may then be drawn on the other side of an integer.
+        # The product is rounded to bfloat16, or not: a vote may then be drawn on the other side of
+        # an integer.
         difference = (votes.to(torch.int16) - wanted_votes).abs()
         if int(difference.max()) > 1 or float(difference.to(torch.float32).mean()) > 0.1:
             raise ArbError(
-                f"{what}: votes differ from those of backend {_REFERENCE!r} by up to {int(difference.max())}, "
-                f"{float(difference.to(torch.float32).mean()):.3f} on average, where 1 and 0.1 are allowed",
+                f"{what}: votes differ from those of backend {_REFERENCE!r} by up to "
+                f"{int(difference.max())}, "
+                f"{float(difference.to(torch.float32).mean()):.3f} on average, where 1 and 0.1 are "
+                f"allowed",
                 "The kernel is wrong; a speed of it means nothing.",
             )
         check_close(f"{what}, magnitudes", sizes, wanted_sizes)
@@ -159,15 +192,21 @@ def _cast_check(cell: Cell, name: str, caster: Callable[[str], Any], *, exact: b
     return check
 
 
-def _gradient_products(cell: Cell, grad: Tensor, operands: Operands, *, integer: bool) -> list[Contender]:
+def _gradient_products(
+    cell: Cell, grad: Tensor, operands: Operands, *, integer: bool
+) -> list[Contender]:
     left, right = operands.gradient.to(torch.bfloat16), operands.x.to(torch.bfloat16)
     wanted = left.to(torch.float32).t() @ right.to(torch.float32)
-    made = [_gradient_product(cell, "torch bfloat16", left, right, wanted, lambda: left.t() @ right)]
+    made = [
+        _gradient_product(cell, "torch bfloat16", left, right, wanted, lambda: left.t() @ right)
+    ]
     if integer:
         q = operands.q
         columns = grad.t().contiguous() if 1 in grad.shape else grad.t()
         exact = (grad.to(torch.float64).t() @ q.to(torch.float64)).to(torch.int32)
-        made.append(_gradient_product(cell, "torch int8", grad, q, exact, lambda: torch._int_mm(columns, q)))
+        made.append(
+            _gradient_product(cell, "torch int8", grad, q, exact, lambda: torch._int_mm(columns, q))
+        )
     return made
 
 
@@ -196,11 +235,13 @@ def _gradient_product(
     )
 
 
-# --- applying --------------------------------------------------------------------------------------------------------
+# --- applying
 
 
 def apply_contenders(cell: Cell, operands: Operands, backends: Sequence[str]) -> list[Contender]:
-    """Votes to flips, with decay and carry; torch's contender is fused AdamW in float32 on as many parameters."""
+    """Votes to flips, with decay and carry; torch's contender is fused AdamW in float32 on as many
+    parameters.
+    """
     votes_NK = operands.integers(-_CELL + 1, _CELL - 1, cell.out_features, cell.in_features)
     crossing = operands.uniform(*votes_NK.shape) < _CROSSING
     votes_NK[crossing] = torch.where(votes_NK[crossing] < 0, -_CELL - 9, _CELL + 9).to(torch.int8)
@@ -217,9 +258,25 @@ def apply_contenders(cell: Cell, operands: Operands, backends: Sequence[str]) ->
     made = []
     for name in backends:
         fresh, apply = applier(name)
-        note = "" if "apply_scaled_votes" in get_backend(name).kernels else "the torch backend stands in"
+        note = (
+            ""
+            if "apply_scaled_votes" in get_backend(name).kernels
+            else "the torch backend stands in"
+        )
         moved = 2 * fresh.state.votes.nbytes + fresh.state.weight.nbytes
-        made.append(_updating(cell, name, fresh, apply, _apply_check(cell, name, applier), moved, 0, note, exact=True))
+        made.append(
+            _updating(
+                cell,
+                name,
+                fresh,
+                apply,
+                _apply_check(cell, name, applier),
+                moved,
+                0,
+                note,
+                exact=True,
+            )
+        )
     made.append(_adamw(cell, operands))
     return made
 
@@ -283,12 +340,19 @@ def _adamw(cell: Cell, operands: Operands) -> Contender:
     copies = repeated(cell, optimizer, optimizer(), state_bytes)
 
     def check() -> None:
-        """One step of AdamW from nothing moves every weight by the rate, against its gradient, after the decay."""
+        """One step of AdamW from nothing moves every weight by the rate, against its gradient,
+        after the decay.
+        """
         weight, gradient = operands.normal(64, 64), operands.normal(64, 64)
         parameter = torch.nn.Parameter(weight.clone())
         parameter.grad = gradient
         torch.optim.AdamW([parameter], lr=0.01, weight_decay=0.1, eps=1e-20, fused=True).step()
-        check_close(f"{cell.title}: AdamW", parameter.detach(), weight * 0.999 - 0.01 * gradient.sign(), 1e-4)
+        check_close(
+            f"{cell.title}: AdamW",
+            parameter.detach(),
+            weight * 0.999 - 0.01 * gradient.sign(),
+            1e-4,
+        )
 
     return Contender(
         variant=Variant(

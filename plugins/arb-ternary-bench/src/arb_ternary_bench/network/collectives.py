@@ -1,9 +1,9 @@
 """Bytes and seconds of collectives on machines of several GPUs.
 
-Rings go through all GPUs of a machine before they leave it, and there are as many rings as GPUs in a machine, each of
-which leaves through another GPU: a bandwidth between machines that its GPUs share is then used by all. In an exchange
-of all with all every GPU sends each other one its part at once. What goes inside a machine and what leaves it are on
-the way at the same time.
+Rings go through all GPUs of a machine before they leave it, and there are as many rings as GPUs in
+a machine, each of which leaves through another GPU: a bandwidth between machines that its GPUs
+share is then used by all. In an exchange of all with all every GPU sends each other one its part at
+once. What goes inside a machine and what leaves it are on the way at the same time.
 """
 
 from __future__ import annotations
@@ -42,15 +42,19 @@ class Sent:
         return self.between / (cluster.between * 1e9 / cluster.gpus)
 
     def seconds(self, cluster: ClusterConfig) -> float:
-        """Until all is sent: the slower of the two, and the latency of messages that wait for one another."""
+        """Until all is sent: the slower of the two, and the latency of messages that wait for one
+        another.
+        """
         slower = max(self.seconds_inside(cluster), self.seconds_between(cluster))
         return slower + self.messages * cluster.latency * 1e-6
 
 
 def all_gather(size: float, cluster: ClusterConfig) -> Sent:
-    """Every GPU has one of ``ranks`` parts of ``size`` bytes, and gets all; also a reduce-scatter, the other way round.
+    """Every GPU has one of ``ranks`` parts of ``size`` bytes, and gets all; also a reduce-scatter,
+    the other way round.
 
-    In a ring a GPU passes on all parts but one. Of the hops out of the GPUs of a machine in one ring, one leaves it.
+    In a ring a GPU passes on all parts but one. Of the hops out of the GPUs of a machine in one
+    ring, one leaves it.
     """
     ranks = cluster.ranks
     passed = size * (ranks - 1) / ranks
@@ -66,14 +70,22 @@ def all_reduce(size: float, cluster: ClusterConfig) -> Sent:
 def all_to_all(size: float, cluster: ClusterConfig) -> Sent:
     """Every GPU has ``size`` bytes, an equal part for each, one of which stays."""
     part = size / cluster.ranks
-    return Sent(part * (cluster.gpus - 1), part * (cluster.ranks - cluster.gpus), 1 if cluster.ranks > 1 else 0)
+    return Sent(
+        part * (cluster.gpus - 1),
+        part * (cluster.ranks - cluster.gpus),
+        1 if cluster.ranks > 1 else 0,
+    )
 
 
 def inside_node(size: float, cluster: ClusterConfig) -> Sent:
-    """An all-gather, a reduce-scatter or an exchange of ``size`` bytes among the GPUs of each machine alone."""
+    """An all-gather, a reduce-scatter or an exchange of ``size`` bytes among the GPUs of each
+    machine alone.
+    """
     return Sent(size * (cluster.gpus - 1) / cluster.gpus, 0.0, cluster.gpus - 1)
 
 
 def across_nodes(size: float, cluster: ClusterConfig) -> Sent:
-    """The same among GPUs of different machines, one of each; all GPUs of a machine do so at once."""
+    """The same among GPUs of different machines, one of each; all GPUs of a machine do so at
+    once.
+    """
     return Sent(0.0, size * (cluster.nodes - 1) / cluster.nodes, cluster.nodes - 1)

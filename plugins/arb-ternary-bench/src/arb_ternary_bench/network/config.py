@@ -1,4 +1,6 @@
-"""The config of ``arb bench network``: a model, the machines, how votes are cast, and the ways to train to compare."""
+"""The config of ``arb bench network``: a model, the machines, how votes are cast, and the ways to
+train to compare.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,19 @@ from attrs import frozen
 
 from arb_ternary.config.options import fraction, non_negative, option, optional, positive
 
-__all__ = ["SCHEMES", "ClusterConfig", "DecoderSizes", "MatrixSizes", "ModelSizes", "NetworkConfig", "VotesConfig"]
+__all__ = [
+    "SCHEMES",
+    "ClusterConfig",
+    "DecoderSizes",
+    "MatrixSizes",
+    "ModelSizes",
+    "NetworkConfig",
+    "VotesConfig",
+]
 
 SchemeName = Literal[
     "votes", "votes_node_sums", "trit_gathers", "ddp", "fsdp2", "hsdp", "powersgd", "one_bit_adam"
-]  # fmt: skip
+]
 #: Every scheme, in the order of the table.
 SCHEMES: Final[tuple[SchemeName, ...]] = get_args(SchemeName)
 
@@ -45,7 +55,9 @@ class ModelSizes:
     preset: Literal["7b", "1b", "tiny"] | None = option(None, "a model of `arb bench step --model`")
     decoder: DecoderSizes | None = option(None, "sizes of a decoder")
     matrices: tuple[MatrixSizes, ...] = option((), "ternary matrices, one by one")
-    float_parameters: int = option(0, "parameters that stay float, beside the matrices", validator=non_negative)
+    float_parameters: int = option(
+        0, "parameters that stay float, beside the matrices", validator=non_negative
+    )
 
     def __attrs_post_init__(self) -> None:
         given = [name for name in ("preset", "decoder", "matrices") if getattr(self, name)]
@@ -61,13 +73,19 @@ class ClusterConfig:
     name: str = option(help="name in the table")
     nodes: int = option(1, "machines", validator=positive)
     gpus: int = option(8, "GPUs of a machine", validator=positive)
-    inside: float = option(450.0, "GB/s that a GPU sends to others of its machine", validator=positive)
+    inside: float = option(
+        450.0, "GB/s that a GPU sends to others of its machine", validator=positive
+    )
     between: float = option(
         400.0, "GB/s that a machine sends to others; its GPUs share them evenly", validator=positive
     )
-    latency: float = option(0.0, "microseconds of a message, beside its bytes", validator=non_negative)
+    latency: float = option(
+        0.0, "microseconds of a message, beside its bytes", validator=non_negative
+    )
     micro_batches: int | None = option(
-        None, "micro-batches of a step on all GPUs together; null = one on each", validator=optional(positive)
+        None,
+        "micro-batches of a step on all GPUs together; null = one on each",
+        validator=optional(positive),
     )
 
     @property
@@ -88,7 +106,8 @@ class ClusterConfig:
     def __attrs_post_init__(self) -> None:
         if self.batches < self.ranks:
             raise ValueError(
-                f"micro_batches: {self.batches} are fewer than the {self.ranks} GPUs, some of which would have none"
+                f"micro_batches: {self.batches} are fewer than the {self.ranks} GPUs, some of "
+                f"which would have none"
             )
 
 
@@ -97,26 +116,36 @@ class VotesConfig:
     """How votes are cast, as options of ``scaled_votes``, and how often weights flip."""
 
     levels: Literal[3] | None = option(3, "3 = a vote is -1, 0 or 1; null = votes in quanta")
-    rate: float = option(0.1, "rate of the votes; only votes in quanta depend on it", validator=positive)
+    rate: float = option(
+        0.1, "rate of the votes; only votes in quanta depend on it", validator=positive
+    )
     clip: float = option(2.5, "largest normalised gradient", validator=positive)
     cell: int = option(64, "quanta a trit", validator=positive)
     vote_bits: Literal[8, 4, 2] = option(8, "bits of an accumulator")
     group_size: Literal[32, 64, 128, 256, "row"] = option("row", "weights that share an exponent")
-    scale_rule: Literal["residual", "frozen"] = option("frozen", "whether exponents learn, by votes of their own")
-    flip_share: float = option(0.0028, "share of the weights that flip in a step", validator=fraction)
+    scale_rule: Literal["residual", "frozen"] = option(
+        "frozen", "whether exponents learn, by votes of their own"
+    )
+    flip_share: float = option(
+        0.0028, "share of the weights that flip in a step", validator=fraction
+    )
     sums_in: Literal["bytes", "words"] = option(
-        "bytes", "sums of a machine's votes: digits in bytes as on the wire, or as many as fit into 64 bits"
+        "bytes",
+        "sums of a machine's votes: digits in bytes as on the wire, or as many as fit into 64 bits",
     )
 
     def largest(self, micro_batches: int) -> int:
         """The largest vote of one micro-batch, of so many in a step.
 
-        Votes in quanta are rounded up from the clip; one that is a whole number can be rounded to the next.
+        Votes in quanta are rounded up from the clip; one that is a whole number can be rounded to
+        the next.
         """
         if self.levels == 3:
             return 1
         # In 1/256, as kernels take it.
-        limit = min(max(1, round(256 * self.clip * self.cell * self.rate / micro_batches)), 256 * 127)
+        limit = min(
+            max(1, round(256 * self.clip * self.cell * self.rate / micro_batches)), 256 * 127
+        )
         return limit // 256 + 1
 
 
@@ -125,12 +154,16 @@ class NetworkConfig:
     """What to compute."""
 
     model: ModelSizes = option(help="the model")
-    clusters: tuple[ClusterConfig, ...] = option(help="the machines; each gives a part of the table")
+    clusters: tuple[ClusterConfig, ...] = option(
+        help="the machines; each gives a part of the table"
+    )
     votes: VotesConfig = option(help="how votes are cast", factory=VotesConfig)
     schemes: tuple[SchemeName, ...] = option(SCHEMES, "ways to train, in the order of the table")
     powersgd_rank: int = option(4, "rank of PowerSGD's factors", validator=positive)
     one_bit_warmup: float = option(
-        0.15, "share of the steps that 1-bit Adam takes uncompressed; its authors' BERT-Large: 0.15", validator=fraction
+        0.15,
+        "share of the steps that 1-bit Adam takes uncompressed; its authors' BERT-Large: 0.15",
+        validator=fraction,
     )
 
     def __attrs_post_init__(self) -> None:

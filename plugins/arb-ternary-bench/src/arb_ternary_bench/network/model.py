@@ -40,7 +40,9 @@ class Model:
     def exponents(self, group_size: int | str) -> int:
         """Groups of weights that share an exponent."""
         return sum(
-            each.rows * each.count * (1 if group_size == "row" else -(-each.columns // int(group_size)))
+            each.rows
+            * each.count
+            * (1 if group_size == "row" else -(-each.columns // int(group_size)))
             for each in self.matrices
         )
 

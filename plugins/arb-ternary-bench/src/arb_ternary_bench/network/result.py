@@ -36,11 +36,17 @@ def compute(config: NetworkConfig) -> dict[str, Any]:
         "config": to_plain(config),
         "weights": model.weights,
         "float_parameters": model.float_parameters,
-        "rows": [_row(scheme, config, model, cluster) for cluster in config.clusters for scheme in config.schemes],
+        "rows": [
+            _row(scheme, config, model, cluster)
+            for cluster in config.clusters
+            for scheme in config.schemes
+        ],
     }
 
 
-def _row(scheme: SchemeName, config: NetworkConfig, model: Model, cluster: ClusterConfig) -> dict[str, Any]:
+def _row(
+    scheme: SchemeName, config: NetworkConfig, model: Model, cluster: ClusterConfig
+) -> dict[str, Any]:
     found = transfers(scheme, config, model, cluster)
     inside = sum(each.sent.inside for each in found)
     between = sum(each.sent.between for each in found)

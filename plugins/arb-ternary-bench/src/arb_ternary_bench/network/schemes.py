@@ -1,8 +1,8 @@
 """What each way to train sends in a step, transfer by transfer, and the training state of a GPU.
 
-Float parts beside votes are summed in the order of micro-batches, in float32; of the other schemes weights and
-gradients are bfloat16, two bytes, and AdamW's state is 16 bytes a parameter (bfloat16 weight and gradient, float32
-master weight and two moments).
+Float parts beside votes are summed in the order of micro-batches, in float32; of the other schemes
+weights and gradients are bfloat16, two bytes, and AdamW's state is 16 bytes a parameter (bfloat16
+weight and gradient, float32 master weight and two moments).
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ _EXPONENT_VOTE: Final = 127
 _TRIT_BITS: Final = 2
 _WORD_BITS: Final = 64
 _BF16, _FLOAT32, _ADAM_STATE = 2, 4, 16
-#: Of the sum of a step's votes for a weight; every rank has one for all weights, unless weights are sharded.
+# : Of the sum of a step's votes for a weight; every rank has one for all weights, unless weights
+# are sharded.
 _SUM_BYTES: Final = 2
 
 SUMMARIES: Final[Mapping[SchemeName, str]] = MappingProxyType(
     {
         "votes": "votes to the owners of rows, flips back",
         "votes_node_sums": "the same, votes summed inside a machine first",
-        "trit_gathers": "what sharded weights take beside votes: two gathers a micro-batch, votes sent in every round",
+        "trit_gathers": "what sharded weights take beside votes: two gathers a micro-batch, votes "
+        "sent in every round",
         "ddp": "DDP, gradients in bfloat16",
         "fsdp2": "FSDP2: two gathers a micro-batch and a reduce-scatter, bfloat16",
         "hsdp": "HSDP: FSDP2 inside a machine, an all-reduce of the shards between them",
@@ -77,13 +79,19 @@ def bits_in_words(limit: int) -> float:
     return _WORD_BITS / math.floor(_WORD_BITS / math.log2(2 * limit + 1))
 
 
-def transfers(scheme: SchemeName, config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+def transfers(
+    scheme: SchemeName, config: NetworkConfig, model: Model, cluster: ClusterConfig
+) -> list[Transfer]:
     """What a GPU sends in a step."""
     return _TRANSFERS[scheme](config, model, cluster)
 
 
-def state_bytes(scheme: SchemeName, config: NetworkConfig, model: Model, cluster: ClusterConfig) -> float:
-    """Weights and what an optimizer keeps of them on one GPU, with stored gradients or with sums of votes."""
+def state_bytes(
+    scheme: SchemeName, config: NetworkConfig, model: Model, cluster: ClusterConfig
+) -> float:
+    """Weights and what an optimizer keeps of them on one GPU, with stored gradients or with sums of
+    votes.
+    """
     if scheme in ("votes", "votes_node_sums", "trit_gathers"):
         votes = config.votes
         exponents = model.exponents(votes.group_size) * (1 + (votes.scale_rule == "residual"))
@@ -92,7 +100,14 @@ def state_bytes(scheme: SchemeName, config: NetworkConfig, model: Model, cluster
         # Without an accumulator from step to step there is one within a step, of the same size.
         owned = model.weights * votes.vote_bits / 8 / cluster.ranks
         sums = _SUM_BYTES * model.weights / shards
-        return trits + owned + sums + exponents + _FLOAT32 * model.edges / 2 + _ADAM_STATE * model.float_parameters
+        return (
+            trits
+            + owned
+            + sums
+            + exponents
+            + _FLOAT32 * model.edges / 2
+            + _ADAM_STATE * model.float_parameters
+        )
     shards = {"fsdp2": cluster.ranks, "hsdp": cluster.gpus}.get(scheme, 1)
     return _ADAM_STATE * model.parameters / shards
 
@@ -104,16 +119,21 @@ def _limit(config: NetworkConfig, cluster: ClusterConfig) -> int:
 
 def _beside_votes(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
     """Ordered sums of floats, and what exponents learn by: the same however votes are summed."""
-    # Statistics and magnitudes of rows and columns, and a float sum of each matrix; then gradients of float parts.
+    # Statistics and magnitudes of rows and columns, and a float sum of each matrix; then gradients
+    # of float parts.
     floats = _FLOAT32 * (2 * model.edges + model.count + model.float_parameters)
     found = [
-        Transfer("float sums to owners, in order", all_to_all(floats, cluster).times(cluster.rounds)),
+        Transfer(
+            "float sums to owners, in order", all_to_all(floats, cluster).times(cluster.rounds)
+        ),
         Transfer("float sums back", all_gather(floats, cluster)),
     ]
     if config.votes.scale_rule == "residual":
         count = model.exponents(config.votes.group_size)
         bits = bits_in_bytes(_EXPONENT_VOTE * cluster.rounds)
-        found.append(Transfer("votes of exponents to owners", all_to_all(count * bits / 8, cluster)))
+        found.append(
+            Transfer("votes of exponents to owners", all_to_all(count * bits / 8, cluster))
+        )
         found.append(Transfer("accumulators of exponents back", all_gather(count, cluster)))
     return found
 
@@ -135,7 +155,9 @@ def _votes(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[
 def _votes_node_sums(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
     limit = _limit(config, cluster)
     digits = model.weights * bits_in_bytes(limit) / 8
-    bits = (bits_in_words if config.votes.sums_in == "words" else bits_in_bytes)(limit * cluster.gpus)
+    bits = (bits_in_words if config.votes.sums_in == "words" else bits_in_bytes)(
+        limit * cluster.gpus
+    )
     sums = model.weights * bits / 8 / cluster.gpus
     flips = _flips(config, model)
     return [
@@ -151,12 +173,19 @@ def _trit_gathers(config: NetworkConfig, model: Model, cluster: ClusterConfig) -
     gathers = all_gather(model.weights * _TRIT_BITS / 8, cluster).times(2 * cluster.rounds)
     found = [Transfer("packed trits, forward and backward", gathers)]
     if cluster.rounds > 1:
-        often, once = cluster.rounds * bits_in_bytes(config.votes.largest(cluster.batches)), _limit(config, cluster)
+        often, once = (
+            cluster.rounds * bits_in_bytes(config.votes.largest(cluster.batches)),
+            _limit(config, cluster),
+        )
         bits = model.weights * (often - bits_in_bytes(once))
         if config.votes.scale_rule == "residual":
-            more = cluster.rounds * bits_in_bytes(_EXPONENT_VOTE) - bits_in_bytes(_EXPONENT_VOTE * cluster.rounds)
+            more = cluster.rounds * bits_in_bytes(_EXPONENT_VOTE) - bits_in_bytes(
+                _EXPONENT_VOTE * cluster.rounds
+            )
             bits += model.exponents(config.votes.group_size) * more
-        found.append(Transfer("votes in every round, beyond those sent once", all_to_all(bits / 8, cluster)))
+        found.append(
+            Transfer("votes in every round, beyond those sent once", all_to_all(bits / 8, cluster))
+        )
     return found
 
 
@@ -185,7 +214,8 @@ def _hsdp(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[T
 def _powersgd(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
     rank = config.powersgd_rank
     factors = sum(
-        min(rank * (each.rows + each.columns), each.rows * each.columns) * each.count for each in model.matrices
+        min(rank * (each.rows + each.columns), each.rows * each.columns) * each.count
+        for each in model.matrices
     )
     return [Transfer("factors", all_reduce(_FLOAT32 * (factors + model.float_parameters), cluster))]
 
@@ -194,23 +224,26 @@ def _one_bit_adam(config: NetworkConfig, model: Model, cluster: ClusterConfig) -
     warmup = config.one_bit_warmup
     bits = model.parameters / 8
     return [
-        Transfer("gradients while warming up", all_reduce(_BF16 * model.parameters, cluster).times(warmup)),
+        Transfer(
+            "gradients while warming up",
+            all_reduce(_BF16 * model.parameters, cluster).times(warmup),
+        ),
         Transfer("signs of momenta to servers", all_to_all(bits, cluster).times(1 - warmup)),
         Transfer("signs of means back", all_gather(bits, cluster).times(1 - warmup)),
     ]
 
 
-_TRANSFERS: Final[Mapping[SchemeName, Callable[[NetworkConfig, Model, ClusterConfig], list[Transfer]]]] = (
-    MappingProxyType(
-        {
-            "votes": _votes,
-            "votes_node_sums": _votes_node_sums,
-            "trit_gathers": _trit_gathers,
-            "ddp": _ddp,
-            "fsdp2": _fsdp2,
-            "hsdp": _hsdp,
-            "powersgd": _powersgd,
-            "one_bit_adam": _one_bit_adam,
-        }
-    )
+_TRANSFERS: Final[
+    Mapping[SchemeName, Callable[[NetworkConfig, Model, ClusterConfig], list[Transfer]]]
+] = MappingProxyType(
+    {
+        "votes": _votes,
+        "votes_node_sums": _votes_node_sums,
+        "trit_gathers": _trit_gathers,
+        "ddp": _ddp,
+        "fsdp2": _fsdp2,
+        "hsdp": _hsdp,
+        "powersgd": _powersgd,
+        "one_bit_adam": _one_bit_adam,
+    }
 )

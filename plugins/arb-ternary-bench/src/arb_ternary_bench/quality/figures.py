@@ -11,13 +11,15 @@ from arb_ternary.errors import ArbError
 
 __all__ = ["draw_frontier", "draw_losses"]
 
-#: Categorical colours that stay apart for colour-blind readers (Okabe and Ito, 2008), and dashes for a second round.
+# : Categorical colours that stay apart for colour-blind readers (Okabe and Ito, 2008), and dashes
+# for a second round.
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES: Final = ("-", "--", ":", "-.")
 
 
 def draw_losses(result: Mapping[str, Any], destination: Path) -> None:
-    """Draw validation loss over tokens to ``destination``: one line a rule, the mean over seeds, in the order of ends.
+    """Draw validation loss over tokens to ``destination``: one line a rule, the mean over seeds, in
+    the order of ends.
 
     Raises:
         ArbError: the file cannot be written.
@@ -29,18 +31,32 @@ def draw_losses(result: Mapping[str, Any], destination: Path) -> None:
         colour, dash = styles[name]
         millions = [tokens / 1e6 for tokens, _ in line]
         losses = [loss for _, loss in line]
-        axes.plot(millions, losses, color=colour, linestyle=dash, linewidth=1.6, label=f"{losses[-1]:.3f}  {name}")
+        axes.plot(
+            millions,
+            losses,
+            color=colour,
+            linestyle=dash,
+            linewidth=1.6,
+            label=f"{losses[-1]:.3f}  {name}",
+        )
     if lines:
         # The first points are high above what the eye should compare.
         finals = [line[-1][1] for line in lines.values()]
-        early = max(line[max(0, min(len(line) - 2, max(1, len(line) // 8)))][1] for line in lines.values())
+        early = max(
+            line[max(0, min(len(line) - 2, max(1, len(line) // 8)))][1] for line in lines.values()
+        )
         low, high = min(finals), max(early, *finals)
         span = high - low or 0.1
         axes.set_ylim(low - 0.06 * span, high + 0.04 * span)
         axes.legend(
-            frameon=False, fontsize=9, title="loss at the end", alignment="left", title_fontsize=9,
-            loc="center left", bbox_to_anchor=(1.01, 0.5),
-        )  # fmt: skip
+            frameon=False,
+            fontsize=9,
+            title="loss at the end",
+            alignment="left",
+            title_fontsize=9,
+            loc="center left",
+            bbox_to_anchor=(1.01, 0.5),
+        )
     axes.set_xlabel("tokens, millions")
     axes.set_ylabel("validation loss, nats a byte")
     axes.set_title(_title(result), fontsize=11)
@@ -48,7 +64,8 @@ def draw_losses(result: Mapping[str, Any], destination: Path) -> None:
 
 
 def draw_frontier(result: Mapping[str, Any], destination: Path) -> None:
-    """Draw final loss over state bits a linear weight to ``destination``, with standard deviations over seeds.
+    """Draw final loss over state bits a linear weight to ``destination``, with standard deviations
+    over seeds.
 
     Raises:
         ArbError: the file cannot be written.
@@ -59,9 +76,15 @@ def draw_frontier(result: Mapping[str, Any], destination: Path) -> None:
     for rule in points:
         bits, loss = rule["state_bits_per_linear_weight"], rule["validation_loss_mean"]
         axes.errorbar(
-            [bits], [loss], yerr=[rule["validation_loss_stdev"]], color=styles[rule["name"]][0], marker="o",
-            markersize=6, capsize=3, linewidth=1.2,
-        )  # fmt: skip
+            [bits],
+            [loss],
+            yerr=[rule["validation_loss_stdev"]],
+            color=styles[rule["name"]][0],
+            marker="o",
+            markersize=6,
+            capsize=3,
+            linewidth=1.2,
+        )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if points:
@@ -97,13 +120,19 @@ def _save(figure: Any, destination: Path) -> None:
 
 def _title(result: Mapping[str, Any]) -> str:
     seeds = len(result["seeds"])
-    return f"size {result['size']}, {result['tokens'] / 1e6:.3g} million tokens, {seeds} seed{'s' if seeds > 1 else ''}"
+    return (
+        f"size {result['size']}, {result['tokens'] / 1e6:.3g} million tokens, {seeds} "
+        f"seed{'s' if seeds > 1 else ''}"
+    )
 
 
 def _styles(result: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Colour and dash of each rule, the same in both figures."""
     return {
-        rule["name"]: (_COLOURS[index % len(_COLOURS)], _DASHES[index // len(_COLOURS) % len(_DASHES)])
+        rule["name"]: (
+            _COLOURS[index % len(_COLOURS)],
+            _DASHES[index // len(_COLOURS) % len(_DASHES)],
+        )
         for index, rule in enumerate(result["rules"])
     }
 
@@ -112,7 +141,9 @@ def _mean_curve(rule: Mapping[str, Any]) -> list[tuple[int, float]]:
     """Mean over seeds at every number of tokens that all of them have a loss for."""
     curves = [dict(map(tuple, curve)) for curve in rule["curves"]]
     shared = set.intersection(*map(set, curves)) if curves else set()
-    return [(tokens, statistics.fmean(curve[tokens] for curve in curves)) for tokens in sorted(shared)]
+    return [
+        (tokens, statistics.fmean(curve[tokens] for curve in curves)) for tokens in sorted(shared)
+    ]
 
 
 def _label(axes: Any, points: list[Any], styles: Mapping[str, tuple[str, str]]) -> None:
@@ -135,5 +166,7 @@ def _label(axes: Any, points: list[Any], styles: Mapping[str, tuple[str, str]]) 
             va="center",
             fontsize=8,
             color=styles[rule["name"]][0],
-            arrowprops=None if height == loss else {"arrowstyle": "-", "color": "0.7", "linewidth": 0.6},
+            arrowprops=None
+            if height == loss
+            else {"arrowstyle": "-", "color": "0.7", "linewidth": 0.6},
         )

@@ -20,7 +20,13 @@ FORMAT: Final = "arb-ternary-quality-trial"
 VERSION: Final = 1
 
 #: What an outcome takes over from a run's audit.
-_COUNTED: Final = ("parameters", "float_parameters", "ternary_weights", "state_bytes", "state_bits_per_parameter")
+_COUNTED: Final = (
+    "parameters",
+    "float_parameters",
+    "ternary_weights",
+    "state_bytes",
+    "state_bits_per_parameter",
+)
 
 
 def measured(trial: Trial, child: ChildRun, ended: Ended, threads: int) -> dict[str, Any]:
@@ -32,7 +38,8 @@ def measured(trial: Trial, child: ChildRun, ended: Ended, threads: int) -> dict[
     report, run = child.report(), RunDirectory(child.directory)
     if report["tokens"] != trial.tokens:
         raise ComponentError(
-            f"recipe {trial.rule!r}: {trial.name} trained on {report['tokens']:,} tokens, not {trial.tokens:,}",
+            f"recipe {trial.rule!r}: {trial.name} trained on {report['tokens']:,} tokens, not "
+            f"{trial.tokens:,}",
             "Every recipe trains on the same tokens.",
         )
     loss, record = float(report["validation_loss"]), run.record()
@@ -74,7 +81,9 @@ def write_outcome(path: Path, outcome: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, outcome)
     except OSError as error:
-        raise ArbError(f"{path}: cannot be written: {error}", "Free some space and repeat the command.") from error
+        raise ArbError(
+            f"{path}: cannot be written: {error}", "Free some space and repeat the command."
+        ) from error
 
 
 def read_outcome(path: Path) -> dict[str, Any] | None:
@@ -88,9 +97,16 @@ def read_outcome(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ArbError(f"{path}: cannot be read: {error}", "Delete it, and the trial is run again.") from error
-    if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
-        raise ArbError(f"{path}: not the outcome of a trial", "Delete it, and the trial is run again.")
+        raise ArbError(
+            f"{path}: cannot be read: {error}", "Delete it, and the trial is run again."
+        ) from error
+    if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (
+        FORMAT,
+        VERSION,
+    ):
+        raise ArbError(
+            f"{path}: not the outcome of a trial", "Delete it, and the trial is run again."
+        )
     return content
 
 
@@ -109,7 +125,9 @@ def _head(trial: Trial) -> dict[str, Any]:
 
 
 def _curve(run: RunDirectory) -> list[list[float]]:
-    """Tokens trained on and held-out loss at each evaluation that gave one; the last is on all held-out tokens."""
+    """Tokens trained on and held-out loss at each evaluation that gave one; the last is on all
+    held-out tokens.
+    """
     tokens, curve = {0: 0}, []
     for record in read_metrics(run.metrics_file):
         if record["event"] == "train":

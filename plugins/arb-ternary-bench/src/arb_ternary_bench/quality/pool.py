@@ -1,4 +1,6 @@
-"""The runs of a study, a few at a time, each in a process of its own; what a kill left half-way is continued."""
+"""The runs of a study, a few at a time, each in a process of its own; what a kill left half-way is
+continued.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ class Pool:
             outcome = self.known(trial)
             if outcome is None:
                 if self.outcome_file(trial).exists():
-                    self.say(f"{trial.title}: its config has changed since it was run; it is run again")
+                    self.say(
+                        f"{trial.title}: its config has changed since it was run; it is run again"
+                    )
                 waiting.append(trial)
             else:
                 outcomes[trial.name] = outcome
@@ -96,7 +100,9 @@ class Pool:
                         continue
                     self._running.remove(running)
                     if ended.code == _FAILURE and running.resumed:
-                        self.say(f"{running.trial.title}: could not be continued, and is started again")
+                        self.say(
+                            f"{running.trial.title}: could not be continued, and is started again"
+                        )
                         shutil.rmtree(running.child.directory, ignore_errors=True)
                         waiting.appendleft(running.trial)
                     else:
@@ -109,7 +115,10 @@ class Pool:
 
     def _start(self, trial: Trial) -> _Running:
         """Start a run, or go on with it where the same config has one half-way."""
-        config, directory = self.folder / "configs" / f"{trial.name}.yaml", self.folder / "runs" / trial.name
+        config, directory = (
+            self.folder / "configs" / f"{trial.name}.yaml",
+            self.folder / "runs" / trial.name,
+        )
         text = dump_yaml(dict(trial.config))
         self._wait_for(trial, directory)
         same = config.exists() and config.read_text(encoding="utf-8") == text
@@ -150,21 +159,29 @@ class Pool:
             name = signal.Signals(-ended.code).name
             raise ArbError(
                 f"{trial.name}: the run was killed by {name}",
-                f"{child.log_tail()}\nIt may have run out of memory; the same command continues the study.",
+                f"{child.log_tail()}\nIt may have run out of memory; the same command continues "
+                f"the study.",
             )
         else:
-            raise ArbError(f"{trial.name}: the run ended with {ended.code}; see {child.log}", child.log_tail())
+            raise ArbError(
+                f"{trial.name}: the run ended with {ended.code}; see {child.log}", child.log_tail()
+            )
         write_outcome(self.outcome_file(trial), outcome)
         self._remove_checkpoints(trial)
         self.finished(trial, outcome)
         return outcome
 
     def _remove_checkpoints(self, trial: Trial) -> None:
-        shutil.rmtree(RunDirectory(self.folder / "runs" / trial.name).checkpoints, ignore_errors=True)
+        shutil.rmtree(
+            RunDirectory(self.folder / "runs" / trial.name).checkpoints, ignore_errors=True
+        )
 
     def _leave_if_asked(self) -> None:
         if self.stop.requested:
-            raise Interrupted(f"{self.folder}: stopped by {self.stop.reason}", "The same command continues the study.")
+            raise Interrupted(
+                f"{self.folder}: stopped by {self.stop.reason}",
+                "The same command continues the study.",
+            )
 
     def _end_all(self) -> None:
         """Let the runs under way save a checkpoint; a second signal to this process kills them."""

@@ -1,4 +1,6 @@
-"""The bench's own recipes: float32 as the bound that every rule is measured against, and plain sign votes."""
+"""The bench's own recipes: float32 as the bound that every rule is measured against, and plain sign
+votes.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,13 @@ __all__ = [
     "sign_votes_32",
 ]
 
-#: Rates of scaled votes, and learning rates of the float parts beside them, for 2,560 steps. With the width the latter
-#: fall sooner than the former: the last pair is for wider models.
+# : Rates of scaled votes, and learning rates of the float parts beside them, for 2,560 steps. With
+# the width the latter : fall sooner than the former: the last pair is for wider models.
 _VOTE_RATES: Final = (0.07, 0.1, 0.14, 0.09)
 _FLOAT_RATES: Final = (4e-3, 4e-3, 4e-3, 2.2e-3)
 
-#: Options of the model: gains of all norms and factors of rows are float, beside embedding and head.
+# : Options of the model: gains of all norms and factors of rows are float, beside embedding and
+# head.
 _FLOAT_VECTORS: Final[Mapping[str, Any]] = {
     "float_parts": ["embedding", "head", "norms"],
     "inner_gains": True,
@@ -49,12 +52,20 @@ def float32(steps: int) -> Recipe:
     """Every part in float32, activations included, trained by AdamW."""
     return Recipe(
         overrides={
-            "model": {"float_parts": ["embedding", "head", "norms", "linears"], "activations": "float"},
+            "model": {
+                "float_parts": ["embedding", "head", "norms", "linears"],
+                "activations": "float",
+            },
             "optimizer": {"name": "adamw"},
         },
         trials=tuple(
             {"optimizer": {"lr": rate_for(steps, lr)}, "phase": {"lr_schedule": schedule}}
-            for lr, schedule in ((2e-3, "cosine"), (4e-3, "cosine"), (4e-3, "linear"), (8e-3, "linear"))
+            for lr, schedule in (
+                (2e-3, "cosine"),
+                (4e-3, "cosine"),
+                (4e-3, "linear"),
+                (8e-3, "linear"),
+            )
         ),
         without=("model.group_size", "model.scale_rule"),
     )
@@ -71,7 +82,9 @@ def scaled_votes_reset(steps: int) -> Recipe:
 
 
 def scaled_votes_orthogonal(steps: int) -> Recipe:
-    """The default rule with gradients of which half is orthogonalised: more time a step, as many bits of state."""
+    """The default rule with gradients of which half is orthogonalised: more time a step, as many
+    bits of state.
+    """
     return _scaled_votes(
         steps,
         ternary={"orthogonal": True},
@@ -81,7 +94,9 @@ def scaled_votes_orthogonal(steps: int) -> Recipe:
 
 
 def scaled_votes_gains(steps: int) -> Recipe:
-    """Votes of orthogonalised gradients, and float vectors by AdamW: gains of all norms, factors of rows."""
+    """Votes of orthogonalised gradients, and float vectors by AdamW: gains of all norms, factors of
+    rows.
+    """
     return _scaled_votes(
         steps,
         model=_FLOAT_VECTORS,
@@ -98,7 +113,9 @@ def scaled_votes_exact(steps: int) -> Recipe:
 
 
 def scaled_votes_4bit(steps: int) -> Recipe:
-    """The default rule with 4-bit accumulators: six bits a weight, in half as many steps of twice the batch."""
+    """The default rule with 4-bit accumulators: six bits a weight, in half as many steps of twice
+    the batch.
+    """
     # What is rounded away is as much in a step of any batch: fewer, larger steps lose less of it.
     halved = {"batch_size": 2 * BATCH, "steps": steps // 2} if steps % 2 == 0 else {}
     return _scaled_votes(
@@ -112,7 +129,9 @@ def scaled_votes_4bit(steps: int) -> Recipe:
 
 
 def scaled_votes_4bit_clipped(steps: int) -> Recipe:
-    """4-bit accumulators, gradients with a clipped spectrum, and a batch that doubles after half of the tokens."""
+    """4-bit accumulators, gradients with a clipped spectrum, and a batch that doubles after half of
+    the tokens.
+    """
     return _four_bits_clipped(steps, {})
 
 
@@ -137,7 +156,9 @@ def _four_bits_clipped(steps: int, model: Mapping[str, Any], decay: float = 0.0)
 
 def scaled_votes_2bit(steps: int) -> Recipe:
     """The default rule with no accumulator: a flip is drawn from the votes of one step."""
-    return _scaled_votes(steps, model={"vote_bits": 2}, rates=(0.005, 0.01, 0.02, 0.04), float_rates=(4e-3,) * 4)
+    return _scaled_votes(
+        steps, model={"vote_bits": 2}, rates=(0.005, 0.01, 0.02, 0.04), float_rates=(4e-3,) * 4
+    )
 
 
 def scaled_votes_pure(steps: int) -> Recipe:
@@ -146,16 +167,22 @@ def scaled_votes_pure(steps: int) -> Recipe:
 
 
 def scaled_votes_pure_trits(steps: int) -> Recipe:
-    """Votes of orthogonalised gradients for everything, with vectors of trits: gains of all norms, factors of rows."""
+    """Votes of orthogonalised gradients for everything, with vectors of trits: gains of all norms,
+    factors of rows.
+    """
     vectors = {"learned_norms": True, "inner_gains": True, "row_scales": True, "vector_trits": 8}
     return _pure(steps, vectors, {"orthogonal": True})
 
 
 def _pure(steps: int, model: Mapping[str, Any], votes: Mapping[str, Any]) -> Recipe:
-    recipe = _scaled_votes(steps, model={"float_parts": [], "embedding_scale_rule": "frozen", **model})
+    recipe = _scaled_votes(
+        steps, model={"float_parts": [], "embedding_scale_rule": "frozen", **model}
+    )
     return Recipe(
         overrides={**recipe.overrides, "optimizer": {"name": "scaled_votes", **votes}},
-        trials=tuple({"optimizer": {"lr": rate_for(steps, rate)}} for rate in (0.07, 0.1, 0.14, 0.2)),
+        trials=tuple(
+            {"optimizer": {"lr": rate_for(steps, rate)}} for rate in (0.07, 0.1, 0.14, 0.2)
+        ),
         without=("phase.grad_clip",),
     )
 
@@ -184,7 +211,12 @@ def _scaled_votes(
     if exact:
         overrides["exact"] = True
     trials = tuple(
-        {"optimizer": {"ternary": {"lr": rate_for(steps, rate)}, "float": {"lr": rate_for(steps, float_rate)}}}
+        {
+            "optimizer": {
+                "ternary": {"lr": rate_for(steps, rate)},
+                "float": {"lr": rate_for(steps, float_rate)},
+            }
+        }
         for rate, float_rate in zip(rates, float_rates, strict=True)
     )
     return Recipe(overrides=overrides, trials=trials)
@@ -222,7 +254,9 @@ def _sign_votes(threshold: int) -> Recipe:
 
 
 def momentum_votes(steps: int) -> Recipe:
-    """Accumulators as momentum. The share of flips falls with the square of the rate, as that of scaled votes does."""
+    """Accumulators as momentum. The share of flips falls with the square of the rate, as that of
+    scaled votes does.
+    """
     return Recipe(
         overrides={
             "optimizer": {

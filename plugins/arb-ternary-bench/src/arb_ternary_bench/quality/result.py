@@ -38,16 +38,23 @@ def make_result(
         facts: machine, size, tokens, and the ``recipes`` with their summaries.
         tuning: outcomes of the tuning runs of each recipe, by trial.
         chosen: the trial that each recipe was trained with.
-        final: outcomes of the final runs of each recipe, by seed; empty where no trial could be chosen.
+        final: outcomes of the final runs of each recipe, by seed; empty where no trial could be
+            chosen.
     """
     told = {key: value for key, value in facts.items() if key != "recipes"}
-    entropies = next((outcome for outcomes in final.values() for outcome in outcomes if "curve" in outcome), {})
+    entropies = next(
+        (outcome for outcomes in final.values() for outcome in outcomes if "curve" in outcome), {}
+    )
     return {
         **told,
         "unigram_entropy": entropies.get("unigram_entropy"),
         "bigram_entropy": entropies.get("bigram_entropy"),
         "rules": [
-            {"name": rule, **facts["recipes"][rule], **_rule(tuning[rule], chosen[rule], final[rule])}
+            {
+                "name": rule,
+                **facts["recipes"][rule],
+                **_rule(tuning[rule], chosen[rule], final[rule]),
+            }
             for rule in tuning
         ],
     }
@@ -60,7 +67,11 @@ def _rule(tuning: Outcomes, chosen: int | None, final: Outcomes) -> dict[str, An
     counted = next((outcome for outcome in final if "linears" in outcome), None)
     return {
         "tuning": [
-            {"settings": outcome["settings"], "loss": outcome["loss"], "failure": outcome["failure"]}
+            {
+                "settings": outcome["settings"],
+                "loss": outcome["loss"],
+                "failure": outcome["failure"],
+            }
             for outcome in tuning
         ],
         "chosen": chosen,
@@ -70,7 +81,9 @@ def _rule(tuning: Outcomes, chosen: int | None, final: Outcomes) -> dict[str, An
         "failures": [outcome["failure"] for outcome in final],
         # A seed that failed is no number, and a mean without it would be that of the lucky ones.
         "validation_loss_mean": statistics.fmean(finite) if complete else None,
-        "validation_loss_stdev": (statistics.stdev(finite) if len(finite) > 1 else 0.0) if complete else None,
+        "validation_loss_stdev": (statistics.stdev(finite) if len(finite) > 1 else 0.0)
+        if complete
+        else None,
         "parameters": counted and counted["parameters"],
         "float_parameters": counted and counted["float_parameters"],
         "state_bytes": counted and counted["state_bytes"],
@@ -87,7 +100,9 @@ def _rule(tuning: Outcomes, chosen: int | None, final: Outcomes) -> dict[str, An
 
 def rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The table's rows, the best rule first and those without a number last."""
-    order = sorted(result["rules"], key=lambda rule: loss_of({"loss": rule["validation_loss_mean"]}))
+    order = sorted(
+        result["rules"], key=lambda rule: loss_of({"loss": rule["validation_loss_mean"]})
+    )
     return [_row(rule) for rule in order]
 
 
@@ -95,7 +110,10 @@ def _row(rule: Mapping[str, Any]) -> tuple[str, ...]:
     settings = "" if rule["settings"] is None else _flat(rule["settings"])
     if rule["parameters"] is None:
         return (rule["name"], "failed", "", "", "", "", "", "", settings)
-    mean, speeds = rule["validation_loss_mean"], [speed for speed in rule["tokens_per_second"] if speed]
+    mean, speeds = (
+        rule["validation_loss_mean"],
+        [speed for speed in rule["tokens_per_second"] if speed],
+    )
     seeds = len(rule["validation_losses"])
     loss = "failed" if mean is None else f"{mean:.4f}"
     if mean is not None and seeds > 1:
@@ -130,13 +148,17 @@ def markdown(result: Mapping[str, Any]) -> str:
     entropies = ""
     if result["bigram_entropy"] is not None:
         entropies = (
-            f" The validation bytes have a unigram entropy of {result['unigram_entropy']:.3f} and a bigram entropy of "
+            f" The validation bytes have a unigram entropy of {result['unigram_entropy']:.3f} and "
+            f"a bigram entropy of "
             f"{result['bigram_entropy']:.3f}."
         )
     note = (
-        f"Size {result['size']}; validation loss in nats a byte, mean and standard deviation of {len(seeds)} "
-        f"{'seed' if len(seeds) == 1 else 'seeds'}, {result['tokens']:,} tokens each; the settings are the best of "
-        f"{len(result['rules'][0]['tuning'])} trials on {result['tuning_tokens']:,} tokens, judged on the end of the "
+        f"Size {result['size']}; validation loss in nats a byte, mean and standard deviation of "
+        f"{len(seeds)} "
+        f"{'seed' if len(seeds) == 1 else 'seeds'}, {result['tokens']:,} tokens each; the settings "
+        f"are the best of "
+        f"{len(result['rules'][0]['tuning'])} trials on {result['tuning_tokens']:,} tokens, judged "
+        f"on the end of the "
         f"training text.{entropies} {result['jobs']} at once, {result['threads']} threads each, on "
         f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}."
     )

@@ -31,7 +31,8 @@ class QualitySize:
         width, layers, heads, feed_forward: of the decoder.
         tokens: that each seed of a recipe trains on.
         tuning_tokens: that each trial trains on.
-        amp: whether matrices are multiplied in bfloat16, which is slower on a processor without instructions for it.
+        amp: whether matrices are multiplied in bfloat16, which is slower on a processor without
+            instructions for it.
         eval_batches: of a point of the loss curve.
     """
 
@@ -52,10 +53,22 @@ SIZES: Final[Mapping[str, QualitySize]] = MappingProxyType(
         size.name: size
         for size in (
             QualitySize(
-                name="small", width=192, layers=3, heads=3, feed_forward=384, tokens=5 << 20, tuning_tokens=1 << 20
+                name="small",
+                width=192,
+                layers=3,
+                heads=3,
+                feed_forward=384,
+                tokens=5 << 20,
+                tuning_tokens=1 << 20,
             ),
             QualitySize(
-                name="medium", width=320, layers=4, heads=5, feed_forward=640, tokens=8 << 20, tuning_tokens=1 << 20
+                name="medium",
+                width=320,
+                layers=4,
+                heads=5,
+                feed_forward=640,
+                tokens=8 << 20,
+                tuning_tokens=1 << 20,
             ),
             QualitySize(
                 name="tiny",
@@ -73,7 +86,9 @@ SIZES: Final[Mapping[str, QualitySize]] = MappingProxyType(
 )
 
 
-def base_config(size: QualitySize, *, name: str, steps: int, seed: int, tuning: bool) -> dict[str, Any]:
+def base_config(
+    size: QualitySize, *, name: str, steps: int, seed: int, tuning: bool
+) -> dict[str, Any]:
     """The config that recipes change, all but the optimizer, with ``phase`` for its one phase.
 
     Args:

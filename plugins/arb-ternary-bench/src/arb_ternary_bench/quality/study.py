@@ -1,7 +1,8 @@
 """A study of the quality bench: tune every recipe alike, then train each with every seed.
 
-The settings of a recipe are chosen on the end of the training text; the validation text is read by the final runs only.
-Everything that a study knows lies in its folder, so that the same command continues one that was killed:
+The settings of a recipe are chosen on the end of the training text; the validation text is read by
+the final runs only. Everything that a study knows lies in its folder, so that the same command
+continues one that was killed:
 
 ==================  ==============================================================
 ``study.json``      size and tokens; another study is refused
@@ -89,21 +90,24 @@ def run_study(study: QualityStudy, say: Callable[[str], None] = lambda _: None) 
     """Carry out ``study``, or what is left of it; returns the content of its ``result.json``.
 
     Raises:
-        UsageProblem: a study with other settings is in the folder, or another process works there, or there are fewer
-            tokens than one step takes, or there is no such recipe.
+        UsageProblem: a study with other settings is in the folder, or another process works there,
+            or there are fewer tokens than one step takes, or there is no such recipe.
         Interrupted: SIGINT or SIGTERM came; the runs under way have saved a checkpoint.
         ArbError: a run could not be carried out.
     """
     for name in ("tokens", "tuning_tokens"):
         if getattr(study, name) < STEP_TOKENS:
-            raise UsageProblem(f"--{name.replace('_', '-')}: an optimizer step alone takes {STEP_TOKENS} tokens")
+            raise UsageProblem(
+                f"--{name.replace('_', '-')}: an optimizer step alone takes {STEP_TOKENS} tokens"
+            )
     # Every config is checked before anything runs.
     tuning = tuning_trials(study.size, study.rules, study.tuning_tokens)
     for number in range(TRIALS):
         final_trials(study.size, dict.fromkeys(study.rules, number), range(1), study.tokens)
     _make_folder(study.folder)
     busy = UsageProblem(
-        f"{study.folder}: another study is at work here", "Wait for it, stop it, or choose another folder: --out DIR"
+        f"{study.folder}: another study is at work here",
+        "Wait for it, stop it, or choose another folder: --out DIR",
     )
     with locked(study.folder, busy), StopRequest() as stop:
         _refuse_another(study)
@@ -120,17 +124,29 @@ def run_study(study: QualityStudy, say: Callable[[str], None] = lambda _: None) 
         tuned = pool.run(tuning)
         chosen: dict[str, int | None] = {}
         for rule in study.rules:
-            chosen[rule] = choose([loss_of(tuned[trial.name]) for trial in tuning if trial.rule == rule])
-            say(f"{rule}: {'no trial has a finite loss' if chosen[rule] is None else f'trial {chosen[rule]} chosen'}")
+            chosen[rule] = choose(
+                [loss_of(tuned[trial.name]) for trial in tuning if trial.rule == rule]
+            )
+            say(
+                f"{rule}: no trial has a finite loss"
+                if chosen[rule] is None
+                else f"{rule}: trial {chosen[rule]} chosen"
+            )
         usable = {rule: number for rule, number in chosen.items() if number is not None}
         final = final_trials(study.size, usable, range(study.seeds), study.tokens)
         progress.settle([trial for trial in final if pool.known(trial) is None])
         finals = pool.run(final)
         result = make_result(
             _facts(study),
-            {rule: [tuned[trial.name] for trial in tuning if trial.rule == rule] for rule in study.rules},
+            {
+                rule: [tuned[trial.name] for trial in tuning if trial.rule == rule]
+                for rule in study.rules
+            },
             chosen,
-            {rule: [finals[trial.name] for trial in final if trial.rule == rule] for rule in study.rules},
+            {
+                rule: [finals[trial.name] for trial in final if trial.rule == rule]
+                for rule in study.rules
+            },
         )
         write_results(study.folder, result)
     return result
@@ -161,7 +177,8 @@ def _facts(study: QualityStudy) -> dict[str, Any]:
         "jobs": study.jobs,
         "threads": study.threads,
         "recipes": {
-            rule: {"summary": found.spec.summary, "distribution": found.distribution} for rule, found in recipes.items()
+            rule: {"summary": found.spec.summary, "distribution": found.distribution}
+            for rule, found in recipes.items()
         },
     }
 
@@ -185,7 +202,8 @@ def _refuse_another(study: QualityStudy) -> None:
     if before != study.identity():
         told = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in before.items())
         raise UsageProblem(
-            f"{study.folder}: a study with other settings is here: {told}", "Choose another folder: --out DIR"
+            f"{study.folder}: a study with other settings is here: {told}",
+            "Choose another folder: --out DIR",
         )
 
 

@@ -67,7 +67,8 @@ def tuning_trials(size: QualitySize, rules: Iterable[str], tokens: int) -> list[
 
     Raises:
         UsageProblem, EnvironmentProblem: there is no such recipe.
-        ComponentError: a recipe does not keep its protocol, or asks for what a recipe must not change.
+        ComponentError: a recipe does not keep its protocol, or asks for what a recipe must not
+            change.
     """
     made = [(rule, make_recipe(rule, tokens // STEP_TOKENS)) for rule in rules]
     return [
@@ -77,15 +78,21 @@ def tuning_trials(size: QualitySize, rules: Iterable[str], tokens: int) -> list[
     ]
 
 
-def final_trials(size: QualitySize, chosen: Mapping[str, int], seeds: Iterable[int], tokens: int) -> list[Trial]:
+def final_trials(
+    size: QualitySize, chosen: Mapping[str, int], seeds: Iterable[int], tokens: int
+) -> list[Trial]:
     """Every recipe with the trial that was chosen for it, with each seed, the recipes in turn.
 
     Raises:
         as :func:`tuning_trials`.
     """
-    made = [(rule, number, make_recipe(rule, tokens // STEP_TOKENS)) for rule, number in chosen.items()]
+    made = [
+        (rule, number, make_recipe(rule, tokens // STEP_TOKENS)) for rule, number in chosen.items()
+    ]
     return [
-        _trial("final", size, rule, recipe, number, seed, tokens) for seed in seeds for rule, number, recipe in made
+        _trial("final", size, rule, recipe, number, seed, tokens)
+        for seed in seeds
+        for rule, number, recipe in made
     ]
 
 
@@ -94,7 +101,8 @@ def make_recipe(rule: str, steps: int) -> Recipe:
 
     Raises:
         UsageProblem, EnvironmentProblem: there is none.
-        ComponentError: its factory fails, or what it returns is not a recipe with :data:`TRIALS` trials.
+        ComponentError: its factory fails, or what it returns is not a recipe with :data:`TRIALS`
+            trials.
     """
     found = manager().registry.get("recipe", rule)
     factory = _factory(found)
@@ -103,24 +111,32 @@ def make_recipe(rule: str, steps: int) -> Recipe:
     except ArbError:
         raise
     except Exception as error:
-        raise ComponentError(f"recipe {rule!r}: its factory failed: {type(error).__name__}: {error}") from error
+        raise ComponentError(
+            f"recipe {rule!r}: its factory failed: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(recipe, Recipe):
-        raise ComponentError(f"recipe {rule!r}: its factory returned a {type(recipe).__name__}, not a Recipe")
+        raise ComponentError(
+            f"recipe {rule!r}: its factory returned a {type(recipe).__name__}, not a Recipe"
+        )
     if len(recipe.trials) != TRIALS:
         raise ComponentError(
-            f"recipe {rule!r}: it has {len(recipe.trials)} trials; every recipe has exactly {TRIALS}, so that none is "
+            f"recipe {rule!r}: it has {len(recipe.trials)} trials; every recipe has exactly "
+            f"{TRIALS}, so that none is "
             "tuned more than another"
         )
     for section in (key for part in (recipe.overrides, *recipe.trials) for key in part):
         if section not in SECTIONS:
             raise ComponentError(
-                f"recipe {rule!r}: it must not change {section!r}", f"A recipe may change: {', '.join(SECTIONS)}."
+                f"recipe {rule!r}: it must not change {section!r}",
+                f"A recipe may change: {', '.join(SECTIONS)}.",
             )
     return recipe
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes``: mappings key by key, everything else replaced. Neither is modified."""
+    """``base`` with ``changes``: mappings key by key, everything else replaced. Neither is
+    modified.
+    """
     result = dict(base)
     for key, value in changes.items():
         before = result.get(key)
@@ -133,11 +149,21 @@ def _factory(found: Registered) -> Callable[[int], Any]:
     try:
         factory: Callable[[int], Any] = found.load()
     except (ImportError, AttributeError) as error:
-        raise ComponentError(f"recipe {found.name!r}: {found.spec.target} cannot be imported: {error}") from error
+        raise ComponentError(
+            f"recipe {found.name!r}: {found.spec.target} cannot be imported: {error}"
+        ) from error
     return factory
 
 
-def _trial(stage: Stage, size: QualitySize, rule: str, recipe: Recipe, choice: int, number: int, tokens: int) -> Trial:
+def _trial(
+    stage: Stage,
+    size: QualitySize,
+    rule: str,
+    recipe: Recipe,
+    choice: int,
+    number: int,
+    tokens: int,
+) -> Trial:
     tuning = stage == "tuning"
     steps = tokens // STEP_TOKENS
     base = base_config(
@@ -165,7 +191,9 @@ def _remove(config: dict[str, Any], path: str, rule: str) -> None:
     for part in above:
         holder = holder.get(part) if isinstance(holder, dict) else None
     if not isinstance(holder, dict) or last not in holder or path.partition(".")[0] not in SECTIONS:
-        raise ComponentError(f"recipe {rule!r}: the base config has no {path!r} that a recipe may leave out")
+        raise ComponentError(
+            f"recipe {rule!r}: the base config has no {path!r} that a recipe may leave out"
+        )
     del holder[last]
 
 
@@ -177,14 +205,17 @@ def _check(trial: Trial) -> None:
         ComponentError: the number of tokens is.
     """
     source = f"recipe {trial.rule!r}, {trial.name}"
-    config: RunConfig = structure_run(Document(deepcopy(dict(trial.config)), source), manager().registry).config
+    config: RunConfig = structure_run(
+        Document(deepcopy(dict(trial.config)), source), manager().registry
+    ).config
     options = config.phases[0].options
     parts = ("steps", "batch_size", "block_size", "gradient_accumulation_steps")
     if all(hasattr(options, part) for part in parts):
         tokens = tokens_in(options, options.steps)
         if tokens != trial.tokens:
             raise ComponentError(
-                f"{source}: steps x batch_size x block_size x gradient_accumulation_steps, with batch_doublings, is "
+                f"{source}: steps x batch_size x block_size x gradient_accumulation_steps, with "
+                f"batch_doublings, is "
                 f"{tokens:,} tokens, not {trial.tokens:,}",
                 "Every recipe trains on the same tokens.",
             )

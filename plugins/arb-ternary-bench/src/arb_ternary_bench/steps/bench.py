@@ -1,4 +1,6 @@
-"""The step bench: forward, backward and update of a linear or a block, in every way of training it, in turns."""
+"""The step bench: forward, backward and update of a linear or a block, in every way of training it,
+in turns.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,14 @@ class StepBench:
     seconds: float = 5.0
 
 
-def run_step_bench(bench: StepBench, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def run_step_bench(
+    bench: StepBench, *, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Measure everything; the content of ``result.json``.
 
     Raises:
-        ArbError: a way of training fails or leaves its weights as they were. The compiled baseline may fail: where no
-            compiler works it is left out, with the reason.
+        ArbError: a way of training fails or leaves its weights as they were. The compiled baseline
+            may fail: where no compiler works it is left out, with the reason.
         EnvironmentProblem: the device is not there.
     """
     device = bench.shape.device
@@ -78,7 +82,9 @@ def run_step_bench(bench: StepBench, *, say: Callable[[str], None] = lambda _: N
             except Exception as error:
                 if not name.endswith(" compiled"):
                     raise
-                reason = error if isinstance(error, ArbError) else f"{type(error).__name__}: {error}"
+                reason = (
+                    error if isinstance(error, ArbError) else f"{type(error).__name__}: {error}"
+                )
                 excluded.append({"name": name, "reason": str(reason).strip()})
                 continue
             say(f"{name}: peak {memory[name]['peak_bytes'] / 2**20:,.0f} MiB")
@@ -97,7 +103,9 @@ def run_step_bench(bench: StepBench, *, say: Callable[[str], None] = lambda _: N
 
 
 def _clock(device: str) -> Clock:
-    return processor_clock if device == "cpu" else WaitingClock(lambda: torch.cuda.synchronize(device))
+    return (
+        processor_clock if device == "cpu" else WaitingClock(lambda: torch.cuda.synchronize(device))
+    )
 
 
 def _settled(name: str, shape: StepShape) -> Trainee:
@@ -120,7 +128,9 @@ def step_rows(
     memory: Mapping[str, Mapping[str, int]],
     tokens: int,
 ) -> list[dict[str, Any]]:
-    """The figures of each way of training. A ratio is the baseline's over the row's: 2 is twice as fast, or half."""
+    """The figures of each way of training. A ratio is the baseline's over the row's: 2 is twice as
+    fast, or half.
+    """
     rows: list[dict[str, Any]] = []
     for name, trainee in trainees.items():
         timing, held = timings[name], memory[name]
@@ -146,9 +156,13 @@ def step_rows(
         for key, candidates in _BASELINES.items():
             there = [by_name[name] for name in candidates if name in by_name]
             fastest = min(there, key=lambda each: each["seconds_min"], default=None)
-            smallest = min(there, key=lambda each: each["peak_bytes"] - each["base_bytes"], default=None)
+            smallest = min(
+                there, key=lambda each: each["peak_bytes"] - each["base_bytes"], default=None
+            )
             row["speedup"][key] = fastest and fastest["seconds_min"] / row["seconds_min"]
-            row["speedup_median"][key] = fastest and fastest["seconds_median"] / row["seconds_median"]
+            row["speedup_median"][key] = (
+                fastest and fastest["seconds_median"] / row["seconds_median"]
+            )
             row["memory_ratio"][key] = smallest and _own(smallest) / _own(row)
     return rows
 

@@ -1,8 +1,10 @@
-"""Quantisation-aware training of BitNet b1.58 as it is published, as a yardstick: float master weights, eager torch.
+"""Quantisation-aware training of BitNet b1.58 as it is published, as a yardstick: float master
+weights, eager torch.
 
-Source: Microsoft, "The Era of 1-bit LLMs: Training Tips, Code and FAQ", 2024. Every pass makes the weight ternary by
-its mean absolute value and each row of the input int8 by its largest; the gradients of both roundings are those of the
-identity. The norm that the published layer starts with is left to its surroundings, as in core's decoder.
+Source: Microsoft, "The Era of 1-bit LLMs: Training Tips, Code and FAQ", 2024. Every pass makes the
+weight ternary by its mean absolute value and each row of the input int8 by its largest; the
+gradients of both roundings are those of the identity. The norm that the published layer starts with
+is left to its surroundings, as in core's decoder.
 """
 
 from __future__ import annotations

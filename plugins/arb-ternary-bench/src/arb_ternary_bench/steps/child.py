@@ -1,7 +1,8 @@
-"""One way of training in a process of its own, so that its peak memory is its own, on the processor or on a GPU.
+"""One way of training in a process of its own, so that its peak memory is its own, on the processor
+or on a GPU.
 
-``python -m arb_ternary_bench.steps.child '{"name": ..., "shape": {...}, "threads": 1}'`` takes a few steps and
-prints one line of JSON.
+``python -m arb_ternary_bench.steps.child '{"name": ..., "shape": {...}, "threads": 1}'`` takes a
+few steps and prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _STEPS: Final = 3
 
 
 def measure_memory(name: str, shape: StepShape, threads: int) -> dict[str, int]:
-    """``peak_bytes`` of a process that trains alone, and ``base_bytes``: what it held after a step of a tiny model.
+    """``peak_bytes`` of a process that trains alone, and ``base_bytes``: what it held after a step
+    of a tiny model.
 
     On a GPU it is what the tensors of the process took there.
 
@@ -31,7 +33,9 @@ def measure_memory(name: str, shape: StepShape, threads: int) -> dict[str, int]:
         ArbError: the process failed.
     """
     request = {"name": name, "shape": asdict(shape), "threads": threads}
-    return ask_process(_MODULE, request, threads=threads, title=name, measures="measures its memory")
+    return ask_process(
+        _MODULE, request, threads=threads, title=name, measures="measures its memory"
+    )
 
 
 def main(request: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Full-parameter training steps of a large pure-ternary decoder, and the memory that they take.
 
-Blocks are copies of one block whose packed weights are then drawn anew, one matrix at a time: at no time is there a
-float or int8 tensor of more than one matrix.
+Blocks are copies of one block whose packed weights are then drawn anew, one matrix at a time: at no
+time is there a float or int8 tensor of more than one matrix.
 """
 
 from __future__ import annotations
@@ -31,15 +31,25 @@ from arb_ternary_train.audit import audit
 from arb_ternary_train.update import ternary_update
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
-__all__ = ["MODELS", "OTHERS", "LargeModel", "LargeRun", "build_model", "model_lines", "run_large_model"]
+__all__ = [
+    "MODELS",
+    "OTHERS",
+    "LargeModel",
+    "LargeRun",
+    "build_model",
+    "model_lines",
+    "run_large_model",
+]
 
 FORMAT: Final = "arb-bench-step-model"
 VERSION: Final = 1
-#: What other ways of training hold a parameter, in bytes, activations aside: weights, gradients, moments.
+# : What other ways of training hold a parameter, in bytes, activations aside: weights, gradients,
+# moments.
 OTHERS: Final[Mapping[str, float]] = MappingProxyType(
     {"float32 AdamW (4 + 4 + 8)": 16.0, "bfloat16 with 8-bit Adam (2 + 2 + 2)": 6.0}
 )
-#: Beyond the model: Python, torch, activations of one block, the largest matrix while it is drawn or decoded.
+# : Beyond the model: Python, torch, activations of one block, the largest matrix while it is drawn
+# or decoded.
 _ROOM: Final = 1 << 30
 
 GroupSize = Literal[32, 64, 128, 256, "row"]
@@ -67,7 +77,10 @@ class LargeModel:
         """Trits: blocks, embedding and head."""
         head = self.width // self.heads
         attention = self.width * head * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.width * self.feed_forward) + 2 * self.vocabulary * self.width
+        return (
+            self.layers * (attention + 3 * self.width * self.feed_forward)
+            + 2 * self.vocabulary * self.width
+        )
 
     def config(self, group_size: GroupSize, gradients: Literal["float", "int8"]) -> DecoderConfig:
         """The decoder's options."""
@@ -90,10 +103,33 @@ MODELS: Final[Mapping[str, LargeModel]] = MappingProxyType(
     {
         model.name: model
         for model in (
-            LargeModel(name="7b", width=4096, layers=32, heads=32, kv_heads=32, feed_forward=11008, vocabulary=32000),
-            LargeModel(name="1b", width=2048, layers=22, heads=32, kv_heads=4, feed_forward=5632, vocabulary=32000),
             LargeModel(
-                name="tiny", width=64, layers=3, heads=2, kv_heads=2, feed_forward=128, vocabulary=256, tokens=32
+                name="7b",
+                width=4096,
+                layers=32,
+                heads=32,
+                kv_heads=32,
+                feed_forward=11008,
+                vocabulary=32000,
+            ),
+            LargeModel(
+                name="1b",
+                width=2048,
+                layers=22,
+                heads=32,
+                kv_heads=4,
+                feed_forward=5632,
+                vocabulary=32000,
+            ),
+            LargeModel(
+                name="tiny",
+                width=64,
+                layers=3,
+                heads=2,
+                kv_heads=2,
+                feed_forward=128,
+                vocabulary=256,
+                tokens=32,
             ),
         )
     }
@@ -149,7 +185,9 @@ def draw_trits_(module: TernaryModule, generator: torch.Generator) -> None:
     module.weight.copy_(kernel(module.backend, "pack")(trits))
 
 
-def run_large_model(run: LargeRun, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def run_large_model(
+    run: LargeRun, *, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Build the model, take the steps, and give the figures.
 
     Raises:
@@ -163,11 +201,15 @@ def run_large_model(run: LargeRun, *, say: Callable[[str], None] = lambda _: Non
         built = time.perf_counter() - start
         model.train()
         model.set_activation_checkpointing(True)
-        # A rate at which the second set of votes can fill a cell: few steps are taken, and they should flip weights.
+        # A rate at which the second set of votes can fill a cell: few steps are taken, and they
+        # should flip weights.
         optimizer = ScaledVotes(dict(ternary_modules(model)), lr=0.2)
         counted = audit(model, optimizer)
         built_peak = peak_bytes()
-        say(f"{counted.parameters:,} parameters in {built:.0f} s; {resident_bytes() / 2**30:.2f} GiB")
+        say(
+            f"{counted.parameters:,} parameters in {built:.0f} s; {resident_bytes() / 2**30:.2f} "
+            f"GiB"
+        )
         steps = [_step(model, optimizer, tokens, say) for tokens in _batches(run)]
     peak = peak_bytes()  # of the training: the check makes copies
     _check_votes(model, run)
@@ -197,26 +239,43 @@ def run_large_model(run: LargeRun, *, say: Callable[[str], None] = lambda _: Non
 
 
 def _batches(run: LargeRun) -> list[Tensor]:
-    """One sequence a step, and the token after it: random, so that only the work is that of training."""
+    """One sequence a step, and the token after it: random, so that only the work is that of
+    training.
+    """
     generator = torch.Generator().manual_seed(run.seed + 1)
     size = (1, run.model.tokens + 1)
-    return [torch.randint(0, run.model.vocabulary, size, generator=generator) for _ in range(run.steps)]
+    return [
+        torch.randint(0, run.model.vocabulary, size, generator=generator) for _ in range(run.steps)
+    ]
 
 
-def _step(model: Decoder, optimizer: ScaledVotes, tokens: Tensor, say: Callable[[str], None]) -> dict[str, Any]:
+def _step(
+    model: Decoder, optimizer: ScaledVotes, tokens: Tensor, say: Callable[[str], None]
+) -> dict[str, Any]:
     start = time.perf_counter()
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(tokens[:, :-1])
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).to(torch.float32), tokens[:, 1:].flatten())
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).to(torch.float32), tokens[:, 1:].flatten()
+    )
     outcome = ternary_update(model, optimizer, loss)
     seconds = time.perf_counter() - start
     value = float(loss.detach())
-    say(f"step: {seconds:.2f} s, loss {value:.3f}, {outcome.flips:,} flips, peak {peak_bytes() / 2**30:.2f} GiB")
-    return {"seconds": seconds, "loss": value, "flips": outcome.flips, "exponent_moves": outcome.exponent_moves}
+    say(
+        f"step: {seconds:.2f} s, loss {value:.3f}, {outcome.flips:,} flips, peak "
+        f"{peak_bytes() / 2**30:.2f} GiB"
+    )
+    return {
+        "seconds": seconds,
+        "loss": value,
+        "flips": outcome.flips,
+        "exponent_moves": outcome.exponent_moves,
+    }
 
 
 def _check_votes(model: Decoder, run: LargeRun) -> None:
-    """After the first step, which casts no votes, every weight has some; those at both ends of the model stand for all.
+    """After the first step, which casts no votes, every weight has some; those at both ends of the
+    model stand for all.
 
     Raises:
         ArbError: one has none.
@@ -234,7 +293,8 @@ def _check_memory(run: LargeRun) -> None:
     free = available_bytes()
     if free is not None and needed > free:
         raise ArbError(
-            f"{run.model.name} with {run.model.layers} layers takes about {needed / 2**30:.1f} GiB; "
+            f"{run.model.name} with {run.model.layers} layers takes about {needed / 2**30:.1f} "
+            f"GiB; "
             f"{free / 2**30:.1f} GiB are available",
             "Fewer layers take less: --layers 4",
         )
@@ -244,14 +304,17 @@ def model_lines(result: Mapping[str, Any]) -> list[str]:
     """The figures as text."""
     parameters = result["parameters"]
     lines = [
-        f"model                  {result['model']}, {result['layers']} layers, backend {result['backend']}, "
+        f"model                  {result['model']}, {result['layers']} layers, backend "
+        f"{result['backend']}, "
         f"gradients {result['gradients']}, group {result['group_size']}",
         f"parameters             {parameters:,}, of which float {result['float_parameters']:,}",
-        f"seconds a step         {result['seconds_per_step']:.2f} ({result['tokens_per_step']} tokens, activation "
+        f"seconds a step         {result['seconds_per_step']:.2f} ({result['tokens_per_step']} "
+        f"tokens, activation "
         f"checkpointing, {result['machine']['threads']} threads)",
         f"training state         {result['state_bytes'] / 2**30:.2f} GiB, "
         f"{result['bytes_per_parameter']:.3f} bytes a parameter; gradients are never stored",
-        f"peak resident memory   {result['peak_bytes'] / 2**30:.2f} GiB, {result['peak_bytes'] / parameters:.3f} bytes "
+        f"peak resident memory   {result['peak_bytes'] / 2**30:.2f} GiB, "
+        f"{result['peak_bytes'] / parameters:.3f} bytes "
         "a parameter",
         "others would hold, before activations:",
     ]

@@ -17,8 +17,8 @@ _MEMORY = Path("/proc/meminfo")
 def peak_bytes() -> int:
     """The most that this process has held.
 
-    Linux's count for the program itself; what ``getrusage`` says there includes what the parent held when it started
-    the process.
+    Linux's count for the program itself; what ``getrusage`` says there includes what the parent
+    held when it started the process.
     """
     found = _field(_STATUS, "VmHWM")
     if found is not None:

@@ -92,8 +92,12 @@ class Trainee:
         return audit(self.model).parameters
 
     def state_bytes(self) -> int:
-        """What training keeps: weights, votes, exponents, moments; and the gradients that a step holds."""
-        gradients = sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
+        """What training keeps: weights, votes, exponents, moments; and the gradients that a step
+        holds.
+        """
+        gradients = sum(
+            parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad
+        )
         return audit(self.model, self.optimizer).state_bytes + gradients
 
     def fingerprint(self) -> tuple[float, ...]:
@@ -103,9 +107,13 @@ class Trainee:
 
 
 def trainee_names(backends: Sequence[str], *, compiled: bool) -> list[str]:
-    """Everything that takes part: each backend with float and with int8 gradients, then the float ways."""
+    """Everything that takes part: each backend with float and with int8 gradients, then the float
+    ways.
+    """
     floats = [name for name in FLOAT_TRAINEES if compiled or not name.endswith(" compiled")]
-    return [name for backend in backends for name in (backend, f"{backend}{INT8_GRADIENTS}")] + floats
+    return [
+        name for backend in backends for name in (backend, f"{backend}{INT8_GRADIENTS}")
+    ] + floats
 
 
 def build_trainee(name: str, shape: StepShape, seed: int = 0) -> Trainee:
@@ -116,7 +124,9 @@ def build_trainee(name: str, shape: StepShape, seed: int = 0) -> Trainee:
     """
     torch.manual_seed(seed)
     is_float = name in FLOAT_TRAINEES
-    model = (_float_model(name, shape) if is_float else _ternary_model(name, shape)).to(shape.device)
+    model = (_float_model(name, shape) if is_float else _ternary_model(name, shape)).to(
+        shape.device
+    )
     optimizer: torch.optim.Optimizer
     if is_float:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -129,7 +139,9 @@ def build_trainee(name: str, shape: StepShape, seed: int = 0) -> Trainee:
     if shape.block:
         length = min(_LENGTH, shape.rows)
         if shape.rows % length:
-            raise ArbError(f"a block takes whole sequences of {length} tokens; {shape.rows} are none")
+            raise ArbError(
+                f"a block takes whole sequences of {length} tokens; {shape.rows} are none"
+            )
         sizes = (shape.rows // length, length, shape.in_features)
         more = (_positions(length, _head_features(shape), shape.device),)
     out = sizes if shape.block else (shape.rows, shape.out_features)
@@ -181,7 +193,9 @@ def _ternary_model(name: str, shape: StepShape) -> nn.Module:
     with use_backend(backend):
         if shape.block:
             return Block(_config(shape, group_size=shape.group_size, gradients=gradients))
-        return TernaryLinear(shape.in_features, shape.out_features, group_size=shape.group_size, gradients=gradients)
+        return TernaryLinear(
+            shape.in_features, shape.out_features, group_size=shape.group_size, gradients=gradients
+        )
 
 
 def _head_features(shape: StepShape) -> int:
@@ -201,5 +215,7 @@ def _config(shape: StepShape, **options: Any) -> DecoderConfig:
 
 
 def _positions(length: int, features: int, device: str) -> Positions:
-    cos, sin = rotary_angles(0, length, features, 10000.0, dtype=torch.float32, device=torch.device(device))
+    cos, sin = rotary_angles(
+        0, length, features, 10000.0, dtype=torch.float32, device=torch.device(device)
+    )
     return Positions(cos, sin, None, True)

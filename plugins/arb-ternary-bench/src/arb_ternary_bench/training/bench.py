@@ -1,4 +1,6 @@
-"""The training bench: whole steps of decoders, every way of training in a process of its own, in turns."""
+"""The training bench: whole steps of decoders, every way of training in a process of its own, in
+turns.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,22 @@ from arb_ternary_bench.training.processes import Asked, TrainProcess
 from arb_ternary_bench.training.sizes import TrainSize
 from arb_ternary_bench.training.trainees import TrainWay
 
-__all__ = ["CLOCKS", "FORMAT", "VERSION", "TrainBench", "parts_of_step", "run_train_bench", "with_ratios"]
+__all__ = [
+    "CLOCKS",
+    "FORMAT",
+    "VERSION",
+    "TrainBench",
+    "parts_of_step",
+    "run_train_bench",
+    "with_ratios",
+]
 
 FORMAT: Final = "arb-bench-train"
 VERSION: Final = 1
 #: By what a step is timed: the clock on the wall, or the time that its process had on processors.
 CLOCKS: Final = ("wall", "processor")
-#: Turns in which processes that do not fit into the memory together are started, one after the other.
+# : Turns in which processes that do not fit into the memory together are started, one after the
+# other.
 _ROUNDS: Final = 2
 #: What a process holds without a model, about, and what must stay free.
 _PROCESS: Final = 450 << 20
@@ -61,16 +72,22 @@ class TrainBench:
         return tuple(dict.fromkeys(way.backend for way in self.ways if way.backend is not None))
 
 
-def run_train_bench(bench: TrainBench, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def run_train_bench(
+    bench: TrainBench, *, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Measure everything; the content of ``result.json``.
 
     Raises:
-        ArbError: a way of training fails or does not learn. One that is compiled, or needs a plugin that is not here,
-            or more memory than there is, is left out with the reason.
+        ArbError: a way of training fails or does not learn. One that is compiled, or needs a plugin
+            that is not here, or more memory than there is, is left out with the reason.
     """
     facts = bench_facts(bench.backends())
     sets = {name: getattr(get_backend(name), "isa", None) for name in bench.backends()}
-    cells = [_measure_cell(bench, size, threads, say) for size in bench.sizes for threads in bench.threads]
+    cells = [
+        _measure_cell(bench, size, threads, say)
+        for size in bench.sizes
+        for threads in bench.threads
+    ]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -97,10 +114,16 @@ class _Measured:
 
     @property
     def name(self) -> str:
-        return self.asked.way.name if self.asked.malloc == "default" else f"{self.asked.way.name}, malloc kept"
+        return (
+            self.asked.way.name
+            if self.asked.malloc == "default"
+            else f"{self.asked.way.name}, malloc kept"
+        )
 
 
-def _measure_cell(bench: TrainBench, size: TrainSize, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _measure_cell(
+    bench: TrainBench, size: TrainSize, threads: int, say: Callable[[str], None]
+) -> dict[str, Any]:
     """One decoder with one number of threads."""
     load, excluded, fitting = load_average(), [], []
     for asked in _contenders(bench, size, threads):
@@ -112,7 +135,10 @@ def _measure_cell(bench: TrainBench, size: TrainSize, threads: int, say: Callabl
     alone = sum(map(_needed, (each.asked for each in fitting))) > _free()
     rounds = _ROUNDS if alone else 1
     groups = [[each] for each in fitting] if alone else [fitting]
-    say(f"{size.name}, {threads} threads: {len(fitting)} ways of training{', one at a time' if alone else ''}")
+    say(
+        f"{size.name}, {threads} threads: {len(fitting)} ways of "
+        f"training{', one at a time' if alone else ''}"
+    )
     for _ in range(rounds):
         for group in groups:
             failed = _measure_group(group, bench, bench.seconds / rounds, say)
@@ -128,7 +154,9 @@ def _measure_cell(bench: TrainBench, size: TrainSize, threads: int, say: Callabl
         "shape": asdict(size),
         "tokens": size.tokens,
         "threads": threads,
-        "in_turns": "processes side by side" if not alone else f"one process at a time, {_ROUNDS} rounds",
+        "in_turns": "processes side by side"
+        if not alone
+        else f"one process at a time, {_ROUNDS} rounds",
         "load_average": load,
         "load_average_at_end": load_average(),
         "excluded": excluded,
@@ -168,7 +196,9 @@ def _free() -> float:
 def _measure_group(
     group: Sequence[_Measured], bench: TrainBench, seconds: float, say: Callable[[str], None]
 ) -> list[dict[str, str]]:
-    """Start the processes of a group, time their steps in turns, and end them; who is left out, and why."""
+    """Start the processes of a group, time their steps in turns, and end them; who is left out, and
+    why.
+    """
     excluded: list[dict[str, str]] = []
     with ExitStack() as stack:
         running: list[tuple[_Measured, TrainProcess]] = []
@@ -193,7 +223,10 @@ def _measure_group(
             each.medians.append(timing.median)
             each.steps += timing.calls
             each.peak_bytes = max(each.peak_bytes, process.peak_bytes())
-            say(f"{each.asked.size.name}, {each.asked.threads} threads: {each.name} {timing.least * 1e3:,.1f} ms")
+            say(
+                f"{each.asked.size.name}, {each.asked.threads} threads: {each.name} "
+                f"{timing.least * 1e3:,.1f} ms"
+            )
     return excluded
 
 
@@ -237,9 +270,10 @@ def _row(each: _Measured, clock: str) -> dict[str, Any]:
 def parts_of_step(profiled: Mapping[str, float], seconds: float) -> dict[str, float]:
     """The parts of a step of ``seconds``, from those of a profiled one.
 
-    The profiler's own cost falls on calls, of which there are thousands, and hardly on kernels: the parts keep their
-    times, and calls are what is left of the step. Where the profiled step was the shorter one, or nothing would be
-    left, the machine was not equally fast for both: then all parts are scaled to the step.
+    The profiler's own cost falls on calls, of which there are thousands, and hardly on kernels: the
+    parts keep their times, and calls are what is left of the step. Where the profiled step was the
+    shorter one, or nothing would be left, the machine was not equally fast for both: then all parts
+    are scaled to the step.
     """
     computed = {part: each for part, each in profiled.items() if part != CALLS}
     total, left = sum(profiled.values()), seconds - sum(computed.values())
@@ -249,7 +283,9 @@ def parts_of_step(profiled: Mapping[str, float], seconds: float) -> dict[str, fl
 
 
 def with_ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, each with how many times as fast it is as the fastest float way and as QAT through a compiler."""
+    """The rows, each with how many times as fast it is as the fastest float way and as QAT through
+    a compiler.
+    """
     fastest = min((row["seconds_min"] for row in rows if row["role"] == "float"), default=None)
     qat = [row["seconds_min"] for row in rows if row["role"] == "qat" and row["compiled"]]
     compiled = min(qat, default=None)

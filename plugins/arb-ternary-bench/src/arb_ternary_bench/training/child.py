@@ -1,8 +1,9 @@
-"""One way of training in a process of its own: the parent says when it takes a step, or has some profiled.
+"""One way of training in a process of its own: the parent says when it takes a step, or has some
+profiled.
 
-``python -m arb_ternary_bench.training.child '{"way": ..., "size": {...}, "threads": 1, "seed": 0, "profile": false}'``
-prints a line of JSON when it is ready, one for every line ``step`` that it reads, and one at the end of its input. With
-``profile`` it prints one line and ends.
+``python -m arb_ternary_bench.training.child '{"way": ..., "size": {...}, "threads": 1, "seed": 0,
+"profile": false}'`` prints a line of JSON when it is ready, one for every line ``step`` that it
+reads, and one at the end of its input. With ``profile`` it prints one line and ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ STEP = "step"
 
 
 def answers(asked: dict[str, Any], orders: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """What is told of one way of training: when it is ready, after each of ``orders``, and at their end."""
+    """What is told of one way of training: when it is ready, after each of ``orders``, and at their
+    end.
+    """
     size = TrainSize(**asked["size"])
     import torch
     from attrs import asdict, evolve
@@ -52,7 +55,9 @@ def answers(asked: dict[str, Any], orders: Iterable[str]) -> Iterator[dict[str, 
 
 
 def main(request: str) -> None:
-    """Answer on what was the standard output; what libraries print there goes to the error output."""
+    """Answer on what was the standard output; what libraries print there goes to the error
+    output.
+    """
     from arb_ternary_train.openmp import wait_passively
 
     wait_passively()  # as `arb train` does, before torch is imported

@@ -38,7 +38,9 @@ _FALL: Final = 1e-3
 
 @frozen
 class RandomTokens:
-    """A data source whose batches are all the same one, drawn at random: every step has the same work."""
+    """A data source whose batches are all the same one, drawn at random: every step has the same
+    work.
+    """
 
     vocabulary_size: int
     name: str = "random tokens"
@@ -120,7 +122,9 @@ class Learner:
         """Forward, loss, backward, update; returns the loss."""
         report = self.loop.draw().report
         if report is None:
-            raise ArbError(f"{self.way.name}: a step was not taken: the loss or the gradient is not finite")
+            raise ArbError(
+                f"{self.way.name}: a step was not taken: the loss or the gradient is not finite"
+            )
         return report.loss
 
     def check(self) -> list[float]:
@@ -137,11 +141,14 @@ class Learner:
                 break
         else:
             raise ArbError(
-                f"{self.way.name}: the loss of one batch went from {losses[0]:.4f} to {losses[-1]:.4f} in "
+                f"{self.way.name}: the loss of one batch went from {losses[0]:.4f} to "
+                f"{losses[-1]:.4f} in "
                 f"{len(losses)} steps, and should have fallen"
             )
         if self.fingerprint() == before:
-            raise ArbError(f"{self.way.name}: {len(losses)} steps left every weight and vote as it was")
+            raise ArbError(
+                f"{self.way.name}: {len(losses)} steps left every weight and vote as it was"
+            )
         return losses
 
     def fingerprint(self) -> tuple[float, ...]:
@@ -151,8 +158,14 @@ class Learner:
         return tuple(float(tensor.detach().to(torch.float64).abs().sum()) for tensor in tensors)
 
     def facts(self) -> dict[str, Any]:
-        """Learnable numbers, and the bytes that training keeps for them, gradients that a step stores among them."""
+        """Learnable numbers, and the bytes that training keeps for them, gradients that a step
+        stores among them.
+        """
         model = self.loop.model
         counted = audit(model, self.loop.optimizer)
         gradients = sum(each.nbytes for each in model.parameters() if each.requires_grad)
-        return {"parameters": counted.parameters, "pure": counted.pure, "state_bytes": counted.state_bytes + gradients}
+        return {
+            "parameters": counted.parameters,
+            "pure": counted.pure,
+            "state_bytes": counted.state_bytes + gradients,
+        }

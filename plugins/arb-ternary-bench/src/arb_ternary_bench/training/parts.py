@@ -1,10 +1,12 @@
-"""Where the time of a training step goes, by part, from torch's profiler and ranges around kernels and modules.
+"""Where the time of a training step goes, by part, from torch's profiler and ranges around kernels
+and modules.
 
-The profiler's events of the thread that trains form a tree. A kernel of a backend, and an operation of torch that
-computes, count with all the time that they do not pass on; so do the ranges of generated code. What is left is calls:
-Python, dispatch, autograd, views and allocation. An operation belongs to the part that its name says (a matrix product,
-a softmax), else to that of the innermost module, or range, around it; in the backward pass that is what was around the
-operation of the forward pass whose gradient it is.
+The profiler's events of the thread that trains form a tree. A kernel of a backend, and an operation
+of torch that computes, count with all the time that they do not pass on; so do the ranges of
+generated code. What is left is calls: Python, dispatch, autograd, views and allocation. An
+operation belongs to the part that its name says (a matrix product, a softmax), else to that of the
+innermost module, or range, around it; in the backward pass that is what was around the operation of
+the forward pass whose gradient it is.
 """
 
 from __future__ import annotations
@@ -14,31 +16,53 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from attrs import frozen
 
-__all__ = ["CALLS", "KERNEL", "PARTS", "SCOPE", "Event", "Range", "Split", "part_of_kernel", "read_step", "split_steps"]
+__all__ = [
+    "CALLS",
+    "KERNEL",
+    "PARTS",
+    "SCOPE",
+    "Event",
+    "Range",
+    "Split",
+    "part_of_kernel",
+    "read_step",
+    "split_steps",
+]
 
 PRODUCTS, ATTENTION, NORMS, LOSS = "products", "attention", "norms and quantisation", "loss"
 VOTES, UPDATE, REST, CALLS = "votes", "update", "everything else", "calls"
 #: In the order of the table.
 PARTS: Final = (PRODUCTS, ATTENTION, NORMS, LOSS, VOTES, UPDATE, REST, CALLS)
 
-#: How the names of our own ranges begin: around a kernel of a backend, and around a module or a part of the loop.
+# : How the names of our own ranges begin: around a kernel of a backend, and around a module or a
+# part of the loop.
 KERNEL: Final = "kernel:"
 SCOPE: Final = "scope:"
 
 #: Parts of kernels, by what their names contain; the first that fits.
 _KERNELS: Final[tuple[tuple[str, str], ...]] = (
-    ("apply", UPDATE), ("settle", UPDATE), ("sums", UPDATE), ("pack", UPDATE),
+    ("apply", UPDATE),
+    ("settle", UPDATE),
+    ("sums", UPDATE),
+    ("pack", UPDATE),
     ("votes", VOTES),
-    ("attend", ATTENTION), ("attention", ATTENTION), ("turn_heads", ATTENTION),
-    ("loss", LOSS), ("entropy", LOSS),
-    ("linear", PRODUCTS), ("product", PRODUCTS),
-    ("quantize", NORMS), ("norm", NORMS),
-)  # fmt: skip
+    ("attend", ATTENTION),
+    ("attention", ATTENTION),
+    ("turn_heads", ATTENTION),
+    ("loss", LOSS),
+    ("entropy", LOSS),
+    ("linear", PRODUCTS),
+    ("product", PRODUCTS),
+    ("quantize", NORMS),
+    ("norm", NORMS),
+)
 #: Parts of torch's operations whatever is around them, by their names.
 _OPERATIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("aten::mm", "aten::addmm", "aten::_int_mm", "mkl::_mkl_linear"), PRODUCTS),
     **dict.fromkeys(("mkldnn::_linear_pointwise", "mkldnn::_linear_pointwise.binary"), PRODUCTS),
-    **dict.fromkeys(("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::_softmax_backward_data"), ATTENTION),
+    **dict.fromkeys(
+        ("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::_softmax_backward_data"), ATTENTION
+    ),
     **dict.fromkeys(("aten::_log_softmax", "aten::_log_softmax_backward_data"), LOSS),
     **dict.fromkeys(("aten::nll_loss_forward", "aten::nll_loss_backward"), LOSS),
 }
@@ -46,25 +70,79 @@ _OPERATIONS: Final[Mapping[str, str]] = {
 _ATTENTION: Final = "aten::_scaled_dot_product"
 #: Parts of what is in modules, by what the names of their classes contain; the first that fits.
 _MODULES: Final[tuple[tuple[str, str], ...]] = (
-    ("Norm", NORMS), ("Attention", ATTENTION), ("FloatLinear", PRODUCTS), ("Linear", NORMS), ("TiedHead", NORMS),
-)  # fmt: skip
+    ("Norm", NORMS),
+    ("Attention", ATTENTION),
+    ("FloatLinear", PRODUCTS),
+    ("Linear", NORMS),
+    ("TiedHead", NORMS),
+)
 #: Operations that make no number: views, allocation, and those that only call others.
 _CALLS: Final = frozenset(
     {
-        "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_alias", "aten::t",
-        "aten::transpose", "aten::permute", "aten::as_strided", "aten::expand", "aten::expand_as",
-        "aten::slice", "aten::select", "aten::unsqueeze", "aten::squeeze", "aten::detach", "aten::detach_",
-        "aten::alias", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
-        "aten::resize_", "aten::narrow", "aten::chunk", "aten::split", "aten::split_with_sizes", "aten::unbind",
-        "aten::set_", "aten::result_type", "aten::item", "aten::_local_scalar_dense", "aten::is_nonzero",
-        "aten::lift_fresh", "aten::flatten", "aten::unflatten", "aten::numpy_T", "aten::matrix_H", "aten::mT",
-        "aten::view_as", "aten::swapaxes", "aten::movedim", "aten::contiguous", "aten::to", "aten::_to_copy",
-        "aten::linear", "aten::matmul", "aten::cross_entropy_loss", "aten::nll_loss", "aten::nll_loss_nd",
-        "aten::log_softmax", "aten::softmax", "aten::scaled_dot_product_attention", "aten::rms_norm",
-        "aten::embedding", "aten::dropout", "aten::pad", "aten::resolve_conj", "aten::resolve_neg",
-        "aten::unsafe_split", "aten::size", "aten::stride", "aten::numel",
+        "aten::view",
+        "aten::_unsafe_view",
+        "aten::reshape",
+        "aten::_reshape_alias",
+        "aten::t",
+        "aten::transpose",
+        "aten::permute",
+        "aten::as_strided",
+        "aten::expand",
+        "aten::expand_as",
+        "aten::slice",
+        "aten::select",
+        "aten::unsqueeze",
+        "aten::squeeze",
+        "aten::detach",
+        "aten::detach_",
+        "aten::alias",
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::new_empty",
+        "aten::resize_",
+        "aten::narrow",
+        "aten::chunk",
+        "aten::split",
+        "aten::split_with_sizes",
+        "aten::unbind",
+        "aten::set_",
+        "aten::result_type",
+        "aten::item",
+        "aten::_local_scalar_dense",
+        "aten::is_nonzero",
+        "aten::lift_fresh",
+        "aten::flatten",
+        "aten::unflatten",
+        "aten::numpy_T",
+        "aten::matrix_H",
+        "aten::mT",
+        "aten::view_as",
+        "aten::swapaxes",
+        "aten::movedim",
+        "aten::contiguous",
+        "aten::to",
+        "aten::_to_copy",
+        "aten::linear",
+        "aten::matmul",
+        "aten::cross_entropy_loss",
+        "aten::nll_loss",
+        "aten::nll_loss_nd",
+        "aten::log_softmax",
+        "aten::softmax",
+        "aten::scaled_dot_product_attention",
+        "aten::rms_norm",
+        "aten::embedding",
+        "aten::dropout",
+        "aten::pad",
+        "aten::resolve_conj",
+        "aten::resolve_neg",
+        "aten::unsafe_split",
+        "aten::size",
+        "aten::stride",
+        "aten::numel",
     }
-)  # fmt: skip
+)
 #: Begins the names of ranges around code that a compiler made, and what that counts as.
 _COMPILED: Final = "## Call CompiledFxGraph"
 _BACKWARD: Final = "autograd::engine::evaluate_function: "
@@ -88,7 +166,9 @@ class Event(Protocol):
 
 
 class Range(NamedTuple):
-    """A range of a step: its name, the part that it counts as, and the microseconds that it does not pass on."""
+    """A range of a step: its name, the part that it counts as, and the microseconds that it does
+    not pass on.
+    """
 
     name: str
     part: str
@@ -130,7 +210,8 @@ def read_step(root: Event, forward: Iterable[Event]) -> list[Range]:
 
 
 def split_steps(steps: Sequence[Sequence[Range]], longest: int = 24) -> Split:
-    """What equal steps take, part by part: of every range the least time, since what else a machine does falls on any.
+    """What equal steps take, part by part: of every range the least time, since what else a machine
+    does falls on any.
 
     Steps that are not made of the ranges of the shortest one are left out.
 
@@ -194,9 +275,11 @@ def _part_of_scope(name: str) -> str:
 
 
 def _scopes(events: Iterable[Event]) -> dict[int, str]:
-    """The part of what was around the operation that made each node of the graph, by the node's number.
+    """The part of what was around the operation that made each node of the graph, by the node's
+    number.
 
-    Operations that make no node bear the number of the next one that does, so that the last of a number counts.
+    Operations that make no node bear the number of the next one that does, so that the last of a
+    number counts.
     """
     found: dict[int, str] = {}
     for event in events:

@@ -19,7 +19,8 @@ from arb_ternary_train.openmp import NUM_THREADS
 
 __all__ = ["KEPT", "Asked", "TrainProcess"]
 
-#: Name of the setting of malloc by which freed memory stays with the process, and how glibc is told.
+# : Name of the setting of malloc by which freed memory stays with the process, and how glibc is
+# told.
 KEPT: Final = "kept"
 _TUNABLES: Final = "glibc.malloc.trim_threshold=8589934592:glibc.malloc.mmap_threshold=8589934592"
 #: Seconds that a process gets to end by itself.
@@ -45,7 +46,9 @@ class Asked:
     seed: int = 0
 
     def environment(self) -> dict[str, str]:
-        """Of the process. Compilers get no processes of their own, which would stay and hold memory."""
+        """Of the process. Compilers get no processes of their own, which would stay and hold
+        memory.
+        """
         kept = {"GLIBC_TUNABLES": _TUNABLES} if self.malloc == KEPT else {}
         alone = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if self.way.compiled else {}
         return for_child(**{NUM_THREADS.name: str(self.threads)}, **kept, **alone)
@@ -110,10 +113,20 @@ class TrainProcess:
 
     def _start(self, *, profile: bool) -> None:
         asked = self.asked
-        request = {"way": asked.way.name, "size": asdict(asked.size), "threads": asked.threads, "seed": asked.seed}
+        request = {
+            "way": asked.way.name,
+            "size": asdict(asked.size),
+            "threads": asked.threads,
+            "seed": asked.seed,
+        }
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  # closed by __exit__
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "arb_ternary_bench.training.child", json.dumps({**request, "profile": profile})],
+            [
+                sys.executable,
+                "-m",
+                "arb_ternary_bench.training.child",
+                json.dumps({**request, "profile": profile}),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -145,8 +158,13 @@ class TrainProcess:
     def _fail(self) -> None:
         code = self._process.wait(_PATIENCE)
         self._errors.seek(0)
-        tail = [line for line in self._errors.read().splitlines() if line.strip() and not line.startswith("USDT:")]
+        tail = [
+            line
+            for line in self._errors.read().splitlines()
+            if line.strip() and not line.startswith("USDT:")
+        ]
         last = tail[-1] if tail else "it said nothing"
         raise ArbError(
-            f"{self.asked.way.name}: the process that trains ended with {code}: {last}", "\n".join(tail[-12:])
+            f"{self.asked.way.name}: the process that trains ended with {code}: {last}",
+            "\n".join(tail[-12:]),
         )

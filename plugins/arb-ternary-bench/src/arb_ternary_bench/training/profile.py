@@ -1,7 +1,9 @@
-"""Profiled steps of a way of training: the ranges that :mod:`arb_ternary_bench.training.parts` reads are set here.
+"""Profiled steps of a way of training: the ranges that :mod:`arb_ternary_bench.training.parts`
+reads are set here.
 
-Ranges are around the backend's kernels, modules, the loss and the optimizer's step, by replacing what is called: a
-module with a hook would be trained in another way. So this is for a process of its own.
+Ranges are around the backend's kernels, modules, the loss and the optimizer's step, by replacing
+what is called: a module with a hook would be trained in another way. So this is for a process of
+its own.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from torch.profiler import ProfilerActivity
 
 from arb_ternary.backends.select import get_backend
 from arb_ternary_bench.training.loop import Learner
-from arb_ternary_bench.training.parts import KERNEL, LOSS, SCOPE, UPDATE, Split, read_step, split_steps
+from arb_ternary_bench.training.parts import (
+    KERNEL,
+    LOSS,
+    SCOPE,
+    UPDATE,
+    Split,
+    read_step,
+    split_steps,
+)
 from arb_ternary_bench.training.sizes import TrainSize
 from arb_ternary_bench.training.trainees import TrainWay
 from arb_ternary_train.protocols import BlockedLogits
@@ -29,7 +39,9 @@ _ROOT: Final = f"{SCOPE}step"
 
 
 def profile_steps(way: TrainWay, size: TrainSize, seed: int = 0) -> Split:
-    """Train a little, then take some profiled steps with ranges around everything: a step by part."""
+    """Train a little, then take some profiled steps with ranges around everything: a step by
+    part.
+    """
     if way.backend is not None:
         _mark_kernels(way.backend)
     if not way.compiled:  # a compiler follows what a module's call does, and would stop at a range

@@ -37,7 +37,10 @@ def rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
                 str(cell["threads"]),
                 row["name"],
                 f"{row['tokens_per_second']:,.0f}",
-                *("" if row[key] is None else f"{row[key]:.2f}" for key in ("x_best_float", "x_qat_compiled")),
+                *(
+                    "" if row[key] is None else f"{row[key]:.2f}"
+                    for key in ("x_best_float", "x_qat_compiled")
+                ),
                 _milliseconds(row["seconds_min"]),
                 *(_milliseconds(parts[part]) if part in parts else "" for part in PARTS),
                 f"{row['peak_bytes'] / 2**20:,.0f}",
@@ -56,22 +59,28 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']} "
         f"({machine['torch_cpu_capability']}), {_backends(machine) or 'no backend of votes'}, "
-        f"commit {machine['commit'] or 'unknown'}, load average {machine['load_average']} at the start and "
+        f"commit {machine['commit'] or 'unknown'}, load average {machine['load_average']} at the "
+        f"start and "
         f"{machine['load_average_at_end']} at the end.",
-        f"A step: forward, cross entropy, backward, update, by the loop of arb train. Times are {clock}, the least of "
-        "all steps; tokens a second and ratios are of these. Peak memory is that of a process that trains nothing "
+        f"A step: forward, cross entropy, backward, update, by the loop of arb train. Times are "
+        f"{clock}, the least of "
+        "all steps; tokens a second and ratios are of these. Peak memory is that of a process that "
+        "trains nothing "
         "else, compilers included; bytes a parameter count gradients where they are stored.",
     ]
     told: dict[str, str] = {}
     for cell in result["cells"]:
         shape = cell["shape"]
         lines.append(
-            f"{cell['size']}, {cell['threads']} threads: {shape['layers']} layers of {shape['width']}, vocabulary "
-            f"{shape['vocabulary']:,}, {shape['batch']} x {shape['block']} tokens; {cell['in_turns']}; load average "
+            f"{cell['size']}, {cell['threads']} threads: {shape['layers']} layers of "
+            f"{shape['width']}, vocabulary "
+            f"{shape['vocabulary']:,}, {shape['batch']} x {shape['block']} tokens; "
+            f"{cell['in_turns']}; load average "
             f"{cell['load_average']} to {cell['load_average_at_end']}."
         )
         lines += [
-            f"{cell['size']}, {cell['threads']} threads: {each['name']} is left out: {each['reason'].splitlines()[0]}"
+            f"{cell['size']}, {cell['threads']} threads: {each['name']} is left out: "
+            f"{each['reason'].splitlines()[0]}"
             for each in cell["excluded"]
         ]
         told |= {row["way"]: row["what"] for row in cell["rows"]}
@@ -80,9 +89,12 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     if profiled:
         ratios = [row["profile"]["total"] / row["seconds_min"] for row in profiled]
         lines.append(
-            "Parts: profiled steps in a further process, where ranges around kernels and modules say what an operation "
-            f"belongs to. They took {min(ratios):.2f} to {max(ratios):.2f} times as long as the fastest step without "
-            "the profiler. Where that is more than 1, calls are what the other parts leave of the step; else all parts "
+            "Parts: profiled steps in a further process, where ranges around kernels and modules "
+            "say what an operation "
+            f"belongs to. They took {min(ratios):.2f} to {max(ratios):.2f} times as long as the "
+            f"fastest step without "
+            "the profiler. Where that is more than 1, calls are what the other parts leave of the "
+            "step; else all parts "
             "are scaled to it. Of compiled models, what the compiler fused counts as else."
         )
     return lines
@@ -97,17 +109,25 @@ def _backends(machine: Mapping[str, Any]) -> str:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Speeds and memory as a table in Markdown, the parts of the steps as another, and the notes."""
+    """Speeds and memory as a table in Markdown, the parts of the steps as another, and the
+    notes.
+    """
     all_rows = list(rows(result))
     parts = range(_FIRST_PART, _FIRST_PART + len(PARTS))
     whole = [*range(_FIRST_PART), *range(parts.stop, len(COLUMNS))]
     tables = [_table(whole, all_rows)]
     profiled = [row for row in all_rows if row[_FIRST_PART]]
     if profiled:
-        tables += ["Milliseconds of a step by part:", _table([0, 1, 2, _FIRST_PART - 1, *parts], profiled)]
+        tables += [
+            "Milliseconds of a step by part:",
+            _table([0, 1, 2, _FIRST_PART - 1, *parts], profiled),
+        ]
     return "\n\n".join([*tables, "\n".join(f"- {note}" for note in notes(result))]) + "\n"
 
 
 def _table(columns: Sequence[int], lines: Sequence[Sequence[str]]) -> str:
     rule = ["---" if column in (0, 2) else "---:" for column in range(len(COLUMNS))]
-    return "\n".join("| " + " | ".join(line[column] for column in columns) + " |" for line in (COLUMNS, rule, *lines))
+    return "\n".join(
+        "| " + " | ".join(line[column] for column in columns) + " |"
+        for line in (COLUMNS, rule, *lines)
+    )

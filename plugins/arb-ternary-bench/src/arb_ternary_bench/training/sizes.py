@@ -22,7 +22,8 @@ class TrainSize:
         batch: sequences of a step.
         block: tokens of a sequence.
         group_size: weights that share an exponent, where weights are ternary.
-        architecture: the decoder's preset; None: it has sub-norms, as in no preset with norms of queries and keys.
+        architecture: the decoder's preset; None: it has sub-norms, as in no preset with norms of
+            queries and keys.
     """
 
     name: str
@@ -47,7 +48,9 @@ class TrainSize:
         return blocks + 2 * self.vocabulary * self.width
 
     def activation_bytes(self) -> int:
-        """What a step keeps for its backward pass, about, in float32: for deciding what fits into the memory."""
+        """What a step keeps for its backward pass, about, in float32: for deciding what fits into
+        the memory.
+        """
         block = 20 * self.width + 6 * self.feed_forward + 3 * self.heads * self.block
         return 4 * self.tokens * (self.layers * block + 4 * self.vocabulary)
 
@@ -72,22 +75,58 @@ SIZES: Final[Mapping[str, TrainSize]] = MappingProxyType(
         size.name: size
         for size in (
             TrainSize(
-                name="demo", width=128, layers=3, heads=4, feed_forward=256, vocabulary=256, batch=8, block=128,
-                group_size="row", architecture="qwen3",
+                name="demo",
+                width=128,
+                layers=3,
+                heads=4,
+                feed_forward=256,
+                vocabulary=256,
+                batch=8,
+                block=128,
+                group_size="row",
+                architecture="qwen3",
             ),
             TrainSize(
-                name="512x8", width=512, layers=8, heads=8, feed_forward=1536, vocabulary=256, batch=8, block=256,
+                name="512x8",
+                width=512,
+                layers=8,
+                heads=8,
+                feed_forward=1536,
+                vocabulary=256,
+                batch=8,
+                block=256,
             ),
             TrainSize(
-                name="1024x12", width=1024, layers=12, heads=16, feed_forward=2816, vocabulary=256, batch=4, block=256,
+                name="1024x12",
+                width=1024,
+                layers=12,
+                heads=16,
+                feed_forward=2816,
+                vocabulary=256,
+                batch=4,
+                block=256,
             ),
             TrainSize(
-                name="2048x4", width=2048, layers=4, heads=16, feed_forward=5632, vocabulary=32000, batch=2, block=512,
+                name="2048x4",
+                width=2048,
+                layers=4,
+                heads=16,
+                feed_forward=5632,
+                vocabulary=32000,
+                batch=2,
+                block=512,
             ),
             TrainSize(
-                name="tiny", width=32, layers=1, heads=2, feed_forward=64, vocabulary=64, batch=2, block=16,
+                name="tiny",
+                width=32,
+                layers=1,
+                heads=2,
+                feed_forward=64,
+                vocabulary=64,
+                batch=2,
+                block=16,
                 group_size=32,
             ),
         )
     }
-)  # fmt: skip
+)

@@ -23,11 +23,18 @@ _PURE, _INT8, _BFLOAT16, _COMPILED = "pure", "int8", "bfloat16", "compiled"
 _ALL_BFLOAT16: Final = "all-bfloat16"
 #: Ways without votes.
 FLOAT_WAYS: Final = (
-    "qat", "qat/compiled", "qat/bfloat16", "qat/bfloat16/compiled",
-    "float32", "float32/compiled", "bfloat16", "bfloat16/compiled",
-)  # fmt: skip
+    "qat",
+    "qat/compiled",
+    "qat/bfloat16",
+    "qat/bfloat16/compiled",
+    "float32",
+    "float32/compiled",
+    "bfloat16",
+    "bfloat16/compiled",
+)
 _VOTE_ENDS: Final = ("", "/int8", "/bfloat16", "/int8/bfloat16", "/int8/all-bfloat16")
-#: Rates: those of the examples for votes, and a cautious one for AdamW, at which the loss of every size falls.
+# : Rates: those of the examples for votes, and a cautious one for AdamW, at which the loss of every
+# size falls.
 _LR: Final = 1e-3
 
 
@@ -35,10 +42,11 @@ _LR: Final = 1e-3
 class TrainWay:
     """A way of training, by its name.
 
-    ``cpu/pure/int8/bfloat16``: votes on the backend ``cpu``, embedding and head ternary too (else float32, by AdamW),
-    int8 gradients (else float ones), activations in bfloat16 by autocast (else float32; ``all-bfloat16``: by the option
-    ``dtype``, the residual stream and float parameters too). ``float32`` and ``bfloat16``: no ternary weight, AdamW,
-    activations in float32 or by autocast in bfloat16. ``qat``: float32 weights that are made ternary in every pass.
+    ``cpu/pure/int8/bfloat16``: votes on the backend ``cpu``, embedding and head ternary too (else
+    float32, by AdamW), int8 gradients (else float ones), activations in bfloat16 by autocast (else
+    float32; ``all-bfloat16``: by the option ``dtype``, the residual stream and float parameters
+    too). ``float32`` and ``bfloat16``: no ternary weight, AdamW, activations in float32 or by
+    autocast in bfloat16. ``qat``: float32 weights that are made ternary in every pass.
     ``.../compiled``: through ``torch.compile``.
     """
 
@@ -77,7 +85,10 @@ class TrainWay:
         if self.role == "float":
             return f"float32 weights and fused AdamW, activations {activations}{compiled}"
         if self.role == "qat":
-            return f"BitNet b1.58 with float32 weights and fused AdamW, activations {activations}{compiled}"
+            return (
+                f"BitNet b1.58 with float32 weights and fused AdamW, activations "
+                f"{activations}{compiled}"
+            )
         parts = "every weight" if _PURE in self._parts else "linears"
         gradients = "int8" if _INT8 in self._parts else "float"
         return f"votes for {parts}, gradients {gradients}, activations {activations}"
@@ -103,11 +114,20 @@ class TrainWay:
                 model["gradients"] = "int8"
             votes = {"name": "scaled_votes", "lr": 0.1}
             if floats:
-                optimizer = {"name": "split", "ternary": votes, "float": {"name": "adamw", "lr": _LR}}
+                optimizer = {
+                    "name": "split",
+                    "ternary": votes,
+                    "float": {"name": "adamw", "lr": _LR},
+                }
             else:
                 model["embedding_scale_rule"] = "frozen"
                 optimizer = votes
-        phase: dict[str, Any] = {"name": "standard", "steps": 1, "batch_size": size.batch, "block_size": size.block}
+        phase: dict[str, Any] = {
+            "name": "standard",
+            "steps": 1,
+            "batch_size": size.batch,
+            "block_size": size.block,
+        }
         phase["lr_schedule"] = "none"
         if self.autocasts:
             phase["use_amp"] = True
@@ -126,18 +146,23 @@ class TrainWay:
         }
         if self.backend is not None:
             plain["backend"] = self.backend
-        return structure_run(Document(plain, f"arb bench train, {self.name}"), manager().registry).config
+        return structure_run(
+            Document(plain, f"arb bench train, {self.name}"), manager().registry
+        ).config
 
 
 def train_ways(backends: Sequence[str], *, compiled: bool = True) -> tuple[TrainWay, ...]:
     """Everything that there is: votes on each backend, then the ways without."""
-    votes = [f"{each}{pure}{end}" for each in backends for pure in ("", "/pure") for end in _VOTE_ENDS]
+    votes = [
+        f"{each}{pure}{end}" for each in backends for pure in ("", "/pure") for end in _VOTE_ENDS
+    ]
     ways = map(TrainWay, (*votes, *FLOAT_WAYS))
     return tuple(way for way in ways if compiled or not way.compiled)
 
 
 def chosen_ways(ways: Sequence[TrainWay], patterns: Sequence[str]) -> tuple[TrainWay, ...]:
-    """Those of ``ways`` whose names one of ``patterns`` fits (``*`` stands for anything), in their order.
+    """Those of ``ways`` whose names one of ``patterns`` fits (``*`` stands for anything), in their
+    order.
 
     Raises:
         UsageProblem: a pattern fits none.
@@ -146,7 +171,8 @@ def chosen_ways(ways: Sequence[TrainWay], patterns: Sequence[str]) -> tuple[Trai
         if not any(fnmatchcase(way.name, pattern) for way in ways):
             close = nearest(pattern, [way.name for way in ways])
             raise UsageProblem(
-                f"--trainees: {pattern!r} fits no way of training" + (f"; did you mean {close!r}?" if close else ""),
+                f"--trainees: {pattern!r} fits no way of training"
+                + (f"; did you mean {close!r}?" if close else ""),
                 f"There are: {', '.join(way.name for way in ways)}",
             )
     return tuple(way for way in ways if any(fnmatchcase(way.name, pattern) for pattern in patterns))

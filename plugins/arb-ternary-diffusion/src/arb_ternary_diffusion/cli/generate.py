@@ -1,4 +1,6 @@
-"""The generator of pictures: ``arb generate RUN --output samples.png`` for a model that learned to take noise away."""
+"""The generator of pictures: ``arb generate RUN --output samples.png`` for a model that learned to
+take noise away.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,23 @@ __all__ = ["draw"]
     show_default=True,
     help="The PNG.",
 )
-@click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="Pictures, in a square.")
-@click.option("--label", help="Class of all pictures, by name or number; default: all classes in turn.")
-@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Passes through the model.")
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Pictures, in a square.",
+)
+@click.option(
+    "--label", help="Class of all pictures, by name or number; default: all classes in turn."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Passes through the model.",
+)
 @click.option("--sampler", type=click.Choice(["ddim", "ddpm"]), default="ddim", show_default=True)
 @click.option(
     "--eta",
@@ -39,8 +55,16 @@ __all__ = ["draw"]
     show_default=True,
     help="Beyond 1, pictures are led towards their class and away from any; twice the time.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same pictures; default: others.")
-@click.option("--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="The same seed gives the same pictures; default: others.",
+)
+@click.option(
+    "--backend",
+    metavar="NAME",
+    help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.",
+)
 @click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
 @plugin_files
 def draw(
@@ -72,13 +96,17 @@ def draw(
     from arb_ternary_train.restore import load_run
 
     if eta and sampler != "ddim":
-        raise UsageProblem("--eta: ddpm adds what noise it adds; take it out, or use --sampler ddim")
+        raise UsageProblem(
+            "--eta: ddpm adds what noise it adds; take it out, or use --sampler ddim"
+        )
     if output.suffix.lower() != ".png":
         raise UsageProblem(f"--output {output}: pictures are written as .png")
     sampling = Sampling(steps=steps, sampler=sampler, eta=eta, guidance=guidance)  # type: ignore[arg-type]
     trained = load_run(run, backend=backend, device=device)
     denoiser = denoiser_of(str(run), trained.config.masking, trained.model)
-    labels_N = labels_of(label, count, denoiser.classes, class_names(trained.directory.attachments()))
+    labels_N = labels_of(
+        label, count, denoiser.classes, class_names(trained.directory.attachments())
+    )
     generator = torch.Generator()
     if seed is None:
         generator.seed()
@@ -94,5 +122,7 @@ def draw(
     try:
         write_grid(output, pictures)
     except OSError as error:
-        raise UsageProblem(f"--output {output}: cannot be written: {error.strerror or error}") from error
+        raise UsageProblem(
+            f"--output {output}: cannot be written: {error.strerror or error}"
+        ) from error
     click.echo(f"{output}: {count} pictures")

@@ -18,7 +18,8 @@ __all__ = ["DiTConfig", "UNetConfig"]
 _MOST_LEVELS = 12
 _LOGIT_SCALE = "what is predicted is 2^logit_scale times the head's output"
 _FLOAT_PARTS = (
-    "parts kept in float32: embedding (of pixels or patches, and of classes), head, norms (learned float gains), "
+    "parts kept in float32: embedding (of pixels or patches, and of classes), head, norms (learned "
+    "float gains), "
     "linears (convolutions too); empty = pure ternary"
 )
 
@@ -38,11 +39,15 @@ class _KnowsTimeAndClass:
         """See :class:`~arb_ternary_vision.models.config.ImageModelConfig`."""
         super().check()  # type: ignore[misc]
         if self.width % 2:
-            raise ValueError(f"'width' must be even, for times are sines and cosines; it is {self.width}")
+            raise ValueError(
+                f"'width' must be even, for times are sines and cosines; it is {self.width}"
+            )
 
     def in_decoder(self) -> dict[str, Any]:
         """See :class:`~arb_ternary_vision.models.config.ImageModelConfig`."""
-        classes = {} if "embedding" in self.float_parts else {"embedding_scale_rule": self.scale_rule}
+        classes = (
+            {} if "embedding" in self.float_parts else {"embedding_scale_rule": self.scale_rule}
+        )
         return {**super().in_decoder(), **classes}  # type: ignore[misc]
 
     def planned(self) -> Planned:
@@ -66,9 +71,11 @@ class DiTConfig(_KnowsTimeAndClass, PatchModelConfig):
 
 @frozen(kw_only=True)
 class UNetConfig(_KnowsTimeAndClass, ImageModelConfig):
-    """A U-Net (Ronneberger et al., 2015) with a time in every block (Ho et al., 2020), of convolutions alone.
+    """A U-Net (Ronneberger et al., 2015) with a time in every block (Ho et al., 2020), of
+    convolutions alone.
 
-    The classes come from the data. The default is pure: every weight is ternary, no parameter and no buffer is float.
+    The classes come from the data. The default is pure: every weight is ternary, no parameter and
+    no buffer is float.
     """
 
     width: int = as_in_decoder(
@@ -78,7 +85,8 @@ class UNetConfig(_KnowsTimeAndClass, ImageModelConfig):
     logit_scale: int = as_in_decoder("logit_scale", _LOGIT_SCALE)
     levels: int = option(
         2,
-        "resolutions; each but the first begins with a convolution of stride 2, which halves height and width",
+        "resolutions; each but the first begins with a convolution of stride 2, which halves "
+        "height and width",
         validator=Rule(
             f"from 1 to {_MOST_LEVELS}",
             lambda value: 1 <= value <= _MOST_LEVELS,
@@ -95,10 +103,13 @@ class UNetConfig(_KnowsTimeAndClass, ImageModelConfig):
         needed = 2 ** (self.levels - 1)
         if any(side % needed for side in self.sides):
             raise ValueError(
-                f"'levels' must halve both sides of 'image_size', {self.sides[0]} and {self.sides[1]}, to whole "
+                f"'levels' must halve both sides of 'image_size', {self.sides[0]} and "
+                f"{self.sides[1]}, to whole "
                 f"numbers; {self.levels} levels need multiples of {needed}"
             )
 
     def in_decoder(self) -> dict[str, Any]:
-        """See :class:`~arb_ternary_vision.models.config.ImageModelConfig`; there is no attention."""
+        """See :class:`~arb_ternary_vision.models.config.ImageModelConfig`; there is no
+        attention.
+        """
         return {**super().in_decoder(), "heads": 1, "head_dim": 2}

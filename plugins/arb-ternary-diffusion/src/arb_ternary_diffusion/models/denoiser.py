@@ -1,6 +1,7 @@
 """What models have in common that take noise away from pictures of a class.
 
-Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels, ``D`` width, ``E`` time features (even).
+Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels, ``D`` width, ``E`` time features
+(even).
 """
 
 from __future__ import annotations
@@ -30,17 +31,21 @@ _LONGEST: Final = 10000.0
 
 
 def time_features(time_B: Tensor, features: int) -> Tensor:
-    """Float32 ``[B, E]`` of unit mean square: sines of ``1000 t f_i``, then cosines, times ``sqrt(2)``.
+    """Float32 ``[B, E]`` of unit mean square: sines of ``1000 t f_i``, then cosines, times
+    ``sqrt(2)``.
 
     ``f_i = 10000**(-2 i / E)`` (Vaswani et al., 2017). Computed in float64 and held nowhere.
     """
-    exponent_H = torch.arange(features // 2, dtype=torch.float64, device=time_B.device) * (-2.0 / features)
+    exponent_H = torch.arange(features // 2, dtype=torch.float64, device=time_B.device) * (
+        -2.0 / features
+    )
     angle_BH = (time_B.double() * _UNITS)[:, None] * _LONGEST**exponent_H
     return torch.cat((angle_BH.sin(), angle_BH.cos()), dim=1).mul_(math.sqrt(2)).float()
 
 
 class Conditioning(nn.Module):
-    """One vector an image, of its time and its class; one more class than there are stands for "any".
+    """One vector an image, of its time and its class; one more class than there are stands for
+    "any".
 
     Args:
         config: makes the parts ternary or float.
@@ -69,10 +74,15 @@ class Conditioning(nn.Module):
             DataError: a label is none of them.
         """
         if labels_B is None:
-            labels_B = torch.full(time_B.shape, self.classes, dtype=torch.int64, device=time_B.device)
-        elif labels_B.numel() and not 0 <= int(labels_B.min()) <= int(labels_B.max()) <= self.classes:
+            labels_B = torch.full(
+                time_B.shape, self.classes, dtype=torch.int64, device=time_B.device
+            )
+        elif (
+            labels_B.numel() and not 0 <= int(labels_B.min()) <= int(labels_B.max()) <= self.classes
+        ):
             raise DataError(
-                f"labels: from {int(labels_B.min())} to {int(labels_B.max())}, and the model was made for "
+                f"labels: from {int(labels_B.min())} to {int(labels_B.max())}, and the model was "
+                f"made for "
                 f"{self.classes} classes, which are counted from 0"
             )
         features_BD = time_features(time_B, self.width).to(dtype)
@@ -153,7 +163,9 @@ class DenoisingModel(nn.Module):
             UsageProblem: the threshold is negative.
         """
         if threshold is not None and threshold < 0:
-            raise UsageProblem(f"activation checkpointing: the threshold must be at least 0, not {threshold}")
+            raise UsageProblem(
+                f"activation checkpointing: the threshold must be at least 0, not {threshold}"
+            )
         self._checkpoint_from = (threshold or 0) if enabled else None
 
     def run_block(self, block: Callable[..., Tensor], x: Tensor, *arguments: object) -> Tensor:
@@ -162,13 +174,17 @@ class DenoisingModel(nn.Module):
         if not (enough and self.training and torch.is_grad_enabled()):
             return block(x, *arguments)
         # No randomness inside a block: votes are cast in the backward alone.
-        again: Tensor = checkpoint(block, x, *arguments, use_reentrant=False, preserve_rng_state=False)
+        again: Tensor = checkpoint(
+            block, x, *arguments, use_reentrant=False, preserve_rng_state=False
+        )
         return again
 
 
 @torch.no_grad()
 def zero_(linear: nn.Module) -> None:
-    """Make the weight of a ternary or float linear zero; it still gets a gradient, from which it leaves zero."""
+    """Make the weight of a ternary or float linear zero; it still gets a gradient, from which it
+    leaves zero.
+    """
     if isinstance(linear, TernaryModule):
         linear.set_trits(torch.zeros_like(linear.trits()))
     elif isinstance(linear, nn.Linear):

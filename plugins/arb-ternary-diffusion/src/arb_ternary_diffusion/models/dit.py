@@ -1,6 +1,8 @@
-"""A diffusion transformer (Peebles and Xie, 2023) of the decoder's blocks, ternary unless the config says otherwise.
+"""A diffusion transformer (Peebles and Xie, 2023) of the decoder's blocks, ternary unless the
+config says otherwise.
 
-Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels, ``L`` patches, ``K`` numbers of a patch, ``D`` width.
+Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels, ``L`` patches, ``K`` numbers of a
+patch, ``D`` width.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ __all__ = ["DiT", "DiTBlock", "DiTConfig", "build"]
 
 
 class DiTBlock(nn.Module):
-    """The layers of the decoder's block, whose inputs the condition scales and shifts, and whose updates it gates.
+    """The layers of the decoder's block, whose inputs the condition scales and shifts, and whose
+    updates it gates.
 
-    ``x + c (1 + g) f(norm(x) (1 + s) + b)``, ``c = 2**residual_scale``: attention, then the feed-forward layer. At
-    birth ``s``, ``b`` and ``g`` are zero. Peebles and Xie's gate is ``g`` alone; a block that starts as nothing would
-    give the votes of its layers nothing to start from.
+    ``x + c (1 + g) f(norm(x) (1 + s) + b)``, ``c = 2**residual_scale``: attention, then the
+    feed-forward layer. At birth ``s``, ``b`` and ``g`` are zero. Peebles and Xie's gate is ``g``
+    alone; a block that starts as nothing would give the votes of its layers nothing to start from.
 
     Args:
         config: options of its parts.
@@ -39,7 +42,9 @@ class DiTBlock(nn.Module):
 
     def forward(self, x_BLD: Tensor, condition_BD: Tensor, positions: Positions) -> Tensor:
         """The residual stream after the block."""
-        scale, shift, gate, then_scale, then_shift, then_gate = self.modulation(condition_BD)[:, None].chunk(6, dim=-1)
+        scale, shift, gate, then_scale, then_shift, then_gate = self.modulation(condition_BD)[
+            :, None
+        ].chunk(6, dim=-1)
         attended_BLD = self.layers.attention(self.norm(x_BLD) * (1 + scale) + shift, positions)
         x_BLD = torch.add(x_BLD, (1 + gate) * attended_BLD, alpha=self.layers.residual_scale)
         fed_BLD = self.layers.feed_forward(self.norm(x_BLD) * (1 + then_scale) + then_shift)
@@ -74,7 +79,11 @@ class DiT(DenoisingModel):
 
     def joined(self, patches_BLK: Tensor) -> Tensor:
         """Patches put back where they were cut, ``[B, C, H, W]``."""
-        (rows, columns), (down, across), channels = self.options.grid, self.options.patch_sides, self.options.channels
+        (rows, columns), (down, across), channels = (
+            self.options.grid,
+            self.options.patch_sides,
+            self.options.channels,
+        )
         cut = patches_BLK.view(-1, rows, columns, channels, down, across)
         return cut.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, rows * down, columns * across)
 

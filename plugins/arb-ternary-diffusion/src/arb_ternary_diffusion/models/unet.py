@@ -1,6 +1,7 @@
 """A U-Net of convolutions that knows time and class, ternary unless the config says otherwise.
 
-Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels, ``D`` width of the condition, ``N`` channels of a level.
+Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels, ``D`` width of the condition, ``N``
+channels of a level.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ __all__ = ["ResidualBlock", "UNet", "UNetConfig", "build"]
 
 
 class ResidualBlock(nn.Module):
-    """``skip(x) + c down(norm(relu(up(norm(x)) + condition)^2))``, ``c = 2**residual_scale``; no bias anywhere.
+    """``skip(x) + c down(norm(relu(up(norm(x)) + condition)^2))``, ``c = 2**residual_scale``; no
+    bias anywhere.
 
     Args:
         config: options of its parts; its width is that of the condition.
@@ -34,7 +36,11 @@ class ResidualBlock(nn.Module):
         self.up = make_conv(config, inputs, outputs, 3, padding=1)
         self.condition = make_linear(config, config.width, outputs)
         zero_(self.condition)
-        self.hidden_norm = make_channel_norm(config, outputs, gain=False) if config.has_sub_norms else nn.Identity()
+        self.hidden_norm = (
+            make_channel_norm(config, outputs, gain=False)
+            if config.has_sub_norms
+            else nn.Identity()
+        )
         self.down = make_conv(config, outputs, outputs, 3, padding=1)
         self.skip = nn.Identity() if inputs == outputs else make_conv(config, inputs, outputs, 1)
         if config.zero_residual:
@@ -48,7 +54,8 @@ class ResidualBlock(nn.Module):
 
 
 class Level(nn.Module):
-    """The blocks of one resolution, on the way down and on the way up, and the ways to the next lower one and back.
+    """The blocks of one resolution, on the way down and on the way up, and the ways to the next
+    lower one and back.
 
     Args:
         config: options of its parts.
@@ -60,13 +67,16 @@ class Level(nn.Module):
     def __init__(self, config: DecoderConfig, channels: int, layers: int, *, last: bool) -> None:
         super().__init__()
         self.down = nn.ModuleList(ResidualBlock(config, channels, channels) for _ in range(layers))
-        self.up = nn.ModuleList(ResidualBlock(config, 2 * channels, channels) for _ in range(layers))
+        self.up = nn.ModuleList(
+            ResidualBlock(config, 2 * channels, channels) for _ in range(layers)
+        )
         self.to_lower = None if last else make_conv(config, channels, 2 * channels, 2, stride=2)
         self.from_lower = None if last else make_conv(config, 2 * channels, channels, 1)
 
 
 class UNet(DenoisingModel):
-    """Down through the levels and up again; each block on the way up also reads what its twin on the way down gave.
+    """Down through the levels and up again; each block on the way up also reads what its twin on
+    the way down gave.
 
     Args:
         options: of the model.

@@ -1,4 +1,6 @@
-"""AdaGC: Wang et al., "AdaGC: Enhancing LLM Pretraining Stability via Adaptive Gradient Clipping", 2025."""
+"""AdaGC: Wang et al., "AdaGC: Enhancing LLM Pretraining Stability via Adaptive Gradient Clipping",
+2025.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,17 @@ __all__ = ["AdaGC"]
 
 
 class AdaGC(FloatWrapper):
-    """Clips the gradient of each parameter to ``threshold`` times an average of its own clipped norms.
+    """Clips the gradient of each parameter to ``threshold`` times an average of its own clipped
+    norms.
 
-    The first ``warmup`` gradients of a parameter are clipped to a norm of ``max_norm`` of all gradients together, and
-    the smallest norm that a parameter then has is the first value of its average. From there on, with the norm ``n``
-    and the average ``a``: ``n' = min(n, threshold a)``; ``a = decay a + (1 - decay) n'``.
+    The first ``warmup`` gradients of a parameter are clipped to a norm of ``max_norm`` of all
+    gradients together, and the smallest norm that a parameter then has is the first value of its
+    average. From there on, with the norm ``n`` and the average ``a``: ``n' = min(n, threshold a)``;
+    ``a = decay a + (1 - decay) n'``.
 
-    A gradient of exactly zero says nothing of how large gradients are, and is passed over; a parameter that gets its
-    first gradients late has its warm-up then. An update with a gradient that is not finite is dropped whole.
+    A gradient of exactly zero says nothing of how large gradients are, and is passed over; a
+    parameter that gets its first gradients late has its warm-up then. An update with a gradient
+    that is not finite is dropped whole.
 
     Args:
         inner: the optimizer that steps.

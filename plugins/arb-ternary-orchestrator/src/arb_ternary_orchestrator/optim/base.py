@@ -1,4 +1,6 @@
-"""What every optimizer of float parameters here does: checks, groups, wide state that a resume restores exactly."""
+"""What every optimizer of float parameters here does: checks, groups, wide state that a resume
+restores exactly.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ def wide(tensor: Tensor) -> torch.dtype:
 class FloatOptimizer(Optimizer):
     """The common part: ``kind`` in the groups, refusal of what cannot be trained, exact state.
 
-    State is float32 at least, whatever the parameter is: an average with a decay of 0.999 would stand still in
-    bfloat16. A step is computed in that format and rounded once.
+    State is float32 at least, whatever the parameter is: an average with a decay of 0.999 would
+    stand still in bfloat16. A step is computed in that format and rounded once.
     """
 
     #: Tensors of the state that are as large as the parameter, at their largest number.
@@ -42,7 +44,12 @@ class FloatOptimizer(Optimizer):
         """Add a group; ConfigError for parameters that have no float values."""
         super().add_param_group(param_group)
         try:
-            check_float(type(self).__name__, len(self.param_groups) - 1, self.param_groups[-1]["params"], _WHY)
+            check_float(
+                type(self).__name__,
+                len(self.param_groups) - 1,
+                self.param_groups[-1]["params"],
+                _WHY,
+            )
         except ConfigError:
             self.param_groups.pop()
             raise
@@ -76,12 +83,18 @@ class FloatOptimizer(Optimizer):
         return {}
 
     def planned_state_bytes(self) -> int:
-        """Most bytes of tensors that it will keep; see ``arb_ternary_train.protocols.PlansState``."""
-        parameters: list[Tensor] = [parameter for group in self.param_groups for parameter in group["params"]]
+        """Most bytes of tensors that it will keep; see
+        ``arb_ternary_train.protocols.PlansState``.
+        """
+        parameters: list[Tensor] = [
+            parameter for group in self.param_groups for parameter in group["params"]
+        ]
         return sum(self.buffers * each.numel() * wide(each).itemsize for each in parameters)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave, in its number format: torch would round it to the parameter's."""
+        """Restore what ``state_dict`` gave, in its number format: torch would round it to the
+        parameter's.
+        """
         super().load_state_dict(state_dict)
         saved = (number for group in state_dict["param_groups"] for number in group["params"])
         parameters = (parameter for group in self.param_groups for parameter in group["params"])

@@ -1,6 +1,7 @@
 """Factories of the optimizers of float parameters.
 
-Each trains all float parameters that it is given; of those that decay weights, matrices decay and vectors do not.
+Each trains all float parameters that it is given; of those that decay weights, matrices decay and
+vectors do not.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ __all__ = [
 
 def build_lion(config: LionConfig, trainable: Trainable) -> Lion:
     """Factory of ``lion``; ConfigError without float parameters."""
-    return Lion(float_groups("lion", trainable, config.weight_decay), config.lr, (config.beta1, config.beta2))
+    return Lion(
+        float_groups("lion", trainable, config.weight_decay),
+        config.lr,
+        (config.beta1, config.beta2),
+    )
 
 
 def build_sgd(config: SGDConfig, trainable: Trainable) -> SGD:
@@ -72,7 +77,9 @@ def build_adagc(config: AdaGCConfig, trainable: Trainable) -> AdaGC:
     return AdaGC(_inner(config, trainable), **_options(config))
 
 
-def build_gradient_smoother(config: GradientSmootherConfig, trainable: Trainable) -> GradientSmoother:
+def build_gradient_smoother(
+    config: GradientSmootherConfig, trainable: Trainable
+) -> GradientSmoother:
     """Factory of ``gradient_smoother``; errors as those of the wrapped optimizer."""
     return GradientSmoother(_inner(config, trainable), **_options(config))
 

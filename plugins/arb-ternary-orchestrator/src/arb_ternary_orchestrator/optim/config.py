@@ -9,7 +9,14 @@ from attrs import evolve, frozen
 
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import Rule, default_choice, non_negative, option, optional, positive
+from arb_ternary.config.options import (
+    Rule,
+    default_choice,
+    non_negative,
+    option,
+    optional,
+    positive,
+)
 from arb_ternary.optim.protocol import Planned
 
 __all__ = [
@@ -28,7 +35,9 @@ __all__ = [
 #: Why weights of ternary modules are not predicted.
 NOT_TRITS = "trits and other integer weights are integers; there is nothing to extrapolate"
 
-_decay = Rule("at least 0 and below 1", lambda value: 0 <= value < 1, {"minimum": 0, "exclusiveMaximum": 1})
+_decay = Rule(
+    "at least 0 and below 1", lambda value: 0 <= value < 1, {"minimum": 0, "exclusiveMaximum": 1}
+)
 _at_least_one = Rule("1 or greater", lambda value: value >= 1, {"minimum": 1})
 _at_least_two = Rule("2 or greater", lambda value: value >= 2, {"minimum": 2})
 
@@ -49,12 +58,16 @@ class LionConfig(_Decaying):
     """Options of ``lion``."""
 
     lr: float = option(
-        3e-4, "step of every element, a third to a tenth of AdamW's rate; a schedule multiplies it", validator=positive
+        3e-4,
+        "step of every element, a third to a tenth of AdamW's rate; a schedule multiplies it",
+        validator=positive,
     )
     beta1: float = option(0.9, "share of the momentum in the direction of a step", validator=_decay)
     beta2: float = option(0.99, "decay of the momentum", validator=_decay)
     weight_decay: float = option(
-        0.0, "decoupled decay of matrices, three to ten times AdamW's; vectors do not decay", validator=non_negative
+        0.0,
+        "decoupled decay of matrices, three to ten times AdamW's; vectors do not decay",
+        validator=non_negative,
     )
 
 
@@ -62,8 +75,12 @@ class LionConfig(_Decaying):
 class SGDConfig(_Decaying):
     """Options of ``sgd``."""
 
-    lr: float = option(0.01, "learning rate at the start; a schedule multiplies it", validator=positive)
-    momentum: float = option(0.9, "decay of the sum of gradients that steps are made of; 0 = none", validator=_decay)
+    lr: float = option(
+        0.01, "learning rate at the start; a schedule multiplies it", validator=positive
+    )
+    momentum: float = option(
+        0.9, "decay of the sum of gradients that steps are made of; 0 = none", validator=_decay
+    )
     nesterov: bool = option(False, "look one step ahead")
     weight_decay: float = option(
         0.0,
@@ -81,19 +98,31 @@ class SWATSConfig(_Decaying):
     """Options of ``swats``, and of ``SWATS`` in Python."""
 
     adam_lr: float = option(
-        1e-3, "Adam's learning rate; a schedule multiplies it, and SGD's with it", validator=positive
+        1e-3,
+        "Adam's learning rate; a schedule multiplies it, and SGD's with it",
+        validator=positive,
     )
     switch_threshold: float = option(
-        1e-9, "a group switches when SGD's rate differs by less than this from its average", validator=positive
+        1e-9,
+        "a group switches when SGD's rate differs by less than this from its average",
+        validator=positive,
     )
     min_steps_before_switch: int = option(
-        1000, "steps of Adam before a group may switch; 0 = two, the least there can be", validator=non_negative
+        1000,
+        "steps of Adam before a group may switch; 0 = two, the least there can be",
+        validator=non_negative,
     )
-    beta1: float = option(0.9, "decay of Adam's first moment, and momentum of SGD", validator=_decay)
-    beta2: float = option(0.999, "decay of the second moment, and of the average of SGD's rate", validator=_decay)
+    beta1: float = option(
+        0.9, "decay of Adam's first moment, and momentum of SGD", validator=_decay
+    )
+    beta2: float = option(
+        0.999, "decay of the second moment, and of the average of SGD's rate", validator=_decay
+    )
     eps: float = option(1e-8, "added to the root of the second moment", validator=positive)
     weight_decay: float = option(
-        0.0, "decoupled decay of matrices, as a multiple of Adam's rate in both phases", validator=non_negative
+        0.0,
+        "decoupled decay of matrices, as a multiple of Adam's rate in both phases",
+        validator=non_negative,
     )
 
     def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
@@ -101,7 +130,9 @@ class SWATSConfig(_Decaying):
         yield from super().contradictions_in(run, planned)
         rates = [phase.options.lr for phase in run.phases if hasattr(phase.options, "lr")]
         if rates and None not in rates:
-            yield from without_effect(self, "every phase that trains has an 'lr' of its own", "adam_lr")
+            yield from without_effect(
+                self, "every phase that trains has an 'lr' of its own", "adam_lr"
+            )
 
 
 @frozen(kw_only=True)
@@ -116,7 +147,9 @@ class WrapperConfig:
         return bool(getattr(self.inner.options, "defers", False))
 
     def planned_for(self, name: str, planned: Planned) -> Planned:
-        """What the wrapped optimizer is given of ``planned``: faults of other kinds of parts are the wrapper's."""
+        """What the wrapped optimizer is given of ``planned``: faults of other kinds of parts are
+        the wrapper's.
+        """
         return evolve(planned, kinds=planned.kinds & {"float"}, idle=planned.idle & {"float"})
 
 
@@ -125,13 +158,19 @@ class AdaGCConfig(WrapperConfig):
     """Options of ``adagc``."""
 
     threshold: float = option(
-        1.05, "largest norm of a parameter's gradient, as a multiple of its average", validator=_at_least_one
+        1.05,
+        "largest norm of a parameter's gradient, as a multiple of its average",
+        validator=_at_least_one,
     )
     decay: float = option(0.98, "of the average of a parameter's clipped norms", validator=_decay)
     warmup: int = option(
-        100, "first gradients of a parameter, which are clipped globally and begin its average", validator=positive
+        100,
+        "first gradients of a parameter, which are clipped globally and begin its average",
+        validator=positive,
     )
-    max_norm: float = option(1.0, "norm of all gradients together to which the warm-up clips", validator=positive)
+    max_norm: float = option(
+        1.0, "norm of all gradients together to which the warm-up clips", validator=positive
+    )
 
 
 @frozen(kw_only=True)
@@ -146,7 +185,9 @@ class GradientNoiseConfig(WrapperConfig):
     """Options of ``gradient_noise``."""
 
     eta: float = option(0.01, "variance of the noise at the first step", validator=positive)
-    gamma: float = option(0.55, "at step t, from 0, the variance is eta / (1 + t)**gamma", validator=non_negative)
+    gamma: float = option(
+        0.55, "at step t, from 0, the variance is eta / (1 + t)**gamma", validator=non_negative
+    )
     seed: int = option(0, "of the noise", validator=non_negative)
 
 
@@ -155,7 +196,8 @@ class NowcastingConfig(WrapperConfig):
     """Options of ``nowcasting``."""
 
     method: Literal["linear", "geometric"] = option(
-        "linear", "linear = a line through the snapshots; geometric = ways that shrink by a common ratio"
+        "linear",
+        "linear = a line through the snapshots; geometric = ways that shrink by a common ratio",
     )
     every: int = option(100, "steps between jumps", validator=positive)
     window: int = option(5, "snapshots that a jump is predicted from", validator=_at_least_two)
@@ -180,11 +222,15 @@ class NowcastingConfig(WrapperConfig):
 def window_fault(method: str, every: int, window: int, spacing: int) -> str | None:
     """What is wrong with the snapshots of nowcasting; None where they will do."""
     if method == "geometric" and window < 3:
-        return "'window' must be 3 or greater with 'method': geometric, which compares ways between snapshots"
+        return (
+            "'window' must be 3 or greater with 'method': geometric, which compares ways "
+            "between snapshots"
+        )
     span = (window - 1) * spacing
     if span >= every:
         return (
-            f"'every' must be greater than the {span} steps that {window} snapshots span, {spacing} apart; {every} is "
+            f"'every' must be greater than the {span} steps that {window} snapshots span, "
+            f"{spacing} apart; {every} is "
             "not: snapshots from before a jump say nothing of the way after it"
         )
     return None

@@ -1,4 +1,6 @@
-"""Noise on gradients: Neelakantan et al., "Adding Gradient Noise Improves Learning for Very Deep Networks", 2015."""
+"""Noise on gradients: Neelakantan et al., "Adding Gradient Noise Improves Learning for Very Deep
+Networks", 2015.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ __all__ = ["GradientNoise"]
 
 
 class GradientNoise(FloatWrapper):
-    """Adds Gaussian noise of variance ``eta / (1 + t)**gamma`` to every gradient before step ``t`` (from 0).
+    """Adds Gaussian noise of variance ``eta / (1 + t)**gamma`` to every gradient before step ``t``
+    (from 0).
 
     An update with a gradient that is not finite is dropped whole, and no noise is drawn for it.
 
@@ -31,7 +34,9 @@ class GradientNoise(FloatWrapper):
 
     refuses: ClassVar[bool] = True
 
-    def __init__(self, inner: Optimizer, *, eta: float = 0.01, gamma: float = 0.55, seed: int = 0) -> None:
+    def __init__(
+        self, inner: Optimizer, *, eta: float = 0.01, gamma: float = 0.55, seed: int = 0
+    ) -> None:
         super().__init__(inner)
         self.eta, self.gamma, self.seed = eta, gamma, seed
         self.steps = 0
@@ -63,7 +68,9 @@ class GradientNoise(FloatWrapper):
         return {"noise": self.deviation(max(0, self.steps - 1))}
 
     def _own_state(self) -> dict[str, Any]:
-        generators = {device: generator.get_state() for device, generator in self._generators.items()}
+        generators = {
+            device: generator.get_state() for device, generator in self._generators.items()
+        }
         return {"steps": self.steps, "generators": generators}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:

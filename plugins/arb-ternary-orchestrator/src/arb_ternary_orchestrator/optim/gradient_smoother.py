@@ -15,11 +15,12 @@ __all__ = ["GradientSmoother"]
 
 
 class GradientSmoother(FloatWrapper):
-    """Hands the wrapped optimizer the exponential average of each parameter's gradients, in the place of the last one.
+    """Hands the wrapped optimizer the exponential average of each parameter's gradients, in the
+    place of the last one.
 
-    ``s = decay s + (1 - decay) g``, divided by ``1 - decay**k`` after ``k`` gradients (Kingma and Ba, 2015, section 3),
-    so that a constant gradient arrives as it is from the first step on. An update with a gradient that is not finite
-    is dropped whole: it would stay in the average.
+    ``s = decay s + (1 - decay) g``, divided by ``1 - decay**k`` after ``k`` gradients (Kingma and
+    Ba, 2015, section 3), so that a constant gradient arrives as it is from the first step on. An
+    update with a gradient that is not finite is dropped whole: it would stay in the average.
 
     Args:
         inner: the optimizer that steps.

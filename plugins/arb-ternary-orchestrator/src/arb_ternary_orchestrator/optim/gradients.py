@@ -16,11 +16,14 @@ __all__ = ["check_float", "global_norm", "gradient_norms", "with_gradient"]
 
 
 def check_float(owner: str, number: int, parameters: Iterable[Tensor], why: str) -> None:
-    """See that all parameters of group ``number`` have float values; raises ConfigError, which says ``why``."""
+    """See that all parameters of group ``number`` have float values; raises ConfigError, which says
+    ``why``.
+    """
     for index, parameter in enumerate(parameters):
         if not parameter.is_floating_point():
             raise ConfigError(
-                f"{owner}: param group {number}, parameter {index}: {parameter.dtype}, {tuple(parameter.shape)}; {why}",
+                f"{owner}: param group {number}, parameter {index}: {parameter.dtype}, "
+                f"{tuple(parameter.shape)}; {why}",
                 "Use `optimizer: {name: split, ternary: ..., float: ...}`.",
             )
 
@@ -31,13 +34,17 @@ def with_gradient(owner: str, groups: Sequence[Mapping[str, Any]]) -> list[list[
     Raises:
         ConfigError: a gradient is sparse.
     """
-    found = [[parameter for parameter in group["params"] if parameter.grad is not None] for group in groups]
+    found = [
+        [parameter for parameter in group["params"] if parameter.grad is not None]
+        for group in groups
+    ]
     for number, parameters in enumerate(found):
         for parameter in parameters:
             assert parameter.grad is not None
             if parameter.grad.is_sparse:
                 raise ConfigError(
-                    f"{owner}: param group {number}: the gradient of a parameter of shape {tuple(parameter.shape)} is "
+                    f"{owner}: param group {number}: the gradient of a parameter of shape "
+                    f"{tuple(parameter.shape)} is "
                     "sparse, and averages over it would not be",
                     "Make the embedding with sparse=False.",
                 )

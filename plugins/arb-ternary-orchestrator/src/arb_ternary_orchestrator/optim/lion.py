@@ -16,10 +16,12 @@ __all__ = ["Lion"]
 class Lion(FloatOptimizer):
     """Steps by the sign of an interpolated momentum.
 
-    ``c = beta1 m + (1 - beta1) g``; ``p -= lr (sign(c) + weight_decay p)``; then ``m = beta2 m + (1 - beta2) g``.
+    ``c = beta1 m + (1 - beta1) g``; ``p -= lr (sign(c) + weight_decay p)``; then ``m = beta2 m + (1
+    - beta2) g``.
 
     Args:
-        params: parameters, ``(name, parameter)`` pairs or param groups; real floating-point tensors.
+        params: parameters, ``(name, parameter)`` pairs or param groups; real floating-point
+            tensors.
         lr: step of every element.
         betas: ``(beta1, beta2)``.
         weight_decay: decoupled decay, as a multiple of ``lr``.

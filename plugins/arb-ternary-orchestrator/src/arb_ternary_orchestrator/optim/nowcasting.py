@@ -1,7 +1,8 @@
 """Weights some steps ahead, predicted from those of the last steps.
 
-After Jang, Lee and Park, "Learning to Boost Training by Periodic Nowcasting Near Future Weights", 2023, where a trained
-network predicts. Here it is a line or a damped geometric series, which need no training.
+After Jang, Lee and Park, "Learning to Boost Training by Periodic Nowcasting Near Future Weights",
+2023, where a trained network predicts. Here it is a line or a damped geometric series, which need
+no training.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ __all__ = ["Nowcasting", "geometric_jump", "linear_jump"]
 class Nowcasting(FloatWrapper):
     """Every ``every`` steps moves each parameter to where it is heading, ``horizon`` steps ahead.
 
-    The prediction is made from the last ``window`` snapshots, ``spacing`` steps apart; the last of them is of the step
-    itself. Afterwards they are forgotten: a jump is no step of the trajectory. There is no jump before there are
-    ``window`` of them, as after the state of one with other settings has been loaded.
+    The prediction is made from the last ``window`` snapshots, ``spacing`` steps apart; the last of
+    them is of the step itself. Afterwards they are forgotten: a jump is no step of the trajectory.
+    There is no jump before there are ``window`` of them, as after the state of one with other
+    settings has been loaded.
 
     Args:
         inner: the optimizer that steps.
@@ -36,16 +38,16 @@ class Nowcasting(FloatWrapper):
         window: snapshots.
         spacing: steps between snapshots.
         horizon: steps ahead.
-        trust_ratio: longest jump of a parameter, as a multiple of the way between its first and its last snapshot; None
-            = any.
+        trust_ratio: longest jump of a parameter, as a multiple of the way between its first and its
+            last snapshot; None = any.
 
     Attributes:
         steps: steps of the wrapped optimizer.
         jumps: jumps so far.
 
     Raises:
-        ConfigError: ``inner`` trains integer weights; the snapshots do not fit between two jumps, or are too few for
-            the method.
+        ConfigError: ``inner`` trains integer weights; the snapshots do not fit between two jumps,
+            or are too few for the method.
     """
 
     only_floats: ClassVar[str] = NOT_TRITS
@@ -75,7 +77,10 @@ class Nowcasting(FloatWrapper):
             for parameter in self.parameters:
                 self.state[parameter].setdefault("snapshots", []).append(parameter.detach().clone())
         if left == 0:
-            if all(len(self.state[parameter]["snapshots"]) == self.window for parameter in self.parameters):
+            if all(
+                len(self.state[parameter]["snapshots"]) == self.window
+                for parameter in self.parameters
+            ):
                 for parameter in self.parameters:
                     self._jump(parameter)
                 self.jumps += 1
@@ -85,7 +90,9 @@ class Nowcasting(FloatWrapper):
         last = parameter.to(wide(parameter))
         # What has not moved gives exactly zero everywhere, and so stays to the bit.
         behind = [snapshot.to(last.dtype) - last for snapshot in self.state[parameter]["snapshots"]]
-        jump = (linear_jump if self.method == "linear" else geometric_jump)(behind, self.horizon / self.spacing)
+        jump = (linear_jump if self.method == "linear" else geometric_jump)(
+            behind, self.horizon / self.spacing
+        )
         if self.trust_ratio is not None:
             longest, length = behind[0].norm() * self.trust_ratio, jump.norm()
             jump = torch.where(length > longest, jump * (longest / length), jump)
@@ -112,7 +119,8 @@ class Nowcasting(FloatWrapper):
 
 
 def linear_jump(behind: list[Tensor], ahead: float) -> Tensor:
-    """From the last of several equally spaced points to where their least-squares line is ``ahead`` spacings later.
+    """From the last of several equally spaced points to where their least-squares line is ``ahead``
+    spacings later.
 
     Args:
         behind: the points relative to the last of them, which is zero; oldest first.
@@ -128,10 +136,12 @@ def linear_jump(behind: list[Tensor], ahead: float) -> Tensor:
 
 
 def geometric_jump(behind: list[Tensor], ahead: float) -> Tensor:
-    """From the last of several equally spaced points, as if each way were the one before times one common ratio.
+    """From the last of several equally spaced points, as if each way were the one before times one
+    common ratio.
 
-    The ratio ``r`` is the least-squares one of all ways ``d`` of the tensor, ``sum(d' . d) / sum(d . d)``, but at least
-    0 (what swings to and fro has arrived) and at most 1; the jump is the last way times ``r + r**2 + ... + r**ahead``.
+    The ratio ``r`` is the least-squares one of all ways ``d`` of the tensor, ``sum(d' . d) / sum(d
+    . d)``, but at least 0 (what swings to and fro has arrived) and at most 1; the jump is the last
+    way times ``r + r**2 + ... + r**ahead``.
 
     Args:
         behind: the points relative to the last of them; oldest first, three at least.
@@ -139,8 +149,12 @@ def geometric_jump(behind: list[Tensor], ahead: float) -> Tensor:
     """
     ways = [after - before for before, after in pairwise(behind)]
     pairs = list(pairwise(ways))
-    along = sum(((after * before).sum() for before, after in pairs), torch.zeros_like(behind[0].sum()))
+    along = sum(
+        ((after * before).sum() for before, after in pairs), torch.zeros_like(behind[0].sum())
+    )
     squares = sum(((before * before).sum() for before, _ in pairs), torch.zeros_like(along))
     ratio = torch.where(squares > 0, along / squares, torch.zeros_like(along)).clamp(0, 1)
-    series = torch.where(ratio < 1, ratio * (1 - ratio**ahead) / (1 - ratio), torch.full_like(ratio, ahead))
+    series = torch.where(
+        ratio < 1, ratio * (1 - ratio**ahead) / (1 - ratio), torch.full_like(ratio, ahead)
+    )
     return ways[-1] * series

@@ -1,4 +1,6 @@
-"""SWATS: Keskar and Socher, "Improving Generalization Performance by Switching from Adam to SGD", 2017."""
+"""SWATS: Keskar and Socher, "Improving Generalization Performance by Switching from Adam to SGD",
+2017.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +24,27 @@ _START: Final = {"phase": "adam", "steps": 0, "projection": 0.0, "projections": 
 class SWATS(FloatOptimizer):
     """Adam, until the rate that SGD would need has settled; then SGD with momentum at that rate.
 
-    With Adam's step ``p`` and the gradient ``g`` of a group, both over all its parameters, ``gamma = p.p / -(p.g)`` is
-    the rate at which SGD's step, projected on Adam's, would be as long. Its average with decay ``beta2``, corrected
-    for its beginning at zero, is the estimate ``Lambda``. A group switches when the two are closer than the threshold;
-    then
+    With Adam's step ``p`` and the gradient ``g`` of a group, both over all its parameters, ``gamma
+    = p.p / -(p.g)`` is the rate at which SGD's step, projected on Adam's, would be as long. Its
+    average with decay ``beta2``, corrected for its beginning at zero, is the estimate ``Lambda``. A
+    group switches when the two are closer than the threshold; then
 
         ``v = beta1 v + g``, ``w -= (1 - beta1) Lambda v``.
 
-    Steps on which ``p.g`` is zero say nothing of the rate. A group whose estimate is negative does not switch: its
-    steps have pointed uphill. Rates are kept as multiples of the group's ``lr``, so that a schedule goes on through
-    Adam, the average and SGD; at a constant ``lr`` that is the paper's algorithm. Every group decides for itself.
+    Steps on which ``p.g`` is zero say nothing of the rate. A group whose estimate is negative does
+    not switch: its steps have pointed uphill. Rates are kept as multiples of the group's ``lr``, so
+    that a schedule goes on through Adam, the average and SGD; at a constant ``lr`` that is the
+    paper's algorithm. Every group decides for itself.
 
-    Groups have the entries ``lr`` (Adam's), ``betas``, ``eps``, ``weight_decay`` (decoupled, a multiple of ``lr`` in
-    both phases), ``switch_threshold`` and ``min_steps_before_switch``. State among them: ``phase`` ("adam" or "sgd"),
-    ``steps``, ``projection`` and ``projections`` (the average, uncorrected, and how many values went into it),
-    ``sgd_rate`` (``Lambda`` as a multiple of ``lr``; None before the switch).
+    Groups have the entries ``lr`` (Adam's), ``betas``, ``eps``, ``weight_decay`` (decoupled, a
+    multiple of ``lr`` in both phases), ``switch_threshold`` and ``min_steps_before_switch``. State
+    among them: ``phase`` ("adam" or "sgd"), ``steps``, ``projection`` and ``projections`` (the
+    average, uncorrected, and how many values went into it), ``sgd_rate`` (``Lambda`` as a multiple
+    of ``lr``; None before the switch).
 
     Args:
-        params: parameters, ``(name, parameter)`` pairs or param groups; real floating-point tensors.
+        params: parameters, ``(name, parameter)`` pairs or param groups; real floating-point
+            tensors.
         config: options; by default those of ``SWATSConfig()``.
     """
 
@@ -60,7 +65,9 @@ class SWATS(FloatOptimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, which begins with Adam; ConfigError for parameters that have no float values."""
+        """Add a group, which begins with Adam; ConfigError for parameters that have no float
+        values.
+        """
         super().add_param_group({**_START, **param_group})
 
     def _statistics(self) -> dict[str, float]:
@@ -87,7 +94,9 @@ class SWATS(FloatOptimizer):
                 self.state.pop(parameter, None)
 
     def _step_adam(self, group: dict[str, Any], parameter: Tensor) -> tuple[Tensor, Tensor]:
-        """Move ``parameter``; the products of the step (without decay) with itself and with the gradient."""
+        """Move ``parameter``; the products of the step (without decay) with itself and with the
+        gradient.
+        """
         assert parameter.grad is not None
         gradient, state = parameter.grad.to(wide(parameter)), self.state[parameter]
         if not state:

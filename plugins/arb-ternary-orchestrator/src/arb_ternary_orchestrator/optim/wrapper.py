@@ -1,4 +1,6 @@
-"""Wrappers of an optimizer of float parameters: they change the gradients that it sees, or what it has done."""
+"""Wrappers of an optimizer of float parameters: they change the gradients that it sees, or what it
+has done.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,30 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes, may_defer, takes_loss_signal
+from arb_ternary.optim.protocol import (
+    StepOutcome,
+    as_outcome,
+    copied_attributes,
+    may_defer,
+    takes_loss_signal,
+)
 from arb_ternary.optim.ternary import is_finite
-from arb_ternary_orchestrator.optim.gradients import check_float, global_norm, gradient_norms, with_gradient
+from arb_ternary_orchestrator.optim.gradients import (
+    check_float,
+    global_norm,
+    gradient_norms,
+    with_gradient,
+)
 
 __all__ = ["FloatWrapper"]
 
 
 class FloatWrapper(Optimizer):
-    """The common part of the wrappers: it steps whenever the wrapped optimizer does, whose groups are its own.
+    """The common part of the wrappers: it steps whenever the wrapped optimizer does, whose groups
+    are its own.
 
-    A schedule, a clipping of gradients or a scaler of losses acts on the groups as without the wrapper.
+    A schedule, a clipping of gradients or a scaler of losses acts on the groups as without the
+    wrapper.
 
     Args:
         inner: the optimizer that steps, of float parameters only.
@@ -37,14 +52,19 @@ class FloatWrapper(Optimizer):
         ConfigError: ``inner`` is no optimizer, or trains something else than float parameters.
     """
 
-    #: Whether a gradient that is not finite drops the update, before it has changed anything that is kept.
+    # : Whether a gradient that is not finite drops the update, before it has changed anything that
+    # is kept.
     refuses: ClassVar[bool] = False
     #: Why it wraps optimizers of float parameters only.
-    only_floats: ClassVar[str] = "ternary modules cast votes in backward, and have no gradient that could be changed"
+    only_floats: ClassVar[str] = (
+        "ternary modules cast votes in backward, and have no gradient that could be changed"
+    )
 
     def __init__(self, inner: Optimizer) -> None:
         if not isinstance(inner, Optimizer):
-            raise ConfigError(f"{type(self).__name__} wraps a torch.optim.Optimizer, not a {type(inner).__name__}")
+            raise ConfigError(
+                f"{type(self).__name__} wraps a torch.optim.Optimizer, not a {type(inner).__name__}"
+            )
         for number, group in enumerate(inner.param_groups):
             check_float(type(self).__name__, number, group["params"], self.only_floats)
         self.inner = inner
@@ -53,10 +73,12 @@ class FloatWrapper(Optimizer):
         # Not Optimizer.__init__: it would make groups of its own.
         super().__setstate__({})
 
-    # --- what a wrapper does ---
+    # --- what a wrapper does
 
     def _before(self, parameters: list[Tensor], norms: list[float]) -> None:
-        """Change the gradients of ``parameters``; ``norms`` of them are empty unless the wrapper refuses."""
+        """Change the gradients of ``parameters``; ``norms`` of them are empty unless the wrapper
+        refuses.
+        """
 
     def _after(self) -> None:
         """The inner optimizer has stepped."""
@@ -74,9 +96,11 @@ class FloatWrapper(Optimizer):
 
     @abstractmethod
     def planned_state_bytes(self) -> int:
-        """Most bytes of tensors that it will keep itself; see ``arb_ternary_train.protocols.PlansState``."""
+        """Most bytes of tensors that it will keep itself; see
+        ``arb_ternary_train.protocols.PlansState``.
+        """
 
-    # --- the surface of an optimizer ---
+    # --- the surface of an optimizer
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -111,14 +135,19 @@ class FloatWrapper(Optimizer):
         if self.refuses and not math.isfinite(global_norm(gradient_norms(self.parameters))):
             return False
         ask = getattr(self.inner, "may_step", None)
-        return ask is None or bool(ask(**({"loss_signal": loss_signal} if self.takes_loss_signal else {})))
+        return ask is None or bool(
+            ask(**({"loss_signal": loss_signal} if self.takes_loss_signal else {}))
+        )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, loss_signal: Tensor | float | None = None) -> Any:
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, loss_signal: Tensor | float | None = None
+    ) -> Any:
         """Take one step.
 
         Args:
-            closure: makes the gradients: runs forward and backward, returns the loss. It is called once.
+            closure: makes the gradients: runs forward and backward, returns the loss. It is called
+                once.
             loss_signal: goes to a wrapped optimizer that takes it.
 
         Returns:
@@ -143,19 +172,26 @@ class FloatWrapper(Optimizer):
             for parameter in parameters:
                 parameter.grad = None
             return StepOutcome(stepped=False, skipped=True, grad_norm=norm)
-        if is_finite(signals.get("loss_signal")):  # else the wrapped optimizer drops the update, and nothing is kept
+        # else the wrapped optimizer drops the update, and nothing is kept
+        if is_finite(signals.get("loss_signal")):
             self._before(parameters, norms)
         result = as_outcome(self.inner.step(**signals), self.inner)
         if result.stepped:
             self._after()
         known = norm if self.refuses and result.grad_norm is None else result.grad_norm
-        return evolve(result, grad_norm=known, statistics={**result.statistics, **self._statistics()})
+        return evolve(
+            result, grad_norm=known, statistics={**result.statistics, **self._statistics()}
+        )
 
-    # --- state ---
+    # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state, and what the wrapper keeps, by the position of the parameter."""
-        kept = {index: dict(self.state[p]) for index, p in enumerate(self.parameters) if p in self.state}
+        """The wrapped optimizer's state, and what the wrapper keeps, by the position of the
+        parameter.
+        """
+        kept = {
+            index: dict(self.state[p]) for index, p in enumerate(self.parameters) if p in self.state
+        }
         return {"inner": self.inner.state_dict(), "state": kept, "own": self._own_state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

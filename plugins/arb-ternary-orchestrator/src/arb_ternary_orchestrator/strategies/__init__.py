@@ -1,8 +1,19 @@
 """Strategies: what a run may switch to, found by name and compared with what is configured."""
 
-from arb_ternary_orchestrator.strategies.lookup import applicable, effect, find_strategy, preferences, strategies_named
+from arb_ternary_orchestrator.strategies.lookup import (
+    applicable,
+    effect,
+    find_strategy,
+    preferences,
+    strategies_named,
+)
 from arb_ternary_orchestrator.strategies.strategy import Strategy
-from arb_ternary_orchestrator.strategies.transform import chosen, map_leaves, with_options, wrap_floats
+from arb_ternary_orchestrator.strategies.transform import (
+    chosen,
+    map_leaves,
+    with_options,
+    wrap_floats,
+)
 
 __all__ = [
     "Strategy",

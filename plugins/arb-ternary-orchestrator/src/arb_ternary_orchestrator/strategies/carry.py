@@ -1,4 +1,6 @@
-"""From one optimizer of a model to the next: what the old one has learnt and the new one can use."""
+"""From one optimizer of a model to the next: what the old one has learnt and the new one can
+use.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,34 @@ _OWN: Final = ("params", "lr", "initial_lr")
 
 
 def carry_state(old: Optimizer, new: Optimizer) -> None:
-    """Hand over, bit for bit, what ``old`` keeps and an optimizer in ``new`` of the same class and parameters can use.
+    """Hand over, bit for bit, what ``old`` keeps and an optimizer in ``new`` of the same class and
+    parameters can use.
 
-    Moments, running magnitudes, counters and the rate of the last votes go over; settings do not, which are what an
-    optimizer's ``defaults`` name of its groups. What finds no match starts empty. Votes and exponents are in the
-    modules, where both optimizers find them. The new one is to be built over the same model, and neither is in the
-    middle of a step.
+    Moments, running magnitudes, counters and the rate of the last votes go over; settings do not,
+    which are what an optimizer's ``defaults`` name of its groups. What finds no match starts empty.
+    Votes and exponents are in the modules, where both optimizers find them. The new one is to be
+    built over the same model, and neither is in the middle of a step.
 
     Args:
         old: what has trained so far; it is not changed.
-        new: what is to go on, at any depth of parts and wrappers. A wrapper keeps the state of what it holds under
-            ``inner`` in its ``state_dict``, or starts empty.
+        new: what is to go on, at any depth of parts and wrappers. A wrapper keeps the state of what
+            it holds under ``inner`` in its ``state_dict``, or starts empty.
     """
     left = [each for each in inner_optimizers(old) if not isinstance(each, Joins)]
     # What is inside comes before what holds it.
     for each in reversed(list(inner_optimizers(new))):
         if isinstance(each, Joins):
-            each.load_state_dict(dict(each.state_dict()))  # the groups of its parts are new dictionaries
+            # the groups of its parts are new dictionaries
+            each.load_state_dict(dict(each.state_dict()))
             continue
-        match = next((other for other in left if type(other) is type(each) and _trained(other) == _trained(each)), None)
+        match = next(
+            (
+                other
+                for other in left
+                if type(other) is type(each) and _trained(other) == _trained(each)
+            ),
+            None,
+        )
         if match is not None:
             left.remove(match)
             _hand_over(match, each)
@@ -61,7 +72,13 @@ def _hand_over(old: Optimizer, new: Optimizer) -> None:
     new.load_state_dict(state)
 
 
-def _group(saved: Mapping[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with the settings of ``own`` and what ``saved`` has noted besides, such as the rate of its last votes."""
-    noted = {name: value for name, value in saved.items() if name not in _OWN and name not in defaults}
+def _group(
+    saved: Mapping[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A group with the settings of ``own`` and what ``saved`` has noted besides, such as the rate
+    of its last votes.
+    """
+    noted = {
+        name: value for name, value in saved.items() if name not in _OWN and name not in defaults
+    }
     return {**own, **noted}

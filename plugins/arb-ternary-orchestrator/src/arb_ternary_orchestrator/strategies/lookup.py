@@ -21,13 +21,18 @@ __all__ = ["PREFERENCE", "applicable", "effect", "find_strategy", "preferences",
 PREFERENCE: Final = 1.25
 
 
-def strategies_named(initial: str, safety: str, strategies: Iterable[str] | None) -> tuple[str, ...]:
-    """What a run chooses among by its options of these names, the initial one first; some may not fit its model.
+def strategies_named(
+    initial: str, safety: str, strategies: Iterable[str] | None
+) -> tuple[str, ...]:
+    """What a run chooses among by its options of these names, the initial one first; some may not
+    fit its model.
 
-    None stands for the built-in ones. Those of other distributions are named, or take no part: what is merely installed
-    changes no run.
+    None stands for the built-in ones. Those of other distributions are named, or take no part: what
+    is merely installed changes no run.
     """
-    return tuple(dict.fromkeys((initial, safety, *(STRATEGIES if strategies is None else strategies))))
+    return tuple(
+        dict.fromkeys((initial, safety, *(STRATEGIES if strategies is None else strategies)))
+    )
 
 
 def find_strategy(name: str) -> Strategy:
@@ -47,8 +52,11 @@ def find_strategy(name: str) -> Strategy:
     return found
 
 
-def effect(strategy: Strategy, configured: OptimizerChoice, kinds: Collection[str]) -> tuple[Any, ...]:
-    """What ``strategy`` makes of the parts of a model: rules, rates and clipping. Equal where two do the same.
+def effect(
+    strategy: Strategy, configured: OptimizerChoice, kinds: Collection[str]
+) -> tuple[Any, ...]:
+    """What ``strategy`` makes of the parts of a model: rules, rates and clipping. Equal where two
+    do the same.
 
     Args:
         strategy: any.
@@ -73,7 +81,8 @@ def effect(strategy: Strategy, configured: OptimizerChoice, kinds: Collection[st
 def applicable(
     strategies: Iterable[Strategy], configured: OptimizerChoice, kinds: Collection[str]
 ) -> tuple[Strategy, ...]:
-    """Those of ``strategies`` that differ from each other in a run, in order; of several that are alike the first.
+    """Those of ``strategies`` that differ from each other in a run, in order; of several that are
+    alike the first.
 
     Args:
         strategies: some, best with ``configured`` first.
@@ -91,5 +100,7 @@ def applicable(
 
 
 def preferences(strategies: Iterable[Strategy], phase: Phase) -> dict[str, float]:
-    """The factor of each strategy that suits ``phase``, by name: what ``Bandit.choose`` takes as its context."""
+    """The factor of each strategy that suits ``phase``, by name: what ``Bandit.choose`` takes as
+    its context.
+    """
     return {strategy.name: PREFERENCE for strategy in strategies if phase in strategy.suits}

@@ -1,4 +1,6 @@
-"""The built-in strategies. What they do to votes is measured: ``studies/votes.py``, docs/how-to/orchestrate.md."""
+"""The built-in strategies. What they do to votes is measured: ``studies/votes.py``,
+docs/how-to/orchestrate.md.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from typing import Any
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.strategies.strategy import RATES, Strategy
-from arb_ternary_orchestrator.strategies.transform import LeafChange, chosen, with_options, wrap_floats
+from arb_ternary_orchestrator.strategies.transform import (
+    LeafChange,
+    chosen,
+    with_options,
+    wrap_floats,
+)
 
 __all__ = [
     "aggressive_adamw",
@@ -22,7 +29,8 @@ __all__ = [
 
 
 def _rule(name: str, **options: Any) -> LeafChange:
-    """Puts the rule ``name`` in the place of another that is known; its own options where it stands there already.
+    """Puts the rule ``name`` in the place of another that is known; its own options where it stands
+    there already.
 
     The rate is the configured one, and rate times decay stays the same.
     """
@@ -41,7 +49,9 @@ def _rule(name: str, **options: Any) -> LeafChange:
 
 
 def _clipped(leaf: OptimizerChoice) -> OptimizerChoice:
-    """AdamW whose gradients are clipped, each parameter's by itself; another rule that is not known is clipped too."""
+    """AdamW whose gradients are clipped, each parameter's by itself; another rule that is not known
+    is clipped too.
+    """
     return wrap_floats(_rule("adamw", beta1=0.9, beta2=0.999)(leaf), "adagc", max_norm=0.25)
 
 
@@ -52,9 +62,14 @@ def _rate(leaf: OptimizerChoice) -> float:
 def _narrow(leaf: OptimizerChoice) -> OptimizerChoice:
     """Scaled votes that are clipped at one standard deviation, where the config clips no lower.
 
-    Of all settings of votes but their rate it is the only one that steadied them; other rules follow the rate alone.
+    Of all settings of votes but their rate it is the only one that steadied them; other rules
+    follow the rate alone.
     """
-    return with_options(leaf, clip=min(leaf.options.clip, 1.0)) if leaf.name == "scaled_votes" else leaf
+    return (
+        with_options(leaf, clip=min(leaf.options.clip, 1.0))
+        if leaf.name == "scaled_votes"
+        else leaf
+    )
 
 
 configured = Strategy(

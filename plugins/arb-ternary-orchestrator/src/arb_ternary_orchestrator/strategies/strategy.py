@@ -1,4 +1,6 @@
-"""What a strategy is: a change of the optimizer that a run was configured with, and of its rates and clipping."""
+"""What a strategy is: a change of the optimizer that a run was configured with, and of its rates
+and clipping.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,21 @@ from attrs import field, frozen
 from attrs.validators import deep_iterable, gt, in_
 
 from arb_ternary.config.choice import OptimizerChoice
-from arb_ternary_orchestrator.strategies.transform import LeafChange, is_float, is_ternary, leaves_of, map_leaves
+from arb_ternary_orchestrator.strategies.transform import (
+    LeafChange,
+    is_float,
+    is_ternary,
+    leaves_of,
+    map_leaves,
+)
 from arb_ternary_orchestrator.telemetry import PHASES, Phase
 from arb_ternary_train.policy import Adjustment
 
 __all__ = ["RATES", "Strategy", "keep"]
 
-#: Usual rates of rules for float parameters beside AdamW's. A strategy replaces these rules by one another, and leaves
-#: all others in place. Lion: a third to a tenth, says Chen et al., 2023, section 5.
+# : Usual rates of rules for float parameters beside AdamW's. A strategy replaces these rules by one
+# another, and leaves : all others in place. Lion: a third to a tenth, says Chen et al., 2023,
+# section 5.
 RATES: Final = {"adamw": 1.0, "swats": 1.0, "lion": 0.3, "sgd": 30.0}
 
 
@@ -26,15 +35,17 @@ def keep(leaf: OptimizerChoice) -> OptimizerChoice:
 
 @frozen(kw_only=True)
 class Strategy:
-    """A way to go on training. It changes what a run was configured with, so that what it leaves alone stays.
+    """A way to go on training. It changes what a run was configured with, so that what it leaves
+    alone stays.
 
     Attributes:
         name: what a config calls it.
         summary: what it is for, in one line.
-        float_rate: factor on the rate of float parameters; where ``float_leaf`` puts another rule in their place, on
-            that rule's usual rate.
+        float_rate: factor on the rate of float parameters; where ``float_leaf`` puts another rule
+            in their place, on that rule's usual rate.
         ternary_rate: factor on the rate of what learns by votes.
-        grad_clip: largest norm of the gradient of all float parameters; None = any; ``configured`` = as the phase says.
+        grad_clip: largest norm of the gradient of all float parameters; None = any; ``configured``
+            = as the phase says.
         float_leaf: what becomes of an optimizer of float parameters.
         ternary_leaf: what becomes of an optimizer of what learns by votes.
         suits: phases of training in which it is preferred (``Telemetry.phase``).
@@ -67,8 +78,9 @@ class Strategy:
     def adjustment(self, configured: OptimizerChoice) -> Adjustment:
         """Rates and clipping of this strategy in a run that was configured with ``configured``.
 
-        ``float_rate`` takes in that the usual rate of the configured rule may be another than that of the strategy's.
-        Clipping stays as it is configured where an optimizer decides over sums of several gradients.
+        ``float_rate`` takes in that the usual rate of the configured rule may be another than that
+        of the strategy's. Clipping stays as it is configured where an optimizer decides over sums
+        of several gradients.
         """
         mine = self.optimizer(configured)
         defers = getattr(mine.options, "defers", False)

@@ -1,4 +1,6 @@
-"""Choices of optimizers, changed where they stand: at any depth, in parts and inside wrappers. Nothing is built."""
+"""Choices of optimizers, changed where they stand: at any depth, in parts and inside wrappers.
+Nothing is built.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from arb_ternary.config.structure import options_class
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import OptimizerSpec
 
-__all__ = ["LeafChange", "chosen", "is_float", "is_ternary", "leaves_of", "map_leaves", "with_options", "wrap_floats"]
+__all__ = [
+    "LeafChange",
+    "chosen",
+    "is_float",
+    "is_ternary",
+    "leaves_of",
+    "map_leaves",
+    "with_options",
+    "wrap_floats",
+]
 
 #: From an optimizer that holds no other one to what is to stand in its place.
 LeafChange = Callable[[OptimizerChoice], OptimizerChoice]
@@ -46,10 +57,16 @@ def chosen(name: str, **options: Any) -> OptimizerChoice:
 
 def with_options(choice: OptimizerChoice, **options: Any) -> OptimizerChoice:
     """``choice`` with other values of some of its options; itself where it has them already."""
-    changed = {name: value for name, value in options.items() if not _same(getattr(choice.options, name), value)}
+    changed = {
+        name: value
+        for name, value in options.items()
+        if not _same(getattr(choice.options, name), value)
+    }
     if not changed:
         return choice
-    given = choice.given | {str(f.alias) for f in config_fields(type(choice.options)) if f.name in changed}
+    given = choice.given | {
+        str(f.alias) for f in config_fields(type(choice.options)) if f.name in changed
+    }
     return attrs.evolve(choice, options=attrs.evolve(choice.options, **changed), given=given)
 
 
@@ -74,7 +91,8 @@ def leaves_of(choice: OptimizerChoice) -> Iterator[OptimizerChoice]:
 
 
 def wrap_floats(choice: OptimizerChoice, name: str, **options: Any) -> OptimizerChoice:
-    """``choice`` with every optimizer of float parameters alone inside the wrapper ``name``; never in two of them.
+    """``choice`` with every optimizer of float parameters alone inside the wrapper ``name``; never
+    in two of them.
 
     Args:
         choice: of an optimizer.
@@ -94,7 +112,10 @@ def _inside(choice: OptimizerChoice) -> dict[str, Any]:
     """Options of ``choice`` that hold optimizers."""
     if choice.options is None:
         return {}
-    options = {field.name: getattr(choice.options, field.name) for field in config_fields(type(choice.options))}
+    options = {
+        field.name: getattr(choice.options, field.name)
+        for field in config_fields(type(choice.options))
+    }
     return {name: value for name, value in options.items() if _holds(value)}
 
 

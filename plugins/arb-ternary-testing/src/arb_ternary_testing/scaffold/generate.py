@@ -33,7 +33,8 @@ def new_plugin(name: str, kind: str, destination: Path = Path()) -> Path:
     The folder appears complete or not at all.
 
     Args:
-        name: short name, lower-case words with hyphens between them; the prefix ``arb-ternary-`` may stand before it.
+        name: short name, lower-case words with hyphens between them; the prefix ``arb-ternary-``
+            may stand before it.
         kind: ``backend``, ``masking``, ``optimizer`` or ``phase``.
         destination: where the folder is made; made itself where it does not exist.
 
@@ -41,17 +42,22 @@ def new_plugin(name: str, kind: str, destination: Path = Path()) -> Path:
         The folder.
 
     Raises:
-        UsageProblem: a name that cannot be a distribution's or is taken, an unknown kind, a folder that is not empty.
+        UsageProblem: a name that cannot be a distribution's or is taken, an unknown kind, a folder
+            that is not empty.
         ArbError: the folder cannot be written.
     """
     if kind not in KINDS:
         close = nearest(kind, KINDS)
         suggestion = f"did you mean {close!r}?\n" if close else ""
-        raise UsageProblem(f"there is no template for a {kind}", f"{suggestion}templates: {', '.join(KINDS)}")
+        raise UsageProblem(
+            f"there is no template for a {kind}", f"{suggestion}templates: {', '.join(KINDS)}"
+        )
     short = _checked(name)
     target = destination / f"{PREFIX}{short}"
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageProblem(f"{target}: already exists and is not an empty folder", "choose another name or --into")
+        raise UsageProblem(
+            f"{target}: already exists and is not an empty folder", "choose another name or --into"
+        )
     try:
         destination.mkdir(parents=True, exist_ok=True)
         # In the same folder, so that the rename stays within one file system.
@@ -80,13 +86,18 @@ def _checked(name: str) -> str:
         words = re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-").lstrip("0123456789-")
         suggestion = f"{words!r} would do" if words else "for example 'my-optimizer'"
         raise UsageProblem(
-            f"{name!r} cannot be the name of a plugin: it must be lower-case letters and digits, beginning with a "
+            f"{name!r} cannot be the name of a plugin: it must be lower-case letters and digits, "
+            f"beginning with a "
             "letter, with single hyphens between words",
             suggestion,
         )
-    installed = {canonical(record.distribution) for record in manager().records if record.distribution}
+    installed = {
+        canonical(record.distribution) for record in manager().records if record.distribution
+    }
     if f"{PREFIX}{short}" in installed | set(announced().values()):
-        raise UsageProblem(f"{PREFIX}{short} is the name of an existing distribution", "choose another name")
+        raise UsageProblem(
+            f"{PREFIX}{short} is the name of an existing distribution", "choose another name"
+        )
     return short
 
 
@@ -114,8 +125,13 @@ def _rendered(kind: str, values: dict[str, str]) -> Iterator[tuple[Path, str]]:
     """Path and text of every file, those of the kind over those of every kind."""
     found: dict[Path, str] = {}
     for folder in ("common", kind):
-        for path, template in _walk(files("arb_ternary_testing.scaffold") / "templates" / folder, Path()):
-            parts = [values["package"] if part == "PACKAGE" else part.replace("dot_", ".", 1) for part in path.parts]
+        for path, template in _walk(
+            files("arb_ternary_testing.scaffold") / "templates" / folder, Path()
+        ):
+            parts = [
+                values["package"] if part == "PACKAGE" else part.replace("dot_", ".", 1)
+                for part in path.parts
+            ]
             found[Path(*parts)] = Template(template.read_text(encoding="utf-8")).substitute(values)
     yield from sorted(found.items())
 

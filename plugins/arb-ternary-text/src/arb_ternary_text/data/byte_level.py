@@ -1,6 +1,7 @@
 """The characters by which GPT-2's tokenizers write bytes (Radford et al., 2019).
 
-Bytes that print stand for themselves, in Latin-1; the others are the characters from U+0100 on, in their order.
+Bytes that print stand for themselves, in Latin-1; the others are the characters from U+0100 on, in
+their order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ _PRINT: Final = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE
 _OTHERS: Final = [byte for byte in range(256) if byte not in _PRINT]
 
 #: The character of each byte.
-BYTE_CHARACTERS: Final = tuple(chr(byte) if byte in _PRINT else chr(0x100 + _OTHERS.index(byte)) for byte in range(256))
+BYTE_CHARACTERS: Final = tuple(
+    chr(byte) if byte in _PRINT else chr(0x100 + _OTHERS.index(byte)) for byte in range(256)
+)
 
 
 def byte_level_bpe(

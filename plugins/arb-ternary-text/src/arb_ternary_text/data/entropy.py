@@ -1,7 +1,8 @@
-"""Entropy of a token stream: the losses that a model of no context and of one token of context cannot beat.
+"""Entropy of a token stream: the losses that a model of no context and of one token of context
+cannot beat.
 
-Both are plug-in estimates from the counts of the stream itself, so they are lower than the losses that such a model
-reaches on unseen text.
+Both are plug-in estimates from the counts of the stream itself, so they are lower than the losses
+that such a model reaches on unseen text.
 """
 
 from __future__ import annotations
@@ -20,33 +21,39 @@ __all__ = ["bigram_entropy", "unigram_entropy"]
 
 #: Tokens counted at a time: bounds the memory used for a stream that is memory-mapped.
 _CHUNK = 1 << 24
-#: The largest table of counts that is kept dense (int64, so 128 MiB); beyond it only the pairs that occur are kept.
+# : The largest table of counts that is kept dense (int64, so 128 MiB); beyond it only the pairs
+# that occur are kept.
 _DENSE = 1 << 24
 
 
 def unigram_entropy(ids: ArrayLike) -> float:
-    """Entropy ``H(x) = -sum p(x) ln p(x)`` of the empirical distribution of tokens, in nats a token.
+    """Entropy ``H(x) = -sum p(x) ln p(x)`` of the empirical distribution of tokens, in nats a
+    token.
 
     Args:
         ids: token ids, integers of any dtype ``[L]``, none negative.
 
     Raises:
-        DataError: ``ids`` is empty, is not one-dimensional or holds something that is not a token id.
+        DataError: ``ids`` is empty, is not one-dimensional or holds something that is not a token
+            id.
     """
     ids_L = _as_ids(ids, at_least=1)
     return _entropy(_count(_chunks(ids_L), int(ids_L.max()) + 1))
 
 
 def bigram_entropy(ids: ArrayLike) -> float:
-    """Empirical conditional entropy ``H(x2 | x1) = H(x1, x2) - H(x1)`` of neighbouring tokens, in nats a token.
+    """Empirical conditional entropy ``H(x2 | x1) = H(x1, x2) - H(x1)`` of neighbouring tokens, in
+    nats a token.
 
-    ``H(x1)`` is taken over the ``L - 1`` tokens that have a successor, so that both terms describe the same pairs.
+    ``H(x1)`` is taken over the ``L - 1`` tokens that have a successor, so that both terms describe
+    the same pairs.
 
     Args:
         ids: token ids, integers of any dtype ``[L]``, none negative and below ``2**31``.
 
     Raises:
-        DataError: ``ids`` has fewer than two tokens, is not one-dimensional or holds something that is not a token id.
+        DataError: ``ids`` has fewer than two tokens, is not one-dimensional or holds something that
+            is not a token id.
     """
     ids_L = _as_ids(ids, at_least=2)
     size = int(ids_L.max()) + 1
@@ -62,7 +69,9 @@ def _as_ids(ids: ArrayLike, at_least: int) -> NDArray[Any]:
     if array.ndim != 1:
         raise DataError(f"token ids must have one dimension, not shape {array.shape}")
     if array.size < at_least:
-        raise DataError(f"{array.size} tokens are too few for this entropy: at least {at_least} needed")
+        raise DataError(
+            f"{array.size} tokens are too few for this entropy: at least {at_least} needed"
+        )
     if array.dtype.kind not in "iu":
         raise DataError(f"token ids must be integers, not {array.dtype}")
     if array.dtype.kind == "i" and int(array.min()) < 0:

@@ -1,4 +1,6 @@
-"""Tokenizers from files: of the ``tokenizers`` library, and of sentencepiece. Each is imported when it is used."""
+"""Tokenizers from files: of the ``tokenizers`` library, and of sentencepiece. Each is imported when
+it is used.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ __all__ = ["FileTokenizer", "SentencePieceTokenizer", "check_ids"]
 class FileTokenizer:
     """A tokenizer of the ``tokenizers`` library, from the text of its JSON file.
 
-    Special tokens are neither added when encoding nor left out when decoding, and the file's truncation and padding are
-    switched off: a stream must keep every token of the text. What becomes of text that the file has no token for
-    is the file's own rule.
+    Special tokens are neither added when encoding nor left out when decoding, and the file's
+    truncation and padding are switched off: a stream must keep every token of the text. What
+    becomes of text that the file has no token for is the file's own rule.
 
     Attributes:
         definition: the whole text of the JSON file.
@@ -47,7 +49,9 @@ class FileTokenizer:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """The largest id plus one: ids need not be contiguous, and an embedding must hold every one."""
+        """The largest id plus one: ids need not be contiguous, and an embedding must hold every
+        one.
+        """
         return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
@@ -69,8 +73,9 @@ class FileTokenizer:
 class SentencePieceTokenizer:
     """A tokenizer of sentencepiece, from the bytes of its ``.model`` file.
 
-    No ids of beginning and end are added. How text is normalised, and what becomes of characters that the model has no
-    piece for, is the file's own rule: with byte fallback every text comes back, but for that normalisation.
+    No ids of beginning and end are added. How text is normalised, and what becomes of characters
+    that the model has no piece for, is the file's own rule: with byte fallback every text comes
+    back, but for that normalisation.
 
     Attributes:
         model: the whole file in base64.
@@ -102,7 +107,9 @@ class SentencePieceTokenizer:
         try:
             processor.LoadFromSerializedProto(content)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise DataError(f"the tokenizer file cannot be read by the package `sentencepiece`: {error}") from error
+            raise DataError(
+                f"the tokenizer file cannot be read by the package `sentencepiece`: {error}"
+            ) from error
         return processor
 
     @cached_property
@@ -123,7 +130,9 @@ class SentencePieceTokenizer:
 
 @contextmanager
 def _faults_of_the_library(what: str) -> Iterator[None]:
-    """DataError for what the package ``tokenizers`` raises within: bare ``Exception``, and panics of its Rust code."""
+    """DataError for what the package ``tokenizers`` raises within: bare ``Exception``, and panics
+    of its Rust code.
+    """
     try:
         yield
     except BaseException as error:
@@ -136,4 +145,6 @@ def check_ids(ids: Sequence[int], size: int) -> None:
     """DataError where an id is not one of ``0 .. size - 1``."""
     for place, i in enumerate(ids):
         if not 0 <= i < size:
-            raise DataError(f"token id {i} at place {place} is outside the vocabulary: 0 to {size - 1}")
+            raise DataError(
+                f"token id {i} at place {place} is outside the vocabulary: 0 to {size - 1}"
+            )

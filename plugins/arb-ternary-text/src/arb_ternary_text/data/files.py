@@ -27,20 +27,27 @@ __all__ = ["Text", "TextConfig", "build", "find_text_files", "read_text", "text_
 
 @attrs.frozen
 class TextConfig:
-    """Options of the data source ``text``: UTF-8 text in files. Paths are relative to the working directory."""
+    """Options of the data source ``text``: UTF-8 text in files. Paths are relative to the working
+    directory.
+    """
 
-    path: str = option(help="a text file, a folder (its .txt files in the order of their names) or a glob pattern")
+    path: str = option(
+        help="a text file, a folder (its .txt files in the order of their names) or a glob pattern"
+    )
     validation: str | None = option(None, "text for validation: a file, a folder or a glob pattern")
     validation_fraction: float | None = option(
         None,
-        f"share of the text, cut at its end, kept for validation when `validation` is null (null: {DEFAULT_FRACTION})",
+        f"share of the text, cut at its end, kept for validation when `validation` is null (null: "
+        f"{DEFAULT_FRACTION})",
         validator=optional(part),
     )
     tokenizer: str = option("bytes", TOKENIZER_HELP, validator=tokenizer_name)
 
     def __attrs_post_init__(self) -> None:
         if self.validation is not None and self.validation_fraction is not None:
-            raise ValueError("validation and validation_fraction exclude each other: give one of them")
+            raise ValueError(
+                "validation and validation_fraction exclude each other: give one of them"
+            )
 
 
 @attrs.frozen
@@ -56,8 +63,12 @@ class Text:
     origins: tuple[tuple[int, str], ...]
 
     def locate(self, offset: int) -> tuple[str, int]:
-        """``("name:line", offset from the start of the piece)`` of the character at ``offset`` of ``content``."""
-        start, name = self.origins[bisect_right(self.origins, offset, key=lambda origin: origin[0]) - 1]
+        """``("name:line", offset from the start of the piece)`` of the character at ``offset`` of
+        ``content``.
+        """
+        start, name = self.origins[
+            bisect_right(self.origins, offset, key=lambda origin: origin[0]) - 1
+        ]
         return f"{name}:{self.content.count(chr(10), start, offset) + 1}", offset - start
 
 
@@ -65,26 +76,38 @@ def build(config: TextConfig) -> StreamSource:
     """The data source of ``config``.
 
     Raises:
-        DataError: a file is missing, empty or not UTF-8, is both training and validation text, or holds a character
-            that the tokenizer does not know; the path comes first.
+        DataError: a file is missing, empty or not UTF-8, is both training and validation text, or
+            holds a character that the tokenizer does not know; the path comes first.
         EnvironmentProblem: the tokenizer needs a package that is not installed.
     """
     training_files = find_text_files(config.path)
     if config.validation is None:
         whole = read_text(training_files)
-        return _cut("text", whole, config.path, config.validation_fraction or DEFAULT_FRACTION, config.tokenizer)
+        return _cut(
+            "text",
+            whole,
+            config.path,
+            config.validation_fraction or DEFAULT_FRACTION,
+            config.tokenizer,
+        )
     validation_files = find_text_files(config.validation)
-    shared = {path.resolve() for path in training_files} & {path.resolve() for path in validation_files}
+    shared = {path.resolve() for path in training_files} & {
+        path.resolve() for path in validation_files
+    }
     if shared:
         raise DataError(
             f"{min(shared)}: the file is both training and validation text",
-            f"`path` is {config.path} and `validation` is {config.validation}; let them name different files.",
+            f"`path` is {config.path} and `validation` is {config.validation}; let them name "
+            f"different files.",
         )
-    return text_source("text", read_text(training_files), read_text(validation_files), config.tokenizer)
+    return text_source(
+        "text", read_text(training_files), read_text(validation_files), config.tokenizer
+    )
 
 
 def find_text_files(path: str) -> list[Path]:
-    """The files that ``path`` names, in the order of their names: itself, a folder's ``*.txt``, or a glob's matches.
+    """The files that ``path`` names, in the order of their names: itself, a folder's ``*.txt``, or
+    a glob's matches.
 
     Raises:
         DataError: there is none.
@@ -96,12 +119,14 @@ def find_text_files(path: str) -> list[Path]:
         files = sorted(file for file in place.iterdir() if file.suffix == ".txt" and file.is_file())
         if not files:
             raise DataError(
-                f"{path}: the folder has no .txt file", f"A pattern reads other names or sub-folders: {path}/**/*.md"
+                f"{path}: the folder has no .txt file",
+                f"A pattern reads other names or sub-folders: {path}/**/*.md",
             )
         return files
     if glob.has_magic(path):
         # pathlib's glob takes no absolute pattern.
-        files = sorted(match for match in map(Path, glob.glob(path, recursive=True)) if match.is_file())  # noqa: PTH207
+        matches = map(Path, glob.glob(path, recursive=True))  # noqa: PTH207
+        files = sorted(match for match in matches if match.is_file())
         if not files:
             raise DataError(f"{path}: no file matches the pattern", _relative_to())
         return files
@@ -112,12 +137,15 @@ def find_text_files(path: str) -> list[Path]:
 
 
 def read_text(files: list[Path]) -> Text:
-    """The texts of ``files`` one after another; a line break is put after a file that does not end with one.
+    """The texts of ``files`` one after another; a line break is put after a file that does not end
+    with one.
 
-    Line ends are kept as they are; a byte-order mark at the start of a file is not part of the text.
+    Line ends are kept as they are; a byte-order mark at the start of a file is not part of the
+    text.
 
     Raises:
-        DataError: a file cannot be read or is not UTF-8 (with the byte offset), or all of them are empty.
+        DataError: a file cannot be read or is not UTF-8 (with the byte offset), or all of them are
+            empty.
     """
     pieces: list[str] = []
     origins: list[tuple[int, str]] = []
@@ -127,7 +155,8 @@ def read_text(files: list[Path]) -> Text:
             content = path.read_bytes().decode("utf-8")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{path}: not UTF-8: 0x{error.object[error.start]:02x} at byte offset {error.start}: {error.reason}",
+                f"{path}: not UTF-8: 0x{error.object[error.start]:02x} at byte offset "
+                f"{error.start}: {error.reason}",
                 f"Convert it first, for example: iconv -f latin1 -t utf-8 {path}",
             ) from error
         except OSError as error:
@@ -147,7 +176,8 @@ def read_text(files: list[Path]) -> Text:
 
 
 def text_source(name: str, training: Text, validation: Text, tokenizer: str) -> StreamSource:
-    """The source of two texts; ``tokenizer`` is a config's name of one, its characters those of ``training``.
+    """The source of two texts; ``tokenizer`` is a config's name of one, its characters those of
+    ``training``.
 
     Raises:
         DataError: a text holds a character that the tokenizer does not know.
@@ -158,11 +188,14 @@ def text_source(name: str, training: Text, validation: Text, tokenizer: str) -> 
 
 
 def _cut(name: str, whole: Text, path: str, fraction: float, tokenizer: str) -> StreamSource:
-    """The source whose validation text is the last ``fraction`` of ``whole``, counted in characters."""
+    """The source whose validation text is the last ``fraction`` of ``whole``, counted in
+    characters.
+    """
     cut = len(whole.content) - round(len(whole.content) * fraction)
     if not 0 < cut < len(whole.content):
         raise DataError(
-            f"{path}: {len(whole.content)} characters are too few to keep {fraction:g} of them for validation"
+            f"{path}: {len(whole.content)} characters are too few to keep {fraction:g} of them for "
+            f"validation"
         )
     training = Text(whole.content[:cut], whole.origins)
     built = build_tokenizer(tokenizer, training.content)

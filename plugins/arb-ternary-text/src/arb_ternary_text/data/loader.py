@@ -1,9 +1,10 @@
 """Batches of samples, and of a token stream, read ahead by threads.
 
-Threads are enough: a batch is a copy from memory or from a mapped file, during which numpy and torch release the
-interpreter lock, and there is no Python work per sample that would hold it. Nothing is pickled, no process inherits an
-initialised accelerator, and no worker has a random state: which samples a batch holds is the sampler's pure function
-of the cursor. Hence the same bits for any number of workers.
+Threads are enough: a batch is a copy from memory or from a mapped file, during which numpy and
+torch release the interpreter lock, and there is no Python work per sample that would hold it.
+Nothing is pickled, no process inherits an initialised accelerator, and no worker has a random
+state: which samples a batch holds is the sampler's pure function of the cursor. Hence the same bits
+for any number of workers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from arb_ternary.protocols.data import Batch
 from arb_ternary_text.data.memmap import TokenFile
 from arb_ternary_text.data.sampler import Sampler, WindowSampler, window_count
 
-__all__ = ["BatchLoader", "SampledBatches", "evaluation_batches", "evaluation_indices", "read_windows"]
+__all__ = [
+    "BatchLoader",
+    "SampledBatches",
+    "evaluation_batches",
+    "evaluation_indices",
+    "read_windows",
+]
 
 #: Batches in flight for each worker: one being read and one ready.
 _AHEAD = 2
@@ -32,16 +39,18 @@ _AHEAD = 2
 class SampledBatches:
     """An endless iterator over the batches of ``sampler``, on the host.
 
-    The position is ``sampler.cursor``, the number of the next batch that the caller has not received: batches that were
-    read ahead do not count, and setting the cursor (or loading a state) drops them. Use it as a context manager, or
-    call :meth:`close`; one thread may iterate at a time.
+    The position is ``sampler.cursor``, the number of the next batch that the caller has not
+    received: batches that were read ahead do not count, and setting the cursor (or loading a state)
+    drops them. Use it as a context manager, or call :meth:`close`; one thread may iterate at a
+    time.
 
     Args:
         sampler: chooses the samples.
-        read: the batch of the samples int64 ``[B]``; a pure function, which threads call side by side.
+        read: the batch of the samples int64 ``[B]``; a pure function, which threads call side by
+            side.
         workers: threads that read ahead; 0 reads each batch when it is asked for.
-        pin_memory: put batches into page-locked memory, from which a copy to the accelerator can run beside
-            computation.
+        pin_memory: put batches into page-locked memory, from which a copy to the accelerator can
+            run beside computation.
 
     Raises:
         DataError: ``workers`` is negative.
@@ -67,7 +76,9 @@ class SampledBatches:
         self.read = read
         self.workers = workers
         self.pin_memory = pin_memory
-        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="arb-data") if workers else None
+        self._executor = (
+            ThreadPoolExecutor(workers, thread_name_prefix="arb-data") if workers else None
+        )
         self._ahead: deque[tuple[int, Future[Batch]]] = deque()
         self._dealt = (0, 0, 1, 1)  # number of a first batch, rank, ranks, places of a step
         self._closed = False
@@ -101,8 +112,8 @@ class SampledBatches:
     def deal(self, rank: int, size: int, places: int) -> None:
         """Read ahead only what one of several processes asks for.
 
-        Of every ``places`` batches from the next one on it asks for those at places ``j`` with ``j % size == rank``,
-        and passes over the others.
+        Of every ``places`` batches from the next one on it asks for those at places ``j`` with ``j
+        % size == rank``, and passes over the others.
         """
         self._dealt = (self.sampler.cursor, rank, size, places)
 
@@ -112,7 +123,9 @@ class SampledBatches:
 
     @property
     def continues(self) -> bool:
-        """Whether each row of the next batch continues the same row of the last; see ``Sampler.continues``."""
+        """Whether each row of the next batch continues the same row of the last; see
+        ``Sampler.continues``.
+        """
         return self.sampler.continues(self.sampler.cursor)
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,11 +133,15 @@ class SampledBatches:
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken. Raises DataError when it belongs to other samples or settings."""
+        """Continue where ``state`` was taken. Raises DataError when it belongs to other samples or
+        settings.
+        """
         self.sampler.load_state_dict(state)
 
     def close(self) -> None:
-        """Stop reading ahead and wait for the threads. The sampler keeps its cursor. A second call does nothing."""
+        """Stop reading ahead and wait for the threads. The sampler keeps its cursor. A second call
+        does nothing.
+        """
         self._closed = True
         self._drop()
         if self._executor is not None:
@@ -134,7 +151,10 @@ class SampledBatches:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -143,12 +163,16 @@ class SampledBatches:
         return (number - first) % places % size == rank
 
     def _fill(self, cursor: int) -> None:
-        """Have the batches from ``cursor`` on in flight. Indices are computed here, so that threads share no state."""
+        """Have the batches from ``cursor`` on in flight. Indices are computed here, so that threads
+        share no state.
+        """
         assert self._executor is not None
         wanted = self._ahead[-1][0] + 1 if self._ahead else cursor
         while len(self._ahead) < _AHEAD * self.workers:
             if self._is_dealt(wanted):
-                self._ahead.append((wanted, self._executor.submit(self._read, self.sampler.batch(wanted))))
+                self._ahead.append(
+                    (wanted, self._executor.submit(self._read, self.sampler.batch(wanted)))
+                )
             wanted += 1
 
     def _drop(self) -> None:
@@ -174,16 +198,24 @@ class BatchLoader(SampledBatches):
         pin_memory: as for :class:`SampledBatches`.
 
     Raises:
-        DataError: ``sampler`` was made for a stream of another length, or ``workers`` is negative. While reading: an id
-            in a token file is outside the vocabulary.
+        DataError: ``sampler`` was made for a stream of another length, or ``workers`` is negative.
+            While reading: an id in a token file is outside the vocabulary.
         EnvironmentProblem: ``pin_memory`` where there is no accelerator.
     """
 
     def __init__(
-        self, stream: NDArray[Any], sampler: WindowSampler, *, workers: int = 0, pin_memory: bool = False
+        self,
+        stream: NDArray[Any],
+        sampler: WindowSampler,
+        *,
+        workers: int = 0,
+        pin_memory: bool = False,
     ) -> None:
         if sampler.stream_length != len(stream):
-            raise DataError(f"{sampler.name}: the sampler is for {sampler.stream_length} tokens, not {len(stream)}")
+            raise DataError(
+                f"{sampler.name}: the sampler is for {sampler.stream_length} tokens, not "
+                f"{len(stream)}"
+            )
         self.stream = stream
         super().__init__(
             sampler,
@@ -194,7 +226,8 @@ class BatchLoader(SampledBatches):
 
 
 def read_windows(stream: NDArray[Any], indices_B: NDArray[np.int64], block_size: int) -> Batch:
-    """The windows ``indices_B`` of ``stream``: tokens int64 ``[B, S + 1]``, the indices as sample ids.
+    """The windows ``indices_B`` of ``stream``: tokens int64 ``[B, S + 1]``, the indices as sample
+    ids.
 
     Raises:
         DataError: an id in a token file is outside the vocabulary; file and place are named.
@@ -218,20 +251,25 @@ def evaluation_batches(
     limit: int | None = None,
     name: str = "the validation stream",
 ) -> Iterator[Batch]:
-    """The same batches at every evaluation: all windows of ``stream`` in order, the last batch perhaps smaller.
+    """The same batches at every evaluation: all windows of ``stream`` in order, the last batch
+    perhaps smaller.
 
-    With ``limit``, at most so many batches, of windows spread evenly over the stream: its beginning alone would be a
-    biased sample.
+    With ``limit``, at most so many batches, of windows spread evenly over the stream: its beginning
+    alone would be a biased sample.
 
     Raises:
-        DataError: the stream is too short for one block (``name`` says which stream), or a size is not positive.
+        DataError: the stream is too short for one block (``name`` says which stream), or a size is
+            not positive.
     """
     windows = evaluation_indices(window_count(len(stream), block_size, name), batch_size, limit)
     return (read_windows(stream, indices_B, block_size) for indices_B in windows)
 
 
-def evaluation_indices(samples: int, batch_size: int, limit: int | None) -> Iterator[NDArray[np.int64]]:
-    """Indices of the samples of each batch of an evaluation, as :func:`evaluation_batches` says of windows.
+def evaluation_indices(
+    samples: int, batch_size: int, limit: int | None
+) -> Iterator[NDArray[np.int64]]:
+    """Indices of the samples of each batch of an evaluation, as :func:`evaluation_batches` says of
+    windows.
 
     Raises:
         DataError: a size is not positive.

@@ -10,12 +10,16 @@ __all__ = ["CausalMasking", "build_causal"]
 
 
 class CausalMasking:
-    """Next-token prediction: ``inputs = tokens[:, :-1]``, ``targets = tokens[:, 1:]``, every position counts."""
+    """Next-token prediction: ``inputs = tokens[:, :-1]``, ``targets = tokens[:, 1:]``, every
+    position counts.
+    """
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
-        """Inputs and targets of ``batch``, int64 ``[B, S]``, and an all-true mask. Draws nothing from ``generator``.
+        """Inputs and targets of ``batch``, int64 ``[B, S]``, and an all-true mask. Draws nothing
+        from ``generator``.
 
-        The two are copies: as views of one tensor, a caller that corrupts the inputs would corrupt the targets too.
+        The two are copies: as views of one tensor, a caller that corrupts the inputs would corrupt
+        the targets too.
         """
         inputs_BS = batch.data[:, :-1].clone(memory_format=torch.contiguous_format)
         targets_BS = batch.data[:, 1:].clone(memory_format=torch.contiguous_format)

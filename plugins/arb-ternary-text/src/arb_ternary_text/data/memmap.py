@@ -1,7 +1,8 @@
-"""Token files: ids written once, memory-mapped by every run, so that a corpus may be larger than the memory.
+"""Token files: ids written once, memory-mapped by every run, so that a corpus may be larger than
+the memory.
 
-A ``.bin`` file is nothing but little-endian integers, and its dtype is part of the config; a ``.npy`` file knows
-its own.
+A ``.bin`` file is nothing but little-endian integers, and its dtype is part of the config; a
+``.npy`` file knows its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ DTYPES: Final = ("uint8", "uint16", "uint32", "int32", "int64")
 
 
 class TokenFile(np.memmap[Any, np.dtype[Any]]):
-    """A token stream mapped from a file, with what is needed to check the ids that are read from it.
+    """A token stream mapped from a file, with what is needed to check the ids that are read from
+    it.
 
     Attributes:
         path: the file.
@@ -50,34 +52,45 @@ class TokenFile(np.memmap[Any, np.dtype[Any]]):
         A file is checked as it is read: reading all of it first could take hours.
 
         Raises:
-            DataError: an id is negative or too large; the message names the file and the token's place in it.
+            DataError: an id is negative or too large; the message names the file and the token's
+                place in it.
         """
         if ids.size and (int(ids.max()) >= self.vocabulary_size or int(ids.min()) < 0):
             wrong = int(np.flatnonzero((ids >= self.vocabulary_size) | (ids < 0))[0])
             place = self.first + start + wrong
             raise DataError(
-                f"{self.path}: token {place} (byte {self.header + place * self.dtype.itemsize}) is {int(ids[wrong])}, "
+                f"{self.path}: token {place} (byte {self.header + place * self.dtype.itemsize}) is "
+                f"{int(ids[wrong])}, "
                 f"outside the vocabulary of {self.vocabulary_size} ids",
-                "The file belongs to another tokenizer, was written with another dtype, or is damaged.",
+                "The file belongs to another tokenizer, was written with another dtype, or is "
+                "damaged.",
             )
 
 
 def open_tokens(
-    path: str | Path, vocabulary_size: int, *, dtype: str | None = None, first: int = 0, last: int | None = None
+    path: str | Path,
+    vocabulary_size: int,
+    *,
+    dtype: str | None = None,
+    first: int = 0,
+    last: int | None = None,
 ) -> TokenFile:
     """Map tokens ``first`` to ``last`` (not included; None is the end) of a token file, read-only.
 
     Args:
         path: a ``.bin`` file of little-endian integers, or a one-dimensional ``.npy`` file.
         vocabulary_size: ids at or beyond it are errors when they are read.
-        dtype: integer type of a ``.bin`` file; for a ``.npy`` file it must be what the file says, or None.
+        dtype: integer type of a ``.bin`` file; for a ``.npy`` file it must be what the file says,
+            or None.
 
     Raises:
         DataError: the file is missing, empty, no token file, or its size does not fit the dtype.
     """
     path = Path(path)
     if path.suffix not in {".bin", ".npy"}:
-        raise DataError(f"{path}: a token file must end in .bin or .npy", "`write_tokens` writes both.")
+        raise DataError(
+            f"{path}: a token file must end in .bin or .npy", "`write_tokens` writes both."
+        )
     if dtype is not None and dtype not in DTYPES:
         raise DataError(f"{path}: dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     try:
@@ -90,17 +103,27 @@ def open_tokens(
         ) from error
     if size == 0:
         raise DataError(f"{path}: the token file is empty")
-    found, offset, count = _layout_bin(path, size, dtype) if path.suffix == ".bin" else _layout_npy(path, dtype)
+    found, offset, count = (
+        _layout_bin(path, size, dtype) if path.suffix == ".bin" else _layout_npy(path, dtype)
+    )
     stop = count if last is None else last
     if not 0 <= first < stop <= count:
         raise DataError(f"{path}: tokens {first} to {stop} are asked for, and the file has {count}")
-    stream = TokenFile(path, dtype=found, mode="r", offset=offset + first * found.itemsize, shape=(stop - first,))
-    stream.path, stream.header, stream.first, stream.vocabulary_size = str(path), offset, first, vocabulary_size
+    stream = TokenFile(
+        path, dtype=found, mode="r", offset=offset + first * found.itemsize, shape=(stop - first,)
+    )
+    stream.path, stream.header, stream.first, stream.vocabulary_size = (
+        str(path),
+        offset,
+        first,
+        vocabulary_size,
+    )
     return stream
 
 
 def write_tokens(path: str | Path, ids: ArrayLike, dtype: str) -> None:
-    """Write ids to a ``.bin`` or ``.npy`` file. The file appears whole or not at all; an existing one is replaced.
+    """Write ids to a ``.bin`` or ``.npy`` file. The file appears whole or not at all; an existing
+    one is replaced.
 
     Args:
         path: where to; the ending chooses the format.
@@ -108,7 +131,8 @@ def write_tokens(path: str | Path, ids: ArrayLike, dtype: str) -> None:
         dtype: integer type on disk, one of ``DTYPES``.
 
     Raises:
-        DataError: an id does not fit the dtype (its place is named), ``ids`` are no ids, or the file cannot be written.
+        DataError: an id does not fit the dtype (its place is named), ``ids`` are no ids, or the
+            file cannot be written.
     """
     path = Path(path)
     if path.suffix not in {".bin", ".npy"}:
@@ -117,11 +141,16 @@ def write_tokens(path: str | Path, ids: ArrayLike, dtype: str) -> None:
         raise DataError(f"{path}: dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     ids_L = np.asarray(ids)
     if ids_L.ndim != 1 or ids_L.dtype.kind not in "iu" or not ids_L.size:
-        raise DataError(f"{path}: ids must be integers in one dimension, at least one; got {ids_L.dtype} {ids_L.shape}")
+        raise DataError(
+            f"{path}: ids must be integers in one dimension, at least one; got {ids_L.dtype} "
+            f"{ids_L.shape}"
+        )
     largest = int(np.iinfo(dtype).max)
     if int(ids_L.max()) > largest or int(ids_L.min()) < 0:
         wrong = int(np.flatnonzero((ids_L > largest) | (ids_L < 0))[0])
-        raise DataError(f"{path}: id {int(ids_L[wrong])} at place {wrong} does not fit {dtype}: 0 to {largest}")
+        raise DataError(
+            f"{path}: id {int(ids_L[wrong])} at place {wrong} does not fit {dtype}: 0 to {largest}"
+        )
     content = ids_L.astype(np.dtype(dtype).newbyteorder("<"))
     try:
         _replace(path, content)
@@ -147,9 +176,14 @@ def _replace(path: Path, content: NDArray[Any]) -> None:
 
 
 def _layout_bin(path: Path, size: int, dtype: str | None) -> tuple[np.dtype[Any], int, int]:
-    """dtype, offset in bytes of the first token and number of tokens of a ``.bin`` file of ``size`` bytes."""
+    """dtype, offset in bytes of the first token and number of tokens of a ``.bin`` file of ``size``
+    bytes.
+    """
     if dtype is None:
-        raise DataError(f"{path}: a .bin file does not say what it holds", f"Set dtype: one of {', '.join(DTYPES)}.")
+        raise DataError(
+            f"{path}: a .bin file does not say what it holds",
+            f"Set dtype: one of {', '.join(DTYPES)}.",
+        )
     found = np.dtype(dtype).newbyteorder("<")
     if size % found.itemsize:
         raise DataError(
@@ -164,15 +198,19 @@ def _layout_npy(path: Path, dtype: str | None) -> tuple[np.dtype[Any], int, int]
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{path}: not a readable .npy file: {error}", "The file is truncated or damaged.") from error
+        raise DataError(
+            f"{path}: not a readable .npy file: {error}", "The file is truncated or damaged."
+        ) from error
     if not isinstance(array, np.memmap) or array.ndim != 1 or array.dtype.name not in DTYPES:
         raise DataError(
-            f"{path}: a token file must hold {', '.join(DTYPES)} in one dimension, not {array.dtype} {array.shape}"
+            f"{path}: a token file must hold {', '.join(DTYPES)} in one dimension, not "
+            f"{array.dtype} {array.shape}"
         )
     if not array.size:
         raise DataError(f"{path}: the token file is empty")
     if dtype is not None and dtype != array.dtype.name:
         raise DataError(
-            f"{path}: the file holds {array.dtype.name} and dtype is {dtype}", "Leave dtype out for .npy files."
+            f"{path}: the file holds {array.dtype.name} and dtype is {dtype}",
+            "Leave dtype out for .npy files.",
         )
     return array.dtype, int(array.offset), int(array.size)

@@ -1,9 +1,10 @@
 """Which samples make up a batch: a pure function of the seed and a cursor.
 
-A stream of ``L`` tokens is cut once into ``(L - 1) // S`` windows; window ``i`` starts at token ``i * S`` and reads
-``S + 1`` tokens, so that neighbouring windows share one token and every prediction is made exactly once an epoch. The
-cut never moves: the index of a window is the sample's identity, in every epoch and in both orders, and caches and
-masks may be keyed by it. Tokens after the last whole window are not used.
+A stream of ``L`` tokens is cut once into ``(L - 1) // S`` windows; window ``i`` starts at token ``i
+* S`` and reads ``S + 1`` tokens, so that neighbouring windows share one token and every prediction
+is made exactly once an epoch. The cut never moves: the index of a window is the sample's identity,
+in every epoch and in both orders, and caches and masks may be keyed by it. Tokens after the last
+whole window are not used.
 """
 
 from __future__ import annotations
@@ -34,9 +35,14 @@ def window_count(stream_length: int, block_size: int, name: str = "the token str
         raise DataError(f"block_size must be at least 1, not {block_size}")
     windows = (stream_length - 1) // block_size
     if windows < 1:
-        longest = f"Lower the block size to at most {stream_length - 1}, or use" if stream_length > 1 else "Use"
+        longest = (
+            f"Lower the block size to at most {stream_length - 1}, or use"
+            if stream_length > 1
+            else "Use"
+        )
         raise DataError(
-            f"{name}: {stream_length} tokens are too few for a block of {block_size}: {block_size + 1} are needed",
+            f"{name}: {stream_length} tokens are too few for a block of {block_size}: "
+            f"{block_size + 1} are needed",
             f"{longest} a longer text.",
         )
     return windows
@@ -45,9 +51,10 @@ def window_count(stream_length: int, block_size: int, name: str = "the token str
 def permutation(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """A permutation of ``range(size)`` that depends on nothing but ``(size, seed, epoch)``.
 
-    The order of the splitmix64 sequence (Steele, Lea and Flood 2014) that starts at a hash of seed and epoch. It is
-    spelled out here instead of drawn from numpy because numpy may change its streams between versions, and a
-    resumed run must see the order that it left. Ties of 64-bit keys keep the order of the index.
+    The order of the splitmix64 sequence (Steele, Lea and Flood 2014) that starts at a hash of seed
+    and epoch. It is spelled out here instead of drawn from numpy because numpy may change its
+    streams between versions, and a resumed run must see the order that it left. Ties of 64-bit keys
+    keep the order of the index.
     """
     start = _mix((_mix(seed & _MASK) + epoch) & _MASK)
     keys = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(start)
@@ -67,20 +74,23 @@ def _mix(value: int) -> int:
 class Sampler:
     """Indices of the samples in each batch, with a resumable cursor.
 
-    ``order="random"``: epochs follow each other without a gap, each a permutation of all samples; a batch may
-    take its first rows from one epoch and its last from the next, so no sample is ever dropped, also when the batch
-    is larger than an epoch. ``order="sequential"``: row ``b`` reads its own contiguous ``1/B`` of the samples, so
-    that state carried from batch to batch continues the same text; up to ``B - 1`` samples at the end are not used.
+    ``order="random"``: epochs follow each other without a gap, each a permutation of all samples; a
+    batch may take its first rows from one epoch and its last from the next, so no sample is ever
+    dropped, also when the batch is larger than an epoch. ``order="sequential"``: row ``b`` reads
+    its own contiguous ``1/B`` of the samples, so that state carried from batch to batch continues
+    the same text; up to ``B - 1`` samples at the end are not used.
 
     Args:
         samples: how many there are.
         batch_size: ``B``, samples a batch.
-        seed: chooses the permutations of the random order; the sequential order does not depend on it.
+        seed: chooses the permutations of the random order; the sequential order does not depend on
+            it.
         order: ``random`` or ``sequential``.
         name: what error messages call the samples.
 
     Attributes:
-        cursor: number of the next batch. ``state_dict`` is this number and the fields that decide what it counts.
+        cursor: number of the next batch. ``state_dict`` is this number and the fields that decide
+            what it counts.
 
     Raises:
         DataError: there are too few samples, or the order or the batch size is none.
@@ -115,7 +125,9 @@ class Sampler:
         self._require_enough()
 
     def batch(self, cursor: int) -> NDArray[np.int64]:
-        """Sample indices of batch number ``cursor``, int64 ``[B]``; does not depend on ``self.cursor``."""
+        """Sample indices of batch number ``cursor``, int64 ``[B]``; does not depend on
+        ``self.cursor``.
+        """
         if cursor < 0:
             raise DataError(f"the data cursor must not be negative, not {cursor}")
         rows_B = np.arange(self.batch_size, dtype=np.int64)
@@ -134,14 +146,16 @@ class Sampler:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Whole batches in one pass over the samples; 0 in random order when a batch is larger than an epoch."""
+        """Whole batches in one pass over the samples; 0 in random order when a batch is larger than
+        an epoch.
+        """
         return self.samples // self.batch_size
 
     def continues(self, cursor: int) -> bool:
         """Whether each row of batch ``cursor`` continues the same row of the batch before.
 
-        Where it does not, state carried from the batch before must be cleared: always in random order, and at the
-        start of every epoch in sequential order.
+        Where it does not, state carried from the batch before must be cleared: always in random
+        order, and at the start of every epoch in sequential order.
         """
         return self.order == "sequential" and cursor % self.batches_per_epoch != 0
 
@@ -153,22 +167,32 @@ class Sampler:
         """Continue at the cursor of ``state``.
 
         Raises:
-            DataError: the cursor was counted with another seed, batch, order, or of other samples; all the fields
-                that differ are named. The sampler is then left as it was.
+            DataError: the cursor was counted with another seed, batch, order, or of other samples;
+                all the fields that differ are named. The sampler is then left as it was.
         """
         settings = self._settings()
         unlike = sorted({"cursor", *settings} ^ set(state))
         if unlike:
-            raise DataError(f"sampler state: the fields differ from those of {self._kind}: {', '.join(unlike)}")
-        different = [f"{key} was {state[key]!r} and is {now!r}" for key, now in settings.items() if state[key] != now]
+            raise DataError(
+                f"sampler state: the fields differ from those of {self._kind}: {', '.join(unlike)}"
+            )
+        different = [
+            f"{key} was {state[key]!r} and is {now!r}"
+            for key, now in settings.items()
+            if state[key] != now
+        ]
         if different:
             raise DataError(
-                f"sampler state: {self.name} cannot continue at batch {state['cursor']}: {'; '.join(different)}",
-                "A resumed run must read the same samples in the same order: restore the setting, or start a new run.",
+                f"sampler state: {self.name} cannot continue at batch {state['cursor']}: "
+                f"{'; '.join(different)}",
+                "A resumed run must read the same samples in the same order: restore the setting, "
+                "or start a new run.",
             )
         cursor = state["cursor"]
         if not isinstance(cursor, int) or isinstance(cursor, bool) or cursor < 0:
-            raise DataError(f"sampler state: cursor must be a whole number that is not negative, not {cursor!r}")
+            raise DataError(
+                f"sampler state: cursor must be a whole number that is not negative, not {cursor!r}"
+            )
         self.cursor = cursor
 
     def _require_enough(self) -> None:
@@ -177,15 +201,23 @@ class Sampler:
             raise DataError(f"{self.name}: there is not one sample")
         if self.order == "sequential" and self.samples < self.batch_size:
             raise DataError(
-                f"{self.name}: {self.samples} samples are too few for {self.batch_size} parallel streams",
+                f"{self.name}: {self.samples} samples are too few for {self.batch_size} parallel "
+                f"streams",
                 f"Lower the batch size to at most {self.samples}.",
             )
 
     def _settings(self) -> dict[str, Any]:
-        return {"seed": self.seed, "batch_size": self.batch_size, "samples": self.samples, "order": self.order}
+        return {
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "samples": self.samples,
+            "order": self.order,
+        }
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
-        """The epoch's permutation. The last two are kept: a batch at the seam of two epochs needs both."""
+        """The epoch's permutation. The last two are kept: a batch at the seam of two epochs needs
+        both.
+        """
         order = self._orders.get(epoch)
         if order is None:
             order = permutation(self.samples, self.seed, epoch)
@@ -221,7 +253,9 @@ class WindowSampler(Sampler):
     ) -> None:
         self.stream_length = stream_length
         self.block_size = block_size
-        super().__init__(window_count(stream_length, block_size, name), batch_size, seed, order, name)
+        super().__init__(
+            window_count(stream_length, block_size, name), batch_size, seed, order, name
+        )
 
     @property
     def windows(self) -> int:
@@ -231,7 +265,8 @@ class WindowSampler(Sampler):
     def _require_enough(self) -> None:
         if self.order == "sequential" and self.windows < self.batch_size:
             raise DataError(
-                f"{self.name}: {self.stream_length} tokens are too few for {self.batch_size} parallel streams of at "
+                f"{self.name}: {self.stream_length} tokens are too few for {self.batch_size} "
+                f"parallel streams of at "
                 f"least one block of {self.block_size}: there are {self.windows} blocks",
                 f"Lower the batch size to at most {self.windows}, or the block size.",
             )

@@ -1,7 +1,8 @@
-"""The built-in text: the plays and poems of Shakespeare, in the public domain, shipped with the package.
+"""The built-in text: the plays and poems of Shakespeare, in the public domain, shipped with the
+package.
 
-Training text of 4,462,314 bytes, ASCII, 84 distinct characters; *Macbeth* and *Twelfth Night* (218,211 bytes) are the
-validation text and are not in the training text.
+Training text of 4,462,314 bytes, ASCII, 84 distinct characters; *Macbeth* and *Twelfth Night*
+(218,211 bytes) are the validation text and are not in the training text.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class ShakespeareConfig:
     tokenizer: str = option("bytes", TOKENIZER_HELP, validator=tokenizer_name)
     tuning: bool = option(
         False,
-        "validate on the last twentieth of the training text and train on the rest, to choose settings by; "
+        "validate on the last twentieth of the training text and train on the rest, to choose "
+        "settings by; "
         "the validation text then stays unseen",
         validator=attrs.validators.instance_of(bool),
     )

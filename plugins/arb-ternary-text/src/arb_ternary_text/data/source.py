@@ -1,4 +1,6 @@
-"""A data source: two token streams and their tokenizer. It is made without torch, which its batches need."""
+"""A data source: two token streams and their tokenizer. It is made without torch, which its batches
+need.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,16 @@ __all__ = ["DEFAULT_FRACTION", "StreamSource", "digest", "part"]
 #: Share of a stream that is kept for validation when the config says nothing about validation.
 DEFAULT_FRACTION: Final = 0.1
 
-#: Validator of an option that is a share of a stream, of which something must be left on both sides.
+# : Validator of an option that is a share of a stream, of which something must be left on both
+# sides.
 part: Final = Rule(
-    "greater than 0 and less than 1", lambda value: 0 < value < 1, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+    "greater than 0 and less than 1",
+    lambda value: 0 < value < 1,
+    {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
 )
 
-#: A stream up to this many bytes is hashed whole, a longer one in ``_SAMPLES`` pieces of ``_PIECE`` bytes.
+# : A stream up to this many bytes is hashed whole, a longer one in ``_SAMPLES`` pieces of
+# ``_PIECE`` bytes.
 _WHOLE: Final = 1 << 28
 _PIECE: Final = 1 << 20
 _SAMPLES: Final = 256
@@ -53,7 +59,9 @@ class StreamSource:
     validation: NDArray[Any] = attrs.field(repr=lambda ids: f"<{len(ids)} tokens>")
 
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal of both streams and the tokenizer; the paths that they came from do not count."""
+        """SHA-256 in hexadecimal of both streams and the tokenizer; the paths that they came from
+        do not count.
+        """
         tokenizer = json.dumps(self.tokenizer.to_json(), sort_keys=True)
         parts = (digest(self.train), digest(self.validation), tokenizer)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -75,23 +83,32 @@ class StreamSource:
             order=request.order,
             name="the training stream",
         )
-        return BatchLoader(self.train, sampler, workers=request.workers, pin_memory=request.pin_memory)
+        return BatchLoader(
+            self.train, sampler, workers=request.workers, pin_memory=request.pin_memory
+        )
 
     def samples_per_epoch(self, block_size: int) -> int:
         """Windows of the training stream."""
         return window_count(len(self.train), block_size, "the training stream")
 
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
-        """Windows of the validation stream; all of them predict each token but the first exactly once."""
+        """Windows of the validation stream; all of them predict each token but the first exactly
+        once.
+        """
         from arb_ternary_text.data.loader import evaluation_batches
 
         return evaluation_batches(self.validation, block_size, batch_size, limit=limit)
 
     def baselines(self, block_size: int) -> Mapping[str, float]:
-        """Entropies of the tokens that a whole evaluation predicts: what frequencies of one and of two tokens give."""
+        """Entropies of the tokens that a whole evaluation predicts: what frequencies of one and of
+        two tokens give.
+        """
         windows = window_count(len(self.validation), block_size, "the validation stream")
         seen = self.validation[: windows * block_size + 1]
-        return {"unigram_entropy": unigram_entropy(seen[1:]), "bigram_entropy": bigram_entropy(seen)}
+        return {
+            "unigram_entropy": unigram_entropy(seen[1:]),
+            "bigram_entropy": bigram_entropy(seen),
+        }
 
     def attachments(self) -> Mapping[str, Any]:
         """The tokenizer, as ``from_json`` reads it."""
@@ -101,8 +118,9 @@ class StreamSource:
 def digest(ids_L: NDArray[Any]) -> str:
     """SHA-256 in hexadecimal of a stream's dtype, length and content.
 
-    Of a stream beyond 256 MiB only 256 pieces of 1 MiB are read, evenly spaced from its first byte to its last:
-    enough to tell a file from another, without reading hundreds of gigabytes each time a run starts.
+    Of a stream beyond 256 MiB only 256 pieces of 1 MiB are read, evenly spaced from its first byte
+    to its last: enough to tell a file from another, without reading hundreds of gigabytes each time
+    a run starts.
     """
     hasher = hashlib.sha256(f"{ids_L.dtype.str} {len(ids_L)}".encode())
     content = np.ascontiguousarray(ids_L).view(np.uint8)

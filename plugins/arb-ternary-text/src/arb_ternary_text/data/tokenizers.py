@@ -1,8 +1,8 @@
 """Text to token ids and back: bytes, characters, or a tokenizer file.
 
-A config names a tokenizer by ``bytes``, ``characters`` or the path of a file: ``.json`` (of the ``tokenizers`` library,
-or what ``to_json`` of any tokenizer here gave) or ``.model`` (of sentencepiece). ``from_json(tokenizer.to_json())`` is
-always the same tokenizer.
+A config names a tokenizer by ``bytes``, ``characters`` or the path of a file: ``.json`` (of the
+``tokenizers`` library, or what ``to_json`` of any tokenizer here gave) or ``.model`` (of
+sentencepiece). ``from_json(tokenizer.to_json())`` is always the same tokenizer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ __all__ = [
 
 #: Help text of an option that names the tokenizer of a text.
 TOKENIZER_HELP: Final = (
-    "bytes, characters (those of the training text) or the path of a tokenizer's .json or .model file"
+    "bytes, characters (those of the training text) or the path of a "
+    "tokenizer's .json or .model file"
 )
 
 #: Validator of an option that names a tokenizer.
@@ -76,9 +77,12 @@ class UnknownCharacterError(DataError):
         offset: where it first stands, in characters from the start of the text.
     """
 
-    def __init__(self, character: str, offset: int, where: str = "the text", hint: str = "") -> None:
+    def __init__(
+        self, character: str, offset: int, where: str = "the text", hint: str = ""
+    ) -> None:
         super().__init__(
-            f"{where}: character {character!r} (U+{ord(character):04X}) at offset {offset} is not in the "
+            f"{where}: character {character!r} (U+{ord(character):04X}) at offset {offset} is not "
+            f"in the "
             "tokenizer's alphabet",
             hint or "Use `tokenizer: bytes`, which can write any text.",
         )
@@ -115,7 +119,9 @@ class ByteTokenizer:
             return text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise UnknownCharacterError(
-                text[error.start], error.start, hint="It is half of a surrogate pair and has no UTF-8 form."
+                text[error.start],
+                error.start,
+                hint="It is half of a surrogate pair and has no UTF-8 form.",
             ) from error
 
 
@@ -134,11 +140,16 @@ class CharacterTokenizer:
         if not value:
             raise DataError("character tokenizer: the alphabet is empty")
         if value != "".join(sorted(set(value))):
-            raise DataError("character tokenizer: the alphabet must be distinct characters in the order of code points")
+            raise DataError(
+                "character tokenizer: the alphabet must be distinct characters in the order of "
+                "code points"
+            )
 
     @classmethod
     def from_text(cls, text: str) -> CharacterTokenizer:
-        """The tokenizer whose alphabet is what ``text`` uses: the same for any order of the same characters."""
+        """The tokenizer whose alphabet is what ``text`` uses: the same for any order of the same
+        characters.
+        """
         return cls("".join(sorted(set(text))))
 
     @property
@@ -178,7 +189,9 @@ class IdTokenizer:
         vocabulary_size: number of ids.
     """
 
-    vocabulary_size: int = attrs.field(validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
+    vocabulary_size: int = attrs.field(
+        validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)]
+    )
 
     def encode(self, text: str) -> list[int]:
         """The ids in ``text``, whole numbers apart by white space."""
@@ -186,7 +199,8 @@ class IdTokenizer:
         for word in words:
             if not (word.isascii() and word.isdigit()):
                 raise DataError(
-                    f"{word!r} is not a token id: this data has no tokenizer, so text is written as numbers",
+                    f"{word!r} is not a token id: this data has no tokenizer, so text is written "
+                    f"as numbers",
                     'Write ids such as "12 7 300", or set the tokenizer of the data.',
                 )
         ids = [int(word) for word in words]
@@ -216,7 +230,9 @@ class PaddedTokenizer:
     @vocabulary_size.validator
     def _larger(self, _: object, value: int) -> None:
         if value <= self.inner.vocabulary_size:
-            raise DataError(f"tokenizer: padded to {value} ids, and has {self.inner.vocabulary_size} without")
+            raise DataError(
+                f"tokenizer: padded to {value} ids, and has {self.inner.vocabulary_size} without"
+            )
 
     def encode(self, text: str) -> list[int]:
         return self.inner.encode(text)
@@ -225,11 +241,18 @@ class PaddedTokenizer:
         """The text; ids that the inner tokenizer does not know read as U+FFFD."""
         check_ids(ids, self.vocabulary_size)
         known = self.inner.vocabulary_size
-        parts = [list(part) if inside else "\ufffd" for inside, part in groupby(ids, key=lambda i: i < known)]
+        parts = [
+            list(part) if inside else "\ufffd"
+            for inside, part in groupby(ids, key=lambda i: i < known)
+        ]
         return "".join(part if isinstance(part, str) else self.inner.decode(part) for part in parts)
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "padded", "tokenizer": self.inner.to_json(), "vocabulary_size": self.vocabulary_size}
+        return {
+            "kind": "padded",
+            "tokenizer": self.inner.to_json(),
+            "vocabulary_size": self.vocabulary_size,
+        }
 
 
 def build_tokenizer(choice: str, training_text: str | None = None) -> Tokenizer:
@@ -240,7 +263,8 @@ def build_tokenizer(choice: str, training_text: str | None = None) -> Tokenizer:
         training_text: the text that the characters are taken from; None where the data is not text.
 
     Raises:
-        DataError: the choice is none of these, there is no text to take characters from, or the file cannot be read.
+        DataError: the choice is none of these, there is no text to take characters from, or the
+            file cannot be read.
         EnvironmentProblem: the file needs a package that is not installed.
     """
     if choice == "bytes":
@@ -254,11 +278,14 @@ def build_tokenizer(choice: str, training_text: str | None = None) -> Tokenizer:
         return CharacterTokenizer.from_text(training_text)
     if choice.endswith((".json", ".model")):
         return load_tokenizer(choice)
-    raise DataError(f"tokenizer: {choice!r} is neither bytes, characters nor the path of a .json or .model file")
+    raise DataError(
+        f"tokenizer: {choice!r} is neither bytes, characters nor the path of a .json or .model file"
+    )
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a file: JSON of the ``tokenizers`` library or of ``to_json``, or sentencepiece's ``.model``.
+    """The tokenizer in a file: JSON of the ``tokenizers`` library or of ``to_json``, or
+    sentencepiece's ``.model``.
 
     Raises:
         DataError: the file is missing, is not JSON or holds no tokenizer; the path comes first.
@@ -284,7 +311,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except EnvironmentProblem as error:
         raise EnvironmentProblem(f"{path}: {error.what}", error.hint) from error
     raise DataError(
-        f"{path}: this JSON holds no tokenizer: it has neither `model` (a file of the package `tokenizers`) nor `kind`"
+        f"{path}: this JSON holds no tokenizer: it has neither `model` (a file of the package "
+        f"`tokenizers`) nor `kind`"
     )
 
 
@@ -306,13 +334,18 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
     }
     kind = state.get("kind")
     if kind not in kinds:
-        raise DataError(f"tokenizer: kind must be one of {', '.join(kinds)} and padded, not {kind!r}")
+        raise DataError(
+            f"tokenizer: kind must be one of {', '.join(kinds)} and padded, not {kind!r}"
+        )
     make, name, type_ = kinds[kind]
     fields = {key: value for key, value in state.items() if key != "kind"}
     expected = [name] if name else []
     if sorted(fields) != expected or not all(isinstance(value, type_) for value in fields.values()):
         holds = f"one field, {name} ({type_.__name__})" if name else "no further field"
-        raise DataError(f"tokenizer: kind {kind} has {holds}; these were given: {', '.join(sorted(fields)) or 'none'}")
+        raise DataError(
+            f"tokenizer: kind {kind} has {holds}; these were given: "
+            f"{', '.join(sorted(fields)) or 'none'}"
+        )
     try:
         return _ready(make(**fields))
     except ValueError as error:
@@ -320,7 +353,8 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
 
 
 def padded_to(state: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str, Any]:
-    """The state of a tokenizer for a model with ``vocabulary_size`` ids; of ids alone where ``state`` is None.
+    """The state of a tokenizer for a model with ``vocabulary_size`` ids; of ids alone where
+    ``state`` is None.
 
     Raises:
         DataError: the tokenizer has more ids than the model.
@@ -330,7 +364,9 @@ def padded_to(state: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str
         return IdTokenizer(vocabulary_size).to_json()
     inner = from_json(state)
     if inner.vocabulary_size > vocabulary_size:
-        raise DataError(f"tokenizer: it has {inner.vocabulary_size} ids, and the model {vocabulary_size}")
+        raise DataError(
+            f"tokenizer: it has {inner.vocabulary_size} ids, and the model {vocabulary_size}"
+        )
     same = inner.vocabulary_size == vocabulary_size
     return inner.to_json() if same else PaddedTokenizer(inner, vocabulary_size).to_json()
 
@@ -338,9 +374,13 @@ def padded_to(state: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str
 def _padded(state: Mapping[str, Any]) -> Tokenizer:
     inner, size = state.get("tokenizer"), state.get("vocabulary_size")
     if sorted(state) != ["kind", "tokenizer", "vocabulary_size"] or not isinstance(inner, Mapping):
-        raise DataError("tokenizer: kind padded has two fields, tokenizer (an object) and vocabulary_size (int)")
+        raise DataError(
+            "tokenizer: kind padded has two fields, tokenizer (an object) and vocabulary_size (int)"
+        )
     if inner.get("kind") == "padded" or type(size) is not int:
-        raise DataError("tokenizer: kind padded holds a tokenizer of another kind, and a whole number of ids")
+        raise DataError(
+            "tokenizer: kind padded holds a tokenizer of another kind, and a whole number of ids"
+        )
     return PaddedTokenizer(from_json(inner), size)
 
 
@@ -350,7 +390,9 @@ class _EncodesArrays(Protocol):
 
 
 def encode_stream(tokenizer: Tokenizer, text: str) -> NDArray[Any]:
-    """``text`` as a one-dimensional array of ids in the smallest unsigned dtype that holds the vocabulary."""
+    """``text`` as a one-dimensional array of ids in the smallest unsigned dtype that holds the
+    vocabulary.
+    """
     if isinstance(tokenizer, _EncodesArrays):
         ids = tokenizer.encode_array(text)
     else:
@@ -359,7 +401,9 @@ def encode_stream(tokenizer: Tokenizer, text: str) -> NDArray[Any]:
 
 
 def _ready(tokenizer: Tokenizer) -> Tokenizer:
-    """``tokenizer``, once it is known to work: a file that cannot be used is an error here, not at the first batch."""
+    """``tokenizer``, once it is known to work: a file that cannot be used is an error here, not at
+    the first batch.
+    """
     if tokenizer.vocabulary_size < 1:
         raise DataError("tokenizer: the vocabulary is empty")
     return tokenizer

@@ -26,13 +26,16 @@ _written_tokenizer: Final = Rule(
 
 @attrs.frozen
 class TokensConfig:
-    """Options of the data source ``tokens``: streams of ids in files. Paths are relative to the working directory."""
+    """Options of the data source ``tokens``: streams of ids in files. Paths are relative to the
+    working directory.
+    """
 
     train: str = option(help="token file for training, .bin or .npy")
     validation: str | None = option(None, "token file for validation, .bin or .npy")
     validation_fraction: float | None = option(
         None,
-        f"share of `train`, cut at its end, kept for validation when `validation` is null (null: {DEFAULT_FRACTION})",
+        f"share of `train`, cut at its end, kept for validation when `validation` is null (null: "
+        f"{DEFAULT_FRACTION})",
         validator=optional(part),
     )
     dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = option(
@@ -40,23 +43,32 @@ class TokensConfig:
     )
     tokenizer: str | None = option(
         None,
-        "tokenizer that the ids belong to: bytes, or the path of a .json or .model file; null: give vocabulary_size",
+        "tokenizer that the ids belong to: bytes, or the path of a .json or .model file; null: "
+        "give vocabulary_size",
         validator=optional(_written_tokenizer),
     )
     vocabulary_size: int | None = option(
-        None, "number of ids, for token files without a tokenizer; null: the tokenizer's", validator=optional(positive)
+        None,
+        "number of ids, for token files without a tokenizer; null: the tokenizer's",
+        validator=optional(positive),
     )
 
     def __attrs_post_init__(self) -> None:
         if self.validation is not None and self.validation_fraction is not None:
-            raise ValueError("validation and validation_fraction exclude each other: give one of them")
+            raise ValueError(
+                "validation and validation_fraction exclude each other: give one of them"
+            )
         if (self.tokenizer is None) == (self.vocabulary_size is None):
             given = "neither was given" if self.tokenizer is None else "both were given"
             raise ValueError(f"give either tokenizer or vocabulary_size: {given}")
 
     def contradictions_in(self, run: Any, planned: Any) -> list[tuple[str, str]]:
         """A ``dtype`` where no file needs one, or none where one does."""
-        raw = [path for path in (self.train, self.validation) if path is not None and path.endswith(".bin")]
+        raw = [
+            path
+            for path in (self.train, self.validation)
+            if path is not None and path.endswith(".bin")
+        ]
         if raw and self.dtype is None:
             return [("dtype", f"must be given: {raw[0]} does not say what it holds")]
         return [] if raw else without_effect(self, ".npy files know their own", "dtype")
@@ -82,11 +94,18 @@ def build(config: TokensConfig) -> StreamSource:
                 "Give another file, or `validation_fraction` to keep the end of this one.",
             )
         train = open_tokens(config.train, size, dtype=config.dtype)
-        return StreamSource("tokens", tokenizer, train, open_tokens(config.validation, size, dtype=config.dtype))
+        return StreamSource(
+            "tokens", tokenizer, train, open_tokens(config.validation, size, dtype=config.dtype)
+        )
     whole = open_tokens(config.train, size, dtype=config.dtype)
     held = round(len(whole) * (config.validation_fraction or DEFAULT_FRACTION))
     cut = len(whole) - held
     if held < 1 or cut < 1:
-        raise DataError(f"{config.train}: {len(whole)} tokens are too few to keep a share of them for validation")
+        raise DataError(
+            f"{config.train}: {len(whole)} tokens are too few to keep a share of them for "
+            f"validation"
+        )
     train = open_tokens(config.train, size, dtype=config.dtype, last=cut)
-    return StreamSource("tokens", tokenizer, train, open_tokens(config.train, size, dtype=config.dtype, first=cut))
+    return StreamSource(
+        "tokens", tokenizer, train, open_tokens(config.train, size, dtype=config.dtype, first=cut)
+    )

@@ -12,16 +12,17 @@ __all__ = ["architecture_of"]
 def architecture_of(config: DecoderConfig, *, reglu2: bool = False) -> Architecture:
     """The architecture whose programs compute this decoder.
 
-    Constant powers of two in front of updates and logits are no obstacle: :func:`~arb_ternary_text.interchange.weights
-    .exported_weights` has them in the weights.
+    Constant powers of two in front of updates and logits are no obstacle:
+    :func:`~arb_ternary_text.interchange.weights .exported_weights` has them in the weights.
 
     Args:
         config: the decoder's options.
-        reglu2: whether those programs know ``relu(gate)^2 * up`` (transformers does; llama.cpp's graphs take SILU,
-            whatever the model says).
+        reglu2: whether those programs know ``relu(gate)^2 * up`` (transformers does; llama.cpp's
+            graphs take SILU, whatever the model says).
 
     Raises:
-        ConfigError: no architecture is this decoder; the message names an option in the way, and the nearest preset.
+        ConfigError: no architecture is this decoder; the message names an option in the way, and
+            the nearest preset.
     """
     best = config.architecture or nearest_preset(config)[0] or "llama"
     wrong = list(departures(config, best))
@@ -33,7 +34,8 @@ def architecture_of(config: DecoderConfig, *, reglu2: bool = False) -> Architect
     wanted = ", ".join(f"{name}: {value}" for name, value in wrong)
     raise ConfigError(
         f"model: no architecture of this format has {options}",
-        f"The nearest preset is `architecture: {best}`, with {wanted}: train such a model, or export to safetensors.",
+        f"The nearest preset is `architecture: {best}`, with {wanted}: train such a model, or "
+        f"export to safetensors.",
     )
 
 

@@ -11,7 +11,8 @@ from arb_ternary.config.options import option
 
 __all__ = ["FloatSources", "ImportConfig", "Scales"]
 
-#: What becomes of float scales: into gains and eps, to the nearest power of two, or a float factor a linear.
+# : What becomes of float scales: into gains and eps, to the nearest power of two, or a float factor
+# a linear.
 Scales = Literal["fold", "round", "float"]
 #: What becomes of float matrices: float parts, or trits.
 FloatSources = Literal["keep", "ternary"]
@@ -23,12 +24,14 @@ class ImportConfig:
 
     scales: Scales = option(
         "fold",
-        "scales that are no powers of two: fold = exactly into gains of norms, round = to the nearest power of two, "
+        "scales that are no powers of two: fold = exactly into gains of norms, round = to the "
+        "nearest power of two, "
         "float = kept as a float factor of each linear",
         validator=in_(("fold", "round", "float")),
     )
     float_sources: FloatSources = option(
         "keep",
-        "float matrices: keep = as float parts, ternary = rounded to trits, what is left going to the votes",
+        "float matrices: keep = as float parts, ternary = rounded to trits, what is left going to "
+        "the votes",
         validator=in_(("keep", "ternary")),
     )

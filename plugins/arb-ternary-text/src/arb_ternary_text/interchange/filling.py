@@ -43,7 +43,9 @@ class Placement:
 def expected_tensors(
     config: DecoderConfig, vocabulary_size: int, names: Collection[str]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor of such a decoder and its shape; a layer has biases where ``names`` has one of its."""
+    """Every tensor of such a decoder and its shape; a layer has biases where ``names`` has one of
+    its.
+    """
     width, hidden = config.width, config.hidden
     queries, keys = config.heads * config.key_features, config.key_heads * config.key_features
     yield "embedding", (vocabulary_size, width)
@@ -107,7 +109,9 @@ def _give(name: str, found: Tensor | ScaledTrits, module: nn.Module) -> None:
         check_shape(name, found, (shape.out_features, shape.in_features))
         if isinstance(found, ScaledTrits):
             split = split_scales(name, found)
-            module.set_trits(split.trits, split.exponents(shape.out_features, shape.group_size, shape.groups))
+            module.set_trits(
+                split.trits, split.exponents(shape.out_features, shape.group_size, shape.groups)
+            )
             if isinstance(module, RowScaledTernaryLinear) and split.row_factors is not None:
                 module.row_scale.copy_(split.row_factors)
         else:

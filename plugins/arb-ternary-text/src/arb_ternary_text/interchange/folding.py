@@ -1,18 +1,22 @@
-"""Where the float scales of a block's ternary matrices go, so that the block computes the same with powers of two.
+"""Where the float scales of a block's ternary matrices go, so that the block computes the same with
+powers of two.
 
-Let ``W = r T 2^E`` be a published matrix and ``T 2^E`` the stored one. Gains, norms and eps take the factors ``r``:
+Let ``W = r T 2^E`` be a published matrix and ``T 2^E`` the stored one. Gains, norms and eps take
+the factors ``r``:
 
-* A gain in front of linears multiplies what they read. Let ``c`` be a factor of the pre-norm's gain; a stored linear
-  then gives ``c / r`` times the published output.
-* The scores of attention are the product of query and key. Without norms on them ``c^2 = r_q r_k`` keeps the scores.
-  With such norms any ``c`` does, because a norm takes the scale of what it reads away.
+* A gain in front of linears multiplies what they read. Let ``c`` be a factor of the pre-norm's
+  gain; a stored linear then gives ``c / r`` times the published output.
+* The scores of attention are the product of query and key. Without norms on them ``c^2 = r_q r_k``
+  keeps the scores. With such norms any ``c`` does, because a norm takes the scale of what it reads
+  away.
 * ``norm(x, e) = norm(a x, a^2 e)``: where a scale is taken away, only the eps changes, by ``a^2``.
-* What a linear writes through a norm's gain: ``r`` of the linear multiplies the gain in front of it.
-* ``relu(.)^2`` is homogeneous: a factor ``a`` of its input is ``a^2`` of its output. ``silu`` is not: there
-  ``c = r_gate``.
+* What a linear writes through a norm's gain: ``r`` of the linear multiplies the gain in front of
+  it.
+* ``relu(.)^2`` is homogeneous: a factor ``a`` of its input is ``a^2`` of its output. ``silu`` is
+  not: there ``c = r_gate``.
 
-With sub-norms (``output_norm``, ``hidden_norm``) every factor has a place. Without, values and output are linear, and
-so are up and down:
+With sub-norms (``output_norm``, ``hidden_norm``) every factor has a place. Without, values and
+output are linear, and so are up and down:
 
 | | no sub-norms | left over |
 |---|---|---|
@@ -22,8 +26,8 @@ so are up and down:
 | reglu2 | ``c^3 = r_gate^2 r_up r_down`` | nothing |
 | relu2 | ``c^2 = r_up^2 r_down`` | nothing |
 
-All of it is exact up to the rounding of floats, in float and in int8 activations: the int8 of a token do not change
-with a factor of all its features.
+All of it is exact up to the rounding of floats, in float and in int8 activations: the int8 of a
+token do not change with a factor of all its features.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ __all__ = ["Folded", "fold_block"]
 
 @define
 class Folded:
-    """What becomes of a block's factors, by the path of the module within the block; factors of 1 are left out.
+    """What becomes of a block's factors, by the path of the module within the block; factors of 1
+    are left out.
 
     Attributes:
         gains: factors of gains.
@@ -56,7 +61,11 @@ class Folded:
 
 
 def fold_block(
-    remainders: Mapping[str, float], activation: Activation, *, sub_norms: bool, query_key_norm: bool
+    remainders: Mapping[str, float],
+    activation: Activation,
+    *,
+    sub_norms: bool,
+    query_key_norm: bool,
 ) -> Folded:
     """Fold one block; see the module's docstring.
 
@@ -82,8 +91,12 @@ _MATRICES = (
 )
 
 
-def _fold_attention(r: Mapping[str, float], found: Folded, *, sub_norms: bool, query_key_norm: bool) -> None:
-    query, key, value, output = (r[f"attention.{name}"] for name in ("query", "key", "value", "output"))
+def _fold_attention(
+    r: Mapping[str, float], found: Folded, *, sub_norms: bool, query_key_norm: bool
+) -> None:
+    query, key, value, output = (
+        r[f"attention.{name}"] for name in ("query", "key", "value", "output")
+    )
     c = math.sqrt(query * key)
     if query_key_norm:
         c = 1.0 if sub_norms else value * output
@@ -99,7 +112,9 @@ def _fold_attention(r: Mapping[str, float], found: Folded, *, sub_norms: bool, q
         found.left["attention.output"] = value * output / c
 
 
-def _fold_feed_forward(r: Mapping[str, float], found: Folded, activation: Activation, *, sub_norms: bool) -> None:
+def _fold_feed_forward(
+    r: Mapping[str, float], found: Folded, activation: Activation, *, sub_norms: bool
+) -> None:
     gate, up, down = (r[f"feed_forward.{name}"] for name in ("gate", "up", "down"))
     if activation == "swiglu":
         c = gate

@@ -1,4 +1,6 @@
-"""From a published model to the model of a run: where scales go, what stays float, and how the weights get there."""
+"""From a published model to the model of a run: where scales go, what stays float, and how the
+weights get there.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +46,20 @@ class _Matrix:
 def imported(
     published: PublishedModel, *, scales: Scales = "fold", float_sources: FloatSources = "keep"
 ) -> ImportedModel:
-    """What a run needs of a published model. Every tensor is looked at here, and read again when the model is filled.
+    """What a run needs of a published model. Every tensor is looked at here, and read again when
+    the model is filled.
 
     Args:
         published: the model in its format.
-        scales: what becomes of scales that are no powers of two. ``fold``: they go into gains and eps where a norm can
-            take them (:mod:`~arb_ternary_text.interchange.folding`), the model computes the same, and what no norm can
-            take stays a float factor of its linear, or of its rows where these have different ones. ``round``: each
-            becomes the nearest power of two, and gains stay as they are. ``float``: each linear keeps its scale as a
-            float factor.
-        float_sources: what becomes of float matrices. ``keep``: embedding, head or linears are float parts. Where
-            only some linears are ternary, all become float. ``ternary``: they become trits by the absmean rule, with
-            the residue of the rounding in the accumulators.
+        scales: what becomes of scales that are no powers of two. ``fold``: they go into gains and
+            eps where a norm can take them (:mod:`~arb_ternary_text.interchange.folding`), the model
+            computes the same, and what no norm can take stays a float factor of its linear, or of
+            its rows where these have different ones. ``round``: each becomes the nearest power of
+            two, and gains stay as they are. ``float``: each linear keeps its scale as a float
+            factor.
+        float_sources: what becomes of float matrices. ``keep``: embedding, head or linears are
+            float parts. Where only some linears are ternary, all become float. ``ternary``: they
+            become trits by the absmean rule, with the residue of the rounding in the accumulators.
 
     Raises:
         DataError: a tensor is missing or of another shape than the options say, or is not finite.
@@ -65,7 +69,9 @@ def imported(
 
 
 class _Import:
-    def __init__(self, published: PublishedModel, scales: Scales, float_sources: FloatSources) -> None:
+    def __init__(
+        self, published: PublishedModel, scales: Scales, float_sources: FloatSources
+    ) -> None:
         self.published, self.scales, self.float_sources = published, scales, float_sources
         self.notes = list(published.unmapped)
         self.names = set(published.names())
@@ -78,8 +84,10 @@ class _Import:
         self.config = self._config({})
         if self.config.attention != "standard":
             raise ConfigError(
-                f"model: attention {self.config.attention} is this program's own, and no format has its tensors",
-                "Give the plugin's options `attention: standard`; a run of ours is continued with `--init-from`.",
+                f"model: attention {self.config.attention} is this program's own, and no format "
+                f"has its tensors",
+                "Give the plugin's options `attention: standard`; a run of ours is continued with "
+                "`--init-from`.",
             )
         if self.config.tied and "head" in self.names:
             self.names.discard("head")
@@ -104,15 +112,21 @@ class _Import:
             model={"name": "decoder", **self.options},
             vocabulary_size=self.published.vocabulary_size,
             attachments={"tokenizer": tokenizer},
-            fill=partial(fill, self.published, Placement(tuple(self.matrices), self.vectors, self.eps, self.factors)),
+            fill=partial(
+                fill,
+                self.published,
+                Placement(tuple(self.matrices), self.vectors, self.eps, self.factors),
+            ),
             notes=tuple(self.notes),
             data=_data(tokenizer),
         )
 
-    # --- what there is ---
+    # --- what there is
 
     def _leave_the_preset_where_it_does_not_fit(self) -> None:
-        """An architecture with an option that its preset does not have is held by the options alone."""
+        """An architecture with an option that its preset does not have is held by the options
+        alone.
+        """
         try:
             DecoderConfig(**self.options)
         except (ValueError, TypeError):
@@ -121,12 +135,16 @@ class _Import:
             decided = {"activation": preset.activation, "sub_norms": preset.sub_norms}
             decided["query_key_norm"] = preset.query_key_norm
             self.options = {**decided, **self.options}
-            self.notes.append(f"the model is not quite of architecture {name}: other formats may not take it back")
+            self.notes.append(
+                f"the model is not quite of architecture {name}: other formats may not take it back"
+            )
 
     def _look_at_all(self) -> None:
         wanted = {}
         # The number of layers is the file's word: the first tensor that is not there ends it.
-        for name, shape in expected_tensors(self.config, self.published.vocabulary_size, self.names):
+        for name, shape in expected_tensors(
+            self.config, self.published.vocabulary_size, self.names
+        ):
             if name not in self.names:
                 raise DataError(f"{name}: not in the model, whose architecture and sizes need it")
             wanted[name] = shape
@@ -147,7 +165,9 @@ class _Import:
             elif len(shape) == 1:
                 self.vectors[name] = found.to(torch.float64)
             else:
-                self.matrices[name] = _Matrix((shape[0], shape[1]), self.float_sources == "ternary", "row")
+                self.matrices[name] = _Matrix(
+                    (shape[0], shape[1]), self.float_sources == "ternary", "row"
+                )
         self._complete_biases()
 
     def _complete_biases(self) -> None:
@@ -169,7 +189,8 @@ class _Import:
         if floats and ternary:
             self.dense |= set(ternary)
             self.notes.append(
-                f"{len(ternary)} of {len(floats) + len(ternary)} linears are ternary and become float, for {floats[0]} "
+                f"{len(ternary)} of {len(floats) + len(ternary)} linears are ternary and become "
+                f"float, for {floats[0]} "
                 "is float; float_sources: ternary makes all of them ternary"
             )
         # An embedding has one exponent a row, and no norm before it or after it takes a factor.
@@ -180,21 +201,27 @@ class _Import:
             kept = self.scales != "round" and matrix.remainder != 1.0
             if kept or isinstance(matrix.grouping, int):
                 self.dense.add(name)
-                self.notes.append(f"{name}: its scales are no powers of two, one a row; kept as a float part")
+                self.notes.append(
+                    f"{name}: its scales are no powers of two, one a row; kept as a float part"
+                )
 
-    # --- where scales go ---
+    # --- where scales go
 
     def _place_scales(self) -> None:
-        held = {name: m for name, m in self.matrices.items() if m.ternary and name not in self.dense}
+        held = {
+            name: m for name, m in self.matrices.items() if m.ternary and name not in self.dense
+        }
         if self.scales == "round":
             worst = max(held, key=lambda name: held[name].error, default=None)
             if worst is not None and held[worst].error > 0:
                 self.notes.append(
-                    f"scales are rounded to powers of two: the largest relative error is {held[worst].error:.1%}, of "
+                    f"scales are rounded to powers of two: the largest relative error is "
+                    f"{held[worst].error:.1%}, of "
                     f"{worst}"
                 )
             return
-        # Where one linear has factors of rows all of them do, and what these hold needs no other place.
+        # Where one linear has factors of rows all of them do, and what these hold needs no other
+        # place.
         self.row_scales = any(matrix.remainder is None for matrix in held.values())
         remainders: dict[str, float] = {}
         for name, matrix in held.items():
@@ -202,7 +229,8 @@ class _Import:
                 continue
             if matrix.remainder is None:
                 raise ConfigError(
-                    f"{name}: its scales differ by more than powers of two, and no gain or factor takes them all",
+                    f"{name}: its scales differ by more than powers of two, and no gain or factor "
+                    f"takes them all",
                     _ROUND,
                 )
             if matrix.remainder != 1.0:
@@ -214,10 +242,13 @@ class _Import:
         if self.row_scales:
             if self.factors:
                 raise ConfigError(
-                    f"{next(iter(self.factors))}: no norm takes its factor, and rows of other linears have factors",
+                    f"{next(iter(self.factors))}: no norm takes its factor, and rows of other "
+                    f"linears have factors",
                     _ROUND,
                 )
-            self.notes.append("rows have float factors, which learn; `--scales round` makes them powers of two")
+            self.notes.append(
+                "rows have float factors, which learn; `--scales round` makes them powers of two"
+            )
 
     def _fold_all(self, remainders: Mapping[str, float]) -> None:
         for number in range(self.config.layers):
@@ -232,7 +263,11 @@ class _Import:
             )
 
     def _fold(self, prefix: str, remainders: Mapping[str, float]) -> None:
-        inside = {name.removeprefix(prefix): r for name, r in remainders.items() if name.startswith(prefix)}
+        inside = {
+            name.removeprefix(prefix): r
+            for name, r in remainders.items()
+            if name.startswith(prefix)
+        }
         config = self.config
         folded = fold_block(
             inside,
@@ -250,7 +285,9 @@ class _Import:
             self.vectors[name] = self.vectors[name] * factor
 
     def _place_logit_scale(self) -> None:
-        """Where only the final norm has a gain, and that is one power of two, it is the model's ``logit_scale``."""
+        """Where only the final norm has a gain, and that is one power of two, it is the model's
+        ``logit_scale``.
+        """
         gains = {name: gain for name, gain in self.vectors.items() if ".biases." not in name}
         final = gains.pop("final_norm")
         if any(_has_gain(gain) for gain in gains.values()) or "logit_scale" in self.options:
@@ -261,11 +298,15 @@ class _Import:
             self.options["logit_scale"] = int(exponent) - 1
             self.vectors["final_norm"] = torch.ones_like(final)
 
-    # --- how it is held ---
+    # --- how it is held
 
     def _held(self) -> dict[str, Any]:
         gains = {name: gain for name, gain in self.vectors.items() if ".biases." not in name}
-        inner = [name for name in gains if name.endswith(("output_norm", "hidden_norm", "query_norm", "key_norm"))]
+        inner = [
+            name
+            for name in gains
+            if name.endswith(("output_norm", "hidden_norm", "query_norm", "key_norm"))
+        ]
         dense = {name for name, m in self.matrices.items() if not m.ternary or name in self.dense}
         parts = [name for name in _ENDS if name in dense]
         if self.config.tied and "embedding" in dense:
@@ -274,7 +315,11 @@ class _Import:
             parts.append("norms")
         if dense & set(self._linears()):
             parts.append("linears")
-        groupings = [m.grouping for name, m in self.matrices.items() if name not in dense and name != "embedding"]
+        groupings = [
+            m.grouping
+            for name, m in self.matrices.items()
+            if name not in dense and name != "embedding"
+        ]
         chosen: dict[str, Any] = {
             "float_parts": parts,
             "inner_gains": any(_has_gain(gains[name]) for name in inner),
@@ -285,7 +330,9 @@ class _Import:
         }
         if groupings:
             size = chosen["group_size"] = self.options.get("group_size", coarser(groupings))
-            chosen["scale_rule"] = "frozen" if size == "tensor" else self.options.get("scale_rule", "residual")
+            chosen["scale_rule"] = (
+                "frozen" if size == "tensor" else self.options.get("scale_rule", "residual")
+            )
         if "linears" in parts:
             chosen["activations"] = self.options.get("activations", "float")
         return {name: value for name, value in chosen.items() if value not in (False, [])}
@@ -295,7 +342,9 @@ class _Import:
         try:
             return DecoderConfig(**self.options)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"the model cannot be held by the decoder: {error.args[0]}") from error
+            raise ConfigError(
+                f"the model cannot be held by the decoder: {error.args[0]}"
+            ) from error
 
 
 def _has_gain(gain: Tensor) -> bool:
@@ -303,8 +352,14 @@ def _has_gain(gain: Tensor) -> bool:
 
 
 def _data(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """The data to fine-tune with: the built-in text, or token files where text cannot be encoded."""
+    """The data to fine-tune with: the built-in text, or token files where text cannot be
+    encoded.
+    """
     if tokenizer["kind"] == "ids":
-        return {"name": "tokens", "train": "tokens.npy", "vocabulary_size": tokenizer["vocabulary_size"]}
+        return {
+            "name": "tokens",
+            "train": "tokens.npy",
+            "vocabulary_size": tokenizer["vocabulary_size"],
+        }
     name = "bytes" if tokenizer == {"kind": "bytes"} else "{run}/tokenizer.json"
     return {"name": "shakespeare", "tokenizer": name}

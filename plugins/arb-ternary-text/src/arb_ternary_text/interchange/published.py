@@ -1,9 +1,11 @@
-"""What a format's plugin tells of a published model; :mod:`arb_ternary_text.interchange.importing` makes a run of it.
+"""What a format's plugin tells of a published model; :mod:`arb_ternary_text.interchange.importing`
+makes a run of it.
 
-Tensors go by the paths of the decoder's modules: ``embedding``, ``final_norm``, ``head`` (absent where tied),
-``blocks.{i}.attention.{norm,query,key,value,output,output_norm,query_norm,key_norm}``,
-``blocks.{i}.attention.biases.{query,key,value}`` and ``blocks.{i}.feed_forward.{norm,gate,up,down,hidden_norm}``. The
-planes of rotation of queries and keys are half-split, as in Hugging Face's weights.
+Tensors go by the paths of the decoder's modules: ``embedding``, ``final_norm``, ``head`` (absent
+where tied), ``blocks.{i}.attention.{norm,query,key,value,output,output_norm,query_norm,key_norm}``,
+``blocks.{i}.attention.biases.{query,key,value}`` and
+``blocks.{i}.feed_forward.{norm,gate,up,down,hidden_norm}``. The planes of rotation of queries and
+keys are half-split, as in Hugging Face's weights.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ class PublishedModel(Protocol):
 
     Attributes:
         architecture: ``llama``, ``qwen3``, ``arcee`` or ``bitnet``.
-        options: options of the decoder that the format knows: ``width``, ``layers``, ``heads``, ``kv_heads``,
-            ``head_dim``, ``feed_forward``, ``activation``, ``max_length``, ``norm_eps``, ``rotary_base``,
-            ``tie_embeddings`` and others. How weights are held is the importer's to choose.
+        options: options of the decoder that the format knows: ``width``, ``layers``, ``heads``,
+            ``kv_heads``, ``head_dim``, ``feed_forward``, ``activation``, ``max_length``,
+            ``norm_eps``, ``rotary_base``, ``tie_embeddings`` and others. How weights are held is
+            the importer's to choose.
         vocabulary_size: rows of the embedding.
         tokenizer: ``to_json`` of a tokenizer, or None where the format has none that is known.
         unmapped: what is in the format and has no place in the decoder, one sentence each.
@@ -64,14 +67,18 @@ class PublishedModel(Protocol):
         """The tensors that there are, by the paths above."""
 
     def read(self, name: str) -> Tensor | ScaledTrits:
-        """One tensor from disk: trits with their scales, or floats (a matrix, or a vector for norms and biases)."""
+        """One tensor from disk: trits with their scales, or floats (a matrix, or a vector for norms
+        and biases).
+        """
 
 
 def part_shapes(options: Mapping[str, Any], vocabulary_size: int) -> dict[str, tuple[int, ...]]:
-    """The logical shape of every tensor that a decoder may have, those of a block without ``blocks.{i}.``.
+    """The logical shape of every tensor that a decoder may have, those of a block without
+    ``blocks.{i}.``.
 
     Args:
-        options: see :class:`PublishedModel`; ``width``, ``feed_forward``, ``heads``, ``kv_heads`` and ``head_dim``.
+        options: see :class:`PublishedModel`; ``width``, ``feed_forward``, ``heads``, ``kv_heads``
+            and ``head_dim``.
         vocabulary_size: rows of embedding and head.
     """
     width, hidden, head_dim = options["width"], options["feed_forward"], options["head_dim"]

@@ -20,8 +20,8 @@ __all__ = ["CELLS", "Grouping", "Split", "coarser", "split_scales", "ternary_row
 #: What shares an exponent: the whole matrix, a row, or so many columns of one.
 Grouping = int | Literal["row", "tensor"]
 
-#: Quanta a trit of the default rule, by bits of an accumulator: a weight is ``T + A / U`` in units of ``2**E``, and a
-#: flip is due at ``|A| >= U`` (docs/explanation/scaled-votes.md).
+# : Quanta a trit of the default rule, by bits of an accumulator: a weight is ``T + A / U`` in units
+# of ``2**E``, and a : flip is due at ``|A| >= U`` (docs/explanation/scaled-votes.md).
 CELLS: Final = {8: 64, 4: 7, 2: 1}
 #: What exponents may be.
 _EXPONENTS: Final = (-126, 127)
@@ -38,10 +38,12 @@ class Split:
         trits: int8 ``[N, K]``.
         exponent: int8 ``[N, J]``, ``[N, 1]`` or ``[1, 1]``.
         group_size: columns that share an exponent.
-        remainder: the factor, between ``sqrt(1/2)`` and ``sqrt(2)``, that all scales have beside a power of two; None
-            where they do not have the same one, and ``T * 2**E`` is then only near ``W``.
+        remainder: the factor, between ``sqrt(1/2)`` and ``sqrt(2)``, that all scales have beside a
+            power of two; None where they do not have the same one, and ``T * 2**E`` is then only
+            near ``W``.
         error: largest relative error of a scale that is rounded to its nearest power of two.
-        row_factors: float32 ``[N]``, as the remainder, where each row has one and float16 holds them; None elsewhere.
+        row_factors: float32 ``[N]``, as the remainder, where each row has one and float16 holds
+            them; None elsewhere.
     """
 
     trits: Tensor
@@ -60,7 +62,9 @@ class Split:
         return "row" if rows else self.group_size
 
     def exponents(self, rows: int, group_size: int, groups: int) -> Tensor:
-        """Exponents int8 ``[rows, groups]`` of groups of ``group_size`` columns, at least as fine as its own."""
+        """Exponents int8 ``[rows, groups]`` of groups of ``group_size`` columns, at least as fine
+        as its own.
+        """
         if self.exponent.shape[1] == 1 or bool((self.exponent == self.exponent[:, :1]).all()):
             return self.exponent[:, :1].expand(rows, groups).contiguous()
         first = torch.arange(groups) * group_size // self.group_size
@@ -68,10 +72,11 @@ class Split:
 
 
 def split_scales(name: str, weight: ScaledTrits) -> Split:
-    """The power of two nearest to each scale, by its logarithm, and the remainder; ``name`` is for errors.
+    """The power of two nearest to each scale, by its logarithm, and the remainder; ``name`` is for
+    errors.
 
-    A scale of 0 makes its trits 0, and a negative one turns their signs; an exponent that no scale gives is that of the
-    row or, where it has none, of the matrix.
+    A scale of 0 makes its trits 0, and a negative one turns their signs; an exponent that no scale
+    gives is that of the row or, where it has none, of the matrix.
 
     Raises:
         DataError: a scale is not finite, or beyond the range of exponents, or shapes do not agree.
@@ -85,12 +90,17 @@ def split_scales(name: str, weight: ScaledTrits) -> Split:
         or scale.shape[0] not in (1, rows)
         or scale.shape[1] != max(1, -(-columns // max(group_size, 1)))
     ):
-        raise DataError(f"{name}: scales of shape {tuple(weight.scale.shape)} do not fit {rows} x {columns} trits")
+        raise DataError(
+            f"{name}: scales of shape {tuple(weight.scale.shape)} do not fit {rows} x {columns} "
+            f"trits"
+        )
     if not bool(torch.isfinite(scale).all()):
         raise DataError(f"{name}: a scale is not finite")
     if bool((scale <= 0).any()):
         sign = torch.sign(scale).to(torch.int8)
-        spread = sign if sign.shape[1] == 1 else sign.repeat_interleave(group_size, dim=1)[:, :columns]
+        spread = (
+            sign if sign.shape[1] == 1 else sign.repeat_interleave(group_size, dim=1)[:, :columns]
+        )
         trits, scale = trits * spread, scale.abs()
     mantissa, exponent = torch.frexp(scale)
     low = mantissa < _SQRT_HALF
@@ -98,9 +108,12 @@ def split_scales(name: str, weight: ScaledTrits) -> Split:
     power = exponent - low.to(exponent.dtype)
     known = scale > 0
     seen = rest[known]
-    if seen.numel() and not (_EXPONENTS[0] <= int(power[known].min()) and int(power[known].max()) <= _EXPONENTS[1]):
+    if seen.numel() and not (
+        _EXPONENTS[0] <= int(power[known].min()) and int(power[known].max()) <= _EXPONENTS[1]
+    ):
         raise DataError(
-            f"{name}: scales from {float(scale[known].min()):.3g} to {float(scale.max()):.3g} are beyond 2^E"
+            f"{name}: scales from {float(scale[known].min()):.3g} to {float(scale.max()):.3g} are "
+            f"beyond 2^E"
         )
     if not seen.numel():
         return Split(trits, torch.zeros(1, 1, dtype=torch.int8), columns, 1.0, 0.0)
@@ -117,9 +130,17 @@ def split_scales(name: str, weight: ScaledTrits) -> Split:
 
 def _row_factors(rest: Tensor, known: Tensor) -> Tensor | None:
     """The remainder of each row, 1 where it has no scale; see :class:`Split`."""
-    first = torch.where(known.any(dim=1), rest.gather(1, known.to(torch.int8).argmax(dim=1, keepdim=True))[:, 0], 1.0)
+    first = torch.where(
+        known.any(dim=1),
+        rest.gather(1, known.to(torch.int8).argmax(dim=1, keepdim=True))[:, 0],
+        1.0,
+    )
     same = bool(((rest == first.unsqueeze(1)) | ~known).all())
-    return first.to(torch.float32) if same and torch.equal(first.to(torch.float16).to(first.dtype), first) else None
+    return (
+        first.to(torch.float32)
+        if same and torch.equal(first.to(torch.float16).to(first.dtype), first)
+        else None
+    )
 
 
 def _filled(power: Tensor, known: Tensor) -> Tensor:
@@ -135,25 +156,31 @@ def coarser(found: list[Grouping]) -> Grouping:
     """The coarsest division in which every matrix of these can be held."""
     groups = [each for each in found if isinstance(each, int)]
     if groups:
-        return max((size for size in (256, 128, 64, 32) if all(each % size == 0 for each in groups)), default=32)
+        return max(
+            (size for size in (256, 128, 64, 32) if all(each % size == 0 for each in groups)),
+            default=32,
+        )
     return "row" if "row" in found else "tensor"
 
 
 def ternary_rows(weight: Tensor, group_size: int, vote_bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Trits, exponents and accumulators of a float matrix ``[N, K]``, all int8, by the absmean rule of BitNet b1.58.
+    """Trits, exponents and accumulators of a float matrix ``[N, K]``, all int8, by the absmean rule
+    of BitNet b1.58.
 
-    ``2**E`` is the power of two nearest to the mean of ``|w|`` of a group, ``T = clip(round(w / 2**E), -1, 1)``. The
-    default rule of votes takes a weight for the number ``T + A / U`` in units of ``2**E``, so that accumulators start
-    with the residue of the rounding, ``A = round((w / 2**E - T) U)``, within ``-(U - 1)..U - 1``: a weight that was
-    rounded up by nearly a half flips back after votes of half a trit. With accumulators of 2 bits ``U`` is 1, and they
-    start empty.
+    ``2**E`` is the power of two nearest to the mean of ``|w|`` of a group, ``T = clip(round(w /
+    2**E), -1, 1)``. The default rule of votes takes a weight for the number ``T + A / U`` in units
+    of ``2**E``, so that accumulators start with the residue of the rounding, ``A = round((w / 2**E
+    - T) U)``, within ``-(U - 1)..U - 1``: a weight that was rounded up by nearly a half flips back
+    after votes of half a trit. With accumulators of 2 bits ``U`` is 1, and they start empty.
     """
     rows, columns = weight.shape
     cell, groups = CELLS[vote_bits], max(1, -(-columns // max(group_size, 1)))
     trits, votes = (torch.empty(rows, columns, dtype=torch.int8) for _ in range(2))
     exponent = torch.empty(rows, groups, dtype=torch.int8)
     # Some rows at a time: a sum in float64 makes a copy of what it sums.
-    total = math.fsum(float(part.abs().sum(dtype=torch.float64)) for part in torch.split(weight, _ROWS))
+    total = math.fsum(
+        float(part.abs().sum(dtype=torch.float64)) for part in torch.split(weight, _ROWS)
+    )
     fallback = _nearest_power(torch.tensor(total / max(weight.numel(), 1), dtype=torch.float64))
     sizes = torch.full((groups,), group_size)
     sizes[-1] = columns - group_size * (groups - 1)
@@ -161,12 +188,21 @@ def ternary_rows(weight: Tensor, group_size: int, vote_bits: int) -> tuple[Tenso
         some = slice(start, start + _ROWS)
         w = weight[some].to(torch.float32)
         padded = torch.nn.functional.pad(w.abs(), (0, group_size * groups - columns))
-        power = _nearest_power(padded.view(-1, groups, group_size).sum(dim=2, dtype=torch.float64) / sizes)
-        power = torch.where(torch.isnan(power), torch.nan_to_num(fallback), power).clamp_(*_EXPONENTS)
-        scaled = w * torch.exp2(-power).to(torch.float32).repeat_interleave(group_size, dim=1)[:, :columns]
+        power = _nearest_power(
+            padded.view(-1, groups, group_size).sum(dim=2, dtype=torch.float64) / sizes
+        )
+        power = torch.where(torch.isnan(power), torch.nan_to_num(fallback), power).clamp_(
+            *_EXPONENTS
+        )
+        scaled = (
+            w
+            * torch.exp2(-power).to(torch.float32).repeat_interleave(group_size, dim=1)[:, :columns]
+        )
         rounded = scaled.round().clamp_(-1, 1)
         trits[some], exponent[some] = rounded.to(torch.int8), power.to(torch.int8)
-        votes[some] = scaled.sub_(rounded).mul_(cell).round_().clamp_(1 - cell, cell - 1).to(torch.int8)
+        votes[some] = (
+            scaled.sub_(rounded).mul_(cell).round_().clamp_(1 - cell, cell - 1).to(torch.int8)
+        )
     return trits, exponent, votes
 
 

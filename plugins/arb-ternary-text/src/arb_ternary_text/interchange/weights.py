@@ -32,7 +32,8 @@ _EXPONENTS = (-126, 127)
 
 @frozen(eq=False)
 class TernaryWeight:
-    """A ternary matrix: ``W[n, k] = scale * row_scale[n] * trits[n, k] * 2**exponent[n, k // group_size]``.
+    """A ternary matrix: ``W[n, k] = scale * row_scale[n] * trits[n, k] * 2**exponent[n, k //
+    group_size]``.
 
     Attributes:
         trits: int8 ``[N, K]``.
@@ -51,10 +52,14 @@ class TernaryWeight:
     def rows(self, which: slice | Tensor) -> TernaryWeight:
         """Some of its rows, or all in another order."""
         factors = None if self.row_scale is None else self.row_scale[which]
-        return evolve(self, trits=self.trits[which], exponent=self.exponent[which], row_scale=factors)
+        return evolve(
+            self, trits=self.trits[which], exponent=self.exponent[which], row_scale=factors
+        )
 
     def dense(self) -> Tensor:
-        """``W`` as float32 ``[N, K]``; exact where ``scale`` is a power of two and no number is subnormal."""
+        """``W`` as float32 ``[N, K]``; exact where ``scale`` is a power of two and no number is
+        subnormal.
+        """
         exponent = self.exponent.to(torch.int32).repeat_interleave(self.group_size, dim=1)
         weight = torch.ldexp(self.trits.to(torch.float32), exponent[:, : self.trits.shape[1]])
         if self.row_scale is not None:
@@ -88,43 +93,54 @@ def weight_of(module: nn.Module) -> TernaryWeight | Tensor:
     if isinstance(module, TernaryModule):
         scale = float(module.scale) if isinstance(module, ScaledTernaryLinear) else 1.0
         rows = module.factors().cpu() if isinstance(module, RowScaled) else None
-        return TernaryWeight(module.trits().cpu(), module.exponent.cpu(), module.shape.group_size, scale, rows)
+        return TernaryWeight(
+            module.trits().cpu(), module.exponent.cpu(), module.shape.group_size, scale, rows
+        )
     if isinstance(module, HoldsTernaryWeight):
         return module.ternary_weight()
     if isinstance(module, TritRMSNorm):
         return module.gains.values().cpu()
     if isinstance(module, RMSNorm):
-        return torch.ones(module.normalized_shape) if module.weight is None else _floats(module.weight)
+        return (
+            torch.ones(module.normalized_shape) if module.weight is None else _floats(module.weight)
+        )
     weight = getattr(module, "weight", None)
     if isinstance(module, nn.Linear | nn.Embedding) and isinstance(weight, Tensor):
         return _floats(weight)
-    raise ConfigError(f"model: the weight of a {type(module).__name__} has no form in other formats")
+    raise ConfigError(
+        f"model: the weight of a {type(module).__name__} has no form in other formats"
+    )
 
 
 def exported_weights(model: Decoder) -> Iterator[tuple[str, TernaryWeight | Tensor]]:
     """Every tensor that an export of ``model`` needs, by the path of its module, one at a time.
 
-    What other programs have no option for is in the weights: ``2**residual_scale`` in ``output`` and ``down``,
-    ``2**logit_scale`` in ``final_norm``, and the eps of an inner norm where it is not ``norm_eps`` in the scale of the
-    linear before it. Norms without gains are ones. A tied head is left out, as are norms and gates that the model
-    lacks.
+    What other programs have no option for is in the weights: ``2**residual_scale`` in ``output``
+    and ``down``, ``2**logit_scale`` in ``final_norm``, and the eps of an inner norm where it is not
+    ``norm_eps`` in the scale of the linear before it. Norms without gains are ones. A tied head is
+    left out, as are norms and gates that the model lacks.
 
     Raises:
-        ConfigError: the model has experts or decoupled attention, or a part of a kind that cannot be exported.
+        ConfigError: the model has experts or decoupled attention, or a part of a kind that cannot
+            be exported.
     """
     yield "embedding", weight_of(model.embedding)
     for number, block in enumerate(model.blocks):
         if not isinstance(block, Block) or isinstance(block.feed_forward, Experts):
             raise ConfigError(
-                f"model: block {number} is no plain block of the decoder, and exporters know no other",
+                f"model: block {number} is no plain block of the decoder, and exporters know no "
+                f"other",
                 "The nearest preset is `architecture: llama`, without experts.",
             )
         if not isinstance(block.attention, Attention):
             raise ConfigError(
                 f"model: block {number} has decoupled attention, which no other program computes",
-                "Use `attention: standard`, or export to safetensors (`arb export RUN OUT --format safetensors`).",
+                "Use `attention: standard`, or export to safetensors (`arb export RUN OUT --format "
+                "safetensors`).",
             )
-        yield from _block_weights(f"blocks.{number}", block, block.attention, block.feed_forward, model)
+        yield from _block_weights(
+            f"blocks.{number}", block, block.attention, block.feed_forward, model
+        )
     yield "final_norm", _times(weight_of(model.final_norm), 2.0**model.config.logit_scale)
     if not isinstance(model.head, TiedHead):
         yield "head", weight_of(model.head)
@@ -152,7 +168,9 @@ def _block_weights(
                 for each, bias in module.named_parameters():
                     yield f"{path}.{where}.{each}", _floats(bias) * before_eps[f"attention.{each}"]
                 continue
-            factor = block.residual_scale if name in ("output", "down") else before_eps.get(where, 1.0)
+            factor = (
+                block.residual_scale if name in ("output", "down") else before_eps.get(where, 1.0)
+            )
             yield f"{path}.{where}", _times(weight_of(module), factor)
 
 
@@ -161,14 +179,18 @@ def _eps_scale(norm: nn.Module, model: Decoder) -> float:
 
 
 def _times(weight: TernaryWeight | Tensor, factor: float) -> TernaryWeight | Tensor:
-    """``weight`` times ``factor``, in the exponents where it is a power of two that they hold, else in the scale."""
+    """``weight`` times ``factor``, in the exponents where it is a power of two that they hold, else
+    in the scale.
+    """
     if factor == 1.0:
         return weight
     if isinstance(weight, Tensor):
         return weight * factor
     mantissa, exponent = math.frexp(factor)
     moved = weight.exponent.to(torch.int16) + (exponent - 1)
-    inside = not moved.numel() or (_EXPONENTS[0] <= int(moved.min()) and int(moved.max()) <= _EXPONENTS[1])
+    inside = not moved.numel() or (
+        _EXPONENTS[0] <= int(moved.min()) and int(moved.max()) <= _EXPONENTS[1]
+    )
     if mantissa != 0.5 or not inside:
         return evolve(weight, scale=weight.scale * factor)
     return evolve(weight, exponent=moved.to(torch.int8))

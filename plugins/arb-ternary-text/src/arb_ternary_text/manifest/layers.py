@@ -1,7 +1,8 @@
-"""Layers of a manifest's topology, as their keys are written, each with what the decoder has in its place.
+"""Layers of a manifest's topology, as their keys are written, each with what the decoder has in its
+place.
 
-A key that the decoder has nothing for is here where one of its values asks for nothing; any other value is refused by
-name.
+A key that the decoder has nothing for is here where one of its values asks for nothing; any other
+value is refused by name.
 """
 
 from __future__ import annotations
@@ -54,8 +55,12 @@ class RMSNormLayer:
     """A norm in front of a layer, or of the head."""
 
     d_model: int = option(help=_WIDTH, validator=positive)
-    eps: float | None = option(None, "added to the mean square; null = the decoder's", validator=optional(positive))
-    elementwise_affine: bool | None = option(None, "whether it has a learned gain; null = as the decoder's options say")
+    eps: float | None = option(
+        None, "added to the mean square; null = the decoder's", validator=optional(positive)
+    )
+    elementwise_affine: bool | None = option(
+        None, "whether it has a learned gain; null = as the decoder's options say"
+    )
 
 
 @frozen(kw_only=True)
@@ -64,14 +69,28 @@ class AttentionLayer:
 
     d_model: int = option(help=_WIDTH, validator=positive)
     n_heads: int = option(help="query heads", validator=positive)
-    n_kv_heads: int | None = option(None, "key and value heads; null = n_heads", validator=optional(positive))
-    mode: Literal["standard", "gqa", "decoupled"] = option("standard", "what becomes of queries and keys")
-    attn_dim: int | None = option(None, "features of all heads together; null = d_model", validator=optional(positive))
-    head_dim: int | None = option(None, "features of a head; null = d_model / n_heads", validator=optional(positive))
-    sem_dim: int | None = option(None, "semantic features of all query heads together", validator=optional(positive))
-    geo_dim: int | None = option(None, "geometric features of all query heads together", validator=optional(positive))
+    n_kv_heads: int | None = option(
+        None, "key and value heads; null = n_heads", validator=optional(positive)
+    )
+    mode: Literal["standard", "gqa", "decoupled"] = option(
+        "standard", "what becomes of queries and keys"
+    )
+    attn_dim: int | None = option(
+        None, "features of all heads together; null = d_model", validator=optional(positive)
+    )
+    head_dim: int | None = option(
+        None, "features of a head; null = d_model / n_heads", validator=optional(positive)
+    )
+    sem_dim: int | None = option(
+        None, "semantic features of all query heads together", validator=optional(positive)
+    )
+    geo_dim: int | None = option(
+        None, "geometric features of all query heads together", validator=optional(positive)
+    )
     rope_enabled: bool = option(
-        True, "rotary positions", validator=_only(True, "the decoder's attention has rotary positions")
+        True,
+        "rotary positions",
+        validator=_only(True, "the decoder's attention has rotary positions"),
     )
     rope_base: float | None = option(
         None, "longest wavelength over 2 pi; null = the decoder's", validator=optional(positive)
@@ -79,30 +98,41 @@ class AttentionLayer:
     rope_scaling: Mapping[str, Any] | None = option(
         None,
         "scaled rotary positions",
-        validator=_only(None, "give the decoder's options rotary_scaling and rotary_factors instead"),
+        validator=_only(
+            None, "give the decoder's options rotary_scaling and rotary_factors instead"
+        ),
     )
     rope_semantic: bool = option(
-        False, "positions in the semantic part too", validator=_only(False, "semantic features have no positions")
+        False,
+        "positions in the semantic part too",
+        validator=_only(False, "semantic features have no positions"),
     )
     tie_qk: bool = option(False, "semantic keys are the semantic queries")
     null_attn: bool = option(False, "a key and value of no token")
     decoupled_gate: bool = option(False, "a learned weight of the two parts for each head")
     decoupled_gate_dynamic: bool = option(
-        False, "gates that depend on the input", validator=_only(False, "the decoder's gates are one number a head")
+        False,
+        "gates that depend on the input",
+        validator=_only(False, "the decoder's gates are one number a head"),
     )
     is_causal: bool = option(True, "a position sees only itself and earlier ones")
-    local_window: int | None = option(None, "positions that a position sees; null = all", validator=optional(positive))
+    local_window: int | None = option(
+        None, "positions that a position sees; null = all", validator=optional(positive)
+    )
     dropout_p: float = option(0.0, "share of attention that is dropped", validator=_no_dropout)
     bias: bool = option(
         False,
         "biases of the linears",
         validator=_only(
             False,
-            "the decoder's output projection has none; for queries, keys and values give its query_key_value_bias",
+            "the decoder's output projection has none; for queries, keys and values give its "
+            "query_key_value_bias",
         ),
     )
     learned_temp: bool = option(
-        False, "a learned temperature", validator=_only(False, "the decoder's scores have no learned temperature")
+        False,
+        "a learned temperature",
+        validator=_only(False, "the decoder's scores have no learned temperature"),
     )
 
 
@@ -135,7 +165,9 @@ class MoELayer:
     top_k: int = option(2, "experts that a token is routed to", validator=positive)
     bias: bool = option(False, "biases of the linears", validator=_no_bias)
     load_balancing: bool = option(
-        False, "a loss that balances experts", validator=_only(False, "no loss balances the decoder's experts")
+        False,
+        "a loss that balances experts",
+        validator=_only(False, "no loss balances the decoder's experts"),
     )
 
 

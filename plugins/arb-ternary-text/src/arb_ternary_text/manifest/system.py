@@ -1,4 +1,6 @@
-"""The system ``language_model`` of manifests: what is under its ``config`` as the decoder's section of a config."""
+"""The system ``language_model`` of manifests: what is under its ``config`` as the decoder's section
+of a config.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,19 @@ class _Transformer:
     type: Literal["TransformerModel"] = option(help="the only model that has a topology")
     topology: Mapping[str, Any] = option(help="its layers")
     embedder: _Embedder | None = option(None, "its embedding")
-    tied_embeddings: bool | None = option(None, "the head is the embedding; null = as the decoder's options say")
+    tied_embeddings: bool | None = option(
+        None, "the head is the embedding; null = as the decoder's options say"
+    )
 
 
 @frozen(kw_only=True)
 class _Config:
-    model: Mapping[str, Any] = option(help="a TransformerModel with its topology, or options of the decoder")
-    decoder: Mapping[str, Any] = option(factory=dict, help="options of the decoder that a topology cannot say")
+    model: Mapping[str, Any] = option(
+        help="a TransformerModel with its topology, or options of the decoder"
+    )
+    decoder: Mapping[str, Any] = option(
+        factory=dict, help="options of the decoder that a topology cannot say"
+    )
 
 
 @frozen(kw_only=True)
@@ -54,18 +62,20 @@ def decoder_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     ``config`` is one of
 
     * options of the decoder, also under ``model``,
-    * ``model: {type: TransformerModel, topology: {...}}``, see :mod:`~arb_ternary_text.manifest.topology`, with further
-      options of the decoder under ``decoder``,
+    * ``model: {type: TransformerModel, topology: {...}}``, see
+      :mod:`~arb_ternary_text.manifest.topology`, with further options of the decoder under
+      ``decoder``,
     * nothing at all.
 
-    In the last two embedding, head and norms are float (norms unless the topology says what becomes of their gains),
-    unless ``decoder: {float_parts: ...}`` says otherwise: rate, decay and clipping of a manifest's ``train:`` are those
-    of float parameters.
+    In the last two embedding, head and norms are float (norms unless the topology says what becomes
+    of their gains), unless ``decoder: {float_parts: ...}`` says otherwise: rate, decay and clipping
+    of a manifest's ``train:`` are those of float parameters.
 
-    A topology has no sub-norms and gated feed-forward layers. What it leaves out (``feed_forward``, ``norm_eps``,
-    ``rotary_base``, ``max_length`` and others) is left out of the result too: whoever builds a student for a teacher
-    takes it from the teacher. ``rotary_dim`` of decoupled attention is the size of a head, so that a teacher's
-    frequencies can be kept; a new model has nearly the same as without.
+    A topology has no sub-norms and gated feed-forward layers. What it leaves out (``feed_forward``,
+    ``norm_eps``, ``rotary_base``, ``max_length`` and others) is left out of the result too: whoever
+    builds a student for a teacher takes it from the teacher. ``rotary_dim`` of decoupled attention
+    is the size of a head, so that a teacher's frequencies can be kept; a new model has nearly the
+    same as without.
 
     Raises:
         Faulty: it is no decoder; paths are those inside ``config``.
@@ -77,7 +87,12 @@ def decoder_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     read = keys_of(_Config, config, ())
     if "type" not in read.model and "topology" not in read.model:
         if read.decoder:
-            raise Faulty(Fault(("decoder",), "has no effect beside options under 'model'; write all of them there"))
+            raise Faulty(
+                Fault(
+                    ("decoder",),
+                    "has no effect beside options under 'model'; write all of them there",
+                )
+            )
         return _checked({"name": "decoder", **read.model}, lambda path: (_MODEL, *path))
     transformer = keys_of(_Transformer, read.model, (_MODEL,))
     network = read_network(transformer.topology, _TOPOLOGY)
@@ -92,11 +107,15 @@ def decoder_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _float_parts(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"float_parts": ["embedding", "head", *([] if "learned_norms" in options else ["norms"])]}
+    return {
+        "float_parts": ["embedding", "head", *([] if "learned_norms" in options else ["norms"])]
+    }
 
 
 def _checked(section: dict[str, Any], place: Any) -> dict[str, Any]:
-    """``section``, if it is the section of a model; faults have the paths that ``place`` makes of theirs."""
+    """``section``, if it is the section of a model; faults have the paths that ``place`` makes of
+    theirs.
+    """
     _, faults = structure_with_faults(_Section, Document({_MODEL: section}), manager().registry)
     if faults:
         raise Faulty(*(evolve(fault, path=place(fault.path[1:])) for fault in faults))
@@ -124,12 +143,22 @@ def _options(network: Network, transformer: _Transformer) -> Iterator[tuple[str,
         value = getattr(norms[0].layer, key)
         for norm in norms:
             if getattr(norm.layer, key) != value:
-                raise Faulty(Fault((*norm.path, key), f"must be {value}, as in the first norm: the decoder has one"))
+                raise Faulty(
+                    Fault(
+                        (*norm.path, key),
+                        f"must be {value}, as in the first norm: the decoder has one",
+                    )
+                )
         if value is not None:
             yield name, value
     if transformer.tied_embeddings is not None:
         if transformer.tied_embeddings and network.head is not None:
-            raise Faulty(Fault((_MODEL, "tied_embeddings"), "a tied head is the embedding: leave out the LinearLayer"))
+            raise Faulty(
+                Fault(
+                    (_MODEL, "tied_embeddings"),
+                    "a tied head is the embedding: leave out the LinearLayer",
+                )
+            )
         yield "tie_embeddings", transformer.tied_embeddings
 
 
@@ -140,7 +169,10 @@ def _attention_options(layer: AttentionLayer, path: Path) -> Iterator[tuple[str,
         raise Faulty(Fault(path, "mode gqa needs 'n_kv_heads', the key and value heads"))
     if layer.mode == "standard" and kv_heads not in (None, heads):
         raise Faulty(
-            Fault((*path, "n_kv_heads"), f"must be n_heads, {heads}, in mode standard; for {kv_heads} use mode gqa")
+            Fault(
+                (*path, "n_kv_heads"),
+                f"must be n_heads, {heads}, in mode standard; for {kv_heads} use mode gqa",
+            )
         )
     if kv_heads is not None:
         yield "kv_heads", kv_heads
@@ -159,11 +191,17 @@ def _attention_options(layer: AttentionLayer, path: Path) -> Iterator[tuple[str,
 
 
 def _decoupled_options(layer: AttentionLayer, path: Path) -> Iterator[tuple[str, Any]]:
-    flags = {"tie_qk": "tie_query_key", "null_attn": "null_key_value", "decoupled_gate": "attention_gate"}
+    flags = {
+        "tie_qk": "tie_query_key",
+        "null_attn": "null_key_value",
+        "decoupled_gate": "attention_gate",
+    }
     if layer.mode != "decoupled":
         for key in ("sem_dim", "geo_dim", *flags):
             if getattr(layer, key):
-                raise Faulty(Fault((*path, key), f"has no effect in mode {layer.mode}; use mode decoupled"))
+                raise Faulty(
+                    Fault((*path, key), f"has no effect in mode {layer.mode}; use mode decoupled")
+                )
         return
     yield "attention", "decoupled"
     yield "sem_dim", _per_head(layer, "sem_dim", path, 1)
@@ -189,7 +227,8 @@ def _per_head(layer: AttentionLayer, key: str, path: Path, multiple: int) -> int
         raise Faulty(
             Fault(
                 (*path, key),
-                f"counts all heads together and must be {each} for each of {layer.n_heads}: {near}, not {value}",
+                f"counts all heads together and must be {each} for each of {layer.n_heads}: "
+                f"{near}, not {value}",
             )
         )
     return int(value) // layer.n_heads
@@ -205,7 +244,10 @@ def _check_widths(network: Network, transformer: _Transformer, width: int) -> No
     if transformer.embedder is not None:
         found.append(((_MODEL, "embedder"), "d_model", transformer.embedder.d_model))
     faults = [
-        Fault((*path, key), f"must be {width}, as in the first AttentionLayer: the residual stream has one width")
+        Fault(
+            (*path, key),
+            f"must be {width}, as in the first AttentionLayer: the residual stream has one width",
+        )
         for path, key, value in found
         if value != width
     ]
@@ -217,7 +259,9 @@ def _check_vocabulary(network: Network, transformer: _Transformer) -> None:
     """The numbers of token ids that are written agree; the decoder takes it from the data."""
     embedding: Written | None = network.embedding
     if embedding is not None and transformer.embedder is not None:
-        raise Faulty(Fault(embedding.path, "the model has an embedder already; leave one of the two out"))
+        raise Faulty(
+            Fault(embedding.path, "the model has an embedder already; leave one of the two out")
+        )
     sizes: list[tuple[Path, int | None]] = []
     if transformer.embedder is not None:
         sizes.append(((_MODEL, "embedder", "vocab_size"), transformer.embedder.vocab_size))

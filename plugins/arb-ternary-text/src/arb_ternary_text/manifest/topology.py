@@ -9,8 +9,9 @@ A decoder is ``embedding, blocks, norm, head``, and a block is two residual upda
       RMSNormLayer
       LinearLayer
 
-Embedding, feed-forward layers, the last norm and the head may be left out: the decoder has them anyway, and what the
-topology does not say of them is not decided here. Everything else that is not this is refused where it stands.
+Embedding, feed-forward layers, the last norm and the head may be left out: the decoder has them
+anyway, and what the topology does not say of them is not decided here. Everything else that is not
+this is refused where it stands.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Network:
     """What is written of a decoder.
 
     Attributes:
-        blocks: attention and feed-forward layer of each block; the latter None where none is written.
+        blocks: attention and feed-forward layer of each block; the latter None where none is
+            written.
         norm, head, embedding: None where not written.
     """
 
@@ -76,9 +78,13 @@ class Network:
 
     def layers(self) -> Iterator[Written]:
         """Every layer, in their order; those of equal blocks again and again."""
-        residuals = (residual for block in self.blocks for residual in block if residual is not None)
+        residuals = (
+            residual for block in self.blocks for residual in block if residual is not None
+        )
         inner = (each for residual in residuals for each in (residual.norm, residual.layer))
-        yield from (each for each in (self.embedding, *inner, self.norm, self.head) if each is not None)
+        yield from (
+            each for each in (self.embedding, *inner, self.norm, self.head) if each is not None
+        )
 
 
 def keys_of(cls: type[Any], section: Any, path: Path) -> Any:
@@ -104,7 +110,11 @@ def read_network(topology: Any, path: Path) -> Network:
     parts, faults = _read(topology, path)
     if faults:
         raise Faulty(*faults)
-    rest = [part for part in parts if not (isinstance(part, Written) and isinstance(part.layer, DropoutLayer))]
+    rest = [
+        part
+        for part in parts
+        if not (isinstance(part, Written) and isinstance(part.layer, DropoutLayer))
+    ]
     embedding = _first(rest, EmbeddingLayer)
     blocks: list[tuple[Residual, Residual | None]] = []
     while (attention := _first_update(rest, (AttentionLayer,))) is not None:
@@ -113,7 +123,9 @@ def read_network(topology: Any, path: Path) -> Network:
     if rest:
         raise Faulty(_out_of_place(rest[0]))
     if not blocks:
-        raise Faulty(Fault(path, "has no block: a ResidualTopology of RMSNormLayer and AttentionLayer"))
+        raise Faulty(
+            Fault(path, "has no block: a ResidualTopology of RMSNormLayer and AttentionLayer")
+        )
     _check_alike(blocks)
     return Network(tuple(blocks), norm, head, embedding)
 
@@ -140,13 +152,16 @@ def _out_of_place(part: Written | Residual) -> Fault:
     path = part.path if isinstance(part, Written) else part.layer.path
     return Fault(
         path,
-        f"the decoder has no {type(layer).__name__} here: blocks of attention and feed-forward layer, each in a "
+        f"the decoder has no {type(layer).__name__} here: blocks of attention and feed-forward "
+        f"layer, each in a "
         "ResidualTopology behind an RMSNormLayer, then an RMSNormLayer and a LinearLayer",
     )
 
 
 def _read(section: Any, path: Path) -> tuple[list[Written | Residual], list[Fault]]:
-    """Layers and residual updates of a topology or a layer, in their order, and what is wrong with them."""
+    """Layers and residual updates of a topology or a layer, in their order, and what is wrong with
+    them.
+    """
     kind = section.get("type") if isinstance(section, Mapping) else None
     if not isinstance(kind, str):
         return [], [Fault(path, "must be a layer or a topology, with its 'type'")]
@@ -162,7 +177,12 @@ def _read(section: Any, path: Path) -> tuple[list[Written | Residual], list[Faul
     layers = keys.pop("layers", None)
     faults = [Fault((*path, key), f"unknown key; a {kind} has none of this name") for key in keys]
     if type(repeat) is not int or not 1 <= repeat <= _MOST_BLOCKS:
-        faults.append(Fault((*path, "repeat"), f"must be a whole number from 1 to {_MOST_BLOCKS}, not {repeat!r}"))
+        faults.append(
+            Fault(
+                (*path, "repeat"),
+                f"must be a whole number from 1 to {_MOST_BLOCKS}, not {repeat!r}",
+            )
+        )
         repeat = 1
     if not isinstance(layers, list | tuple) or not layers:
         return [], [*faults, Fault((*path, "layers"), "must be a list of layers")]
@@ -178,16 +198,27 @@ def _read(section: Any, path: Path) -> tuple[list[Written | Residual], list[Faul
     return parts * repeat, faults
 
 
-def _residual(parts: list[Written | Residual], path: Path) -> tuple[list[Written | Residual], list[Fault]]:
-    inside = [part for part in parts if not (isinstance(part, Written) and isinstance(part.layer, DropoutLayer))]
+def _residual(
+    parts: list[Written | Residual], path: Path
+) -> tuple[list[Written | Residual], list[Fault]]:
+    inside = [
+        part
+        for part in parts
+        if not (isinstance(part, Written) and isinstance(part.layer, DropoutLayer))
+    ]
     if len(inside) == 2:
         norm, layer = inside
         plain = isinstance(norm, Written) and isinstance(layer, Written)
-        if plain and isinstance(norm.layer, RMSNormLayer) and isinstance(layer.layer, (AttentionLayer, *FEED_FORWARD)):
+        if (
+            plain
+            and isinstance(norm.layer, RMSNormLayer)
+            and isinstance(layer.layer, (AttentionLayer, *FEED_FORWARD))
+        ):
             return [Residual(norm, layer)], []
     return [], [
         Fault(
-            (*path, "layers"), "must be an RMSNormLayer, then an AttentionLayer or a feed-forward layer (SwiGLULayer)"
+            (*path, "layers"),
+            "must be an RMSNormLayer, then an AttentionLayer or a feed-forward layer (SwiGLULayer)",
         )
     ]
 
@@ -196,17 +227,24 @@ def _unknown(kind: str, path: Path) -> Fault:
     close = NEAREST.get(kind) or nearest(kind, [*LAYERS, *_TOPOLOGIES])
     return Fault(
         path,
-        f"the decoder has no {kind}; it is made of {', '.join(_TOPOLOGIES)} and of {', '.join(LAYERS)}",
+        f"the decoder has no {kind}; it is made of {', '.join(_TOPOLOGIES)} and of "
+        f"{', '.join(LAYERS)}",
         f"The nearest that it has is {close}." if close else "",
     )
 
 
 def _check_alike(blocks: list[tuple[Residual, Residual | None]]) -> None:
-    """Faulty where a block differs from the first: the options of a decoder are those of all its blocks."""
+    """Faulty where a block differs from the first: the options of a decoder are those of all its
+    blocks.
+    """
     first_attention, first_feed_forward = blocks[0]
     for attention, feed_forward in blocks[1:]:
         if (feed_forward is None) != (first_feed_forward is None):
-            raise Faulty(Fault(attention.layer.path, "one block has a feed-forward layer and another has none"))
+            raise Faulty(
+                Fault(
+                    attention.layer.path, "one block has a feed-forward layer and another has none"
+                )
+            )
         _same(attention.layer, first_attention.layer)
         if feed_forward is not None and first_feed_forward is not None:
             _same(feed_forward.layer, first_feed_forward.layer)
@@ -216,7 +254,9 @@ def _same(one: Written, first: Written) -> None:
     if one.layer == first.layer:
         return
     if type(one.layer) is not type(first.layer):
-        names = f"{type(one.layer).__name__}, and the first block has a {type(first.layer).__name__}"
+        names = (
+            f"{type(one.layer).__name__}, and the first block has a {type(first.layer).__name__}"
+        )
         raise Faulty(Fault(one.path, f"a {names}: all blocks of the decoder are alike"))
     for key, value in asdict(one.layer).items():
         before = getattr(first.layer, key)
@@ -224,6 +264,7 @@ def _same(one: Written, first: Written) -> None:
             raise Faulty(
                 Fault(
                     (*one.path, key),
-                    f"is {value}, and {before} in the first block: all blocks of the decoder are alike",
+                    f"is {value}, and {before} in the first block: all blocks of the decoder are "
+                    f"alike",
                 )
             )

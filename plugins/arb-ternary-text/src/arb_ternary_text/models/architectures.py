@@ -19,7 +19,15 @@ from attrs import field, frozen
 if TYPE_CHECKING:
     from arb_ternary_text.models.config import DecoderConfig
 
-__all__ = ["PRESETS", "Activation", "Architecture", "Preset", "departures", "nearest_preset", "preset_of"]
+__all__ = [
+    "PRESETS",
+    "Activation",
+    "Architecture",
+    "Preset",
+    "departures",
+    "nearest_preset",
+    "preset_of",
+]
 
 Activation = Literal["relu2", "swiglu", "reglu2"]
 Architecture = Literal["llama", "qwen3", "arcee", "bitnet"]
@@ -89,9 +97,11 @@ def departures(config: DecoderConfig, architecture: Architecture) -> Iterator[tu
 def nearest_preset(
     config: DecoderConfig, having: str | None = None
 ) -> tuple[Architecture | None, list[tuple[str, str]]]:
-    """The architecture from which a decoder departs in the fewest options, and :func:`departures` from it.
+    """The architecture from which a decoder departs in the fewest options, and :func:`departures`
+    from it.
 
-    With ``having``, of those only that have this option as the decoder has it; None where no architecture has.
+    With ``having``, of those only that have this option as the decoder has it; None where no
+    architecture has.
     """
     found = {architecture: list(departures(config, architecture)) for architecture in PRESETS}
     if having is not None:

@@ -1,7 +1,7 @@
 """Softmax attention over queries, keys and values that are ready: which way a device computes it.
 
-Shapes: ``B`` sequences, ``S`` queries, ``T`` keys, ``H`` query heads, ``G`` key heads, ``C`` features of a head's
-queries and keys, ``V`` of its values.
+Shapes: ``B`` sequences, ``S`` queries, ``T`` keys, ``H`` query heads, ``G`` key heads, ``C``
+features of a head's queries and keys, ``V`` of its values.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from arb_ternary_text.models.fused import may_round_otherwise
 
 __all__ = ["attend", "whole_matrix_length"]
 
-#: Longest causal sequence that a CPU attends over by whole matrices in training, in exact runs and compiled graphs on
-#: any processor, and where torch does not say what the processor can do.
+# : Longest causal sequence that a CPU attends over by whole matrices in training, in exact runs and
+# compiled graphs on : any processor, and where torch does not say what the processor can do.
 _WHOLE_MATRIX_LENGTH: Final = 256
 #: The same for bfloat16 where the processor multiplies it in tiles.
 _WHOLE_MATRIX_LENGTH_TILES: Final = 512
@@ -38,11 +38,12 @@ def _bfloat16_length() -> int:
 
 
 def whole_matrix_length(dtype: torch.dtype) -> int:
-    """Longest causal sequence of ``dtype`` over which a CPU attends by whole matrices in training; 0 = none.
+    """Longest causal sequence of ``dtype`` over which a CPU attends by whole matrices in training;
+    0 = none.
 
-    Forward and backward of torch's fused kernel take 0.5 to 1.0 of the time of whole matrices in float32. In bfloat16
-    they take 1.1 to 4 times as long up to these lengths, where the processor multiplies it, and 0.4 to 0.7 of it where
-    it does not: docs/explanation/cpu-kernels.md.
+    Forward and backward of torch's fused kernel take 0.5 to 1.0 of the time of whole matrices in
+    float32. In bfloat16 they take 1.1 to 4 times as long up to these lengths, where the processor
+    multiplies it, and 0.4 to 0.7 of it where it does not: docs/explanation/cpu-kernels.md.
     """
     if not may_round_otherwise() or dtype is torch.float16:
         return _WHOLE_MATRIX_LENGTH
@@ -58,11 +59,13 @@ def attend(
     is_causal: bool,
     scale: float | None = None,
 ) -> Tensor:
-    """Softmax attention, ``[B, H, S, V]``; key head ``g`` serves the query heads from ``g * H / G`` on.
+    """Softmax attention, ``[B, H, S, V]``; key head ``g`` serves the query heads from ``g * H / G``
+    on.
 
     Args:
         query_BHSC, key_BGTC, value_BGTV: of one floating dtype.
-        mask: bool ``[S, T]``, True where a query sees a key; None when ``is_causal`` or nothing is hidden.
+        mask: bool ``[S, T]``, True where a query sees a key; None when ``is_causal`` or nothing is
+            hidden.
         is_causal: the plain lower triangle, ``S == T``.
         scale: what scores are multiplied by; None = ``1 / sqrt(C)``.
     """

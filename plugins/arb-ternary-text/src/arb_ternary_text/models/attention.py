@@ -1,8 +1,8 @@
 """Grouped-query attention with rotary positions, an optional sliding window and an optional cache.
 
-Shapes: ``B`` sequences, ``S`` new positions, ``T`` positions that they may see, ``H`` query heads, ``G`` key heads,
-``C`` features of a head's queries and keys, ``V`` of its values (``C``, unless attention is decoupled), ``P = C / 2``
-planes that turn.
+Shapes: ``B`` sequences, ``S`` new positions, ``T`` positions that they may see, ``H`` query heads,
+``G`` key heads, ``C`` features of a head's queries and keys, ``V`` of its values (``C``, unless
+attention is decoupled), ``P = C / 2`` planes that turn.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class Positions(NamedTuple):
     """What every layer needs to know of a pass; computed once by the decoder.
 
     Attributes:
-        cos, sin: rotation of the new positions, ``[S, P]``; decoupled attention takes its planes from them.
-        mask: bool ``[S, T]``, True where a new position sees another; None when ``is_causal`` or nothing is hidden.
-            Where there is a null key, it is the first of ``T``.
+        cos, sin: rotation of the new positions, ``[S, P]``; decoupled attention takes its planes
+            from them.
+        mask: bool ``[S, T]``, True where a new position sees another; None when ``is_causal`` or
+            nothing is hidden. Where there is a null key, it is the first of ``T``.
         is_causal: the plain lower triangle, for which attention has kernels that need no mask.
         span: where a cache takes the new positions; None without a cache.
     """
@@ -87,7 +88,8 @@ def make_positions(
         span: where a cache takes the new positions.
     """
     length, device = x_BSD.size(1), x_BSD.device
-    # Rotations of a float16 model are computed in float32: its queries have fewer bits than the angle needs.
+    # Rotations of a float16 model are computed in float32: its queries have fewer bits than the
+    # angle needs.
     dtype = torch.promote_types(x_BSD.dtype, torch.float32)
     cos_SP, sin_SP = rotary_angles(
         start,
@@ -101,7 +103,10 @@ def make_positions(
     )
     mask_ST, is_causal = visibility(length, total, window, causal=config.causal, device=device)
     if config.null_key_value and is_causal:
-        mask_ST, is_causal = torch.ones(length, length, dtype=torch.bool, device=device).tril(), False
+        mask_ST, is_causal = (
+            torch.ones(length, length, dtype=torch.bool, device=device).tril(),
+            False,
+        )
     if config.null_key_value and mask_ST is not None:
         mask_ST = F.pad(mask_ST, (1, 0), value=True)
     return Positions(cos_SP, sin_SP, mask_ST, is_causal, span)
@@ -148,18 +153,27 @@ class Attention(nn.Module):
         sizes = {"query": query_features, "key": key_features, "value": key_features}
         self.biases = Biases(sizes) if config.query_key_value_bias else None
 
-    def forward(self, x_BSD: Tensor, positions: Positions, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x_BSD: Tensor, positions: Positions, cache: LayerCache | None = None
+    ) -> Tensor:
         """The update that the residual stream ``x_BSD`` gets."""
         kernels = None
         if self.biases is None:
             norms = (self.norm, self.query_norm, self.key_norm, self.output_norm)
             kernels = kernels_for(x_BSD, norms, (self.query, self.key, self.value, self.output))
-        if kernels is not None and cache is None and positions.is_causal and fused_attention.serves(x_BSD):
+        if (
+            kernels is not None
+            and cache is None
+            and positions.is_causal
+            and fused_attention.serves(x_BSD)
+        ):
             return self._attended(x_BSD, positions, kernels)
         query_BHSC, key_BGTC, value_BGTC = self._heads_of(x_BSD, positions, kernels)
         if cache is not None and positions.span is not None:
             key_BGTC, value_BGTC = cache.extend(key_BGTC, value_BGTC, positions.span)
-        seen_BHSC = attend(query_BHSC, key_BGTC, value_BGTC, mask=positions.mask, is_causal=positions.is_causal)
+        seen_BHSC = attend(
+            query_BHSC, key_BGTC, value_BGTC, mask=positions.mask, is_causal=positions.is_causal
+        )
         if kernels is not None:
             return fused_parts.output(kernels, seen_BHSC, self.output_norm, self.output)
         update_BSD: Tensor = self.output(self.output_norm(seen_BHSC.transpose(1, 2).flatten(2)))
@@ -172,9 +186,13 @@ class Attention(nn.Module):
             (self.norm, self.query_norm, self.key_norm, self.output_norm),
         )
         angles = positions.cos, positions.sin
-        return fused_attention.attention(kernels, x_BSD, modules, (self.heads, self.key_heads), angles)
+        return fused_attention.attention(
+            kernels, x_BSD, modules, (self.heads, self.key_heads), angles
+        )
 
-    def _heads_of(self, x_BSD: Tensor, positions: Positions, kernels: Kernels | None) -> tuple[Tensor, ...]:
+    def _heads_of(
+        self, x_BSD: Tensor, positions: Positions, kernels: Kernels | None
+    ) -> tuple[Tensor, ...]:
         """Queries, keys and values of the new positions, by the kernels if there are any."""
         if kernels is not None:
             projections = (
@@ -185,7 +203,11 @@ class Attention(nn.Module):
             angles = positions.cos, positions.sin
             return fused_parts.project_heads(kernels, x_BSD, self.norm, projections, angles)
         normed_BSD = self.norm(x_BSD)
-        query_BSE, key_BSE, value_BSE = self.query(normed_BSD), self.key(normed_BSD), self.value(normed_BSD)
+        query_BSE, key_BSE, value_BSE = (
+            self.query(normed_BSD),
+            self.key(normed_BSD),
+            self.value(normed_BSD),
+        )
         if self.biases is not None:
             query_BSE, key_BSE = self.biases("query", query_BSE), self.biases("key", key_BSE)
             value_BSE = self.biases("value", value_BSE)

@@ -1,17 +1,19 @@
-"""Cross entropy through a head, some rows of its input at a time, so that no more than their logits are held.
+"""Cross entropy through a head, some rows of its input at a time, so that no more than their logits
+are held.
 
-The gradient of a row's logits, ``(softmax - onehot) / M``, needs that row alone, so that each block of logits gives way
-to its gradient as soon as there is one. So does that of the divergence from another model's predictions
-(:class:`Guide`), of which no more rows are held either. From there
+The gradient of a row's logits, ``(softmax - onehot) / M``, needs that row alone, so that each block
+of logits gives way to its gradient as soon as there is one. So does that of the divergence from
+another model's predictions (:class:`Guide`), of which no more rows are held either. From there
 
-* a float head computes the gradients of its input and of its weight in forward, and backward multiplies them by what
-  comes from above. In float32, and where the weight does not learn, nothing of ``M x V`` is kept; else, in bfloat16,
-  the gradient is until forward ends, because sums of products in blocks would be rounded, or added up in float32, which
-  takes longer than the products;
-* a ternary head keeps the gradient, in the dtype of its input, and goes on as from whole logits, with fewer copies:
-  votes are rounded once, from all rows.
+* a float head computes the gradients of its input and of its weight in forward, and backward
+  multiplies them by what comes from above. In float32, and where the weight does not learn, nothing
+  of ``M x V`` is kept; else, in bfloat16, the gradient is until forward ends, because sums of
+  products in blocks would be rounded, or added up in float32, which takes longer than the products;
+* a ternary head keeps the gradient, in the dtype of its input, and goes on as from whole logits,
+  with fewer copies: votes are rounded once, from all rows.
 
-The logits of a row, its loss and its gradient are those of whole logits but for roundings of float32 sums.
+The logits of a row, its loss and its gradient are those of whole logits but for roundings of
+float32 sums.
 
 Shapes: ``M`` rows, ``m`` of them a block, ``D`` features, ``V`` ids.
 """
@@ -39,26 +41,31 @@ from arb_ternary_text.models.parts import FloatLinear, TiedHead, rounded_to_int8
 
 __all__ = ["MANY_LOGITS", "Guide", "cross_entropies", "mean_cross_entropy", "serves"]
 
-#: Logits from which on they are not held all at once: a quarter of a gigabyte of float32, several times in training.
+# : Logits from which on they are not held all at once: a quarter of a gigabyte of float32, several
+# times in training.
 MANY_LOGITS: Final = 1 << 24
 #: Logits of a block: 32 MiB of float32.
 _BLOCK_LOGITS: Final = 1 << 23
 #: Logits that are judged at a time on a CPU: of each of some copies 1 MiB of float32.
 _STRETCH: Final = 1 << 18
-#: Fewest rows of a block, below which a product would mostly read its weight; with a float weight, write its gradient.
+# : Fewest rows of a block, below which a product would mostly read its weight; with a float weight,
+# write its gradient.
 _FEWEST_ROWS: Final = 128
 _FEWEST_ROWS_FLOAT: Final = 512
 
 
 @frozen(eq=False)
 class Guide:
-    """Predictions of another model, from which the divergence of a head's own is added to its cross entropy.
+    """Predictions of another model, from which the divergence of a head's own is added to its cross
+    entropy.
 
-    It is ``weight * T**2 * KL(guide || head)``, of softmaxes of logits over ``T``; the square keeps the size of the
-    gradient (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015).
+    It is ``weight * T**2 * KL(guide || head)``, of softmaxes of logits over ``T``; the square keeps
+    the size of the gradient (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural
+    Network", 2015).
 
     Attributes:
-        logits_of: the other model's logits of some rows, ``[m, V]``, of any float dtype; called once for each row.
+        logits_of: the other model's logits of some rows, ``[m, V]``, of any float dtype; called
+            once for each row.
         weight: of the divergence.
         temperature: ``T``.
     """
@@ -86,9 +93,14 @@ def serves(head: nn.Module) -> bool:
 
 
 def mean_cross_entropy(
-    head: nn.Module, x_MD: Tensor, targets_M: Tensor, logit_scale: float = 1.0, guide: Guide | None = None
+    head: nn.Module,
+    x_MD: Tensor,
+    targets_M: Tensor,
+    logit_scale: float = 1.0,
+    guide: Guide | None = None,
 ) -> Tensor:
-    """Mean of the cross entropies of ``logit_scale * head(x)``, a float32 scalar; backward casts the head's votes.
+    """Mean of the cross entropies of ``logit_scale * head(x)``, a float32 scalar; backward casts
+    the head's votes.
 
     Args:
         head: one that :func:`serves`.
@@ -120,19 +132,29 @@ def mean_cross_entropy(
 
 
 @torch.no_grad()
-def cross_entropies(head: nn.Module, x_MD: Tensor, targets_M: Tensor, logit_scale: float = 1.0) -> Tensor:
-    """The cross entropy of each row, float32 ``[M]``, as :func:`mean_cross_entropy`, without gradients."""
+def cross_entropies(
+    head: nn.Module, x_MD: Tensor, targets_M: Tensor, logit_scale: float = 1.0
+) -> Tensor:
+    """The cross entropy of each row, float32 ``[M]``, as :func:`mean_cross_entropy`, without
+    gradients.
+    """
     weights, activations = _weights_of(head)
     x_MD = TernaryModule.in_autocast(x_MD).contiguous()
     if isinstance(weights, Tensor):
         x_MD = rounded_to_int8(x_MD) if activations == "int8" else x_MD
         table = weights.to(x_MD.dtype)
-        return _losses(lambda rows: F.linear(x_MD[rows], table), targets_M, table.size(0), logit_scale)
-    product = _TernaryState(weights.vote_state(), activations, weights.gradients).product(x_MD, _bias_of(weights))
+        return _losses(
+            lambda rows: F.linear(x_MD[rows], table), targets_M, table.size(0), logit_scale
+        )
+    product = _TernaryState(weights.vote_state(), activations, weights.gradients).product(
+        x_MD, _bias_of(weights)
+    )
     return _losses(product.logits, targets_M, weights.shape.out_features, logit_scale)
 
 
-def _losses(logits_of: Callable[[slice], Tensor], targets_M: Tensor, ids: int, logit_scale: float) -> Tensor:
+def _losses(
+    logits_of: Callable[[slice], Tensor], targets_M: Tensor, ids: int, logit_scale: float
+) -> Tensor:
     losses_M = torch.empty(targets_M.shape, dtype=torch.float32, device=targets_M.device)
     for rows in _blocks(targets_M, ids):
         logits_mV = logits_of(rows)
@@ -167,11 +189,17 @@ def _blocks(targets_M: Tensor, ids: int, fewest: int | None = None) -> Iterator[
 
 
 def losses_and_gradients(
-    logits_mV: Tensor, targets_m: Tensor, logit_scale: float, share: float, guide: tuple[Guide, Tensor] | None = None
+    logits_mV: Tensor,
+    targets_m: Tensor,
+    logit_scale: float,
+    share: float,
+    guide: tuple[Guide, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The losses of a block, ``[m]``, and ``share`` times the gradients of their sum, ``[m, V]``; float32.
+    """The losses of a block, ``[m]``, and ``share`` times the gradients of their sum, ``[m, V]``;
+    float32.
 
-    ``logit_scale``, a power of two, multiplies the logits first. ``guide`` comes with its logits of the block.
+    ``logit_scale``, a power of two, multiplies the logits first. ``guide`` comes with its logits of
+    the block.
     """
     scaled_mV = logits_mV if logit_scale == 1.0 else logits_mV * logit_scale
     logs_mV = scaled_mV.log_softmax(dim=-1, dtype=torch.float32)
@@ -189,14 +217,19 @@ def losses_and_gradients(
     return losses_m, gradients_mV
 
 
-def _drawn_towards(guide: Guide, theirs_mV: Tensor, scaled_mV: Tensor, logs_mV: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted divergences of a block, ``[m]``, and the gradient of their sum plus ``softmax(scaled)``.
+def _drawn_towards(
+    guide: Guide, theirs_mV: Tensor, scaled_mV: Tensor, logs_mV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The weighted divergences of a block, ``[m]``, and the gradient of their sum plus
+    ``softmax(scaled)``.
 
     Overwrites ``logs``, which are ``log_softmax(scaled)``.
     """
     heat, weight = guide.temperature, guide.weight
     warm = heat != 1.0
-    logs_theirs_mV = (theirs_mV / heat if warm else theirs_mV).log_softmax(dim=-1, dtype=torch.float32)
+    logs_theirs_mV = (theirs_mV / heat if warm else theirs_mV).log_softmax(
+        dim=-1, dtype=torch.float32
+    )
     theirs_mV = logs_theirs_mV.exp()
     warm_mV = (scaled_mV / heat).log_softmax(dim=-1, dtype=torch.float32) if warm else logs_mV
     # As products of rows and columns, which need no room for what is summed.
@@ -210,9 +243,15 @@ def _drawn_towards(guide: Guide, theirs_mV: Tensor, scaled_mV: Tensor, logs_mV: 
 
 
 def _judge(
-    logits_mV: Tensor, targets_m: Tensor, logit_scale: float, share: float, guide: tuple[Guide, Tensor] | None
+    logits_mV: Tensor,
+    targets_m: Tensor,
+    logit_scale: float,
+    share: float,
+    guide: tuple[Guide, Tensor] | None,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Rows of a block and their :func:`losses_and_gradients`, as few at a time as stay in a processor's cache."""
+    """Rows of a block and their :func:`losses_and_gradients`, as few at a time as stay in a
+    processor's cache.
+    """
     count, ids = logits_mV.shape
     step = max(1, _STRETCH // ids) if logits_mV.device.type == "cpu" else count
     for first in range(0, count, step):
@@ -226,11 +265,18 @@ def _of_block(guide: Guide | None, rows: slice) -> tuple[Guide, Tensor] | None:
 
 
 class _FloatHead(torch.autograd.Function):
-    """Mean cross entropy of ``x @ W.T``; gradients of both are made in forward, where they are needed."""
+    """Mean cross entropy of ``x @ W.T``; gradients of both are made in forward, where they are
+    needed.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, logit_scale: float, guide: Guide | None
+        ctx: Any,
+        x_MD: Tensor,
+        weight_VD: Tensor,
+        targets_M: Tensor,
+        logit_scale: float,
+        guide: Guide | None,
     ) -> Tensor:
         count, ids = len(targets_M), weight_VD.size(0)
         of_x, of_weight = ctx.needs_input_grad[:2]
@@ -247,7 +293,9 @@ class _FloatHead(torch.autograd.Function):
                 if grad_MV is not None:
                     torch.mm(x_MD[rows], weight_VD.T, out=block_mV)
                 loss_m, aim = losses_M[rows], _of_block(guide, rows)
-                for few, losses, gradients in _judge(block_mV, targets_M[rows], logit_scale, 1.0 / count, aim):
+                for few, losses, gradients in _judge(
+                    block_mV, targets_M[rows], logit_scale, 1.0 / count, aim
+                ):
                     loss_m[few], block_mV[few] = losses, gradients
                 if grad_MV is not None:
                     continue
@@ -270,10 +318,14 @@ class _FloatHead(torch.autograd.Function):
 
 
 def _taken(ctx: Any) -> tuple[Tensor | None, ...]:
-    """The gradients that forward made, which go to whom they are for, so that there is no second copy of them."""
+    """The gradients that forward made, which go to whom they are for, so that there is no second
+    copy of them.
+    """
     made: tuple[Tensor | None, ...] | None = ctx.made
     if made is None:
-        raise RuntimeError("the gradients of a loss in blocks are gone after the first backward; compute it again")
+        raise RuntimeError(
+            "the gradients of a loss in blocks are gone after the first backward; compute it again"
+        )
     ctx.made = None
     return made
 
@@ -286,7 +338,9 @@ def _times(gradient: Tensor, above: Tensor) -> Tensor:
 class _Product:
     """The rows that a ternary head multiplies, as they are kept for backward, and its logits."""
 
-    def __init__(self, state: VoteState, x_MD: Tensor, bias_V: Tensor | None, activations: str) -> None:
+    def __init__(
+        self, state: VoteState, x_MD: Tensor, bias_V: Tensor | None, activations: str
+    ) -> None:
         self._state, self._bias_V, self._dtype = state, bias_V, x_MD.dtype
         if activations == "int8":
             self.x_MD, scale_M = kernel(state.backend, "quantize_rows")(x_MD)
@@ -300,7 +354,13 @@ class _Product:
         scale_m = None if scale_M is None else scale_M[rows]
         run = kernel(state.backend, "linear")
         logits_mV: Tensor = run(
-            self.x_MD[rows], scale_m, state.weight, state.exponent, self._bias_V, state.shape, self._dtype
+            self.x_MD[rows],
+            scale_m,
+            state.weight,
+            state.exponent,
+            self._bias_V,
+            state.shape,
+            self._dtype,
         )
         return logits_mV
 
@@ -319,8 +379,8 @@ class _TernaryState:
 class _TernaryHead(torch.autograd.Function):
     """Mean cross entropy of ``x @ W.T + bias``.
 
-    Backward is that of ``arb_ternary::linear``, to the bit. The gradient of the logits belongs to nobody else: it is
-    multiplied by the scales of the rows in place, and freed when it is rounded.
+    Backward is that of ``arb_ternary::linear``, to the bit. The gradient of the logits belongs to
+    nobody else: it is multiplied by the scales of the rows in place, and freed when it is rounded.
     """
 
     @staticmethod
@@ -341,12 +401,19 @@ class _TernaryHead(torch.autograd.Function):
         for rows in _blocks(targets_M, ids):
             logits_mV, loss_m, block_mV = product.logits(rows), losses_M[rows], grad_MV[rows]
             aim = _of_block(guide, rows)
-            for few, losses, gradients in _judge(logits_mV, targets_M[rows], logit_scale, 1.0 / count, aim):
+            for few, losses, gradients in _judge(
+                logits_mV, targets_M[rows], logit_scale, 1.0 / count, aim
+            ):
                 loss_m[few], block_mV[few] = losses, gradients
         scale_M = torch.empty(0) if product.scale_M is None else product.scale_M
         ctx.save_for_backward(product.x_MD, scale_M, state.weight, state.exponent)
         ctx.made = (grad_MV,)
-        ctx.head, ctx.casts, ctx.has_bias, ctx.x_dtype = head, anchor is not None, bias_V is not None, x_MD.dtype
+        ctx.head, ctx.casts, ctx.has_bias, ctx.x_dtype = (
+            head,
+            anchor is not None,
+            bias_V is not None,
+            x_MD.dtype,
+        )
         return losses_M.mean()
 
     @staticmethod
@@ -363,15 +430,21 @@ class _TernaryHead(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             rounded, scale = grad_MV, None
             if integer:
-                rounded, scale = quantize_gradient(grad_MV, state.control, USE_GRAD_INPUT, state.backend)
-            grad_x = linear_grad_input(rounded, scale, weight, exponent, state.sizes, ctx.x_dtype, state.backend)
+                rounded, scale = quantize_gradient(
+                    grad_MV, state.control, USE_GRAD_INPUT, state.backend
+                )
+            grad_x = linear_grad_input(
+                rounded, scale, weight, exponent, state.sizes, ctx.x_dtype, state.backend
+            )
             del rounded
         if ctx.casts:
             folded, scale = grad_MV, None
             if head.activations == "int8":
                 folded = folded.mul_(scale_M.to(folded.dtype).unsqueeze(1))
                 if integer:
-                    folded, scale = quantize_gradient(folded, state.control, USE_VOTES, state.backend)
+                    folded, scale = quantize_gradient(
+                        folded, state.control, USE_VOTES, state.backend
+                    )
                     del grad_MV
             cast_votes(folded, x_MD, scale, *state)
         return grad_x, None, grad_bias, None, None, None, None

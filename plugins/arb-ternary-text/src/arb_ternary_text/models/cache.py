@@ -1,14 +1,16 @@
 """Keys and values of the tokens seen so far, for decoding and for training on streamed text.
 
-A cache keeps them as the model computes them (``float``), or rounded to ``int8`` (:class:`Int8LayerCache`).
+A cache keeps them as the model computes them (``float``), or rounded to ``int8``
+(:class:`Int8LayerCache`).
 
-Shapes: ``B`` sequences, ``H`` key heads, ``S`` new positions, ``T`` positions that the new ones may see (their own
-included), ``C`` features of a head.
+Shapes: ``B`` sequences, ``H`` key heads, ``S`` new positions, ``T`` positions that the new ones may
+see (their own included), ``C`` features of a head.
 
-A forward pass first calls :meth:`KeyValueCache.reserve`, then each layer's :meth:`LayerCache.extend` with the span
-that it returned, then :meth:`KeyValueCache.advance`. ``extend`` writes to the slots of the span, whatever was counted
-since, so that running a layer again before the next ``reserve`` (activation checkpointing does, in the backward)
-gives the same result.
+A forward pass first calls :meth:`KeyValueCache.reserve`, then each layer's
+:meth:`LayerCache.extend` with the span that it returned, then :meth:`KeyValueCache.advance`.
+``extend`` writes to the slots of the span, whatever was counted since, so that running a layer
+again before the next ``reserve`` (activation checkpointing does, in the backward) gives the same
+result.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ FIRST_CAPACITY = 64
 
 
 class Span(NamedTuple):
-    """Where a pass writes (from ``slot`` on), and how many positions before that it may see (``past``)."""
+    """Where a pass writes (from ``slot`` on), and how many positions before that it may see
+    (``past``).
+    """
 
     slot: int
     past: int
@@ -42,8 +46,8 @@ class LayerCache:
     """Keys and values of one layer as the model computes them, in slots along the third dimension.
 
     Attributes:
-        stored: nothing before the first pass, then keys and values, ``[B, H, capacity, C]``; whatever a subclass keeps
-            has slots along the third dimension, too.
+        stored: nothing before the first pass, then keys and values, ``[B, H, capacity, C]``;
+            whatever a subclass keeps has slots along the third dimension, too.
         capacity: slots that there have to be from the next pass on.
     """
 
@@ -72,7 +76,8 @@ class LayerCache:
         if not self.stored or self.stored[0].size(2) < self.capacity:
             like = self._kept(keys_BHSC[:, :, :0], values_BHSC[:, :, :0])
             grown = [new.new_zeros(*new.shape[:2], self.capacity, *new.shape[3:]) for new in like]
-            for stored, place in zip(self.stored, grown, strict=False):  # nothing is stored before the first pass
+            # nothing is stored before the first pass
+            for stored, place in zip(self.stored, grown, strict=False):
                 place[:, :, : span.slot] = stored[:, :, : span.slot]
             self.stored = grown
         return self.stored
@@ -111,17 +116,19 @@ class LayerCache:
 
 
 class Int8LayerCache(LayerCache):
-    """Keys and values of one layer rounded to int8, ``C`` bytes and a scale for each position and head.
+    """Keys and values of one layer rounded to int8, ``C`` bytes and a scale for each position and
+    head.
 
-    A key, after its norm and its rotation, and a value are rows of ``C`` features, which ``quantize_rows`` of
-    :mod:`arb_ternary.backends.reference` rounds: in float32 ``scale = max|x| / 127``, ``code = round_half_even(x /
-    scale)``; zeros have a scale of 0, and a row that is not finite has a scale that is not. Attention sees ``code *
-    scale``, in float32 and then in its dtype, of the new positions as of the others: a position is the same to all that
-    see it, however many are read at once. Scales are float32, in which they are computed: float16 would save 2 of
+    A key, after its norm and its rotation, and a value are rows of ``C`` features, which
+    ``quantize_rows`` of :mod:`arb_ternary.backends.reference` rounds: in float32 ``scale = max|x| /
+    127``, ``code = round_half_even(x / scale)``; zeros have a scale of 0, and a row that is not
+    finite has a scale that is not. Attention sees ``code * scale``, in float32 and then in its
+    dtype, of the new positions as of the others: a position is the same to all that see it, however
+    many are read at once. Scales are float32, in which they are computed: float16 would save 2 of
     ``C + 4`` bytes, and would have a least and a largest row.
 
-    ``stored``: codes of keys and of values, int8 ``[B, H, capacity, C]``, then their scales, float32 ``[B, H,
-    capacity]``.
+    ``stored``: codes of keys and of values, int8 ``[B, H, capacity, C]``, then their scales,
+    float32 ``[B, H, capacity]``.
     """
 
     parts = 4
@@ -129,7 +136,8 @@ class Int8LayerCache(LayerCache):
     def _kept(self, keys_BHSC: Tensor, values_BHSC: Tensor) -> list[Tensor]:
         if torch.is_grad_enabled():
             raise UsageProblem(
-                "cache: keys and values rounded to int8 have no gradient", "Run the model under torch.no_grad()."
+                "cache: keys and values rounded to int8 have no gradient",
+                "Run the model under torch.no_grad().",
             )
         (keys, key_scales), (values, value_scales) = _rounded(keys_BHSC), _rounded(values_BHSC)
         return [keys, values, key_scales, value_scales]
@@ -164,7 +172,8 @@ class KeyValueCache:
         layers: number of layers.
         batch_size: sequences, all of the same length.
         window: positions that a position sees, itself included; older ones are dropped. None = all.
-        limit: most tokens the cache may hold; None = no bound (give a window, so that memory is bounded).
+        limit: most tokens the cache may hold; None = no bound (give a window, so that memory is
+            bounded).
         numbers: what keys and values are kept as; ``int8`` is for passes without gradients.
 
     Raises:
@@ -181,7 +190,9 @@ class KeyValueCache:
         numbers: CacheNumbers = "float",
     ) -> None:
         if numbers not in _LAYERS:
-            raise UsageProblem(f"cache: {numbers!r} is not one of {', '.join(get_args(CacheNumbers))}")
+            raise UsageProblem(
+                f"cache: {numbers!r} is not one of {', '.join(get_args(CacheNumbers))}"
+            )
         self.batch_size = batch_size
         self.window = window
         self.limit = limit
@@ -195,17 +206,21 @@ class KeyValueCache:
         """Make room for ``count`` tokens.
 
         Raises:
-            UsageProblem: another batch size than the cache was made for, or more tokens than it may hold.
+            UsageProblem: another batch size than the cache was made for, or more tokens than it may
+                hold.
         """
         if batch_size != self.batch_size:
             raise UsageProblem(
-                f"cache: it was made for a batch of {self.batch_size} sequences and is used with {batch_size}",
+                f"cache: it was made for a batch of {self.batch_size} sequences and is used with "
+                f"{batch_size}",
                 "Make a new one: model.new_cache(batch_size).",
             )
         if self.limit is not None and self.length + count > self.limit:
             raise UsageProblem(
-                f"cache: {self.length} tokens seen and {count} more exceed the context of {self.limit}",
-                "Start a new cache with the latest tokens, or train the model with a larger max_length.",
+                f"cache: {self.length} tokens seen and {count} more exceed the context of "
+                f"{self.limit}",
+                "Start a new cache with the latest tokens, or train the model with a larger "
+                "max_length.",
             )
         span = self._span()
         if self.window is not None and span.slot + count > self._capacity:
@@ -225,11 +240,15 @@ class KeyValueCache:
         self._slot += count
 
     def bytes_per_token(self) -> int:
-        """Bytes that all layers keep of a token of one sequence, once a pass has shown of how many features."""
+        """Bytes that all layers keep of a token of one sequence, once a pass has shown of how many
+        features.
+        """
         return sum(stored[:1, :, :1].nbytes for layer in self.layers for stored in layer.stored)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the coming positions may still see: nested lists and tensors, bounded by the window."""
+        """What the coming positions may still see: nested lists and tensors, bounded by the
+        window.
+        """
         layers = [layer.latest(self._span()) for layer in self.layers] if self.length else []
         return {"length": self.length, "layers": layers}
 

@@ -20,23 +20,35 @@ __all__ = ["FLOAT_PARTS", "VECTOR_TRITS", "DecoderConfig", "FloatPart"]
 
 FloatPart = Literal["embedding", "head", "norms", "linears"]
 
-#: The parts of a decoder that ``float_parts`` can name; all of them together make the float baseline.
+# : The parts of a decoder that ``float_parts`` can name; all of them together make the float
+# baseline.
 FLOAT_PARTS: tuple[FloatPart, ...] = ("embedding", "head", "norms", "linears")
 
-#: Trits that a number can be 1 plus the mean of: powers of two, so that the mean is a sum of ternary weights.
+# : Trits that a number can be 1 plus the mean of: powers of two, so that the mean is a sum of
+# ternary weights.
 VECTOR_TRITS: Final = (4, 8, 16, 32)
 
-#: Largest distance of a constant power-of-two factor from 1: beyond it float16 activations overflow or vanish.
+# : Largest distance of a constant power-of-two factor from 1: beyond it float16 activations
+# overflow or vanish.
 MAX_SCALE_EXPONENT = 16
 
-#: More experts than any model has; a bound against a mistyped number that would allocate for minutes.
+# : More experts than any model has; a bound against a mistyped number that would allocate for
+# minutes.
 MAX_EXPERTS = 4096
 
 
 def _whole(low: int, high: int | None = None) -> Rule:
-    text = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+    text = (
+        f"a whole number of at least {low}"
+        if high is None
+        else f"a whole number from {low} to {high}"
+    )
     schema = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
-    return Rule(text, lambda value: type(value) is int and low <= value and (high is None or value <= high), schema)
+    return Rule(
+        text,
+        lambda value: type(value) is int and low <= value and (high is None or value <= high),
+        schema,
+    )
 
 
 _count = _whole(1)
@@ -45,10 +57,15 @@ _features = _whole(1, 2**16)
 _scale_exponent = _whole(-MAX_SCALE_EXPONENT, MAX_SCALE_EXPONENT)
 
 
-def _known_parts(_instance: object, attribute: Attribute[tuple[FloatPart, ...]], value: tuple[FloatPart, ...]) -> None:
+def _known_parts(
+    _instance: object, attribute: Attribute[tuple[FloatPart, ...]], value: tuple[FloatPart, ...]
+) -> None:
     for part in value:
         if part not in FLOAT_PARTS:
-            raise ValueError(f"{attribute.name!r} names the unknown part {part!r}; parts are {', '.join(FLOAT_PARTS)}")
+            raise ValueError(
+                f"{attribute.name!r} names the unknown part {part!r}; parts are "
+                f"{', '.join(FLOAT_PARTS)}"
+            )
     if len(set(value)) != len(value):
         raise ValueError(f"{attribute.name!r} names a part twice: {', '.join(value)}")
 
@@ -57,16 +74,18 @@ def _all_positive(value: tuple[Any, ...]) -> bool:
     return all(each > 0 for each in value)
 
 
-_positive_numbers = Rule("numbers greater than 0", _all_positive, {"items": {"exclusiveMinimum": 0}})
+_positive_numbers = Rule(
+    "numbers greater than 0", _all_positive, {"items": {"exclusiveMinimum": 0}}
+)
 
 
 @frozen(kw_only=True)
 class DecoderConfig:
     """A decoder-only transformer; the vocabulary comes from the data.
 
-    The default is pure: every weight is ternary, no parameter and no buffer is float. Each linear reads an
-    RMS-normalised input (BitNet). ``float_parts`` swaps parts for their float32 counterparts; with all four the same
-    architecture is the float baseline.
+    The default is pure: every weight is ternary, no parameter and no buffer is float. Each linear
+    reads an RMS-normalised input (BitNet). ``float_parts`` swaps parts for their float32
+    counterparts; with all four the same architecture is the float baseline.
     """
 
     width: int = option(256, "features of the residual stream", validator=_count)
@@ -79,33 +98,40 @@ class DecoderConfig:
     )
     head_dim: int | None = option(
         None,
-        "features of a head, even; those of its values where attention is decoupled; null = width / heads",
+        "features of a head, even; those of its values where attention is decoupled; null = width "
+        "/ heads",
         validator=optional(_count),
     )
     feed_forward: int | None = option(
         None,
-        "hidden features of a feed-forward layer; null = 4 width for relu2, else 8/3 width rounded up to 32",
+        "hidden features of a feed-forward layer; null = 4 width for relu2, else 8/3 width rounded "
+        "up to 32",
         validator=optional(_count),
     )
     architecture: Literal["llama", "qwen3", "arcee", "bitnet"] | None = option(
         None,
-        "one that other programs compute too: it decides activation, sub_norms, query_key_norm and, bitnet, "
+        "one that other programs compute too: it decides activation, sub_norms, query_key_norm "
+        "and, bitnet, "
         "tie_embeddings, where these are null; null = those below",
         validator=optional(in_(tuple(PRESETS))),
     )
     activation: Literal["relu2", "swiglu", "reglu2"] | None = option(
         None,
-        "feed-forward non-linearity: relu(up)^2, silu(gate) * up, or relu(gate)^2 * up; null = the architecture's, "
+        "feed-forward non-linearity: relu(up)^2, silu(gate) * up, or relu(gate)^2 * up; null = the "
+        "architecture's, "
         "else relu2",
         validator=optional(in_(("relu2", "swiglu", "reglu2"))),
     )
     attention: Literal["standard", "decoupled"] = option(
         "standard",
-        "decoupled = scores are the sum of a semantic part without positions and a geometric one with rotary positions",
+        "decoupled = scores are the sum of a semantic part without positions and a geometric one "
+        "with rotary positions",
         validator=in_(("standard", "decoupled")),
     )
     sem_dim: int | None = option(
-        None, "semantic features of a head's queries and keys, in decoupled attention", validator=optional(_features)
+        None,
+        "semantic features of a head's queries and keys, in decoupled attention",
+        validator=optional(_features),
     )
     geo_dim: int | None = option(
         None,
@@ -114,22 +140,26 @@ class DecoderConfig:
     )
     rotary_dim: int | None = option(
         None,
-        "the planes that geometric features turn with are some of those of a head of so many; null = geo_dim",
+        "the planes that geometric features turn with are some of those of a head of so many; null "
+        "= geo_dim",
         validator=optional(_features),
     )
     attention_gate: bool = option(
         False,
-        "each head has a float gate that weighs its geometric against its semantic scores, in decoupled attention",
+        "each head has a float gate that weighs its geometric against its semantic scores, in "
+        "decoupled attention",
         validator=instance_of(bool),
     )
     null_key_value: bool = option(
         False,
-        "each key head has a float key and value of no token, which every position sees, in decoupled attention",
+        "each key head has a float key and value of no token, which every position sees, in "
+        "decoupled attention",
         validator=instance_of(bool),
     )
     tie_query_key: bool = option(
         False,
-        "semantic keys are the semantic queries, in decoupled attention; needs as many kv_heads as heads",
+        "semantic keys are the semantic queries, in decoupled attention; needs as many kv_heads as "
+        "heads",
         validator=instance_of(bool),
     )
     causal: bool = option(
@@ -144,7 +174,8 @@ class DecoderConfig:
     )
     rotary_factors: tuple[float, ...] | None = option(
         None,
-        "plane p of a head turns slower by the p-th of these head_dim / 2 (decoupled: rotary_dim / 2) factors; null = "
+        "plane p of a head turns slower by the p-th of these head_dim / 2 (decoupled: rotary_dim / "
+        "2) factors; null = "
         "1 for all",
         validator=optional(_positive_numbers),
         converter=optional_converter(tuple),
@@ -155,14 +186,20 @@ class DecoderConfig:
     max_length: int = option(512, "context: longest sequence, in tokens", validator=_count)
     sliding_window: int | None = option(
         None,
-        "positions that a position sees, itself included; sequences may then be longer than max_length; null = all",
+        "positions that a position sees, itself included; sequences may then be longer than "
+        "max_length; null = all",
         validator=optional(_count),
     )
-    experts: int = option(0, "experts of each feed-forward layer; 0 = dense", validator=_whole(0, MAX_EXPERTS))
-    experts_per_token: int = option(2, "experts that a token is routed to in one pass", validator=_count)
+    experts: int = option(
+        0, "experts of each feed-forward layer; 0 = dense", validator=_whole(0, MAX_EXPERTS)
+    )
+    experts_per_token: int = option(
+        2, "experts that a token is routed to in one pass", validator=_count
+    )
     max_moe_iters: int = option(
         1,
-        "most passes through the experts: a token is routed again, from its refined state, until its choice repeats",
+        "most passes through the experts: a token is routed again, from its refined state, until "
+        "its choice repeats",
         validator=_count,
     )
     tie_embeddings: bool | None = option(
@@ -172,7 +209,8 @@ class DecoderConfig:
     )
     group_size: Literal[32, 64, 128, 256, "row", "tensor"] = option(
         128,
-        "weights of a row that share an exponent in linears and head; tensor = all of a matrix, whose exponent is "
+        "weights of a row that share an exponent in linears and head; tensor = all of a matrix, "
+        "whose exponent is "
         "then frozen",
         validator=in_((32, 64, 128, 256, "row", "tensor")),
     )
@@ -182,11 +220,14 @@ class DecoderConfig:
         validator=in_(("int8", "float")),
     )
     gradients: Literal["float", "int8"] = option(
-        "float", "precision of the gradients that ternary modules multiply with", validator=in_(("float", "int8"))
+        "float",
+        "precision of the gradients that ternary modules multiply with",
+        validator=in_(("float", "int8")),
     )
     float_parts: tuple[FloatPart, ...] = option(
         (),
-        "parts kept in float32: embedding, head, norms (learned float gains), linears; empty = pure ternary",
+        "parts kept in float32: embedding, head, norms (learned float gains), linears; empty = "
+        "pure ternary",
         validator=_known_parts,
         converter=tuple,
     )
@@ -202,7 +243,8 @@ class DecoderConfig:
     )
     sub_norms: bool | None = option(
         None,
-        "normalise also what enters the output and down projections; null = the architecture's, else true",
+        "normalise also what enters the output and down projections; null = the architecture's, "
+        "else true",
         validator=optional(instance_of(bool)),
     )
     query_key_norm: bool | None = option(
@@ -213,7 +255,8 @@ class DecoderConfig:
     norm_eps: float = option(1e-6, "added to the mean square in every norm", validator=positive)
     stored_eps: bool = option(
         False,
-        "each sub-norm, and each norm of queries and keys, has an eps of its own, saved with the model; published "
+        "each sub-norm, and each norm of queries and keys, has an eps of its own, saved with the "
+        "model; published "
         "weights may need it",
         validator=instance_of(bool),
     )
@@ -222,19 +265,22 @@ class DecoderConfig:
     )
     linear_scales: bool = option(
         False,
-        "each ternary linear has a float factor beside its exponents, which does not learn; published weights may "
+        "each ternary linear has a float factor beside its exponents, which does not learn; "
+        "published weights may "
         "need it",
         validator=instance_of(bool),
     )
     row_scales: bool = option(
         False,
-        "each ternary linear has a factor for each row beside its exponents: a float, which learns as float parts do, "
+        "each ternary linear has a factor for each row beside its exponents: a float, which learns "
+        "as float parts do, "
         "or, with vector_trits, ternary",
         validator=instance_of(bool),
     )
     vector_trits: Literal[4, 8, 16, 32] | None = option(
         None,
-        "trits that each factor of row_scales and each ternary gain is 1 plus the mean of, from 0 to 2; null = float "
+        "trits that each factor of row_scales and each ternary gain is 1 plus the mean of, from 0 "
+        "to 2; null = float "
         "factors, and gains of one trit",
         validator=optional(in_(VECTOR_TRITS)),
     )
@@ -248,13 +294,18 @@ class DecoderConfig:
     )
     embedding_scale_rule: Literal["residual", "frozen", "correlation"] = option(
         "residual",
-        "how the exponents of a ternary embedding move: by votes, not at all, or by the gradient's correlation",
+        "how the exponents of a ternary embedding move: by votes, not at all, or by the gradient's "
+        "correlation",
         validator=in_(("residual", "frozen", "correlation")),
     )
     residual_scale: int = option(
-        0, "each block adds 2^residual_scale times its update to the stream", validator=_scale_exponent
+        0,
+        "each block adds 2^residual_scale times its update to the stream",
+        validator=_scale_exponent,
     )
-    logit_scale: int = option(0, "logits are 2^logit_scale times the head's output", validator=_scale_exponent)
+    logit_scale: int = option(
+        0, "logits are 2^logit_scale times the head's output", validator=_scale_exponent
+    )
     zero_head: bool = option(
         False,
         "the head starts at zero, so that every id is as likely as another before the first step",
@@ -281,7 +332,8 @@ class DecoderConfig:
             kinds=frozenset(kind for kind in there if there[kind]),
             matrices=bool({"embedding", "head", "linears"} & set(self.float_parts)),
             vote_bits=self.vote_bits,
-            integers=self.gradients == "int8" and (embedding or gains or (whole and self.ternary_linears)),
+            integers=self.gradients == "int8"
+            and (embedding or gains or (whole and self.ternary_linears)),
             exponents=(embedding and self.embedding_scale_rule == "residual")
             or (self.scale_rule == "residual" and (gains or self.ternary_linears)),
         )
@@ -289,24 +341,34 @@ class DecoderConfig:
     def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if "norms" in self.float_parts:
-            yield from without_effect(self, "norms among the 'float_parts' have gains anyway", "learned_norms")
+            yield from without_effect(
+                self, "norms among the 'float_parts' have gains anyway", "learned_norms"
+            )
         # A phase that changes the model may put ternary linears where there were none.
         changed = any(hasattr(phase.options, "planned_in") for phase in run.phases)
         added = changed and planned is not None and "ternary" in planned.kinds | planned.idle
         if not (self.ternary_linears or added):
-            yield from without_effect(self, "no linear learns by votes", "group_size", "linear_scales", "row_scales")
+            yield from without_effect(
+                self, "no linear learns by votes", "group_size", "linear_scales", "row_scales"
+            )
             if not self.ternary_gains:
-                yield from without_effect(self, "no linear learns by votes, and no gain", "vector_trits")
+                yield from without_effect(
+                    self, "no linear learns by votes, and no gain", "vector_trits"
+                )
 
     @property
     def ternary_linears(self) -> bool:
         """Whether a linear of the blocks, or a head of its own, is ternary."""
-        return not {"linears", "head"} <= set(self.float_parts) and not (self.tied and "linears" in self.float_parts)
+        return not {"linears", "head"} <= set(self.float_parts) and not (
+            self.tied and "linears" in self.float_parts
+        )
 
     @property
     def feed_forward_activation(self) -> Activation:
         """The non-linearity of a feed-forward layer."""
-        return preset_of(self.architecture).activation if self.activation is None else self.activation
+        return (
+            preset_of(self.architecture).activation if self.activation is None else self.activation
+        )
 
     @property
     def has_sub_norms(self) -> bool:
@@ -316,16 +378,26 @@ class DecoderConfig:
     @property
     def has_query_key_norm(self) -> bool:
         """Whether queries and keys are normalised."""
-        return preset_of(self.architecture).query_key_norm if self.query_key_norm is None else self.query_key_norm
+        return (
+            preset_of(self.architecture).query_key_norm
+            if self.query_key_norm is None
+            else self.query_key_norm
+        )
 
     @property
     def tied(self) -> bool:
         """Whether the head uses the embedding's weights."""
-        return bool(preset_of(self.architecture).tied) if self.tie_embeddings is None else self.tie_embeddings
+        return (
+            bool(preset_of(self.architecture).tied)
+            if self.tie_embeddings is None
+            else self.tie_embeddings
+        )
 
     @property
     def exponent_groups(self) -> Literal[32, 64, 128, 256, "row"]:
-        """``group_size`` as modules take it: one exponent a matrix is held as equal ones, a row each."""
+        """``group_size`` as modules take it: one exponent a matrix is held as equal ones, a row
+        each.
+        """
         return "row" if self.group_size == "tensor" else self.group_size
 
     @property
@@ -346,7 +418,11 @@ class DecoderConfig:
     @property
     def key_features(self) -> int:
         """Features of the queries and keys of one head."""
-        return self.value_features if self.attention == "standard" else (self.sem_dim or 0) + (self.geo_dim or 0)
+        return (
+            self.value_features
+            if self.attention == "standard"
+            else (self.sem_dim or 0) + (self.geo_dim or 0)
+        )
 
     @property
     def rotary_features(self) -> int:
@@ -365,12 +441,19 @@ class DecoderConfig:
         """Hidden features of a feed-forward layer."""
         if self.feed_forward is not None:
             return self.feed_forward
-        # Three matrices of 8/3 width hold as many weights as two of 4 width (Shazeer, GLU Variants, 2020).
-        return 4 * self.width if self.feed_forward_activation == "relu2" else -(-8 * self.width // 96) * 32
+        # Three matrices of 8/3 width hold as many weights as two of 4 width (Shazeer, GLU Variants,
+        # 2020).
+        return (
+            4 * self.width
+            if self.feed_forward_activation == "relu2"
+            else -(-8 * self.width // 96) * 32
+        )
 
     @property
     def float_vectors(self) -> bool:
-        """Whether there are float vectors that learn, whatever ``float_parts`` says: biases, gates, keys, factors."""
+        """Whether there are float vectors that learn, whatever ``float_parts`` says: biases, gates,
+        keys, factors.
+        """
         rows = self.row_scales and self.ternary_linears and self.vector_trits is None
         return rows or self.query_key_value_bias or self.attention_gate or self.null_key_value
 

@@ -22,7 +22,8 @@ class WeightPlan:
 
     Attributes:
         packed, exponent, shape: as kernels take them.
-        factor: float32 ``[1]``, which multiplies the product, or ``[N]``, one for each row of the weight; None = 1.
+        factor: float32 ``[1]``, which multiplies the product, or ``[N]``, one for each row of the
+            weight; None = 1.
     """
 
     packed: Tensor
@@ -48,7 +49,9 @@ class NormPlan:
 
 @frozen(eq=False)
 class LayerPlan:
-    """One block. Norms that are None are left out; so is the gate of an activation that has none."""
+    """One block. Norms that are None are left out; so is the gate of an activation that has
+    none.
+    """
 
     attention_norm: NormPlan | None
     query: WeightPlan
@@ -71,7 +74,8 @@ class DecoderPlan:
     """All of a decoder that one token passes.
 
     Attributes:
-        width, heads, key_heads, features, hidden, vocabulary: ``D``, ``H``, ``G``, ``C``, ``F``, ``V``.
+        width, heads, key_heads, features, hidden, vocabulary: ``D``, ``H``, ``G``, ``C``, ``F``,
+            ``V``.
         activation: of the feed-forward layers.
         speeds: angle of each of the ``C / 2`` planes, for a position of 1.
         embedding: a ternary weight ``[V, D]``, or floats.

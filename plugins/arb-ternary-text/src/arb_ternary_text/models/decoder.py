@@ -28,21 +28,26 @@ __all__ = ["Decoder", "DecoderConfig", "build"]
 class Decoder(Transformer):
     """Embedding, blocks, final norm, head.
 
-    ``forward`` is ``logits(run_blocks(embed(tokens)))``; the three are public for those who grow, cut or distil a
-    model.
+    ``forward`` is ``logits(run_blocks(embed(tokens)))``; the three are public for those who grow,
+    cut or distil a model.
 
     Args:
         config: the options.
         vocabulary_size: number of token ids.
-        blocks: what yields the blocks in the order in which they run; None makes ``config.layers`` new ones.
+        blocks: what yields the blocks in the order in which they run; None makes ``config.layers``
+            new ones.
     """
 
     embedding: nn.Embedding | TernaryEmbedding
 
-    def __init__(self, config: DecoderConfig, vocabulary_size: int, *, blocks: nn.ModuleList | None = None) -> None:
+    def __init__(
+        self, config: DecoderConfig, vocabulary_size: int, *, blocks: nn.ModuleList | None = None
+    ) -> None:
         super().__init__(config, vocabulary_size)
         self.embedding = make_embedding(config, vocabulary_size)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers)) if blocks is None else blocks
+        self.blocks = (
+            nn.ModuleList(Block(config) for _ in range(config.layers)) if blocks is None else blocks
+        )
         self.final_norm = make_norm(config, config.width, gain=True)
         self.head = make_head(config, vocabulary_size, self.embedding)
         self._preserves_state = False
@@ -73,22 +78,29 @@ class Decoder(Transformer):
         Raises:
             UsageProblem: the sequence exceeds the context, or the cache does not fit the batch.
         """
-        if type(self) is Decoder and cache is not None and tokens_BS.size(1) == 1 and not torch.is_grad_enabled():
+        if (
+            type(self) is Decoder
+            and cache is not None
+            and tokens_BS.size(1) == 1
+            and not torch.is_grad_enabled()
+        ):
             logits_B1V = decode_token(self, tokens_BS, cache)
             if logits_B1V is not None:
                 return logits_B1V
         return self.logits(self.hidden(tokens_BS, cache))
 
     def hidden(self, tokens_BS: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """The residual stream ``[B, S, D]`` after the last block; arguments and errors are those of :meth:`forward`."""
+        """The residual stream ``[B, S, D]`` after the last block; arguments and errors are those of
+        :meth:`forward`.
+        """
         streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
         return self._run(self.embed(tokens_BS), self.blocks, streamed)
 
     def next_logits(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor:
         """Logits ``[B, V]`` of the token after the last position; the head multiplies no other.
 
-        Where somebody watches the model, or has given it a ``forward`` of its own, all are computed, of which these are
-        the last.
+        Where somebody watches the model, or has given it a ``forward`` of its own, all are
+        computed, of which these are the last.
         """
         if tokens_BS.size(1) == 1 or type(self).forward is not Decoder.forward or is_watched(self):
             logits_BSV: Tensor = self(tokens_BS, cache)
@@ -96,10 +108,11 @@ class Decoder(Transformer):
         return self.logits(self.hidden(tokens_BS, cache)[:, -1:])[:, -1]
 
     def new_cache(self, batch_size: int, numbers: CacheNumbers = "float") -> KeyValueCache:
-        """An empty cache for ``batch_size`` sequences. With a sliding window it takes any number of tokens.
+        """An empty cache for ``batch_size`` sequences. With a sliding window it takes any number of
+        tokens.
 
-        Keys and values are kept in the dtype of the model, or, for passes without gradients, as ``int8``: see
-        :class:`~arb_ternary_text.models.cache.Int8LayerCache`.
+        Keys and values are kept in the dtype of the model, or, for passes without gradients, as
+        ``int8``: see :class:`~arb_ternary_text.models.cache.Int8LayerCache`.
 
         Raises:
             UsageProblem: the model is not causal, or no such numbers.
@@ -111,14 +124,16 @@ class Decoder(Transformer):
             )
         window = self.config.sliding_window
         limit = self.config.max_length if window is None else None
-        return KeyValueCache(len(self.blocks), batch_size, window=window, limit=limit, numbers=numbers)
+        return KeyValueCache(
+            len(self.blocks), batch_size, window=window, limit=limit, numbers=numbers
+        )
 
     def set_state_preservation(self, enabled: bool) -> None:
         """Let a training batch continue the one before, row by row, for streamed text.
 
-        Calls without a cache in training mode then see the positions before them, without a gradient to them, as far
-        back as the sliding window reaches, or ``max_length`` where there is none. Evaluation does not touch that
-        state.
+        Calls without a cache in training mode then see the positions before them, without a
+        gradient to them, as far back as the sliding window reaches, or ``max_length`` where there
+        is none. Evaluation does not touch that state.
 
         Raises:
             UsageProblem: the model is not causal.
@@ -133,7 +148,9 @@ class Decoder(Transformer):
         self._runtime_cache = None
 
     def runtime_state(self) -> dict[str, Any] | None:
-        """What the next training batch continues, as nested lists of tensors for a checkpoint; None when nothing."""
+        """What the next training batch continues, as nested lists of tensors for a checkpoint; None
+        when nothing.
+        """
         cache = self._runtime_cache
         return None if cache is None else {"batch_size": cache.batch_size, **cache.state_dict()}
 

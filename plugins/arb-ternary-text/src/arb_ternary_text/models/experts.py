@@ -1,14 +1,16 @@
 """A mixture of feed-forward experts with iterated routing.
 
-Shapes: ``M`` tokens, ``A`` tokens still being refined, ``X`` experts, ``T`` experts a token, ``D`` width.
+Shapes: ``M`` tokens, ``A`` tokens still being refined, ``X`` experts, ``T`` experts a token, ``D``
+width.
 
-One pass normalises each token's state, lets a linear router choose the token's ``T`` experts and adds their gated
-outputs to the token's update. In the next pass the token is routed again, from the state with that update, so that a
-later pass refines what an earlier one did. A token stops when it chooses the same experts as in the pass before, and
-after ``max_moe_iters`` passes at the latest. With one pass this is the usual mixture of experts.
+One pass normalises each token's state, lets a linear router choose the token's ``T`` experts and
+adds their gated outputs to the token's update. In the next pass the token is routed again, from the
+state with that update, so that a later pass refines what an earlier one did. A token stops when it
+chooses the same experts as in the pass before, and after ``max_moe_iters`` passes at the latest.
+With one pass this is the usual mixture of experts.
 
-Everything is decided token by token (ties go to the expert with the lower number), so that a token's update depends
-neither on the batch around it nor on how a prompt is cut into chunks.
+Everything is decided token by token (ties go to the expert with the lower number), so that a
+token's update depends neither on the batch around it nor on how a prompt is cut into chunks.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ __all__ = ["Experts"]
 class Experts(nn.Module):
     """Experts behind a linear router; takes the place of a dense feed-forward layer.
 
-    Gates are the softmax of the chosen experts' scores. A single chosen expert is instead weighted by its probability
-    among all of them (Fedus et al., Switch Transformers, 2021): the softmax of one score is 1 and would teach the
-    router nothing. A ternary expert casts one set of votes for each pass in which it was chosen.
+    Gates are the softmax of the chosen experts' scores. A single chosen expert is instead weighted
+    by its probability among all of them (Fedus et al., Switch Transformers, 2021): the softmax of
+    one score is 1 and would teach the router nothing. A ternary expert casts one set of votes for
+    each pass in which it was chosen.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -38,7 +41,9 @@ class Experts(nn.Module):
         self.residual_scale = 2.0**config.residual_scale
         self.norm = make_norm(config, config.width, gain=True)
         self.router = make_linear(config, config.width, config.experts)
-        self.experts = nn.ModuleList(FeedForward(config, normalise_input=False) for _ in range(config.experts))
+        self.experts = nn.ModuleList(
+            FeedForward(config, normalise_input=False) for _ in range(config.experts)
+        )
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """The update that the residual stream ``x_BSD`` gets."""
@@ -48,7 +53,9 @@ class Experts(nn.Module):
         update_MD = self._mixed(normed_AD, chosen_AT, gate_AT)
         active_A = torch.arange(x_MD.size(0), device=x_MD.device)
         for _ in range(1, self.max_iterations):
-            normed_AD = self.norm(torch.add(x_MD[active_A], update_MD[active_A], alpha=self.residual_scale))
+            normed_AD = self.norm(
+                torch.add(x_MD[active_A], update_MD[active_A], alpha=self.residual_scale)
+            )
             before_AT = chosen_AT
             chosen_AT, gate_AT = self.route(normed_AD)
             moved_A = (chosen_AT != before_AT).any(dim=-1).nonzero().squeeze(-1)
@@ -60,7 +67,9 @@ class Experts(nn.Module):
         return update_MD.view_as(x_BSD)
 
     def route(self, normed_MD: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts that each token chooses, in ascending order (int64 ``[M, T]``), and their gates ``[M, T]``."""
+        """The experts that each token chooses, in ascending order (int64 ``[M, T]``), and their
+        gates ``[M, T]``.
+        """
         score_MX: Tensor = self.router(normed_MD)
         # A stable sort, because topk leaves open which of two equal scores it takes.
         ranked_MX = score_MX.sort(dim=-1, descending=True, stable=True).indices

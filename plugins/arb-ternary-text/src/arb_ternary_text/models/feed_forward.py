@@ -1,4 +1,6 @@
-"""The dense feed-forward layer: ReLU^2 (So et al., Primer, 2021), SwiGLU (Shazeer, 2020), or ReLU^2 of a gate."""
+"""The dense feed-forward layer: ReLU^2 (So et al., Primer, 2021), SwiGLU (Shazeer, 2020), or ReLU^2
+of a gate.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ class FeedForward(nn.Module):
 
     Args:
         config: the decoder's options.
-        normalise_input: False inside an expert layer, which normalises once for its router and all experts.
+        normalise_input: False inside an expert layer, which normalises once for its router and all
+            experts.
     """
 
     def __init__(self, config: DecoderConfig, *, normalise_input: bool = True) -> None:
         super().__init__()
         self.norm = make_norm(config, config.width, gain=True) if normalise_input else nn.Identity()
         activation = config.feed_forward_activation
-        self.gate = None if activation == "relu2" else make_linear(config, config.width, config.hidden)
+        self.gate = (
+            None if activation == "relu2" else make_linear(config, config.width, config.hidden)
+        )
         self.activation = activation
         self.up = make_linear(config, config.width, config.hidden)
         self.hidden_norm = make_sub_norm(config, config.hidden)
@@ -36,14 +41,18 @@ class FeedForward(nn.Module):
         linears = (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
         kernels = kernels_for(x_BSD, (self.norm, self.hidden_norm), linears)
         if kernels is not None:
-            return feed_forward(kernels, x_BSD, self.norm, linears, self.activation, self.hidden_norm)
+            return feed_forward(
+                kernels, x_BSD, self.norm, linears, self.activation, self.hidden_norm
+            )
         normed_BSD = self.norm(x_BSD)
         up_BSF = self.up(normed_BSD)
         if self.gate is None:
             hidden_BSF = F.relu(up_BSF).square()
         else:
             gate_BSF = self.gate(normed_BSD)
-            hidden_BSF = (F.silu(gate_BSF) if self.activation == "swiglu" else F.relu(gate_BSF).square()) * up_BSF
+            hidden_BSF = (
+                F.silu(gate_BSF) if self.activation == "swiglu" else F.relu(gate_BSF).square()
+            ) * up_BSF
         update_BSD: Tensor = self.down(self.hidden_norm(hidden_BSF))
         return update_BSD
 

@@ -1,34 +1,40 @@
-"""When the parts of a block may be computed by kernels of their own, not by the operations of torch.
+"""When the parts of a block may be computed by kernels of their own, not by the operations of
+torch.
 
-Such kernels (``arb_ternary.backends.protocol.BLOCK_OPS``) are optional: they save the memory traffic and the calls of
-a dozen operations each. They add up in an order of their own, so that float results differ from torch's in the last
-bits; integers made of the same floats are equal. Rows of ``M`` positions have ``K`` features, of any float dtype; what
-lies between reading a row and writing it is float32. ``x`` may also be ``[B, H, S, C]``, whose row ``(b, s)`` is its
-heads one after another. ``eps`` is None where rows are not normalised, and ``r``, their factors in float32, likewise.
-A ``gain``, float32 with a number a feature, multiplies what is normalised, and is None where there is none; backward
-adds its gradient to ``grad_gain``, in an order that depends on sizes alone.
+Such kernels (``arb_ternary.backends.protocol.BLOCK_OPS``) are optional: they save the memory
+traffic and the calls of a dozen operations each. They add up in an order of their own, so that
+float results differ from torch's in the last bits; integers made of the same floats are equal. Rows
+of ``M`` positions have ``K`` features, of any float dtype; what lies between reading a row and
+writing it is float32. ``x`` may also be ``[B, H, S, C]``, whose row ``(b, s)`` is its heads one
+after another. ``eps`` is None where rows are not normalised, and ``r``, their factors in float32,
+likewise. A ``gain``, float32 with a number a feature, multiplies what is normalised, and is None
+where there is none; backward adds its gradient to ``grad_gain``, in an order that depends on sizes
+alone.
 
 * ``normalise_quantize(x, eps, gain) -> q, scale, r``: ``quantize_rows`` of the rows times
   ``r = 1 / sqrt(mean(x^2) + eps)`` and ``gain [K]``.
-* ``normalise_quantize_backward(grads, x, r, size, gain, grad_gain) -> grad``: of ``x``, which has this size, from the
-  sum of one to three gradients ``[M, K]`` of the normalised rows; ``x`` may be None where ``r`` is.
-* ``activate_quantize(gate, up, kind, eps, gain) -> q, scale, r``: the same of ``silu(gate) * up`` (``swiglu``),
-  ``relu(up)^2`` (``relu2``, whose gate is None) or ``relu(gate)^2 * up`` (``reglu2``).
+* ``normalise_quantize_backward(grads, x, r, size, gain, grad_gain) -> grad``: of ``x``, which has
+  this size, from the sum of one to three gradients ``[M, K]`` of the normalised rows; ``x`` may be
+  None where ``r`` is.
+* ``activate_quantize(gate, up, kind, eps, gain) -> q, scale, r``: the same of ``silu(gate) * up``
+  (``swiglu``), ``relu(up)^2`` (``relu2``, whose gate is None) or ``relu(gate)^2 * up``
+  (``reglu2``).
 * ``activate_quantize_backward(grad, gate, up, kind, r, gain, grad_gain) -> grad_gate, grad_up``.
-* ``scale_columns_backward(grad, x, factor, grad_factor) -> grad``: of ``x [M, N]``, from that of ``factor * x`` with
-  a float32 factor a column, whose gradient is added to ``grad_factor``.
-* ``turn_heads(x, angles, heads, length, eps, gain) -> y, r``: rows ``[B * S, H * C]`` to heads ``[B, H, S, C]``, each
-  normalised (``r`` is ``[M, H]``, ``gain`` ``[C]``) and turned by ``angles``, cosines and sines ``[S, C / 2]``, or by
-  nothing (None).
+* ``scale_columns_backward(grad, x, factor, grad_factor) -> grad``: of ``x [M, N]``, from that of
+  ``factor * x`` with a float32 factor a column, whose gradient is added to ``grad_factor``.
+* ``turn_heads(x, angles, heads, length, eps, gain) -> y, r``: rows ``[B * S, H * C]`` to heads
+  ``[B, H, S, C]``, each normalised (``r`` is ``[M, H]``, ``gain`` ``[C]``) and turned by
+  ``angles``, cosines and sines ``[S, C / 2]``, or by nothing (None).
 * ``turn_heads_backward(grad, x, angles, r, gain, grad_gain) -> grad``.
-* ``attend(query, key, value, angles, heads, key_heads, length, query_eps, key_eps, query_gain, key_gain) -> seen,
-  logs``: causal softmax attention over heads ``[B * S, heads * C]`` and ``[B * S, key_heads * C]``, normalised and
-  turned as by ``turn_heads`` (values are not); ``logs``, float32 ``[B, heads, S]``, are those of the sums of what
-  softmax divides by.
-* ``attend_backward(grad, query, key, value, seen, logs, ..., grad_query_gain, grad_key_gain) -> grad_query, grad_key,
-  grad_value``, with the rest of the arguments of ``attend``.
-* ``quantize_gradients(grad, row_scale, seed, step, stream, folded_stream) -> q, scale, folded, folded_scale``:
-  ``quantize_gradient`` of ``grad`` and of its rows times their scales; for fewer than 2**32 elements.
+* ``attend(query, key, value, angles, heads, key_heads, length, query_eps, key_eps, query_gain,
+  key_gain) -> seen, logs``: causal softmax attention over heads ``[B * S, heads * C]`` and ``[B *
+  S, key_heads * C]``, normalised and turned as by ``turn_heads`` (values are not); ``logs``,
+  float32 ``[B, heads, S]``, are those of the sums of what softmax divides by.
+* ``attend_backward(grad, query, key, value, seen, logs, ..., grad_query_gain, grad_key_gain) ->
+  grad_query, grad_key, grad_value``, with the rest of the arguments of ``attend``.
+* ``quantize_gradients(grad, row_scale, seed, step, stream, folded_stream) -> q, scale, folded,
+  folded_scale``: ``quantize_gradient`` of ``grad`` and of its rows times their scales; for fewer
+  than 2**32 elements.
 """
 
 from __future__ import annotations
@@ -43,11 +49,23 @@ from arb_ternary.backends.protocol import BLOCK_OPS
 from arb_ternary.backends.select import get_backend
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, RMSNorm
-from arb_ternary_text.models.row_scaled_linear import RowScaled, RowScaledTernaryLinear, TritScaledTernaryLinear
+from arb_ternary_text.models.row_scaled_linear import (
+    RowScaled,
+    RowScaledTernaryLinear,
+    TritScaledTernaryLinear,
+)
 from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm
 from arb_ternary_train.exact_arithmetic import is_exact
 
-__all__ = ["Kernels", "eps_of", "factor_of", "gain_of", "is_watched", "kernels_for", "may_round_otherwise"]
+__all__ = [
+    "Kernels",
+    "eps_of",
+    "factor_of",
+    "gain_of",
+    "is_watched",
+    "kernels_for",
+    "may_round_otherwise",
+]
 
 Kernels = Mapping[str, Callable[..., Any]]
 
@@ -65,22 +83,31 @@ _TENSORS: Final = (Tensor, nn.Parameter)
 def may_round_otherwise() -> bool:
     """Whether float results may differ from those of torch's operations in the last bits.
 
-    Not in an exact run, whose bits are the same on every backend; and not while a graph is compiled, which is made of
-    torch's operations.
+    Not in an exact run, whose bits are the same on every backend; and not while a graph is
+    compiled, which is made of torch's operations.
     """
     return not (torch.compiler.is_compiling() or is_exact())
 
 
-def kernels_for(x: Tensor, norms: Sequence[nn.Module], linears: Sequence[nn.Module]) -> Kernels | None:
-    """The kernels for a part of a block that reads ``x``, or None where torch's operations have to compute it.
+def kernels_for(
+    x: Tensor, norms: Sequence[nn.Module], linears: Sequence[nn.Module]
+) -> Kernels | None:
+    """The kernels for a part of a block that reads ``x``, or None where torch's operations have to
+    compute it.
 
-    They do where results may be rounded otherwise, ``x`` is a plain tensor of float32 or bfloat16 on the CPU, every
-    linear is ternary, perhaps with factors of its rows, without a bias and takes int8 activations, norms are those of
-    this package, whose gains are float or means of trits, nobody has put hooks or another ``forward`` on them, and the
-    backend of all linears has the kernels. Under autocast, which is to bfloat16, the part reads ``x``, and writes, in
-    that.
+    They do where results may be rounded otherwise, ``x`` is a plain tensor of float32 or bfloat16
+    on the CPU, every linear is ternary, perhaps with factors of its rows, without a bias and takes
+    int8 activations, norms are those of this package, whose gains are float or means of trits,
+    nobody has put hooks or another ``forward`` on them, and the backend of all linears has the
+    kernels. Under autocast, which is to bfloat16, the part reads ``x``, and writes, in that.
     """
-    if type(x) is not Tensor or not x.is_cpu or x.dtype not in _DTYPES or not x.numel() or not may_round_otherwise():
+    if (
+        type(x) is not Tensor
+        or not x.is_cpu
+        or x.dtype not in _DTYPES
+        or not x.numel()
+        or not may_round_otherwise()
+    ):
         return None
     if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") not in _DTYPES:
         return None
@@ -88,7 +115,11 @@ def kernels_for(x: Tensor, norms: Sequence[nn.Module], linears: Sequence[nn.Modu
     for linear in linears:
         if not _is_plain(linear) or linear.activations != "int8" or linear.bias is not None:
             return None
-        if is_watched(linear) or backend not in (None, linear.backend) or linear.backend != linear.chosen_backend:
+        if (
+            is_watched(linear)
+            or backend not in (None, linear.backend)
+            or linear.backend != linear.chosen_backend
+        ):
             return None
         backend = linear.backend
     if backend is None or not all(_is_known(norm) and not is_watched(norm) for norm in norms):
@@ -98,7 +129,9 @@ def kernels_for(x: Tensor, norms: Sequence[nn.Module], linears: Sequence[nn.Modu
 
 
 def _is_plain(linear: nn.Module) -> TypeGuard[TernaryLinear]:
-    """Whether it is a linear of ours; of one whose weight ranks share, whether all of that is here."""
+    """Whether it is a linear of ours; of one whose weight ranks share, whether all of that is
+    here.
+    """
     kind = getattr(type(linear), "uncut", type(linear))
     if kind not in _LINEARS or type(linear.weight) not in _TENSORS:
         return False
@@ -106,8 +139,12 @@ def _is_plain(linear: nn.Module) -> TypeGuard[TernaryLinear]:
 
 
 def _is_known(norm: nn.Module) -> bool:
-    """Whether it is a norm of ours, or none; of one with a float gain, whether all of that is here."""
-    return type(norm) in _NORMS and (not isinstance(norm, RMSNorm) or type(norm.weight) in (*_TENSORS, type(None)))
+    """Whether it is a norm of ours, or none; of one with a float gain, whether all of that is
+    here.
+    """
+    return type(norm) in _NORMS and (
+        not isinstance(norm, RMSNorm) or type(norm.weight) in (*_TENSORS, type(None))
+    )
 
 
 def eps_of(norm: nn.Module) -> float | None:
@@ -116,7 +153,9 @@ def eps_of(norm: nn.Module) -> float | None:
 
 
 def gain_of(norm: nn.Module) -> Tensor | None:
-    """What a norm multiplies by after it has normalised, float32 ``[K]``, in the graph; None for nothing."""
+    """What a norm multiplies by after it has normalised, float32 ``[K]``, in the graph; None for
+    nothing.
+    """
     if isinstance(norm, TritRMSNorm):
         gains: Tensor = norm.gains()
         return gains
@@ -124,7 +163,9 @@ def gain_of(norm: nn.Module) -> Tensor | None:
 
 
 def factor_of(linear: nn.Module) -> Tensor | None:
-    """What a linear multiplies its rows by beside their powers of two, float32 ``[N]``, in the graph; None for none."""
+    """What a linear multiplies its rows by beside their powers of two, float32 ``[N]``, in the
+    graph; None for none.
+    """
     return linear.learning_factors().float() if isinstance(linear, RowScaled) else None
 
 

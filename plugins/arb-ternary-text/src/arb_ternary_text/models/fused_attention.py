@@ -1,7 +1,8 @@
-"""Causal attention of a block as one node of the graph, by the kernels of a backend, scores included.
+"""Causal attention of a block as one node of the graph, by the kernels of a backend, scores
+included.
 
-For backward it keeps the rows that its linears read and write, and a number for each query and head: no scores, and
-neither normed nor turned heads.
+For backward it keeps the rows that its linears read and write, and a number for each query and
+head: no scores, and neither normed nor turned heads.
 
 Shapes: as in :mod:`~arb_ternary_text.models.attention`; ``M`` rows ``(b, s)`` of ``D`` features.
 """
@@ -17,23 +18,35 @@ from torch.autograd.function import once_differentiable
 
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.fused import Kernels, eps_of, factor_of, gain_of
-from arb_ternary_text.models.fused_linear import FusedLinear, join, of_factor, scaled, weights_of, zeros_for
+from arb_ternary_text.models.fused_linear import (
+    FusedLinear,
+    join,
+    of_factor,
+    scaled,
+    weights_of,
+    zeros_for,
+)
 
 __all__ = ["Modules", "attention", "serves"]
 
-#: Longest sequence over which the kernels were measured to be faster than torch's: docs/explanation/cpu-kernels.md.
+# : Longest sequence over which the kernels were measured to be faster than torch's:
+# docs/explanation/cpu-kernels.md.
 _LONGEST: Final = 2048
 
 
 class Modules(NamedTuple):
-    """Linears of queries, keys, values and the output; norms in front, of queries, of keys, and behind the heads."""
+    """Linears of queries, keys, values and the output; norms in front, of queries, of keys, and
+    behind the heads.
+    """
 
     linears: tuple[nn.Module, nn.Module, nn.Module, nn.Module]
     norms: tuple[nn.Module, nn.Module, nn.Module, nn.Module]
 
 
 class _Plan(NamedTuple):
-    """What forward and backward share beside tensors; ``heads`` are those of queries and of keys."""
+    """What forward and backward share beside tensors; ``heads`` are those of queries and of
+    keys.
+    """
 
     kernels: Kernels
     linears: tuple[FusedLinear, ...]
@@ -45,12 +58,19 @@ class _Plan(NamedTuple):
 class _Attention(torch.autograd.Function):
     """Norm, quantisation, queries, keys and values; attention; norm, quantisation, output.
 
-    Vectors: gains in front, of queries, of keys and behind the heads, then the factors of each linear.
+    Vectors: gains in front, of queries, of keys and behind the heads, then the factors of each
+    linear.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x_MD: Tensor, _anchor: Tensor | None, plan: _Plan, cos: Tensor, sin: Tensor, *vectors: Tensor | None
+        ctx: Any,
+        x_MD: Tensor,
+        _anchor: Tensor | None,
+        plan: _Plan,
+        cos: Tensor,
+        sin: Tensor,
+        *vectors: Tensor | None,
     ) -> Tensor:
         kernels, (*inner, output) = plan.kernels, plan.linears
         eps, query_eps, key_eps, seen_eps = plan.eps
@@ -62,8 +82,17 @@ class _Attention(torch.autograd.Function):
         q_ME, seen_scale_M, seen_r_M = kernels["normalise_quantize"](seen_ME, seen_eps, seen_gain)
         product_MD = output.multiply(q_ME, seen_scale_M, x_MD.dtype)
         rows = (None if r_M is None else x_MD, q_MD, scale_M, r_M)
-        of_seen = (seen_ME, logs, q_ME, seen_scale_M, seen_r_M, None if factors[-1] is None else product_MD)
-        ctx.save_for_backward(*rows, *products, *of_seen, cos, sin, *vectors, *weights_of(plan.linears))
+        of_seen = (
+            seen_ME,
+            logs,
+            q_ME,
+            seen_scale_M,
+            seen_r_M,
+            None if factors[-1] is None else product_MD,
+        )
+        ctx.save_for_backward(
+            *rows, *products, *of_seen, cos, sin, *vectors, *weights_of(plan.linears)
+        )
         ctx.plan = plan
         return scaled(product_MD, factors[-1])
 
@@ -71,13 +100,18 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, ...]:
         x_MD, q_MD, scale_M, r_M, *rest = ctx.saved_tensors
-        products, (seen_ME, logs, q_ME, seen_scale_M, seen_r_M, product_MD, cos, sin, *rest) = rest[:3], rest[3:]
+        products, (seen_ME, logs, q_ME, seen_scale_M, seen_r_M, product_MD, cos, sin, *rest) = (
+            rest[:3],
+            rest[3:],
+        )
         (gain, query_gain, key_gain, seen_gain, *factors), plan = rest[:8], ctx.plan
         kernels, (*inner, output) = plan.kernels, plan.linears
         of_gains = [zeros_for(each) for each in (gain, query_gain, key_gain, seen_gain)]
         needs_x, needs = ctx.needs_input_grad[0], ctx.needs_input_grad[5:]
         needs_rows = needs_x or needs[0]
-        reached = needs_rows or any(needs[1:-1]) or any(linear.anchor is not None for linear in inner)
+        reached = (
+            needs_rows or any(needs[1:-1]) or any(linear.anchor is not None for linear in inner)
+        )
         grad_MD, of_output = of_factor(kernels, grad_MD, product_MD, factors[-1])
         grad_ME = output.backward(grad_MD, q_ME, seen_scale_M, needs_input=reached)
         grad_x, of_inner = None, (None,) * len(inner)
@@ -85,16 +119,23 @@ class _Attention(torch.autograd.Function):
             if seen_r_M is not None:
                 back, gains = kernels["normalise_quantize_backward"], (seen_gain, of_gains[3])
                 grad_ME = back([grad_ME], seen_ME, seen_r_M, seen_ME.shape, *gains)
-            heads, of_heads = map(scaled, products, factors), ((cos, sin), *plan.heads, plan.length, *plan.eps[1:3])
+            heads, of_heads = (
+                map(scaled, products, factors),
+                ((cos, sin), *plan.heads, plan.length, *plan.eps[1:3]),
+            )
             gains = (query_gain, key_gain, *of_gains[1:3])
             given = kernels["attend_backward"](grad_ME, *heads, seen_ME, logs, *of_heads, *gains)
-            grads, of_inner = zip(*map(partial(of_factor, kernels), given, products, factors), strict=True)
+            grads, of_inner = zip(
+                *map(partial(of_factor, kernels), given, products, factors), strict=True
+            )
             found = [
                 linear.backward(grad, q_MD, scale_M, needs_input=needs_rows)
                 for linear, grad in zip(inner, grads, strict=True)
             ]
             if needs_rows:
-                grad_x = kernels["normalise_quantize_backward"](found, x_MD, r_M, q_MD.shape, gain, of_gains[0])
+                grad_x = kernels["normalise_quantize_backward"](
+                    found, x_MD, r_M, q_MD.shape, gain, of_gains[0]
+                )
         return grad_x, None, None, None, None, *of_gains, *of_inner, of_output
 
 
@@ -104,9 +145,14 @@ def serves(x_BSD: Tensor) -> bool:
 
 
 def attention(
-    kernels: Kernels, x_BSD: Tensor, modules: Modules, heads: tuple[int, int], angles: tuple[Tensor, Tensor]
+    kernels: Kernels,
+    x_BSD: Tensor,
+    modules: Modules,
+    heads: tuple[int, int],
+    angles: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """What attention, in which each position sees itself and those before it, adds to the residual stream ``x_BSD``.
+    """What attention, in which each position sees itself and those before it, adds to the residual
+    stream ``x_BSD``.
 
     Args:
         kernels: from ``kernels_for`` of all the modules.
@@ -117,10 +163,16 @@ def attention(
     """
     batch, length, width = x_BSD.shape
     linears, anchor = join(modules.linears, kernels)
-    plan = _Plan(kernels, tuple(linears), tuple(eps_of(norm) for norm in modules.norms), heads, length)
+    plan = _Plan(
+        kernels, tuple(linears), tuple(eps_of(norm) for norm in modules.norms), heads, length
+    )
     vectors = (*map(gain_of, modules.norms), *map(factor_of, modules.linears))
     y_MD: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-        TernaryModule.in_autocast(x_BSD).reshape(batch * length, width), anchor, plan, *angles, *vectors
+        TernaryModule.in_autocast(x_BSD).reshape(batch * length, width),
+        anchor,
+        plan,
+        *angles,
+        *vectors,
     )
     for linear in linears:
         linear.expect_votes(y_MD)

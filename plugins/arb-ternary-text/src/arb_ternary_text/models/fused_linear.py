@@ -1,6 +1,8 @@
-"""A ternary linear inside of a fused part: its product, its gradients and its votes, by direct calls of the kernels.
+"""A ternary linear inside of a fused part: its product, its gradients and its votes, by direct
+calls of the kernels.
 
-The integers are those of ``arb_ternary.backends.ops.linear`` and its gradient: rows, hashes and votes are the same.
+The integers are those of ``arb_ternary.backends.ops.linear`` and its gradient: rows, hashes and
+votes are the same.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class FusedLinear(NamedTuple):
         """That of a ternary linear; UsageProblem inside of torch's ``DistributedDataParallel``."""
         if not isinstance(linear, TernaryLinear):
             raise TypeError(f"a ternary linear is needed, got a {type(linear).__name__}")
-        return cls(linear, kernels, linear.vote_state(), linear.vote_anchor(), linear.gradients == "int8")
+        return cls(
+            linear, kernels, linear.vote_state(), linear.vote_anchor(), linear.gradients == "int8"
+        )
 
     @property
     def saved(self) -> tuple[Tensor, Tensor]:
@@ -60,18 +64,27 @@ class FusedLinear(NamedTuple):
     def multiply(self, q_MK: Tensor, scale_M: Tensor, dtype: torch.dtype) -> Tensor:
         """``x @ W.T`` of quantised rows, ``[M, N]``."""
         state = self.state
-        y: Tensor = self.kernels["linear"](q_MK, scale_M, state.weight, state.exponent, None, state.shape, dtype)
+        y: Tensor = self.kernels["linear"](
+            q_MK, scale_M, state.weight, state.exponent, None, state.shape, dtype
+        )
         return y
 
-    def backward(self, grad_MN: Tensor, q_MK: Tensor, scale_M: Tensor, *, needs_input: bool) -> Tensor | None:
-        """Cast the votes; the gradient of the rows, ``[M, K]`` in the dtype of ``grad``, if it is needed."""
+    def backward(
+        self, grad_MN: Tensor, q_MK: Tensor, scale_M: Tensor, *, needs_input: bool
+    ) -> Tensor | None:
+        """Cast the votes; the gradient of the rows, ``[M, K]`` in the dtype of ``grad``, if it is
+        needed.
+        """
         casts, state = self.anchor is not None, self.state
         grad_MN = grad_MN.contiguous()
         grad, scale, folded, folded_scale = grad_MN, None, None, None
         if self.integer:
-            grad, scale, folded, folded_scale = self._integers(grad_MN, scale_M, needs_input=needs_input)
+            grad, scale, folded, folded_scale = self._integers(
+                grad_MN, scale_M, needs_input=needs_input
+            )
         elif casts:
-            # The token scales of int8 activations belong to the product; folded into the gradient, x stays integer.
+            # The token scales of int8 activations belong to the product; folded into the gradient,
+            # x stays integer.
             folded = grad_MN * scale_M.to(grad_MN.dtype).unsqueeze(1)
         grad_x = None
         if needs_input:
@@ -84,15 +97,23 @@ class FusedLinear(NamedTuple):
     def _integers(
         self, grad_MN: Tensor, scale_M: Tensor, *, needs_input: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """The int8 gradient for the rows and the one for the votes, each with its power of two, where it is needed."""
+        """The int8 gradient for the rows and the one for the votes, each with its power of two,
+        where it is needed.
+        """
         seed, step, stream = hash_words(self.state.control)
         casts = self.anchor is not None
         if needs_input and casts and grad_MN.numel() < _MANY:
             words = (seed, step, stream + USE_GRAD_INPUT, stream + USE_VOTES)
-            grad, scale, folded, folded_scale = self.kernels["quantize_gradients"](grad_MN, scale_M, *words)
+            grad, scale, folded, folded_scale = self.kernels["quantize_gradients"](
+                grad_MN, scale_M, *words
+            )
             return grad, scale, folded, folded_scale
         quantize = self.kernels["quantize_gradient"]
-        grad, scale = quantize(grad_MN, seed, step, stream + USE_GRAD_INPUT) if needs_input else (grad_MN, None)
+        grad, scale = (
+            quantize(grad_MN, seed, step, stream + USE_GRAD_INPUT)
+            if needs_input
+            else (grad_MN, None)
+        )
         if not casts:
             return grad, scale, None, None
         folded = grad_MN * scale_M.to(grad_MN.dtype).unsqueeze(1)

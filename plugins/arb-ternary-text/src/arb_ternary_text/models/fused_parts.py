@@ -1,7 +1,7 @@
 """The parts of a block as one node of the graph each, by the kernels of a backend.
 
-For backward they keep what torch's operations would keep, or less: the rows before a norm instead of those after it,
-int8 rows once, and none of the activation's intermediate results.
+For backward they keep what torch's operations would keep, or less: the rows before a norm instead
+of those after it, int8 rows once, and none of the activation's intermediate results.
 
 Shapes: as in :mod:`~arb_ternary_text.models.attention`; ``M`` rows ``(b, s)`` of ``D`` features.
 """
@@ -18,7 +18,14 @@ from torch.autograd.function import once_differentiable
 
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.fused import Kernels, eps_of, factor_of, gain_of
-from arb_ternary_text.models.fused_linear import FusedLinear, join, of_factor, scaled, weights_of, zeros_for
+from arb_ternary_text.models.fused_linear import (
+    FusedLinear,
+    join,
+    of_factor,
+    scaled,
+    weights_of,
+    zeros_for,
+)
 
 __all__ = ["feed_forward", "output", "project_heads"]
 
@@ -26,7 +33,9 @@ _Angles = tuple[Tensor, Tensor]
 
 
 class _Heads(NamedTuple):
-    """One of queries, keys and values: its linear, how many heads it has, its norm's eps, and what turns it."""
+    """One of queries, keys and values: its linear, how many heads it has, its norm's eps, and what
+    turns it.
+    """
 
     linear: FusedLinear
     heads: int
@@ -57,7 +66,9 @@ class _Projected(torch.autograd.Function):
         for part, head_gain, factor in zip(parts, gains, factors, strict=True):
             product_ME = part.linear.multiply(q_MD, scale_M, x_MD.dtype)
             y_ME = scaled(product_ME, factor)
-            y_BHSC, r_MH = kernels["turn_heads"](y_ME, part.angles, part.heads, length, part.eps, head_gain)
+            y_BHSC, r_MH = kernels["turn_heads"](
+                y_ME, part.angles, part.heads, length, part.eps, head_gain
+            )
             found.append(y_BHSC)
             kept += [None if r_MH is None and factor is None else product_ME, r_MH]
         x_kept = None if r_M is None else x_MD
@@ -78,20 +89,30 @@ class _Projected(torch.autograd.Function):
         of_vectors = [zeros_for(each) for each in (gain, *gains)]
         needs_rows, found = ctx.needs_input_grad[0] or ctx.needs_input_grad[5], []
         for i, (part, grad) in enumerate(zip(parts, grads, strict=True)):
-            angles, product_ME, r_MH = None if part.angles is None else (cos, sin), kept[2 * i], kept[2 * i + 1]
+            angles, product_ME, r_MH = (
+                None if part.angles is None else (cos, sin),
+                kept[2 * i],
+                kept[2 * i + 1],
+            )
             y_ME = None if r_MH is None else scaled(product_ME, factors[i])
-            grad_ME = kernels["turn_heads_backward"](grad, y_ME, angles, r_MH, gains[i], of_vectors[1 + i])
+            grad_ME = kernels["turn_heads_backward"](
+                grad, y_ME, angles, r_MH, gains[i], of_vectors[1 + i]
+            )
             grad_ME, of_rows = of_factor(kernels, grad_ME, product_ME, factors[i])
             of_vectors.append(of_rows)
             found.append(part.linear.backward(grad_ME, q_MD, scale_M, needs_input=needs_rows))
         grad_x = None
         if needs_rows:
-            grad_x = kernels["normalise_quantize_backward"](found, x_MD, r_M, q_MD.shape, gain, of_vectors[0])
+            grad_x = kernels["normalise_quantize_backward"](
+                found, x_MD, r_M, q_MD.shape, gain, of_vectors[0]
+            )
         return grad_x, None, None, None, None, *of_vectors
 
 
 class _Output(torch.autograd.Function):
-    """Heads side by side, norm, quantisation, product. Vectors: the norm's gain, factors of rows."""
+    """Heads side by side, norm, quantisation, product. Vectors: the norm's gain, factors of
+    rows.
+    """
 
     @staticmethod
     def forward(
@@ -105,7 +126,13 @@ class _Output(torch.autograd.Function):
     ) -> Tensor:
         q_ME, scale_M, r_M = linear.kernels["normalise_quantize"](seen_BHSC, eps, gain)
         product_MD = linear.multiply(q_ME, scale_M, seen_BHSC.dtype)
-        rows = (None if r_M is None else seen_BHSC, q_ME, scale_M, r_M, None if factor is None else product_MD)
+        rows = (
+            None if r_M is None else seen_BHSC,
+            q_ME,
+            scale_M,
+            r_M,
+            None if factor is None else product_MD,
+        )
         ctx.save_for_backward(*rows, gain, factor, *linear.saved)
         ctx.linear, ctx.size = linear, seen_BHSC.shape
         return scaled(product_MD, factor)
@@ -148,7 +175,9 @@ class _FeedForward(torch.autograd.Function):
         q_MD, scale_M, r_M = kernels["normalise_quantize"](x_MD, eps, gain)
         products = [linear.multiply(q_MD, scale_M, x_MD.dtype) for linear in inner]
         gate, up = _gate_and_up(products, factors)
-        q_MF, hidden_scale_M, hidden_r_M = kernels["activate_quantize"](gate, up, kind, hidden_eps, hidden_gain)
+        q_MF, hidden_scale_M, hidden_r_M = kernels["activate_quantize"](
+            gate, up, kind, hidden_eps, hidden_gain
+        )
         product_MD = down.multiply(q_MF, hidden_scale_M, x_MD.dtype)
         rows = (None if r_M is None else x_MD, q_MD, scale_M, r_M, q_MF, hidden_scale_M, hidden_r_M)
         kept = None if factors[-1] is None else product_MD
@@ -164,27 +193,42 @@ class _FeedForward(torch.autograd.Function):
         count = len(inner)
         products, product_MD = rest[:count], rest[count]
         gain, hidden_gain, *factors = rest[count + 1 : 2 * count + 4]
-        kernels, (needs_x, *needs) = down.kernels, (ctx.needs_input_grad[i] for i in (0, *range(6, 9 + count)))
+        kernels, (needs_x, *needs) = (
+            down.kernels,
+            (ctx.needs_input_grad[i] for i in (0, *range(6, 9 + count))),
+        )
         needs_rows = needs_x or needs[0]
-        reached = needs_rows or any(needs[1:-1]) or any(linear.anchor is not None for linear in inner)
+        reached = (
+            needs_rows or any(needs[1:-1]) or any(linear.anchor is not None for linear in inner)
+        )
         grad_MD, of_down = of_factor(kernels, grad_MD, product_MD, factors[-1])
         grad_MF = down.backward(grad_MD, q_MF, hidden_scale_M, needs_input=reached)
-        grad_x, of_gains, of_inner = None, [zeros_for(gain), zeros_for(hidden_gain)], (None,) * count
+        grad_x, of_gains, of_inner = (
+            None,
+            [zeros_for(gain), zeros_for(hidden_gain)],
+            (None,) * count,
+        )
         if grad_MF is not None:
             back, gains = kernels["activate_quantize_backward"], (hidden_gain, of_gains[1])
             parts = back(grad_MF, *_gate_and_up(products, factors), ctx.kind, hidden_r_M, *gains)
             given = [each for each in parts if each is not None]
-            grads, of_inner = zip(*map(partial(of_factor, kernels), given, products, factors), strict=True)
+            grads, of_inner = zip(
+                *map(partial(of_factor, kernels), given, products, factors), strict=True
+            )
             found = [
                 linear.backward(grad, q_MD, scale_M, needs_input=needs_rows)
                 for linear, grad in zip(inner, grads, strict=True)
             ]
             if needs_rows:
-                grad_x = kernels["normalise_quantize_backward"](found, x_MD, r_M, q_MD.shape, gain, of_gains[0])
+                grad_x = kernels["normalise_quantize_backward"](
+                    found, x_MD, r_M, q_MD.shape, gain, of_gains[0]
+                )
         return grad_x, None, None, None, None, None, *of_gains, *of_inner, of_down
 
 
-def _gate_and_up(products: Sequence[Tensor], factors: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor]:
+def _gate_and_up(
+    products: Sequence[Tensor], factors: Sequence[Tensor | None]
+) -> tuple[Tensor | None, Tensor]:
     """What the activation is of; there is no gate where there is one product."""
     first, *others = map(scaled, products, factors)
     return (first, *others) if others else (None, first)  # type: ignore[return-value]
@@ -197,7 +241,8 @@ def project_heads(
     projections: Sequence[tuple[nn.Module, int, nn.Module]],
     angles: _Angles,
 ) -> tuple[Tensor, ...]:
-    """Queries, keys and values ``[B, heads, S, C]``, of linear, heads and norm each; all but the last are turned.
+    """Queries, keys and values ``[B, heads, S, C]``, of linear, heads and norm each; all but the
+    last are turned.
 
     Args:
         kernels: from ``kernels_for``.
@@ -216,7 +261,12 @@ def project_heads(
     gains = [gain_of(each) for each in (norm, *(head_norm for _, _, head_norm in projections))]
     vectors = (*gains, *(factor_of(module) for module, _, _ in projections))
     found: tuple[Tensor, ...] = _Projected.apply(  # type: ignore[no-untyped-call]
-        TernaryModule.in_autocast(x_BSD).reshape(batch * length, width), anchor, parts, eps_of(norm), length, *vectors
+        TernaryModule.in_autocast(x_BSD).reshape(batch * length, width),
+        anchor,
+        parts,
+        eps_of(norm),
+        length,
+        *vectors,
     )
     for linear, y in zip(linears, found, strict=True):
         linear.expect_votes(y)
@@ -242,7 +292,9 @@ def feed_forward(
     kind: str,
     hidden_norm: nn.Module,
 ) -> Tensor:
-    """``down(norm(act(up(norm(x)))))`` of ``x [..., D]``; ``linears`` are gate (not for ``relu2``), up and down."""
+    """``down(norm(act(up(norm(x)))))`` of ``x [..., D]``; ``linears`` are gate (not for ``relu2``),
+    up and down.
+    """
     fused, anchor = join(linears, kernels)
     x_MD = TernaryModule.in_autocast(x).reshape(-1, x.shape[-1])
     vectors = (gain_of(norm), gain_of(hidden_norm), *map(factor_of, linears))

@@ -1,8 +1,8 @@
 """Sampling of text, one token at a time.
 
-A prompt longer than the context keeps its latest tokens. When generation reaches the end of the context, the model
-reads the latest half of it anew and goes on, so that a text of any length can be drawn; a model with a sliding window
-needs neither, it reads prompts of any length in chunks.
+A prompt longer than the context keeps its latest tokens. When generation reaches the end of the
+context, the model reads the latest half of it anew and goes on, so that a text of any length can be
+drawn; a model with a sliding window needs neither, it reads prompts of any length in chunks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ __all__ = [
 
 @runtime_checkable
 class CachedModel(Protocol):
-    """What :func:`generate` needs of a model; :class:`~arb_ternary_text.models.decoder.Decoder` has it."""
+    """What :func:`generate` needs of a model; :class:`~arb_ternary_text.models.decoder.Decoder` has
+    it.
+    """
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -51,7 +53,9 @@ class CachedModel(Protocol):
 
 @runtime_checkable
 class ChoosesNumbers(Protocol):
-    """A model that keeps keys and values as the caller says: ``new_cache`` takes ``numbers``, one of these."""
+    """A model that keeps keys and values as the caller says: ``new_cache`` takes ``numbers``, one
+    of these.
+    """
 
     @property
     def cache_numbers(self) -> Collection[CacheNumbers]: ...
@@ -71,7 +75,9 @@ class NextLogits(Protocol):
 
 @runtime_checkable
 class Unrolls(Protocol):
-    """A model that fills in many tokens in one pass, with the arguments of :func:`generate` but the model."""
+    """A model that fills in many tokens in one pass, with the arguments of :func:`generate` but the
+    model.
+    """
 
     def unroll(self, prompt_ids: Sequence[int], **options: Any) -> Iterator[int]: ...
 
@@ -97,27 +103,32 @@ def generate(
         max_new_tokens: most ids to draw.
         temperature: divides the logits; 0 takes the likeliest token (the first of equals).
         top_k: draw only among the ``top_k`` likeliest; None = all.
-        top_p: draw only among the likeliest tokens that together reach this probability (Holtzman et al., 2020), after
-            ``top_k``; None = all.
+        top_p: draw only among the likeliest tokens that together reach this probability (Holtzman
+            et al., 2020), after ``top_k``; None = all.
         seed: of the draws, the same on every device; None = another every time.
         stop: ids that end the text; they are not yielded.
         device: where the model is.
-        cache: what keys and values of the tokens read are kept as: ``float``, the dtype of the model, or ``int8``, in
-            about half of bfloat16's memory (:class:`~arb_ternary_text.models.cache.Int8LayerCache`).
+        cache: what keys and values of the tokens read are kept as: ``float``, the dtype of the
+            model, or ``int8``, in about half of bfloat16's memory
+            (:class:`~arb_ternary_text.models.cache.Int8LayerCache`).
 
     Raises:
-        UsageProblem: a value is out of range, or the model cannot keep such a cache; raised here, not when the first
-            id is asked for.
+        UsageProblem: a value is out of range, or the model cannot keep such a cache; raised here,
+            not when the first id is asked for.
     """
     _check_sampling(temperature, top_k, top_p)
     if max_new_tokens < 0:
         raise UsageProblem(f"max_new_tokens: must be at least 0, not {max_new_tokens}")
     if not prompt_ids:
-        raise UsageProblem("prompt: must have at least one token", "Give a prompt that is not empty.")
+        raise UsageProblem(
+            "prompt: must have at least one token", "Give a prompt that is not empty."
+        )
     for name, ids in (("prompt", prompt_ids), ("stop", stop)):
         for token in ids:
             if not 0 <= token < model.vocabulary_size:
-                raise UsageProblem(f"{name}: token ids must be from 0 to {model.vocabulary_size - 1}, not {token}")
+                raise UsageProblem(
+                    f"{name}: token ids must be from 0 to {model.vocabulary_size - 1}, not {token}"
+                )
     generator = torch.Generator()
     if seed is None:
         generator.seed()
@@ -149,7 +160,9 @@ def _cache_maker(model: CachedModel, numbers: CacheNumbers) -> Callable[[], KeyV
         return partial(model.new_cache, 1)
     else:
         choices = "float"
-    raise UsageProblem(f"cache: {type(model).__name__} keeps keys and values as {choices}, not as {numbers!r}")
+    raise UsageProblem(
+        f"cache: {type(model).__name__} keeps keys and values as {choices}, not as {numbers!r}"
+    )
 
 
 def next_token_probabilities(
@@ -182,10 +195,13 @@ def next_token_probabilities(
 
 
 def _ranked(logits_V: Tensor, count: int | None) -> Tensor:
-    """The ids of the ``count`` likeliest tokens (None: all), the likeliest first; of equals the lower id first."""
+    """The ids of the ``count`` likeliest tokens (None: all), the likeliest first; of equals the
+    lower id first.
+    """
     if count is None or count >= logits_V.numel():
         return logits_V.sort(descending=True, stable=True).indices
-    # To sort a large vocabulary takes as long as to decode a token: only what reaches the last of the best is sorted.
+    # To sort a large vocabulary takes as long as to decode a token: only what reaches the last of
+    # the best is sorted.
     least = logits_V.topk(count).values[-1]
     candidates = (logits_V < least).logical_not_().nonzero().flatten()
     return candidates[logits_V[candidates].sort(descending=True, stable=True).indices[:count]]
@@ -194,7 +210,9 @@ def _ranked(logits_V: Tensor, count: int | None) -> Tensor:
 class _Reader:
     """Feeds tokens to a model through a cache that stays within the context."""
 
-    def __init__(self, model: CachedModel, device: torch.device, new_cache: Callable[[], KeyValueCache]) -> None:
+    def __init__(
+        self, model: CachedModel, device: torch.device, new_cache: Callable[[], KeyValueCache]
+    ) -> None:
         self._model = model
         self._next = model if isinstance(model, NextLogits) else None
         self._device = device
@@ -207,7 +225,8 @@ class _Reader:
         context = self._model.max_length
         if self._model.sliding_window is None:
             if len(self._seen) + len(ids) > context:
-                # After a long prompt all of the context is of use; later on half of it is room for what comes.
+                # After a long prompt all of the context is of use; later on half of it is room for
+                # what comes.
                 kept = context if not self._seen else max(1, context // 2)
                 ids = [*self._seen, *ids][-kept:]
                 self._seen = []
@@ -217,7 +236,8 @@ class _Reader:
             logits_V = self._forward(ids[first : first + context])
         return logits_V
 
-    # A decorator and not a `with` around the loop of the generator, which would leak into the caller between ids.
+    # A decorator and not a `with` around the loop of the generator, which would leak into the
+    # caller between ids.
     @torch.no_grad()
     def _forward(self, ids: list[int]) -> Tensor:
         tokens_1S = torch.tensor([ids], dtype=torch.int64, device=self._device)
@@ -236,18 +256,26 @@ def draw_token(probability_V: Tensor, generator: torch.Generator) -> int:
 def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not (math.isfinite(temperature) and temperature >= 0):
         raise UsageProblem(
-            f"temperature: must be a finite number of at least 0, not {temperature}", "0 takes the likeliest token."
+            f"temperature: must be a finite number of at least 0, not {temperature}",
+            "0 takes the likeliest token.",
         )
     if top_k is not None and top_k < 1:
-        raise UsageProblem(f"top_k: must be at least 1, not {top_k}", "Leave it out to draw among all tokens.")
+        raise UsageProblem(
+            f"top_k: must be at least 1, not {top_k}", "Leave it out to draw among all tokens."
+        )
     if top_p is not None and not 0 < top_p <= 1:
         raise UsageProblem(
-            f"top_p: must be above 0 and at most 1, not {top_p}", "Leave it out to draw among all tokens."
+            f"top_p: must be above 0 and at most 1, not {top_p}",
+            "Leave it out to draw among all tokens.",
         )
 
 
-def streamed_text(tokenizer: Tokenizer, prompt_ids: Sequence[int], drawn: Iterable[int]) -> Iterator[str]:
-    """The text of ``drawn``, piece by piece; a character that spans several tokens appears once it is whole."""
+def streamed_text(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], drawn: Iterable[int]
+) -> Iterator[str]:
+    """The text of ``drawn``, piece by piece; a character that spans several tokens appears once it
+    is whole.
+    """
     ids, shown = list(prompt_ids), tokenizer.decode(list(prompt_ids))
     text = shown
     for token in drawn:

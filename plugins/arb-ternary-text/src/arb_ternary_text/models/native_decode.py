@@ -1,12 +1,15 @@
-"""One token of a plain decoder by the backend's kernel ``decode_step``, without a module in between.
+"""One token of a plain decoder by the backend's kernel ``decode_step``, without a module in
+between.
 
-Where the backend of a model has that kernel, generation takes it for decoders made of nothing but the modules that this
-file names, ternary linears of int8 activations, and a stream of float32 or bfloat16. Everything else runs its modules,
-as does a step with gradients, under autocast, inside a compiler, in an exact run, or with a hook on a module.
+Where the backend of a model has that kernel, generation takes it for decoders made of nothing but
+the modules that this file names, ternary linears of int8 activations, and a stream of float32 or
+bfloat16. Everything else runs its modules, as does a step with gradients, under autocast, inside a
+compiler, in an exact run, or with a hook on a module.
 
-What it saves is found when a cache meets its first token: the tensors of a model, which the kernel then reads where
-they lie, so that it follows what they learn. Before every token it is made sure that they are still the model's, and
-that vectors of trits and factors of rows, which it is given as floats, are still the same numbers.
+What it saves is found when a cache meets its first token: the tensors of a model, which the kernel
+then reads where they lie, so that it follows what they learn. Before every token it is made sure
+that they are still the model's, and that vectors of trits and factors of rows, which it is given as
+floats, are still the same numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +36,11 @@ from arb_ternary_text.models.fused import may_round_otherwise
 from arb_ternary_text.models.parts import TiedHead
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
 from arb_ternary_text.models.rotary import rotary_speeds
-from arb_ternary_text.models.row_scaled_linear import RowScaled, RowScaledTernaryLinear, TritScaledTernaryLinear
+from arb_ternary_text.models.row_scaled_linear import (
+    RowScaled,
+    RowScaledTernaryLinear,
+    TritScaledTernaryLinear,
+)
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm, TritVector
@@ -42,18 +49,28 @@ __all__ = ["decode_token", "plan_of"]
 
 _Step = Callable[..., Tensor | None]
 #: What a plan has a form for.
-_LINEARS: Final = (TernaryLinear, ScaledTernaryLinear, RowScaledTernaryLinear, TritScaledTernaryLinear)
+_LINEARS: Final = (
+    TernaryLinear,
+    ScaledTernaryLinear,
+    RowScaledTernaryLinear,
+    TritScaledTernaryLinear,
+)
 _TERNARY_NORMS: Final = (TernaryRMSNorm, OwnEpsTernaryRMSNorm)
 _TRIT_NORMS: Final = (TritRMSNorm, OwnEpsTritRMSNorm)
 
 
 def decode_token(model: Transformer, tokens_B1: Tensor, cache: KeyValueCache) -> Tensor | None:
-    """Logits ``[B, 1, V]`` of the tokens that follow, and ``cache`` advanced; None, and nothing done, without a kernel.
+    """Logits ``[B, 1, V]`` of the tokens that follow, and ``cache`` advanced; None, and nothing
+    done, without a kernel.
 
     Raises:
         UsageProblem: as ``model(tokens, cache)`` does.
     """
-    if not may_round_otherwise() or torch.is_autocast_enabled("cpu") or type(tokens_B1) is not Tensor:
+    if (
+        not may_round_otherwise()
+        or torch.is_autocast_enabled("cpu")
+        or type(tokens_B1) is not Tensor
+    ):
         return None
     bound = _BOUND.get(cache)
     if bound is None or bound.model is not model or not bound.holds():
@@ -81,7 +98,9 @@ class _Bound:
         self._row = torch.empty(0, config.key_heads, 0, config.key_features, dtype=plan.dtype)
 
     def holds(self) -> bool:
-        """Whether what was found of the model is still so; what was refused once stays refused for this cache."""
+        """Whether what was found of the model is still so; what was refused once stays refused for
+        this cache.
+        """
         return self.step is None or self._watch.unchanged()
 
     def decode(self, tokens_B1: Tensor, cache: KeyValueCache) -> Tensor | None:
@@ -95,7 +114,9 @@ class _Bound:
             stored += layer.room_for(row, row, span)
         assert self.step is not None
         position = cache.length / self._scaling
-        out = self.step(tokens_B1.reshape(-1).to(torch.int64), stored, span.slot, span.past, position)
+        out = self.step(
+            tokens_B1.reshape(-1).to(torch.int64), stored, span.slot, span.past, position
+        )
         if out is None:
             self.step = None
             return None
@@ -143,7 +164,9 @@ class _Watch:
         return found
 
     def note_numbers(self, place: Mapping[Any, Any], name: str) -> Any:
-        """As :meth:`note`, of a tensor that a plan holds another form of: its numbers are to stay, too."""
+        """As :meth:`note`, of a tensor that a plan holds another form of: its numbers are to stay,
+        too.
+        """
         found = self.note(place, name)
         _demand(not found.is_inference())  # these have no version
         self._read.append(found)
@@ -162,9 +185,14 @@ class _Watch:
         except KeyError:
             return False
         # Moving a parameter leaves the object in its place, and gives it other memory.
-        same = same and not any(self._hooks) and all(map(eq, map(Tensor.data_ptr, self._tensors), self._addresses))
+        same = (
+            same
+            and not any(self._hooks)
+            and all(map(eq, map(Tensor.data_ptr, self._tensors), self._addresses))
+        )
         return same and all(
-            tensor._version == version for tensor, version in zip(self._read, self._versions, strict=True)
+            tensor._version == version
+            for tensor, version in zip(self._read, self._versions, strict=True)
         )
 
 
@@ -194,7 +222,9 @@ class _Reading:
         watch.note(model.__dict__, "_dtype")
         watch.note(model.__dict__, "_logit_scale")
         table, dtype = self._embedding(embedding)
-        layers = tuple(self._layer(watch.note(blocks._modules, name)) for name in tuple(blocks._modules))
+        layers = tuple(
+            self._layer(watch.note(blocks._modules, name)) for name in tuple(blocks._modules)
+        )
         final_norm = self._norm(model, "final_norm")
         head = self._head(model)
         speeds = rotary_speeds(
@@ -239,7 +269,11 @@ class _Reading:
         head = self._watch.note(model._modules, "head")
         if type(head) in _LINEARS and head.activations == "int8":
             return self._linear(model, "head")
-        if type(head) is TiedHead and head.activations == "int8" and type(head._embedding[0]) is TernaryEmbedding:
+        if (
+            type(head) is TiedHead
+            and head.activations == "int8"
+            and type(head._embedding[0]) is TernaryEmbedding
+        ):
             _demand(self._watch.plain(head, TiedHead))
             self._watch.note(head.__dict__, "activations")
             return self._weight(self._watch.note(head.__dict__, "_embedding")[0])
@@ -250,7 +284,11 @@ class _Reading:
         _demand(watch.plain(block, Block))
         attention = watch.note(block._modules, "attention")
         feed = watch.note(block._modules, "feed_forward")
-        _demand(watch.plain(attention, Attention) and watch.plain(feed, FeedForward) and attention.biases is None)
+        _demand(
+            watch.plain(attention, Attention)
+            and watch.plain(feed, FeedForward)
+            and attention.biases is None
+        )
         return LayerPlan(
             attention_norm=self._norm(attention, "norm"),
             query=self._linear(attention, "query"),
@@ -311,13 +349,19 @@ class _Reading:
     def _weight(self, module: TernaryModule, factor: Tensor | None = None) -> WeightPlan:
         packed = self._watch.note(module._buffers, "weight")
         exponent = self._watch.note(module._buffers, "exponent")
-        _demand(module.backend == module.chosen_backend and packed.is_cpu and type(packed) is Tensor)
+        _demand(
+            module.backend == module.chosen_backend and packed.is_cpu and type(packed) is Tensor
+        )
         self._backends.add(module.backend)
         return WeightPlan(packed, exponent, module.shape, factor)
 
     def _floats(self, module: nn.Module, name: str) -> Tensor:
         found: Tensor = self._watch.note(module._parameters, name)
-        _demand(found.is_cpu and found.is_contiguous() and found.dtype in (torch.float32, torch.bfloat16))
+        _demand(
+            found.is_cpu
+            and found.is_contiguous()
+            and found.dtype in (torch.float32, torch.bfloat16)
+        )
         return found.detach()
 
 

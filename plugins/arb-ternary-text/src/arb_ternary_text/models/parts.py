@@ -1,8 +1,9 @@
 """Makes the parts of a decoder, ternary or float as ``float_parts`` says.
 
-Parts are initialised for an input of unit variance: linears with the variance 1 / fan_in, which keeps it; the
-embedding with 1, a one-hot lookup having a fan-in of 1 (tied, it is a head as well and gets the head's 1 / width);
-gains with 1. Float parts are Gaussian; ternary ones take the nearest power of two for their scale.
+Parts are initialised for an input of unit variance: linears with the variance 1 / fan_in, which
+keeps it; the embedding with 1, a one-hot lookup having a fan-in of 1 (tied, it is a head as well
+and gets the head's 1 / width); gains with 1. Float parts are Gaussian; ternary ones take the
+nearest power of two for their scale.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
-from arb_ternary_text.models.row_scaled_linear import RowScaledTernaryLinear, TritScaledTernaryLinear
+from arb_ternary_text.models.row_scaled_linear import (
+    RowScaledTernaryLinear,
+    TritScaledTernaryLinear,
+)
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm
 
@@ -40,13 +44,20 @@ __all__ = [
 
 
 class FloatLinear(nn.Linear):
-    """A float linear without bias whose input is rounded to int8 when ``activations`` says so, as in a ternary one.
+    """A float linear without bias whose input is rounded to int8 when ``activations`` says so, as
+    in a ternary one.
 
-    Rounding is per token: ``s = max|x| / 127``, ``q = round_half_even(x / s)``; a zero row stays zero. The gradient
-    passes straight through.
+    Rounding is per token: ``s = max|x| / 127``, ``q = round_half_even(x / s)``; a zero row stays
+    zero. The gradient passes straight through.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, activations: Literal["int8", "float"] = "float") -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        activations: Literal["int8", "float"] = "float",
+    ) -> None:
         super().__init__(in_features, out_features, bias=False)
         self.activations = activations
         nn.init.normal_(self.weight, std=1 / math.sqrt(in_features))
@@ -56,7 +67,8 @@ class FloatLinear(nn.Linear):
         return self.product(input)
 
     def product(self, x: Tensor) -> Tensor:
-        """What ``forward`` computes, and what a subclass with another ``forward`` multiplies its inputs by.
+        """What ``forward`` computes, and what a subclass with another ``forward`` multiplies its
+        inputs by.
 
         Who multiplies in another way overrides this alone, and so serves those subclasses too.
         """
@@ -71,7 +83,9 @@ def rounded_to_int8(x: Tensor) -> Tensor:
     with torch.no_grad():
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = wide.abs().amax(dim=-1, keepdim=True) / 127
-        rounded = (torch.round(wide / scale.clamp_min(torch.finfo(wide.dtype).tiny)) * scale).to(x.dtype)
+        rounded = (torch.round(wide / scale.clamp_min(torch.finfo(wide.dtype).tiny)) * scale).to(
+            x.dtype
+        )
     # x - x.detach() is exactly 0: the value is the rounded one, the gradient that of x.
     return rounded + (x - x.detach())
 
@@ -79,11 +93,14 @@ def rounded_to_int8(x: Tensor) -> Tensor:
 class TiedHead(nn.Module):
     """A head that reads the embedding's weights: ``logits = x @ W.T``.
 
-    It holds the embedding outside the module tree, so that weights are listed, saved and updated once, by the
-    embedding. The votes of a ternary head go to the embedding's accumulators, as a second set in each micro-batch.
+    It holds the embedding outside the module tree, so that weights are listed, saved and updated
+    once, by the embedding. The votes of a ternary head go to the embedding's accumulators, as a
+    second set in each micro-batch.
     """
 
-    def __init__(self, embedding: nn.Embedding | TernaryEmbedding, activations: Literal["int8", "float"]) -> None:
+    def __init__(
+        self, embedding: nn.Embedding | TernaryEmbedding, activations: Literal["int8", "float"]
+    ) -> None:
         super().__init__()
         self.activations = activations
         self._embedding = (embedding,)
@@ -99,13 +116,21 @@ class TiedHead(nn.Module):
 def make_linear(
     config: DecoderConfig, in_features: int, out_features: int, *, part: FloatPart = "linears"
 ) -> FloatLinear | TernaryLinear:
-    """A linear; ``part``: the one of ``float_parts`` that makes it float, those of the blocks where it is not said."""
+    """A linear; ``part``: the one of ``float_parts`` that makes it float, those of the blocks where
+    it is not said.
+    """
     if part in config.float_parts:
         return FloatLinear(in_features, out_features, activations=config.activations)
-    kind: Callable[..., TernaryLinear] = ScaledTernaryLinear if config.linear_scales else TernaryLinear
+    kind: Callable[..., TernaryLinear] = (
+        ScaledTernaryLinear if config.linear_scales else TernaryLinear
+    )
     if config.row_scales:
         trits = config.vector_trits
-        kind = RowScaledTernaryLinear if trits is None else partial(TritScaledTernaryLinear, vector_trits=trits)
+        kind = (
+            RowScaledTernaryLinear
+            if trits is None
+            else partial(TritScaledTernaryLinear, vector_trits=trits)
+        )
     return kind(
         in_features,
         out_features,
@@ -138,7 +163,8 @@ def make_head(
 ) -> FloatLinear | TernaryLinear | TiedHead:
     """The output projection, ``x[..., D] -> [..., V]``.
 
-    One that starts at zero gets a gradient in the first step, and what is below it does once the head is not zero.
+    One that starts at zero gets a gradient in the first step, and what is below it does once the
+    head is not zero.
     """
     if config.tied:
         return TiedHead(embedding, config.activations)
@@ -150,25 +176,32 @@ def make_head(
 
 @torch.no_grad()
 def make_zero(linear: nn.Module) -> None:
-    """Set the weight of a linear to zero, ternary or float; of anything else, and on no device, nothing changes."""
+    """Set the weight of a linear to zero, ternary or float; of anything else, and on no device,
+    nothing changes.
+    """
     if isinstance(linear, TernaryModule) and not linear.weight.is_meta:
         linear.set_trits(torch.zeros_like(linear.trits()))
     elif isinstance(linear, nn.Linear):
         nn.init.zeros_(linear.weight)
 
 
-def make_norm(config: DecoderConfig, features: int, *, gain: bool, own_eps: bool = False) -> RMSNorm | TernaryRMSNorm:
+def make_norm(
+    config: DecoderConfig, features: int, *, gain: bool, own_eps: bool = False
+) -> RMSNorm | TernaryRMSNorm:
     """An RMSNorm over the last dimension.
 
     Args:
-        gain: whether this norm has a learned gain when the config asks for gains (``learned_norms``, or norms among the
-            float parts); otherwise it has neither parameter nor buffer.
+        gain: whether this norm has a learned gain when the config asks for gains
+            (``learned_norms``, or norms among the float parts); otherwise it has neither parameter
+            nor buffer.
         own_eps: its eps is saved with the weights.
     """
     is_float = "norms" in config.float_parts
     if gain and config.ternary_gains and config.vector_trits is not None:
         kind = OwnEpsTritRMSNorm if own_eps else TritRMSNorm
-        return kind(features, eps=config.norm_eps, trits=config.vector_trits, gradients=config.gradients)
+        return kind(
+            features, eps=config.norm_eps, trits=config.vector_trits, gradients=config.gradients
+        )
     if gain and config.ternary_gains:
         return (OwnEpsTernaryRMSNorm if own_eps else TernaryRMSNorm)(
             features,
@@ -177,7 +210,9 @@ def make_norm(config: DecoderConfig, features: int, *, gain: bool, own_eps: bool
             scale_rule=config.scale_rule,
             vote_bits=config.vote_bits,
         )
-    return (OwnEpsRMSNorm if own_eps else RMSNorm)(features, eps=config.norm_eps, gain=gain and is_float)
+    return (OwnEpsRMSNorm if own_eps else RMSNorm)(
+        features, eps=config.norm_eps, gain=gain and is_float
+    )
 
 
 def make_sub_norm(config: DecoderConfig, features: int) -> RMSNorm | TernaryRMSNorm | nn.Identity:
@@ -191,4 +226,6 @@ def make_head_norm(config: DecoderConfig) -> RMSNorm | TernaryRMSNorm | nn.Ident
     """The norm of each head's queries or keys, where the config has such norms."""
     if not config.has_query_key_norm:
         return nn.Identity()
-    return make_norm(config, config.key_features, gain=config.inner_gains, own_eps=config.stored_eps)
+    return make_norm(
+        config, config.key_features, gain=config.inner_gains, own_eps=config.stored_eps
+    )

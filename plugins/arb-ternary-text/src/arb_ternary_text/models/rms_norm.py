@@ -1,8 +1,8 @@
 """RMSNorm (Zhang and Sennrich, 2019), with a backward of its own on a CPU.
 
-There torch takes the norm and its gradient apart into elementwise operations; as one function it is several times
-faster in training, where the norms of a small model take as long as its attention. Elsewhere torch has a fused kernel,
-and a compiler makes one.
+There torch takes the norm and its gradient apart into elementwise operations; as one function it is
+several times faster in training, where the norms of a small model take as long as its attention.
+Elsewhere torch has a fused kernel, and a compiler makes one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class RMSNorm(nn.RMSNorm):
 
 
 class OwnEps(nn.Module):
-    """A norm whose ``eps`` belongs to its weights: a float64 scalar in state dicts, whatever the model is cast to.
+    """A norm whose ``eps`` belongs to its weights: a float64 scalar in state dicts, whatever the
+    model is cast to.
 
     Where a scale in front of a norm is left out, its eps takes the scale's place:
     ``norm(s x, eps) = norm(x, eps / s^2)``.

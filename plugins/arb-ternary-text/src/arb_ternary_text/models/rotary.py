@@ -1,7 +1,9 @@
-"""Rotary position embedding (Su et al., RoFormer, 2021), in the half-split form of GPT-NeoX and Llama.
+"""Rotary position embedding (Su et al., RoFormer, 2021), in the half-split form of GPT-NeoX and
+Llama.
 
-Angles are computed for each forward pass and never registered: a pure model has no float buffer. They are computed in
-float64 where the device has it, so that a stream of millions of tokens keeps exact relative positions.
+Angles are computed for each forward pass and never registered: a pure model has no float buffer.
+They are computed in float64 where the device has it, so that a stream of millions of tokens keeps
+exact relative positions.
 
 Shapes: ``S`` positions, ``C`` features of a head, ``P = C / 2`` planes of rotation.
 """
@@ -27,7 +29,8 @@ def rotary_angles(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each ``[S, P]``, of ``position / scaling * base**(-2 p / C) / factors[p]``.
+    """Cosines and sines, each ``[S, P]``, of ``position / scaling * base**(-2 p / C) /
+    factors[p]``.
 
     Args:
         start: the first position.
@@ -35,7 +38,8 @@ def rotary_angles(
         head_dim: ``C``.
         base: longest wavelength over 2 pi.
         scaling: positions are divided by it.
-        factors: plane ``p`` turns slower by the ``p``-th of them; None = all as fast as the base says.
+        factors: plane ``p`` turns slower by the ``p``-th of them; None = all as fast as the base
+            says.
         dtype: of the result.
         device: of the result.
     """
@@ -47,16 +51,29 @@ def rotary_angles(
 
 
 def rotary_speeds(
-    head_dim: int, base: float, factors: Sequence[float] | None, *, dtype: torch.dtype, device: torch.device
+    head_dim: int,
+    base: float,
+    factors: Sequence[float] | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor:
-    """Angle of each plane from one position to the next, ``base**(-2 p / C) / factors[p]``: ``[P]``."""
+    """Angle of each plane from one position to the next, ``base**(-2 p / C) / factors[p]``:
+    ``[P]``.
+    """
     plane_P = torch.arange(0, head_dim, 2, dtype=dtype, device=device)
     speed_P = base ** (-plane_P / head_dim)
-    return speed_P if factors is None else speed_P / torch.tensor(factors, dtype=dtype, device=device)
+    return (
+        speed_P if factors is None else speed_P / torch.tensor(factors, dtype=dtype, device=device)
+    )
 
 
 def rotate(x_BHSC: Tensor, cos_SP: Tensor, sin_SP: Tensor) -> Tensor:
-    """Turn each plane, spanned by features ``p`` and ``p + P``, by the angle of its position; dtype as ``x_BHSC``."""
+    """Turn each plane, spanned by features ``p`` and ``p + P``, by the angle of its position; dtype
+    as ``x_BHSC``.
+    """
     first, second = x_BHSC.chunk(2, dim=-1)
-    rotated = torch.cat((first * cos_SP - second * sin_SP, second * cos_SP + first * sin_SP), dim=-1)
+    rotated = torch.cat(
+        (first * cos_SP - second * sin_SP, second * cos_SP + first * sin_SP), dim=-1
+    )
     return rotated.to(x_BHSC.dtype)

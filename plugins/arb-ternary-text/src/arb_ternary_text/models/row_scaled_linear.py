@@ -1,8 +1,9 @@
 """Ternary linears whose rows have factors that learn.
 
-A power of two says how loud a row is to within a factor of ``sqrt(2)``, and a change of it is an octave at once: a
-decoder whose rows are an octave off at random is a worse one. The factors are the mantissas beside those exponents.
-They are numbers that float16 holds, so that formats whose blocks of trits have a scale in it hold them.
+A power of two says how loud a row is to within a factor of ``sqrt(2)``, and a change of it is an
+octave at once: a decoder whose rows are an octave off at random is a worse one. The factors are the
+mantissas beside those exponents. They are numbers that float16 holds, so that formats whose blocks
+of trits have a scale in it hold them.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class RowScaled(TernaryLinear):
 class RowScaledTernaryLinear(RowScaled):
     """With float factors: the parameter ``row_scale``, rounded to float16 where it multiplies.
 
-    The gradient passes straight through the rounding. Whoever trains the float parts trains it, with gradients of its
-    own. The audit counts it as a float parameter: a model with such linears is not pure.
+    The gradient passes straight through the rounding. Whoever trains the float parts trains it,
+    with gradients of its own. The audit counts it as a float parameter: a model with such linears
+    is not pure.
     """
 
     row_scale: nn.Parameter
@@ -67,11 +69,17 @@ class RowScaledTernaryLinear(RowScaled):
 
 
 class TritScaledTernaryLinear(RowScaled):
-    """With factors that are 1 plus means of trits, ``row_trits``, and learn by votes: it has no float parameter."""
+    """With factors that are 1 plus means of trits, ``row_trits``, and learn by votes: it has no
+    float parameter.
+    """
 
-    def __init__(self, in_features: int, out_features: int, *, vector_trits: int, **options: Any) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, vector_trits: int, **options: Any
+    ) -> None:
         super().__init__(in_features, out_features, **options)
-        self.row_trits = TritVector(out_features, vector_trits, gradients=self.gradients, backend=self.chosen_backend)
+        self.row_trits = TritVector(
+            out_features, vector_trits, gradients=self.gradients, backend=self.chosen_backend
+        )
 
     def learning_factors(self) -> Tensor:
         """The factors in float32."""

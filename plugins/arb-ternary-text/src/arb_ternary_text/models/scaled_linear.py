@@ -15,8 +15,8 @@ __all__ = ["ScaledTernaryLinear"]
 class ScaledTernaryLinear(TernaryLinear):
     """``y = c (x @ W.T)`` with one factor ``c``: the buffer ``scale``, float32 ``[1]``, 1 at birth.
 
-    It stays as it is when weights learn, and float32 whatever the model is cast to. The audit counts it as a float
-    buffer: a model with such linears is not pure.
+    It stays as it is when weights learn, and float32 whatever the model is cast to. The audit
+    counts it as a float buffer: a model with such linears is not pure.
     """
 
     scale: Tensor

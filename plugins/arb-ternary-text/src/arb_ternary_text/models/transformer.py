@@ -1,4 +1,5 @@
-"""Blocks between an embedding and a head: what models of text, of images and of sounds have in common.
+"""Blocks between an embedding and a head: what models of text, of images and of sounds have in
+common.
 
 Shapes: ``B`` samples, ``S`` positions, ``D`` width, ``V`` ids or classes to choose among.
 """
@@ -14,7 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_text.models.attention import Positions
-from arb_ternary_text.models.blocked_loss import MANY_LOGITS, Guide, cross_entropies, mean_cross_entropy, serves
+from arb_ternary_text.models.blocked_loss import (
+    MANY_LOGITS,
+    Guide,
+    cross_entropies,
+    mean_cross_entropy,
+    serves,
+)
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.fused import is_watched, may_round_otherwise
@@ -28,14 +35,15 @@ def _definer(kind: type, name: str) -> type:
 
 
 class Transformer(nn.Module):
-    """``forward`` is ``logits(run_blocks(embed(inputs)))``; the three are public for those who grow, cut or distil.
+    """``forward`` is ``logits(run_blocks(embed(inputs)))``; the three are public for those who
+    grow, cut or distil.
 
-    A subclass makes the four modules, in this order, in which their weights are drawn, and overrides
-    :meth:`_positions`.
+    A subclass makes the four modules, in this order, in which their weights are drawn, and
+    overrides :meth:`_positions`.
 
     Attributes:
-        grows: class attribute: all that it computes between its embedding and its head is ``blocks``, so that there may
-            be more of them.
+        grows: class attribute: all that it computes between its embedding and its head is
+            ``blocks``, so that there may be more of them.
         config: the options of the blocks.
         vocabulary_size: ``V``.
         embedding: the first module, from inputs to the residual stream.
@@ -69,7 +77,9 @@ class Transformer(nn.Module):
         return self.logits(self.hidden(inputs))
 
     def hidden(self, inputs: Tensor) -> Tensor:
-        """The residual stream after the last block, ``[..., D]``; its :meth:`logits` are what ``forward`` returns."""
+        """The residual stream after the last block, ``[..., D]``; its :meth:`logits` are what
+        ``forward`` returns.
+        """
         return self._run(self.embed(inputs), self.blocks, None)
 
     def embed(self, inputs: Tensor) -> Tensor:
@@ -82,7 +92,9 @@ class Transformer(nn.Module):
         return inputs.size(1)
 
     def run_blocks(self, x_BSD: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """The residual stream after blocks ``first`` to ``last`` (exclusive; None = to the end), of whole sequences."""
+        """The residual stream after blocks ``first`` to ``last`` (exclusive; None = to the end), of
+        whole sequences.
+        """
         return self._run(x_BSD, self.blocks[first:last], None)
 
     def logits(self, x_BSD: Tensor) -> Tensor:
@@ -91,10 +103,11 @@ class Transformer(nn.Module):
         return logits_BSV if self._logit_scale == 1.0 else logits_BSV * self._logit_scale
 
     def judges_in_blocks(self, predictions: int) -> bool:
-        """Whether to take losses by :meth:`mean_cross_entropy` of :meth:`hidden`: the logits would be too many to hold.
+        """Whether to take losses by :meth:`mean_cross_entropy` of :meth:`hidden`: the logits would
+        be too many to hold.
 
-        False where somebody has put something else in the place of ``forward``, of ``logits`` or of the head, or looks
-        on; and in an exact run, whose roundings are those of whole logits.
+        False where somebody has put something else in the place of ``forward``, of ``logits`` or of
+        the head, or looks on; and in an exact run, whose roundings are those of whole logits.
         """
         if (
             predictions * self.vocabulary_size < MANY_LOGITS
@@ -103,21 +116,31 @@ class Transformer(nn.Module):
         ):
             return False
         kind = type(self)
-        own = _definer(kind, "forward") is _definer(kind, "hidden") and kind.logits is Transformer.logits
+        own = (
+            _definer(kind, "forward") is _definer(kind, "hidden")
+            and kind.logits is Transformer.logits
+        )
         return own and not is_watched(self) and serves(self.head)
 
-    def mean_cross_entropy(self, x_MD: Tensor, targets_M: Tensor, guide: Guide | None = None) -> Tensor:
-        """Mean of the cross entropies of ``logits(x)``, float32, of which few rows are held at a time.
+    def mean_cross_entropy(
+        self, x_MD: Tensor, targets_M: Tensor, guide: Guide | None = None
+    ) -> Tensor:
+        """Mean of the cross entropies of ``logits(x)``, float32, of which few rows are held at a
+        time.
 
         With a ``guide`` the mean divergence from its predictions is added.
 
         Raises:
             IndexError: a target is no id.
         """
-        return mean_cross_entropy(self.head, self.final_norm(x_MD), targets_M, self._logit_scale, guide)
+        return mean_cross_entropy(
+            self.head, self.final_norm(x_MD), targets_M, self._logit_scale, guide
+        )
 
     def cross_entropies(self, x_MD: Tensor, targets_M: Tensor) -> Tensor:
-        """The cross entropy of each row, float32 ``[M]``, without gradients; else as :meth:`mean_cross_entropy`."""
+        """The cross entropy of each row, float32 ``[M]``, without gradients; else as
+        :meth:`mean_cross_entropy`.
+        """
         return cross_entropies(self.head, self.final_norm(x_MD), targets_M, self._logit_scale)
 
     def set_dtype(self, dtype: torch.dtype) -> None:
@@ -136,17 +159,27 @@ class Transformer(nn.Module):
             UsageProblem: the threshold is negative.
         """
         if threshold is not None and threshold < 0:
-            raise UsageProblem(f"activation checkpointing: the threshold must be at least 0, not {threshold}")
+            raise UsageProblem(
+                f"activation checkpointing: the threshold must be at least 0, not {threshold}"
+            )
         self._checkpoint_from = (threshold or 0) if enabled else None
 
     def reset_runtime_state(self) -> None:
-        """Forget the batches seen so far; a model that keeps nothing of them has nothing to forget."""
+        """Forget the batches seen so far; a model that keeps nothing of them has nothing to
+        forget.
+        """
 
-    def _run(self, x_BSD: Tensor, blocks: Iterable[nn.Module], cache: KeyValueCache | None) -> Tensor:
+    def _run(
+        self, x_BSD: Tensor, blocks: Iterable[nn.Module], cache: KeyValueCache | None
+    ) -> Tensor:
         return self._run_at(x_BSD, blocks, self._positions(x_BSD, cache), cache)
 
     def _run_at(
-        self, x_BSD: Tensor, blocks: Iterable[nn.Module], positions: Positions, cache: KeyValueCache | None
+        self,
+        x_BSD: Tensor,
+        blocks: Iterable[nn.Module],
+        positions: Positions,
+        cache: KeyValueCache | None,
     ) -> Tensor:
         batch, length, _ = x_BSD.shape
         recomputes = self._recomputes(batch * length)
@@ -154,7 +187,14 @@ class Transformer(nn.Module):
             layer_cache = None if cache is None else cache.layers[number]
             if recomputes:
                 # No randomness inside a block: votes are cast in the backward alone.
-                x_BSD = checkpoint(block, x_BSD, positions, layer_cache, use_reentrant=False, preserve_rng_state=False)
+                x_BSD = checkpoint(
+                    block,
+                    x_BSD,
+                    positions,
+                    layer_cache,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
             else:
                 x_BSD = block(x_BSD, positions, layer_cache)
         if cache is not None:

@@ -1,4 +1,6 @@
-"""``arb config``: write a config to start from, show what one means, describe what may stand in one."""
+"""``arb config``: write a config to start from, show what one means, describe what may stand in
+one.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,13 @@ __all__ = ["new", "schema", "show"]
 
 @click.command("new")
 @click.argument("path", default="arb.yaml", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--template", metavar="NAME", help="What to start from; --list names them, the default first.")
+@click.option(
+    "--template", metavar="NAME", help="What to start from; --list names them, the default first."
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("--list", "list_templates", is_flag=True, help="List the templates and write nothing.")
+@click.option(
+    "--list", "list_templates", is_flag=True, help="List the templates and write nothing."
+)
 @plugin_files
 @as_json
 def new(path: Path, template: str | None, force: bool, list_templates: bool, as_json: bool) -> None:
@@ -46,7 +52,9 @@ def new(path: Path, template: str | None, force: bool, list_templates: bool, as_
             print_table(("template", "summary"), summaries.items())
         return
     if path.suffix.lower() not in (".yaml", ".yml"):
-        raise ConfigError(f"{path}: a starter config is YAML", hint=f"arb config new {path.with_suffix('.yaml')}")
+        raise ConfigError(
+            f"{path}: a starter config is YAML", hint=f"arb config new {path.with_suffix('.yaml')}"
+        )
     starter = next((spec for spec in starters if template in (None, spec.name)), None)
     if starter is None:
         close = nearest(str(template), summaries)
@@ -76,7 +84,9 @@ def new(path: Path, template: str | None, force: bool, list_templates: bool, as_
 @overrides
 @plugin_files
 @as_json
-def show(path: Path, document: str | None, origin: bool, overrides: tuple[str, ...], as_json: bool) -> None:
+def show(
+    path: Path, document: str | None, origin: bool, overrides: tuple[str, ...], as_json: bool
+) -> None:
     """Print the config in PATH as it takes effect, with every default."""
     from arb_ternary.config.errors import show_path
     from arb_ternary.config.fields import leaves, to_plain
@@ -84,7 +94,9 @@ def show(path: Path, document: str | None, origin: bool, overrides: tuple[str, .
     from arb_ternary_train.config import RunConfig
 
     spec = document_called(document)
-    loaded: LoadedConfig[Any] = load_target(f"document '{spec.name}':", spec.target)(path, overrides)
+    loaded: LoadedConfig[Any] = load_target(f"document '{spec.name}':", spec.target)(
+        path, overrides
+    )
     if isinstance(loaded.config, RunConfig):
         loaded = _without_auto(loaded)
     plain = to_plain(loaded.config, given=False)
@@ -93,7 +105,10 @@ def show(path: Path, document: str | None, origin: bool, overrides: tuple[str, .
         keys = ("path", "value", "origin")
         print_json([dict(zip(keys, row, strict=True)) for row in rows] if origin else plain)
     elif origin:
-        print_table(("setting", "value", "origin"), [(where, dump_inline(value), text) for where, value, text in rows])
+        print_table(
+            ("setting", "value", "origin"),
+            [(where, dump_inline(value), text) for where, value, text in rows],
+        )
     else:
         click.echo(dump_yaml(plain), nl=False)
 
@@ -104,7 +119,10 @@ def _without_auto(loaded: LoadedConfig[Any]) -> LoadedConfig[Any]:
     from arb_ternary_train.settling import settle
 
     settled = settle(loaded.config)
-    derived = {path: Origin("derived", f"{loaded.origins[path]}: auto, {settled.course}") for path in settled.chosen}
+    derived = {
+        path: Origin("derived", f"{loaded.origins[path]}: auto, {settled.course}")
+        for path in settled.chosen
+    }
     return evolve(loaded, config=settled.config, origins={**loaded.origins, **derived})
 
 

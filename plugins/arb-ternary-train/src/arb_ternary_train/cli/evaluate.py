@@ -15,13 +15,25 @@ __all__ = ["evaluate"]
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--batches", type=click.IntRange(min=1), help="Batches to evaluate, spread over the text; default: all.")
-@click.option("--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.")
+@click.option(
+    "--batches",
+    type=click.IntRange(min=1),
+    help="Batches to evaluate, spread over the text; default: all.",
+)
+@click.option(
+    "--backend",
+    metavar="NAME",
+    help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.",
+)
 @click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
 @plugin_files
 @as_json
-def evaluate(run: Path, batches: int | None, backend: str | None, device: str | None, as_json: bool) -> None:
-    """Loss of RUN (a run directory or a checkpoint) on held-out samples, what simple predictors reach, the audit."""
+def evaluate(
+    run: Path, batches: int | None, backend: str | None, device: str | None, as_json: bool
+) -> None:
+    """Loss of RUN (a run directory or a checkpoint) on held-out samples, what simple predictors
+    reach, the audit.
+    """
     wait_passively()
     from arb_ternary_train.audit import audit
     from arb_ternary_train.restore import load_run, measure
@@ -47,7 +59,10 @@ def evaluate(run: Path, batches: int | None, backend: str | None, device: str | 
     click.echo()
     words = {"tokens": f"{trained.record.get('prediction_noun', 'token')}s"}
     rows = [
-        (words.get(key, key.replace("_", " ")), f"{value:.4f}" if isinstance(value, float) else value)
+        (
+            words.get(key, key.replace("_", " ")),
+            f"{value:.4f}" if isinstance(value, float) else value,
+        )
         for key, value in numbers.items()
     ]
     print_table(("evaluation", ""), rows)

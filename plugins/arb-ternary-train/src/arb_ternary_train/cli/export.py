@@ -14,13 +14,29 @@ __all__ = ["export"]
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option("--format", "target", default="safetensors", show_default=True, metavar="NAME", help="Exporter.")
-@click.option("--type", "number_type", metavar="NAME", help="How numbers are stored; the same as -o type=NAME.")
-@click.option("--layout", metavar="NAME", help="How weights are arranged; the same as -o layout=NAME.")
-@click.option("-o", "--option", "options", metavar="NAME=VALUE", multiple=True, help="Option of the exporter.")
+@click.option(
+    "--format", "target", default="safetensors", show_default=True, metavar="NAME", help="Exporter."
+)
+@click.option(
+    "--type",
+    "number_type",
+    metavar="NAME",
+    help="How numbers are stored; the same as -o type=NAME.",
+)
+@click.option(
+    "--layout", metavar="NAME", help="How weights are arranged; the same as -o layout=NAME."
+)
+@click.option(
+    "-o", "--option", "options", metavar="NAME=VALUE", multiple=True, help="Option of the exporter."
+)
 @plugin_files
 def export(
-    run: Path, destination: Path, target: str, number_type: str | None, layout: str | None, options: tuple[str, ...]
+    run: Path,
+    destination: Path,
+    target: str,
+    number_type: str | None,
+    layout: str | None,
+    options: tuple[str, ...],
 ) -> None:
     """Write the model of RUN (a run directory or a checkpoint) to DESTINATION."""
     from arb_ternary_train.export import export_run

@@ -21,7 +21,9 @@ class Handover(click.Command):
     """A command whose other options are those of the generator for the run among its arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the arguments for the generator; those of the generator, ``--help`` too, are its own."""
+        """Keep the arguments for the generator; those of the generator, ``--help`` too, are its
+        own.
+        """
         from arb_ternary_train.init_from import run_of
 
         named, rest = _taken_out(args, "--with")
@@ -30,7 +32,8 @@ class Handover(click.Command):
             if not rest or "--help" in rest:
                 click.echo(ctx.get_help())
                 ctx.exit()
-            # Of what is left, the last is likeliest meant as the run; its error says what a run directory is.
+            # Of what is left, the last is likeliest meant as the run; its error says what a run
+            # directory is.
             run = rest[-1]
         ctx.params = {"run": Path(run), "named": named, "arguments": rest}
         return []
@@ -39,7 +42,9 @@ class Handover(click.Command):
         """The options of this command, and the generators that have more."""
         super().format_options(ctx, formatter)
         with formatter.section("Generators"):
-            formatter.write_dl([(found.name, found.spec.summary) for found in manager().registry.all("generator")])
+            formatter.write_dl(
+                [(found.name, found.spec.summary) for found in manager().registry.all("generator")]
+            )
 
 
 def _taken_out(args: list[str], option: str) -> tuple[str | None, list[str]]:
@@ -60,7 +65,8 @@ def _names() -> tuple[str, ...]:
 
 
 def generator_for(config: RunConfig) -> Registered:
-    """The generator for runs of ``config``: of those that suit it, the one that names most of what it has.
+    """The generator for runs of ``config``: of those that suit it, the one that names most of what
+    it has.
 
     Raises:
         UsageProblem: there is none, or two name as much.
@@ -83,13 +89,17 @@ def generator_for(config: RunConfig) -> Registered:
     best = suited[max(suited)]
     if len(best) > 1:
         names = ", ".join(found.name for found in best)
-        raise UsageProblem(f"generate: several draw from the model {config.model.name!r}: {names}", "--with NAME.")
+        raise UsageProblem(
+            f"generate: several draw from the model {config.model.name!r}: {names}", "--with NAME."
+        )
     return best[0]
 
 
 @click.command(cls=Handover)
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--with", "named", metavar="NAME", help="Generator; default: the one for such models.")
+@click.option(
+    "--with", "named", metavar="NAME", help="Generator; default: the one for such models."
+)
 @click.pass_context
 def generate(ctx: click.Context, run: Path, named: str | None, arguments: list[str]) -> None:
     """Draw from the model of RUN (a run directory or a checkpoint): text, pictures, sounds.

@@ -28,13 +28,20 @@ _LONGEST: Final = 72
 
 @click.command()
 @click.argument("path")
-@click.option("--format", "name", metavar="NAME", help="Importer that reads it; default: the one that recognises it.")
+@click.option(
+    "--format",
+    "name",
+    metavar="NAME",
+    help="Importer that reads it; default: the one that recognises it.",
+)
 @plugin_files
 @as_json
 def inspect(path: str, name: str | None, as_json: bool) -> None:
-    """Say what is in PATH, a model file of any format that can be imported, a run directory or a checkpoint.
+    """Say what is in PATH, a model file of any format that can be imported, a run directory or a
+    checkpoint.
 
-    Weights are not read. Bits are those of the weights and scales, without what only training needs.
+    Weights are not read. Bits are those of the weights and scales, without what only training
+    needs.
     """
     from arb_ternary_train.inspection import inspect_path
 
@@ -45,7 +52,9 @@ def inspect(path: str, name: str | None, as_json: bool) -> None:
     shown = [(label, text) for key, label in _ROWS.items() if (text := _text(found.get(key)))]
     print_table((path, ""), [*shown, *_metadata(found.get("metadata", {}))])
     click.echo()
-    print_table(("tensors of type", "tensors", "numbers", "bytes"), _types(found.get("tensors", ())))
+    print_table(
+        ("tensors of type", "tensors", "numbers", "bytes"), _types(found.get("tensors", ()))
+    )
     if unmapped := found.get("unmapped", ()):
         click.echo()
         click.echo("not mapped:")
@@ -55,7 +64,9 @@ def inspect(path: str, name: str | None, as_json: bool) -> None:
 
 def _printable(text: str) -> str:
     """A text of a stranger's file without what a terminal would obey."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
 
 
 def _text(value: Any) -> str:
@@ -69,8 +80,14 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        inner = {key: item for key, item in value.items() if isinstance(item, str) or type(item) is int}
-        return _printable(", ".join(str(item) if key == "name" else f"{key} {item}" for key, item in inner.items()))
+        inner = {
+            key: item for key, item in value.items() if isinstance(item, str) or type(item) is int
+        }
+        return _printable(
+            ", ".join(
+                str(item) if key == "name" else f"{key} {item}" for key, item in inner.items()
+            )
+        )
     return ", ".join(map(_text, value))
 
 

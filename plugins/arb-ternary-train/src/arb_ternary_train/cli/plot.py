@@ -12,9 +12,17 @@ __all__ = ["plot"]
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="The figure (.png, .svg, .pdf); default: RUN/METRIC.png."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The figure (.png, .svg, .pdf); default: RUN/METRIC.png.",
 )
-@click.option("--metric", default="loss", show_default=True, help="What to draw; other: what evaluations report.")
+@click.option(
+    "--metric",
+    default="loss",
+    show_default=True,
+    help="What to draw; other: what evaluations report.",
+)
 def plot(runs: tuple[Path, ...], output: Path | None, metric: str) -> None:
     """Draw training and validation loss of one or several runs, and what simple predictors reach.
 

@@ -23,10 +23,22 @@ __all__ = ["outlook_rows", "run"]
 
 @click.command("run")
 @click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("--target", "chosen", metavar="NAME", multiple=True, help="A variant, or a target. Can be repeated.")
+@click.option(
+    "--target",
+    "chosen",
+    metavar="NAME",
+    multiple=True,
+    help="A variant, or a target. Can be repeated.",
+)
 @overrides
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the targets' folders go; default: runs/NAME.")
-@click.option("--resume", is_flag=True, help="Continue what is there; runs that are finished are passed over.")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Where the targets' folders go; default: runs/NAME.",
+)
+@click.option(
+    "--resume", is_flag=True, help="Continue what is there; runs that are finished are passed over."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would run, and write nothing.")
 @click.option("--no-probe", is_flag=True, help="With --dry-run: time no steps.")
 @plugin_files
@@ -58,7 +70,9 @@ def run(
     if dry_run and resume:
         raise UsageProblem("--resume: a dry run continues nothing", "Give --dry-run or --resume.")
     read = read_manifest(manifest, overrides, chosen)
-    place = run_dir or RUNS / "-".join([read.manifest.name, *([read.variant] if read.variant else [])])
+    place = run_dir or RUNS / "-".join(
+        [read.manifest.name, *([read.variant] if read.variant else [])]
+    )
     for name in read.unused:
         click.echo(f"note: vars.{name} is used nowhere", err=True)
     if dry_run:
@@ -67,7 +81,12 @@ def run(
             _foretell(planned, probe=not no_probe, as_json=as_json)
         return
     planned = plan(read, place, dry=False, files=lambda target: place / target)
-    words = ["arb run", str(manifest), *(f"--target {name}" for name in chosen), *(f"-o {text}" for text in overrides)]
+    words = [
+        "arb run",
+        str(manifest),
+        *(f"--target {name}" for name in chosen),
+        *(f"-o {text}" for text in overrides),
+    ]
     _execute(planned, resume, " ".join([*words, f"--run-dir {place} --resume"]), as_json)
 
 
@@ -113,7 +132,14 @@ def _foretell(planned: list[PlannedRun], *, probe: bool, as_json: bool) -> None:
     for each in planned:
         _notes(each)
         outlook = look_ahead(each.config, probe=probe)
-        shown.append({"target": each.target, "run": each.id, "directory": str(each.directory), **outlook.to_json()})
+        shown.append(
+            {
+                "target": each.target,
+                "run": each.id,
+                "directory": str(each.directory),
+                **outlook.to_json(),
+            }
+        )
         if not as_json:
             print_table((f"{each.target}/{each.id}", str(each.directory)), outlook_rows(outlook))
             click.echo()
@@ -123,16 +149,20 @@ def _foretell(planned: list[PlannedRun], *, probe: bool, as_json: bool) -> None:
 
 def outlook_rows(outlook: Outlook) -> list[tuple[str, str]]:
     """What would run, as rows of text."""
+    optimizer = "not known"
+    if outlook.optimizer_bytes is not None:
+        optimizer = format_bytes(outlook.optimizer_bytes)
     rows = [
         ("layers", "not told by the model" if outlook.layers is None else f"{outlook.layers}"),
         (
             "parameters",
-            f"{outlook.parameters:,}: {outlook.ternary_weights:,} ternary, {outlook.float_parameters:,} float",
+            f"{outlook.parameters:,}: {outlook.ternary_weights:,} ternary, "
+            f"{outlook.float_parameters:,} float",
         ),
         (
             "memory beside activations",
-            f"{format_bytes(outlook.memory_bytes)}: model {format_bytes(outlook.model_bytes)}, optimizer "
-            f"{'not known' if outlook.optimizer_bytes is None else format_bytes(outlook.optimizer_bytes)}, "
+            f"{format_bytes(outlook.memory_bytes)}: model {format_bytes(outlook.model_bytes)}, "
+            f"optimizer {optimizer}, "
             f"float gradients {format_bytes(outlook.gradient_bytes)}",
         ),
     ]
@@ -141,5 +171,7 @@ def outlook_rows(outlook: Outlook) -> list[tuple[str, str]]:
             rows.append((f"phase {phase.name}", "takes no training steps"))
         else:
             time = "" if phase.seconds is None else f", about {format_duration(phase.seconds)}"
-            rows.append((f"phase {phase.name}", f"{phase.steps:,} steps, {phase.tokens:,} tokens{time}"))
+            rows.append(
+                (f"phase {phase.name}", f"{phase.steps:,} steps, {phase.tokens:,} tokens{time}")
+            )
     return [*rows, *(("note", note) for note in outlook.notes)]

@@ -15,30 +15,50 @@ __all__ = ["train"]
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides
-@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps of the config's only phase.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a micro-batch of the config's only phase.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), help="Optimizer steps of the config's only phase."
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help="Samples in a micro-batch of the config's only phase.",
+)
 @click.option(
     "--preserve-state",
     is_flag=True,
-    help="The config's only phase reads each row as one continuous text, and the model keeps what it remembers of it.",
+    help="The config's only phase reads each row as one continuous text, and the model keeps what "
+    "it remembers of it.",
 )
 @click.option("--device", metavar="NAME", help="Where the model lives: cpu, cuda, cuda:N or mps.")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Where to write; default: runs/NAME, made unique.")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Where to write; default: runs/NAME, made unique.",
+)
 @click.option(
     "--resume",
     is_flag=False,
     flag_value="auto",
     metavar="[auto|PATH]",
-    help="Continue: from the newest good checkpoint (auto), or from this checkpoint or run directory.",
+    help="Continue: from the newest good checkpoint (auto), or from this checkpoint or run "
+    "directory.",
 )
-@click.option("--init-from", type=click.Path(path_type=Path), metavar="RUN", help="Start from another run's weights.")
+@click.option(
+    "--init-from",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Start from another run's weights.",
+)
 @click.option(
     "--init-skip",
     multiple=True,
     metavar="PATTERN",
-    help="What --init-from does not give, by name, such as head: it starts afresh and may have other shapes.",
+    help="What --init-from does not give, by name, such as head: it starts afresh and may have "
+    "other shapes.",
 )
-@click.option("--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the config.")
+@click.option(
+    "--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the config."
+)
 @plugin_files
 @as_json
 def train(
@@ -58,11 +78,11 @@ def train(
     """Run the phases of CONFIG.
 
     --steps, --batch-size, --preserve-state and --device say the same as -o does, and go before it.
-    A signal (Ctrl-C) saves a checkpoint first; --resume continues from it, bit for bit. The first checkpoint that is
-    damaged is passed over by `--resume auto` and refused by `--resume PATH`.
+    A signal (Ctrl-C) saves a checkpoint first; --resume continues from it, bit for bit. The first
+    checkpoint that is damaged is passed over by `--resume auto` and refused by `--resume PATH`.
 
-    Under torchrun (torchrun --nproc_per_node N -m arb_ternary train CONFIG) N processes train together, and write what
-    one would.
+    Under torchrun (torchrun --nproc_per_node N -m arb_ternary train CONFIG) N processes train
+    together, and write what one would.
     """
     wait_passively()
     from arb_ternary_train.cli.outcome import show_outcome
@@ -71,14 +91,27 @@ def train(
     from arb_ternary_train.runner import RunRequest
     from arb_ternary_train.runner import train as run
 
-    phase = {"steps": steps, "batch_size": batch_size, "preserve_state": True if preserve_state else None}
-    common = [*in_only_phase(config, overrides, phase), *([] if device is None else [f"device={device}"])]
+    phase = {
+        "steps": steps,
+        "batch_size": batch_size,
+        "preserve_state": True if preserve_state else None,
+    }
+    common = [
+        *in_only_phase(config, overrides, phase),
+        *([] if device is None else [f"device={device}"]),
+    ]
     loaded = load_config(config, [*overrides, *common])
     if backend is None and loaded.origins["backend",].kind == "override":
-        backend = loaded.config.backend  # -o is the command line too, and goes before the environment
+        # -o is the command line too, and goes before the environment
+        backend = loaded.config.backend
     with joined(loaded.config.device) as world:
         request = RunRequest(
-            directory=run_dir, resume=resume, init_from=init_from, init_skip=init_skip, backend=backend, world=world
+            directory=run_dir,
+            resume=resume,
+            init_from=init_from,
+            init_skip=init_skip,
+            backend=backend,
+            world=world,
         )
         report = run(loaded.config, request)
     if world.is_main:

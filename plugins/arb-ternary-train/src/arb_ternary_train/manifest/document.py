@@ -1,4 +1,6 @@
-"""What a manifest holds: targets, and in each the runs that follow one another. And how one is read."""
+"""What a manifest holds: targets, and in each the runs that follow one another. And how one is
+read.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,15 @@ class Run:
 
     id: str = option(help="name of the run and of its directory", validator=is_run_name)
     mode: Literal["train"] = option("train", "what is done with the model")
-    steps: int | None = option(None, "optimizer steps; null = the phase's default", validator=optional(positive))
+    steps: int | None = option(
+        None, "optimizer steps; null = the phase's default", validator=optional(positive)
+    )
     seed: int = option(0, "seed of all randomness", validator=non_negative)
     train: Mapping[str, Any] = option(factory=dict, help="how it trains: the trainer's keys")
     verify: Mapping[str, Any] | list[Mapping[str, Any]] | None = option(
-        None, "checks that pass or fail the run: `type` names one, the rest are its options; a mapping, or a list"
+        None,
+        "checks that pass or fail the run: `type` names one, the rest are its options; a mapping, "
+        "or a list",
     )
 
 
@@ -62,9 +68,12 @@ class Target:
     system: System | None = option(None, "what is trained; null = the trainer's own choice")
     config: Mapping[str, Any] = option(
         factory=dict,
-        help="settings of the runs' config, as `arb train` reads them: data, optimizer, backend, checkpoint, ...",
+        help="settings of the runs' config, as `arb train` reads them: data, optimizer, backend, "
+        "checkpoint, ...",
     )
-    runs: tuple[Run, ...] = option(help="the runs, in order", validator=[_is_not_empty, _distinct("id")])
+    runs: tuple[Run, ...] = option(
+        help="the runs, in order", validator=[_is_not_empty, _distinct("id")]
+    )
 
 
 @frozen(kw_only=True)
@@ -119,7 +128,9 @@ def read_manifest(
     variants = _names(document, VARIANTS)
     taken = [name for name in dict.fromkeys(chosen) if name in variants]
     if len(taken) > 1:
-        raise UsageProblem(f"--target: {' and '.join(taken)} are both variants of {path}", "Choose one of them.")
+        raise UsageProblem(
+            f"--target: {' and '.join(taken)} are both variants of {path}", "Choose one of them."
+        )
     if taken:
         document = with_variant(document, taken[0])
     document, unused = substitute(document)
@@ -141,4 +152,8 @@ def read_manifest(
 
 def _names(document: Document, key: str) -> list[str]:
     value = document.data.get(key) if isinstance(document.data, dict) else None
-    return [str(name) for name, item in value.items() if isinstance(item, dict)] if isinstance(value, dict) else []
+    return (
+        [str(name) for name, item in value.items() if isinstance(item, dict)]
+        if isinstance(value, dict)
+        else []
+    )

@@ -91,8 +91,9 @@ class Outlook:
 def look_ahead(config: RunConfig, *, probe: bool) -> Outlook:
     """What the run of ``config`` would be; nothing stays behind.
 
-    Sizes are counted on a model without numbers, where it can be made so. The probe trains the model as it is at birth
-    for three steps at the batch and block size of each training phase, in a temporary folder.
+    Sizes are counted on a model without numbers, where it can be made so. The probe trains the
+    model as it is at birth for three steps at the batch and block size of each training phase, in a
+    temporary folder.
 
     Raises:
         ArbError: the run could not begin either.
@@ -112,7 +113,9 @@ def look_ahead(config: RunConfig, *, probe: bool) -> Outlook:
         float_parameters=counted.float_parameters,
         model_bytes=sum(row.nbytes for row in counted.rows),
         optimizer_bytes=_optimizer_bytes(config, model, notes),
-        gradient_bytes=sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad),
+        gradient_bytes=sum(
+            parameter.nbytes for parameter in model.parameters() if parameter.requires_grad
+        ),
         phases=tuple(_phase(config, choice, probe=probe) for choice in config.phases),
         notes=tuple(notes),
     )
@@ -149,8 +152,11 @@ def _without_numbers(config: RunConfig, vocabulary_size: int) -> nn.Module | Non
 def _optimizer_bytes(config: RunConfig, model: nn.Module, notes: list[str]) -> int | None:
     trainable = evolve(collect_trainable(model), later=parts_added_by(config.phases))
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        # Optimizers of votes read control words. What they keep, a few numbers a row and a column, is left out.
-        trainable = evolve(trainable, ternary={}, stored={}, later=trainable.later | {"ternary", "stored"})
+        # Optimizers of votes read control words. What they keep, a few numbers a row and a column,
+        # is left out.
+        trainable = evolve(
+            trainable, ternary={}, stored={}, later=trainable.later | {"ternary", "stored"}
+        )
         if not trainable.floats:
             return 0
     try:
@@ -173,9 +179,16 @@ def _phase(config: RunConfig, choice: PhaseChoice, *, probe: bool) -> PhaseOutlo
 def _tokens_a_second(config: RunConfig, options: LoopOptions) -> float:
     """The speed of a few steps of the whole model with these options."""
     loop = {field.name: getattr(options, field.name) for field in fields(LoopOptions)}
-    changes: dict[str, Any] = {"steps": min(_STEPS, options.steps), "warmup_steps": 0, "eval_every": 0}
+    changes: dict[str, Any] = {
+        "steps": min(_STEPS, options.steps),
+        "warmup_steps": 0,
+        "eval_every": 0,
+    }
     if config.device == "cpu":  # whatever the device was that is not here
-        changes |= {"pin_memory": False, "dtype": "float32" if options.dtype == "float16" else options.dtype}
+        changes |= {
+            "pin_memory": False,
+            "dtype": "float32" if options.dtype == "float16" else options.dtype,
+        }
     phase = StandardConfig(**{**loop, **changes})
     spec = manager().registry.get("phase", "standard").spec
     probe = evolve(

@@ -23,7 +23,9 @@ __all__ = ["execute", "is_finished"]
 _FREE: Final = RUNTIME_KEYS - {"data", "checks"}
 
 
-def execute(runs: Sequence[PlannedRun], *, resume: bool, again: str) -> Iterator[tuple[PlannedRun, RunReport | None]]:
+def execute(
+    runs: Sequence[PlannedRun], *, resume: bool, again: str
+) -> Iterator[tuple[PlannedRun, RunReport | None]]:
     """Train ``runs`` in order; each with its report, or None where it was finished already.
 
     Args:

@@ -1,4 +1,6 @@
-"""From a manifest to the configs of its runs, with every fault at the line of the manifest that it comes from."""
+"""From a manifest to the configs of its runs, with every fault at the line of the manifest that it
+comes from.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import load_document
 from arb_ternary_train.manifest.document import ManifestFile, Run, Target
 from arb_ternary_train.manifest.protocol import EarlierRun, TargetRun
-from arb_ternary_train.manifest.training_keys import TrainingKeys, find_component, read_training_keys
+from arb_ternary_train.manifest.training_keys import (
+    TrainingKeys,
+    find_component,
+    read_training_keys,
+)
 
 __all__ = ["PlannedRun", "check_keys", "plan"]
 
@@ -71,7 +77,9 @@ def check_keys(file: ManifestFile) -> dict[tuple[int, int], TrainingKeys]:
                 faults += _below((*at, "runs", r, "train"), error)
         known = {str(option.alias) for option in config_fields(RunConfig)} - set(_DECIDED)
         faults += (
-            Fault((*at, "config", key), f"unknown key; the keys here are {', '.join(sorted(known))}")
+            Fault(
+                (*at, "config", key), f"unknown key; the keys here are {', '.join(sorted(known))}"
+            )
             for key in target.config
             if key not in known
         )
@@ -80,7 +88,9 @@ def check_keys(file: ManifestFile) -> dict[tuple[int, int], TrainingKeys]:
     return found
 
 
-def plan(file: ManifestFile, directory: FilePath, *, dry: bool, files: Callable[[str], FilePath]) -> list[PlannedRun]:
+def plan(
+    file: ManifestFile, directory: FilePath, *, dry: bool, files: Callable[[str], FilePath]
+) -> list[PlannedRun]:
     """The runs of the chosen targets, in order.
 
     Args:
@@ -90,7 +100,8 @@ def plan(file: ManifestFile, directory: FilePath, *, dry: bool, files: Callable[
         files: where the runs of a target, by its name, keep what they share.
 
     Raises:
-        ConfigError, EnvironmentProblem: something is wrong with a run; all faults that can be seen are listed.
+        ConfigError, EnvironmentProblem: something is wrong with a run; all faults that can be seen
+            are listed.
         ArbError: what a trainer or a system raises.
     """
     keys = check_keys(file)
@@ -125,7 +136,11 @@ def plan(file: ManifestFile, directory: FilePath, *, dry: bool, files: Callable[
                 faults += error.faults
                 continue
             if config.checkpoint.every == 0 and run is not target.runs[-1]:
-                text = "must be at least 1: the run that follows starts from the checkpoint at the end of this one"
+                text = (
+                    "must be at least 1: the run that follows starts from the checkpoint at "
+                    "the "
+                    "end of this one"
+                )
                 faults.append(Fault(("targets", t, "config", "checkpoint", "every"), text))
             planned.append(
                 PlannedRun(
@@ -150,16 +165,24 @@ def _system_model(target: Target) -> Mapping[str, Any] | None:
     except Faulty as error:
         raise Faulty(*_below(("ref",), error)) from error
     try:
-        section: Mapping[str, Any] = load_target(f"system '{spec.name}':", spec.target)(target.system.config)
+        section: Mapping[str, Any] = load_target(f"system '{spec.name}':", spec.target)(
+            target.system.config
+        )
     except Faulty as error:
         raise Faulty(*_below(("config",), error)) from error
     return section
 
 
 def _run_config(
-    file: ManifestFile, place: tuple[int, int], request: TargetRun, read: TrainingKeys, directory: FilePath
+    file: ManifestFile,
+    place: tuple[int, int],
+    request: TargetRun,
+    read: TrainingKeys,
+    directory: FilePath,
 ) -> RunConfig:
-    """The config of a run; Faulty with paths of the manifest, or with faults that know their place."""
+    """The config of a run; Faulty with paths of the manifest, or with faults that know their
+    place.
+    """
     t, r = place
     target = file.manifest.targets[t]
     run, at = target.runs[r], ("targets", t, "runs", r)
@@ -172,7 +195,13 @@ def _run_config(
     except Faulty as error:
         raise Faulty(*_below(at, error)) from error
     name = f"{target.name}-{run.id}"
-    data = {**settings, "name": name, "seed": run.seed, **({"checks": checks} if checks else {}), **target.config}
+    data = {
+        **settings,
+        "name": name,
+        "seed": run.seed,
+        **({"checks": checks} if checks else {}),
+        **target.config,
+    }
     prefixes = [family.name for family, _ in read.families]
     document = Document(data, file.document.source, _origins(file, place, data, prefixes))
     try:
@@ -181,12 +210,16 @@ def _run_config(
         if not error.faults:
             raise
         shown = f"{target.name}/{run.id}: "
-        raise Faulty(*(attrs.evolve(each, message=shown + each.message) for each in error.faults)) from error
+        raise Faulty(
+            *(attrs.evolve(each, message=shown + each.message) for each in error.faults)
+        ) from error
 
 
 def _checks(run: Run) -> Iterator[dict[str, Any]]:
     """``verify:`` as a config has its ``checks:``."""
-    entries: Sequence[Mapping[str, Any]] = [run.verify] if isinstance(run.verify, Mapping) else run.verify or []
+    entries: Sequence[Mapping[str, Any]] = (
+        [run.verify] if isinstance(run.verify, Mapping) else run.verify or []
+    )
     for index, entry in enumerate(entries):
         path: Path = ("verify",) if isinstance(run.verify, Mapping) else ("verify", index)
         if "name" in entry:
@@ -194,13 +227,18 @@ def _checks(run: Run) -> Iterator[dict[str, Any]]:
         if "type" not in entry:
             names = ", ".join(manager().registry.names("check"))
             raise Faulty(Fault(path, f"needs the 'type' of the check: {names}"))
-        yield {"name": entry["type"], **{key: value for key, value in entry.items() if key != "type"}}
+        yield {
+            "name": entry["type"],
+            **{key: value for key, value in entry.items() if key != "type"},
+        }
 
 
 def _origins(
     file: ManifestFile, place: tuple[int, int], data: Mapping[str, Any], prefixes: Sequence[str]
 ) -> dict[Path, Origin]:
-    """The line of the manifest behind each value of a run's config; ``prefixes`` of keys that plugins have brought."""
+    """The line of the manifest behind each value of a run's config; ``prefixes`` of keys that
+    plugins have brought.
+    """
     t, r = place
     at: Path = ("targets", t, "runs", r)
     target = file.manifest.targets[t]
@@ -235,4 +273,7 @@ def _paths(data: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _below(path: Path, error: Faulty) -> list[Fault]:
-    return [fault if fault.origin else attrs.evolve(fault, path=(*path, *fault.path)) for fault in error.faults]
+    return [
+        fault if fault.origin else attrs.evolve(fault, path=(*path, *fault.path))
+        for fault in error.faults
+    ]

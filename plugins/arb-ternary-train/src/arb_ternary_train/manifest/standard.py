@@ -1,4 +1,6 @@
-"""``trainer.standard``: training from random weights, or further training, in the phase ``standard``."""
+"""``trainer.standard``: training from random weights, or further training, in the phase
+``standard``.
+"""
 
 from __future__ import annotations
 
@@ -65,24 +67,29 @@ class _Model:
 
 
 def trained_parts(model: Mapping[str, Any]) -> frozenset[TrainedPart]:
-    """Which kinds of parts a model of this section has; ternary and float where its options do not tell.
+    """Which kinds of parts a model of this section has; ternary and float where its options do not
+    tell.
 
     Raises:
         Faulty: the section is no model; paths begin with ``model``.
     """
-    choice, faults = structure_with_faults(_Model, Document({"model": dict(model)}), manager().registry)
+    choice, faults = structure_with_faults(
+        _Model, Document({"model": dict(model)}), manager().registry
+    )
     if faults or choice is None:
         raise Faulty(*faults)
     tell = getattr(choice.model.options, "planned", None)
-    kinds: frozenset[TrainedPart] = frozenset({"ternary", "float"}) if tell is None else tell().kinds
+    kinds: frozenset[TrainedPart] = (
+        frozenset({"ternary", "float"}) if tell is None else tell().kinds
+    )
     return kinds
 
 
 def loop_settings(keys: TrainKeys, run: TargetRun, parts: frozenset[TrainedPart]) -> dict[str, Any]:
     """The options of a loop (``LoopOptions``) for a model that has ``parts``.
 
-    A key that would do nothing is left out where it is at its default; where the user wrote it, it stays or is a
-    fault here, so that the user hears of it.
+    A key that would do nothing is left out where it is at its default; where the user wrote it, it
+    stays or is a fault here, so that the user hears of it.
 
     Raises:
         Faulty: a key that the user wrote has no effect.
@@ -93,7 +100,10 @@ def loop_settings(keys: TrainKeys, run: TargetRun, parts: frozenset[TrainedPart]
         loop["amp_dtype"] = keys.amp_dtype
     if "float" not in parts:
         faults = [
-            Fault(("train", name), "has no effect because the model has no float parameters; remove it")
+            Fault(
+                ("train", name),
+                "has no effect because the model has no float parameters; remove it",
+            )
             for name in _FLOAT
             if name in run.given
         ]
@@ -109,8 +119,11 @@ def loop_settings(keys: TrainKeys, run: TargetRun, parts: frozenset[TrainedPart]
     return loop
 
 
-def optimizer_settings(keys: TrainKeys, run: TargetRun, parts: frozenset[TrainedPart]) -> dict[str, Any]:
-    """The ``optimizer:`` of a config, by its key: votes for what is ternary, AdamW for what is float.
+def optimizer_settings(
+    keys: TrainKeys, run: TargetRun, parts: frozenset[TrainedPart]
+) -> dict[str, Any]:
+    """The ``optimizer:`` of a config, by its key: votes for what is ternary, AdamW for what is
+    float.
 
     Nothing where the target's own config has one.
 

@@ -1,4 +1,6 @@
-"""Whose each key of ``train:`` is: the trainer's, or that of a plugin that brings all keys with a prefix."""
+"""Whose each key of ``train:`` is: the trainer's, or that of a plugin that brings all keys with a
+prefix.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ class TrainingKeys:
     Attributes:
         keys: those of the trainer, an instance of its class.
         given: those of them that the user wrote.
-        families: those with a plugin's prefix, where the user wrote any: the plugin's component and an instance of
-            its class.
+        families: those with a plugin's prefix, where the user wrote any: the plugin's component and
+            an instance of its class.
         notes: what was left unread, a sentence each.
     """
 
@@ -48,23 +50,30 @@ def find_component(registry: Registry, kind: str, reference: str) -> Any:
     prefix, _, name = reference.partition(".")
     if prefix != kind or not name:
         names = ", ".join(f"{kind}.{each}" for each in registry.names(kind)) or "none"
-        raise Faulty(Fault((), f"must be the name of a {kind}, {kind}.NAME, not {reference!r}: {names}"))
+        raise Faulty(
+            Fault((), f"must be the name of a {kind}, {kind}.NAME, not {reference!r}: {names}")
+        )
     try:
         return registry.get(kind, name).spec
     except ArbError as error:
         missing = isinstance(error, EnvironmentProblem)
-        fault = Fault((), error.what, error.hint, environment=missing, unknown_component=not missing)
+        fault = Fault(
+            (), error.what, error.hint, environment=missing, unknown_component=not missing
+        )
         raise Faulty(fault) from error
 
 
-def read_training_keys(registry: Registry, trainer: TrainerSpec, train: Mapping[str, Any]) -> TrainingKeys:
+def read_training_keys(
+    registry: Registry, trainer: TrainerSpec, train: Mapping[str, Any]
+) -> TrainingKeys:
     """The keys of ``train``, structured.
 
-    Keys of a plugin that is not installed may stand where ``PREFIX_enabled`` is false, which leaves them unread. Keys
-    of another trainer may stand at their defaults, which ask for nothing.
+    Keys of a plugin that is not installed may stand where ``PREFIX_enabled`` is false, which leaves
+    them unread. Keys of another trainer may stand at their defaults, which ask for nothing.
 
     Raises:
-        Faulty: a key is unknown, of another trainer, of a plugin that is not installed, or has a wrong value.
+        Faulty: a key is unknown, of another trainer, of a plugin that is not installed, or has a
+            wrong value.
     """
     cls: Any = options_class(trainer)
     own = {str(option.alias) for option in config_fields(cls)}
@@ -88,7 +97,10 @@ def read_training_keys(registry: Registry, trainer: TrainerSpec, train: Mapping[
                 notes.append(f"{prefix}_{ENABLED} is false: no key with {prefix}_ was read")
             else:
                 first = next(iter(keys))
-                faults += [Fault((f"{prefix}_{first}",), f.message, f.hint, environment=True) for f in error.faults]
+                faults += [
+                    Fault((f"{prefix}_{first}",), f.message, f.hint, environment=True)
+                    for f in error.faults
+                ]
             continue
         instance, wrong = structure_with_faults(_class_of(spec), Document(keys), registry)
         faults += (_prefixed(fault, prefix) for fault in wrong)
@@ -100,13 +112,17 @@ def read_training_keys(registry: Registry, trainer: TrainerSpec, train: Mapping[
     faults += (_with_absent(fault, registry) for fault in wrong)
     if faults:
         raise Faulty(*faults)
-    return TrainingKeys(keys=instance, given=frozenset(rest), families=tuple(read), notes=tuple(notes))
+    return TrainingKeys(
+        keys=instance, given=frozenset(rest), families=tuple(read), notes=tuple(notes)
+    )
 
 
 def _of_others(
     registry: Registry, trainer: TrainerSpec, own: set[str], train: Mapping[str, Any]
 ) -> Iterator[tuple[str, Fault | None]]:
-    """Keys that only other trainers have, each with what is wrong with it: nothing at its default."""
+    """Keys that only other trainers have, each with what is wrong with it: nothing at its
+    default.
+    """
     for found in registry.all("trainer"):
         if found.name == trainer.name:
             continue
@@ -116,7 +132,9 @@ def _of_others(
                 continue
             own = own | {key}
             same = default_of(option) == train[key] and type(default_of(option)) is type(train[key])
-            message = f"is a key of trainer.{found.name}, and this target has trainer.{trainer.name}"
+            message = (
+                f"is a key of trainer.{found.name}, and this target has trainer.{trainer.name}"
+            )
             yield key, None if same else Fault((key,), message)
 
 
@@ -135,4 +153,6 @@ def _with_absent(fault: Fault, registry: Registry) -> Fault:
     if not absent or not fault.message.startswith("unknown key"):
         return fault
     listed = ", ".join(f"trainer.{name} (pip install {source})" for name, source in absent.items())
-    return Fault(fault.path, fault.message, f"Trainers that are not installed may have it: {listed}")
+    return Fault(
+        fault.path, fault.message, f"Trainers that are not installed may have it: {listed}"
+    )

@@ -1,7 +1,8 @@
 """``${name}`` in a manifest: values that stand once, under ``vars``, and are used in many places.
 
-A text that is nothing but ``${name}`` becomes the value itself, whatever its type: a number stays a number, a list a
-list. Inside other text the value is written in, as YAML would write it. A variable may use others.
+A text that is nothing but ``${name}`` becomes the value itself, whatever its type: a number stays a
+number, a list a list. Inside other text the value is written in, as YAML would write it. A variable
+may use others.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def with_variant(document: Document, name: str) -> Document:
     for key in chosen:
         where: Path = (VARIANTS, name, key)
         if key not in variables:
-            faults.append(Fault(where, f"{VARIABLES} has no variable '{key}'" + _advice(str(key), variables)))
+            faults.append(
+                Fault(where, f"{VARIABLES} has no variable '{key}'" + _advice(str(key), variables))
+            )
         below = [path for path in origins if path[:3] == where]
         replaced = [path for path in origins if path[:2] == (VARIABLES, key)]
         moved = {(VARIABLES, key, *path[3:]): origins[path] for path in below}
@@ -45,7 +48,8 @@ def with_variant(document: Document, name: str) -> Document:
 
 
 def substitute(document: Document) -> tuple[Document, tuple[str, ...]]:
-    """The document with every ``${name}`` replaced outside ``vars`` and ``variants``, and variables that nothing uses.
+    """The document with every ``${name}`` replaced outside ``vars`` and ``variants``, and variables
+    that nothing uses.
 
     A name that is unknown, or that leads back to itself, is a fault at the line where it is used.
     """
@@ -77,7 +81,11 @@ class _Values:
         """The value of a variable that exists; None where it leads back to itself."""
         if name in self.under_way:
             circle = [*self.under_way[self.under_way.index(name) :], name]
-            raise Faulty(Fault((VARIABLES, self.under_way[-1]), f"a circle of variables: {' -> '.join(circle)}"))
+            raise Faulty(
+                Fault(
+                    (VARIABLES, self.under_way[-1]), f"a circle of variables: {' -> '.join(circle)}"
+                )
+            )
         if name not in self.done:
             self.under_way.append(name)
             self.done[name] = self.replaced(self.variables[name], (VARIABLES, name))
@@ -85,7 +93,9 @@ class _Values:
         return self.done[name]
 
     def replaced(self, value: Any, path: Path) -> Any:
-        """``value``, which stands at ``path``, with every reference in it replaced; None for one that is at fault."""
+        """``value``, which stands at ``path``, with every reference in it replaced; None for one
+        that is at fault.
+        """
         if isinstance(value, dict):
             return {key: self.replaced(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, list):
@@ -111,7 +121,9 @@ class _Values:
             value = self._value(found[1], path)
             if isinstance(value, dict | list):
                 kind = "a mapping" if isinstance(value, dict) else "a list"
-                raise Faulty(Fault(path, f"{found[0]} is {kind}, which cannot be written into a text"))
+                raise Faulty(
+                    Fault(path, f"{found[0]} is {kind}, which cannot be written into a text")
+                )
             yield text[end : found.start()]
             yield value if isinstance(value, str) else dump_inline(value)
             end = found.end()
@@ -120,7 +132,9 @@ class _Values:
     def _value(self, reference: str, path: Path) -> Any:
         name = reference.strip()
         if name not in self.variables:
-            raise Faulty(Fault(path, f"{VARIABLES} has no variable '{name}'" + _advice(name, self.variables)))
+            raise Faulty(
+                Fault(path, f"{VARIABLES} has no variable '{name}'" + _advice(name, self.variables))
+            )
         self.used.add(name)
         return self.resolve(name)
 

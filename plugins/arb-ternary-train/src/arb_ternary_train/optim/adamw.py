@@ -1,4 +1,6 @@
-"""AdamW for float parameters: torch's own, or one that keeps float32 state where there are float16 parameters."""
+"""AdamW for float parameters: torch's own, or one that keeps float32 state where there are float16
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ __all__ = ["AdamWConfig", "build", "float_groups"]
 
 
 def float_groups(name: str, trainable: Trainable, weight_decay: float) -> list[dict[str, Any]]:
-    """Param groups of all float parameters of ``trainable``: matrices, which decay, and vectors, which do not.
+    """Param groups of all float parameters of ``trainable``: matrices, which decay, and vectors,
+    which do not.
 
     Args:
         name: of the optimizer, for the error.
@@ -33,12 +36,15 @@ def float_groups(name: str, trainable: Trainable, weight_decay: float) -> list[d
         if params
     ]
     if not groups:
-        raise ConfigError(f"optimizer: {name} trains float parameters, and the model has none", "use scaled_votes")
+        raise ConfigError(
+            f"optimizer: {name} trains float parameters, and the model has none", "use scaled_votes"
+        )
     return groups
 
 
 def build(config: AdamWConfig, trainable: Trainable) -> torch.optim.AdamW:
-    """Factory of the optimizer ``adamw``: all float parameters of ``trainable``; only matrices decay.
+    """Factory of the optimizer ``adamw``: all float parameters of ``trainable``; only matrices
+    decay.
 
     Raises:
         ConfigError: there are no float parameters.
@@ -47,4 +53,6 @@ def build(config: AdamWConfig, trainable: Trainable) -> torch.optim.AdamW:
     fused = all(p.device.type in ("cpu", "cuda") for p in trainable.floats.values())
     narrow = any(p.dtype == torch.float16 for p in trainable.floats.values())
     kind = WideAdamW if narrow else torch.optim.AdamW
-    return kind(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
+    return kind(
+        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused
+    )

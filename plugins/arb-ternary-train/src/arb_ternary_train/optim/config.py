@@ -24,12 +24,16 @@ _decay = and_(ge(0.0), lt(1.0))
 class AdamWConfig:
     """Options of AdamW (Loshchilov and Hutter, 2019)."""
 
-    lr: float = option(1e-3, "Learning rate at the start; a schedule multiplies it.", validator=gt(0.0))
+    lr: float = option(
+        1e-3, "Learning rate at the start; a schedule multiplies it.", validator=gt(0.0)
+    )
     beta1: float = option(0.9, "Decay of the first moment.", validator=_decay)
     beta2: float = option(0.95, "Decay of the second moment.", validator=_decay)
     eps: float = option(1e-8, "Added to the root of the second moment.", validator=gt(0.0))
     weight_decay: float = option(
-        0.01, "Decoupled decay of matrices; vectors (gains, biases) do not decay.", validator=ge(0.0)
+        0.01,
+        "Decoupled decay of matrices; vectors (gains, biases) do not decay.",
+        validator=ge(0.0),
     )
 
     def contradictions_in(self, run: Any, planned: Planned | None) -> list[tuple[str, str]]:
@@ -59,4 +63,8 @@ class SplitConfig:
         """Parts that the model lacks."""
         for name, kinds in _KINDS.items():
             if planned is not None and not kinds & (planned.kinds | planned.idle):
-                yield name, f"the model has no {name} parts to train; name the other optimizer alone, without 'split'"
+                yield (
+                    name,
+                    f"the model has no {name} parts to train; name the other optimizer alone, "
+                    f"without 'split'",
+                )

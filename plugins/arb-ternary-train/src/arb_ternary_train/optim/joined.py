@@ -21,14 +21,17 @@ from arb_ternary.optim.ternary import TernaryOptimizer, is_finite
 
 
 class JoinedOptimizer(Optimizer):
-    """Several optimizers that step together. Its groups are theirs, the same objects: a rate set here is theirs."""
+    """Several optimizers that step together. Its groups are theirs, the same objects: a rate set
+    here is theirs.
+    """
 
     def __init__(self, parts: Mapping[str, Optimizer]) -> None:
         if not parts:
             raise ValueError("a joined optimizer needs at least one part")
         self.parts = dict(parts)
         groups = [group for part in self.parts.values() for group in part.param_groups]
-        # Optimizer.__init__ copies the groups; they are put back so that both sides share the same dictionaries.
+        # Optimizer.__init__ copies the groups; they are put back so that both sides share the same
+        # dictionaries.
         super().__init__([{"params": group["params"]} for group in groups], {})
         self.param_groups = groups
         self._complete = True
@@ -53,8 +56,9 @@ class JoinedOptimizer(Optimizer):
     ) -> StepOutcome:
         """Step every part; keyword arguments (``loss_signal``) go to the parts that take it.
 
-        A wrapper among them steps, puts its step off and drops a micro-batch for itself. Where another part skips its
-        update, none steps: those that have a method ``may_step`` are asked first.
+        A wrapper among them steps, puts its step off and drops a micro-batch for itself. Where
+        another part skips its update, none steps: those that have a method ``may_step`` are asked
+        first.
         """
         loss = None
         if closure is not None:
@@ -65,12 +69,18 @@ class JoinedOptimizer(Optimizer):
         for index, part in enumerate(self.parts.values()):
             ask = getattr(part, "may_step", None)
             # The first part looks at its own gradients before it moves.
-            if index and ask is not None and not ask(**(signals if takes_loss_signal(part) else {})):
+            if (
+                index
+                and ask is not None
+                and not ask(**(signals if takes_loss_signal(part) else {}))
+            ):
                 return self.skip_update()
         outcomes: list[StepOutcome] = []
         self._stepped = set()
         for name, part in self.parts.items():
-            outcome = as_outcome(part.step(**signals) if takes_loss_signal(part) else part.step(), part)
+            outcome = as_outcome(
+                part.step(**signals) if takes_loss_signal(part) else part.step(), part
+            )
             if outcome.skipped and not isinstance(part, Wraps):
                 self.skip_update(but=part)
                 return outcome
@@ -85,7 +95,9 @@ class JoinedOptimizer(Optimizer):
             grad_norm=sum(norm * norm for norm in norms) ** 0.5 if norms else None,
             flips=sum(outcome.flips for outcome in outcomes),
             exponent_moves=sum(outcome.exponent_moves for outcome in outcomes),
-            statistics={key: value for outcome in outcomes for key, value in outcome.statistics.items()},
+            statistics={
+                key: value for outcome in outcomes for key, value in outcome.statistics.items()
+            },
         )
 
     def skip_update(self, but: Optimizer | None = None) -> StepOutcome:
@@ -99,7 +111,9 @@ class JoinedOptimizer(Optimizer):
         return StepOutcome(stepped=False, skipped=True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear gradients and working statistics; what a part has drawn for a step that it put off stays."""
+        """Clear gradients and working statistics; what a part has drawn for a step that it put off
+        stays.
+        """
         for name, part in self.parts.items():
             if name in self._stepped or not isinstance(part, Wraps):
                 part.zero_grad(set_to_none)
@@ -107,7 +121,9 @@ class JoinedOptimizer(Optimizer):
                 Optimizer.zero_grad(part, set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once the optimizer is built: parameters belong to a part, so the group must be added there."""
+        """Refused once the optimizer is built: parameters belong to a part, so the group must be
+        added there.
+        """
         if getattr(self, "_complete", False):
             raise ValueError("add the group to one of the parts: " + ", ".join(self.parts))
         super().add_param_group(param_group)

@@ -18,9 +18,11 @@ STEP_BYTES = 4
 
 
 def planned_state_bytes(optimizer: Optimizer) -> int:
-    """Bytes of the tensors that ``optimizer`` and those inside it will keep, once each parameter has had a gradient.
+    """Bytes of the tensors that ``optimizer`` and those inside it will keep, once each parameter
+    has had a gradient.
 
-    Nothing is stepped. Of torch's own optimizers AdamW is known; others say it by ``planned_state_bytes()``.
+    Nothing is stepped. Of torch's own optimizers AdamW is known; others say it by
+    ``planned_state_bytes()``.
 
     Raises:
         ConfigError: an optimizer does not say it.
@@ -31,14 +33,18 @@ def planned_state_bytes(optimizer: Optimizer) -> int:
 def _own_bytes(optimizer: Optimizer) -> int:
     if isinstance(optimizer, PlansState):
         return optimizer.planned_state_bytes()
-    if isinstance(optimizer, TernaryOptimizer):  # what a rule keeps for a module is there from the beginning
+    # what a rule keeps for a module is there from the beginning
+    if isinstance(optimizer, TernaryOptimizer):
         return optimizer_state_bytes(optimizer)
     if isinstance(optimizer, torch.optim.AdamW):
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         return sum(2 * parameter.nbytes + STEP_BYTES for parameter in parameters)
     if isinstance(optimizer, Joins | Wraps):
         return 0
     raise ConfigError(
-        f"optimizer: a {type(optimizer).__name__} does not say what it will keep, so that its memory cannot be planned",
+        f"optimizer: a {type(optimizer).__name__} does not say what it will keep, so that its "
+        f"memory cannot be planned",
         "Give its class a method planned_state_bytes() -> int.",
     )

@@ -1,6 +1,7 @@
 """Two optimizers as one: one for the ternary modules of a model, one for its float parameters.
 
-Modules with integer weights of their own format (:mod:`arb_ternary.ternary.models`) belong to the ternary part.
+Modules with integer weights of their own format (:mod:`arb_ternary.ternary.models`) belong to the
+ternary part.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ __all__ = ["SplitConfig", "build"]
 def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
     """Factory of the optimizer ``split``.
 
-    A part of which the model has everything frozen now, or will have something only later in the run, is left out.
+    A part of which the model has everything frozen now, or will have something only later in the
+    run, is left out.
 
     Raises:
-        ConfigError: the model lacks one of the two parts, there is nothing to train in either, or a part has what its
-            optimizer cannot train.
+        ConfigError: the model lacks one of the two parts, there is nothing to train in either, or a
+            part has what its optimizer cannot train.
     """
     parts: dict[str, Optimizer] = {}
     for name, choice, part, kinds in (

@@ -23,11 +23,13 @@ def _step(optimizer: torch.optim.AdamW) -> None:
 
 
 class WideAdamW(torch.optim.AdamW):
-    """torch's AdamW, which for a float16 parameter keeps moments and a copy of the weights in float32.
+    """torch's AdamW, which for a float16 parameter keeps moments and a copy of the weights in
+    float32.
 
-    The copy is what learns; the parameter is its rounding. A squared gradient below 6e-8 is 0 in float16, so that torch
-    would divide by ``eps``, and an update of less than a thousandth of a weight would be lost. A parameter that
-    somebody else has changed since the last step is copied anew. Parameters of other dtypes are torch's affair.
+    The copy is what learns; the parameter is its rounding. A squared gradient below 6e-8 is 0 in
+    float16, so that torch would divide by ``eps``, and an update of less than a thousandth of a
+    weight would be lost. A parameter that somebody else has changed since the last step is copied
+    anew. Parameters of other dtypes are torch's affair.
     """
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -65,10 +67,15 @@ class WideAdamW(torch.optim.AdamW):
         return loss
 
     def planned_state_bytes(self) -> int:
-        """What it will keep: see :func:`arb_ternary_train.optim.planned_state.planned_state_bytes`."""
-        parameters: list[Tensor] = [parameter for group in self.param_groups for parameter in group["params"]]
+        """What it will keep: see
+        :func:`arb_ternary_train.optim.planned_state.planned_state_bytes`.
+        """
+        parameters: list[Tensor] = [
+            parameter for group in self.param_groups for parameter in group["params"]
+        ]
         return sum(
-            STEP_BYTES + (4 * len(_WIDE) * each.numel() if each.dtype == torch.float16 else 2 * each.nbytes)
+            STEP_BYTES
+            + (4 * len(_WIDE) * each.numel() if each.dtype == torch.float16 else 2 * each.nbytes)
             for each in parameters
         )
 
@@ -80,5 +87,9 @@ class WideAdamW(torch.optim.AdamW):
         for number, parameter in zip(saved, parameters, strict=True):
             state = state_dict["state"].get(number, {})
             for name in _WIDE:
-                if parameter.dtype == torch.float16 and isinstance(value := state.get(name), Tensor):
-                    self.state[parameter][name] = value.to(parameter.device, torch.float32, copy=True)
+                if parameter.dtype == torch.float16 and isinstance(
+                    value := state.get(name), Tensor
+                ):
+                    self.state[parameter][name] = value.to(
+                        parameter.device, torch.float32, copy=True
+                    )

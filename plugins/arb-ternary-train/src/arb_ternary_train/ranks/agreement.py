@@ -1,4 +1,6 @@
-"""What all ranks must have alike before anything is made: programs, config, data, backend, processor."""
+"""What all ranks must have alike before anything is made: programs, config, data, backend,
+processor.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,13 @@ def agree_on_run(world: World, config: RunConfig, parts: RunParts) -> None:
         return
     world.agree("versions", versions_of(config, parts.backend.name))
     world.agree("config", flat(to_plain(config)))
-    world.agree("data", {"fingerprint": parts.data.fingerprint(), "vocabulary size": parts.data.vocabulary_size})
+    world.agree(
+        "data",
+        {"fingerprint": parts.data.fingerprint(), "vocabulary size": parts.data.vocabulary_size},
+    )
     world.agree("backend", parts.backend.name)
-    # Sums of floats depend on the instructions that add them, and float parts are computed by every rank.
+    # Sums of floats depend on the instructions that add them, and float parts are computed by every
+    # rank.
     world.agree("processor", _processor(parts.device))
 
 

@@ -1,4 +1,6 @@
-"""Gathers over ``torch.distributed``, whose name differs between the versions of torch that are supported."""
+"""Gathers over ``torch.distributed``, whose name differs between the versions of torch that are
+supported.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,23 @@ from torch import Tensor
 __all__ = ["all_gather_rows", "all_gather_single"]
 
 
-def all_gather_single(gathered: Tensor, own: Tensor, *, group: dist.ProcessGroup | None, async_op: bool = False) -> Any:
-    """Fill ``gathered`` with the tensors ``own`` of all ranks, one after another; returns a handle if ``async_op``."""
+def all_gather_single(
+    gathered: Tensor, own: Tensor, *, group: dist.ProcessGroup | None, async_op: bool = False
+) -> Any:
+    """Fill ``gathered`` with the tensors ``own`` of all ranks, one after another; returns a handle
+    if ``async_op``.
+    """
     # The second name is deprecated since torch 2.13, which has the first.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return gather(gathered, own, group=group, async_op=async_op)
 
 
-def all_gather_rows(own: Tensor, counts: Sequence[int], *, group: dist.ProcessGroup | None) -> list[Tensor]:
-    """The rows of every rank, views of one tensor, from ``own [n, ...]`` of each; all know how many each has."""
+def all_gather_rows(
+    own: Tensor, counts: Sequence[int], *, group: dist.ProcessGroup | None
+) -> list[Tensor]:
+    """The rows of every rank, views of one tensor, from ``own [n, ...]`` of each; all know how many
+    each has.
+    """
     most = max(counts)
     padded = own.new_zeros(most, *own.shape[1:])
     padded[: own.shape[0]] = own

@@ -1,8 +1,9 @@
 """Which micro-batches of a step are whose, and how their parts become one step.
 
-A step has ``n`` micro-batches (``gradient_accumulation_steps``), at the places ``j = 0 .. n - 1``. In one process they
-come one after the other. Of ``N`` ranks rank ``r`` takes those with ``j % N == r`` and passes over the others; so the
-data, the masks and the hashes of a micro-batch do not depend on who takes it.
+A step has ``n`` micro-batches (``gradient_accumulation_steps``), at the places ``j = 0 .. n - 1``.
+In one process they come one after the other. Of ``N`` ranks rank ``r`` takes those with ``j % N ==
+r`` and passes over the others; so the data, the masks and the hashes of a micro-batch do not depend
+on who takes it.
 """
 
 from __future__ import annotations
@@ -59,13 +60,16 @@ class Dealing(Protocol):
     def turn(self) -> int: ...
 
     def adopt(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
-        """Prepare ``model`` and ``optimizer``, between two steps; the modules that learn by votes."""
+        """Prepare ``model`` and ``optimizer``, between two steps; the modules that learn by
+        votes.
+        """
 
     def places(self, learner: Learner, place: int, mine: list[Outcome]) -> Iterator[int]:
-        """Places to train on here, of the next ``turn`` micro-batches, of which the first is at ``place``.
+        """Places to train on here, of the next ``turn`` micro-batches, of which the first is at
+        ``place``.
 
-        Who asks for them trains ``learner`` on its next micro-batch at each, adds its gradients, and appends to
-        ``mine`` what became of it; then asks for the next place, to the end.
+        Who asks for them trains ``learner`` on its next micro-batch at each, adds its gradients,
+        and appends to ``mine`` what became of it; then asks for the next place, to the end.
 
         Raises:
             CheckpointError: a step is under way that these cannot go on with.
@@ -84,7 +88,8 @@ class OneByOne:
         self._places = places
 
     def adopt(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
-        """See :class:`Dealing`. Votes of several micro-batches are summed, as those of several ranks are.
+        """See :class:`Dealing`. Votes of several micro-batches are summed, as those of several
+        ranks are.
 
         What puts steps off takes them as they come: it keeps and drops micro-batches by itself.
         """
@@ -104,12 +109,14 @@ class OneByOne:
 class Dealt:
     """The ``places`` micro-batches of a step, each on the rank whose turn it is.
 
-    Gradients of float parameters, and magnitudes and statistics of ternary modules, are added in the order of places;
-    after the last round every rank has those sums, as one process would. Votes are integers: an optimizer's exchange
-    adds them when it steps. Without ``shared.ordered_sums`` the gradients are added in an order of torch's.
+    Gradients of float parameters, and magnitudes and statistics of ternary modules, are added in
+    the order of places; after the last round every rank has those sums, as one process would. Votes
+    are integers: an optimizer's exchange adds them when it steps. Without ``shared.ordered_sums``
+    the gradients are added in an order of torch's.
 
-    In the last round votes leave while backward goes on, unless a second rule would then talk to the ranks too, or
-    where ``compiled`` backward calls nobody. Those for sharded weights leave in every round.
+    In the last round votes leave while backward goes on, unless a second rule would then talk to
+    the ranks too, or where ``compiled`` backward calls nobody. Those for sharded weights leave in
+    every round.
     """
 
     def __init__(
@@ -145,15 +152,21 @@ class Dealt:
         rank, size, places = self._world.rank, self._world.size, self.turn
         if place % places:
             raise CheckpointError(
-                f"the checkpoint was written by one process after {place} of the {places} micro-batches of a step, and "
+                f"the checkpoint was written by one process after {place} of the {places} "
+                f"micro-batches of a step, and "
                 "several ranks go on between steps only",
-                "Let one process go on to its next checkpoint, by the same command without torchrun, or resume from an "
+                "Let one process go on to its next checkpoint, by the same command without "
+                "torchrun, or resume from an "
                 "earlier one: --resume PATH.",
             )
         if isinstance(learner.batches, DealtBatches):
             learner.batches.deal(rank, size, places)
         ordered, done = self._shared.ordered_sums, 0
-        sums = OrderedSums(self._world) if ordered else OneSum(self._world, len(_learning(learner.model)))
+        sums = (
+            OrderedSums(self._world)
+            if ordered
+            else OneSum(self._world, len(_learning(learner.model)))
+        )
         for exchange in self._exchanges.values():
             exchange.begin()
         for own in range(rank, rank + -(-places // size) * size, size):
@@ -177,7 +190,11 @@ class Dealt:
 
     @property
     def _may_watch(self) -> bool:
-        return len(self._exchanges) == 1 and isinstance(self._weights, WholeWeights) and not self._compiled
+        return (
+            len(self._exchanges) == 1
+            and isinstance(self._weights, WholeWeights)
+            and not self._compiled
+        )
 
     def _add(self, sums: OrderedSums | OneSum, learner: Learner, present: bool) -> None:
         """Hand in what a micro-batch has left, and clear it."""
@@ -185,7 +202,9 @@ class Dealt:
         tensors = [p if p.grad is None else p.grad for p in parameters]
         has = [p.grad is not None for p in parameters]
         folds = [each for module in learner.voters for each, _ in _folds(module)]
-        sums.add_round([*tensors, *folds], [present and there for there in (*has, *[True] * len(folds))])
+        sums.add_round(
+            [*tensors, *folds], [present and there for there in (*has, *[True] * len(folds))]
+        )
         for parameter in parameters:
             parameter.grad = None
         for each in folds:
@@ -212,7 +231,12 @@ class Dealt:
         own = own.to(self._world.device)
         found = own.new_empty(self._world.size * rounds, 2)
         all_gather_single(found, own, group=self._world.group)
-        rows = found.view(self._world.size, rounds, 2).transpose(0, 1).reshape(-1, 2)[: self.turn].tolist()
+        rows = (
+            found.view(self._world.size, rounds, 2)
+            .transpose(0, 1)
+            .reshape(-1, 2)[: self.turn]
+            .tolist()
+        )
         return [Outcome(loss, int(tokens)) for loss, tokens in rows]
 
 
@@ -240,16 +264,19 @@ def dealing_in(
         return OneByOne(places)
     if world.size > places:
         raise ConfigError(
-            f"gradient_accumulation_steps: a step has {places} micro-batches, and there are {world.size} ranks, each "
+            f"gradient_accumulation_steps: a step has {places} micro-batches, and there are "
+            f"{world.size} ranks, each "
             "of which takes one at least",
-            f"Start at most {places} ranks, or set gradient_accumulation_steps to {world.size} or more, with as much "
+            f"Start at most {places} ranks, or set gradient_accumulation_steps to {world.size} or "
+            f"more, with as much "
             "smaller a batch_size: it counts the micro-batches of all ranks together.",
         )
     return Dealt(world, places, weights, shared, compiled=compiled)
 
 
 def _sum_votes(model: nn.Module, optimizer: Optimizer, *, always: bool) -> list[TernaryModule]:
-    """Have votes summed over a step where that is asked for, or a rule needs it; the modules that ``optimizer`` trains.
+    """Have votes summed over a step where that is asked for, or a rule needs it; the modules that
+    ``optimizer`` trains.
 
     Modules that nothing trains keep no memory for it.
     """

@@ -1,9 +1,11 @@
-"""Votes on their way to the ranks that own their rows, block by block, while backward still computes others.
+"""Votes on their way to the ranks that own their rows, block by block, while backward still
+computes others.
 
-A message holds, for each module, the owner's rows of what the sender has summed over its micro-batches (``parcels``).
-How long it is follows from how often the sender has cast, which is gathered first. Modules are taken in blocks, in the
-opposite of their order, as backward reaches them; every rank sends the same blocks in the same order, so that nothing
-has to be said about what a message is.
+A message holds, for each module, the owner's rows of what the sender has summed over its
+micro-batches (``parcels``). How long it is follows from how often the sender has cast, which is
+gathered first. Modules are taken in blocks, in the opposite of their order, as backward reaches
+them; every rank sends the same blocks in the same order, so that nothing has to be said about what
+a message is.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class _Block:
 
 
 class Delivery:
-    """The votes of one step. Collective: every rank makes one for the same modules, and finishes it.
+    """The votes of one step. Collective: every rank makes one for the same modules, and finishes
+    it.
 
     Args:
         world: the ranks.
@@ -52,28 +55,39 @@ class Delivery:
         sent_bytes: that this rank has handed to the network.
     """
 
-    def __init__(self, world: World, modules: Sequence[TernaryModule], *, block: int = _BLOCK) -> None:
+    def __init__(
+        self, world: World, modules: Sequence[TernaryModule], *, block: int = _BLOCK
+    ) -> None:
         self._world = world
         self._blocks = _in_blocks(modules, block)
-        # Of each module: the bounds of all ranks' rows, and the largest vote of a cast, which no step changes midway.
-        self._known = {m: (row_bounds(m.shape.out_features, world.size), m.largest_vote) for m in modules}
+        # Of each module: the bounds of all ranks' rows, and the largest vote of a cast, which no
+        # step changes midway.
+        self._known = {
+            m: (row_bounds(m.shape.out_features, world.size), m.largest_vote) for m in modules
+        }
         self._counted = self._sent = 0
         self.sent_bytes = 0
 
-    # --- while backward runs ---
+    # --- while backward runs
 
     def watch(self) -> None:
-        """Send blocks from now on as soon as backward has cast all of their votes: this micro-batch is the last."""
+        """Send blocks from now on as soon as backward has cast all of their votes: this micro-batch
+        is the last.
+        """
         for block in self._blocks:
             for module in block.modules:
                 module.on_backward = self._poll
 
     def _poll(self) -> None:
-        while self._counted < len(self._blocks) and all(m.has_cast_all for m in self._blocks[self._counted].modules):
+        while self._counted < len(self._blocks) and all(
+            m.has_cast_all for m in self._blocks[self._counted].modules
+        ):
             self._advance()
 
     def _advance(self) -> None:
-        """Count the casts of the next block, and send the one before it, whose casts should be known by now."""
+        """Count the casts of the next block, and send the one before it, whose casts should be
+        known by now.
+        """
         self._count(self._blocks[self._counted])
         self._counted += 1
         if self._counted > 1:
@@ -92,7 +106,9 @@ class Delivery:
             self._sent += 1
 
     def finish(self) -> dict[TernaryModule, int]:
-        """Wait, add what has come to the sums of own rows, and return how often all ranks have cast in each module."""
+        """Wait, add what has come to the sums of own rows, and return how often all ranks have cast
+        in each module.
+        """
         self.flush()
         total: dict[TernaryModule, int] = {}
         for block in self._blocks:
@@ -102,7 +118,9 @@ class Delivery:
             casts = block.casts.view(self._world.size, -1).tolist()
             for of, message in zip(casts, torch.split(block.received, block.sizes), strict=True):
                 self._add(block.modules, of, message)
-            total |= {module: sum(of[index] for of in casts) for index, module in enumerate(block.modules)}
+            total |= {
+                module: sum(of[index] for of in casts) for index, module in enumerate(block.modules)
+            }
         return total
 
     def drop(self) -> None:
@@ -110,11 +128,13 @@ class Delivery:
         for block in self._blocks:
             block.work.wait()
 
-    # --- one block ---
+    # --- one block
 
     def _count(self, block: _Block) -> None:
         world = self._world
-        own = torch.tensor([module.casts for module in block.modules], dtype=torch.int32, device=world.device)
+        own = torch.tensor(
+            [module.casts for module in block.modules], dtype=torch.int32, device=world.device
+        )
         block.casts = own.new_empty(world.size * len(own))
         block.work = all_gather_single(block.casts, own, group=world.group, async_op=True)
         self.sent_bytes += own.nbytes * (world.size - 1)
@@ -127,10 +147,14 @@ class Delivery:
         for module, *of in zip(block.modules, *casts, strict=True):
             StepSums.check(sum(of), self._known[module][1])
         own = casts[world.rank]
-        pieces = [self._packed(block.modules, own, rank) if rank != world.rank else [] for rank in range(world.size)]
+        pieces = [
+            self._packed(block.modules, own, rank) if rank != world.rank else []
+            for rank in range(world.size)
+        ]
         leaving = [sum(piece.numel() for piece in each) for each in pieces]
         block.sizes = [
-            self._length(block.modules, of, world.rank) if rank != world.rank else 0 for rank, of in enumerate(casts)
+            self._length(block.modules, of, world.rank) if rank != world.rank else 0
+            for rank, of in enumerate(casts)
         ]
         nothing = torch.empty(0, dtype=torch.uint8, device=world.device)
         message = torch.cat([piece for each in pieces for piece in each] or [nothing])
@@ -150,7 +174,9 @@ class Delivery:
         yield from vote_parcels(sums.votes[rows], learned, casts, largest)
         yield from bias_parcel(None if sums.bias is None else sums.bias[rows], casts)
 
-    def _packed(self, modules: Sequence[TernaryModule], casts: Sequence[int], rank: int) -> list[Tensor]:
+    def _packed(
+        self, modules: Sequence[TernaryModule], casts: Sequence[int], rank: int
+    ) -> list[Tensor]:
         """The message to a rank."""
         return [
             parcel.packed(module.backend)

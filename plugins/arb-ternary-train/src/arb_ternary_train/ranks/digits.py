@@ -1,10 +1,11 @@
 """Small integers as digits of bytes: the form in which votes travel between ranks.
 
-A value ``v`` in ``-limit .. limit`` is the digit ``v + limit`` in base ``2 * limit + 1``. Bases 3, 5, 15 and 255 have
-``p`` = 5, 3, 2 and 1 digits to a byte. ``n`` values take ``m = ceil(n / p)`` bytes; byte ``i`` holds the values ``i``,
-``i + m``, ``i + 2 m``, ..., least significant first, so that neighbouring bytes are made of neighbouring values and a
-processor works on many at a time; what is beyond ``n`` is ``v = 0``. Base 65535 stands for int16 as it is, little
-endian, two bytes each.
+A value ``v`` in ``-limit .. limit`` is the digit ``v + limit`` in base ``2 * limit + 1``. Bases 3,
+5, 15 and 255 have ``p`` = 5, 3, 2 and 1 digits to a byte. ``n`` values take ``m = ceil(n / p)``
+bytes; byte ``i`` holds the values ``i``, ``i + m``, ``i + 2 m``, ..., least significant first, so
+that neighbouring bytes are made of neighbouring values and a processor works on many at a time;
+what is beyond ``n`` is ``v = 0``. Base 65535 stands for int16 as it is, little endian, two bytes
+each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["RAW", "add_digits_", "base_for", "bytes_for", "bytes_to_digits", "digits_to_bytes", "require"]
+__all__ = [
+    "RAW",
+    "add_digits_",
+    "base_for",
+    "bytes_for",
+    "bytes_to_digits",
+    "digits_to_bytes",
+    "require",
+]
 
 #: Digits that a byte holds, by base.
 _DIGITS: Final = {3: 5, 5: 3, 15: 2, 255: 1}
@@ -24,7 +33,8 @@ RAW: Final = 65535
 
 
 def base_for(limit: int) -> int:
-    """The smallest base for values of which none is larger than ``limit`` (or smaller than ``-limit``).
+    """The smallest base for values of which none is larger than ``limit`` (or smaller than
+    ``-limit``).
 
     Raises:
         ValueError: the limit is negative, or above 32,767.
@@ -48,7 +58,9 @@ def _per_byte(base: int) -> int:
 
 
 def require(condition: Tensor, message: str) -> None:
-    """ValueError with this message unless the bool scalar is true; on a GPU an assertion there: nobody waits for it."""
+    """ValueError with this message unless the bool scalar is true; on a GPU an assertion there:
+    nobody waits for it.
+    """
     if not condition.is_cpu:
         torch._assert_async(condition, message)
     elif not condition:
@@ -64,13 +76,18 @@ def digits_to_bytes(values: Tensor, base: int) -> Tensor:
     if values.dtype != torch.int16 or values.dim() != 1:
         raise ValueError(f"values must be int16 [n], got {values.dtype} {list(values.shape)}")
     if base == RAW:
-        packed = torch.empty(bytes_for(values.numel(), base), dtype=torch.uint8, device=values.device)
+        packed = torch.empty(
+            bytes_for(values.numel(), base), dtype=torch.uint8, device=values.device
+        )
         packed.view(torch.int16).copy_(values)
         return _swapped(packed)
     each, half = _per_byte(base), base // 2
     if values.numel():
         low, high = values.aminmax()
-        require((low >= -half) & (high <= half), f"a value is outside {-half}..{half}, the digits of base {base}")
+        require(
+            (low >= -half) & (high <= half),
+            f"a value is outside {-half}..{half}, the digits of base {base}",
+        )
     width = bytes_for(values.numel(), base)
     codes = torch.full((each, width), half, dtype=torch.uint8, device=values.device)
     codes.view(-1)[: values.numel()] = values + half
@@ -92,7 +109,8 @@ def bytes_to_digits(packed: Tensor, count: int, base: int) -> Tensor:
 
 
 def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
-    """Add packed values to ``total``, int16 or int32 ``[n]``, in place; the caller knows that the sums fit.
+    """Add packed values to ``total``, int16 or int32 ``[n]``, in place; the caller knows that the
+    sums fit.
 
     Raises:
         ValueError: ``packed`` is not what ``n`` values take.
@@ -113,7 +131,9 @@ def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
 def check_sum(total: Tensor, packed: Tensor, base: int) -> None:
     """ValueError unless ``packed`` are the digits of as many values as ``total`` has."""
     if total.dtype not in (torch.int16, torch.int32) or total.dim() != 1:
-        raise ValueError(f"the sum must be int16 or int32 [n], got {total.dtype} {list(total.shape)}")
+        raise ValueError(
+            f"the sum must be int16 or int32 [n], got {total.dtype} {list(total.shape)}"
+        )
     width = bytes_for(total.numel(), base)
     if packed.dtype != torch.uint8 or tuple(packed.shape) != (width,):
         what = f"{total.numel()} values in base {base} take uint8 [{width}]"

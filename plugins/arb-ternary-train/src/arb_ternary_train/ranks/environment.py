@@ -1,4 +1,6 @@
-"""What launchers of several processes leave in the environment: torchrun, or srun of SLURM. Imports nothing heavy."""
+"""What launchers of several processes leave in the environment: torchrun, or srun of SLURM. Imports
+nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +16,35 @@ __all__ = ["RANK_TIMEOUT", "VARIABLES", "Place", "place_in_environment", "refuse
 _RANK: Final = Variable("RANK", "", "torchrun's own: the number of this process among all, from 0")
 _WORLD_SIZE: Final = Variable("WORLD_SIZE", "", "torchrun's own: how many processes train together")
 _LOCAL_RANK: Final = Variable(
-    "LOCAL_RANK", "0", "torchrun's own: the number of this process on its machine; with `device: cuda` its GPU"
+    "LOCAL_RANK",
+    "0",
+    "torchrun's own: the number of this process on its machine; with `device: cuda` its GPU",
 )
-_ADDRESS: Final = Variable("MASTER_ADDR", "", "torchrun's own: where the processes meet; to be exported with srun")
+_ADDRESS: Final = Variable(
+    "MASTER_ADDR", "", "torchrun's own: where the processes meet; to be exported with srun"
+)
 _PORT: Final = Variable("MASTER_PORT", "29500", "torchrun's own: the port there")
 _RESTARTS: Final = Variable(
     "TORCHELASTIC_RESTART_COUNT",
     "0",
-    "torchrun's own: how often it has started the processes anew; above 0, `arb train` resumes by itself",
+    "torchrun's own: how often it has started the processes anew; above 0, `arb train` resumes by "
+    "itself",
 )
 _AGENT_STORE: Final = Variable(
-    "TORCHELASTIC_USE_AGENT_STORE", "0", "torchrun's own: whether the place to meet is not in the process of rank 0"
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "0",
+    "torchrun's own: whether the place to meet is not in the process of rank 0",
 )
-_SLURM_RANK: Final = Variable("SLURM_PROCID", "", "srun's own: stands for RANK, where MASTER_ADDR is set")
+_SLURM_RANK: Final = Variable(
+    "SLURM_PROCID", "", "srun's own: stands for RANK, where MASTER_ADDR is set"
+)
 _SLURM_SIZE: Final = Variable("SLURM_NTASKS", "", "srun's own: stands for WORLD_SIZE")
 _SLURM_LOCAL: Final = Variable("SLURM_LOCALID", "0", "srun's own: stands for LOCAL_RANK")
 RANK_TIMEOUT: Final = Variable(
     "ARB_TERNARY_RANK_TIMEOUT",
     "300",
-    "seconds without a sign of life of a process that trains with others, after which those name it and end; 0 = never",
+    "seconds without a sign of life of a process that trains with others, after which those name "
+    "it and end; 0 = never",
 )
 VARIABLES: Final = (
     _RANK,
@@ -73,7 +85,8 @@ class Place:
 
 
 def place_in_environment(*, least: int = 2) -> Place | None:
-    """The place that the launcher gave this process; None where it has started fewer than ``least``, or there is none.
+    """The place that the launcher gave this process; None where it has started fewer than
+    ``least``, or there is none.
 
     Raises:
         UsageProblem: the variables contradict each other, or some are missing.
@@ -92,7 +105,9 @@ def place_in_environment(*, least: int = 2) -> Place | None:
         )
     number, count = rank.integer(), size.integer()
     if number >= max(count, 1):
-        raise UsageProblem(f"{rank.name}: {number}, of {count} processes in {size.name}, which count from 0")
+        raise UsageProblem(
+            f"{rank.name}: {number}, of {count} processes in {size.name}, which count from 0"
+        )
     if count < least:
         return None
     if count > 1 and not _ADDRESS.read().strip():

@@ -1,9 +1,10 @@
 """Votes on their way to the ranks that own their rows, and flips on their way back.
 
-Every rank has all trits, and the accumulators of its own rows only. A step sums a rank's votes over its micro-batches;
-then the sums go to the owners (``delivery``), who add, clip and flip, and tell the others what has flipped (``flips``).
-Votes for exponents and biases go the same way, and come back as the settled accumulators, which all ranks have. Sums of
-integers do not depend on who computed which, so every rank ends a step with the bytes of one process.
+Every rank has all trits, and the accumulators of its own rows only. A step sums a rank's votes over
+its micro-batches; then the sums go to the owners (``delivery``), who add, clip and flip, and tell
+the others what has flipped (``flips``). Votes for exponents and biases go the same way, and come
+back as the settled accumulators, which all ranks have. Sums of integers do not depend on who
+computed which, so every rank ends a step with the bytes of one process.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ class OwnedRows:
     Attributes:
         rows: of this rank.
         bounds: first row, and the one after the last, of every rank.
-        flips: number of flips that the step under way has counted here; None where nothing was applied.
+        flips: number of flips that the step under way has counted here; None where nothing was
+            applied.
         before: own rows of the packed weight as they were, and
-        after: as the step has left them; both None where the weight has no other rows and is changed itself.
+        after: as the step has left them; both None where the weight has no other rows and is
+            changed itself.
     """
 
     module: TernaryModule
@@ -61,19 +64,29 @@ class OwnedRows:
 
     def gathered(self, held: Tensor) -> Tensor:
         """The rows of all ranks from those that each holds, ``[n, ...]``; every rank calls it."""
-        return torch.cat(all_gather_rows(held, [last - first for first, last in self.bounds], group=self.world.group))
+        return torch.cat(
+            all_gather_rows(
+                held, [last - first for first, last in self.bounds], group=self.world.group
+            )
+        )
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:
-        """Flip own rows, of a copy: the weight itself follows when all ranks have told their flips."""
+        """Flip own rows, of a copy: the weight itself follows when all ranks have told their
+        flips.
+        """
         module = self.module
         first, last = self.bounds[self.world.rank]
-        self.before = wire_kernel(module.backend, "weight_rows")(module.weight, module.shape, first, last)
+        self.before = wire_kernel(module.backend, "weight_rows")(
+            module.weight, module.shape, first, last
+        )
         self.after = self.before.clone()
         self.flips = self.flip_(self.after, op, *settings)
         return self.flips
 
     def flip_(self, weight: Tensor, op: str, *settings: int) -> Tensor:
-        """Flip own rows in ``weight``, which holds no others; returns how many trits have changed, an int64 scalar."""
+        """Flip own rows in ``weight``, which holds no others; returns how many trits have changed,
+        an int64 scalar.
+        """
         module, (first, last) = self.module, self.bounds[self.world.rank]
         if first == last:
             return torch.zeros((), dtype=torch.int64, device=weight.device)
@@ -88,12 +101,15 @@ class OwnedRows:
             first_row=first,
         )
         hashes = op == "apply_scaled_votes" and first > 0
-        changed: Tensor = kernel(module.backend, op, ROW_SHARDS if hashes else None)(state, *settings)
+        changed: Tensor = kernel(module.backend, op, ROW_SHARDS if hashes else None)(
+            state, *settings
+        )
         return changed
 
 
 def own_rows(model: nn.Module, world: World) -> None:
-    """Keep of every module's accumulators the rows of this rank only; all ranks hold the same ones before.
+    """Keep of every module's accumulators the rows of this rank only; all ranks hold the same ones
+    before.
 
     What is frozen keeps all of its own, which do not change.
     """
@@ -106,7 +122,9 @@ def own_rows(model: nn.Module, world: World) -> None:
 
 
 def all_rows(model: nn.Module) -> None:
-    """Keep all rows of every module's accumulators on every rank again, for what one rank does alone. Collective."""
+    """Keep all rows of every module's accumulators on every rank again, for what one rank does
+    alone. Collective.
+    """
     for _, module in ternary_modules(model):
         if module.owner is not None:
             held = module.logical_votes()
@@ -117,7 +135,8 @@ def all_rows(model: nn.Module) -> None:
 def share_votes(
     optimizer: Optimizer, world: World, rounds: RoundDelivery | None = None
 ) -> dict[TernaryOptimizer, OwnerRows]:
-    """Have every rule on votes in ``optimizer`` exchange them with the other ranks; the rules, and how each does.
+    """Have every rule on votes in ``optimizer`` exchange them with the other ranks; the rules, and
+    how each does.
 
     Args:
         optimizer: whose rules.
@@ -142,13 +161,14 @@ class OwnerRows:
 
     @property
     def sent_bytes(self) -> int:
-        """That this rank has handed to the network so far: a piece that goes to several ranks counts for each.
+        """That this rank has handed to the network so far: a piece that goes to several ranks
+        counts for each.
 
         What is sent in every round counts for all rules.
         """
         return self._sent_bytes + (0 if self._rounds is None else self._rounds.sent_bytes)
 
-    # --- votes to their owners ---
+    # --- votes to their owners
 
     def begin(self) -> None:
         """A step begins: what was sent for one that was then not taken is dropped."""
@@ -157,18 +177,24 @@ class OwnerRows:
             self._delivery = None
 
     def watch(self, optimizer: TernaryOptimizer) -> None:
-        """The last micro-batch of the step begins here: send its votes while backward goes on. Collective."""
+        """The last micro-batch of the step begins here: send its votes while backward goes on.
+        Collective.
+        """
         if self._rounds is not None:
             return
         self._delivery = Delivery(self.world, [m for m in optimizer.modules if m.sums is not None])
         self._delivery.watch()
 
     def flush(self, optimizer: TernaryOptimizer) -> None:
-        """The last micro-batch of the step has ended here. Collective, after :meth:`watch` or without it."""
+        """The last micro-batch of the step has ended here. Collective, after :meth:`watch` or
+        without it.
+        """
         if self._rounds is not None:
             return
         if self._delivery is None:
-            self._delivery = Delivery(self.world, [m for m in optimizer.modules if m.sums is not None])
+            self._delivery = Delivery(
+                self.world, [m for m in optimizer.modules if m.sums is not None]
+            )
         self._delivery.flush()
 
     def collect(self, optimizer: TernaryOptimizer) -> None:
@@ -207,7 +233,10 @@ class OwnerRows:
         if not held:
             return
         own = torch.cat([part[slice(*bounds[world.rank])].reshape(-1) for part, bounds in held])
-        sizes = [sum(part[slice(*bounds[rank])].numel() for part, bounds in held) for rank in range(world.size)]
+        sizes = [
+            sum(part[slice(*bounds[rank])].numel() for part, bounds in held)
+            for rank in range(world.size)
+        ]
         for rank, piece in enumerate(self._all_gathered(own.view(torch.uint8), sizes)):
             if rank == world.rank:
                 continue
@@ -222,12 +251,16 @@ class OwnerRows:
         self._sent_bytes += own.numel() * (self.world.size - 1)
         return all_gather_rows(own, sizes, group=self.world.group)
 
-    # --- flips to everybody ---
+    # --- flips to everybody
 
     def share(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
         """Make the flips of all ranks in the weight of every module. Collective."""
         world = self.world
-        flipped = [m.owner for m in optimizer.modules if isinstance(m.owner, OwnedRows) and m.owner.flips is not None]
+        flipped = [
+            m.owner
+            for m in optimizer.modules
+            if isinstance(m.owner, OwnedRows) and m.owner.flips is not None
+        ]
         self._count_flips([owner for owner in flipped if owner.before is None])
         owners = [owner for owner in flipped if owner.before is not None]
         if not owners:
@@ -236,7 +269,9 @@ class OwnerRows:
         fronts = [count_bytes(space[-1]) for space in spaces]
         message = encode_flips(*_own_flips(owners, spaces[world.rank]), spaces[world.rank][-1])
         counts = self._all_gathered(message[: fronts[world.rank]], fronts)
-        entries = self._all_gathered(message[fronts[world.rank] :], [2 * flips_counted(each) for each in counts])
+        entries = self._all_gathered(
+            message[fronts[world.rank] :], [2 * flips_counted(each) for each in counts]
+        )
         for owner in owners:
             assert owner.flips is not None
             owner.flips.zero_()
@@ -244,7 +279,9 @@ class OwnerRows:
             places, directions = decode_flips(torch.cat([front, rest]), spaces[rank][-1])
             edges = torch.tensor(spaces[rank], device=places.device)
             cuts: list[int] = torch.searchsorted(places, edges).tolist()
-            for owner, start, (begin, end) in zip(owners, spaces[rank], pairwise(cuts), strict=False):
+            for owner, start, (begin, end) in zip(
+                owners, spaces[rank], pairwise(cuts), strict=False
+            ):
                 _apply(owner, rank, places[begin:end] - start, directions[begin:end])
         for owner in owners:
             torch.autograd.graph.increment_version((owner.module.weight, owner.module.votes))
@@ -264,7 +301,9 @@ class OwnerRows:
 
 
 def _address_space(owners: Sequence[OwnedRows], rank: int) -> list[int]:
-    """Where each module's rows of a rank begin when they are laid one after another, and where the last ends."""
+    """Where each module's rows of a rank begin when they are laid one after another, and where the
+    last ends.
+    """
     edges = [0]
     for owner in owners:
         first, last = owner.bounds[rank]

@@ -1,10 +1,11 @@
 """Which trits a step has changed, and how that travels between ranks.
 
-A flip is a place (the flat index ``row * K + column``) and a direction, -1 or 1: a trit moves at most one step. On the
-wire, weights are cut into blocks of 32,768: first comes the number of flips of each block (uint16), then a uint16 for
-each flip, the place within its block in the low 15 bits and a 1 for upwards in the highest; all little endian, places
-ascending. How many bytes the counts take follows from the number of weights alone, so ranks that exchange those first
-know how long the rest is: there are no headers.
+A flip is a place (the flat index ``row * K + column``) and a direction, -1 or 1: a trit moves at
+most one step. On the wire, weights are cut into blocks of 32,768: first comes the number of flips
+of each block (uint16), then a uint16 for each flip, the place within its block in the low 15 bits
+and a 1 for upwards in the highest; all little endian, places ascending. How many bytes the counts
+take follows from the number of weights alone, so ranks that exchange those first know how long the
+rest is: there are no headers.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def encode_flips(places: Tensor, directions: Tensor, size: int) -> Tensor:
     Args:
         places: int64 ``[F]``, ascending and distinct, in ``0 .. size - 1``.
         directions: ``[F]``, -1 or 1.
-        size: of the weights that the places count, which may be those of several matrices one after another.
+        size: of the weights that the places count, which may be those of several matrices one after
+            another.
     """
     counts = torch.bincount(places // FLIP_BLOCK, minlength=count_bytes(size) // 2)
     entries = (places & _PLACE) | (directions > 0).to(torch.int64) << 15
@@ -68,8 +70,13 @@ def decode_flips(message: Tensor, size: int) -> tuple[Tensor, Tensor]:
     front = count_bytes(size)
     counts, entries = _words(message[:front]), _words(message[front:])
     if message.numel() < front or int(counts.sum()) != entries.numel():
-        raise ValueError(f"a message about {size} weights has {message.numel()} bytes, which its counts do not explain")
-    blocks = torch.arange(counts.numel(), device=message.device).repeat_interleave(counts, output_size=entries.numel())
+        raise ValueError(
+            f"a message about {size} weights has {message.numel()} bytes, which its counts do not "
+            f"explain"
+        )
+    blocks = torch.arange(counts.numel(), device=message.device).repeat_interleave(
+        counts, output_size=entries.numel()
+    )
     return blocks * FLIP_BLOCK + (entries & _PLACE), ((entries >> 15) * 2 - 1).to(torch.int8)
 
 
@@ -80,7 +87,8 @@ def _words(message: Tensor) -> Tensor:
 
 
 def flip_list(before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tensor, Tensor]:
-    """Places (int64 ``[F]``, ascending) and directions (int8 ``[F]``) of the trits that two packed weights differ in.
+    """Places (int64 ``[F]``, ascending) and directions (int8 ``[F]``) of the trits that two packed
+    weights differ in.
 
     Both are in the layout of the torch backend; bytes that are equal are not decoded.
     """
@@ -113,11 +121,13 @@ def _places(bytes_B: Tensor, shape: WeightShape) -> Tensor:
 
 
 def apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions: Tensor) -> None:
-    """Move the trits at distinct places of a packed weight in the layout of the torch backend, in place.
+    """Move the trits at distinct places of a packed weight in the layout of the torch backend, in
+    place.
 
     Raises:
-        ValueError: a place is outside the weight, or a trit would leave -1..1, so that this weight is not the one from
-            which the flips come, and nothing has changed; on a GPU an assertion of the device.
+        ValueError: a place is outside the weight, or a trit would leave -1..1, so that this weight
+            is not the one from which the flips come, and nothing has changed; on a GPU an assertion
+            of the device.
     """
     if not places.numel():
         return
@@ -134,30 +144,45 @@ def apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions:
     shift = within // lanes * 2
     stored = weight.view(-1)
     code = (stored[byte] >> shift & 3) + directions
-    require(((code >= 0) & (code <= 2)).all(), "a flip leads outside -1..1: the replicas of this weight differ")
+    require(
+        ((code >= 0) & (code <= 2)).all(),
+        "a flip leads outside -1..1: the replicas of this weight differ",
+    )
     # Sums in uint8 wrap, and no code leaves its two bits: several flips of a byte simply add up.
-    stored.index_add_(0, byte, (directions.to(torch.int16) << shift.to(torch.int16)).to(torch.uint8))
+    stored.index_add_(
+        0, byte, (directions.to(torch.int16) << shift.to(torch.int16)).to(torch.uint8)
+    )
 
 
 def _require_inside(places: Tensor, shape: WeightShape) -> None:
     low, high = places.aminmax()
     rows, columns = shape.out_features, shape.in_features
-    require((low >= 0) & (high < rows * columns), f"a flip is outside a weight of {rows} x {columns}")
+    require(
+        (low >= 0) & (high < rows * columns), f"a flip is outside a weight of {rows} x {columns}"
+    )
 
 
-def unpacked_flip_list(backend: str, before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tensor, Tensor]:
+def unpacked_flip_list(
+    backend: str, before: Tensor, after: Tensor, shape: WeightShape
+) -> tuple[Tensor, Tensor]:
     """As :func:`flip_list`, for any layout: all trits are decoded."""
-    moved = (kernel(backend, "unpack")(after, shape) - kernel(backend, "unpack")(before, shape)).view(-1)
+    moved = (
+        kernel(backend, "unpack")(after, shape) - kernel(backend, "unpack")(before, shape)
+    ).view(-1)
     places = torch.nonzero(moved).view(-1)
     return places, moved[places]
 
 
-def repacked_flips_(backend: str, weight: Tensor, shape: WeightShape, places: Tensor, directions: Tensor) -> None:
+def repacked_flips_(
+    backend: str, weight: Tensor, shape: WeightShape, places: Tensor, directions: Tensor
+) -> None:
     """As :func:`apply_flips_`, for any layout: all trits are decoded and packed again."""
     if not places.numel():
         return
     _require_inside(places, shape)
     trits: Tensor = kernel(backend, "unpack")(weight, shape)
     moved = trits.view(-1).index_add_(0, places, directions)[places]
-    require((moved.abs() <= 1).all(), "a flip leads outside -1..1: the replicas of this weight differ")
+    require(
+        (moved.abs() <= 1).all(), "a flip leads outside -1..1: the replicas of this weight differ"
+    )
     weight.copy_(kernel(backend, "pack")(trits))

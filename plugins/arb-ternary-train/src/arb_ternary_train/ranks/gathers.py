@@ -1,4 +1,6 @@
-"""Which gathers of weights a rank has left out in a round because it made fewer passes than the others."""
+"""Which gathers of weights a rank has left out in a round because it made fewer passes than the
+others.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,22 @@ __all__ = ["Gathers"]
 class Gathers:
     """Watches the passes of a model whose blocks gather their weights in forward and in backward.
 
-    A gather needs all ranks. One that has no micro-batch in a round, or a loss that is not finite and so no backward,
-    is told what to gather instead: what its last pass took, which was as that of the others.
+    A gather needs all ranks. One that has no micro-batch in a round, or a loss that is not finite
+    and so no backward, is told what to gather instead: what its last pass took, which was as that
+    of the others.
 
     Args:
         model: what a pass calls.
-        blocks: of the model, each of which gathers its weights before its forward and before its backward.
+        blocks: of the model, each of which gathers its weights before its forward and before its
+            backward.
         reached: called with a block when backward comes to it.
     """
 
     def __init__(
-        self, model: nn.Module, blocks: Sequence[nn.Module], reached: Callable[[nn.Module], None] = lambda _: None
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        reached: Callable[[nn.Module], None] = lambda _: None,
     ) -> None:
         self._tell = reached
         self._watching = self._passed = False
@@ -50,7 +57,11 @@ class Gathers:
         forward = [] if self._passed else [None, *self._order]
         again: list[nn.Module] = []
         if backward:
-            again = [self._order[place] for place in self._awaited] if self._passed else self._differentiable
+            again = (
+                [self._order[place] for place in self._awaited]
+                if self._passed
+                else self._differentiable
+            )
         self._passed = False
         self._awaited = []
         return forward, again[::-1]
@@ -66,7 +77,9 @@ class Gathers:
             return
         place = len(self._order)
         self._order.append(block)
-        found = [each for each in _tensors(output) if each.requires_grad and torch.is_grad_enabled()]
+        found = [
+            each for each in _tensors(output) if each.requires_grad and torch.is_grad_enabled()
+        ]
         if found:
             self._awaited.append(place)
             self._differentiable.append(block)
@@ -87,4 +100,8 @@ def _tensors(output: Any) -> list[Tensor]:
         return [output]
     if isinstance(output, dict):
         output = tuple(output.values())
-    return [each for item in output for each in _tensors(item)] if isinstance(output, list | tuple) else []
+    return (
+        [each for item in output for each in _tensors(item)]
+        if isinstance(output, list | tuple)
+        else []
+    )

@@ -23,18 +23,21 @@ from arb_ternary_train.ranks.world import Alone, Kept, Ranks, World
 
 __all__ = ["device_for", "joined"]
 
-#: How long a collective may wait: a rank that is lost is found by its signs of life, and a save may take hours.
+# : How long a collective may wait: a rank that is lost is found by its signs of life, and a save
+# may take hours.
 _PATIENCE: Final = timedelta(days=7)
 #: How long to wait for all ranks at the start where no limit is set.
 _START: Final = timedelta(minutes=30)
 
-#: Numbers the worlds that this process joins, one after another: those of a process that is started anew as before.
+# : Numbers the worlds that this process joins, one after another: those of a process that is
+# started anew as before.
 _worlds: Final = count()
 
 
 @contextmanager
 def joined(device: str) -> Iterator[World]:
-    """The world that the launcher gave this process: :class:`Alone`, or :class:`Ranks` that have all arrived.
+    """The world that the launcher gave this process: :class:`Alone`, or :class:`Ranks` that have
+    all arrived.
 
     Args:
         device: the config's; ``cuda`` becomes the GPU of the process's number on its machine.
@@ -82,14 +85,16 @@ def device_for(name: str, place: Place) -> torch.device:
     if name == "cuda":
         if place.local_rank >= (here := torch.cuda.device_count()) > 0:
             raise EnvironmentProblem(
-                f"device cuda: rank {place.rank} is process {place.local_rank} on its machine, counted from 0, and "
+                f"device cuda: rank {place.rank} is process {place.local_rank} on its machine, "
+                f"counted from 0, and "
                 f"{here} GPUs are here",
                 f"Start at most {here} processes a machine: --nproc_per_node {here}",
             )
         return resolve_device(f"cuda:{place.local_rank}")
     if name != "cpu":
         raise ConfigError(
-            f"device: {name}: {place.size} processes train together, and each needs a device of its own",
+            f"device: {name}: {place.size} processes train together, and each needs a device of "
+            f"its own",
             "Use device: cuda (each process takes the GPU of its number) or cpu.",
         )
     return resolve_device(name)
@@ -120,7 +125,8 @@ def _kept_store(root: Store, number: int) -> Store:
 def _join(place: Place, device: torch.device) -> Ranks:
     limit, patience = RANK_TIMEOUT.integer(), _patience()
     root = _root_store(place, patience)
-    # An elastic restart finds the keys of the attempt before it in the launcher's store, the addresses among them.
+    # An elastic restart finds the keys of the attempt before it in the launcher's store, the
+    # addresses among them.
     number = next(_worlds)
     meeting = PrefixStore(f"arb{place.restarts}.{place.size}.{number}", root)
     name, members = call_roll(meeting, place.rank, place.size, patience.total_seconds())
@@ -129,7 +135,11 @@ def _join(place: Place, device: torch.device) -> Ranks:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
-        backend, store=PrefixStore("group", store), rank=place.rank, world_size=place.size, timeout=_PATIENCE
+        backend,
+        store=PrefixStore("group", store),
+        rank=place.rank,
+        world_size=place.size,
+        timeout=_PATIENCE,
     )
     watch = None
     if limit:
@@ -160,6 +170,7 @@ def _root_store(place: Place, patience: timedelta) -> Store:
         )
     except RuntimeError as error:
         raise EnvironmentProblem(
-            f"rank {place.rank}: no connection to {place.address}:{place.port}, where the ranks meet: {error}",
+            f"rank {place.rank}: no connection to {place.address}:{place.port}, where the ranks "
+            f"meet: {error}",
             "MASTER_ADDR is the machine of rank 0, and MASTER_PORT a port that is free there.",
         ) from error

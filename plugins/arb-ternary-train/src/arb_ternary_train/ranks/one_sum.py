@@ -1,4 +1,6 @@
-"""Gradients of a step in one all-reduce: less to send than in the order of places, and not the sums of one process."""
+"""Gradients of a step in one all-reduce: less to send than in the order of places, and not the sums
+of one process.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ __all__ = ["OneSum"]
 
 
 class OneSum:
-    """As ``OrderedSums``, but for the first tensors, each of which a rank adds up itself, and all of them at the end.
+    """As ``OrderedSums``, but for the first tensors, each of which a rank adds up itself, and all
+    of them at the end.
 
     Args:
         world: the ranks.
-        first: how many tensors; what follows is small, decides votes, and is added in the order of places.
+        first: how many tensors; what follows is small, decides votes, and is added in the order of
+            places.
     """
 
     def __init__(self, world: World, first: int) -> None:
@@ -31,7 +35,8 @@ class OneSum:
 
     @torch.no_grad()
     def add_round(self, tensors: Sequence[Tensor], present: Sequence[bool]) -> None:
-        """Add what all ranks have for this round; where a tensor is not present, its numbers are not read. Collective.
+        """Add what all ranks have for this round; where a tensor is not present, its numbers are
+        not read. Collective.
 
         The first tensors are kept, where they are the first ones present.
         """
@@ -54,11 +59,17 @@ class OneSum:
         sums = [torch.zeros_like(outline) if total is None else total for total, outline in pairs]
         there = [bool(mark) for mark in marks.tolist()]
         for dtype in dict.fromkeys(total.dtype for total in sums):
-            members = [total for total, held in zip(sums, there, strict=True) if held and total.dtype == dtype]
+            members = [
+                total
+                for total, held in zip(sums, there, strict=True)
+                if held and total.dtype == dtype
+            ]
             if members:
                 flat = torch.cat([member.reshape(-1) for member in members])
                 dist.all_reduce(flat, group=group)
-                for member, whole in zip(members, torch.split(flat, [each.numel() for each in members]), strict=True):
+                for member, whole in zip(
+                    members, torch.split(flat, [each.numel() for each in members]), strict=True
+                ):
                     member.copy_(whole.view(member.shape))
         rest = self._rest.finish()
         self.present = [*there, *self._rest.present]

@@ -1,9 +1,10 @@
 """Sums over the micro-batches of a step in the order of their places, whoever computed them.
 
-Floating-point addition is not associative: what an all-reduce gives depends on how many ranks there are. In round ``i``
-rank ``r`` of ``N`` has the micro-batch of place ``i * N + r``. It sends a slice of its numbers to each rank; the owner
-of the slice adds what it is sent, in the order of ranks, to the total of the rounds before. So every element is
-``((g0 + g1) + g2) + ...``, as one process computes it. The totals are gathered once, after the last round.
+Floating-point addition is not associative: what an all-reduce gives depends on how many ranks there
+are. In round ``i`` rank ``r`` of ``N`` has the micro-batch of place ``i * N + r``. It sends a slice
+of its numbers to each rank; the owner of the slice adds what it is sent, in the order of ranks, to
+the total of the rounds before. So every element is ``((g0 + g1) + g2) + ...``, as one process
+computes it. The totals are gathered once, after the last round.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from arb_ternary_train.ranks.world import World
 
 __all__ = ["OrderedSums"]
 
-#: Parts of a message begin at multiples of so many bytes, which numbers of every size can be read at.
+# : Parts of a message begin at multiples of so many bytes, which numbers of every size can be read
+# at.
 _ALIGNED: Final = 16
 
 
 class OrderedSums:
     """Sums of lists of tensors over rounds and ranks; used once.
 
-    The tensors of a list are the same in shape, dtype and order on all ranks and in all rounds, on the world's device.
-    Additions are made in a tensor's own dtype.
+    The tensors of a list are the same in shape, dtype and order on all ranks and in all rounds, on
+    the world's device. Additions are made in a tensor's own dtype.
 
     Attributes:
         present: whether each tensor was present on any rank in any round so far.
@@ -46,8 +48,9 @@ class OrderedSums:
 
         Args:
             tensors: where one is not present, its numbers are not read.
-            present: of each of them, or of all: whether this rank has it in this round. What is absent is passed over,
-                which is not the same as adding zeros: ``-0.0 + 0.0`` is ``0.0``.
+            present: of each of them, or of all: whether this rank has it in this round. What is
+                absent is passed over, which is not the same as adding zeros: ``-0.0 + 0.0`` is
+                ``0.0``.
         """
         if self._layout is None:
             self._layout = _Layout.of(tensors, self._world.size)
@@ -55,7 +58,10 @@ class OrderedSums:
             self._sent = self._layout.message(self._world.size, self._world.device)
             self._received = torch.empty_like(self._sent)
             self._total = self._layout.message(1, self._world.device)
-        layout, flags = self._layout, [present] * len(tensors) if isinstance(present, bool) else [*present]
+        layout, flags = (
+            self._layout,
+            [present] * len(tensors) if isinstance(present, bool) else [*present],
+        )
         if not tensors:
             return
         layout.numbers_in(self._sent, tensors, flags)
@@ -71,11 +77,15 @@ class OrderedSums:
                         total[start:end] += added[start:end]
                     else:
                         total[start:end] = added[start:end]
-            self.present = [ours or bool(their) for ours, their in zip(self.present, theirs, strict=True)]
+            self.present = [
+                ours or bool(their) for ours, their in zip(self.present, theirs, strict=True)
+            ]
 
     @torch.no_grad()
     def finish(self) -> list[Tensor]:
-        """The sums, on every rank, new tensors of the layouts given; 0 where nobody had one. Collective."""
+        """The sums, on every rank, new tensors of the layouts given; 0 where nobody had one.
+        Collective.
+        """
         layout = self._layout
         if layout is None or not layout.outlines:
             return []
@@ -88,27 +98,38 @@ class OrderedSums:
 
 @frozen(eq=False)
 class _Group:
-    """The tensors of one dtype: where they lie in the row of it all, which is cut into a slice a rank."""
+    """The tensors of one dtype: where they lie in the row of it all, which is cut into a slice a
+    rank.
+    """
 
     dtype: torch.dtype
     first_byte: int
     chunk: int
-    members: tuple[tuple[int, int, int], ...]  # index of the tensor, its first place in the row, the one after its last
+    # index of the tensor, its first place in the row, the one after its last
+    members: tuple[tuple[int, int, int], ...]
 
     def slices(self, message: Tensor) -> Tensor:
         """The slices in a message, ``[its rows, chunk]``."""
-        return message[:, self.first_byte : self.first_byte + self.chunk * self.dtype.itemsize].view(self.dtype)
+        return message[
+            :, self.first_byte : self.first_byte + self.chunk * self.dtype.itemsize
+        ].view(self.dtype)
 
     def pieces(self, index: int, start: int, end: int) -> Iterator[tuple[int, slice, slice]]:
         """Of a tensor: rank, places in that rank's slice, places in the flat tensor."""
         for rank in range(start // self.chunk, -(-end // self.chunk)):
             low, high = max(start, rank * self.chunk), min(end, (rank + 1) * self.chunk)
-            yield rank, slice(low - rank * self.chunk, high - rank * self.chunk), slice(low - start, high - start)
+            yield (
+                rank,
+                slice(low - rank * self.chunk, high - rank * self.chunk),
+                slice(low - start, high - start),
+            )
 
 
 @frozen(eq=False)
 class _Layout:
-    """How a list of tensors is cut: a message has a row a rank, with a slice of each dtype and a mark a tensor."""
+    """How a list of tensors is cut: a message has a row a rank, with a slice of each dtype and a
+    mark a tensor.
+    """
 
     outlines: tuple[Tensor, ...]
     groups: tuple[_Group, ...]
@@ -144,19 +165,25 @@ class _Layout:
                     for rank, there, here in group.pieces(index, start, end):
                         slices[rank, there] = flat[here]
 
-    def numbers_out(self, message: Tensor, tensors: Sequence[Tensor], flags: Sequence[bool]) -> None:
+    def numbers_out(
+        self, message: Tensor, tensors: Sequence[Tensor], flags: Sequence[bool]
+    ) -> None:
         """Read tensors from a message with everybody's slices."""
         for group in self.groups:
             slices = group.slices(message)
             for index, start, end in group.members:
                 if flags[index]:
-                    pieces = [slices[rank, there] for rank, there, _ in group.pieces(index, start, end)]
+                    pieces = [
+                        slices[rank, there] for rank, there, _ in group.pieces(index, start, end)
+                    ]
                     tensors[index].copy_(torch.cat(pieces).view(tensors[index].shape))
 
     def runs(
         self, block: int, rank: int, marks: Sequence[int], begun: Sequence[bool]
     ) -> Iterator[tuple[int, int, bool]]:
-        """Stretches of the slice of ``rank`` that are present: first place, the one after the last, if it had begun."""
+        """Stretches of the slice of ``rank`` that are present: first place, the one after the last,
+        if it had begun.
+        """
         group = self.groups[block]
         first, last = rank * group.chunk, (rank + 1) * group.chunk
         run: tuple[int, int, bool] | None = None

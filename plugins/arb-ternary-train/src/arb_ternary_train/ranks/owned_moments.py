@@ -1,8 +1,10 @@
-"""The moments of AdamW, of which each rank keeps those of a slice of every float parameter (ZeRO, stage 1).
+"""The moments of AdamW, of which each rank keeps those of a slice of every float parameter (ZeRO,
+stage 1).
 
-All ranks have all float parameters and, at a step, the same gradients. A rank steps its slices and is given the others.
-AdamW computes every element by itself, so the result is that of one process to the bit. Slices begin where the vectors
-of a processor do: a last few elements that fill none may be rounded in another way.
+All ranks have all float parameters and, at a step, the same gradients. A rank steps its slices and
+is given the others. AdamW computes every element by itself, so the result is that of one process to
+the bit. Slices begin where the vectors of a processor do: a last few elements that fill none may be
+rounded in another way.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from arb_ternary_train.ranks.world import World
 
 __all__ = ["OwnedMoments", "all_moments", "own_moments", "unsliced"]
 
-#: Slices begin at multiples of so many elements, which no vector of a processor and no block of threads crosses.
+# : Slices begin at multiples of so many elements, which no vector of a processor and no block of
+# threads crosses.
 _ALIGNED: Final = 1024
 #: State of AdamW that has a number for each element.
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -35,11 +38,15 @@ def unsliced(optimizer: Optimizer) -> Iterator[str]:
     """Why optimizers of float parameters in ``optimizer`` cannot be cut."""
     for each in inner_optimizers(optimizer):
         if type(each) is not torch.optim.AdamW and not isinstance(each, TernaryOptimizer | Joins):
-            yield f"what {type(each).__name__} keeps cannot be cut; use replicated, or adamw without float16 parameters"
+            yield (
+                f"what {type(each).__name__} keeps cannot be cut; use replicated, or adamw "
+                f"without float16 parameters"
+            )
 
 
 def own_moments(optimizer: Optimizer, world: World) -> None:
-    """Have each rank keep its part of the moments of every AdamW in ``optimizer``, which has not stepped yet.
+    """Have each rank keep its part of the moments of every AdamW in ``optimizer``, which has not
+    stepped yet.
 
     Raises:
         ConfigError: there is another optimizer of float parameters in it.
@@ -59,15 +66,18 @@ def all_moments(optimizer: Optimizer) -> None:
 
 
 class OwnedMoments:
-    """The part of one rank, attached to ``optimizer`` by its hooks. Steps and state dicts are then collective.
+    """The part of one rank, attached to ``optimizer`` by its hooks. Steps and state dicts are then
+    collective.
 
-    State dicts are those of one process: whole moments, which all ranks gather and each cuts when it loads them.
+    State dicts are those of one process: whole moments, which all ranks gather and each cuts when
+    it loads them.
     """
 
     def __init__(self, optimizer: torch.optim.AdamW, world: World) -> None:
         self._optimizer, self._world = optimizer, world
         self._stepping: list[tuple[dict[str, Any], int, Tensor]] = []
-        self._steps: dict[Tensor, int] = {}  # of the parameters that have moments, in the order of their first ones
+        # of the parameters that have moments, in the order of their first ones
+        self._steps: dict[Tensor, int] = {}
         self._hooks = (
             optimizer.register_step_pre_hook(self._cut),
             optimizer.register_step_post_hook(self._join),
@@ -85,7 +95,9 @@ class OwnedMoments:
 
     def _bounds(self, parameter: Tensor, rank: int) -> slice:
         chunk = -(-parameter.numel() // (self._world.size * _ALIGNED)) * _ALIGNED
-        return slice(min(rank * chunk, parameter.numel()), min((rank + 1) * chunk, parameter.numel()))
+        return slice(
+            min(rank * chunk, parameter.numel()), min((rank + 1) * chunk, parameter.numel())
+        )
 
     def _cut(self, optimizer: Optimizer, *_: object) -> None:
         """Have own slices stand in for the parameters that have a gradient, in groups and state."""
@@ -116,7 +128,9 @@ class OwnedMoments:
             parts.append(part)
         self._stepping.clear()
         for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-            members = [each for each, parameter in enumerate(parameters) if parameter.dtype == dtype]
+            members = [
+                each for each, parameter in enumerate(parameters) if parameter.dtype == dtype
+            ]
             wholes = [parameters[each].detach().view(-1) for each in members]
             self._gather([parts[each] for each in members], wholes)
 
@@ -131,12 +145,17 @@ class OwnedMoments:
             members = [parameter for parameter in wholes if parameter.dtype == dtype]
             for name in _MOMENTS:
                 nothing = members[0].new_empty(0)
-                parts = [optimizer.state.get(parameter, {}).get(name, nothing) for parameter in members]
+                parts = [
+                    optimizer.state.get(parameter, {}).get(name, nothing) for parameter in members
+                ]
                 found = [torch.empty_like(parameter, requires_grad=False) for parameter in members]
                 self._gather(parts, [each.view(-1) for each in found])
                 for parameter, moment in zip(members, found, strict=True):
                     wholes[parameter][name] = moment
-        return {**state_dict, "state": {numbers[parameter]: state for parameter, state in wholes.items()}}
+        return {
+            **state_dict,
+            "state": {numbers[parameter]: state for parameter, state in wholes.items()},
+        }
 
     def _sliced(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """What this rank keeps of a state dict with whole moments."""
@@ -148,7 +167,10 @@ class OwnedMoments:
             self._steps[parameter] = int(state["step"])
             own = self._bounds(parameter, self._world.rank)
             if own.start < own.stop:
-                kept[number] = {**state, **{name: state[name].reshape(-1)[own].clone() for name in _MOMENTS}}
+                kept[number] = {
+                    **state,
+                    **{name: state[name].reshape(-1)[own].clone() for name in _MOMENTS},
+                }
         return {**state_dict, "state": kept}
 
     def _gather(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:

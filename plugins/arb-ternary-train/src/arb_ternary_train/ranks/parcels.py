@@ -1,7 +1,8 @@
-"""What a message with votes is made of: pieces of sums, each as the digits of the smallest base that holds them.
+"""What a message with votes is made of: pieces of sums, each as the digits of the smallest base
+that holds them.
 
-How large a piece is follows from its shape, from the largest vote of a cast and from how often its sender has cast, so
-that a receiver that knows these knows where in a message a piece lies.
+How large a piece is follows from its shape, from the largest vote of a cast and from how often its
+sender has cast, so that a receiver that knows these knows where in a message a piece lies.
 """
 
 from __future__ import annotations
@@ -40,13 +41,17 @@ class Parcel:
     @property
     def size(self) -> int:
         """Bytes on the wire."""
-        return self.values.nbytes if self.base == _WIDE else bytes_for(self.values.numel(), self.base)
+        return (
+            self.values.nbytes if self.base == _WIDE else bytes_for(self.values.numel(), self.base)
+        )
 
     def packed(self, backend: str) -> Tensor:
         """The values as they travel, uint8."""
         if self.base == _WIDE:
             return self.values.view(torch.uint8)
-        packed: Tensor = wire_kernel(backend, "digits_to_bytes")(self.values.to(torch.int16), self.base)
+        packed: Tensor = wire_kernel(backend, "digits_to_bytes")(
+            self.values.to(torch.int16), self.base
+        )
         return packed
 
     def add_(self, backend: str, received: Tensor) -> None:
@@ -57,8 +62,11 @@ class Parcel:
             wire_kernel(backend, "add_digits_")(self.values, received, self.base)
 
 
-def vote_parcels(votes: Tensor, exponent_votes: Tensor | None, casts: int, largest: int) -> Iterator[Parcel]:
-    """Those of some rows of a module that has cast so often since it was sent last; none without casts.
+def vote_parcels(
+    votes: Tensor, exponent_votes: Tensor | None, casts: int, largest: int
+) -> Iterator[Parcel]:
+    """Those of some rows of a module that has cast so often since it was sent last; none without
+    casts.
 
     Args:
         votes: int16 ``[n, K]``.

@@ -1,7 +1,8 @@
-"""How a phase runs on several ranks: together where it deals micro-batches, on rank 0 alone where it does not.
+"""How a phase runs on several ranks: together where it deals micro-batches, on rank 0 alone where
+it does not.
 
-A phase without a training loop, such as one that reads a teacher or measures the model, runs as in one process, on rank
-0; the other ranks wait and are given the model that it leaves.
+A phase without a training loop, such as one that reads a teacher or measures the model, runs as in
+one process, on rank 0; the other ranks wait and are given the model that it leaves.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def runs_together(context: TrainingContext) -> bool:
 
 
 def run_on_main(context: TrainingContext, phase: Phase) -> PhaseResult:
-    """What ``phase.run(context)`` returns on rank 0, which alone runs it; all get its model. Collective."""
+    """What ``phase.run(context)`` returns on rank 0, which alone runs it; all get its model.
+    Collective.
+    """
     all_rows(context.model)
 
     def alone() -> PhaseResult:

@@ -1,4 +1,6 @@
-"""What several ranks cannot do with the bytes of one process, refused by name before anything is made."""
+"""What several ranks cannot do with the bytes of one process, refused by name before anything is
+made.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from torch.optim import Optimizer
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.errors import CheckpointError, ConfigError
-from arb_ternary.optim.protocol import build_optimizer, collect_trainable, inner_optimizers, may_defer
+from arb_ternary.optim.protocol import (
+    build_optimizer,
+    collect_trainable,
+    inner_optimizers,
+    may_defer,
+)
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_train.added_parts import parts_added_by
@@ -29,7 +36,13 @@ from arb_ternary_train.ranks.weights import check_torch
 from arb_ternary_train.ranks.world import World
 from arb_ternary_train.seeding import global_rng_state, preserved_global_rng
 
-__all__ = ["refuse_checkpoint", "refuse_config", "refuse_global_draws", "refuse_optimizer", "refuse_parts"]
+__all__ = [
+    "refuse_checkpoint",
+    "refuse_config",
+    "refuse_global_draws",
+    "refuse_optimizer",
+    "refuse_parts",
+]
 
 
 def refuse_config(config: RunConfig, world: World) -> None:
@@ -89,15 +102,18 @@ def refuse_checkpoint(checkpoint: Checkpoint, world: World) -> None:
     """
     if world.size > 1 and _is_within_step(checkpoint.state["phase"]):
         raise CheckpointError(
-            f"{checkpoint.path}: it was written between two micro-batches of a step, and {world.size} ranks begin with "
+            f"{checkpoint.path}: it was written between two micro-batches of a step, and "
+            f"{world.size} ranks begin with "
             "whole steps",
-            "Resume from an earlier checkpoint (--resume PATH), or in one process up to the next one.",
+            "Resume from an earlier checkpoint (--resume PATH), or in one process up to the next "
+            "one.",
         )
 
 
 @contextmanager
 def refuse_global_draws(device: torch.device) -> Iterator[None]:
-    """Refuse, within a block, what draws from torch's global generators: each rank would draw on from its own place.
+    """Refuse, within a block, what draws from torch's global generators: each rank would draw on
+    from its own place.
 
     Raises:
         ConfigError: something did.
@@ -106,9 +122,11 @@ def refuse_global_draws(device: torch.device) -> Iterator[None]:
     yield
     if not all(map(torch.equal, before, _generators(device))):
         raise ConfigError(
-            "model: it draws from torch's global generator in training, and the draws of several ranks are not those "
+            "model: it draws from torch's global generator in training, and the draws of several "
+            "ranks are not those "
             "of one process",
-            "Draw from a generator of its own (arb_ternary_train.seeding.derived_generator), or train in one process.",
+            "Draw from a generator of its own (arb_ternary_train.seeding.derived_generator), or "
+            "train in one process.",
         )
 
 
@@ -121,7 +139,8 @@ def _raise(world: World, found: list[tuple[str, str]]) -> None:
     if found:
         lines = "\n".join(f"{where}: {why}" for where, why in dict.fromkeys(found))
         raise ConfigError(
-            f"{world.size} ranks cannot train this run:\n{lines}", "Change this, or train in one process: arb train"
+            f"{world.size} ranks cannot train this run:\n{lines}",
+            "Change this, or train in one process: arb train",
         )
 
 
@@ -130,30 +149,55 @@ def _in_phases(config: RunConfig, size: int) -> Iterator[tuple[str, str]]:
         where, options = f"phases.{index}", choice.options
         if not deals(options):
             if isinstance(choice.build(), ModelChangingPhase):
-                yield where, f"{choice.name!r} runs on rank 0 alone, and changes what the model is made of"
+                yield (
+                    where,
+                    f"{choice.name!r} runs on rank 0 alone, and changes what the model is made of",
+                )
             if config.ranks.weights == "sharded":
-                yield where, f"{choice.name!r} runs on rank 0 alone; it needs ranks.weights: replicated"
+                yield (
+                    where,
+                    f"{choice.name!r} runs on rank 0 alone; it needs ranks.weights: replicated",
+                )
             continue
         if (micro_batches := options.gradient_accumulation_steps) < size:
-            why = f"{micro_batches} of all ranks together, and each of {size} needs one; use {size} or more"
+            why = (
+                f"{micro_batches} of all ranks together, and each of {size} needs one; use "
+                f"{size} or more"
+            )
             yield f"{where}.gradient_accumulation_steps", why
         if getattr(options, "preserve_state", False):
-            yield f"{where}.preserve_state", "what the model remembers goes from one micro-batch to the next"
+            yield (
+                f"{where}.preserve_state",
+                "what the model remembers goes from one micro-batch to the next",
+            )
         if getattr(options, "policy", None) is not None:
-            yield f"{where}.policy", f"{options.policy.name!r} tries steps and takes them back in one process"
+            yield (
+                f"{where}.policy",
+                f"{options.policy.name!r} tries steps and takes them back in one process",
+            )
         if config.ranks.weights == "sharded":
             yield from _with_sharded_weights(choice, where)
         if getattr(options, "use_amp", False) and options.amp_dtype == "float16":
-            yield f"{where}.amp_dtype", "the scale of the loss follows the gradients of one process; use bfloat16"
+            yield (
+                f"{where}.amp_dtype",
+                "the scale of the loss follows the gradients of one process; use bfloat16",
+            )
 
 
 def _with_sharded_weights(choice: Choice[Any], where: str) -> Iterator[tuple[str, str]]:
     from arb_ternary_train.standard import StandardPhase  # its loop imports this module
 
     if not isinstance(choice.build(), StandardPhase):
-        yield where, f"{choice.name!r} may run parts of a model, or change it; it needs ranks.weights: replicated"
+        yield (
+            where,
+            f"{choice.name!r} may run parts of a model, or change it; it needs ranks.weights: "
+            f"replicated",
+        )
     if getattr(choice.options, "compile_model", False):
-        yield f"{where}.compile_model", "what is compiled cannot gather weights; use it with ranks.weights: replicated"
+        yield (
+            f"{where}.compile_model",
+            "what is compiled cannot gather weights; use it with ranks.weights: replicated",
+        )
 
 
 def _in_components(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -167,7 +211,10 @@ def _in_components(config: RunConfig) -> Iterator[tuple[str, str]]:
     for option in _names(config.model):
         value = getattr(config.model.options, option)
         if option.endswith("scale_rule") and value == "correlation":
-            yield f"model.{option}", "'correlation' follows the tokens of one process; use residual or frozen"
+            yield (
+                f"model.{option}",
+                "'correlation' follows the tokens of one process; use residual or frozen",
+            )
         if "dropout" in option and isinstance(value, float) and value > 0:
             yield f"model.{option}", "what is dropped is drawn anew on each rank; use 0"
 
@@ -183,9 +230,15 @@ def _in_model(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield f"model, {name}", "what is dropped is drawn anew on each rank; use p=0"
     for name, ternary in ternary_modules(model):
         if getattr(ternary, "scale_rule", None) == "correlation":
-            yield f"model, {name}", "its exponents follow the tokens of one process (scale rule correlation)"
+            yield (
+                f"model, {name}",
+                "its exponents follow the tokens of one process (scale rule correlation)",
+            )
     for name in collect_trainable(model).stored:
-        yield f"model, {name}", "integer weights of a format of their own are trained by one process"
+        yield (
+            f"model, {name}",
+            "integer weights of a format of their own are trained by one process",
+        )
 
 
 def _in_optimizer(optimizer: Optimizer) -> Iterator[tuple[str, str]]:
@@ -194,11 +247,16 @@ def _in_optimizer(optimizer: Optimizer) -> Iterator[tuple[str, str]]:
         if may_defer(each):
             yield f"optimizer {name}", "it puts steps off, by what one process has seen"
         if isinstance(each, TernaryOptimizer) and not each.votes_by_rows:
-            yield f"optimizer {name}", "its rule needs the votes of all rows in one process (votes_by_rows is False)"
+            yield (
+                f"optimizer {name}",
+                "its rule needs the votes of all rows in one process (votes_by_rows is False)",
+            )
 
 
 def _is_within_step(state: Any) -> bool:
-    """Whether a training loop in the state of a phase has micro-batches of a step that has not been taken."""
+    """Whether a training loop in the state of a phase has micro-batches of a step that has not been
+    taken.
+    """
     if not isinstance(state, dict):
         return False
     in_flight = state.get("in_flight")

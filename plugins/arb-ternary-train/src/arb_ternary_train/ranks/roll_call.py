@@ -1,7 +1,9 @@
-"""How ranks find each other, and only each other: the store may hold what ranks that have ended left there.
+"""How ranks find each other, and only each other: the store may hold what ranks that have ended
+left there.
 
-torchrun's store outlives an attempt. When a machine comes or goes, the new ranks even have the restart count of those
-before them. So rank 0 calls the roll under a fresh name until each rank has answered to exactly what it said of itself.
+torchrun's store outlives an attempt. When a machine comes or goes, the new ranks even have the
+restart count of those before them. So rank 0 calls the roll under a fresh name until each rank has
+answered to exactly what it said of itself.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _ROLL: Final = "roll"
 
 
 def call_roll(store: Store, rank: int, size: int, patience: float) -> tuple[str, list[Member]]:
-    """Wait for all ``size`` ranks; a name that is new and the same on all of them, and who they are.
+    """Wait for all ``size`` ranks; a name that is new and the same on all of them, and who they
+    are.
 
     Raises:
         EnvironmentProblem: some have not come within ``patience`` seconds; which.
@@ -51,9 +54,13 @@ def call_roll(store: Store, rank: int, size: int, patience: float) -> tuple[str,
             if rank == 0 and store.check([_answer(name, other) for other in range(size)]):
                 store.set(f"complete/{name}", "")
             if store.check([f"complete/{name}"]):
-                return name, [Member(number, *json.loads(each)[:2]) for number, each in enumerate(called)]
+                return name, [
+                    Member(number, *json.loads(each)[:2]) for number, each in enumerate(called)
+                ]
         if time.monotonic() > until:
-            raise _absence(store, rank, size, patience, name if called[rank : rank + 1] == [mine] else "")
+            raise _absence(
+                store, rank, size, patience, name if called[rank : rank + 1] == [mine] else ""
+            )
         time.sleep(_PAUSE)
 
 
@@ -70,8 +77,11 @@ def _absence(store: Store, rank: int, size: int, patience: float, name: str) -> 
     if name:
         absent = [other for other in range(size) if not store.check([_answer(name, other)])]
     else:
-        absent = [other for other in range(size) if other != rank and not store.check([f"here/{other}"])] or [0]
+        absent = [
+            other for other in range(size) if other != rank and not store.check([f"here/{other}"])
+        ] or [0]
     return EnvironmentProblem(
         f"rank {', '.join(map(str, absent))}: not here after {patience:g} s, of {size} ranks",
-        "Start all of them, or look why they ended; ARB_TERNARY_RANK_TIMEOUT says how long the others wait.",
+        "Start all of them, or look why they ended; ARB_TERNARY_RANK_TIMEOUT says how long the "
+        "others wait.",
     )

@@ -1,4 +1,6 @@
-"""The sums of a step of which a rank keeps its own rows, and has the others from a cast to the moment they are sent."""
+"""The sums of a step of which a rank keeps its own rows, and has the others from a cast to the
+moment they are sent.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ __all__ = ["RowSums"]
 
 
 class RowSums(StepSums):
-    """As ``StepSums``, whose matrices of all rows, ``votes`` and ``exponent_votes``, have memory only now and then.
+    """As ``StepSums``, whose matrices of all rows, ``votes`` and ``exponent_votes``, have memory
+    only now and then.
 
-    A state that an op was given in forward names them, so they stay the same tensors: with memory of their own from
-    :meth:`hold` to :meth:`release`, and of one element else, which nothing can be written to (RuntimeError).
+    A state that an op was given in forward names them, so they stay the same tensors: with memory
+    of their own from :meth:`hold` to :meth:`release`, and of one element else, which nothing can be
+    written to (RuntimeError).
 
     Args:
         module: whose sums they are; it has others so far, which are dropped.
@@ -31,7 +35,10 @@ class RowSums(StepSums):
     """
 
     def __init__(self, module: TernaryModule, rows: slice, size: int) -> None:
-        bias, scaled = getattr(module, "bias_votes", None) is not None, module.magnitudes is not None
+        bias, scaled = (
+            getattr(module, "bias_votes", None) is not None,
+            module.magnitudes is not None,
+        )
         super().__init__(module.shape, module.weight.device, bias=bias, magnitudes=scaled)
         self.rows = rows
         self.own_votes = torch.zeros_like(self.votes[rows])
@@ -46,14 +53,18 @@ class RowSums(StepSums):
         return self.votes.is_contiguous()
 
     def hold(self) -> None:
-        """Give the matrices of all rows memory, zeros, unless they have it: votes are about to be cast."""
+        """Give the matrices of all rows memory, zeros, unless they have it: votes are about to be
+        cast.
+        """
         if not self.held:
             _give(self.votes)
             if self.own_exponent_votes is not None:
                 _give(self.exponent_votes)
 
     def show_own_exponents(self) -> None:
-        """Have ``exponent_votes`` hold those of own rows, up to :meth:`release`; 0 where they do not learn."""
+        """Have ``exponent_votes`` hold those of own rows, up to :meth:`release`; 0 where they do
+        not learn.
+        """
         if self.own_exponent_votes is not None:
             _give(self.exponent_votes)
             self.exponent_votes[self.rows] = self.own_exponent_votes
@@ -66,7 +77,9 @@ class RowSums(StepSums):
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that there are just now, by name."""
-        return {name: tensor for name, tensor in super().tensors().items() if tensor.is_contiguous()}
+        return {
+            name: tensor for name, tensor in super().tensors().items() if tensor.is_contiguous()
+        }
 
     def clear(self) -> None:
         """Start a step."""

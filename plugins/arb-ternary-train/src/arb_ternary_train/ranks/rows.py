@@ -11,7 +11,8 @@ __all__ = ["row_bounds", "rows_shape", "weight_rows"]
 
 
 def row_bounds(rows: int, size: int) -> list[tuple[int, int]]:
-    """The first row of each of ``size`` ranks and the row after its last, as DTensor's ``Shard(0)`` cuts.
+    """The first row of each of ``size`` ranks and the row after its last, as DTensor's ``Shard(0)``
+    cuts.
 
     Every rank has ``ceil(rows / size)`` rows but the last ones, which have fewer or none.
 
@@ -19,7 +20,9 @@ def row_bounds(rows: int, size: int) -> list[tuple[int, int]]:
         ValueError: rows are negative, or there is no rank.
     """
     if rows < 0 or size < 1:
-        raise ValueError(f"rows must be 0 or more and ranks 1 or more, got {rows} rows on {size} ranks")
+        raise ValueError(
+            f"rows must be 0 or more and ranks 1 or more, got {rows} rows on {size} ranks"
+        )
     chunk = -(-rows // size)
     return [(min(rank * chunk, rows), min((rank + 1) * chunk, rows)) for rank in range(size)]
 
@@ -34,7 +37,9 @@ def weight_rows(weight: Tensor, shape: WeightShape, first: int, last: int) -> Te
     return weight[first:last]
 
 
-def repacked_rows(backend: str, weight: Tensor, shape: WeightShape, first: int, last: int) -> Tensor:
+def repacked_rows(
+    backend: str, weight: Tensor, shape: WeightShape, first: int, last: int
+) -> Tensor:
     """As :func:`weight_rows`, for any layout: a copy, through the trits of the whole weight."""
     packed: Tensor = kernel(backend, "pack")(kernel(backend, "unpack")(weight, shape)[first:last])
     return packed

@@ -67,10 +67,13 @@ class PieceFiles:
     def together(self, folder: Path, metadata: str) -> Mapping[str, fmt.WrittenTensors]:
         """Write this rank's piece, and hear of those of the others. Collective."""
         found = self._world.gather(self._own(folder, metadata))
-        if faults := [f"rank {rank}: {each}" for rank, each in enumerate(found) if isinstance(each, str)]:
+        if faults := [
+            f"rank {rank}: {each}" for rank, each in enumerate(found) if isinstance(each, str)
+        ]:
             raise CheckpointError(
                 f"{folder.parent}: a checkpoint cannot be written: {'; '.join(faults)}",
-                "Earlier checkpoints are intact. Every rank has to see this folder: use a shared disk, or "
+                "Earlier checkpoints are intact. Every rank has to see this folder: use a shared "
+                "disk, or "
                 "ranks: {checkpoints: whole}. Then continue with --resume.",
             )
         return {name: fmt.WrittenTensors(*facts) for name, *facts in found}

@@ -1,12 +1,15 @@
-"""Packed weights of which a rank keeps its own rows, and has the others while a block runs: FSDP2 of torch.
+"""Packed weights of which a rank keeps its own rows, and has the others while a block runs: FSDP2
+of torch.
 
-The packed weight of a module becomes a parameter without a gradient, which ``fully_shard`` cuts by rows as accumulators
-are cut (:mod:`arb_ternary_train.ranks.rows`) and gathers as the bytes that it is, two bits a weight: those of one block
-at a time in forward and again in backward, those outside of blocks (embedding, head, final norm) from the beginning of
-forward to the end of backward. Flips are made where the rows are kept, and no rank is told of another's.
+The packed weight of a module becomes a parameter without a gradient, which ``fully_shard`` cuts by
+rows as accumulators are cut (:mod:`arb_ternary_train.ranks.rows`) and gathers as the bytes that it
+is, two bits a weight: those of one block at a time in forward and again in backward, those outside
+of blocks (embedding, head, final norm) from the beginning of forward to the end of backward. Flips
+are made where the rows are kept, and no rank is told of another's.
 
-Everything else stays as it is: float parameters and exponents are on all ranks, and state dicts hold whole weights, for
-which all ranks gather them. Sums of votes are cut as well: those of a block leave behind its backward (``rounds``).
+Everything else stays as it is: float parameters and exponents are on all ranks, and state dicts
+hold whole weights, for which all ranks gather them. Sums of votes are cut as well: those of a block
+leave behind its backward (``rounds``).
 """
 
 from __future__ import annotations
@@ -37,27 +40,35 @@ from arb_ternary_train.ranks.world import World
 __all__ = ["ShardedModule", "ShardedRows", "ShardedWeights", "blocks_of"]
 
 #: What torch adds to a module so that state dicts hold shards. Ours hold whole weights.
-_STATE_DICT_HOOKS: Final = ("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+_STATE_DICT_HOOKS: Final = (
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 #: Classes that have been made, by the kind of module.
 _KINDS: Final[dict[type[TernaryModule], type[ShardedModule]]] = {}
 
 
 class ShardedRows(OwnedRows):
-    """The accumulators and the packed weight of own rows, which are flipped in place; nobody is told of it."""
+    """The accumulators and the packed weight of own rows, which are flipped in place; nobody is
+    told of it.
+    """
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:
         """As ``TernaryModule.apply_votes``, for the rows of this rank."""
         module = cast("ShardedModule", self.module)
         local = cast("DTensor", module.weight).to_local()
         self.flips = self.flip_(local, op, *settings)
-        # torch gathers into the same memory and leaves its version as it is, whoever has flipped what. Decoded weights
-        # are kept for the versions of weight and exponents.
+        # torch gathers into the same memory and leaves its version as it is, whoever has flipped
+        # what. Decoded weights are kept for the versions of weight and exponents.
         torch.autograd.graph.increment_version((local, module.exponent))
         return self.flips
 
 
 class ShardedModule(TernaryModule):
-    """A ternary module whose ``weight`` is a ``DTensor`` of rows, and an ordinary tensor while its block runs."""
+    """A ternary module whose ``weight`` is a ``DTensor`` of rows, and an ordinary tensor while its
+    block runs.
+    """
 
     #: Who keeps its rows.
     row_owner = ShardedRows
@@ -86,7 +97,8 @@ class ShardedModule(TernaryModule):
     def _check_gathered(self) -> None:
         if isinstance(self.weight, DTensor):
             raise RuntimeError(
-                f"{type(self).__name__}({self.extra_repr()}): it is used outside of its block's forward, where a rank "
+                f"{type(self).__name__}({self.extra_repr()}): it is used outside of its block's "
+                f"forward, where a rank "
                 "has only some rows of its weight; set ranks.weights to replicated for this model"
             )
 
@@ -94,7 +106,8 @@ class ShardedModule(TernaryModule):
 class ShardedWeights:
     """The ``Weights`` of ``model``, cut by rows among the ranks of ``world``. Collective.
 
-    A weight that the backend packs in tiles which several ranks would have to share stays whole on all of them.
+    A weight that the backend packs in tiles which several ranks would have to share stays whole on
+    all of them.
 
     Args:
         model: on its device, with its weights. All ranks run the same blocks in the same order.
@@ -111,9 +124,15 @@ class ShardedWeights:
     def __init__(self, model: nn.Module, world: World) -> None:
         check_torch()
         found = dict(ternary_modules(model))
-        cut = {name: module for name, module in found.items() if _rows_are_bytes(module, world.size)}
+        cut = {
+            name: module for name, module in found.items() if _rows_are_bytes(module, world.size)
+        }
         self.kept_whole = tuple(name for name in found if name not in cut)
-        hooks = [(module, name, getattr(module, name).copy()) for module in cut.values() for name in _STATE_DICT_HOOKS]
+        hooks = [
+            (module, name, getattr(module, name).copy())
+            for module in cut.values()
+            for name in _STATE_DICT_HOOKS
+        ]
         self.modules = {name: _with_parameter(module) for name, module in cut.items()}
         packed = {cast("nn.Parameter", module.weight) for module in self.modules.values()}
         blocks = [block for block in blocks_of(model) if any(True for _ in ternary_modules(block))]
@@ -122,14 +141,20 @@ class ShardedWeights:
             "mesh": DeviceMesh.from_group(_group_of(world), world.device.type),
             "ignored_params": set(model.parameters()) - packed,
         }
-        units: list[FSDPModule] = [fully_shard(module, **options) for module in (*cut_blocks, model)]
+        units: list[FSDPModule] = [
+            fully_shard(module, **options) for module in (*cut_blocks, model)
+        ]
         # A loss does not write into logits; torch warns of those that do.
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning
+        )
         for unit in units:
-            unit.unshard()  # the first time torch completes itself, which it must not do in inference mode
+            # the first time torch completes itself, which it must not do in inference mode
+            unit.unshard()
             unit.reshard()
-            # None but itself: torch would gather ahead, which a rank that makes up for a pass would do in other places.
-            # Hosts run ahead of GPUs in any case, and votes of the block before leave after the gather.
+            # None but itself: torch would gather ahead, which a rank that makes up for a pass would
+            # do in other places. Hosts run ahead of GPUs in any case, and votes of the block before
+            # leave after the gather.
             unit.set_modules_to_backward_prefetch([unit])
         for module, name, own in hooks:
             setattr(module, name, own)
@@ -152,7 +177,9 @@ class ShardedWeights:
             self._rounds.reach(block)
 
     def end_round(self) -> None:
-        """See ``Weights``: this rank takes part in what others have gathered for passes that it has not made."""
+        """See ``Weights``: this rank takes part in what others have gathered for passes that it has
+        not made.
+        """
         forward, backward = self._gathers.missed(backward=True)
         self._gather(forward)
         for block in backward:
@@ -186,7 +213,8 @@ class ShardedWeights:
         if self._apart and not self._whole:
             raise ConfigError(
                 "ranks.weights: one rank alone asks for weights of which it has only some rows",
-                "An observer or a hook does this between steps: leave it out, or set ranks.weights to replicated.",
+                "An observer or a hook does this between steps: leave it out, or set ranks.weights "
+                "to replicated.",
             )
 
     def make_whole(self) -> None:
@@ -238,17 +266,28 @@ def _with_buffer(module: ShardedModule) -> None:
 
 
 def _rows_are_bytes(module: TernaryModule, size: int) -> bool:
-    """Whether a rank's rows of a packed weight are those of its first dimension that torch gives it."""
+    """Whether a rank's rows of a packed weight are those of its first dimension that torch gives
+    it.
+    """
     return _layout_is_cut(
-        module.backend, module.shape.out_features, module.shape.in_features, size, module.weight.device
+        module.backend,
+        module.shape.out_features,
+        module.shape.in_features,
+        size,
+        module.weight.device,
     )
 
 
 @cache
 def _layout_is_cut(backend: str, rows: int, columns: int, size: int, device: torch.device) -> bool:
     generator = torch.Generator().manual_seed(0)
-    trits = (torch.randint(3, (rows, columns), generator=generator, dtype=torch.int8) - 1).to(device)
+    trits = (torch.randint(3, (rows, columns), generator=generator, dtype=torch.int8) - 1).to(
+        device
+    )
     pack = kernel(backend, "pack")
     whole = pack(trits)
     pieces = zip(row_bounds(rows, size), row_bounds(whole.shape[0], size), strict=True)
-    return all(torch.equal(pack(trits[first:last]), whole[start:end]) for (first, last), (start, end) in pieces)
+    return all(
+        torch.equal(pack(trits[first:last]), whole[start:end])
+        for (first, last), (start, end) in pieces
+    )

@@ -1,7 +1,9 @@
-"""Signs of life: each rank gives them from a thread of its own, and names a rank that has stopped giving any.
+"""Signs of life: each rank gives them from a thread of its own, and names a rank that has stopped
+giving any.
 
-A rank that waits for the others, saves for an hour or evaluates goes on giving them. One that is stopped, swapped out,
-or on a machine that has gone does not, and then the others would wait for ever in whatever they do together.
+A rank that waits for the others, saves for an hour or evaluates goes on giving them. One that is
+stopped, swapped out, or on a machine that has gone does not, and then the others would wait for
+ever in whatever they do together.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Member:
 
 
 def end_process(error: ArbError) -> None:
-    """Print ``error`` and end the process at once, from any thread: the main thread is waiting for a lost rank."""
+    """Print ``error`` and end the process at once, from any thread: the main thread is waiting for
+    a lost rank.
+    """
     print(render(error), file=sys.stderr, flush=True)
     os._exit(error.exit_code)
 
@@ -74,7 +78,9 @@ class Watch:
         self._answers = 0
         self._signs = [b""] * len(members)
         self._heard = Heard(len(members), limit, longest_tick=3 * self._period)
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._give, self._judge)]
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._give, self._judge)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -95,7 +101,8 @@ class Watch:
                 self._closed.wait(self._period)
                 continue
             self._signs = signs
-            self._answers += 1  # after the signs: whoever reads this number first sees signs at least as new
+            # after the signs: whoever reads this number first sees signs at least as new
+            self._answers += 1
             self._closed.wait(self._period)
 
     def _judge(self) -> None:
@@ -112,7 +119,8 @@ class Watch:
                 what = f"{names}: no sign of life for {limit}: stopped, ended or cut off"
             self._closed.set()
             again = (
-                "Start again with --resume: the newest checkpoint is intact. torchrun --max-restarts N does so itself."
+                "Start again with --resume: the newest checkpoint is intact. torchrun "
+                "--max-restarts N does so itself."
             )
             self._on_loss(ArbError(what, again))
 
@@ -120,8 +128,9 @@ class Watch:
 class Heard:
     """What one rank has heard of the others, by a clock that runs only while the rank itself does.
 
-    All times are taken at one place, :meth:`tick`. A tick that comes late counts as ``longest_tick``: the process
-    stood still (it was stopped, or its machine slept) and could not have heard anybody meanwhile.
+    All times are taken at one place, :meth:`tick`. A tick that comes late counts as
+    ``longest_tick``: the process stood still (it was stopped, or its machine slept) and could not
+    have heard anybody meanwhile.
 
     Args:
         ranks: how many give signs.
@@ -146,7 +155,8 @@ class Heard:
             signs: its newest answer, a sign of each rank.
 
         Returns:
-            Whether the store itself has been silent for longer than the limit, and, if not, the ranks that have.
+            Whether the store itself has been silent for longer than the limit, and, if not, the
+            ranks that have.
         """
         self._now += min(now - self._looked, self._longest)
         self._looked = now
@@ -158,4 +168,6 @@ class Heard:
         if self._now - self._answered > self._limit:
             return True, []
         # Counted to the last answer: while the store stands still, nobody can give a sign.
-        return False, [rank for rank, seen in enumerate(self._seen) if self._answered - seen > self._limit]
+        return False, [
+            rank for rank, seen in enumerate(self._seen) if self._answered - seen > self._limit
+        ]

@@ -21,26 +21,36 @@ _LEAST_TORCH: Final = "2.13"
 
 
 class Weights(Protocol):
-    """Methods are collective; gathers of weights need all ranks, also those that have nothing to compute just then."""
+    """Methods are collective; gathers of weights need all ranks, also those that have nothing to
+    compute just then.
+    """
 
     @property
     def kept_whole(self) -> tuple[str, ...]:
         """Names of the modules whose weights every rank has although they were to be cut."""
 
     def rounds(self, voters: Sequence[TernaryModule]) -> RoundDelivery | None:
-        """Who sends the votes of ``voters`` in every round from now on; None: they are summed to the end of a step."""
+        """Who sends the votes of ``voters`` in every round from now on; None: they are summed to
+        the end of a step.
+        """
 
     def end_round(self) -> None:
-        """Every rank has trained on a micro-batch, or has none, or one whose loss is not finite and had no backward."""
+        """Every rank has trained on a micro-batch, or has none, or one whose loss is not finite and
+        had no backward.
+        """
 
     def end_evaluation_round(self) -> None:
         """Every rank has evaluated a batch, or has none."""
 
     def apart(self) -> AbstractContextManager[None]:
-        """Within a block this rank acts alone; ConfigError where that needs rows of others. Not collective."""
+        """Within a block this rank acts alone; ConfigError where that needs rows of others. Not
+        collective.
+        """
 
     def make_whole(self) -> None:
-        """There will be no further step: every rank gets all weights, and needs no other one for them any more."""
+        """There will be no further step: every rank gets all weights, and needs no other one for
+        them any more.
+        """
 
 
 class WholeWeights:
@@ -69,7 +79,8 @@ def check_torch() -> None:
     """EnvironmentProblem where torch is too old to cut packed weights."""
     if torch.__version__ < _LEAST_TORCH:
         raise EnvironmentProblem(
-            f"ranks.weights: sharded weights need torch {_LEAST_TORCH} or newer, and this is {torch.__version__}",
+            f"ranks.weights: sharded weights need torch {_LEAST_TORCH} or newer, and this is "
+            f"{torch.__version__}",
             f"pip install 'torch>={_LEAST_TORCH}', or set ranks.weights to replicated",
         )
 

@@ -24,7 +24,8 @@ WIRE_KERNELS: Final[Mapping[str, Kernel]] = {
     "flip_list": flips.flip_list,
     "apply_flips_": flips.apply_flips_,
 }
-#: What stands in for those that do, where a backend has a layout of its own; the first argument is its name.
+# : What stands in for those that do, where a backend has a layout of its own; the first argument is
+# its name.
 _ANY_LAYOUT: Final[Mapping[str, Kernel]] = {
     "weight_rows": rows.repacked_rows,
     "flip_list": flips.unpacked_flip_list,
@@ -45,7 +46,8 @@ def wire_kernel(backend: str, name: str) -> Kernel:
         return found
     if STRICT.flag():
         raise EnvironmentProblem(
-            f"backend {backend!r} has no kernel for {name!r}, and ARB_TERNARY_STRICT=1 forbids a stand-in",
+            f"backend {backend!r} has no kernel for {name!r}, and ARB_TERNARY_STRICT=1 forbids a "
+            f"stand-in",
             "unset ARB_TERNARY_STRICT, or choose a backend that has it: arb backends list",
         )
     return partial(_ANY_LAYOUT[name], backend) if name in _ANY_LAYOUT else WIRE_KERNELS[name]

@@ -1,8 +1,8 @@
 """The processes that train one model together, as one of them sees the others.
 
-A run in one process has the world :class:`Alone`, whose methods do nothing, so that nobody asks how many there are.
-Methods that talk to the others are *collective*: every rank calls them, in the same order, or all wait. What only rank
-0 does (metrics, observers, checks) therefore never calls one.
+A run in one process has the world :class:`Alone`, whose methods do nothing, so that nobody asks how
+many there are. Methods that talk to the others are *collective*: every rank calls them, in the same
+order, or all wait. What only rank 0 does (metrics, observers, checks) therefore never calls one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _LOST: Final = ("gloo/transport", "Connection closed by peer", "Connection reset
 
 @runtime_checkable
 class World(Protocol):
-    """The ranks of a run. Values are plain: None, booleans, numbers, strings, bytes, tuples, lists and dicts of them.
+    """The ranks of a run. Values are plain: None, booleans, numbers, strings, bytes, tuples, lists
+    and dicts of them.
 
     Attributes:
         rank: the number of this process, from 0.
@@ -90,18 +91,23 @@ class World(Protocol):
         ...
 
     def stop_reason(self, own: str) -> str:
-        """The first of the ranks' reasons to stop that is not empty, or an empty one. Collective."""
+        """The first of the ranks' reasons to stop that is not empty, or an empty one.
+        Collective.
+        """
         ...
 
     def barrier(self, what: str) -> None:
-        """Wait until all ranks are here; ``what`` says where, for one who reads an error. Collective."""
+        """Wait until all ranks are here; ``what`` says where, for one who reads an error.
+        Collective.
+        """
         ...
 
     def kept(self) -> str | None:
-        """A run begins: what it has kept in an earlier attempt, before the launcher started the processes anew.
+        """A run begins: what it has kept in an earlier attempt, before the launcher started the
+        processes anew.
 
-        Empty where it had not begun; None where nothing outlives an attempt, so that nobody knows. The first run that a
-        process begins is the first one of the earlier attempt, and so on.
+        Empty where it had not begun; None where nothing outlives an attempt, so that nobody knows.
+        The first run that a process begins is the first one of the earlier attempt, and so on.
         """
         ...
 
@@ -110,7 +116,9 @@ class World(Protocol):
         ...
 
     def apart(self) -> AbstractContextManager[None]:
-        """Within a block this rank acts alone: ConfigError where that takes collectives of ``group``."""
+        """Within a block this rank acts alone: ConfigError where that takes collectives of
+        ``group``.
+        """
         ...
 
     def close(self) -> None:
@@ -129,7 +137,11 @@ class Kept:
         self._runs += 1
         if self._store is None:
             return None
-        return str(self._store.get(key).decode()) if self._store.check([key := str(self._runs)]) else ""
+        return (
+            str(self._store.get(key).decode())
+            if self._store.check([key := str(self._runs)])
+            else ""
+        )
 
     def keep(self, text: str) -> None:
         """See ``World.keep``."""
@@ -139,7 +151,9 @@ class Kept:
 
 @frozen
 class Alone:
-    """One process: it agrees with itself. A launcher may start it anew too, or have left it over of several."""
+    """One process: it agrees with itself. A launcher may start it anew too, or have left it over of
+    several.
+    """
 
     device: torch.device = field(factory=lambda: torch.device("cpu"))
     rank: int = 0
@@ -184,7 +198,8 @@ class Ranks:
     """Several processes, on the default group of ``torch.distributed``, which has been initialised.
 
     Args:
-        device: where this process computes; collectives of plain values go over the host in any case.
+        device: where this process computes; collectives of plain values go over the host in any
+            case.
         members: all of them, by rank.
         restarts: how often the launcher has started them anew.
         store: what outlives an attempt; None = nothing does.
@@ -224,8 +239,10 @@ class Ranks:
     def group(self) -> dist.ProcessGroup | None:
         if self._apart:
             raise ConfigError(
-                f"rank {self.rank} alone asks for accumulators or moments, of which each rank has only some",
-                "An observer or a hook does this between steps, by logical_votes(), state_dict() or save_checkpoint(): "
+                f"rank {self.rank} alone asks for accumulators or moments, of which each rank has "
+                f"only some",
+                "An observer or a hook does this between steps, by logical_votes(), state_dict() "
+                "or save_checkpoint(): "
                 "leave it out, or read the rows of its rank only: held_votes().",
             )
         return dist.group.WORLD
@@ -268,7 +285,12 @@ class Ranks:
             return
         raise ArbError(
             f"{what}: the ranks do not agree",
-            "\n".join([*_by_value(values), "Start all of them with the same installation, config and environment."]),
+            "\n".join(
+                [
+                    *_by_value(values),
+                    "Start all of them with the same installation, config and environment.",
+                ]
+            ),
         )
 
     def stop_reason(self, own: str) -> str:
@@ -301,7 +323,9 @@ class Ranks:
         self._end()
 
     def leave(self, error: BaseException) -> ArbError | None:
-        """Leave because of ``error``; returns what to raise in its place, where another rank is behind it."""
+        """Leave because of ``error``; returns what to raise in its place, where another rank is
+        behind it.
+        """
         if isinstance(error, Interrupted):
             # All have agreed to stop. torchrun asks those again that end last.
             if threading.current_thread() is threading.main_thread():
@@ -310,7 +334,9 @@ class Ranks:
                 self.barrier("end")
         cause = self._behind(error)
         if cause is None and self._farewells is not None:
-            reason = error.what if isinstance(error, ArbError) else f"{type(error).__name__}: {error}"
+            reason = (
+                error.what if isinstance(error, ArbError) else f"{type(error).__name__}: {error}"
+            )
             with suppress(RuntimeError):  # who hosts it may be the one who is gone
                 self._farewells.set(f"left/{self.rank}", reason)
         self._end()
@@ -320,7 +346,10 @@ class Ranks:
         """Who is behind ``error``, if it only says that the connection to another rank is lost."""
         if not _is_loss(error):
             return None
-        again = "Its own message says more. Start again with --resume; torchrun --max-restarts N does so itself."
+        again = (
+            "Its own message says more. Start again with --resume; torchrun --max-restarts N "
+            "does so itself."
+        )
         until = time.monotonic() + _FAREWELL
         with suppress(RuntimeError):  # who hosts the farewells may be the one who is gone
             while self._farewells is not None and time.monotonic() < until:
@@ -331,7 +360,8 @@ class Ranks:
                 time.sleep(0.1)
         first = str(error).partition("\n")[0]
         return ArbError(
-            f"rank {self.rank}: another rank has ended without a word, after all had met at {self._waiting!r}: {first}",
+            f"rank {self.rank}: another rank has ended without a word, after all had met at "
+            f"{self._waiting!r}: {first}",
             again,
         )
 

@@ -34,7 +34,9 @@ _some = Rule(
 
 @frozen(kw_only=True)
 class BenchmarkConfig:
-    """Options of the phase ``benchmark``. Sizes of samples that are ``null`` are those of the run's evaluations."""
+    """Options of the phase ``benchmark``. Sizes of samples that are ``null`` are those of the run's
+    evaluations.
+    """
 
     leaves_model: ClassVar[bool] = True
 
@@ -45,30 +47,48 @@ class BenchmarkConfig:
     )
     teacher: Path | None = option(None, TEACHER_HELP)
     batches: int | None = option(
-        16, "batches of held-out samples for the perplexity; null = all", validator=optional(positive)
+        16,
+        "batches of held-out samples for the perplexity; null = all",
+        validator=optional(positive),
     )
     batch_size: int | None = option(
         None, "samples in such a batch; null = as the run evaluates", validator=optional(positive)
     )
     block_size: int | None = option(
-        None, "predictions in such a sample, in tokens; null = as the run evaluates", validator=optional(positive)
+        None,
+        "predictions in such a sample, in tokens; null = as the run evaluates",
+        validator=optional(positive),
     )
     prompt_lengths: tuple[int, ...] = option((128,), "tokens of prompts", validator=_counts)
-    generation_lengths: tuple[int, ...] = option((32,), "tokens that follow a prompt", validator=_several)
+    generation_lengths: tuple[int, ...] = option(
+        (32,), "tokens that follow a prompt", validator=_several
+    )
     batch_sizes: tuple[int, ...] = option((1,), "sequences at a time", validator=_counts)
-    warmup_runs: int = option(3, "passes before the timed ones, of each combination of sizes", validator=non_negative)
-    timed_runs: int = option(10, "timed passes of each combination, teacher and student in turn", validator=positive)
+    warmup_runs: int = option(
+        3, "passes before the timed ones, of each combination of sizes", validator=non_negative
+    )
+    timed_runs: int = option(
+        10, "timed passes of each combination, teacher and student in turn", validator=positive
+    )
 
     def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if "perplexity" in self.measure:
             yield from held_out_contradictions(run, self.block_size)
-        longest, window = (getattr(run.model.options, name, None) for name in ("max_length", "sliding_window"))
+        longest, window = (
+            getattr(run.model.options, name, None) for name in ("max_length", "sliding_window")
+        )
         needed = max(self.prompt_lengths) + max(self.generation_lengths)
-        if {"latency", "memory"} & set(self.measure) and longest is not None and window is None and needed > longest:
+        if (
+            {"latency", "memory"} & set(self.measure)
+            and longest is not None
+            and window is None
+            and needed > longest
+        ):
             yield (
                 "prompt_lengths",
-                f"{max(self.prompt_lengths)} tokens and {max(self.generation_lengths)} after them exceed the context "
+                f"{max(self.prompt_lengths)} tokens and {max(self.generation_lengths)} after them "
+                f"exceed the context "
                 f"of the model: max_length is {longest}",
             )
 

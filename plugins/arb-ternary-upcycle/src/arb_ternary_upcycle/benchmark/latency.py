@@ -23,7 +23,8 @@ class Timing:
 
     Attributes:
         prefill: reading the prompt, logits of all its positions included.
-        first_token: from the ids of the prompt to the id of the first token: prefill, an empty cache, the choice.
+        first_token: from the ids of the prompt to the id of the first token: prefill, an empty
+            cache, the choice.
         decode: each further token.
     """
 
@@ -33,10 +34,19 @@ class Timing:
 
 
 def time_pass(
-    model: Decoder, prompt: int, generation: int, batch: int, device: torch.device, clock: Clock = time.perf_counter
+    model: Decoder,
+    prompt: int,
+    generation: int,
+    batch: int,
+    device: torch.device,
+    clock: Clock = time.perf_counter,
 ) -> Timing:
-    """One pass: ``batch`` prompts of ``prompt`` tokens, of which each gets ``generation`` tokens, two at least."""
-    tokens_BS = torch.arange(batch * prompt, device=device).view(batch, prompt) % model.vocabulary_size
+    """One pass: ``batch`` prompts of ``prompt`` tokens, of which each gets ``generation`` tokens,
+    two at least.
+    """
+    tokens_BS = (
+        torch.arange(batch * prompt, device=device).view(batch, prompt) % model.vocabulary_size
+    )
     with torch.no_grad():  # inference_mode would mark what kernels keep, and training go on with it
         _finish(device)
         start = clock()
@@ -55,7 +65,9 @@ def time_pass(
     return Timing(read - before, first - start, (end - first) / (generation - 1))
 
 
-def generate_greedily(model: Decoder, prompt: int, generation: int, batch: int, device: torch.device) -> None:
+def generate_greedily(
+    model: Decoder, prompt: int, generation: int, batch: int, device: torch.device
+) -> None:
     """What :func:`time_pass` times."""
     time_pass(model, prompt, generation, batch, device)
 
@@ -70,7 +82,8 @@ def measure_latency(
     clock: Clock = time.perf_counter,
     between: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """A row for each of ``models``, by name: the passes of all alternate, so that a slow moment meets each.
+    """A row for each of ``models``, by name: the passes of all alternate, so that a slow moment
+    meets each.
 
     Args:
         models: in evaluation mode.
@@ -93,7 +106,12 @@ def measure_latency(
 
 def _row(name: str, size: tuple[int, int, int], timings: list[Timing]) -> dict[str, Any]:
     prompt, generation, batch = size
-    row: dict[str, Any] = {"model": name, "prompt": prompt, "generation": generation, "batch": batch}
+    row: dict[str, Any] = {
+        "model": name,
+        "prompt": prompt,
+        "generation": generation,
+        "batch": batch,
+    }
     for part in ("prefill", "first_token", "decode"):
         seconds = [getattr(timing, part) for timing in timings]
         row[f"{part}_seconds"] = statistics.median(seconds)

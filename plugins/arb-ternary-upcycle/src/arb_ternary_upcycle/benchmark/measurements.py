@@ -1,4 +1,6 @@
-"""What has been measured so far, on disk: a benchmark that was killed goes on with what is missing."""
+"""What has been measured so far, on disk: a benchmark that was killed goes on with what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class Measurements:
 
     Args:
         run: the run directory.
-        origin: what was measured, plain JSON; measurements of anything else that are there are dropped.
+        origin: what was measured, plain JSON; measurements of anything else that are there are
+            dropped.
     """
 
     def __init__(self, run: Path, origin: Mapping[str, Any]) -> None:
@@ -30,7 +33,9 @@ class Measurements:
         origin = json.loads(json.dumps(origin))
         found = read_measurements(run)
         same = found is not None and found["origin"] == origin
-        self.content: dict[str, Any] = found if found is not None and same else {"origin": origin, "parts": {}}
+        self.content: dict[str, Any] = (
+            found if found is not None and same else {"origin": origin, "parts": {}}
+        )
 
     def __contains__(self, key: str) -> bool:
         return key in self.content["parts"]
@@ -50,7 +55,9 @@ class Measurements:
             self.file.parent.mkdir(exist_ok=True)
             write_json(self.file, self.content)
         except OSError as error:
-            raise ArbError(f"{self.file}: cannot be written: {error}", "Free some space, then --resume.") from error
+            raise ArbError(
+                f"{self.file}: cannot be written: {error}", "Free some space, then --resume."
+            ) from error
 
 
 def read_measurements(run: Path) -> dict[str, Any] | None:
@@ -66,4 +73,6 @@ def read_measurements(run: Path) -> dict[str, Any] | None:
         content = json.loads(file.read_text(encoding="utf-8"))
         return {"origin": content["origin"], "parts": dict(content["parts"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArbError(f"{file}: cannot be read: {error}", "Remove it and run the phase `benchmark` again.") from error
+        raise ArbError(
+            f"{file}: cannot be read: {error}", "Remove it and run the phase `benchmark` again."
+        ) from error

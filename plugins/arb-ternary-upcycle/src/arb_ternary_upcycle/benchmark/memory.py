@@ -23,7 +23,9 @@ _FORGET_PEAK: Final = Path("/proc/self/clear_refs")
 
 
 def weight_bytes(model: Decoder) -> tuple[int, int]:
-    """Learned numbers of ``model``, and the bytes that it computes them from; accumulators of votes do not count."""
+    """Learned numbers of ``model``, and the bytes that it computes them from; accumulators of votes
+    do not count.
+    """
     counted = audit(model)
     return counted.parameters, sum(row.nbytes for row in counted.rows if row.what not in _TRAINING)
 
@@ -31,8 +33,8 @@ def weight_bytes(model: Decoder) -> tuple[int, int]:
 def growth_of(work: Callable[[], None], device: torch.device) -> int | None:
     """Bytes by which ``work`` exceeds what is held before it; None where the system does not tell.
 
-    On CUDA those of torch's tensors; elsewhere those of the process on Linux, of which freed memory that is used
-    again is no part.
+    On CUDA those of torch's tensors; elsewhere those of the process on Linux, of which freed memory
+    that is used again is no part.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -57,8 +59,12 @@ def _kilobytes(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def measure_memory(name: str, model: Decoder, size: tuple[int, int, int], device: torch.device) -> dict[str, Any]:
-    """A row for ``model``, in evaluation mode: what it takes with a prompt and what follows it, in a batch."""
+def measure_memory(
+    name: str, model: Decoder, size: tuple[int, int, int], device: torch.device
+) -> dict[str, Any]:
+    """A row for ``model``, in evaluation mode: what it takes with a prompt and what follows it, in
+    a batch.
+    """
     prompt, generation, batch = size
     parameters, weights = weight_bytes(model)
     # The last token is chosen and not read.
@@ -74,6 +80,7 @@ def measure_memory(name: str, model: Decoder, size: tuple[int, int, int], device
         "weight_bytes": weights,
         "bits_per_weight": 8 * weights / parameters,
         "kv_cache_bytes": cache,
-        # A process that has memory to spare does not grow by the cache, which is there all the same.
+        # A process that has memory to spare does not grow by the cache, which is there all the
+        # same.
         "peak_bytes": None if growth is None else weights + max(growth, cache),
     }

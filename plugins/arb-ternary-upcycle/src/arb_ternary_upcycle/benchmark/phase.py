@@ -19,7 +19,10 @@ from arb_ternary_upcycle.benchmark.measurements import Measurements
 from arb_ternary_upcycle.benchmark.memory import measure_memory
 from arb_ternary_upcycle.report.writing import write_report
 from arb_ternary_upcycle.verification.fidelity import measure_fidelity
-from arb_ternary_upcycle.verification.kv_cache import student_bytes_per_token, teacher_bytes_per_token
+from arb_ternary_upcycle.verification.kv_cache import (
+    student_bytes_per_token,
+    teacher_bytes_per_token,
+)
 from arb_ternary_upcycle.verification.pair import Pair, held_out_batches, open_pair
 
 if TYPE_CHECKING:
@@ -31,8 +34,9 @@ __all__ = ["BenchmarkPhase", "build"]
 class BenchmarkPhase:
     """Measures, and writes ``RUN/report``.
 
-    Each part is kept in ``RUN/report/measurements.json`` once it is whole; after a kill only the others are measured.
-    Times and peaks are there alone: nothing that depends on the machine gets into checkpoints and metrics.
+    Each part is kept in ``RUN/report/measurements.json`` once it is whole; after a kill only the
+    others are measured. Times and peaks are there alone: nothing that depends on the machine gets
+    into checkpoints and metrics.
     """
 
     name = "benchmark"
@@ -66,11 +70,14 @@ class BenchmarkPhase:
         metrics = {f"kv_cache_{name}": float(value) for name, value in cache.items()}
         if "perplexity" in config.measure:
             if "perplexity" not in measured:
-                batches = held_out_batches(context, config.batches, config.batch_size, config.block_size)
+                batches = held_out_batches(
+                    context, config.batches, config.batch_size, config.block_size
+                )
                 measured.add("perplexity", measure_fidelity(pair, batches).to_json())
             metrics |= {name: float(value) for name, value in measured["perplexity"].items()}
             context.note(
-                f"perplexity: {metrics['ppl_ratio']:.4g} times the teacher's, divergence {metrics['divergence']:.4g}"
+                f"perplexity: {metrics['ppl_ratio']:.4g} times the teacher's, divergence "
+                f"{metrics['divergence']:.4g}"
             )
         context.stop_if_requested()
         if missing := self._missing(measured):
@@ -80,7 +87,12 @@ class BenchmarkPhase:
         return metrics
 
     def _missing(self, measured: Measurements) -> list[tuple[str, tuple[int, int, int]]]:
-        wanted = [(kind, size) for kind in ("memory", "latency") if kind in self.config.measure for size in self._sizes]
+        wanted = [
+            (kind, size)
+            for kind in ("memory", "latency")
+            if kind in self.config.measure
+            for size in self._sizes
+        ]
         return [(kind, size) for kind, size in wanted if _key(kind, size) not in measured]
 
     @property
@@ -103,7 +115,10 @@ class BenchmarkPhase:
         with evaluation_mode(student):
             for number, (kind, size) in enumerate(missing, start=1):
                 if kind == "memory":
-                    rows = [measure_memory(name, model, size, pair.device) for name, model in models.items()]
+                    rows = [
+                        measure_memory(name, model, size, pair.device)
+                        for name, model in models.items()
+                    ]
                 else:
                     rows = measure_latency(
                         models,

@@ -15,7 +15,9 @@ __all__ = ["inspect"]
 @plugin_files
 @as_json
 def inspect(model: str, as_json: bool) -> None:
-    """Say what upcycling would make of MODEL: sizes, linears that become ternary, memory, and how heads can split."""
+    """Say what upcycling would make of MODEL: sizes, linears that become ternary, memory, and how
+    heads can split.
+    """
     from arb_ternary_train.progress import format_bytes
     from arb_ternary_upcycle.recipe.inspection import describe
     from arb_ternary_upcycle.recipe.outline import read_outline
@@ -27,7 +29,8 @@ def inspect(model: str, as_json: bool) -> None:
     teacher = dict(found["teacher"])
     notes = teacher.pop("notes")
     rows = [
-        (key.replace("_", " "), f"{value:,}" if isinstance(value, int) else value) for key, value in teacher.items()
+        (key.replace("_", " "), f"{value:,}" if isinstance(value, int) else value)
+        for key, value in teacher.items()
     ]
     print_table(("teacher", model), rows)
     click.echo()
@@ -47,13 +50,19 @@ def inspect(model: str, as_json: bool) -> None:
     click.echo()
     print_table(
         ("phase", "weights in memory", "on disk"),
-        [(row["phase"], format_bytes(row["memory"]), format_bytes(row["disk"])) for row in found["stages"]],
+        [
+            (row["phase"], format_bytes(row["memory"]), format_bytes(row["disk"]))
+            for row in found["stages"]
+        ],
     )
     click.echo()
     if found["decoupled"]:
         print_table(
             ("--attention dba", "--sem-dim", "--geo-dim", "cache of keys and values"),
-            [("", row["sem_dim"], row["geo_dim"], f"{row['of_teacher']:.1%}") for row in found["decoupled"]],
+            [
+                ("", row["sem_dim"], row["geo_dim"], f"{row['of_teacher']:.1%}")
+                for row in found["decoupled"]
+            ],
         )
     else:
         click.echo("--attention dba: not possible, for the teacher normalises queries and keys")

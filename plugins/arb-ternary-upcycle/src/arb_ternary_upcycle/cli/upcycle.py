@@ -41,9 +41,18 @@ upcycle.add_command(inspect)
 
 @upcycle.command("run")
 @click.argument("model")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the config and the run.")
 @click.option(
-    "--preset", type=click.Choice(["quick", "paper"]), default="quick", show_default=True, help="How long it trains."
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder for the config and the run.",
+)
+@click.option(
+    "--preset",
+    type=click.Choice(["quick", "paper"]),
+    default="quick",
+    show_default=True,
+    help="How long it trains.",
 )
 @click.option(
     "--attention",
@@ -52,32 +61,73 @@ upcycle.add_command(inspect)
     show_default=True,
     help="The teacher's, or decoupled attention with a smaller cache of keys and values.",
 )
-@click.option("--sem-dim", type=click.IntRange(min=1), help="Semantic features of a head, with --attention dba.")
-@click.option("--geo-dim", type=click.IntRange(min=1), help="Geometric features of a head, with --attention dba.")
 @click.option(
-    "--policy", type=click.Choice(["absmean", "ls", "gptq", "gptq_cd"]), help="How weights are rounded: gptq_cd."
+    "--sem-dim",
+    type=click.IntRange(min=1),
+    help="Semantic features of a head, with --attention dba.",
 )
-@click.option("--blockwise-steps", type=click.IntRange(min=0), help="Steps of each block; 0 = leave the phase out.")
-@click.option("--steps", type=click.IntRange(min=0), help="Steps of the whole student; 0 = leave the phase out.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Samples in a batch.")
+@click.option(
+    "--geo-dim",
+    type=click.IntRange(min=1),
+    help="Geometric features of a head, with --attention dba.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["absmean", "ls", "gptq", "gptq_cd"]),
+    help="How weights are rounded: gptq_cd.",
+)
+@click.option(
+    "--blockwise-steps",
+    type=click.IntRange(min=0),
+    help="Steps of each block; 0 = leave the phase out.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=0),
+    help="Steps of the whole student; 0 = leave the phase out.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Samples in a batch.",
+)
 @click.option("--block-size", type=click.IntRange(min=1), help="Tokens of a sample.")
 @click.option("--data", metavar="PATH", help="Text to train on; default: the built-in text.")
 @click.option("--tokenizer", metavar="PATH", help="Tokenizer of the text; default: the teacher's.")
-@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, cuda:N or mps.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all randomness.")
+@click.option(
+    "--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, cuda:N or mps."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of all randomness.",
+)
 @overrides
 @click.option("--config-only", is_flag=True, help="Write the config, and run nothing.")
-@click.option("--resume", is_flag=True, help="Continue the run in DIR, with the config that is there.")
+@click.option(
+    "--resume", is_flag=True, help="Continue the run in DIR, with the config that is there."
+)
 @plugin_files
 @as_json
 @click.pass_context
 def run(
-    ctx: click.Context, /, model: str, out: Path, config_only: bool, resume: bool, as_json: bool, **asked: Any
+    ctx: click.Context,
+    /,
+    model: str,
+    out: Path,
+    config_only: bool,
+    resume: bool,
+    as_json: bool,
+    **asked: Any,
 ) -> None:
     """Write DIR/config.yaml, which makes MODEL ternary, and run it in DIR/run.
 
-    MODEL is a folder of transformers, a GGUF file, hf://org/name, or a run. A config that was written can be
-    changed and run with `arb train DIR/config.yaml --run-dir DIR/run`.
+    MODEL is a folder of transformers, a GGUF file, hf://org/name, or a run. A config that was
+    written can be changed and run with `arb train DIR/config.yaml --run-dir DIR/run`.
     """
     wait_passively()
     from arb_ternary.errors import UsageProblem
@@ -90,12 +140,15 @@ def run(
     if resume:
         _nothing_else(ctx)
         if not config.is_file():
-            raise UsageProblem(f"{config}: there is nothing to continue", f"arb upcycle {model} --out {out}")
+            raise UsageProblem(
+                f"{config}: there is nothing to continue", f"arb upcycle {model} --out {out}"
+            )
     else:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageProblem(
                 f"{out}: exists and is not empty",
-                f"Continue it with: arb upcycle {model} --out {out} --resume\nor choose another folder.",
+                f"Continue it with: arb upcycle {model} --out {out} --resume\nor choose another "
+                f"folder.",
             )
         _write_config(model, out, asked)
         if config_only:
@@ -103,7 +156,9 @@ def run(
             return
     loaded = load_config(config)
     started = resume and RunDirectory(out / RUN).exists()
-    report = train(loaded.config, RunRequest(directory=out / RUN, resume="auto" if started else None))
+    report = train(
+        loaded.config, RunRequest(directory=out / RUN, resume="auto" if started else None)
+    )
     show_outcome(report, as_json=as_json)
 
 

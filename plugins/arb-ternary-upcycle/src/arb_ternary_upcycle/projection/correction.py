@@ -1,9 +1,10 @@
-"""Damping, and weights that give with the student's inputs what the teacher's give with the teacher's.
+"""Damping, and weights that give with the student's inputs what the teacher's give with the
+teacher's.
 
-``X`` are the student's inputs of a linear on ``M`` calibration tokens, ``Y`` the teacher's at the same place,
-both ``[M, K]``. A student whose earlier layers are rounded reads other inputs than its teacher; the weights that make
-up for it best are ``argmin_V |X V^T - Y W^T|^2 + l |V - W|^2``, that is
-``W' = W (Y^T X + l I) (X^T X + l I)^-1``.
+``X`` are the student's inputs of a linear on ``M`` calibration tokens, ``Y`` the teacher's at the
+same place, both ``[M, K]``. A student whose earlier layers are rounded reads other inputs than its
+teacher; the weights that make up for it best are ``argmin_V |X V^T - Y W^T|^2 + l |V - W|^2``, that
+is ``W' = W (Y^T X + l I) (X^T X + l I)^-1``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ __all__ = ["corrected", "damped"]
 
 
 def damped(gram: Tensor, damping: float) -> Tensor:
-    """``X^T X + l I`` as float64 ``[K, K]``, ``l`` being ``damping`` times the mean of its diagonal.
+    """``X^T X + l I`` as float64 ``[K, K]``, ``l`` being ``damping`` times the mean of its
+    diagonal.
 
     Inputs that are always 0 get a diagonal of 1 where that leaves it 0, so that it can be inverted.
     """

@@ -1,8 +1,9 @@
-"""Coordinate descent: each trit, then each exponent, becomes the best one given all others, several times over.
+"""Coordinate descent: each trit, then each exponent, becomes the best one given all others, several
+times over.
 
-The objective of a row is ``(q - w) H (q - w)^T`` with ``q = T 2**E``. With ``g = H (q - w)`` the best value of one
-weight, the others as they are, is ``q[k] - g[k] / H[k, k]``; the trit nearest to it is taken. No step makes the
-objective larger.
+The objective of a row is ``(q - w) H (q - w)^T`` with ``q = T 2**E``. With ``g = H (q - w)`` the
+best value of one weight, the others as they are, is ``q[k] - g[k] / H[k, k]``; the trit nearest to
+it is taken. No step makes the objective larger.
 """
 
 from __future__ import annotations
@@ -20,9 +21,17 @@ _BLOCK: Final = 32
 
 
 def descend(
-    weight_KR: Tensor, trits_KR: Tensor, exponent_JR: Tensor, hessian: Tensor, size: int, passes: int, *, move: bool
+    weight_KR: Tensor,
+    trits_KR: Tensor,
+    exponent_JR: Tensor,
+    hessian: Tensor,
+    size: int,
+    passes: int,
+    *,
+    move: bool,
 ) -> Tensor:
-    """Better trits and exponents, in place; returns the values that single weights would have, float32 ``[K, R]``.
+    """Better trits and exponents, in place; returns the values that single weights would have,
+    float32 ``[K, R]``.
 
     Args:
         weight_KR: what is rounded, transposed, float32.
@@ -59,8 +68,12 @@ def descend(
     return _dense(trits_KR, exponent_JR, size) - gradient / diagonal[:, None]
 
 
-def _move_exponents(trits_KR: Tensor, exponent_JR: Tensor, gradient: Tensor, hessian: Tensor, size: int) -> bool:
-    """Double or halve groups where that lowers the objective, trits as they are; True where one moved."""
+def _move_exponents(
+    trits_KR: Tensor, exponent_JR: Tensor, gradient: Tensor, hessian: Tensor, size: int
+) -> bool:
+    """Double or halve groups where that lowers the objective, trits as they are; True where one
+    moved.
+    """
     moved = False
     for number in range(exponent_JR.shape[0]):
         some = slice(number * size, min((number + 1) * size, trits_KR.shape[0]))
@@ -84,4 +97,6 @@ def _dense(trits_KR: Tensor, exponent_JR: Tensor, size: int) -> Tensor:
 
 
 def _wide(values_JR: Tensor, size: int, columns: int) -> Tensor:
-    return values_JR if values_JR.shape[0] == 1 else values_JR.repeat_interleave(size, dim=0)[:columns]
+    return (
+        values_JR if values_JR.shape[0] == 1 else values_JR.repeat_interleave(size, dim=0)[:columns]
+    )

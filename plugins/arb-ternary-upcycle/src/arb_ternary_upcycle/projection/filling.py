@@ -32,8 +32,8 @@ def check_projectable(model: nn.Module, source: DecoderConfig) -> Decoder:
     """The student, if it can hold the rounded weights of a float model with the options ``source``.
 
     Raises:
-        ConfigError: its shapes or its attention are others, its linears are float, it has experts, or it multiplies
-            updates or logits.
+        ConfigError: its shapes or its attention are others, its linears are float, it has experts,
+            or it multiplies updates or logits.
     """
     check_student(model, source)
     student = student_of(model)
@@ -45,7 +45,8 @@ def check_projectable(model: nn.Module, source: DecoderConfig) -> Decoder:
         )
     if config.experts:
         raise ConfigError(
-            "projection: the model has experts, and weights are fitted only to inputs that all tokens have",
+            "projection: the model has experts, and weights are fitted only to inputs that all "
+            "tokens have",
             "Use a decoder with `experts: 0`.",
         )
     wrong = [name for name in _ATTENTION if getattr(config, name) != getattr(source, name)]
@@ -54,12 +55,14 @@ def check_projectable(model: nn.Module, source: DecoderConfig) -> Decoder:
         raise ConfigError(
             f"projection: `{name}` of the model is {getattr(config, name)}, that of the stage is "
             f"{getattr(source, name)}",
-            "Give the model the attention of the stage; the phase `surgery` makes a stage with decoupled attention.",
+            "Give the model the attention of the stage; the phase `surgery` makes a stage with "
+            "decoupled attention.",
         )
     for name in ("residual_scale", "logit_scale"):
         if getattr(config, name) != 0:
             raise ConfigError(
-                f"projection: the model's `{name}` is {getattr(config, name)}, and the weights have theirs in them",
+                f"projection: the model's `{name}` is {getattr(config, name)}, and the weights "
+                f"have theirs in them",
                 f"Set `model.{name}: 0`.",
             )
     return student
@@ -72,8 +75,11 @@ def give_rounded(module: TernaryModule, rounded: Rounded, *, residue: bool) -> N
 
 
 @torch.no_grad()
-def fill(root: nn.Module, tensors: Mapping[str, Tensor], rounded: Mapping[str, Rounded], *, residue: bool) -> None:
-    """Give ``root``, a block or the whole student, ``tensors`` by their paths below it; those in ``rounded`` as trits.
+def fill(
+    root: nn.Module, tensors: Mapping[str, Tensor], rounded: Mapping[str, Rounded], *, residue: bool
+) -> None:
+    """Give ``root``, a block or the whole student, ``tensors`` by their paths below it; those in
+    ``rounded`` as trits.
 
     Raises:
         ConfigError: a gain is not 1, and the student's norm has none that could hold it.
@@ -96,8 +102,10 @@ def _give_ones(name: str, norm: nn.Module, gain: Tensor) -> None:
     """A norm whose gain is ternary or missing takes gains of 1."""
     if not bool((gain == 1).all()):
         raise ConfigError(
-            f"projection: {name} has gains that are not 1, and the model's norms have none that are float",
-            "Put the phase `fold_rotate` before this one, which has gains in the weights, or add `norms` to "
+            f"projection: {name} has gains that are not 1, and the model's norms have none that "
+            f"are float",
+            "Put the phase `fold_rotate` before this one, which has gains in the weights, or add "
+            "`norms` to "
             "`model.float_parts`.",
         )
     if isinstance(norm, TernaryModule):

@@ -1,9 +1,10 @@
 """Rounding column by column, the error of each made up for by the columns still to come (GPTQ).
 
-Frantar, Ashkboos, Hoefler and Alistarh, GPTQ, 2022, after Hassibi and Stork's optimal brain surgeon. For the objective
-``(q - w) H (q - w)^T`` of a row, with ``H = X^T X + l I`` and ``H^-1 = U^T U``, ``U`` upper triangular: column ``k`` is
-rounded, and what that leaves, over ``U[k, k]``, is taken times ``U[k, k:]`` from the rest of the row. Updates beyond a
-block of columns are one product for the block.
+Frantar, Ashkboos, Hoefler and Alistarh, GPTQ, 2022, after Hassibi and Stork's optimal brain
+surgeon. For the objective ``(q - w) H (q - w)^T`` of a row, with ``H = X^T X + l I`` and ``H^-1 =
+U^T U``, ``U`` upper triangular: column ``k`` is rounded, and what that leaves, over ``U[k, k]``, is
+taken times ``U[k, k:]`` from the rest of the row. Updates beyond a block of columns are one product
+for the block.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _BLOCK: Final = 32
 
 
 def inverse_factor(hessian: Tensor) -> Tensor:
-    """``U`` of ``H^-1 = U^T U``, upper triangular, float64; ``hessian``: float64 ``[K, K]``, positive definite."""
+    """``U`` of ``H^-1 = U^T U``, upper triangular, float64; ``hessian``: float64 ``[K, K]``,
+    positive definite.
+    """
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
     factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
     return factor
@@ -30,7 +33,8 @@ def compensate(weight_KR: Tensor, factor: Tensor, scale: Tensor) -> tuple[Tensor
     """Trits, and the float weights as they were when their turn came; both float32 ``[K, R]``.
 
     Args:
-        weight_KR: rows of a matrix side by side, transposed, in the order in which columns are rounded.
+        weight_KR: rows of a matrix side by side, transposed, in the order in which columns are
+            rounded.
         factor: ``U`` for that order, float32 ``[K, K]``.
         scale: ``2**E`` of each weight, float32 ``[K, R]``, or ``[1, R]`` where a row has one.
     """
@@ -52,5 +56,7 @@ def compensate(weight_KR: Tensor, factor: Tensor, scale: Tensor) -> tuple[Tensor
 
 
 def objective(difference_KR: Tensor, hessian: Tensor) -> Tensor:
-    """``d H d^T`` of each column of ``difference_KR [K, R]``: float64 ``[R]``; ``hessian`` float32 ``[K, K]``."""
+    """``d H d^T`` of each column of ``difference_KR [K, R]``: float64 ``[R]``; ``hessian`` float32
+    ``[K, K]``.
+    """
     return (hessian @ difference_KR).mul_(difference_KR).sum(dim=0, dtype=torch.float64)

@@ -34,11 +34,12 @@ _EVALUATED = 2048
 
 
 class ProjectionPhase:
-    """Rounds embedding, blocks and head, in this order; see :mod:`arb_ternary_upcycle.projection.sequential`.
+    """Rounds embedding, blocks and head, in this order; see
+    :mod:`arb_ternary_upcycle.projection.sequential`.
 
-    What has been done lies in ``RUN/stages/projection``, with what it was made from: a run that is resumed, or started
-    anew after a kill, goes on after the last whole block, and ends with the same bits. The folder is removed at the
-    end; ``RUN/stages/projection.json`` keeps the errors.
+    What has been done lies in ``RUN/stages/projection``, with what it was made from: a run that is
+    resumed, or started anew after a kill, goes on after the last whole block, and ends with the
+    same bits. The folder is removed at the end; ``RUN/stages/projection.json`` keeps the errors.
     """
 
     name = "projection"
@@ -65,8 +66,12 @@ class ProjectionPhase:
             ),
             correction=config.correction,
             activations=student.config.activations,
-            calibration=calibration_tokens(context, tokens=config.calibration_tokens, seed=seed, **sizes),
-            held_out=held_out_tokens(context, tokens=config.held_out_tokens, **sizes)[:, : config.block_size],
+            calibration=calibration_tokens(
+                context, tokens=config.calibration_tokens, seed=seed, **sizes
+            ),
+            held_out=held_out_tokens(context, tokens=config.held_out_tokens, **sizes)[
+                :, : config.block_size
+            ],
         )
         stages = context.directory / "stages"
         work = Workspace(
@@ -81,7 +86,11 @@ class ProjectionPhase:
         )
         projection = SequentialProjection(source, teacher, plan, work.folder)
         ends = source.ends()
-        embedding = {} if isinstance(student.embedding, torch.nn.Embedding) else _embedding(projection, ends)
+        embedding = (
+            {}
+            if isinstance(student.embedding, torch.nn.Embedding)
+            else _embedding(projection, ends)
+        )
         fill(
             student,
             {"embedding": ends["embedding"], "final_norm": ends["final_norm"]},
@@ -98,7 +107,9 @@ class ProjectionPhase:
         metrics = _summary(errors)
         stages.mkdir(exist_ok=True)
         write_json(stages / "projection.json", _report(config, source, teacher, errors, metrics))
-        context.note(f"projection: {', '.join(f'{name} {value:.4f}' for name, value in metrics.items())}")
+        context.note(
+            f"projection: {', '.join(f'{name} {value:.4f}' for name, value in metrics.items())}"
+        )
         if context.evaluation_shape is None:
             context.evaluation_shape = (max(1, _EVALUATED // config.block_size), config.block_size)
         context.mark_progress()
@@ -115,7 +126,11 @@ class ProjectionPhase:
         self._recorded = state["recorded"]
 
     def _blocks(
-        self, context: TrainingContext, student: Decoder, projection: SequentialProjection, work: Workspace
+        self,
+        context: TrainingContext,
+        student: Decoder,
+        projection: SequentialProjection,
+        work: Workspace,
     ) -> None:
         layers, reporter = len(student.blocks), context.logbook.reporter
         reporter.start(self.name, layers, work.done)
@@ -131,11 +146,15 @@ class ProjectionPhase:
                 errors = [error.to_json(name) for error in found]
                 work.finished(number, block.state_dict(), errors)
                 worst = max(errors, key=lambda error: error["held_out"])
-                numbers = {"held_out_error": _median(errors, "held_out"), "of " + worst["name"]: worst["held_out"]}
+                numbers = {
+                    "held_out_error": _median(errors, "held_out"),
+                    "of " + worst["name"]: worst["held_out"],
+                }
                 reporter.step(number + 1, numbers, True)
             if number >= self._recorded:
                 context.record(
-                    "projection", {"block": number, "errors": [dict(sorted(each.items())) for each in errors]}
+                    "projection",
+                    {"block": number, "errors": [dict(sorted(each.items())) for each in errors]},
                 )
                 self._recorded = number + 1
                 context.mark_progress()
@@ -143,7 +162,11 @@ class ProjectionPhase:
         reporter.stop()
 
     def _head(
-        self, student: Decoder, projection: SequentialProjection, ends: Mapping[str, Tensor], context: TrainingContext
+        self,
+        student: Decoder,
+        projection: SequentialProjection,
+        ends: Mapping[str, Tensor],
+        context: TrainingContext,
     ) -> list[dict[str, Any]]:
         """Fill the head, which is ternary or float; the errors of a ternary one."""
         weight = ends.get("head", ends["embedding"])
@@ -166,7 +189,10 @@ def _median(errors: list[dict[str, Any]], which: str) -> float:
 
 
 def _summary(errors: list[dict[str, Any]]) -> dict[str, float]:
-    return {f"{which}_error": _median(errors, which) for which in ("calibration", "held_out", "rounding")}
+    return {
+        f"{which}_error": _median(errors, which)
+        for which in ("calibration", "held_out", "rounding")
+    }
 
 
 def _report(

@@ -1,7 +1,7 @@
 """A float matrix as trits and powers of two, with what the rounding left over.
 
-Shapes of the package: ``N`` rows (outputs) of ``K`` columns (inputs), ``J = ceil(K / G)`` groups of ``G`` columns of a
-row that share an exponent.
+Shapes of the package: ``N`` rows (outputs) of ``K`` columns (inputs), ``J = ceil(K / G)`` groups of
+``G`` columns of a row that share an exponent.
 """
 
 from __future__ import annotations
@@ -40,13 +40,17 @@ class Rounded:
 
     def dense(self) -> Tensor:
         """``T 2**E`` as float32 ``[N, K]``; exact."""
-        return torch.ldexp(self.trits.to(torch.float32), spread(self.exponent, self.size, self.trits.shape[1]))
+        return torch.ldexp(
+            self.trits.to(torch.float32), spread(self.exponent, self.size, self.trits.shape[1])
+        )
 
     def votes(self, bits: int) -> Tensor:
-        """Accumulators of ``bits`` bits, int8 ``[N, K]``, that start with the residue: ``round(residue U)``.
+        """Accumulators of ``bits`` bits, int8 ``[N, K]``, that start with the residue:
+        ``round(residue U)``.
 
-        The default rule of votes takes a weight for ``T + A / U``, as an import of float matrices does
-        (``arb_ternary_text.interchange.scales.ternary_rows``); ``|A| < U``, for at ``U`` a flip would be due.
+        The default rule of votes takes a weight for ``T + A / U``, as an import of float matrices
+        does (``arb_ternary_text.interchange.scales.ternary_rows``); ``|A| < U``, for at ``U`` a
+        flip would be due.
         """
         cell = CELLS[bits]
         return (self.residue * cell).round_().clamp_(1 - cell, cell - 1).to(torch.int8)
@@ -58,7 +62,8 @@ def columns_of(grouping: Grouping, columns: int) -> int:
 
 
 def groups_of(weight: Tensor, grouping: Grouping) -> Tensor:
-    """``weight`` with what shares an exponent in the last of three dimensions: ``[N, J, G]``, or ``[1, 1, N K]``.
+    """``weight`` with what shares an exponent in the last of three dimensions: ``[N, J, G]``, or
+    ``[1, 1, N K]``.
 
     A last group that is not full is filled with zeros.
     """
@@ -71,7 +76,9 @@ def groups_of(weight: Tensor, grouping: Grouping) -> Tensor:
 
 
 def spread(exponent: Tensor, size: int, columns: int) -> Tensor:
-    """Exponents ``[N, J]`` of groups as int32 of each column, ``[N, K]``; ``[N, 1]`` where a row has one."""
+    """Exponents ``[N, J]`` of groups as int32 of each column, ``[N, K]``; ``[N, 1]`` where a row
+    has one.
+    """
     wide = exponent.to(torch.int32)
     return wide if exponent.shape[1] == 1 else wide.repeat_interleave(size, dim=1)[:, :columns]
 

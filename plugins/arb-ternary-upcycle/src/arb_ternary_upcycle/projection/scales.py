@@ -8,17 +8,25 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from arb_ternary_upcycle.projection.rounded import EXPONENTS, Grouping, Rounded, columns_of, groups_of, nearest_trits
+from arb_ternary_upcycle.projection.rounded import (
+    EXPONENTS,
+    Grouping,
+    Rounded,
+    columns_of,
+    groups_of,
+    nearest_trits,
+)
 
 __all__ = ["absmean", "absmean_exponents", "least_squares", "least_squares_exponents"]
 
-#: Powers of two below the mean size that are tried. An optimum far below the mean cannot be: there every weight is
-#: ``+-s``, and ``2 s`` is nearer to all that are above ``1.5 s``.
+# : Powers of two below the mean size that are tried. An optimum far below the mean cannot be: there
+# every weight is : ``+-s``, and ``2 s`` is nearer to all that are above ``1.5 s``.
 _BELOW_THE_MEAN: Final = 3
 
 
 def absmean(weight: Tensor, grouping: Grouping) -> Rounded:
-    """``2**E`` nearest to the mean of ``|w|`` of a group by its logarithm, ``T = clip(round(w / 2**E), -1, 1)``.
+    """``2**E`` nearest to the mean of ``|w|`` of a group by its logarithm, ``T = clip(round(w /
+    2**E), -1, 1)``.
 
     The rule of BitNet b1.58 with a power of two for its scale.
     """
@@ -27,7 +35,9 @@ def absmean(weight: Tensor, grouping: Grouping) -> Rounded:
 
 def absmean_exponents(weight: Tensor, grouping: Grouping) -> Tensor:
     """Exponents int8 ``[N, J]`` of :func:`absmean`."""
-    size = groups_of(weight.abs(), grouping).to(torch.float64).sum(dim=2) / _counts(weight, grouping)
+    size = groups_of(weight.abs(), grouping).to(torch.float64).sum(dim=2) / _counts(
+        weight, grouping
+    )
     return _filled(torch.log2(size).round(), weight, grouping)
 
 
@@ -36,7 +46,9 @@ def least_squares(weight: Tensor, grouping: Grouping) -> Rounded:
     return nearest_trits(weight, grouping, least_squares_exponents(weight, grouping))
 
 
-def least_squares_exponents(weight: Tensor, grouping: Grouping, importance: Tensor | None = None) -> Tensor:
+def least_squares_exponents(
+    weight: Tensor, grouping: Grouping, importance: Tensor | None = None
+) -> Tensor:
     """Exponents int8 ``[N, J]`` of :func:`least_squares`; of equal errors the larger exponent.
 
     Args:
@@ -50,7 +62,9 @@ def least_squares_exponents(weight: Tensor, grouping: Grouping, importance: Tens
     factor = torch.ones(())
     if importance is not None:
         factor = groups_of(importance.to(torch.float32).expand(weight.shape), grouping)
-        mean = torch.minimum(mean, (factor * size).to(torch.float64).sum(dim=2) / factor.to(torch.float64).sum(dim=2))
+        mean = torch.minimum(
+            mean, (factor * size).to(torch.float64).sum(dim=2) / factor.to(torch.float64).sum(dim=2)
+        )
     top = torch.log2(largest.to(torch.float64)).ceil()
     down = (top - torch.log2(mean))[largest > 0]
     steps = 1 + (math.ceil(float(down.max())) if down.numel() else 0) + _BELOW_THE_MEAN
@@ -60,7 +74,12 @@ def least_squares_exponents(weight: Tensor, grouping: Grouping, importance: Tens
         power = torch.nan_to_num(top - step, neginf=0.0)
         scale = torch.exp2(power).to(torch.float32).unsqueeze(2)
         # A weight of size a is 0 or s, whichever is nearer.
-        error = torch.minimum(size, (size - scale).abs_()).square_().mul_(factor).sum(dim=2, dtype=torch.float64)
+        error = (
+            torch.minimum(size, (size - scale).abs_())
+            .square_()
+            .mul_(factor)
+            .sum(dim=2, dtype=torch.float64)
+        )
         better = error < best
         best, chosen = torch.where(better, error, best), torch.where(better, power, chosen)
     return _filled(torch.where(largest > 0, chosen, -torch.inf), weight, grouping)

@@ -1,9 +1,11 @@
-"""A float model made ternary block after block, each sub-layer seeing the errors of those before it.
+"""A float model made ternary block after block, each sub-layer seeing the errors of those before
+it.
 
-Two residual streams run side by side over the same tokens: the student's, through blocks that are ternary as far as
-they have been rounded, and the teacher's. Of a block, the linears that read the same tensor are rounded together: first
-what the student's and the teacher's inputs are there is summed up, over calibration tokens and over held-out ones; then
-weights are corrected for the difference and rounded, and the next sub-layer sees the result.
+Two residual streams run side by side over the same tokens: the student's, through blocks that are
+ternary as far as they have been rounded, and the teacher's. Of a block, the linears that read the
+same tensor are rounded together: first what the student's and the teacher's inputs are there is
+summed up, over calibration tokens and over held-out ones; then weights are corrected for the
+difference and rounded, and the next sub-layer sees the result.
 """
 
 from __future__ import annotations
@@ -57,11 +59,13 @@ class Plan:
 
 @frozen
 class LinearError:
-    """How far the outputs of a rounded linear are from the teacher's, ``|difference| / |teacher's|``.
+    """How far the outputs of a rounded linear are from the teacher's, ``|difference| /
+    |teacher's|``.
 
     Attributes:
         name: path of the linear.
-        calibration, held_out: over these tokens; the student reads its own inputs, the teacher the teacher's.
+        calibration, held_out: over these tokens; the student reads its own inputs, the teacher the
+            teacher's.
         rounding: over held-out tokens, of rounding alone: both weights read the student's inputs.
         zeros: share of trits that are 0.
     """
@@ -110,17 +114,22 @@ class SequentialProjection:
                 teacher(self.teacher.embed(part))
 
     def embedding(self, weight: Tensor) -> Rounded:
-        """The rows of an embedding, which nothing enters but ids: rounded for themselves, one exponent a row."""
+        """The rows of an embedding, which nothing enters but ids: rounded for themselves, one
+        exponent a row.
+        """
         rule = absmean if self.plan.recipe.policy == "absmean" else least_squares
         found = [rule(part, "row") for part in torch.split(weight, _ROWS_AT_ONCE)]
         trits, exponent, residue = (
-            torch.cat([getattr(each, name) for each in found]) for name in ("trits", "exponent", "residue")
+            torch.cat([getattr(each, name) for each in found])
+            for name in ("trits", "exponent", "residue")
         )
         return Rounded(trits, exponent, residue, weight.shape[1])
 
     @torch.no_grad()
     def block(self, number: int) -> tuple[dict[str, Rounded], list[LinearError]]:
-        """Round block ``number`` and write the streams behind it: its linears by path, and their errors."""
+        """Round block ``number`` and write the streams behind it: its linears by path, and their
+        errors.
+        """
         student = self.source.block(number)
         originals = {name: module.weight for name, module in linears_of(student).items()}
         for module in linears_of(student).values():
@@ -132,11 +141,14 @@ class SequentialProjection:
         errors: list[LinearError] = []
         for names, teacher_inputs in zip(groups, inputs, strict=True):
             calibration, held_out = (
-                self._statistics(student, number, names[0], teacher_inputs, part) for part in self.parts
+                self._statistics(student, number, names[0], teacher_inputs, part)
+                for part in self.parts
             )
             found = self._round({name: originals[name] for name in names}, calibration)
             for name in names:
-                student.get_submodule(name).weight = nn.Parameter(found[name].dense(), requires_grad=False)
+                student.get_submodule(name).weight = nn.Parameter(
+                    found[name].dense(), requires_grad=False
+                )
                 errors.append(_error(name, originals[name], found[name], calibration, held_out))
             rounded |= found
         with self.student_stream.writing(number + 1) as write:
@@ -162,11 +174,16 @@ class SequentialProjection:
         layers, found = self.source.config.layers, []
         for part in self.parts:
             statistics = InputStatistics(weight.shape[1])
-            streams = (self.student_stream.read(layers, part), self.teacher_stream.read(layers, part))
+            streams = (
+                self.student_stream.read(layers, part),
+                self.teacher_stream.read(layers, part),
+            )
             for x, y in zip(*streams, strict=True):
                 normed = (
                     rms_norm(z, model.config.norm_eps).mul_(gain).flatten(0, -2)
-                    for z, model, gain in zip((x, y), (self.source, self.teacher), gains, strict=True)
+                    for z, model, gain in zip(
+                        (x, y), (self.source, self.teacher), gains, strict=True
+                    )
                 )
                 student_MK, teacher_MK = normed
                 statistics.add(self._entering(student_MK), teacher_MK)
@@ -179,13 +196,20 @@ class SequentialProjection:
         return sublayers(block, lambda: self.source.through(block, x))
 
     def _run_teacher(self, number: int, groups: list[list[str]]) -> list[Stream]:
-        """The teacher's stream behind block ``number``, and what entered its linears at each sub-layer."""
+        """The teacher's stream behind block ``number``, and what entered its linears at each
+        sub-layer.
+        """
         teacher = self.teacher.block(number)
         known = linears_of(teacher)
         watch = [next(known[name] for name in names if name in known) for names in groups]
         sequences, length, _ = self.teacher_stream.shape
         inputs = [
-            Stream(self.folder, f"inputs-{place}", (sequences, length, module.in_features), self.teacher_stream.at_once)
+            Stream(
+                self.folder,
+                f"inputs-{place}",
+                (sequences, length, module.in_features),
+                self.teacher_stream.at_once,
+            )
             for place, module in enumerate(watch)
         ]
         with ExitStack() as stack:
@@ -201,10 +225,14 @@ class SequentialProjection:
     def _statistics(
         self, student: Block, number: int, name: str, teacher_inputs: Stream, part: slice
     ) -> InputStatistics:
-        """Of what enters the linear ``name`` of the student, and of what entered the teacher's there."""
+        """Of what enters the linear ``name`` of the student, and of what entered the teacher's
+        there.
+        """
         here = student.get_submodule(name)
         found = InputStatistics(teacher_inputs.shape[2])
-        for x, y in zip(self.student_stream.read(number, part), teacher_inputs.read(number, part), strict=True):
+        for x, y in zip(
+            self.student_stream.read(number, part), teacher_inputs.read(number, part), strict=True
+        ):
             entered = entering(here, lambda x=x: self.source.through(student, x))  # type: ignore[misc]
             found.add(self._entering(entered.flatten(0, -2)), y.flatten(0, -2))
         return found
@@ -212,24 +240,40 @@ class SequentialProjection:
     def _entering(self, student_MK: Tensor) -> Tensor:
         return rounded_to_int8(student_MK) if self.plan.activations == "int8" else student_MK
 
-    def _round(self, weights: Mapping[str, Tensor], statistics: InputStatistics) -> dict[str, Rounded]:
-        """Weights that read the same inputs; those whose rows have exponents of their own as one matrix."""
+    def _round(
+        self, weights: Mapping[str, Tensor], statistics: InputStatistics
+    ) -> dict[str, Rounded]:
+        """Weights that read the same inputs; those whose rows have exponents of their own as one
+        matrix.
+        """
         recipe = self.plan.recipe
         if recipe.grouping == "tensor" and len(weights) > 1:
-            return {name: self._round({name: weight}, statistics)[name] for name, weight in weights.items()}
+            return {
+                name: self._round({name: weight}, statistics)[name]
+                for name, weight in weights.items()
+            }
         target = torch.cat(list(weights.values()))
         if self.plan.correction:
             target = corrected(target, statistics.gram, statistics.cross, recipe.damping)
         whole = project(target, recipe, statistics.gram)
         sizes = [weight.shape[0] for weight in weights.values()]
         parts = zip(
-            weights, *(torch.split(each, sizes) for each in (whole.trits, whole.exponent, whole.residue)), strict=True
+            weights,
+            *(torch.split(each, sizes) for each in (whole.trits, whole.exponent, whole.residue)),
+            strict=True,
         )
-        return {name: Rounded(trits, exponent, left, whole.size) for name, trits, exponent, left in parts}
+        return {
+            name: Rounded(trits, exponent, left, whole.size)
+            for name, trits, exponent, left in parts
+        }
 
 
 def _error(
-    name: str, weight: Tensor, rounded: Rounded, calibration: InputStatistics, held_out: InputStatistics
+    name: str,
+    weight: Tensor,
+    rounded: Rounded,
+    calibration: InputStatistics,
+    held_out: InputStatistics,
 ) -> LinearError:
     return LinearError(
         name,

@@ -1,4 +1,6 @@
-"""A matrix made ternary by one of the policies; of several ways, the one with the least error, row by row."""
+"""A matrix made ternary by one of the policies; of several ways, the one with the least error, row
+by row.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from arb_ternary_upcycle.projection.scales import absmean, least_squares, least_
 
 __all__ = ["Recipe", "project"]
 
-#: Exponents tried, from those of the least squares weighted by the strength of inputs: making up for errors spreads
-#: weights, so that a larger one may fit.
+# : Exponents tried, from those of the least squares weighted by the strength of inputs: making up
+# for errors spreads : weights, so that a larger one may fit.
 _OFFSETS: Final = (-1, 0, 1)
 #: Numbers in one working matrix.
 _AT_ONCE: Final = 1 << 23
@@ -29,11 +31,12 @@ class Recipe:
     """How matrices are rounded.
 
     Attributes:
-        policy: ``absmean`` and ``ls`` look at weights alone, ``gptq`` and ``gptq_cd`` at inputs too.
+        policy: ``absmean`` and ``ls`` look at weights alone, ``gptq`` and ``gptq_cd`` at inputs
+            too.
         grouping: what shares an exponent.
         damping: added to the diagonal of ``X^T X``, over the diagonal's mean.
-        activation_order: whether columns are rounded from the strongest input to the weakest, or as they stand; auto =
-            each row in the better of both.
+        activation_order: whether columns are rounded from the strongest input to the weakest, or as
+            they stand; auto = each row in the better of both.
         descent_passes: most rounds of coordinate descent, in ``gptq_cd``.
     """
 
@@ -68,7 +71,9 @@ def project(weight: Tensor, recipe: Recipe, gram: Tensor | None = None) -> Round
 
 
 class _Search:
-    """``gptq`` from several exponents and in two orders, then ``gptq_cd``'s descent from the best of them."""
+    """``gptq`` from several exponents and in two orders, then ``gptq_cd``'s descent from the best
+    of them.
+    """
 
     def __init__(self, weight: Tensor, recipe: Recipe, gram: Tensor) -> None:
         self.recipe, self.weight = recipe, weight.to(torch.float32)
@@ -79,7 +84,11 @@ class _Search:
         self.start = least_squares_exponents(self.weight, recipe.grouping, hessian.diagonal())
         strongest = torch.argsort(hessian.diagonal(), descending=True, stable=True)
         as_they_stand = torch.arange(columns)
-        orders = {"never": [as_they_stand], "always": [strongest], "auto": [as_they_stand, strongest]}
+        orders = {
+            "never": [as_they_stand],
+            "always": [strongest],
+            "auto": [as_they_stand, strongest],
+        }
         self.orders = [
             (order, inverse_factor(hessian[order][:, order]).to(torch.float32))
             for order in orders[recipe.activation_order]
@@ -93,7 +102,10 @@ class _Search:
         offsets = list(_OFFSETS)
         if self.recipe.grouping == "tensor":
             # One exponent for all rows: that with the least sum of errors.
-            sums = [sum(float(self._gptq(part, [offset])[0].sum()) for part in parts) for offset in offsets]
+            sums = [
+                sum(float(self._gptq(part, [offset])[0].sum()) for part in parts)
+                for offset in offsets
+            ]
             offsets = [offsets[sums.index(min(sums))]]
         found = [self._rows(part, offsets) for part in parts]
         trits, exponent, residue = (torch.cat([each[i] for each in found]) for i in range(3))
@@ -119,7 +131,9 @@ class _Search:
         )
 
     def _gptq(self, part: slice, offsets: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Errors ``[R]``, trits and values in their turn ``[K, R]``, exponents ``[J, R]``: of each row the best."""
+        """Errors ``[R]``, trits and values in their turn ``[K, R]``, exponents ``[J, R]``: of each
+        row the best.
+        """
         weight_KR = self.weight[part].mT.contiguous()
         rows = weight_KR.shape[1]
         first_JR = self.start[part].mT.to(torch.float32)

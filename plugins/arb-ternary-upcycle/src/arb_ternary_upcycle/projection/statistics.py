@@ -13,7 +13,8 @@ __all__ = ["InputStatistics"]
 
 
 class InputStatistics:
-    """``X^T X``, ``Y^T X`` and ``Y^T Y`` over tokens, ``X`` the student's inputs and ``Y`` the teacher's.
+    """``X^T X``, ``Y^T X`` and ``Y^T Y`` over tokens, ``X`` the student's inputs and ``Y`` the
+    teacher's.
 
     Products of some tokens at a time are float32, their sums float64.
 
@@ -25,7 +26,9 @@ class InputStatistics:
     """
 
     def __init__(self, columns: int) -> None:
-        self.gram, self.cross, self.teacher = (torch.zeros(columns, columns, dtype=torch.float64) for _ in range(3))
+        self.gram, self.cross, self.teacher = (
+            torch.zeros(columns, columns, dtype=torch.float64) for _ in range(3)
+        )
         self.tokens = 0
 
     def add(self, student_MK: Tensor, teacher_MK: Tensor) -> None:
@@ -36,7 +39,9 @@ class InputStatistics:
         self.tokens += student_MK.shape[0]
 
     def output_error(self, weight: Tensor, rounded: Rounded) -> float:
-        """``|X Q^T - Y W^T| / |Y W^T|``: how far the outputs of rounded weights are from the teacher's."""
+        """``|X Q^T - Y W^T| / |Y W^T|``: how far the outputs of rounded weights are from the
+        teacher's.
+        """
         w, q = weight.to(torch.float32), rounded.dense()
         outputs = _product(w, self.teacher, w)
         return _root(outputs - 2 * _product(w, self.cross, q) + _product(q, self.gram, q), outputs)

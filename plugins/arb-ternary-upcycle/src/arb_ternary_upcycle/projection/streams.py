@@ -19,10 +19,11 @@ __all__ = ["Stream"]
 
 @frozen
 class Stream:
-    """A tensor for each block, of the residual stream in front of it: float32 ``[B, S, D]``, a file a block.
+    """A tensor for each block, of the residual stream in front of it: float32 ``[B, S, D]``, a file
+    a block.
 
-    Some sequences are read and written at a time. What is read comes from the system's page cache where memory
-    suffices, and from the disk where it does not.
+    Some sequences are read and written at a time. What is read comes from the system's page cache
+    where memory suffices, and from the disk where it does not.
 
     Attributes:
         folder: where the files are.
@@ -45,7 +46,9 @@ class Stream:
 
     @contextmanager
     def writing(self, block: int) -> Iterator[Callable[[Tensor], None]]:
-        """A function that takes the tensor of ``block``, part after part; it is there whole or not at all."""
+        """A function that takes the tensor of ``block``, part after part; it is there whole or not
+        at all.
+        """
         with replacing(self._file(block)) as new, new.open("wb") as file:
             yield lambda part: _append(file, part)
 

@@ -58,7 +58,8 @@ def sublayers(block: nn.Module, run: Callable[[], object]) -> list[list[str]]:
     if sorted(called) != sorted(linears_of(block)):
         odd = next(name for name in linears_of(block) if called.count(name) != 1)
         raise ConfigError(
-            f"projection: {odd} is computed {called.count(odd)} times in a pass, and a projection needs it once"
+            f"projection: {odd} is computed {called.count(odd)} times in a pass, and a projection "
+            f"needs it once"
         )
     return [names for _, names in groups]
 

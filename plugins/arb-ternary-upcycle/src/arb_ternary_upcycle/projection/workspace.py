@@ -1,4 +1,6 @@
-"""What a projection has done so far, on disk, so that a killed one goes on at the block where it was."""
+"""What a projection has done so far, on disk, so that a killed one goes on at the block where it
+was.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _PROGRESS: Final = "progress.json"
 
 
 class Workspace:
-    """A folder with the student's finished blocks, their errors, and the streams behind the last of them.
+    """A folder with the student's finished blocks, their errors, and the streams behind the last of
+    them.
 
     ``progress.json`` is written last: what it counts is there.
 
@@ -43,7 +46,9 @@ class Workspace:
         except FileNotFoundError:
             content = {}
         except (OSError, ValueError) as error:
-            raise ArbError(f"{self.folder / _PROGRESS}: cannot be read: {error}", "Remove the folder.") from error
+            raise ArbError(
+                f"{self.folder / _PROGRESS}: cannot be read: {error}", "Remove the folder."
+            ) from error
         if content.get("plan") != self._plan:
             self.remove()
             self.folder.mkdir(parents=True)
@@ -54,7 +59,9 @@ class Workspace:
         """The streams in front of block 0 are there."""
         self._write(0)
 
-    def finished(self, number: int, state: Mapping[str, Tensor], errors: list[dict[str, Any]]) -> None:
+    def finished(
+        self, number: int, state: Mapping[str, Tensor], errors: list[dict[str, Any]]
+    ) -> None:
         """Block ``number`` is rounded and the streams behind it are there.
 
         Args:
@@ -77,7 +84,9 @@ class Workspace:
 
     def _write(self, done: int) -> None:
         self.done = done
-        write_json(self.folder / _PROGRESS, {"plan": self._plan, "done": done, "errors": self.errors})
+        write_json(
+            self.folder / _PROGRESS, {"plan": self._plan, "done": done, "errors": self.errors}
+        )
 
     def _block(self, number: int) -> Path:
         return self.folder / f"block-{number:05d}.safetensors"

@@ -1,4 +1,6 @@
-"""What upcycling would make of a teacher: which linears become ternary, what each stage holds, how heads can split."""
+"""What upcycling would make of a teacher: which linears become ternary, what each stage holds, how
+heads can split.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _SHARES: Final = ((1, 1), (2, 2), (2, 4), (4, 4))
 
 
 def describe(outline: TeacherOutline) -> dict[str, Any]:
-    """Plain JSON: ``teacher``, ``linears``, ``stages`` and ``decoupled`` (sizes that fit, smallest cache last).
+    """Plain JSON: ``teacher``, ``linears``, ``stages`` and ``decoupled`` (sizes that fit, smallest
+    cache last).
 
     Nothing is read of the weights, and models are built without numbers.
     """
@@ -60,7 +63,9 @@ def _outlined(config: DecoderConfig, vocabulary_size: int) -> Decoder:
 
 
 def _linears(student: Decoder) -> list[dict[str, Any]]:
-    """The linears of a block, with what all blocks have of each; bits a weight with exponents, and with votes."""
+    """The linears of a block, with what all blocks have of each; bits a weight with exponents, and
+    with votes.
+    """
     rows = []
     for name, module in ternary_modules(student.blocks[0]):
         if module.shape.out_features == 1:  # a gain

@@ -33,8 +33,8 @@ class TeacherOutline:
         config: options of the float decoder that has its weights.
         vocabulary_size: ids of its vocabulary.
         tokenizer: ``to_json`` of its tokenizer; None where none came with it.
-        data: a ``data:`` section of text for it; ``{run}`` in a text stands for the folder of its tokenizer's file.
-            None where its tokenizer did not come with it.
+        data: a ``data:`` section of text for it; ``{run}`` in a text stands for the folder of its
+            tokenizer's file. None where its tokenizer did not come with it.
         notes: what could not be mapped or was rounded, a sentence each.
     """
 
@@ -46,7 +46,8 @@ class TeacherOutline:
     notes: tuple[str, ...]
 
     def data_in(self, folder: Path, *, path: str | None = None) -> dict[str, Any]:
-        """The ``data:`` section of a run, with the tokenizer in ``folder``, where it is written if a file is needed.
+        """The ``data:`` section of a run, with the tokenizer in ``folder``, where it is written if
+        a file is needed.
 
         Args:
             folder: made where it is needed.
@@ -63,7 +64,9 @@ class TeacherOutline:
             )
         section = dict(self.data)
         if path is not None:
-            tokenizer = "bytes" if self.tokenizer["kind"] == "bytes" else f"{{run}}/{TOKENIZER_FILE}"
+            tokenizer = (
+                "bytes" if self.tokenizer["kind"] == "bytes" else f"{{run}}/{TOKENIZER_FILE}"
+            )
             section = {"name": "text", "path": path, "tokenizer": tokenizer}
         placed = {key: _placed(value, folder) for key, value in section.items()}
         if placed != section:
@@ -82,16 +85,21 @@ def absolute(source: str) -> str:
 
 
 def read_outline(source: str) -> TeacherOutline:
-    """Look at a teacher: a run directory or checkpoint, a folder of transformers, a GGUF file, or ``hf://org/name``.
+    """Look at a teacher: a run directory or checkpoint, a folder of transformers, a GGUF file, or
+    ``hf://org/name``.
 
     Raises:
         ConfigError: it is no decoder.
-        ArbError: there is no such teacher, or nothing installed reads it; see ``find_source`` and ``Importer.load``.
+        ArbError: there is no such teacher, or nothing installed reads it; see ``find_source`` and
+            ``Importer.load``.
     """
     if "://" not in source and is_run(Path(source)):
         directory = run_of(Path(source))
         if directory is None:
-            raise DataError(f"{source}: the checkpoint is in no run directory, which would say what model it is of")
+            raise DataError(
+                f"{source}: the checkpoint is in no run directory, which would say what model it "
+                f"is of"
+            )
         return _outline_of_run(directory)
     found = find_source(source)
     imported = found.importer.load(found.path)
@@ -112,7 +120,9 @@ def read_outline(source: str) -> TeacherOutline:
 def _outline_of_run(directory: RunDirectory) -> TeacherOutline:
     config = load_config(directory.config_file).config
     if not isinstance(config.model.options, DecoderConfig) or config.model.name != "decoder":
-        raise ConfigError(f"{directory.path}: its model is {config.model.name!r}; a teacher is a `decoder`")
+        raise ConfigError(
+            f"{directory.path}: its model is {config.model.name!r}; a teacher is a `decoder`"
+        )
     data = to_plain(config.data, given=False)
     return TeacherOutline(
         absolute(str(directory.path)),

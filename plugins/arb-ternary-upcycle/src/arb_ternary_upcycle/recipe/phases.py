@@ -1,4 +1,6 @@
-"""The phases of a run that upcycles: those that make the student, and those that are made of its trained weights."""
+"""The phases of a run that upcycles: those that make the student, and those that are made of its
+trained weights.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,18 @@ __all__ = ["PREPARING", "VOTES", "ending", "preparing"]
 
 #: The phases before training, in order.
 PREPARING: Final = ("load_teacher", "fold_rotate", "surgery", "projection")
-#: What trains the ternary weights of a student, which knows something already: votes at a seventh of the rate of
-#: training from random weights. With 0.05 a student of 135 million parameters was lost after 80 steps.
+# : What trains the ternary weights of a student, which knows something already: votes at a seventh
+# of the rate of : training from random weights. With 0.05 a student of 135 million parameters was
+# lost after 80 steps.
 VOTES: Final[Mapping[str, Any]] = {"name": "scaled_votes", "lr": 0.015}
-#: Tokens of a sample of the calibration text, where the model can take as many: the defaults of the phases.
+# : Tokens of a sample of the calibration text, where the model can take as many: the defaults of
+# the phases.
 _SAMPLES: Final[Mapping[str, int]] = {"surgery": 256, "projection": 128}
 
 
-def preparing(teacher: str, model: Mapping[str, Any], max_length: int, options: Mapping[str, Any]) -> list[Any]:
+def preparing(
+    teacher: str, model: Mapping[str, Any], max_length: int, options: Mapping[str, Any]
+) -> list[Any]:
     """``load_teacher``, ``fold_rotate``, for decoupled attention ``surgery``, and ``projection``.
 
     Args:
@@ -26,7 +32,10 @@ def preparing(teacher: str, model: Mapping[str, Any], max_length: int, options: 
         options: of each phase, by its name.
     """
     decoupled = model.get("attention") == "decoupled"
-    shorter = {name: {"block_size": max_length} if max_length < size else {} for name, size in _SAMPLES.items()}
+    shorter = {
+        name: {"block_size": max_length} if max_length < size else {}
+        for name, size in _SAMPLES.items()
+    }
     phases: list[dict[str, Any]] = [
         {"name": "load_teacher", "teacher": teacher},
         {"name": "fold_rotate"},

@@ -20,7 +20,9 @@ __all__ = ["PRESETS", "Preset", "UpcycleOptions", "run_config"]
 
 @frozen(kw_only=True)
 class Preset:
-    """How long a run takes: steps of each block and of the whole, tokens of a sample, what is measured then."""
+    """How long a run takes: steps of each block and of the whole, tokens of a sample, what is
+    measured then.
+    """
 
     blockwise_steps: int
     steps: int
@@ -32,7 +34,12 @@ class Preset:
 PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
     {
         "quick": Preset(blockwise_steps=50, steps=100, block_size=512, measure=("perplexity",)),
-        "paper": Preset(blockwise_steps=500, steps=2000, block_size=2048, measure=("perplexity", "latency", "memory")),
+        "paper": Preset(
+            blockwise_steps=500,
+            steps=2000,
+            block_size=2048,
+            measure=("perplexity", "latency", "memory"),
+        ),
     }
 )
 #: Rates of float parameters, by blocks and of the whole.
@@ -62,7 +69,8 @@ class UpcycleOptions:
 
 
 def run_config(outline: TeacherOutline, options: UpcycleOptions, folder: Path) -> dict[str, Any]:
-    """Settings of ``arb train``. The teacher's tokenizer goes into ``folder`` where the data need it.
+    """Settings of ``arb train``. The teacher's tokenizer goes into ``folder`` where the data need
+    it.
 
     Raises:
         ConfigError: the teacher's attention cannot be split so.
@@ -75,20 +83,38 @@ def run_config(outline: TeacherOutline, options: UpcycleOptions, folder: Path) -
     try:
         model = student_section(outline.config, own)
     except Faulty as error:
-        raise ConfigError(f"{outline.source}: {error.faults[0].message}", error.faults[0].hint) from error
+        raise ConfigError(
+            f"{outline.source}: {error.faults[0].message}", error.faults[0].hint
+        ) from error
     longest = outline.config.max_length
     size = min(preset.block_size, longest) if options.block_size is None else options.block_size
     loop = {"batch_size": options.batch_size, "block_size": size, "grad_clip": 1.0}
-    blockwise = preset.blockwise_steps if options.blockwise_steps is None else options.blockwise_steps
+    blockwise = (
+        preset.blockwise_steps if options.blockwise_steps is None else options.blockwise_steps
+    )
     steps = preset.steps if options.steps is None else options.steps
     training: list[dict[str, Any]] = []
     if blockwise:
         training.append(
-            {"name": "blockwise", "steps": blockwise, **loop, "lr": _BLOCKWISE_RATE, "min_lr": 0.0, "eval_every": 0}
+            {
+                "name": "blockwise",
+                "steps": blockwise,
+                **loop,
+                "lr": _BLOCKWISE_RATE,
+                "min_lr": 0.0,
+                "eval_every": 0,
+            }
         )
     if steps:
         training.append(
-            {"name": "global", "steps": steps, **loop, "lr": _GLOBAL_RATE, "min_lr": 0.0, "kd_weight": 1.0}
+            {
+                "name": "global",
+                "steps": steps,
+                **loop,
+                "lr": _GLOBAL_RATE,
+                "min_lr": 0.0,
+                "kd_weight": 1.0,
+            }
             | {"force": True}
         )
     projection = {} if options.policy is None else {"policy": options.policy}
@@ -109,15 +135,22 @@ def run_config(outline: TeacherOutline, options: UpcycleOptions, folder: Path) -
 
 
 def _benchmark(preset: Preset, longest: int) -> dict[str, Any]:
-    """Options of the phase, with a prompt and an answer that fit into a context of ``longest`` tokens."""
+    """Options of the phase, with a prompt and an answer that fit into a context of ``longest``
+    tokens.
+    """
     options: dict[str, Any] = {"measure": list(preset.measure)}
     if "latency" in preset.measure and longest < _PROMPT + _ANSWER:
-        options |= {"prompt_lengths": [longest // 2], "generation_lengths": [min(_ANSWER, longest - longest // 2)]}
+        options |= {
+            "prompt_lengths": [longest // 2],
+            "generation_lengths": [min(_ANSWER, longest - longest // 2)],
+        }
     return options
 
 
 def _data(outline: TeacherOutline, options: UpcycleOptions, folder: Path) -> dict[str, Any]:
     if options.tokenizer is None:
         return outline.data_in(folder, path=options.data)
-    text = {"name": "shakespeare"} if options.data is None else {"name": "text", "path": options.data}
+    text = (
+        {"name": "shakespeare"} if options.data is None else {"name": "text", "path": options.data}
+    )
     return {**text, "tokenizer": options.tokenizer}

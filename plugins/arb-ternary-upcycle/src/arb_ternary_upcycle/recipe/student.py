@@ -14,8 +14,9 @@ from arb_ternary_upcycle.student import check_options
 
 __all__ = ["decoupled_options", "student_section"]
 
-#: How a student's weights are held where nothing else is asked for. One exponent a row is what rounding loses least by
-#: and what other programs read; embedding, head and gains stay float, and are what the rate of AdamW is for.
+# : How a student's weights are held where nothing else is asked for. One exponent a row is what
+# rounding loses least by : and what other programs read; embedding, head and gains stay float, and
+# are what the rate of AdamW is for.
 _HELD: Final[Mapping[str, Any]] = {
     "group_size": "row",
     "scale_rule": "frozen",
@@ -23,15 +24,25 @@ _HELD: Final[Mapping[str, Any]] = {
 }
 #: What says how a decoder's weights are held, and not what it computes.
 _OF_WEIGHTS: Final = frozenset(
-    {"float_parts", "activations", "gradients", "group_size", "scale_rule", "embedding_scale_rule", "vote_bits"}
+    {
+        "float_parts",
+        "activations",
+        "gradients",
+        "group_size",
+        "scale_rule",
+        "embedding_scale_rule",
+        "vote_bits",
+    }
 )
 
 
 def student_section(teacher: DecoderConfig, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a student with the shapes of ``teacher``, a float decoder, and with its ``own`` options.
+    """The options of a student with the shapes of ``teacher``, a float decoder, and with its
+    ``own`` options.
 
     Raises:
-        Faulty: ``own`` options contradict each other or the teacher's shapes; the paths are the options' names.
+        Faulty: ``own`` options contradict each other or the teacher's shapes; the paths are the
+            options' names.
     """
     if own.get("name", "decoder") != "decoder":
         raise Faulty(Fault(("name",), f"a student is a decoder, not {own['name']!r}"))
@@ -39,7 +50,12 @@ def student_section(teacher: DecoderConfig, own: Mapping[str, Any]) -> dict[str,
     shaped = untied(teacher)  # folding gives the head weights of its own
     if decoupled:
         shaped = without_preset(shaped)
-    section = {"name": "decoder", **_written(shaped), **_HELD, **{k: v for k, v in own.items() if k != "name"}}
+    section = {
+        "name": "decoder",
+        **_written(shaped),
+        **_HELD,
+        **{k: v for k, v in own.items() if k != "name"},
+    }
     if "norms" not in section["float_parts"] and "inner_gains" not in own:
         section.pop("inner_gains", None)
     if decoupled and own.get("rotary_dim") is None:
@@ -54,7 +70,9 @@ def student_section(teacher: DecoderConfig, own: Mapping[str, Any]) -> dict[str,
     return section
 
 
-def decoupled_options(teacher: DecoderConfig, sem_dim: int | None, geo_dim: int | None) -> dict[str, Any]:
+def decoupled_options(
+    teacher: DecoderConfig, sem_dim: int | None, geo_dim: int | None
+) -> dict[str, Any]:
     """The options of a student with decoupled attention; null sizes are half of a head's features.
 
     Raises:
@@ -63,14 +81,16 @@ def decoupled_options(teacher: DecoderConfig, sem_dim: int | None, geo_dim: int 
     head = teacher.value_features
     if teacher.has_query_key_norm:
         raise ConfigError(
-            "--attention dba: the teacher normalises queries and keys, and decoupled attention has no such norms",
+            "--attention dba: the teacher normalises queries and keys, and decoupled attention has "
+            "no such norms",
             "Use --attention keep.",
         )
     sem = max(1, head // 2) if sem_dim is None else sem_dim
     geo = max(2, head // 4 * 2) if geo_dim is None else geo_dim
     if geo % 2 or not 0 < geo <= head:
         raise ConfigError(
-            f"--geo-dim {geo}: must be even and at most {head}, the features of a head of the teacher",
+            f"--geo-dim {geo}: must be even and at most {head}, the features of a head of the "
+            f"teacher",
             f"For example: --geo-dim {max(2, head // 4 * 2)}",
         )
     return {"attention": "decoupled", "sem_dim": sem, "geo_dim": geo}
@@ -81,5 +101,6 @@ def _written(config: DecoderConfig) -> dict[str, Any]:
     return {
         str(field.alias): value
         for field in config_fields(DecoderConfig)
-        if str(field.alias) not in _OF_WEIGHTS and (value := to_plain(getattr(config, field.name))) != default_of(field)
+        if str(field.alias) not in _OF_WEIGHTS
+        and (value := to_plain(getattr(config, field.name))) != default_of(field)
     }

@@ -1,4 +1,6 @@
-"""``trainer.upcycle``: the first run of a target makes the student of a teacher and trains it, the others go on."""
+"""``trainer.upcycle``: the first run of a target makes the student of a teacher and trains it, the
+others go on.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ __all__ = ["run_settings"]
 def run_settings(keys: UpcycleKeys, run: TargetRun) -> Mapping[str, Any]:
     """The target of ``trainer.upcycle``.
 
-    In a dry run of a target whose system says all of a student's sizes the teacher need not be here.
+    In a dry run of a target whose system says all of a student's sizes the teacher need not be
+    here.
     """
     source = _source(keys, run)
     outline = _outline(source, run)
@@ -33,7 +36,9 @@ def run_settings(keys: UpcycleKeys, run: TargetRun) -> Mapping[str, Any]:
             model = student_section(outline.config, run.model or {})
         except Faulty as error:
             at = ("train", "teacher_ckpt") if run.model is None else ()
-            raise Faulty(*(Fault(at, fault.message, fault.hint) for fault in error.faults)) from error
+            raise Faulty(
+                *(Fault(at, fault.message, fault.hint) for fault in error.faults)
+            ) from error
         data = {} if "data" in run.config else outline.data_in(run.files)
     parts = trained_parts(model)
     phases = [{"name": keys.phase, **loop_settings(keys, run, parts), **_own_options(keys, run)}]
@@ -42,7 +47,9 @@ def run_settings(keys: UpcycleKeys, run: TargetRun) -> Mapping[str, Any]:
         _refuse(run, PREPARING, "says how the student is made, which the target's first run does")
     else:
         if model.get("attention") != "decoupled":
-            _refuse(run, ("surgery",), "has no effect because the student keeps the teacher's attention")
+            _refuse(
+                run, ("surgery",), "has no effect because the student keeps the teacher's attention"
+            )
         max_length = model.get("max_length", DecoderConfig().max_length)
         phases = [*preparing(absolute(source), model, max_length, prepared), *phases]
     settings: dict[str, Any] = {"device": keys.device, "model": model}
@@ -53,7 +60,9 @@ def run_settings(keys: UpcycleKeys, run: TargetRun) -> Mapping[str, Any]:
 
 
 def _with_votes(settings: dict[str, Any]) -> dict[str, Any]:
-    """An ``optimizer:`` of ``optimizer_settings`` with the votes of a student that knows something already."""
+    """An ``optimizer:`` of ``optimizer_settings`` with the votes of a student that knows something
+    already.
+    """
     optimizer = settings.get("optimizer")
     if optimizer == VOTES["name"]:
         return {"optimizer": dict(VOTES)}
@@ -69,11 +78,14 @@ def _source(keys: UpcycleKeys, run: TargetRun) -> str:
         raise Faulty(
             Fault(
                 ("train", "teacher_ckpt") if "teacher_ckpt" in run.given else ("train",),
-                "needs 'teacher_ckpt', the model that the student is made of: hf://org/name, a folder, a file or a run",
+                "needs 'teacher_ckpt', the model that the student is made of: hf://org/name, a "
+                "folder, a file or a run",
             )
         )
     if keys.teacher_ckpt not in (None, first):
-        raise Faulty(Fault(("train", "teacher_ckpt"), f"must be that of the target's first run, {first}"))
+        raise Faulty(
+            Fault(("train", "teacher_ckpt"), f"must be that of the target's first run, {first}")
+        )
     return str(first)
 
 
@@ -91,7 +103,8 @@ def _read(source: str, run: TargetRun) -> TeacherOutline | None:
     except ArbError as error:
         if run.dry and run.model is not None and not isinstance(error, EnvironmentProblem):
             run.notes.append(
-                f"{error.what}; what the system leaves open is counted as the decoder's defaults, with 256 token ids"
+                f"{error.what}; what the system leaves open is counted as the decoder's defaults, "
+                f"with 256 token ids"
             )
             return None
         missing = isinstance(error, EnvironmentProblem)
@@ -100,11 +113,15 @@ def _read(source: str, run: TargetRun) -> TeacherOutline | None:
 
 
 def _own_options(keys: UpcycleKeys, run: TargetRun) -> dict[str, Any]:
-    """The keys that are options of the run's own phase; those of others may stand at their defaults."""
+    """The keys that are options of the run's own phase; those of others may stand at their
+    defaults.
+    """
     usual = {str(option.alias): default_of(option) for option in config_fields(UpcycleKeys)}
     mine = {"blockwise": BLOCKWISE, "global": GLOBAL}.get(keys.phase, ())
     for phase, names in (("blockwise", BLOCKWISE), ("global", GLOBAL)):
-        foreign = [name for name in names if phase != keys.phase and getattr(keys, name) != usual[name]]
+        foreign = [
+            name for name in names if phase != keys.phase and getattr(keys, name) != usual[name]
+        ]
         if foreign:
             text = f"is of the phase {phase}, and this run's phase is {keys.phase}"
             raise Faulty(*(Fault(("train", name), text) for name in foreign))

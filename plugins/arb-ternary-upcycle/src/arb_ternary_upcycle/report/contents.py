@@ -1,4 +1,6 @@
-"""What a report tells of a run: everything from the files of the run directory and of the runs that it started from."""
+"""What a report tells of a run: everything from the files of the run directory and of the runs that
+it started from.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,12 @@ def gather(run: Path) -> Contents:
         Table("memory", "Memory", _MEMORY, _passes(parts, "memory")),
         _cache(parts.get("kv_cache")),
         Table("checks", "Checks", _CHECKS, _checks(run)),
-        Table("projection", "Projection to ternary weights", _PROJECTION, projection.get("linears", [])),
+        Table(
+            "projection",
+            "Projection to ternary weights",
+            _PROJECTION,
+            projection.get("linears", []),
+        ),
         Table("blockwise", "Block by block", _BLOCKS, _blocks(runs)),
     ]
     record = directory.record()
@@ -177,7 +184,13 @@ def _perplexity(found: Mapping[str, Any] | None) -> Table:
         teacher, student = found["teacher_nll"], found["student_nll"]
         common = {"tokens": int(found["tokens"])}
         rows = [
-            {"model": "teacher", "nll": teacher, "perplexity": _exponential(teacher), "ratio": 1.0, **common},
+            {
+                "model": "teacher",
+                "nll": teacher,
+                "perplexity": _exponential(teacher),
+                "ratio": 1.0,
+                **common,
+            },
             {
                 "model": "student",
                 "nll": student,
@@ -198,7 +211,10 @@ def _exponential(nll: Any) -> Any:
 
 def _passes(parts: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
     rows = [row for key, found in parts.items() if key.startswith(f"{kind} ") for row in found]
-    return sorted(rows, key=lambda row: (row["prompt"], row["generation"], row["batch"], row["model"] != "teacher"))
+    return sorted(
+        rows,
+        key=lambda row: (row["prompt"], row["generation"], row["batch"], row["model"] != "teacher"),
+    )
 
 
 def _cache(found: Mapping[str, int] | None) -> Table:
@@ -206,7 +222,8 @@ def _cache(found: Mapping[str, int] | None) -> Table:
     if found is not None:
         sizes = {name: found[f"{name}_bytes_per_token"] for name in ("teacher", "student")}
         rows = [
-            {"model": name, "bytes_per_token": size, "ratio": size / sizes["teacher"]} for name, size in sizes.items()
+            {"model": name, "bytes_per_token": size, "ratio": size / sizes["teacher"]}
+            for name, size in sizes.items()
         ]
     return Table("kv_cache", "Keys and values", _CACHE, rows)
 
@@ -254,12 +271,22 @@ def _curves(run: Path, *, named: bool) -> list[Curve]:
     records = _records(run)
     phases = dict.fromkeys(record["phase"] for record in records if record.get("event") == "train")
     return [
-        Curve(f"{run.name}: {phase}" if named else phase, _points(records, phase, "train"), _points(records, phase))
+        Curve(
+            f"{run.name}: {phase}" if named else phase,
+            _points(records, phase, "train"),
+            _points(records, phase),
+        )
         for phase in phases
     ]
 
 
-def _points(records: Sequence[Mapping[str, Any]], phase: str, event: str = "validation") -> list[tuple[int, float]]:
+def _points(
+    records: Sequence[Mapping[str, Any]], phase: str, event: str = "validation"
+) -> list[tuple[int, float]]:
     """Step and loss; a loss that is no number is a text there, and is left out."""
-    found = [(r["step"], r.get("loss")) for r in records if r.get("event") == event and r.get("phase") == phase]
+    found = [
+        (r["step"], r.get("loss"))
+        for r in records
+        if r.get("event") == event and r.get("phase") == phase
+    ]
     return [(step, loss) for step, loss in found if isinstance(loss, int | float)]

@@ -15,7 +15,8 @@ from arb_ternary_upcycle.report.tables import Table, shown
 
 __all__ = ["COLOURS", "draw_figures"]
 
-#: Colours of the two models, apart for colour-blind readers too (Okabe and Ito, 2008); the page has them as well.
+# : Colours of the two models, apart for colour-blind readers too (Okabe and Ito, 2008); the page
+# has them as well.
 COLOURS: Final = {"teacher": "#0072B2", "student": "#D55E00"}
 _FURTHER: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#404040")
 _INK: Final = "#3d4451"
@@ -108,15 +109,21 @@ def _latency(table: Table) -> bytes:
     for axes, (key, title, scaled) in zip(panels, quantities, strict=True):
         for offset, (name, rows) in zip((-0.19, 0.19), by_model.items(), strict=True):
             heights = [scaled(row[key]) for row in rows]
-            bars = axes.bar(np.arange(len(rows)) + offset, heights, 0.36, color=COLOURS[name], label=name)
+            bars = axes.bar(
+                np.arange(len(rows)) + offset, heights, 0.36, color=COLOURS[name], label=name
+            )
             if len(labels) <= 4:
-                axes.bar_label(bars, [f"{height:.4g}" for height in heights], padding=2, fontsize=8, color=_INK)
+                axes.bar_label(
+                    bars, [f"{height:.4g}" for height in heights], padding=2, fontsize=8, color=_INK
+                )
         axes.set_xticks(range(len(labels)), labels, fontsize=8)
         axes.set_title(title, fontsize=10, color=_INK, loc="left")
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.14)
     panels[0].set_xlabel("prompt + generated x batch", fontsize=9)
-    panels[0].legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+    panels[0].legend(
+        frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 1.0)
+    )
     return _png(figure)
 
 
@@ -124,14 +131,24 @@ def _memory(table: Table) -> bytes:
     labels, by_model = _sizes(table)
     figure, (axes,) = _canvas(8.0, 1.4 + 0.62 * 2 * len(labels))
     places, names = [], []
-    size, unit = _unit(max(row["peak_bytes"] or row["weight_bytes"] + row["kv_cache_bytes"] for row in table.rows))
+    size, unit = _unit(
+        max(row["peak_bytes"] or row["weight_bytes"] + row["kv_cache_bytes"] for row in table.rows)
+    )
     for number, label in enumerate(labels):
         for offset, (name, rows) in enumerate(by_model.items()):
             place, row = -(number * 2.5 + offset), rows[number]
             parts = (row["weight_bytes"], row["kv_cache_bytes"], _rest(row))
             left = 0.0
             for part, strength in zip(parts, (1.0, 0.55, 0.22), strict=True):
-                axes.barh(place, part / size, left=left, height=0.72, color=COLOURS[name], alpha=strength, linewidth=0)
+                axes.barh(
+                    place,
+                    part / size,
+                    left=left,
+                    height=0.72,
+                    color=COLOURS[name],
+                    alpha=strength,
+                    linewidth=0,
+                )
                 left += part / size
             axes.annotate(
                 f"{left:.3g}",
@@ -169,9 +186,9 @@ def _projection(table: Table) -> bytes | None:
     for row in table.rows:
         found = _LINEAR.fullmatch(row["name"])
         if found is not None and isinstance(row["held_out"], float):
-            lines.setdefault(found[2].removeprefix("attention.").removeprefix("feed_forward."), []).append(
-                (int(found[1]), row["held_out"])
-            )
+            lines.setdefault(
+                found[2].removeprefix("attention.").removeprefix("feed_forward."), []
+            ).append((int(found[1]), row["held_out"]))
     if not lines:
         return None
     figure, (axes,) = _canvas(8.0, 3.4)
@@ -179,7 +196,13 @@ def _projection(table: Table) -> bytes | None:
         colour = _FURTHER[number % len(_FURTHER)]
         style = "-" if number < len(_FURTHER) else "--"
         axes.plot(
-            *zip(*points, strict=True), style, color=colour, marker="o", markersize=3.5, linewidth=1.4, label=name
+            *zip(*points, strict=True),
+            style,
+            color=colour,
+            marker="o",
+            markersize=3.5,
+            linewidth=1.4,
+            label=name,
         )
     axes.set_xlabel("block")
     axes.set_ylabel("relative error of the output")
@@ -190,13 +213,25 @@ def _projection(table: Table) -> bytes | None:
 
 
 def _blockwise(table: Table) -> bytes | None:
-    rows = [row for row in table.rows if isinstance(row["l1_first"], float) and isinstance(row["l1"], float)]
+    rows = [
+        row
+        for row in table.rows
+        if isinstance(row["l1_first"], float) and isinstance(row["l1"], float)
+    ]
     if not rows:
         return None
     figure, (axes,) = _canvas(8.0, 2.8)
     blocks = np.asarray([row["block"] for row in rows])
-    axes.bar(blocks - 0.2, [row["l1_first"] for row in rows], 0.38, color="0.72", label="first steps")
-    axes.bar(blocks + 0.2, [row["l1"] for row in rows], 0.38, color=COLOURS["student"], label="last steps")
+    axes.bar(
+        blocks - 0.2, [row["l1_first"] for row in rows], 0.38, color="0.72", label="first steps"
+    )
+    axes.bar(
+        blocks + 0.2,
+        [row["l1"] for row in rows],
+        0.38,
+        color=COLOURS["student"],
+        label="last steps",
+    )
     axes.set_xlabel("block")
     axes.set_ylabel("L1 distance to the teacher")
     axes.grid(axis="x", visible=False)

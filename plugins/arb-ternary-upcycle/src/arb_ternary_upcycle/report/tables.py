@@ -68,7 +68,9 @@ class Table:
         return [{column.key: row.get(column.key) for column in self.columns} for row in self.rows]
 
     def to_csv(self) -> str:
-        """Keys in the first line; values as JSON has them (``true``, ``1.5``), text without quotes, empty for None."""
+        """Keys in the first line; values as JSON has them (``true``, ``1.5``), text without quotes,
+        empty for None.
+        """
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([column.key for column in self.columns])
@@ -83,17 +85,23 @@ class Table:
         lines = [" & ".join(escape_latex(text) for text in cells) for cells in self.cells()]
         body = "".join(f"{line} \\\\\n" for line in lines)
         return (
-            f"% {self.title}; needs \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{head} \\\\\n"
+            f"% {self.title}; needs "
+            f"\\usepackage{{booktabs}}\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{head} \\\\\n"
             f"\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
         )
 
     def cells(self) -> list[list[str]]:
         """The rows as people read them."""
-        return [[shown(row.get(column.key), column.kind) for column in self.columns] for row in self.rows]
+        return [
+            [shown(row.get(column.key), column.kind) for column in self.columns]
+            for row in self.rows
+        ]
 
 
 def shown(value: Any, kind: Kind) -> str:
-    """``value`` as people read it: four figures, with the unit of its kind; a dash where nothing is known."""
+    """``value`` as people read it: four figures, with the unit of its kind; a dash where nothing is
+    known.
+    """
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -130,7 +138,11 @@ def _bytes(value: float) -> str:
     unit = 0
     while abs(value) >= 1024 and unit < len(_BYTE_UNITS) - 1:
         value, unit = value / 1024, unit + 1
-    return f"{value:,.0f} {_BYTE_UNITS[unit]}" if unit == 0 else f"{_figures(value)} {_BYTE_UNITS[unit]}"
+    return (
+        f"{value:,.0f} {_BYTE_UNITS[unit]}"
+        if unit == 0
+        else f"{_figures(value)} {_BYTE_UNITS[unit]}"
+    )
 
 
 def _seconds(value: float) -> str:

@@ -22,8 +22,8 @@ FOLDER: Final = "report"
 def write_report(run: Path) -> Path:
     """Write the report of the run directory ``run`` from what is in it; returns the page.
 
-    ``report.json``; each table as ``NAME.csv`` and ``NAME.tex``; each figure as ``NAME.png``; ``report.html``. Each
-    file is replaced whole.
+    ``report.json``; each table as ``NAME.csv`` and ``NAME.tex``; each figure as ``NAME.png``;
+    ``report.html``. Each file is replaced whole.
 
     Raises:
         ArbError: something in the run is damaged, or the report cannot be written.
@@ -45,7 +45,9 @@ def write_report(run: Path) -> Path:
                 new.write_bytes(content)
         write_json(folder / "report.json", contents.to_json())
     except OSError as error:
-        raise ArbError(f"{folder}: the report cannot be written: {error}", "Free some space, then --resume.") from error
+        raise ArbError(
+            f"{folder}: the report cannot be written: {error}", "Free some space, then --resume."
+        ) from error
     return page
 
 

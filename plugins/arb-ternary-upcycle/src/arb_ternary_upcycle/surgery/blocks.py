@@ -1,11 +1,13 @@
-"""A block with standard attention as one with decoupled attention: values, output and feed-forward are copied.
+"""A block with standard attention as one with decoupled attention: values, output and feed-forward
+are copied.
 
-Queries and keys of the planes that are kept become the geometric part, with the teacher's own frequencies. The others,
-each times its constant, become the semantic part, in fewer features. Scores of the teacher are divided by the root of
-``head_dim``, those of decoupled attention by that of ``sem_dim`` or ``geo_dim``, which the queries make good.
+Queries and keys of the planes that are kept become the geometric part, with the teacher's own
+frequencies. The others, each times its constant, become the semantic part, in fewer features.
+Scores of the teacher are divided by the root of ``head_dim``, those of decoupled attention by that
+of ``sem_dim`` or ``geo_dim``, which the queries make good.
 
-Shapes: ``H`` query heads, ``G`` key heads, ``P`` planes of a head, ``D`` width; ``E = D``, or ``D + 1`` where there are
-biases, which are the last column then.
+Shapes: ``H`` query heads, ``G`` key heads, ``P`` planes of a head, ``D`` width; ``E = D``, or ``D +
+1`` where there are biases, which are the last column then.
 """
 
 from __future__ import annotations
@@ -41,17 +43,22 @@ class Split:
 
 
 def split_block(
-    tensors: Mapping[str, Tensor], teacher: DecoderConfig, student: DecoderConfig, split: Split, free: Tensor
+    tensors: Mapping[str, Tensor],
+    teacher: DecoderConfig,
+    student: DecoderConfig,
+    split: Split,
+    free: Tensor,
 ) -> dict[str, Tensor]:
-    """The tensors of a block of ``student`` from those of a block of ``teacher``, by their names inside it, float32.
+    """The tensors of a block of ``student`` from those of a block of ``teacher``, by their names
+    inside it, float32.
 
     Args:
         tensors: the teacher's.
         teacher: its options.
         student: options with decoupled attention.
         split: see :class:`Split`.
-        free: rows for semantic keys that no plane is left for, ``[sem_dim, D]``; their queries are 0, so that they
-            change nothing and can learn.
+        free: rows for semantic keys that no plane is left for, ``[sem_dim, D]``; their queries are
+            0, so that they change nothing and can learn.
     """
     sem_dim, geo_dim = student.sem_dim or 0, student.geo_dim or 0
     queries = _rows(tensors, "query", teacher.heads)
@@ -70,10 +77,15 @@ def split_block(
         query_mrE, key_rE = factorise(multiplied, keys[group][still], split.root, sem_dim)
         more = sem_dim - key_rE.shape[0]
         spare = torch.nn.functional.pad(free[:more].double(), (0, key_rE.shape[1] - free.shape[1]))
-        parts["query_semantic"].append(torch.nn.functional.pad(query_mrE, (0, 0, 0, more)).flatten(0, 1))
+        parts["query_semantic"].append(
+            torch.nn.functional.pad(query_mrE, (0, 0, 0, more)).flatten(0, 1)
+        )
         parts["key_semantic"].append(torch.cat((key_rE, spare)))
     made = copied(tensors)
-    factors = {"query_semantic": math.sqrt(sem_dim / head_dim), "query_geometric": math.sqrt(geo_dim / head_dim)}
+    factors = {
+        "query_semantic": math.sqrt(sem_dim / head_dim),
+        "query_geometric": math.sqrt(geo_dim / head_dim),
+    }
     width = teacher.width
     for name, rows in parts.items():
         whole = torch.cat(rows) * factors.get(name, 1.0)
@@ -90,15 +102,20 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name not in gone}
 
 
-def drawn_parts(outline: Mapping[str, Tensor], generator: torch.Generator, *, fresh: bool) -> dict[str, Tensor]:
-    """Queries and keys as in a new decoder, of variance ``1 / D``; ``fresh``: values and output too.
+def drawn_parts(
+    outline: Mapping[str, Tensor], generator: torch.Generator, *, fresh: bool
+) -> dict[str, Tensor]:
+    """Queries and keys as in a new decoder, of variance ``1 / D``; ``fresh``: values and output
+    too.
 
     Args:
         outline: every tensor of a block of the student, for its shape.
         generator: what they are drawn from.
     """
     names = [*_PARTS, *(("value", "output") if fresh else ())]
-    shapes = {name: outline[f"attention.{name}"].shape for name in names if f"attention.{name}" in outline}
+    shapes = {
+        name: outline[f"attention.{name}"].shape for name in names if f"attention.{name}" in outline
+    }
     return {
         f"attention.{name}": torch.randn(shape, generator=generator) / math.sqrt(shape[1])
         for name, shape in shapes.items()

@@ -1,9 +1,10 @@
 """What pairs of positions say about the rotary planes of a block's heads.
 
-A plane of a head gives ``Re(z e^{i theta d})`` to the score of positions ``t`` and ``t - d``, where ``z = q conj(k)``
-of its query and key as complex numbers before they are turned. A plane that is no longer turned can give ``Re(C z)``,
-with a constant ``C``. What an error ``e(t, s)`` in the scores does to the attention of ``t`` is, to second order, half
-its variance under that attention: so pairs are weighted with the teacher's attention, and every row is centred.
+A plane of a head gives ``Re(z e^{i theta d})`` to the score of positions ``t`` and ``t - d``, where
+``z = q conj(k)`` of its query and key as complex numbers before they are turned. A plane that is no
+longer turned can give ``Re(C z)``, with a constant ``C``. What an error ``e(t, s)`` in the scores
+does to the attention of ``t`` is, to second order, half its variance under that attention: so pairs
+are weighted with the teacher's attention, and every row is centred.
 
 Shapes: ``N`` samples, ``S`` positions, ``H`` query heads, ``G`` key heads, ``P`` planes of a head.
 """
@@ -24,7 +25,8 @@ _ROWS = 64
 
 
 def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> Tensor:
-    """Second moments ``[H, 3 P, 3 P]``, float64, of ``(Re z, -Im z, Re(z e^{i theta d}))`` of every plane.
+    """Second moments ``[H, 3 P, 3 P]``, float64, of ``(Re z, -Im z, Re(z e^{i theta d}))`` of every
+    plane.
 
     Summed over samples, rows (64 of a sample at most) and pairs.
 
@@ -51,14 +53,23 @@ def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> T
     if seen_SS is None:
         whole = torch.ones(length, length, dtype=torch.bool, device=query_NSE.device)
         seen_SS = whole.tril() if is_causal else whole
-    rows_R = torch.arange(-(-length // _ROWS) - 1, length, -(-length // _ROWS), device=query_NSE.device)
-    moments = torch.zeros(config.heads, 3 * planes, 3 * planes, dtype=torch.float64, device=query_NSE.device)
+    rows_R = torch.arange(
+        -(-length // _ROWS) - 1, length, -(-length // _ROWS), device=query_NSE.device
+    )
+    moments = torch.zeros(
+        config.heads, 3 * planes, 3 * planes, dtype=torch.float64, device=query_NSE.device
+    )
     shared = config.heads // config.key_heads
     for query_SE, key_SE in zip(query_NSE, key_NSE, strict=True):
         query_HSP, key_GSP = _complex(query_SE, config.heads), _complex(key_SE, config.key_heads)
         for head in range(config.heads):
             moments[head] += _moments_of(
-                query_HSP[head], key_GSP[head // shared], turn_SP, seen_SS, rows_R, scale=(2 * planes) ** -0.5
+                query_HSP[head],
+                key_GSP[head // shared],
+                turn_SP,
+                seen_SS,
+                rows_R,
+                scale=(2 * planes) ** -0.5,
             )
     return moments
 
@@ -66,8 +77,8 @@ def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> T
 def choose_planes(moments_HFF: Tensor, key_heads: int, count: int, ridge: float) -> Tensor:
     """The planes of each key head that stay turned: int64 ``[G, count]``, ascending.
 
-    One after another that plane is dropped with which the dropped ones together, each with its best constant, leave the
-    smallest error, summed over the query heads of the key head.
+    One after another that plane is dropped with which the dropped ones together, each with its best
+    constant, leave the smallest error, summed over the query heads of the key head.
     """
     planes = moments_HFF.shape[-1] // 3
     chosen = []
@@ -85,10 +96,11 @@ def choose_planes(moments_HFF: Tensor, key_heads: int, count: int, ridge: float)
 
 
 def fit_constants(moments_HFF: Tensor, kept_GK: Tensor, ridge: float) -> Tensor:
-    """Constants ``C`` of all planes of each query head: complex128 ``[H, P]``; 1 where a plane is kept.
+    """Constants ``C`` of all planes of each query head: complex128 ``[H, P]``; 1 where a plane is
+    kept.
 
-    Those of the dropped planes together have the smallest weighted squared error in the scores, plus ``ridge`` times
-    the mean of the features' moments times ``|C - 1|^2``.
+    Those of the dropped planes together have the smallest weighted squared error in the scores,
+    plus ``ridge`` times the mean of the features' moments times ``|C - 1|^2``.
     """
     planes, shared = moments_HFF.shape[-1] // 3, len(moments_HFF) // len(kept_GK)
     found = torch.ones(len(moments_HFF), planes, dtype=torch.complex128, device=moments_HFF.device)
@@ -102,10 +114,11 @@ def fit_constants(moments_HFF: Tensor, kept_GK: Tensor, ridge: float) -> Tensor:
 
 
 def _constants(moments_mFF: Tensor, dropped_KD: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Real and imaginary parts of the best constants, ``[m, K, 2 D]``, and the error that they leave, ``[m, K]``.
+    """Real and imaginary parts of the best constants, ``[m, K, 2 D]``, and the error that they
+    leave, ``[m, K]``.
 
-    Of ``K`` sets of ``D`` dropped planes. With ``d = c - (1, 0)`` what is made small is ``|F d - r|^2 + ridge |d|^2``,
-    ``r`` being the error at ``C = 1``.
+    Of ``K`` sets of ``D`` dropped planes. With ``d = c - (1, 0)`` what is made small is ``|F d -
+    r|^2 + ridge |d|^2``, ``r`` being the error at ``C = 1``.
     """
     planes, size = moments_mFF.shape[-1] // 3, dropped_KD.shape[1]
     index_K3D = torch.cat((dropped_KD, dropped_KD + planes, dropped_KD + 2 * planes), dim=1)
@@ -124,13 +137,21 @@ def _constants(moments_mFF: Tensor, dropped_KD: Tensor, ridge: float) -> tuple[T
 
 
 def _complex(x_SE: Tensor, heads: int) -> Tensor:
-    """``[heads, S, P]``: features ``p`` and ``p + P`` of a head are the real and the imaginary part of plane ``p``."""
+    """``[heads, S, P]``: features ``p`` and ``p + P`` of a head are the real and the imaginary part
+    of plane ``p``.
+    """
     parts = x_SE.float().view(x_SE.shape[0], heads, 2, -1)
     return torch.complex(parts[:, :, 0].contiguous(), parts[:, :, 1].contiguous()).transpose(0, 1)
 
 
 def _moments_of(
-    query_SP: Tensor, key_SP: Tensor, turn_SP: Tensor, seen_SS: Tensor, rows_R: Tensor, *, scale: float
+    query_SP: Tensor,
+    key_SP: Tensor,
+    turn_SP: Tensor,
+    seen_SS: Tensor,
+    rows_R: Tensor,
+    *,
+    scale: float,
 ) -> Tensor:
     turned_query_RP, turned_key_SP = (query_SP * turn_SP)[rows_R], key_SP * turn_SP
     scores_RS = (turned_query_RP @ turned_key_SP.mH).real * scale

@@ -1,4 +1,6 @@
-"""The phase ``surgery``: the stage ``surgery``, a float model with the student's decoupled attention."""
+"""The phase ``surgery``: the stage ``surgery``, a float model with the student's decoupled
+attention.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,14 @@ from arb_ternary_upcycle.surgery.pairs import choose_planes, fit_constants, pair
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["SurgeryConfig", "SurgeryPhase", "attention_inputs", "build", "decoupled_config", "fitted_split"]
+__all__ = [
+    "SurgeryConfig",
+    "SurgeryPhase",
+    "attention_inputs",
+    "build",
+    "decoupled_config",
+    "fitted_split",
+]
 
 
 class SurgeryPhase(StagePhase):
@@ -54,8 +63,10 @@ class SurgeryPhase(StagePhase):
         check_student(context.model, source.config)
         if source.config.has_query_key_norm:
             raise ConfigError(
-                f"{source.path}: its queries and keys are normalised, and decoupled attention has no such norms",
-                "Keep the teacher's attention: leave out the phase `surgery`, and `attention` in the model.",
+                f"{source.path}: its queries and keys are normalised, and decoupled attention has "
+                f"no such norms",
+                "Keep the teacher's attention: leave out the phase `surgery`, and `attention` in "
+                "the model.",
             )
         target = self._target = decoupled_config(source.config, student)
         self._seed = context.seed if options.seed is None else options.seed
@@ -90,18 +101,24 @@ class SurgeryPhase(StagePhase):
     def blocks(self, done: frozenset[int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
         """See ``StagePhase``."""
         source, target = self._parts
-        streams = [] if self._tokens is None else [source.embed(sample[None]) for sample in self._tokens]
+        streams = (
+            [] if self._tokens is None else [source.embed(sample[None]) for sample in self._tokens]
+        )
         last = max(set(range(source.config.layers)) - done)
         for number in range(last + 1):
             tensors = source.weights(f"blocks.{number}.")
             if number not in done:
                 generator = derived_generator(self._seed, "surgery", number)
                 if self._tokens is None:
-                    drawn = drawn_parts(block_outline(target), generator, fresh=self.config.policy == "fresh")
+                    drawn = drawn_parts(
+                        block_outline(target), generator, fresh=self.config.policy == "fresh"
+                    )
                     yield number, _completed({**copied(tensors), **drawn}, target)
                 else:
                     split = fitted_split(streams, tensors, source.config, target, self.config.ridge)
-                    free = torch.randn(target.sem_dim or 0, target.width, generator=generator) / math.sqrt(target.width)
+                    free = torch.randn(
+                        target.sem_dim or 0, target.width, generator=generator
+                    ) / math.sqrt(target.width)
                     made = split_block(tensors, source.config, target, split, free)
                     yield number, _completed(made, target)
             if streams and number < last:
@@ -113,10 +130,18 @@ class SurgeryPhase(StagePhase):
         source, tokens = self._parts[0], self.config.probe_tokens
         if not tokens:
             return {}
-        samples = held_out_tokens(context, tokens=tokens, block_size=min(256, model.config.max_length))
+        samples = held_out_tokens(
+            context, tokens=tokens, block_size=min(256, model.config.max_length)
+        )
         before, after = (probe_loss(each, samples) for each in (source, model))
-        context.note(f"surgery: {before:.4f} nats a token of held-out text before, {after:.4f} after")
-        return {"teacher_nll": before, "nll": after, "perplexity_ratio": math.exp(min(after - before, 700))}
+        context.note(
+            f"surgery: {before:.4f} nats a token of held-out text before, {after:.4f} after"
+        )
+        return {
+            "teacher_nll": before,
+            "nll": after,
+            "perplexity_ratio": math.exp(min(after - before, 700)),
+        }
 
     @property
     def _parts(self) -> tuple[FloatModel, DecoderConfig]:
@@ -139,8 +164,12 @@ def decoupled_config(source: DecoderConfig, student: DecoderConfig) -> DecoderCo
     )
 
 
-def attention_inputs(streams: list[Tensor], tensors: Mapping[str, Tensor], config: DecoderConfig) -> Tensor:
-    """What the queries and keys of a block read, ``[N, S, D]``; ``streams`` are residual streams ``[1, S, D]``."""
+def attention_inputs(
+    streams: list[Tensor], tensors: Mapping[str, Tensor], config: DecoderConfig
+) -> Tensor:
+    """What the queries and keys of a block read, ``[N, S, D]``; ``streams`` are residual streams
+    ``[1, S, D]``.
+    """
     gain = tensors["attention.norm"].to(streams[0].device)
     return torch.cat([rms_norm(x_1SD, config.norm_eps) * gain for x_1SD in streams])
 
@@ -160,7 +189,9 @@ def fitted_split(
     inputs_MD = normed_NSD.flatten(0, 1)
     if source.query_key_value_bias:
         inputs_MD = F.pad(inputs_MD, (0, 1), value=1.0)
-    return Split(kept_GK, fit_constants(moments_HFF, kept_GK, ridge), second_moment_root(inputs_MD).cpu())
+    return Split(
+        kept_GK, fit_constants(moments_HFF, kept_GK, ridge), second_moment_root(inputs_MD).cpu()
+    )
 
 
 def _projected(normed_NSD: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
@@ -170,7 +201,9 @@ def _projected(normed_NSD: Tensor, tensors: Mapping[str, Tensor], name: str) -> 
 
 
 def _completed(tensors: Mapping[str, Tensor], target: DecoderConfig) -> dict[str, Tensor]:
-    """With what a new block of the target has besides: gates, null keys and biases at 0, planes of all speeds."""
+    """With what a new block of the target has besides: gates, null keys and biases at 0, planes of
+    all speeds.
+    """
     made = dict(tensors)
     for name, outline in block_outline(target).items():
         if name not in made and name == "attention.planes":

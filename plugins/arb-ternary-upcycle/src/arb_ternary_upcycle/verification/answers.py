@@ -20,7 +20,9 @@ __all__ = ["EvalCheck", "build"]
 
 
 class EvalCheck:
-    """Has both models answer the same questions; ``drop`` is the teacher's accuracy less the student's."""
+    """Has both models answer the same questions; ``drop`` is the teacher's accuracy less the
+    student's.
+    """
 
     def __init__(self, config: EvalConfig) -> None:
         self.config = config
@@ -32,9 +34,14 @@ class EvalCheck:
         pair = open_pair(context, config.teacher)
         configs = [pair.teacher.model.config, pair.student.model.config]
         if not all(each.causal for each in configs):
-            raise ConfigError("eval: the model is not causal, and its logits tell nothing of the token that follows")
+            raise ConfigError(
+                "eval: the model is not causal, and its logits tell nothing of the token that "
+                "follows"
+            )
         longest = min(each.max_length for each in configs)
-        answers = answer(pair, _tokenizer(context), questions, batch_size=config.batch_size, longest=longest)
+        answers = answer(
+            pair, _tokenizer(context), questions, batch_size=config.batch_size, longest=longest
+        )
         teacher, student = (each.accuracy for each in answers)
         metrics = {
             "teacher_accuracy": teacher,
@@ -44,15 +51,28 @@ class EvalCheck:
         }
         judged = []
         if config.min_student_accuracy is not None:
-            judged.append(Judgement("student accuracy", student, config.min_student_accuracy, at_most=False))
+            judged.append(
+                Judgement("student accuracy", student, config.min_student_accuracy, at_most=False)
+            )
         if config.max_accuracy_drop is not None:
-            judged.append(Judgement("accuracy drop", metrics["accuracy_drop"], config.max_accuracy_drop))
+            judged.append(
+                Judgement("accuracy drop", metrics["accuracy_drop"], config.max_accuracy_drop)
+            )
         said = [
-            {"where": question.where, "right": question.right, "teacher": chosen[0], "student": chosen[1]}
-            for question, *chosen in zip(questions, answers[0].chosen, answers[1].chosen, strict=True)
+            {
+                "where": question.where,
+                "right": question.right,
+                "teacher": chosen[0],
+                "student": chosen[1],
+            }
+            for question, *chosen in zip(
+                questions, answers[0].chosen, answers[1].chosen, strict=True
+            )
         ]
         details: dict[str, Any] = {"teacher": str(pair.teacher.model.path), "answers": said}
-        return conclude(context, "eval", config, Findings(judged=judged, metrics=metrics, details=details))
+        return conclude(
+            context, "eval", config, Findings(judged=judged, metrics=metrics, details=details)
+        )
 
 
 def _tokenizer(context: TrainingContext) -> Tokenizer:
@@ -60,7 +80,8 @@ def _tokenizer(context: TrainingContext) -> Tokenizer:
     found = data.attachments().get("tokenizer") if isinstance(data, Attachments) else None
     if found is None:
         raise DataError(
-            f"data {data.name}: it has no tokenizer to read questions with", "Use `data: {name: text, ...}`."
+            f"data {data.name}: it has no tokenizer to read questions with",
+            "Use `data: {name: text, ...}`.",
         )
     return from_json(found)
 

@@ -1,4 +1,6 @@
-"""The check ``compare``: how far the numbers inside teacher and student are apart on held-out text."""
+"""The check ``compare``: how far the numbers inside teacher and student are apart on held-out
+text.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ __all__ = ["CompareCheck", "Difference", "build"]
 
 @define
 class Difference:
-    """Absolute differences of pairs of tensors: their sum and count, and the largest; not a number where one is."""
+    """Absolute differences of pairs of tensors: their sum and count, and the largest; not a number
+    where one is.
+    """
 
     total: float = 0.0
     count: int = 0
@@ -54,7 +58,8 @@ def together(parts: list[Difference]) -> Difference:
 class CompareCheck:
     """Compares what the attention layers give, and the logits.
 
-    Both models read the same samples, each its own way: a layer's difference has those of the layers before it in it.
+    Both models read the same samples, each its own way: a layer's difference has those of the
+    layers before it in it.
     """
 
     def __init__(self, config: CompareConfig) -> None:
@@ -78,7 +83,10 @@ class CompareCheck:
             if config.logits is not None:
                 for _, teacher, student in logit_pieces(pair, *streams):
                     logits.add(teacher, student)
-        compared = {"batches": len(batches), "tokens": sum(batch.inputs.numel() for batch in batches)}
+        compared = {
+            "batches": len(batches),
+            "tokens": sum(batch.inputs.numel() for batch in batches),
+        }
         judged: list[Judgement] = []
         metrics: dict[str, float] = {}
         details: dict[str, Any] = {**compared, "teacher": str(pair.teacher.model.path)}
@@ -87,14 +95,22 @@ class CompareCheck:
             details["layers"] = [layer.to_json() for layer in layers]
         if config.logits is not None:
             judged += _judged("logits", logits, config.logits, metrics)
-        return conclude(context, "compare", config, Findings(judged=judged, metrics=metrics, details=details))
+        return conclude(
+            context, "compare", config, Findings(judged=judged, metrics=metrics, details=details)
+        )
 
 
-def _judged(what: str, found: Difference, limits: Limits, metrics: dict[str, float]) -> list[Judgement]:
+def _judged(
+    what: str, found: Difference, limits: Limits, metrics: dict[str, float]
+) -> list[Judgement]:
     numbers = found.to_json()
     metrics.update({f"{what}_{name}": value for name, value in numbers.items()})
     allowed = {"mean_l1": limits.max_mean_l1, "max_l1": limits.max_max_l1}
-    return [Judgement(f"{what} {name}", numbers[name], limit) for name, limit in allowed.items() if limit is not None]
+    return [
+        Judgement(f"{what} {name}", numbers[name], limit)
+        for name, limit in allowed.items()
+        if limit is not None
+    ]
 
 
 def build(config: CompareConfig) -> CompareCheck:

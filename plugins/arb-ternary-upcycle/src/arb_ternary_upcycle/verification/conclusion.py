@@ -18,9 +18,13 @@ __all__ = ["conclude"]
 
 
 def conclude(
-    context: TrainingContext, name: str, config: SampledConfig | EvalConfig | KvCacheConfig, found: Findings
+    context: TrainingContext,
+    name: str,
+    config: SampledConfig | EvalConfig | KvCacheConfig,
+    found: Findings,
 ) -> CheckResult:
-    """Write the report of the check ``name``, bring the run's report page up to date, and give the outcome.
+    """Write the report of the check ``name``, bring the run's report page up to date, and give the
+    outcome.
 
     Raises:
         ArbError: the report cannot be written.
@@ -44,6 +48,10 @@ def conclude(
         file.parent.mkdir(exist_ok=True)
         write_json(file, plain(report))
     except OSError as error:
-        raise ArbError(f"{file}: the report cannot be written: {error}", "Free some space, then --resume.") from error
+        raise ArbError(
+            f"{file}: the report cannot be written: {error}", "Free some space, then --resume."
+        ) from error
     refresh_report(context.directory)
-    return CheckResult(passed=passed, summary=summary, metrics=dict(found.metrics), fails_run=config.fail_fast)
+    return CheckResult(
+        passed=passed, summary=summary, metrics=dict(found.metrics), fails_run=config.fail_fast
+    )

@@ -1,4 +1,6 @@
-"""Options of the checks of a student beside its teacher, and of the phase ``verify``. Imported without torch."""
+"""Options of the checks of a student beside its teacher, and of the phase ``verify``. Imported
+without torch.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ __all__ = [
 ]
 
 TEACHER_HELP: Final = (
-    "folder of a float model, or a run directory with one; null = the run's own, the newest of prepared and teacher"
+    "folder of a float model, or a run directory with one; null = the run's "
+    "own, "
+    "the newest of prepared and teacher"
 )
 
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -42,17 +46,28 @@ class _CheckConfig:
     """What every check has that compares with a teacher."""
 
     teacher: Path | None = option(None, TEACHER_HELP)
-    fail_fast: bool = option(True, "a check that has not passed fails the run; false = it is only reported")
+    fail_fast: bool = option(
+        True, "a check that has not passed fails the run; false = it is only reported"
+    )
     label: str | None = option(
-        None, "name of the report, verify/LABEL.json in the run; null = the check's own", validator=optional(_label)
+        None,
+        "name of the report, verify/LABEL.json in the run; null = the check's own",
+        validator=optional(_label),
     )
 
     def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``: two reports in one file are a fault."""
         names = [choice.options.label or choice.name for choice in _checks_of(run)]
-        own = next((n for n, choice in zip(names, _checks_of(run), strict=True) if choice.options is self), None)
+        own = next(
+            (n for n, choice in zip(names, _checks_of(run), strict=True) if choice.options is self),
+            None,
+        )
         if own is not None and names.count(own) > 1:
-            yield "label", f"{names.count(own)} checks of this run write verify/{own}.json; name each: label: {own}-2"
+            yield (
+                "label",
+                f"{names.count(own)} checks of this run write verify/{own}.json; name each: label: "
+                f"{own}-2",
+            )
 
 
 def _checks_of(run: Any) -> list[Choice[CheckSpec]]:
@@ -65,19 +80,28 @@ def held_out_contradictions(run: Any, block_size: int | None) -> Iterator[tuple[
     """Option and what is wrong with it, where samples of ``block_size`` do not fit the model."""
     longest = getattr(run.model.options, "max_length", None)
     if block_size is not None and longest is not None and block_size > longest:
-        yield "block_size", f"{block_size} exceeds the context of the model: max_length is {longest}"
+        yield (
+            "block_size",
+            f"{block_size} exceeds the context of the model: max_length is {longest}",
+        )
 
 
 @frozen(kw_only=True)
 class SampledConfig(_CheckConfig):
-    """What the checks have that read held-out samples; ``null`` sizes are those of the run's latest training loop."""
+    """What the checks have that read held-out samples; ``null`` sizes are those of the run's latest
+    training loop.
+    """
 
-    batches: int = option(5, "batches of held-out samples, spread over all of them", validator=positive)
+    batches: int = option(
+        5, "batches of held-out samples, spread over all of them", validator=positive
+    )
     batch_size: int | None = option(
         None, "samples in a batch; null = as the run evaluates", validator=optional(positive)
     )
     block_size: int | None = option(
-        None, "predictions in a sample, in tokens; null = as the run evaluates", validator=optional(positive)
+        None,
+        "predictions in a sample, in tokens; null = as the run evaluates",
+        validator=optional(positive),
     )
 
     def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
@@ -93,11 +117,16 @@ class Limits:
     max_mean_l1: float | None = option(
         None, "largest mean of the absolute differences", validator=optional(non_negative)
     )
-    max_max_l1: float | None = option(None, "largest absolute difference of all", validator=optional(non_negative))
+    max_max_l1: float | None = option(
+        None, "largest absolute difference of all", validator=optional(non_negative)
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.max_mean_l1 is None and self.max_max_l1 is None:
-            raise ValueError("'max_mean_l1' or 'max_max_l1' must be given: without a limit there is nothing to judge")
+            raise ValueError(
+                "'max_mean_l1' or 'max_max_l1' must be given: without a limit there is nothing to "
+                "judge"
+            )
 
 
 @frozen(kw_only=True)
@@ -111,7 +140,9 @@ class CompareConfig(SampledConfig):
 
     def __attrs_post_init__(self) -> None:
         if self.attention is None and self.logits is None:
-            raise ValueError("'attention' or 'logits' must be given: {max_mean_l1: 0.05, max_max_l1: 0.25}")
+            raise ValueError(
+                "'attention' or 'logits' must be given: {max_mean_l1: 0.05, max_max_l1: 0.25}"
+            )
 
 
 @frozen(kw_only=True)
@@ -119,15 +150,20 @@ class FidelityConfig(SampledConfig):
     """Options of the check ``fidelity``."""
 
     max_delta_nll: float | None = option(
-        None, "largest loss of the student less the teacher's, nats a token; may be negative; null = any"
+        None,
+        "largest loss of the student less the teacher's, nats a token; may be negative; null = any",
     )
     max_ppl_ratio: float | None = option(
-        None, "largest perplexity of the student over the teacher's; null = any", validator=optional(positive)
+        None,
+        "largest perplexity of the student over the teacher's; null = any",
+        validator=optional(positive),
     )
 
     def __attrs_post_init__(self) -> None:
         if self.max_delta_nll is None and self.max_ppl_ratio is None:
-            raise ValueError("'max_delta_nll' or 'max_ppl_ratio' must be given, such as max_ppl_ratio: 1.05")
+            raise ValueError(
+                "'max_delta_nll' or 'max_ppl_ratio' must be given, such as max_ppl_ratio: 1.05"
+            )
 
 
 @frozen(kw_only=True)
@@ -136,11 +172,14 @@ class EvalConfig(_CheckConfig):
 
     tasks: Path | None = option(
         None,
-        "file of questions, one JSON object a line: prompt, and choices with the number of the right one as answer, or "
+        "file of questions, one JSON object a line: prompt, and choices with the number of the "
+        "right one as answer, or "
         "answer alone, a text; null = 48 questions about the built-in text",
     )
     min_student_accuracy: float | None = option(
-        None, "smallest share of questions that the student answers rightly; null = any", validator=optional(fraction)
+        None,
+        "smallest share of questions that the student answers rightly; null = any",
+        validator=optional(fraction),
     )
     max_accuracy_drop: float | None = option(
         None, "largest share of the teacher less the student's; may be negative; null = any"
@@ -149,7 +188,9 @@ class EvalConfig(_CheckConfig):
 
     def __attrs_post_init__(self) -> None:
         if self.min_student_accuracy is None and self.max_accuracy_drop is None:
-            raise ValueError("'min_student_accuracy' or 'max_accuracy_drop' must be given, from 0 to 1")
+            raise ValueError(
+                "'min_student_accuracy' or 'max_accuracy_drop' must be given, from 0 to 1"
+            )
 
 
 @frozen(kw_only=True)
@@ -157,7 +198,8 @@ class KvCacheConfig(_CheckConfig):
     """Options of the check ``kvcache``."""
 
     min_reduction_ratio: float = option(
-        help="smallest number of bytes of keys and values a token of the teacher over those of the student",
+        help="smallest number of bytes of keys and values a token of the teacher over those of the "
+        "student",
         validator=positive,
     )
 
@@ -174,4 +216,7 @@ class VerifyConfig:
 
     def __attrs_post_init__(self) -> None:
         if not self.checks:
-            raise ValueError("'checks' must have at least one entry, such as {name: fidelity, max_ppl_ratio: 1.5}")
+            raise ValueError(
+                "'checks' must have at least one entry, such as {name: fidelity, max_ppl_ratio: "
+                "1.5}"
+            )

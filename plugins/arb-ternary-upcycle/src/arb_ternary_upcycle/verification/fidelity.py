@@ -30,7 +30,8 @@ class Fidelity:
 
     Attributes:
         teacher_nll, student_nll: mean cross entropy, nats a prediction.
-        divergence: mean ``KL(teacher || student)`` of the distributions over the next token, nats a prediction.
+        divergence: mean ``KL(teacher || student)`` of the distributions over the next token, nats a
+            prediction.
         agreement: share of predictions whose likeliest token is the same.
         tokens: predictions.
     """
@@ -89,7 +90,9 @@ def _sums(logits: Sequence[Tensor], targets_M: Tensor) -> Tensor:
 
 
 class FidelityCheck:
-    """Compares losses: ``delta`` is the student's less the teacher's, and the ratio of perplexities its exponential."""
+    """Compares losses: ``delta`` is the student's less the teacher's, and the ratio of perplexities
+    its exponential.
+    """
 
     def __init__(self, config: FidelityConfig) -> None:
         self.config = config
@@ -106,7 +109,12 @@ class FidelityCheck:
         if config.max_ppl_ratio is not None:
             judged.append(Judgement("perplexity ratio", found.ppl_ratio, config.max_ppl_ratio))
         details = {"batches": len(batches), "teacher": str(pair.teacher.model.path)}
-        return conclude(context, "fidelity", config, Findings(judged=judged, metrics=found.to_json(), details=details))
+        return conclude(
+            context,
+            "fidelity",
+            config,
+            Findings(judged=judged, metrics=found.to_json(), details=details),
+        )
 
 
 def build(config: FidelityConfig) -> FidelityCheck:

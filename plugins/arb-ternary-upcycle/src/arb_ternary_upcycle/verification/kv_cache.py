@@ -44,7 +44,9 @@ def teacher_bytes_per_token(model: FloatModel) -> int:
 
 
 class KvCacheCheck:
-    """Compares the caches of teacher and student, in the number formats in which this program keeps them."""
+    """Compares the caches of teacher and student, in the number formats in which this program keeps
+    them.
+    """
 
     def __init__(self, config: KvCacheConfig) -> None:
         self.config = config
@@ -60,9 +62,16 @@ class KvCacheCheck:
             "student_bytes_per_token": float(student),
             "reduction_ratio": ratio,
         }
-        judged = [Judgement("reduction ratio", ratio, self.config.min_reduction_ratio, at_most=False)]
+        judged = [
+            Judgement("reduction ratio", ratio, self.config.min_reduction_ratio, at_most=False)
+        ]
         details = {"teacher": str(pair.teacher.model.path)}
-        return conclude(context, "kvcache", self.config, Findings(judged=judged, metrics=metrics, details=details))
+        return conclude(
+            context,
+            "kvcache",
+            self.config,
+            Findings(judged=judged, metrics=metrics, details=details),
+        )
 
 
 def build(config: KvCacheConfig) -> KvCacheCheck:

@@ -1,4 +1,5 @@
-"""Teacher and student through the same batches, block by block: only one block of the teacher is in memory at a time.
+"""Teacher and student through the same batches, block by block: only one block of the teacher is in
+memory at a time.
 
 Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
 """
@@ -44,7 +45,9 @@ class Side(Protocol):
     def embed(self, tokens_BS: Tensor) -> Tensor: ...
 
     def run(self, number: int, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream after block ``number``, and the update that its attention gave, ``[B, S, D]``."""
+        """The residual stream after block ``number``, and the update that its attention gave, ``[B,
+        S, D]``.
+        """
         ...
 
     def logits(self, x_BSD: Tensor) -> Tensor: ...
@@ -84,7 +87,8 @@ class StudentSide:
         attention = getattr(self.model.blocks[number], "attention", None)
         if not isinstance(attention, nn.Module):  # decoders of other plugins have other blocks
             raise ConfigError(
-                f"block {number} of the model: it has no attention", "Only plain blocks of a decoder are compared."
+                f"block {number} of the model: it has no attention",
+                "Only plain blocks of a decoder are compared.",
             )
         with updates_of(attention) as updates:
             after_BSD = self.model.run_blocks(x_BSD, number, number + 1)
@@ -108,10 +112,14 @@ class Pair:
 
     def require_same_layers(self) -> None:
         """Raises ConfigError where attention cannot be compared layer by layer."""
-        mine, its = (self.student.layers, self.student.width), (self.teacher.layers, self.teacher.width)
+        mine, its = (
+            (self.student.layers, self.student.width),
+            (self.teacher.layers, self.teacher.width),
+        )
         if mine != its:
             raise ConfigError(
-                f"attention: the student has {mine[0]} layers of width {mine[1]}, the teacher {its[0]} of {its[1]}",
+                f"attention: the student has {mine[0]} layers of width {mine[1]}, the teacher "
+                f"{its[0]} of {its[1]}",
                 "Compare the logits alone: leave `attention` out.",
             )
 
@@ -124,7 +132,8 @@ class Pair:
 
         Args:
             tokens: int64 ``[B, S]`` each; the shapes may differ.
-            attention: called with layer, teacher's and student's update of its attention, both ``[B, S, D]``.
+            attention: called with layer, teacher's and student's update of its attention, both
+                ``[B, S, D]``.
 
         Yields:
             number of the batch, the teacher's stream and the student's.
@@ -169,11 +178,14 @@ class Pair:
         yield from zip(numbers, teacher, student, strict=True)
 
 
-def logit_pieces(pair: Pair, teacher_BSD: Tensor, student_BSD: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def logit_pieces(
+    pair: Pair, teacher_BSD: Tensor, student_BSD: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Logits of both after their last block, a few positions at a time.
 
     Yields:
-        positions (into ``B * S``, row after row), the teacher's and the student's logits ``[positions, V]``, float32.
+        positions (into ``B * S``, row after row), the teacher's and the student's logits
+        ``[positions, V]``, float32.
     """
     teacher, student = pair.teacher, pair.student
     flat = (teacher_BSD.flatten(0, 1), student_BSD.flatten(0, 1))
@@ -187,7 +199,8 @@ def logit_pieces(pair: Pair, teacher_BSD: Tensor, student_BSD: Tensor) -> Iterat
 
 
 def open_pair(context: TrainingContext, teacher: Path | None) -> Pair:
-    """The run's student and its teacher, the newest of the stages prepared and teacher, or the one that is named.
+    """The run's student and its teacher, the newest of the stages prepared and teacher, or the one
+    that is named.
 
     Raises:
         ConfigError: the run's model is no decoder.
@@ -202,7 +215,8 @@ def open_pair(context: TrainingContext, teacher: Path | None) -> Pair:
     found = find_stage(context, teacher, ("prepared", "teacher"))
     if found.vocabulary_size != student.vocabulary_size:
         raise DataError(
-            f"{found.path}: the teacher has {found.vocabulary_size:,} ids, the student {student.vocabulary_size:,}",
+            f"{found.path}: the teacher has {found.vocabulary_size:,} ids, the student "
+            f"{student.vocabulary_size:,}",
             "Give the data the teacher's tokenizer, and start the run anew.",
         )
     return Pair(found, student, context.device)
@@ -224,7 +238,12 @@ def held_out_batches(
     """
     usual = context.shape_to_evaluate
     size = (batch_size or usual[0], block_size or usual[1])
-    where = MaskContext(step=context.step, seed=context.seed, vocabulary_size=context.vocabulary_size, training=False)
+    where = MaskContext(
+        step=context.step,
+        seed=context.seed,
+        vocabulary_size=context.vocabulary_size,
+        training=False,
+    )
     return [
         context.masking.apply(batch, derived_generator(context.seed, "evaluation", index), where)
         for index, batch in enumerate(context.data.held_out(*size, batches))

@@ -1,4 +1,6 @@
-"""The phase ``verify``: checks in the middle of a run, before the phases that follow spend anything."""
+"""The phase ``verify``: checks in the middle of a run, before the phases that follow spend
+anything.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ __all__ = ["VerifyPhase", "build"]
 
 
 class VerifyPhase:
-    """Makes the checks of ``config`` in their order. One that fails the run ends it once all of them are made."""
+    """Makes the checks of ``config`` in their order. One that fails the run ends it once all of
+    them are made.
+    """
 
     name = "verify"
 
@@ -36,12 +40,18 @@ class VerifyPhase:
             check: Check = require_protocol(choice.build(), Check, choice)
             result = check.check(context)
             self._results.append(result)
-            context.record("check", {"check": choice.name, "passed": result.passed, **result.metrics})
+            context.record(
+                "check", {"check": choice.name, "passed": result.passed, **result.metrics}
+            )
             context.note(f"check {choice.name}: {result.verdict}: {result.summary}")
             context.mark_progress()
             context.stop_if_requested()
         pairs = list(zip(self.config.checks, self._results, strict=True))
-        failed = [(choice.name, result) for choice, result in pairs if not result.passed and result.fails_run]
+        failed = [
+            (choice.name, result)
+            for choice, result in pairs
+            if not result.passed and result.fails_run
+        ]
         if failed:
             raise ArbError(
                 f"{context.directory}: failed checks: {', '.join(name for name, _ in failed)}",
@@ -54,7 +64,12 @@ class VerifyPhase:
     def state_dict(self) -> dict[str, Any]:
         """The outcomes so far."""
         results = [
-            {"passed": r.passed, "summary": r.summary, "metrics": dict(r.metrics), "fails_run": r.fails_run}
+            {
+                "passed": r.passed,
+                "summary": r.summary,
+                "metrics": dict(r.metrics),
+                "fails_run": r.fails_run,
+            }
             for r in self._results
         ]
         return {"results": results}

@@ -42,7 +42,10 @@ class Judgement:
 
     def sentence(self) -> str:
         """``what 0.12, at most 0.1 allowed``."""
-        return f"{self.what} {self.value:.6g}, {'at most' if self.at_most else 'at least'} {self.limit:g} allowed"
+        return (
+            f"{self.what} {self.value:.6g}, {'at most' if self.at_most else 'at least'} "
+            f"{self.limit:g} allowed"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -71,7 +74,9 @@ class Findings:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: numbers that are not finite become the texts ``nan``, ``inf`` and ``-inf``."""
+    """``value`` as JSON can hold it: numbers that are not finite become the texts ``nan``, ``inf``
+    and ``-inf``.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -92,6 +97,8 @@ def read_reports(run: Path) -> list[dict[str, Any]]:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ArbError(f"{file}: cannot be read: {error}", "Remove it and make the check again.") from error
+            raise ArbError(
+                f"{file}: cannot be read: {error}", "Remove it and make the check again."
+            ) from error
         reports.append(found)
     return reports

@@ -24,16 +24,40 @@ __all__ = ["caption", "held_out_images", "written"]
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
-    "--count", type=click.IntRange(min=1), help="Held-out images, where no FILES are named; default: all of them."
+    "--count",
+    type=click.IntRange(min=1),
+    help="Held-out images, where no FILES are named; default: all of them.",
 )
-@click.option("--show", type=click.IntRange(min=0), default=10, show_default=True, help="Held-out images in the table.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="A sheet of those (.png, .svg, .pdf).")
 @click.option(
-    "--temperature", type=click.FloatRange(min=0.0), default=0.0, show_default=True, help="0 = the likeliest."
+    "--show",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Held-out images in the table.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
-@click.option("--invert", is_flag=True, help="Exchange black and white in FILES; digits are light strokes on black.")
-@click.option("--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="A sheet of those (.png, .svg, .pdf)."
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    show_default=True,
+    help="0 = the likeliest.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws."
+)
+@click.option(
+    "--invert",
+    is_flag=True,
+    help="Exchange black and white in FILES; digits are light strokes on black.",
+)
+@click.option(
+    "--backend",
+    metavar="NAME",
+    help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.",
+)
 @click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
 @plugin_files
 def caption(
@@ -48,18 +72,26 @@ def caption(
     backend: str | None,
     device: str | None,
 ) -> None:
-    """Write a text about each of FILES, or of the held-out images of the data of RUN, with its model."""
+    """Write a text about each of FILES, or of the held-out images of the data of RUN, with its
+    model.
+    """
     wait_passively()
     from arb_ternary_train.restore import load_run
     from arb_ternary_vision.cli.classify import images_in
 
     if invert and not files:
-        raise UsageProblem("--invert: held-out images are as the model knows them", "Name files, or leave it out.")
+        raise UsageProblem(
+            "--invert: held-out images are as the model knows them", "Name files, or leave it out."
+        )
     trained = load_run(run, backend=backend, device=device)
-    images, wanted = (images_in(trained, files, invert).data, []) if files else held_out_images(trained, count)
+    images, wanted = (
+        (images_in(trained, files, invert).data, []) if files else held_out_images(trained, count)
+    )
     texts = written(trained, images, temperature=temperature, seed=seed)
     if files:
-        print_table(("image", "text"), [(str(file), text) for file, text in zip(files, texts, strict=True)])
+        print_table(
+            ("image", "text"), [(str(file), text) for file, text in zip(files, texts, strict=True)]
+        )
     else:
         shown = list(zip(texts, wanted, strict=True))[:show]
         if shown:
@@ -72,7 +104,8 @@ def caption(
 
 
 def held_out_images(trained: TrainedRun, count: int | None) -> tuple[Tensor, list[str]]:
-    """Held-out images ``[B, C, H, W]``, and the text of each: ``count`` of them spread over all; None: all.
+    """Held-out images ``[B, C, H, W]``, and the text of each: ``count`` of them spread over all;
+    None: all.
 
     Raises:
         UsageProblem: the run's data has no texts.
@@ -84,14 +117,19 @@ def held_out_images(trained: TrainedRun, count: int | None) -> tuple[Tensor, lis
 
     data = trained.config.data.build()
     if not isinstance(data, CaptionedSource):
-        raise UsageProblem(f"{trained.directory.path}: its data {trained.config.data.name!r} has no texts of images")
+        raise UsageProblem(
+            f"{trained.directory.path}: its data {trained.config.data.name!r} has no texts of "
+            f"images"
+        )
     batches = list(data.held_out(64, 1, None) if count is None else data.held_out(count, 1, 1))
     labels = torch.cat([batch.extras[LABELS] for batch in batches]).tolist()
     return torch.cat([batch.data for batch in batches]), [data.captions[label] for label in labels]
 
 
 def written(trained: TrainedRun, images: Tensor, *, temperature: float, seed: int) -> list[str]:
-    """The text about each of ``images [B, C, H, W]``; UsageProblem: the run's model writes nothing."""
+    """The text about each of ``images [B, C, H, W]``; UsageProblem: the run's model writes
+    nothing.
+    """
     import torch
 
     from arb_ternary_text.data.tokenizers import from_json
@@ -101,13 +139,17 @@ def written(trained: TrainedRun, images: Tensor, *, temperature: float, seed: in
 
     model, attached = trained.model, trained.directory.attachments()
     if not isinstance(model, Captioner) or "tokenizer" not in attached:
-        raise UsageProblem(f"{trained.directory.path}: the model {trained.config.model.name!r} writes nothing")
+        raise UsageProblem(
+            f"{trained.directory.path}: the model {trained.config.model.name!r} writes nothing"
+        )
     tokenizer = from_json(attached["tokenizer"])
     (end,) = tokenizer.encode(END)
     texts: list[str] = []
     with evaluation_mode(model):
         for number, some in enumerate(torch.split(images, 64)):
-            ids = model.write(some.to(trained.device), end, temperature=temperature, seed=seed + number)
+            ids = model.write(
+                some.to(trained.device), end, temperature=temperature, seed=seed + number
+            )
             texts += [tokenizer.decode(each) for each in ids]
     return texts
 
@@ -115,7 +157,14 @@ def written(trained: TrainedRun, images: Tensor, *, temperature: float, seed: in
 def _draw(images: Tensor, texts: list[str], wanted: list[str], count: int, output: Path) -> None:
     from arb_ternary_vision.pictures import draw_sheet, save_figure
 
-    right = [text == other for text, other in zip(texts, wanted, strict=True)] if wanted else [None] * len(texts)
+    right = (
+        [text == other for text, other in zip(texts, wanted, strict=True)]
+        if wanted
+        else [None] * len(texts)
+    )
     if not count:
         raise UsageProblem(f"{output}: there is no image to draw", "--show says how many.")
-    save_figure(draw_sheet(images[:count].numpy(), texts[:count], right[:count], "what the model writes"), output)
+    save_figure(
+        draw_sheet(images[:count].numpy(), texts[:count], right[:count], "what the model writes"),
+        output,
+    )

@@ -25,7 +25,12 @@ __all__ = ["classify", "images_in"]
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="A sheet of the images (.png, .svg, .pdf).")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="A sheet of the images (.png, .svg, .pdf).",
+)
 @click.option(
     "--count",
     type=click.IntRange(min=1),
@@ -33,9 +38,21 @@ __all__ = ["classify", "images_in"]
     show_default=True,
     help="Held-out images that are shown, where no FILES are named.",
 )
-@click.option("--wrong", is_flag=True, help="Ask about all held-out images, and show those taken for another class.")
-@click.option("--invert", is_flag=True, help="Exchange black and white in FILES; digits are light strokes on black.")
-@click.option("--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.")
+@click.option(
+    "--wrong",
+    is_flag=True,
+    help="Ask about all held-out images, and show those taken for another class.",
+)
+@click.option(
+    "--invert",
+    is_flag=True,
+    help="Exchange black and white in FILES; digits are light strokes on black.",
+)
+@click.option(
+    "--backend",
+    metavar="NAME",
+    help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.",
+)
 @click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
 @plugin_files
 def classify(
@@ -48,15 +65,21 @@ def classify(
     backend: str | None,
     device: str | None,
 ) -> None:
-    """Say what the model of RUN (a run directory or a checkpoint) sees in FILES, or in held-out images of its data."""
+    """Say what the model of RUN (a run directory or a checkpoint) sees in FILES, or in held-out
+    images of its data.
+    """
     wait_passively()
     from arb_ternary_train.restore import load_run
     from arb_ternary_vision.predictions import class_names
 
     if files and wrong:
-        raise UsageProblem("--wrong: nobody has told what is in the files", "Leave out the files, or --wrong.")
+        raise UsageProblem(
+            "--wrong: nobody has told what is in the files", "Leave out the files, or --wrong."
+        )
     if invert and not files:
-        raise UsageProblem("--invert: held-out images are as the model knows them", "Name files, or leave it out.")
+        raise UsageProblem(
+            "--invert: held-out images are as the model knows them", "Name files, or leave it out."
+        )
     trained = load_run(run, backend=backend, device=device)
     found = (
         _answers(trained, [images_in(trained, files, invert)])
@@ -111,11 +134,15 @@ def images_in(trained: TrainedRun, files: tuple[Path, ...], invert: bool) -> Bat
     attached = trained.directory.attachments()
     if "image_shape" not in attached:
         raise UsageProblem(
-            f"{trained.directory.path}: its data {trained.config.data.name!r} has no size of images",
+            f"{trained.directory.path}: its data {trained.config.data.name!r} has no size of "
+            f"images",
             "Leave out the files: held-out samples of the data are classified.",
         )
     channels, height, width = attached["image_shape"]
-    images = [decoded(file, (height, width), channels, fit="crop", max_pixels=MAX_PIXELS) for file in files]
+    images = [
+        decoded(file, (height, width), channels, fit="crop", max_pixels=MAX_PIXELS)
+        for file in files
+    ]
     data = torch.from_numpy(np.stack(images)).float().div_(127.5).sub_(1)
     unknown = torch.zeros(len(files), dtype=torch.int64)
     return Batch(-data if invert else data, torch.arange(len(files)), {LABELS: unknown})
@@ -147,5 +174,8 @@ def _draw(found: Predictions, names: tuple[str, ...], output: Path, *, known: bo
         right.append(bool(said == label) if known else None)
         captions.append(f"{names[said]}, not {names[label]}" if right[-1] is False else names[said])
     save_figure(
-        draw_sheet(found.inputs.numpy(), captions, right, f"what the model says: {len(captions)} images"), output
+        draw_sheet(
+            found.inputs.numpy(), captions, right, f"what the model says: {len(captions)} images"
+        ),
+        output,
     )

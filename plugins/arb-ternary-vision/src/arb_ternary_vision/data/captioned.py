@@ -46,8 +46,9 @@ class CaptionedConfig:
 class CaptionedSource:
     """The images of a labelled source, and the text of the class of each, written in characters.
 
-    ``Batch.extras`` has, beside the labels, int64 ``[B, S + 1]`` under ``captions``: a text between two ends, filled up
-    with ends. Of each image ``S`` characters are asked for; a masking strategy leaves the filling out.
+    ``Batch.extras`` has, beside the labels, int64 ``[B, S + 1]`` under ``captions``: a text between
+    two ends, filled up with ends. Of each image ``S`` characters are asked for; a masking strategy
+    leaves the filling out.
 
     Attributes:
         images: the labelled source.
@@ -94,7 +95,9 @@ class CaptionedSource:
 
     def fingerprint(self) -> str:
         """SHA-256 in hexadecimal of images, labels and texts."""
-        return hashlib.sha256(f"{self.images.fingerprint()}\n{json.dumps(self.captions)}".encode()).hexdigest()
+        return hashlib.sha256(
+            f"{self.images.fingerprint()}\n{json.dumps(self.captions)}".encode()
+        ).hexdigest()
 
     def batches(self, request: BatchRequest) -> SampledBatches:
         """Training samples; ``request.block_size`` means nothing here."""
@@ -121,18 +124,20 @@ def build(config: CaptionedConfig) -> CaptionedSource:
     """The data source of ``config``.
 
     Raises:
-        ConfigError: the images have no labels, there are more or fewer texts than classes, or one has the character
-            that ends texts.
+        ConfigError: the images have no labels, there are more or fewer texts than classes, or one
+            has the character that ends texts.
     """
     images = config.images.build()
     if not isinstance(images, LabelledSource):
         raise ConfigError(
-            f"data.images: {config.images.name!r} has no labelled images", "Use digits, images or image_arrays."
+            f"data.images: {config.images.name!r} has no labelled images",
+            "Use digits, images or image_arrays.",
         )
     captions = images.classes if config.captions is None else tuple(config.captions)
     if len(captions) != len(images.classes):
         raise ConfigError(
-            f"data.captions: {len(captions)} texts, and {config.images.name!r} has {len(images.classes)} classes: "
+            f"data.captions: {len(captions)} texts, and {config.images.name!r} has "
+            f"{len(images.classes)} classes: "
             f"{', '.join(images.classes)}",
             "Give one for each, in this order.",
         )

@@ -1,11 +1,14 @@
-"""The built-in images: scikit-learn's digits, 1,797 real handwritten digits of 8 x 8 pixels in 17 grey levels.
+"""The built-in images: scikit-learn's digits, 1,797 real handwritten digits of 8 x 8 pixels in 17
+grey levels.
 
-The test set of *Optical Recognition of Handwritten Digits* (E. Alpaydin, C. Kaynak, UCI Machine Learning Repository,
-1998, doi:10.24432/C50P49, CC BY 4.0), which scikit-learn ships in its wheel; nothing is downloaded. Strokes are light:
-1 where the 4 x 4 cells of a pixel are all ink, -1 where none is.
+The test set of *Optical Recognition of Handwritten Digits* (E. Alpaydin, C. Kaynak, UCI Machine
+Learning Repository, 1998, doi:10.24432/C50P49, CC BY 4.0), which scikit-learn ships in its wheel;
+nothing is downloaded. Strokes are light: 1 where the 4 x 4 cells of a pixel are all ink, -1 where
+none is.
 
-Of each digit a fifth (359 images together) is held out. Which ones was drawn once and is part of this package, so that
-accuracies can be compared. The images do not say who wrote them: the same hands are in both parts.
+Of each digit a fifth (359 images together) is held out. Which ones was drawn once and is part of
+this package, so that accuracies can be compared. The images do not say who wrote them: the same
+hands are in both parts.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ class DigitsConfig:
 
     tuning: bool = option(
         False,
-        "validate on a fifth of the training images and train on the rest, to choose settings by; the held-out images "
+        "validate on a fifth of the training images and train on the rest, to choose settings by; "
+        "the held-out images "
         "then stay unseen",
         validator=attrs.validators.instance_of(bool),
     )
@@ -57,9 +61,15 @@ def build(config: DigitsConfig) -> LabelledSource:
         levels=_LEVELS,
     )
     kept, held_out = split_by_class(whole.extras[LABELS], _FRACTION, _SPLIT)
-    training, validation = whole.at(kept, "digits, training images"), whole.at(held_out, "digits, held-out images")
+    training, validation = (
+        whole.at(kept, "digits, training images"),
+        whole.at(held_out, "digits, held-out images"),
+    )
     if config.tuning:
         kept, held_out = split_by_class(training.extras[LABELS], _FRACTION, _TUNING_SPLIT)
         whole = training
-        training, validation = whole.at(kept, "digits, training images"), whole.at(held_out, "digits, tuning images")
+        training, validation = (
+            whole.at(kept, "digits, training images"),
+            whole.at(held_out, "digits, tuning images"),
+        )
     return LabelledSource("digits", tuple("0123456789"), training, validation)

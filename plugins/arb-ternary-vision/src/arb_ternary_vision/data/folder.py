@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 __all__ = ["MAX_PIXELS", "FolderConfig", "build", "decoded", "find_images"]
 
 #: Endings of files that are read, and the formats that are tried on them, whatever they are called.
-_ENDINGS: Final = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_ENDINGS: Final = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
 _FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 #: Modes of pillow whose pixels hold more than 8 bits, which its conversion would cut off.
 _DEEP: Final = ("I", "F")
 #: Largest image that is decoded where nobody says otherwise, in pixels.
 MAX_PIXELS: Final = 50_000_000
-#: The tag of an image's orientation, and its values where rows and columns are exchanged (Exif 2.32, 4.6.4).
+# : The tag of an image's orientation, and its values where rows and columns are exchanged (Exif
+# 2.32, 4.6.4).
 _ORIENTATION, _LYING = 0x0112, (5, 6, 7, 8)
 
 
@@ -45,33 +48,45 @@ class FolderConfig:
 
     sized_samples: ClassVar[bool] = True
 
-    path: str = option(help="folder with one folder of images a class; the names of those are the classes")
-    validation: str | None = option(None, "such a folder with the held-out images; null = take them from `path`")
+    path: str = option(
+        help="folder with one folder of images a class; the names of those are the classes"
+    )
+    validation: str | None = option(
+        None, "such a folder with the held-out images; null = take them from `path`"
+    )
     validation_fraction: float | None = option(
         None,
-        f"share of the images of each class that is held out when `validation` is null (null: {DEFAULT_FRACTION})",
+        f"share of the images of each class that is held out when `validation` is null (null: "
+        f"{DEFAULT_FRACTION})",
         validator=optional(part),
     )
     image_size: int | tuple[int, int] | None = option(
         None,
-        "what images are made: side of squares, or [height, width], in pixels; null = all are of one size already",
+        "what images are made: side of squares, or [height, width], in pixels; null = all are of "
+        "one size already",
         validator=optional(size),
     )
     fit: Literal["crop", "stretch"] = option(
-        "crop", "of images of another shape: crop = cut off what reaches over, on both sides; stretch"
+        "crop",
+        "of images of another shape: crop = cut off what reaches over, on both sides; stretch",
     )
     channels: Literal[1, 3] = option(3, "3 = colour, 1 = grey")
     max_pixels: int = option(
-        MAX_PIXELS, "largest image in a file, in pixels; larger ones are refused before they are decoded",
+        MAX_PIXELS,
+        "largest image in a file, in pixels; larger ones are refused before they are decoded",
         validator=positive,
-    )  # fmt: skip
+    )
     max_megabytes: int = option(
-        4096, "most memory that the images may take, a byte for each pixel and channel", validator=positive
+        4096,
+        "most memory that the images may take, a byte for each pixel and channel",
+        validator=positive,
     )
 
     def __attrs_post_init__(self) -> None:
         if self.validation is not None and self.validation_fraction is not None:
-            raise ValueError("validation and validation_fraction exclude each other: give one of them")
+            raise ValueError(
+                "validation and validation_fraction exclude each other: give one of them"
+            )
 
 
 def build(config: FolderConfig) -> LabelledSource:
@@ -83,9 +98,14 @@ def build(config: FolderConfig) -> LabelledSource:
     classes, files = find_images(Path(config.path))
     whole = _read(config, config.path, files)
     if config.validation is None:
-        return split_source("images", classes, whole, config.validation_fraction or DEFAULT_FRACTION)
+        return split_source(
+            "images", classes, whole, config.validation_fraction or DEFAULT_FRACTION
+        )
     if Path(config.validation).resolve() == Path(config.path).resolve():
-        raise DataError(f"{config.validation}: the held-out images are the training images", "null holds some out.")
+        raise DataError(
+            f"{config.validation}: the held-out images are the training images",
+            "null holds some out.",
+        )
     held_out_classes, held_out_files = find_images(Path(config.validation))
     if unknown := sorted(set(held_out_classes) - set(classes)):
         close = nearest(unknown[0], classes)
@@ -98,31 +118,45 @@ def build(config: FolderConfig) -> LabelledSource:
 
 
 def find_images(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
-    """Classes and images of a folder of folders: each file with the place of its class, in the order of names.
+    """Classes and images of a folder of folders: each file with the place of its class, in the
+    order of names.
 
     Names that begin with a dot are passed over.
 
     Raises:
-        DataError: there is no such folder, no class in it, a class without an image, or a file that is none.
+        DataError: there is no such folder, no class in it, a class without an image, or a file that
+            is none.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder", f"Paths are relative to the working directory, {Path.cwd()}.")
+        raise DataError(
+            f"{folder}: no such folder",
+            f"Paths are relative to the working directory, {Path.cwd()}.",
+        )
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     if strays := [entry for entry in entries if not entry.is_dir()]:
         raise DataError(
-            f"{strays[0]}: a file beside the folders of the classes", "Move it into the folder of its class, or away."
+            f"{strays[0]}: a file beside the folders of the classes",
+            "Move it into the folder of its class, or away.",
         )
     if not entries:
-        raise DataError(f"{folder}: no folder of a class in it", f"Images lie in {folder / 'CLASS' / 'NAME.png'}.")
+        raise DataError(
+            f"{folder}: no folder of a class in it",
+            f"Images lie in {folder / 'CLASS' / 'NAME.png'}.",
+        )
     files: list[tuple[Path, int]] = []
     for label, entry in enumerate(entries):
         found = sorted(file for file in entry.iterdir() if not file.name.startswith("."))
-        if wrong := [file for file in found if file.suffix.lower() not in _ENDINGS or not file.is_file()]:
+        if wrong := [
+            file for file in found if file.suffix.lower() not in _ENDINGS or not file.is_file()
+        ]:
             raise DataError(
-                f"{wrong[0]}: not an image by its name", f"Endings are: {', '.join(sorted(_ENDINGS))}; move it away."
+                f"{wrong[0]}: not an image by its name",
+                f"Endings are: {', '.join(sorted(_ENDINGS))}; move it away.",
             )
         if not found:
-            raise DataError(f"{entry}: the class has no image", "Give it some, or remove the folder.")
+            raise DataError(
+                f"{entry}: the class has no image", "Give it some, or remove the folder."
+            )
         files.extend((file, label) for file in found)
     return tuple(entry.name for entry in entries), files
 
@@ -150,14 +184,24 @@ def _size_of(config: FolderConfig, first: Path) -> tuple[int, int]:
     if config.image_size is None:
         with _opened(first, config.max_pixels) as image:
             width, height = image.size
-            return (width, height) if image.getexif().get(_ORIENTATION, 1) in _LYING else (height, width)
+            return (
+                (width, height)
+                if image.getexif().get(_ORIENTATION, 1) in _LYING
+                else (height, width)
+            )
     return pair(config.image_size)
 
 
 def decoded(
-    file: Path, size: tuple[int, int], channels: int, *, fit: Literal["crop", "stretch"] | None, max_pixels: int
+    file: Path,
+    size: tuple[int, int],
+    channels: int,
+    *,
+    fit: Literal["crop", "stretch"] | None,
+    max_pixels: int,
 ) -> NDArray[np.uint8]:
-    """An image as uint8 ``[C, H, W]``, turned upright as its camera says; of an animation the first picture.
+    """An image as uint8 ``[C, H, W]``, turned upright as its camera says; of an animation the first
+    picture.
 
     Args:
         file: where it is.
@@ -176,10 +220,13 @@ def decoded(
         with _opened(file, max_pixels) as opened:
             upright = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
     except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{file}: the image cannot be decoded: {error}", "It is truncated or damaged.") from error
+        raise DataError(
+            f"{file}: the image cannot be decoded: {error}", "It is truncated or damaged."
+        ) from error
     if fit is None and upright.size != (width, height):
         raise DataError(
-            f"{file}: {upright.size[1]} x {upright.size[0]} pixels, and images before it have {height} x {width}",
+            f"{file}: {upright.size[1]} x {upright.size[0]} pixels, and images before it have "
+            f"{height} x {width}",
             f"Set image_size: [{height}, {width}].",
         )
     if fit == "crop":
@@ -205,11 +252,15 @@ def _opened(file: Path, max_pixels: int) -> Image:
     if image.size[0] * image.size[1] > max_pixels:
         image.close()
         raise DataError(
-            f"{file}: {image.size[1]} x {image.size[0]} pixels, more than max_pixels, {max_pixels:,}",
+            f"{file}: {image.size[1]} x {image.size[0]} pixels, more than max_pixels, "
+            f"{max_pixels:,}",
             "Make it smaller, or raise max_pixels if you trust the file.",
         )
     if image.mode.partition(";")[0] in _DEEP:
         mode = image.mode
         image.close()
-        raise DataError(f"{file}: pixels of mode {mode} hold more than 8 bits", "Convert it to 8 bits a channel.")
+        raise DataError(
+            f"{file}: pixels of mode {mode} hold more than 8 bits",
+            "Convert it to 8 bits a channel.",
+        )
     return image

@@ -1,4 +1,6 @@
-"""A data source of labelled samples: training samples, held-out samples and the names of the classes."""
+"""A data source of labelled samples: training samples, held-out samples and the names of the
+classes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ if TYPE_CHECKING:
     from arb_ternary_text.data.loader import SampledBatches
     from arb_ternary_vision.data.batches import MemorySamples
 
-__all__ = ["DEFAULT_FRACTION", "LABELS", "LabelledSource", "part", "require_memory", "split_by_class", "split_source"]
+__all__ = [
+    "DEFAULT_FRACTION",
+    "LABELS",
+    "LabelledSource",
+    "part",
+    "require_memory",
+    "split_by_class",
+    "split_source",
+]
 
 #: Where batches have their classes: ``Batch.extras[LABELS]``, int64 ``[B]``.
 LABELS: Final = "labels"
@@ -33,7 +43,8 @@ _SPLIT: Final = 0
 class LabelledSource:
     """Images, or what a model sees as images, each of one class.
 
-    Batches hold float32 ``[B, C, H, W]`` in [-1, 1] and, under ``labels`` of the extras, int64 ``[B]``.
+    Batches hold float32 ``[B, C, H, W]`` in [-1, 1] and, under ``labels`` of the extras, int64
+    ``[B]``.
 
     Attributes:
         name: what listings and errors call the source.
@@ -58,17 +69,22 @@ class LabelledSource:
     def __attrs_post_init__(self) -> None:
         for samples in (self.train, self.validation):
             if samples.data.ndim != 4 or LABELS not in samples.extras:
-                raise TypeError(f"{samples.name}: [N, C, H, W] and {LABELS} are needed, not {samples.data.shape}")
+                raise TypeError(
+                    f"{samples.name}: [N, C, H, W] and {LABELS} are needed, not "
+                    f"{samples.data.shape}"
+                )
             labels = samples.extras[LABELS]
             wrong = np.flatnonzero((labels < 0) | (labels >= len(self.classes)))
             if wrong.size:
                 raise DataError(
-                    f"{samples.name}: label {int(labels[wrong[0]])} of sample {int(wrong[0])} is none of the "
+                    f"{samples.name}: label {int(labels[wrong[0]])} of sample {int(wrong[0])} is "
+                    f"none of the "
                     f"{len(self.classes)} classes, which are counted from 0"
                 )
         if self.train.data.shape[1:] != self.validation.data.shape[1:]:
             raise DataError(
-                f"{self.validation.name}: samples of {list(self.validation.data.shape[1:])}, and those of "
+                f"{self.validation.name}: samples of {list(self.validation.data.shape[1:])}, and "
+                f"those of "
                 f"{self.train.name} are of {list(self.train.data.shape[1:])}"
             )
 
@@ -84,7 +100,9 @@ class LabelledSource:
         return len(self.classes)
 
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal of all samples, labels and names of classes; paths do not count."""
+        """SHA-256 in hexadecimal of all samples, labels and names of classes; paths do not
+        count.
+        """
         parts = (self.train.digest(), self.validation.digest(), json.dumps(self.classes))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -101,7 +119,9 @@ class LabelledSource:
         return self.validation.in_order(batch_size, limit)
 
     def baselines(self, block_size: int) -> Mapping[str, float]:
-        """The entropy of the held-out classes: the loss of who knows nothing but how frequent each is."""
+        """The entropy of the held-out classes: the loss of who knows nothing but how frequent each
+        is.
+        """
         counts = np.bincount(self.validation.extras[LABELS], minlength=len(self.classes))
         shares = counts[counts > 0] / counts.sum()
         return {"class_entropy": float(-(shares * np.log(shares)).sum())}
@@ -114,10 +134,11 @@ class LabelledSource:
 def split_by_class(
     labels_N: NDArray[np.int64], fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """``(kept, taken)``: places of ``labels_N``, ascending; of each class the share ``fraction`` is taken.
+    """``(kept, taken)``: places of ``labels_N``, ascending; of each class the share ``fraction`` is
+    taken.
 
-    So many of a class as rounding gives, but at least one is kept. Which ones depends on ``seed``, the label and the
-    number of samples of the class, on nothing else.
+    So many of a class as rounding gives, but at least one is kept. Which ones depends on ``seed``,
+    the label and the number of samples of the class, on nothing else.
     """
     taken: list[int] = []
     for label in np.unique(labels_N).tolist():
@@ -129,8 +150,11 @@ def split_by_class(
     return np.flatnonzero(~mask), np.flatnonzero(mask)
 
 
-def split_source(name: str, classes: tuple[str, ...], whole: MemorySamples, fraction: float) -> LabelledSource:
-    """The source that holds out the share ``fraction`` of each class of ``whole``; the same ones at every start.
+def split_source(
+    name: str, classes: tuple[str, ...], whole: MemorySamples, fraction: float
+) -> LabelledSource:
+    """The source that holds out the share ``fraction`` of each class of ``whole``; the same ones at
+    every start.
 
     Raises:
         DataError: the classes are too small for that.
@@ -154,6 +178,7 @@ def require_memory(name: str, shape: tuple[int, ...], max_megabytes: int) -> Non
     needed = prod(shape) / 1e6
     if needed > max_megabytes:
         raise DataError(
-            f"{name}: {needed:,.0f} megabytes are needed, more than max_megabytes, {max_megabytes:,}",
+            f"{name}: {needed:,.0f} megabytes are needed, more than max_megabytes, "
+            f"{max_megabytes:,}",
             "Take fewer or smaller images, or raise max_megabytes.",
         )

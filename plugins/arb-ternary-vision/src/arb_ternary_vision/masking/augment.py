@@ -1,7 +1,9 @@
-"""Changes of images in training. All that is drawn is a hash of a number a batch and of the sample's identity.
+"""Changes of images in training. All that is drawn is a hash of a number a batch and of the
+sample's identity.
 
-The same image in another row of the batch is changed alike, and no generator of the process is touched. kornia moves
-the pixels; torchvision would do as well, but its wheel on the package index does not load beside a CPU build of torch.
+The same image in another row of the batch is changed alike, and no generator of the process is
+touched. kornia moves the pixels; torchvision would do as well, but its wheel on the package index
+does not load beside a CPU build of torch.
 """
 
 from __future__ import annotations
@@ -18,15 +20,20 @@ from arb_ternary_vision.masking.config import Augmentation, Change
 
 __all__ = ["augmented"]
 
-#: Random numbers that a change draws for an image, beside those of noise: whether it is made, and four for how.
+# : Random numbers that a change draws for an image, beside those of noise: whether it is made, and
+# four for how.
 _DRAWS: Final = 5
 _OF_PLACE: Final = ("shift", "rotate", "scale", "shear", "flip")
 
 
-def augmented(images: Tensor, changes: Sequence[Augmentation], sample_ids: Tensor, salt: int) -> Tensor:
-    """``images [B, C, H, W]``, float32 in [-1, 1], changed; others of the same shape, within [-1, 1].
+def augmented(
+    images: Tensor, changes: Sequence[Augmentation], sample_ids: Tensor, salt: int
+) -> Tensor:
+    """``images [B, C, H, W]``, float32 in [-1, 1], changed; others of the same shape, within [-1,
+    1].
 
-    What comes in from beyond an edge continues the edge; what is erased becomes 0, the grey between black and white.
+    What comes in from beyond an edge continues the edge; what is erased becomes 0, the grey between
+    black and white.
 
     Args:
         images: they are left alone.
@@ -43,14 +50,18 @@ def augmented(images: Tensor, changes: Sequence[Augmentation], sample_ids: Tenso
         draws_BD = drawn[change.name]
         hit_B = draws_BD[:, 0] < change.share
         if change.name.startswith("erase"):
-            out = out.masked_fill(_erased(out.shape, change, draws_BD) & hit_B[:, None, None, None], 0.0)
+            out = out.masked_fill(
+                _erased(out.shape, change, draws_BD) & hit_B[:, None, None, None], 0.0
+            )
         elif change.name not in _OF_PLACE:
             changed = _shaded(out, change, draws_BD, sample_ids, salt, len(changes) + place)
             out = torch.where(hit_B[:, None, None, None], changed.clamp(-1, 1), out)
     return out
 
 
-def _moved(images: Tensor, changes: Sequence[Augmentation], drawn: Mapping[Change, Tensor]) -> Tensor:
+def _moved(
+    images: Tensor, changes: Sequence[Augmentation], drawn: Mapping[Change, Tensor]
+) -> Tensor:
     """Shifted, turned, scaled, sheared and mirrored, about the centre."""
     if not changes:
         return images.clone()
@@ -84,9 +95,13 @@ def _erased(shape: torch.Size, change: Augmentation, draws_BD: Tensor) -> Tensor
     height, width = shape[2:]
     most, size = change.most, draws_BD[:, 1]
     if change.name == "erase":
-        # A share of the area up to the most, between twice as wide as high and twice as high as wide.
+        # A share of the area up to the most, between twice as wide as high and twice as high as
+        # wide.
         area, ratio = size * most, torch.exp2(2 * draws_BD[:, 2] - 1)
-        tall, wide = (area * ratio).sqrt().clamp_max(1) * height, (area / ratio).sqrt().clamp_max(1) * width
+        tall, wide = (
+            (area * ratio).sqrt().clamp_max(1) * height,
+            (area / ratio).sqrt().clamp_max(1) * width,
+        )
     elif change.name == "erase_rows":
         tall, wide = size * most * height, torch.full_like(size, width)
     else:
@@ -99,7 +114,12 @@ def _erased(shape: torch.Size, change: Augmentation, draws_BD: Tensor) -> Tensor
 
 
 def _shaded(
-    images: Tensor, change: Augmentation, draws_BD: Tensor, sample_ids: Tensor, salt: int, stream: int
+    images: Tensor,
+    change: Augmentation,
+    draws_BD: Tensor,
+    sample_ids: Tensor,
+    salt: int,
+    stream: int,
 ) -> Tensor:
     amount = ((2 * draws_BD[:, 1] - 1) * change.most)[:, None, None, None]
     if change.name == "brightness":
@@ -109,6 +129,8 @@ def _shaded(
         return mean + (images - mean) * (1 + amount)
     pixels = images[0].numel()
     # Box and Muller (1958): two uniform numbers a normal one; 1 - u is never 0.
-    first, second = uniform_(counter_hash_rows(sample_ids, 2 * pixels, salt, 0, stream)).chunk(2, dim=1)
+    first, second = uniform_(counter_hash_rows(sample_ids, 2 * pixels, salt, 0, stream)).chunk(
+        2, dim=1
+    )
     normal = (-2 * torch.log(1 - first)).sqrt() * torch.cos(2 * torch.pi * second)
     return images + change.most * normal.view_as(images)

@@ -1,4 +1,6 @@
-"""The masking strategy ``captions``: an image and the beginning of its text in, the next character out."""
+"""The masking strategy ``captions``: an image and the beginning of its text in, the next character
+out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ __all__ = ["CaptionMasking", "build"]
 class CaptionMasking:
     """Characters are inputs and, one place on, targets; images are the model's argument ``images``.
 
-    What fills up a text behind its end does not count. Images are augmented in training as with the masking ``labels``.
+    What fills up a text behind its end does not count. Images are augmented in training as with the
+    masking ``labels``.
     """
 
     def __init__(self, config: LabelsConfig) -> None:
@@ -45,7 +48,9 @@ class CaptionMasking:
         return MaskedBatch(inputs_BS, targets_BS, counts_BS, arguments={"images": images})
 
     def scores(self, output: Tensor, batch: MaskedBatch) -> Mapping[str, Tensor]:
-        """``accuracy`` of each character, given those before it: 1 where the likeliest is right, 0 elsewhere."""
+        """``accuracy`` of each character, given those before it: 1 where the likeliest is right, 0
+        elsewhere.
+        """
         return {"accuracy": (output.argmax(dim=-1) == batch.targets).float().flatten()}
 
 

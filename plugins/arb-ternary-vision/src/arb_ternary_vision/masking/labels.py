@@ -16,9 +16,11 @@ __all__ = ["LabelMasking", "augmented_images", "build"]
 
 
 class LabelMasking:
-    """``inputs = images``, ``targets = labels``, every one counts; cross entropy, and accuracy beside it.
+    """``inputs = images``, ``targets = labels``, every one counts; cross entropy, and accuracy
+    beside it.
 
-    In training the images are augmented as the options say, in evaluation they are what the data source gives.
+    In training the images are augmented as the options say, in evaluation they are what the data
+    source gives.
     """
 
     def __init__(self, config: LabelsConfig) -> None:
@@ -27,8 +29,8 @@ class LabelMasking:
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
         """Images float32 ``[B, C, H, W]``, labels int64 ``[B]`` and an all-true mask.
 
-        One number is drawn from ``generator``, in training with augmentation; all else is a hash of it and of the
-        sample ids.
+        One number is drawn from ``generator``, in training with augmentation; all else is a hash of
+        it and of the sample ids.
 
         Raises:
             DataError: the batch has no labels.
@@ -43,7 +45,9 @@ class LabelMasking:
         return MaskedBatch(inputs, targets, torch.ones_like(targets, dtype=torch.bool))
 
     def scores(self, output: Tensor, batch: MaskedBatch) -> Mapping[str, Tensor]:
-        """``accuracy``: 1 where the likeliest class of ``output [B, V]`` is the image's, 0 elsewhere."""
+        """``accuracy``: 1 where the likeliest class of ``output [B, V]`` is the image's, 0
+        elsewhere.
+        """
         return {"accuracy": (output.argmax(dim=-1) == batch.targets).float()}
 
 
@@ -52,8 +56,8 @@ def augmented_images(
 ) -> Tensor:
     """The images of ``batch``, in training changed; a copy of them in evaluation.
 
-    One number is drawn from ``generator``, in training and where there are changes; all else is a hash of it and of the
-    sample ids.
+    One number is drawn from ``generator``, in training and where there are changes; all else is a
+    hash of it and of the sample ids.
     """
     if not (context.training and changes):
         return batch.data.clone()

@@ -1,7 +1,8 @@
 """A decoder that writes a text about an image, ternary unless the config says otherwise.
 
-Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels, ``L`` patches, ``S`` characters, ``T`` positions that a
-character may see, patches included, ``D`` width, ``V`` characters of the vocabulary.
+Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels, ``L`` patches, ``S`` characters, ``T``
+positions that a character may see, patches included, ``D`` width, ``V`` characters of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ __all__ = ["Captioner", "CaptionerConfig", "build"]
 class Captioner(Transformer):
     """Patches through blocks of their own, then a decoder of text that they are the beginning of.
 
-    The patches see each other, in both (a prefix language model: Raffel et al., 2020; with images, Beyer et al.,
-    PaliGemma, 2024); a character sees all patches, and the characters up to itself.
+    The patches see each other, in both (a prefix language model: Raffel et al., 2020; with images,
+    Beyer et al., PaliGemma, 2024); a character sees all patches, and the characters up to itself.
 
     Args:
         options: of the model.
@@ -42,7 +43,9 @@ class Captioner(Transformer):
         super().__init__(config, vocabulary_size)
         self.options = options
         self.patches = PatchEmbedding(options)
-        self.image_blocks = nn.ModuleList(Block(options.decoder) for _ in range(options.image_layers))
+        self.image_blocks = nn.ModuleList(
+            Block(options.decoder) for _ in range(options.image_layers)
+        )
         self.embedding = make_embedding(config, vocabulary_size)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.final_norm = make_norm(config, config.width, gain=True)
@@ -54,7 +57,9 @@ class Captioner(Transformer):
         rows, columns = self.options.grid
         return rows * columns
 
-    def forward(self, tokens_BS: Tensor, images: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(
+        self, tokens_BS: Tensor, images: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
         """Logits ``[B, S, V]`` of the character that follows each.
 
         Args:
@@ -63,18 +68,22 @@ class Captioner(Transformer):
             cache: what earlier calls have seen; ``tokens_BS`` continue it, and it is advanced.
 
         Raises:
-            UsageProblem: there is no image, or one of another shape than the model was made for, or the text is too
-                long.
+            UsageProblem: there is no image, or one of another shape than the model was made for, or
+                the text is too long.
         """
         if tokens_BS.size(1) > self.options.max_length:
             raise UsageProblem(
-                f"tokens: a text of {tokens_BS.size(1)} characters exceeds max_length, {self.options.max_length}",
+                f"tokens: a text of {tokens_BS.size(1)} characters exceeds max_length, "
+                f"{self.options.max_length}",
                 "Give shorter texts, or train the model with a larger max_length.",
             )
         x_BSD = self.embed(tokens_BS)
         if cache is not None and cache.length:
             if images is not None:
-                raise UsageProblem("images: the cache has seen them already", "Leave them out, or make a new cache.")
+                raise UsageProblem(
+                    "images: the cache has seen them already",
+                    "Leave them out, or make a new cache.",
+                )
             return self.logits(self._run(x_BSD, self.blocks, cache))
         if images is None:
             raise UsageProblem("images: a text is written about an image, and there is none")
@@ -97,8 +106,11 @@ class Captioner(Transformer):
         return cache
 
     @torch.no_grad()
-    def write(self, images_BCHW: Tensor, end: int, *, temperature: float = 0.0, seed: int = 0) -> list[list[int]]:
-        """The ids of a text about each image, without its end, which is also what every text begins with.
+    def write(
+        self, images_BCHW: Tensor, end: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> list[list[int]]:
+        """The ids of a text about each image, without its end, which is also what every text begins
+        with.
 
         Args:
             images_BCHW: float ``[B, C, H, W]``.
@@ -112,7 +124,9 @@ class Captioner(Transformer):
         written: list[list[int]] = [[] for _ in images_BCHW]
         going = [True] * len(written)
         for _ in range(self.options.max_length):
-            logits_BV = self(last_B[:, None].to(images_BCHW.device), cache=cache)[:, -1].double().cpu()
+            logits_BV = (
+                self(last_B[:, None].to(images_BCHW.device), cache=cache)[:, -1].double().cpu()
+            )
             if temperature == 0:
                 last_B = logits_BV.argmax(dim=-1)
             else:

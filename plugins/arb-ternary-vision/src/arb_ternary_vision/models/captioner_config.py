@@ -17,10 +17,11 @@ __all__ = ["CaptionerConfig"]
 
 @frozen(kw_only=True)
 class CaptionerConfig(PatchModelConfig):
-    """A decoder that writes a text about an image: blocks over the patches, then blocks over patches and text.
+    """A decoder that writes a text about an image: blocks over the patches, then blocks over
+    patches and text.
 
-    The characters come from the data. The default is pure: every weight is ternary, no parameter and no buffer is
-    float.
+    The characters come from the data. The default is pure: every weight is ternary, no parameter
+    and no buffer is float.
     """
 
     image_layers: int = option(
@@ -29,7 +30,9 @@ class CaptionerConfig(PatchModelConfig):
         validator=Rule("0 or greater", lambda value: value >= 0, {"minimum": 0}),
     )
     layers: int = as_in_decoder(
-        "layers", "blocks in which a character sees the patches and the characters before it", default=2
+        "layers",
+        "blocks in which a character sees the patches and the characters before it",
+        default=2,
     )
     max_length: int = as_in_decoder("max_length", "longest text, in characters", default=64)
 
@@ -40,8 +43,12 @@ class CaptionerConfig(PatchModelConfig):
 
     @property
     def text(self) -> DecoderConfig:
-        """Options of the blocks of the text, whose positions are the patches, row by row, and the characters."""
-        return attrs.evolve(self.parts, causal=True, max_length=self.grid[0] * self.grid[1] + self.max_length)
+        """Options of the blocks of the text, whose positions are the patches, row by row, and the
+        characters.
+        """
+        return attrs.evolve(
+            self.parts, causal=True, max_length=self.grid[0] * self.grid[1] + self.max_length
+        )
 
     def in_decoder(self) -> dict[str, Any]:
         """Options of the decoder that follow from those here."""

@@ -1,4 +1,6 @@
-"""Options that models of images share, with the names and meanings that they have in the decoder."""
+"""Options that models of images share, with the names and meanings that they have in the
+decoder.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class ImageModelConfig:
     """What every model that reads images is told."""
 
     image_size: int | tuple[int, int] = option(
-        8, "pixels of a side of the images, or [height, width] of images that are no squares", validator=size
+        8,
+        "pixels of a side of the images, or [height, width] of images that are no squares",
+        validator=size,
     )
     channels: int = option(
         1,
@@ -49,17 +53,20 @@ class ImageModelConfig:
     )
     group_size: Literal[32, 64, 128, 256, "row", "tensor"] = as_in_decoder("group_size")
     activations: Literal["int8", "float"] = as_in_decoder(
-        "activations", "precision of what enters each linear: int8 with one scale a patch or pixel, or float"
+        "activations",
+        "precision of what enters each linear: int8 with one scale a patch or pixel, or float",
     )
     gradients: Literal["float", "int8"] = as_in_decoder("gradients")
     float_parts: tuple[FloatPart, ...] = as_in_decoder(
         "float_parts",
-        "parts kept in float32: embedding (of patches, or the first convolution), head, norms (learned float gains), "
+        "parts kept in float32: embedding (of patches, or the first convolution), head, norms "
+        "(learned float gains), "
         "linears (convolutions too); empty = pure ternary",
     )
     learned_norms: bool = as_in_decoder("learned_norms")
     sub_norms: bool | None = as_in_decoder(
-        "sub_norms", "normalise also what enters the last linear or convolution of a branch; null = true"
+        "sub_norms",
+        "normalise also what enters the last linear or convolution of a branch; null = true",
     )
     norm_eps: float = as_in_decoder("norm_eps")
     scale_rule: Literal["residual", "frozen"] = as_in_decoder("scale_rule")
@@ -74,14 +81,22 @@ class ImageModelConfig:
         _ = self.parts
 
     def check(self) -> None:
-        """What options that the decoder has not ask of each other; ValueError where they contradict."""
+        """What options that the decoder has not ask of each other; ValueError where they
+        contradict.
+        """
 
     @property
     def parts(self) -> DecoderConfig:
         """The options as parts of the decoder take them. All positions see each other."""
         mine = {field.name for field in attrs.fields(type(self))}
         shared = {field.name for field in attrs.fields(DecoderConfig)} & mine
-        return DecoderConfig(**{**{name: getattr(self, name) for name in shared}, "causal": False, **self.in_decoder()})
+        return DecoderConfig(
+            **{
+                **{name: getattr(self, name) for name in shared},
+                "causal": False,
+                **self.in_decoder(),
+            }
+        )
 
     def in_decoder(self) -> dict[str, Any]:
         """Options of the decoder that follow from those here."""
@@ -108,14 +123,17 @@ class ImageModelConfig:
             kinds=frozenset(kind for kind in there if there[kind]),
             matrices=bool(floats - {"norms"}),
             vote_bits=self.vote_bits,
-            integers=self.gradients == "int8" and (tables or gains or (self.activations == "int8" and bool(matrices))),
+            integers=self.gradients == "int8"
+            and (tables or gains or (self.activations == "int8" and bool(matrices))),
             exponents=self.scale_rule == "residual" and (bool(matrices) or gains),
         )
 
     def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if "norms" in self.float_parts:
-            yield from without_effect(self, "norms among the 'float_parts' have gains anyway", "learned_norms")
+            yield from without_effect(
+                self, "norms among the 'float_parts' have gains anyway", "learned_norms"
+            )
         # A phase that changes the model may put ternary linears where there were none.
         changed = any(hasattr(phase.options, "planned_in") for phase in run.phases)
         added = changed and planned is not None and "ternary" in planned.kinds | planned.idle

@@ -22,7 +22,8 @@ __all__ = ["ConvBlock", "Convnet", "ConvnetConfig", "build"]
 
 
 class ConvBlock(nn.Module):
-    """``x + c down(norm(relu(up(norm(x)))^2))`` with ``c = 2**residual_scale``: two convolutions, pre-norms.
+    """``x + c down(norm(relu(up(norm(x)))^2))`` with ``c = 2**residual_scale``: two convolutions,
+    pre-norms.
 
     Args:
         config: options of its parts.
@@ -35,7 +36,11 @@ class ConvBlock(nn.Module):
         self.residual_scale = 2.0**config.residual_scale
         self.norm = make_channel_norm(config, channels)
         self.up = make_conv(config, channels, channels, kernel_size, padding=kernel_size // 2)
-        self.hidden_norm = make_channel_norm(config, channels, gain=False) if config.has_sub_norms else nn.Identity()
+        self.hidden_norm = (
+            make_channel_norm(config, channels, gain=False)
+            if config.has_sub_norms
+            else nn.Identity()
+        )
         self.down = make_conv(config, channels, channels, kernel_size, padding=kernel_size // 2)
         if config.zero_residual:
             self.zero_residual_()
@@ -43,7 +48,9 @@ class ConvBlock(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """The residual stream after the block."""
         hidden_BCHW = F.relu(self.up(self.norm(x_BCHW))).square()
-        return torch.add(x_BCHW, self.down(self.hidden_norm(hidden_BCHW)), alpha=self.residual_scale)
+        return torch.add(
+            x_BCHW, self.down(self.hidden_norm(hidden_BCHW)), alpha=self.residual_scale
+        )
 
     @torch.no_grad()
     def zero_residual_(self) -> None:
@@ -55,7 +62,8 @@ class ConvBlock(nn.Module):
 
 
 class Convnet(nn.Module):
-    """First convolution, stages of residual blocks with a convolution of stride 2 between them, mean, norm, head.
+    """First convolution, stages of residual blocks with a convolution of stride 2 between them,
+    mean, norm, head.
 
     Args:
         options: of the model.
@@ -72,11 +80,15 @@ class Convnet(nn.Module):
         self.options = options
         self.vocabulary_size = classes
         config, kernel, channels = options.parts, options.kernel_size, options.width
-        self.embedding = make_conv(config, options.channels, channels, kernel, padding=kernel // 2, part="embedding")
+        self.embedding = make_conv(
+            config, options.channels, channels, kernel, padding=kernel // 2, part="embedding"
+        )
         self.blocks = nn.ModuleList()
         for stage in range(options.stages):
             if stage:
-                between = make_conv(config, channels, 2 * channels, kernel, stride=2, padding=kernel // 2)
+                between = make_conv(
+                    config, channels, 2 * channels, kernel, stride=2, padding=kernel // 2
+                )
                 self.blocks.append(nn.Sequential(make_channel_norm(config, channels), between))
                 channels *= 2
             self.blocks.extend(ConvBlock(config, channels, kernel) for _ in range(options.layers))
@@ -122,7 +134,9 @@ class Convnet(nn.Module):
             UsageProblem: the threshold is negative.
         """
         if threshold is not None and threshold < 0:
-            raise UsageProblem(f"activation checkpointing: the threshold must be at least 0, not {threshold}")
+            raise UsageProblem(
+                f"activation checkpointing: the threshold must be at least 0, not {threshold}"
+            )
         self._checkpoint_from = (threshold or 0) if enabled else None
 
     def _recomputes(self, images: int) -> bool:

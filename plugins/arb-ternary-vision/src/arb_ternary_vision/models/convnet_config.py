@@ -11,7 +11,8 @@ from arb_ternary_vision.models.config import ImageModelConfig, as_in_decoder
 
 __all__ = ["ConvnetConfig"]
 
-#: Channels double from stage to stage; beyond so many stages an image of the longest side is one pixel.
+# : Channels double from stage to stage; beyond so many stages an image of the longest side is one
+# pixel.
 MAX_STAGES = 12
 
 
@@ -29,22 +30,31 @@ class ConvnetConfig(ImageModelConfig):
         2,
         "each but the first begins with a convolution of stride 2, which halves height and width",
         validator=Rule(
-            f"from 1 to {MAX_STAGES}", lambda value: 1 <= value <= MAX_STAGES, {"minimum": 1, "maximum": MAX_STAGES}
+            f"from 1 to {MAX_STAGES}",
+            lambda value: 1 <= value <= MAX_STAGES,
+            {"minimum": 1, "maximum": MAX_STAGES},
         ),
     )
     layers: int = as_in_decoder("layers", "residual blocks of each stage", default=2)
     kernel_size: int = option(
         3,
         "pixels of a side of each convolution's kernel, odd",
-        validator=Rule("an odd number of at least 1", lambda value: value >= 1 and value % 2 == 1, {"minimum": 1}),
+        validator=Rule(
+            "an odd number of at least 1",
+            lambda value: value >= 1 and value % 2 == 1,
+            {"minimum": 1},
+        ),
     )
 
     def check(self) -> None:
-        """What options that the decoder has not ask of each other; ValueError where they contradict."""
+        """What options that the decoder has not ask of each other; ValueError where they
+        contradict.
+        """
         smallest = min(self.sides)
         if 2 ** (self.stages - 1) > smallest:
             raise ValueError(
-                f"'stages' must be at most {smallest.bit_length()} for 'image_size' {self.image_size}, which each but "
+                f"'stages' must be at most {smallest.bit_length()} for 'image_size' "
+                f"{self.image_size}, which each but "
                 f"the first halves; it is {self.stages}"
             )
 

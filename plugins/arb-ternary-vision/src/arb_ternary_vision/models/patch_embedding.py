@@ -25,9 +25,11 @@ def check_images(options: ImageModelConfig, images_BCHW: Tensor) -> None:
         raise UsageProblem(f"images: must be [B, C, H, W], not of shape {list(images_BCHW.shape)}")
     if found != expected:
         raise UsageProblem(
-            f"images: they have {found[0]} channels of {found[1]} x {found[2]} pixels; the model's channels is "
+            f"images: they have {found[0]} channels of {found[1]} x {found[2]} pixels; the model's "
+            f"channels is "
             f"{expected[0]} and its image_size is [{expected[1]}, {expected[2]}]",
-            f"Set channels: {found[0]} and image_size: [{found[1]}, {found[2]}] in `model:`, or take other images.",
+            f"Set channels: {found[0]} and image_size: [{found[1]}, {found[2]}] in `model:`, or "
+            f"take other images.",
         )
 
 
@@ -70,10 +72,14 @@ class PatchEmbedding(nn.Module):
 
 
 def patch_positions(options: PatchModelConfig, x_BLD: Tensor) -> Positions:
-    """Positions of the patches ``x``: rotary ones; where positions are learned alone, they are in ``x`` already."""
+    """Positions of the patches ``x``: rotary ones; where positions are learned alone, they are in
+    ``x`` already.
+    """
     config = options.decoder
     if options.turns:
         return grid_positions(config, options.grid, dtype=x_BLD.dtype, device=x_BLD.device)
     dtype = torch.promote_types(x_BLD.dtype, torch.float32)
-    cos_LP = torch.ones(x_BLD.size(1), config.rotary_features // 2, dtype=dtype, device=x_BLD.device)
+    cos_LP = torch.ones(
+        x_BLD.size(1), config.rotary_features // 2, dtype=dtype, device=x_BLD.device
+    )
     return Positions(cos_LP, torch.zeros_like(cos_LP), mask=None, is_causal=False)

@@ -1,6 +1,8 @@
-"""A vision transformer (Dosovitskiy et al., 2021) of the decoder's blocks, ternary unless the config says otherwise.
+"""A vision transformer (Dosovitskiy et al., 2021) of the decoder's blocks, ternary unless the
+config says otherwise.
 
-Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels, ``L`` patches, ``D`` width, ``V`` classes.
+Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels, ``L`` patches, ``D`` width, ``V``
+classes.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ __all__ = ["Vit", "VitConfig", "build"]
 class Vit(Transformer):
     """Patches, blocks in which every patch sees every other, their mean, final norm, head.
 
-    The mean of all patches stands for the image, as in Beyer et al., "Better plain ViT baselines", 2022: a class token
-    is one more vector to learn, and no better.
+    The mean of all patches stands for the image, as in Beyer et al., "Better plain ViT baselines",
+    2022: a class token is one more vector to learn, and no better.
 
     Args:
         options: of the model.
