@@ -95,7 +95,8 @@ def _the_environment_is_left_unchanged() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_test_reaches_the_network() -> Iterator[None]:
-    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+    connect = socket.socket.connect
+    connect_ex = socket.socket.connect_ex
 
     def guarded(self: socket.socket, address: Any) -> None:
         _refuse_network(self, address)

@@ -106,12 +106,14 @@ def python() -> Iterator[Callable[..., str]]:
     )
     assert helper.stdin is not None
     assert helper.stdout is not None
-    orders, answers = helper.stdin, helper.stdout
+    orders = helper.stdin
+    answers = helper.stdout
     assert answers.readline() == "ready\n"
 
     def run(folder: Path, *arguments: str, place: Path | None = None) -> str:
         with tempfile.TemporaryDirectory() as name:
-            out, err = Path(name) / "out", Path(name) / "err"
+            out = Path(name) / "out"
+            err = Path(name) / "err"
             order = {"folder": str(folder), "place": str(place or folder), "arguments": arguments}
             order |= {"out": str(out), "err": str(err)}
             orders.write(json.dumps(order) + "\n")

@@ -56,7 +56,9 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
-    everything, folders, modules = metadata.distributions, [], set(sys.modules)
+    everything = metadata.distributions
+    folders = []
+    modules = set(sys.modules)
 
     def visible() -> Iterator[metadata.Distribution]:
         for distribution in everything():
@@ -74,7 +76,8 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         module: str = "",
     ) -> Path:
         folder = tmp_path / f"site{len(folders)}"
-        distribution, module = distribution or f"arb-ternary-{name}", module or f"fake_{name}"
+        distribution = distribution or f"arb-ternary-{name}"
+        module = module or f"fake_{name}"
         info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
         info.joinpath("METADATA").write_text(

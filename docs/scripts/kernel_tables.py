@@ -23,7 +23,8 @@ def product_table(result: Mapping[str, Any], op: str = "linear", backend: str = 
         "|---|" + "---:|" * 9,
     ]
     for cell in _cells(result, op):
-        ours, goals = _row(cell, backend), _goals(cell["rows_m"], op)
+        ours = _row(cell, backend)
+        goals = _goals(cell["rows_m"], op)
         ggml = _find(cell, "ggml TQ2_0")
         shown = {
             "read": ours["of_read_bandwidth"] if cell["cache"] == "cold" else None,
@@ -60,7 +61,9 @@ def back_table(result: Mapping[str, Any], backend: str = "cpu") -> str:
     forward = {_place(cell): _row(cell, backend) for cell in _cells(result, "linear")}
     casts = {_place(cell): _row(cell, backend) for cell in _cells(result, "cast_scaled_votes_int8")}
     for cell in _cells(result, "linear_grad_input"):
-        back, ahead, cast = _row(cell, backend), forward[_place(cell)], casts[_place(cell)]
+        back = _row(cell, backend)
+        ahead = forward[_place(cell)]
+        cast = casts[_place(cell)]
         votes = f"{cast['seconds_min'] * 1e6:,.1f} | {cast['of_int8_peak']:.0%}"
         lines.append(
             f"| {cell['out_features']} x {cell['in_features']} | {cell['rows_m']} | "

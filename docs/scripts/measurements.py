@@ -58,10 +58,8 @@ def demo_table(figures: dict[str, Any]) -> str:
     """The figures as a Markdown table, with the machine below it."""
     rows = figures["configs"]
     machine = figures["machine"]
-    first, speeds = (
-        rows[0],
-        [sorted(row["tokens_per_second"])[len(row["tokens_per_second"]) // 2] for row in rows],
-    )
+    first = rows[0]
+    speeds = [sorted(row["tokens_per_second"])[len(row["tokens_per_second"]) // 2] for row in rows]
     lines = [
         "| | " + " | ".join(TITLES[row["name"]] for row in rows) + " |",
         "|---|" + "---:|" * len(rows),
@@ -152,7 +150,8 @@ def pays_table(figures: dict[str, Any]) -> str:
 
 def strategies_table() -> str:
     """The built-in strategies, and what they do to votes and to AdamW."""
-    votes, floats = make_choice("optimizer", "scaled_votes"), make_choice("optimizer", "adamw")
+    votes = make_choice("optimizer", "scaled_votes")
+    floats = make_choice("optimizer", "adamw")
     lines = ["| strategy | what it is for | votes | float parameters |", "|---|---|---|---|"]
     for name, summary in STRATEGIES.items():
         strategy = find_strategy(name)
@@ -299,7 +298,8 @@ TABLES = (
 
 def filled(page: str, marker: str, content: str) -> str:
     """``page`` with ``content`` between the markers."""
-    start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    start = f"<!-- {marker} -->"
+    end = f"<!-- /{marker} -->"
     pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
     if not pattern.search(page):
         raise SystemExit(f"a page has no {start} ... {end}")

@@ -98,10 +98,12 @@ def hooks_page() -> str:
             group = hook.group
             parts.append("## {}\n\n{}".format(*titles[group]))
         if function := functions.get(hook.name):
-            shown, text = signature(hook.name, function), docstring(function)
+            shown = signature(hook.name, function)
+            text = docstring(function)
         else:
             kind = next(kind for kind in kinds().values() if kind.hook == hook.name)
-            shown, text = f"{hook.name}() -> Sequence[{kind.__name__}]", prose(hook.documentation)
+            shown = f"{hook.name}() -> Sequence[{kind.__name__}]"
+            text = prose(hook.documentation)
         parts.append(f"### `{hook.name}`\n\n```python\n{shown}\n```\n\n{text}")
     return "\n\n".join(parts)
 

@@ -119,28 +119,33 @@ def docstring(found: object) -> str:
 
 
 def _split_sections(text: str) -> Iterator[tuple[str, list[str]]]:
-    heading, lines = "", list[str]()
+    heading = ""
+    lines = list[str]()
     for line in text.splitlines():
         stripped = line.rstrip()
         if stripped.endswith(":") and stripped[:-1] in _SECTIONS:
             yield heading, lines
-            heading, lines = stripped[:-1], []
+            heading = stripped[:-1]
+            lines = []
         elif heading and line and not line.startswith(" "):
             yield heading, lines
-            heading, lines = "", [line]
+            heading = ""
+            lines = [line]
         else:
             lines.append(line)
     yield heading, lines
 
 
 def _items(body: str) -> Iterator[tuple[str, str]]:
-    name, words = "", list[str]()
+    name = ""
+    words = list[str]()
     for line in body.splitlines():
         match = _ITEM.fullmatch(line) if not line.startswith(" ") else None
         if match:
             if name:
                 yield name, " ".join(words)
-            name, words = match[1], [match[2]]
+            name = match[1]
+            words = [match[2]]
         else:
             words.append(line.strip())
     if name:

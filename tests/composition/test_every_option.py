@@ -233,7 +233,8 @@ def candidates(path: tuple[str, ...], field: attrs.Attribute[Any]) -> list[Any]:
     for key in (".".join(path), path[-1]):
         if key in VALUES:
             return [value for value in VALUES[key] if valid(field, value)]
-    default, arms = default_of(field), [*get_args(field.type), field.type]
+    default = default_of(field)
+    arms = [*get_args(field.type), field.type]
     found: list[Any] = []
     for arm in arms:
         if shape_of(arm) == "literal":
@@ -282,7 +283,8 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
         if accepts == {"stored"}:
             config["model"] = {**MODEL, "name": "direct", "float_parts": FLOATS}
             config["model"].pop("group_size")
-            section, where = {**SPLIT, "ternary": section}, (kind, "ternary")
+            section = {**SPLIT, "ternary": section}
+            where = (kind, "ternary")
         elif any(
             field.name == "inner" for field in config_fields(options_class(found.spec) or object)
         ):
@@ -468,7 +470,8 @@ def test_an_option_changes_the_run_or_is_refused(
         config = placed(config, where, (key,), given)
     if path[0] == "schedule" and len(path) > 1:
         config = placed(config, where, ("schedule", "batches"), 3)
-    same, before = [], runs.bytes_of(config)
+    same = []
+    before = runs.bytes_of(config)
     for value in tried:
         try:
             if runs.bytes_of(placed(config, where, path, value)) != before:

@@ -32,7 +32,8 @@ NAMES = [found.spec.name for found in OPTIMIZERS]
 
 def section(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """A model, and the optimizer that trains it; a wrapper gets one to wrap."""
-    name, accepts = found.spec.name, found.spec.accepts
+    name = found.spec.name
+    accepts = found.spec.accepts
     cls = options_class(found.spec)
     fields = attrs.fields(attrs.resolve_types(cls)) if cls is not None else ()
     wraps = any(
@@ -85,7 +86,8 @@ def test_a_factor_multiplies_the_rate_of_what_it_names_whatever_the_optimizer(fo
         **trainable.floats,
         **{name: m.weight for name, m in trainable.stored.items()},
     }
-    by_factor, usual = rates(built), rates(whole)
+    by_factor = rates(built)
+    usual = rates(whole)
     for name, part in parts.items():
         assert by_factor[id(part)] == usual[id(part)] * (0.25 if name in ours else 1.0), name
 
@@ -110,7 +112,8 @@ def test_a_run_with_factors_and_frozen_parts_resumes_to_the_same_bytes(
         "checkpoint": {"every": 1, "keep": 99},
     }
     (tmp_path / "run.yaml").write_text(dump_yaml(config))
-    whole, run = tmp_path / "whole", tmp_path / "run"
+    whole = tmp_path / "whole"
+    run = tmp_path / "run"
     loaded = load_config(tmp_path / "run.yaml").config
     for directory in (whole, run):
         train(loaded, RunRequest(directory=directory, backend="torch", reporter=Silent))

@@ -31,7 +31,8 @@ def test_at_most_five_frames_of_ours_stand_between_the_command_and_the_backward_
     backward = torch.Tensor.backward
 
     def recorded(self: torch.Tensor, *arguments: Any, **options: Any) -> None:
-        frame, names = sys._getframe(1), []
+        frame = sys._getframe(1)
+        names = []
         while frame is not None:
             names.append(f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}")
             frame = frame.f_back  # type: ignore[assignment]

@@ -124,7 +124,8 @@ def test_a_run_trains_as_with_the_number_says_it_and_records_it(
 def test_a_resumed_run_keeps_the_rate_that_it_began_with(
     file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, part = run("whole"), run("part")
+    whole = run("whole")
+    part = run("part")
     for late in part.glob("checkpoints/step-00000006*"):
         for each in late.iterdir():
             each.unlink()

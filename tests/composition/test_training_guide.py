@@ -201,7 +201,9 @@ def test_the_guides_llama_becomes_decoupled_whether_or_not_it_is_here(
     ]
     # 8 key heads of 4 and 8 features beside values of 64; the placeholder of the feed-forward
     # layers is the default.
-    queries, keys, values = 2048 * 32 * 12, 2048 * 8 * 12, 2048 * 8 * 64
+    queries = 2048 * 32 * 12
+    keys = 2048 * 8 * 12
+    values = 2048 * 8 * 64
     assert shown[0]["layers"] == 16
     assert shown[0]["ternary_weights"] == 16 * (
         queries + keys + values + 2048 * 2048 + 3 * 2048 * 5472

@@ -36,7 +36,8 @@ def suite(backend: str, device: str) -> type[Any]:
     body: dict[str, Any] = {
         "pytestmark": [pytest.mark.gpu if device == "cuda" else pytest.mark.slow]
     }
-    name, reason = f"Test{backend.title()}On{device.title()}", reason_against(backend, device)
+    name = f"Test{backend.title()}On{device.title()}"
+    reason = reason_against(backend, device)
     if reason is not None:
 
         def test_every_op(self: Any) -> None:

@@ -267,7 +267,8 @@ def files_of(directory: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="session")
 def same_files() -> Callable[[Path, Path], None]:
     def compare(one: Path, other: Path) -> None:
-        left, right = files_of(one), files_of(other)
+        left = files_of(one)
+        right = files_of(other)
         assert left.keys() == right.keys()
         different = [name for name in left if left[name] != right[name]]
         assert not different, f"{one} and {other}: {', '.join(different)}"

@@ -79,7 +79,8 @@ def killed_and_restarted(
     ranks: Any, config: Path, whole: Path, same_files: Compare, directory: Path, at: tuple[int, int]
 ) -> None:
     ended = ranks.run(config, directory, size=2, kill=at)
-    rank, other = at[0], 1 - at[0]
+    rank = at[0]
+    other = 1 - at[0]
     assert ended.codes[rank] == -9
     # The other ends by itself, and says so; if it had nothing left to do with the first one, it may
     # have finished.
@@ -194,14 +195,16 @@ def test_more_ranks(
 def test_ranks_that_share_weights_are_killed_and_named_while_votes_leave_in_backward(
     ranks: Any, config: Path, same_files: Compare
 ) -> None:
-    whole, seen = ranks.folder / "whole of sharded", ranks.folder / "sharded undisturbed"
+    whole = ranks.folder / "whole of sharded"
+    seen = ranks.folder / "sharded undisturbed"
     ranks.must(config, whole, *SHARDED)
     moments = ranks.must(config, seen, *SHARDED, size=2).moments
     same_files(whole, seen)
     # All kinds of collectives of a step are near the middle of a run: gathers, messages of votes,
     # sums, flips.
     for number, share in enumerate((0.45, 0.5, 0.52, 0.55)):
-        rank, directory = number % 2, ranks.folder / f"sharded killed {number}"
+        rank = number % 2
+        directory = ranks.folder / f"sharded killed {number}"
         ended = ranks.run(
             config, directory, *SHARDED, size=2, kill=(rank, int(moments[rank] * share))
         )

@@ -78,7 +78,8 @@ def trained(world: World, folder: str, runs: Iterable[tuple[str, str, int]]) -> 
     """Train runs (the phase, the directory, the step at which to stop) as far as told; how each
     ended.
     """
-    record_step, ends = TrainingContext.record_step, []
+    record_step = TrainingContext.record_step
+    ends = []
     for phase, directory, stop in runs:
 
         def recorded(self: TrainingContext, *args: Any, stop: int = stop, **kwargs: Any) -> None:

@@ -106,7 +106,8 @@ def test_torchrun_starts_killed_ranks_anew_and_the_bytes_are_those_of_one_proces
     (tmp_path / "killer.py").write_text(KILLER)
     with config.open("a") as file:
         file.write("plugins: [killer.py]\ntrackers: [killer]\n")
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     alone = finish([sys.executable, *command(config, one)])
     assert alone.returncode == 0, alone.stderr
     launched = finish([*TORCHRUN, "--max-restarts", "1", *command(config, two)])
@@ -126,7 +127,8 @@ def test_torchrun_starts_one_killed_process_anew(
     (tmp_path / "killer.py").write_text(KILLER)
     with config.open("a") as file:
         file.write("plugins: [killer.py]\ntrackers: [killer]\n")
-    one, anew = tmp_path / "one", tmp_path / "anew"
+    one = tmp_path / "one"
+    anew = tmp_path / "anew"
     assert finish([sys.executable, *command(config, one)]).returncode == 0
     launched = finish([*TORCHRUN[:-1], "1", "--max-restarts", "1", *command(config, anew)])
     assert launched.returncode == 0, launched.stderr
@@ -179,7 +181,8 @@ def test_torchrun_that_is_stopped_saves_and_the_same_command_with_resume_goes_on
 def test_ranks_with_exported_variables_as_srun_has_them(
     config: Path, tmp_path: Path, same_files: Compare
 ) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     assert finish([sys.executable, *command(config, one)]).returncode == 0
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

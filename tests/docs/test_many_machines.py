@@ -141,7 +141,8 @@ def test_a_killed_process_is_replaced_and_the_bytes_are_those_of_an_undisturbed_
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_with_four_processes_and_with_one(folder: Path) -> None:
-    (line,), (on_four, on_one) = COMMANDS["one machine"], COMMANDS["resume"]
+    (line,) = COMMANDS["one machine"]
+    (on_four, on_one) = COMMANDS["resume"]
     run(folder, "alone")
     for resume in (on_four, on_one):
         running = started(folder, line)

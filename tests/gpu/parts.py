@@ -261,7 +261,8 @@ def training_bytes(part: Part) -> bool:
             flush=True,
         )
         return False
-    fine, told = True, {}
+    fine = True
+    told = {}
     for config in sorted(path.stem for path in CONFIGS.glob("*.yaml")):
         device = part.device
         on_device = {"torch": _trained(part, config, "torch", device, 2)}
@@ -284,7 +285,8 @@ def steps(part: Part) -> bool:
     """Training steps of a linear and of a block; what is compiled by torch is left out for its
     time.
     """
-    on_gpu, codes = part.device == "cuda", []
+    on_gpu = part.device == "cuda"
+    codes = []
     for kind, shape, more in (("linear", "4096x4096", ()), ("block", "2816x1024", ("--block",))):
         sizes = ["--shape", shape if on_gpu else "96x64", "--m", "2048" if on_gpu else "128", *more]
         options = [

@@ -98,7 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seconds", type=float, default=120.0, help="after these nothing new is begun"
     )
     chosen = parser.parse_args(arguments)
-    until, every, done = time.monotonic() + chosen.seconds, list(combinations()), 0
+    until = time.monotonic() + chosen.seconds
+    every = list(combinations())
+    done = 0
     for combination in every:
         if time.monotonic() > until:
             break

@@ -17,8 +17,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-CORE, METAPACKAGE = "arb-ternary-core", "arb-ternary"
-PLUGIN, COMPONENT = "arb-ternary-signgsd", "signgsd"
+CORE = "arb-ternary-core"
+METAPACKAGE = "arb-ternary"
+PLUGIN = "arb-ternary-signgsd"
+COMPONENT = "signgsd"
 BACKEND = "arb-ternary-cpu"
 #: What the metapackage consists of.
 PARTS = (CORE, "arb-ternary-text", "arb-ternary-train", "arb-ternary-votes")

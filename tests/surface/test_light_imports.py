@@ -95,7 +95,8 @@ phases: [{name: progressive, target_stacks: 3, block_size: 128}]
     "text", [(ROOT / "docs/examples/demo.yaml").read_text(), GROWN], ids=["demo", "grown"]
 )
 def test_a_config_is_validated_without_torch(text: str, tmp_path: Path) -> None:
-    arb, path = "from arb_ternary.cli.main import main; sys.exit(main())", tmp_path / "run.yaml"
+    arb = "from arb_ternary.cli.main import main; sys.exit(main())"
+    path = tmp_path / "run.yaml"
     path.write_text(text)
     done = without_torch(arb, "config", "validate", str(path))
     assert done.returncode == 0, done.stderr

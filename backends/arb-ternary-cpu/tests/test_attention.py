@@ -244,7 +244,8 @@ def test_tensors_without_elements_give_such(call: Call) -> None:
         assert [each.shape for each in grads] == [shape] * 3
 
 
-ONE, LOGS = torch.ones(4, 8), torch.ones(2, 2, 2)
+ONE = torch.ones(4, 8)
+LOGS = torch.ones(2, 2, 2)
 
 
 @pytest.mark.parametrize(

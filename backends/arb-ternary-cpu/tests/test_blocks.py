@@ -149,7 +149,8 @@ def test_a_gain_follows_the_norm_and_learns(
     x, grad, other = (torch.randn(rows, columns, generator=made).to(dtype) for _ in range(3))
     gain = gain_of(columns)
     q, scale, r = call("normalise_quantize", x, 1e-6, gain)
-    leaf, factors = x.double().requires_grad_(), gain.double().requires_grad_()
+    leaf = x.double().requires_grad_()
+    factors = gain.double().requires_grad_()
     y = normed(leaf, 1e-6) * factors
     assert_quantised(q, scale, y.detach())
     y.backward(grad.double() + other.double())  # type: ignore[no-untyped-call]
@@ -175,13 +176,12 @@ def test_a_gain_follows_the_norm_of_an_activation(
 ) -> None:
     made = torch.Generator().manual_seed(columns)
     gate, up, grad = (torch.randn(rows, columns, generator=made) for _ in range(3))
-    gain, grad_gain = gain_of(columns), torch.zeros(columns)
+    gain = gain_of(columns)
+    grad_gain = torch.zeros(columns)
     given_gate = None if kind == "relu2" else gate
     q, scale, r = call("activate_quantize", given_gate, up, kind, 1e-6, gain)
-    leaves, factors = (
-        [each.double().requires_grad_() for each in (gate, up)],
-        gain.double().requires_grad_(),
-    )
+    leaves = [each.double().requires_grad_() for each in (gate, up)]
+    factors = gain.double().requires_grad_()
     y = normed(activated(None if kind == "relu2" else leaves[0], leaves[1], kind), 1e-6) * factors
     assert_quantised(q, scale, y.detach())
     y.backward(grad.double())  # type: ignore[no-untyped-call]
@@ -212,14 +212,17 @@ def test_factors_of_columns_learn(call: Call, dtype: torch.dtype, rows: int, col
 @pytest.mark.parametrize("strides", ["heads first", "positions first", "turned around"])
 @pytest.mark.parametrize("features", [2, 40])
 def test_heads_in_pieces_are_one_row(call: Call, strides: str, features: int) -> None:
-    batch, heads, length = 2, 3, 5
+    batch = 2
+    heads = 3
+    length = 5
     x = torch.randn(batch, heads, length, features)
     if strides == "positions first":
         x = x.transpose(1, 2).contiguous().transpose(1, 2)
     elif strides == "turned around":
         x = x.transpose(1, 3).contiguous().transpose(1, 3)
     rows = x.transpose(1, 2).reshape(batch * length, heads * features)
-    found, wanted = call("normalise_quantize", x, 1e-6), call("normalise_quantize", rows, 1e-6)
+    found = call("normalise_quantize", x, 1e-6)
+    wanted = call("normalise_quantize", rows, 1e-6)
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
     grad = torch.randn_like(rows)
@@ -309,14 +312,16 @@ def test_heads_are_normalised_and_turned(
     turns: bool,
     gains: bool,
 ) -> None:
-    batch, length = 2, 3
+    batch = 2
+    length = 3
     made = torch.Generator().manual_seed(features)
     x = torch.randn(batch * length, heads * features, generator=made).to(dtype)
     angle = torch.rand(length, features // 2, generator=made) * 7
     angles = (angle.cos(), angle.sin()) if turns else None
     gain = gain_of(features) if gains else None
     y, r = call("turn_heads", x, angles, heads, length, eps, gain)
-    leaf, factors = x.double().requires_grad_(), gain_of(features).double().requires_grad_()
+    leaf = x.double().requires_grad_()
+    factors = gain_of(features).double().requires_grad_()
     split = normed(leaf.view(batch, length, heads, features), eps).transpose(1, 2)
     split = split * factors if gains else split
     if angles is not None:
@@ -363,13 +368,15 @@ def test_both_integer_gradients_are_those_of_the_torch_backend(
     isa: str, rows: int, columns: int, dtype: torch.dtype, content: str, words: tuple[int, int, int]
 ) -> None:
     torch.manual_seed(rows * columns)
-    grad, row_scale = torch.randn(rows, columns), torch.rand(rows) + 0.01
+    grad = torch.randn(rows, columns)
+    row_scale = torch.rand(rows) + 0.01
     if content == "zeros":
         grad.zero_()
     elif content == "tiny":
         grad *= 1e-38
     elif content == "not finite":
-        grad[0, 0], row_scale[-1] = float("nan"), float("inf")
+        grad[0, 0] = float("nan")
+        row_scale[-1] = float("inf")
     elif content == "scales of zero":
         row_scale.zero_()
     grad = grad.to(dtype)
@@ -385,7 +392,8 @@ def test_both_integer_gradients_are_those_of_the_torch_backend(
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     kernels: Mapping[str, Any] = build().kernels
-    x, gate = torch.randn(700, 160), torch.randn(700, 160)
+    x = torch.randn(700, 160)
+    gate = torch.randn(700, 160)
     angles = (torch.randn(100, 20), torch.randn(100, 20))
 
     def results() -> list[Tensor]:

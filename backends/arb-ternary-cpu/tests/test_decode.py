@@ -170,8 +170,10 @@ def distance(steps: Tensor, expected: Tensor) -> Distance:
 def test_a_step_gives_the_logits_of_the_modules(
     native: Counted, options: dict[str, Any], by_modules: Callable[[Any], Any]
 ) -> None:
-    model, ids = decoder(**options), tokens(3, 14)
-    steps, expected = decoded(model, ids), decoded(by_modules(model), ids)
+    model = decoder(**options)
+    ids = tokens(3, 14)
+    steps = decoded(model, ids)
+    expected = decoded(by_modules(model), ids)
     assert native.steps == 10
     assert steps.dtype == expected.dtype == torch.float32
     assert distance(steps, expected).close(max(model.config.hidden, model.config.width), 2)
@@ -180,7 +182,8 @@ def test_a_step_gives_the_logits_of_the_modules(
 def test_a_long_context_and_one_position_beyond_a_multiple_of_sixteen(
     native: Counted, by_modules: Callable[[Any], Any]
 ) -> None:
-    model, ids = decoder(max_length=400, head_dim=36, kv_heads=2), tokens(1, 330)
+    model = decoder(max_length=400, head_dim=36, kv_heads=2)
+    ids = tokens(1, 330)
     assert distance(decoded(model, ids, 310), decoded(by_modules(model), ids, 310)).close(400, 2)
     assert native.steps == 20
 
@@ -189,8 +192,10 @@ def test_a_long_context_and_one_position_beyond_a_multiple_of_sixteen(
 def test_bfloat16_is_no_farther_from_float32_than_the_modules_are(
     native: Counted, options: dict[str, Any], by_modules: Callable[[Any], Any]
 ) -> None:
-    model, ids = decoder(torch.bfloat16, **options), tokens(2, 14)
-    steps, modules = decoded(model, ids), decoded(by_modules(model), ids)
+    model = decoder(torch.bfloat16, **options)
+    ids = tokens(2, 14)
+    steps = decoded(model, ids)
+    modules = decoded(by_modules(model), ids)
     model.set_dtype(torch.float32)  # the weights keep what they have been rounded to
     exact = decoded(by_modules(model), ids)
     assert native.steps == 10
@@ -202,7 +207,8 @@ def test_bfloat16_is_no_farther_from_float32_than_the_modules_are(
 def test_the_keys_and_values_of_a_step_are_those_of_the_modules(
     native: Counted, dtype: torch.dtype, by_modules: Callable[[Any], Any]
 ) -> None:
-    model, ids = decoder(dtype, kv_heads=2, query_key_norm=True), tokens(2, 6)
+    model = decoder(dtype, kv_heads=2, query_key_norm=True)
+    ids = tokens(2, 6)
     caches = [model.new_cache(2), model.new_cache(2)]
     with torch.no_grad():
         for cache, runs in zip(caches, (model, by_modules(model)), strict=True):
@@ -219,7 +225,8 @@ def test_the_keys_and_values_of_a_step_are_those_of_the_modules(
 
 
 def test_a_batch_gives_the_bits_of_its_sequences(native: Counted) -> None:
-    model, ids = decoder(kv_heads=2, activation="swiglu"), tokens(9, 8)
+    model = decoder(kv_heads=2, activation="swiglu")
+    ids = tokens(9, 8)
     together = decoded(model, ids)
     alone = torch.cat([decoded(model, row) for row in ids.split(1)])
     # The prompt is read by the modules, whose attention over a batch may round otherwise than that
@@ -381,7 +388,8 @@ def test_greedy_text_is_that_of_the_modules(
 def test_a_step_follows_weights_that_learn_in_place(
     best: Counted, by_modules: Callable[[Any], Any]
 ) -> None:
-    model, ids = decoder(learned_norms=True), tokens(1, 12)
+    model = decoder(learned_norms=True)
+    ids = tokens(1, 12)
     cache = model.new_cache(1)
     with torch.no_grad():
         model(ids[:, :1], cache)
@@ -393,7 +401,8 @@ def test_a_step_follows_weights_that_learn_in_place(
         ):
             module.exponent += 1
         model.blocks[0].feed_forward.up.set_trits(-model.blocks[0].feed_forward.up.trits())
-        steps, twin = model(ids[:, 2:3], cache), model.new_cache(1)
+        steps = model(ids[:, 2:3], cache)
+        twin = model.new_cache(1)
     assert best.steps == 3
     with torch.no_grad():
         fresh = decoded(model, ids[:, :3], 1)[:, -1:]
@@ -407,10 +416,12 @@ def test_a_step_follows_weights_that_learn_in_place(
 def test_exponents_too_far_apart_for_sums_of_32_bits_are_left_to_the_modules(
     native: Counted, by_modules: Callable[[Any], Any]
 ) -> None:
-    model, ids = decoder(group_size=32), tokens(2, 8)
+    model = decoder(group_size=32)
+    ids = tokens(2, 8)
     down = model.blocks[1].feed_forward.down
     down.exponent[3, 1] -= 30
-    steps, expected = decoded(model, ids), decoded(by_modules(model), ids)
+    steps = decoded(model, ids)
+    expected = decoded(by_modules(model), ids)
     assert native.steps == 1  # tried once
     assert torch.equal(steps, expected)
 
@@ -418,7 +429,8 @@ def test_exponents_too_far_apart_for_sums_of_32_bits_are_left_to_the_modules(
 def test_more_sequences_than_a_step_takes_are_left_to_the_modules(
     best: Counted, by_modules: Callable[[Any], Any]
 ) -> None:
-    model, ids = decoder(), tokens(17, 6)
+    model = decoder()
+    ids = tokens(17, 6)
     assert torch.equal(decoded(model, ids), decoded(by_modules(model), ids))
 
 
@@ -430,9 +442,11 @@ def test_an_id_outside_the_vocabulary_is_the_error_of_the_modules(best: Counted)
 
 
 def test_a_cache_that_is_restored_is_continued(best: Counted) -> None:
-    model, ids = decoder(sliding_window=6), tokens(2, 24)
+    model = decoder(sliding_window=6)
+    ids = tokens(2, 24)
     whole = decoded(model, ids, 1)
-    cache, later = model.new_cache(2), model.new_cache(2)
+    cache = model.new_cache(2)
+    later = model.new_cache(2)
     with torch.no_grad():
         for token in ids[:, :15].split(1, dim=1):
             model(token, cache)

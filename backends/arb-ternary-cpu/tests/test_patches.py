@@ -44,7 +44,8 @@ def cases(draw: st.DrawFn) -> tuple[Window, tuple[int, int, int, int]]:
         )
         window += [taps, dilation, padding, stride]
         size.append(draw(st.integers(max(1, dilation * (taps - 1) + 1 - 2 * padding), 40)))
-    batch, channels = draw(st.integers(1, 3)), draw(st.sampled_from((1, 2, 3, 16, 17, 33)))
+    batch = draw(st.integers(1, 3))
+    channels = draw(st.sampled_from((1, 2, 3, 16, 17, 33)))
     return (*window[::4], *window[1::4], *window[2::4], *window[3::4]), (batch, channels, *size)  # type: ignore[return-value]
 
 
@@ -135,7 +136,8 @@ def test_every_bit_is_that_of_patches_as_rows(
 
 
 def test_large_images_are_cut_into_bands(threads: int) -> None:
-    kernels, window = kernels_of(get_backend("cpu")), (3, 3, 1, 1, 1, 1, 1, 1)
+    kernels = kernels_of(get_backend("cpu"))
+    window = (3, 3, 1, 1, 1, 1, 1, 1)
     x = image(3, (2, 40, 70, 90), torch.float32, "first", "normal")
     wanted_q, wanted_scale = reference.quantize_rows(rows_of(x, window))
     q, scale = kernels["unfold_quantize"](x, window)
@@ -177,12 +179,11 @@ def test_a_layer_learns_as_on_the_torch_backend(gradients: str, threads: int) ->
 
 
 def test_nothing_in_or_out() -> None:
-    kernels, window = kernels_of(get_backend("cpu")), (1, 1, 1, 1, 0, 0, 1, 1)
+    kernels = kernels_of(get_backend("cpu"))
+    window = (1, 1, 1, 1, 0, 0, 1, 1)
     shape = WeightShape(4, 3, 32)
-    packed, exponent = (
-        kernels["pack"](torch.ones(4, 3, dtype=torch.int8)),
-        torch.zeros(4, 1, dtype=torch.int8),
-    )
+    packed = kernels["pack"](torch.ones(4, 3, dtype=torch.int8))
+    exponent = torch.zeros(4, 1, dtype=torch.int8)
     y = kernels["convolve"](torch.zeros(0, 3, 5, 5), packed, exponent, None, shape, window)
     assert y.shape == (0, 4)
     assert_same(
@@ -194,7 +195,8 @@ def test_nothing_in_or_out() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    kernels, window = kernels_of(get_backend("cpu")), (3, 3, 1, 1, 0, 0, 1, 1)
+    kernels = kernels_of(get_backend("cpu"))
+    window = (3, 3, 1, 1, 0, 0, 1, 1)
     with pytest.raises(ValueError, match=r"\[B, C, H, W\]"):
         kernels["unfold_quantize"](torch.zeros(3, 5, 5), window)
     with pytest.raises(ValueError, match="smaller than the kernel"):
@@ -203,10 +205,8 @@ def test_wrong_arguments_are_refused() -> None:
         kernels["unfold_quantize"](torch.zeros(1, 3, 5, 5), (3, 3, 1, 1, 0, 0, 0, 1))
     with pytest.raises(TypeError, match="float32, bfloat16 and float16"):
         kernels["unfold_quantize"](torch.zeros(1, 3, 5, 5, dtype=torch.int8), window)
-    packed, exponent = (
-        kernels["pack"](torch.ones(4, 9, dtype=torch.int8)),
-        torch.zeros(4, 1, dtype=torch.int8),
-    )
+    packed = kernels["pack"](torch.ones(4, 9, dtype=torch.int8))
+    exponent = torch.zeros(4, 1, dtype=torch.int8)
     with pytest.raises(ValueError, match="27 elements do not fit"):
         kernels["convolve"](
             torch.zeros(1, 3, 5, 5), packed, exponent, None, WeightShape(4, 9, 32), window

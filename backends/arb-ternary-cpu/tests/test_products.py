@@ -99,15 +99,15 @@ def int8_case(
     """
     rows, out_features, columns, group = size
     shape = WeightShape(out_features, columns, group)
-    q, scale, bias = (
-        numbers(1, -128, 127, rows, columns),
-        normal(2, rows).abs(),
-        normal(3, out_features),
-    )
-    grad, unit = numbers(4, -128, 127, rows, out_features), torch.tensor(2.0**-9)
+    q = numbers(1, -128, 127, rows, columns)
+    scale = normal(2, rows).abs()
+    bias = normal(3, out_features)
+    grad = numbers(4, -128, 127, rows, out_features)
+    unit = torch.tensor(2.0**-9)
     trits = numbers(out_features, -1, 1, out_features, columns)
     exponent = numbers(columns, *exponents, out_features, shape.groups)
-    packed, dtypes = reference.pack(trits), (torch.float32, torch.bfloat16, torch.float16)
+    packed = reference.pack(trits)
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
     products = {
         dtype: reference.linear(q, scale, packed, exponent, bias, shape, dtype) for dtype in dtypes
     }
@@ -133,7 +133,8 @@ def test_int8_products_have_the_bits_of_the_torch_backend(
 ) -> None:
     operands, wanted = int8_case(size, exponents)
     q, scale, bias, grad, unit, trits, exponent = operands
-    shape, packed = WeightShape(*size[1:]), backend.kernels["pack"](trits)
+    shape = WeightShape(*size[1:])
+    packed = backend.kernels["pack"](trits)
     for dtype, y in wanted.items():
         assert torch.equal(
             backend.kernels["linear"](q, scale, packed, exponent, bias, shape, dtype), y
@@ -165,7 +166,8 @@ def test_float_products_are_as_near_as_their_roundings_allow(
 ) -> None:
     rows, out_features, columns, group = size
     weight = Weight(backend, out_features, columns, group, (-100, -60))
-    x, grad = normal(1, rows, columns).to(dtype), normal(2, rows, out_features).to(dtype)
+    x = normal(1, rows, columns).to(dtype)
+    grad = normal(2, rows, out_features).to(dtype)
     y = backend.kernels["linear"](
         x, None, weight.packed, weight.exponent, None, weight.shape, torch.float32
     )
@@ -219,7 +221,8 @@ def test_float_products_serve_every_float_dtype(backend: KernelBackend, dtype: t
 
 def test_a_scale_of_float64_results_is_that_of_float32(backend: KernelBackend) -> None:
     weight = Weight(backend, 5, 40, 40, (-3, -3))
-    q, scale = numbers(1, -127, 127, 2, 40), normal(2, 2).abs()
+    q = numbers(1, -127, 127, 2, 40)
+    scale = normal(2, 2).abs()
     arguments = (weight.exponent, None, weight.shape)
     y = backend.kernels["linear"](q, scale, weight.packed, *arguments, torch.float64)
     assert torch.equal(y, reference.linear(q, scale, weight.reference, *arguments, torch.float64))
@@ -230,7 +233,8 @@ def test_exponents_that_spread_too_far_are_refused_as_by_the_torch_backend(
 ) -> None:
     weight = Weight(backend, 20, 64, 32, (0, 0))
     weight.exponent[17, 1] = -41
-    q, grad = numbers(1, -127, 127, 3, 64), numbers(2, -127, 127, 3, 20)
+    q = numbers(1, -127, 127, 3, 64)
+    grad = numbers(2, -127, 127, 3, 20)
     with pytest.raises(
         ValueError, match="exponents spread over 41; the exact integer product takes at most 40"
     ):
@@ -265,7 +269,9 @@ def test_rows_are_quantised_with_the_bits_of_the_torch_backend(
     x = normal(columns, 70, columns).to(dtype)
     x[3] = 0
     x[4] *= torch.tensor(1e-6).to(dtype)
-    x[5, 0], x[6, -1], x[7, 0] = torch.nan, torch.inf, -torch.inf
+    x[5, 0] = torch.nan
+    x[6, -1] = torch.inf
+    x[7, 0] = -torch.inf
     for got, wanted in zip(
         backend.kernels["quantize_rows"](x), reference.quantize_rows(x), strict=True
     ):
@@ -327,7 +333,8 @@ def test_a_lookup_has_the_bits_of_the_torch_backend(
 
 def test_the_layout_is_sixteen_by_sixteen_blocks_of_two_bits(backend: KernelBackend) -> None:
     trits = torch.zeros((17, 18), dtype=torch.int8)
-    trits[1, 5], trits[16, 17] = 1, -1
+    trits[1, 5] = 1
+    trits[16, 17] = -1
     packed = backend.kernels["pack"](trits)
     assert packed.shape == (2, 2, 64)
     expected = torch.full((2, 2, 64), 0b01010101, dtype=torch.uint8)
@@ -353,15 +360,18 @@ def test_any_size_gives_the_bits_of_the_torch_backend(
 ) -> None:
     kernels = build(isa).kernels
     shape = WeightShape(rows, columns, group or max(columns, 1))
-    trits, exponent = numbers(seed, -1, 1, rows, columns), numbers(seed, -5, 4, rows, shape.groups)
-    packed, wanted = kernels["pack"](trits), reference.pack(trits)
+    trits = numbers(seed, -1, 1, rows, columns)
+    exponent = numbers(seed, -5, 4, rows, shape.groups)
+    packed = kernels["pack"](trits)
+    wanted = reference.pack(trits)
     assert torch.equal(kernels["unpack"](packed, shape), trits)
     q, scale = kernels["quantize_rows"](normal(seed, batch, columns))
     tail = (exponent, None, shape, torch.float32)
     assert torch.equal(
         kernels["linear"](q, scale, packed, *tail), reference.linear(q, scale, wanted, *tail)
     )
-    grad, unit = numbers(seed, -127, 127, batch, rows), torch.tensor(0.25)
+    grad = numbers(seed, -127, 127, batch, rows)
+    unit = torch.tensor(0.25)
     tail = (exponent, shape, torch.float32)
     got = kernels["linear_grad_input"](grad, unit, packed, *tail)
     assert torch.equal(got, reference.linear_grad_input(grad, unit, wanted, *tail))

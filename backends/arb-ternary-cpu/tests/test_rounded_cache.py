@@ -101,8 +101,10 @@ def test_a_step_gives_the_logits_of_the_modules(
     length: int,
     by_modules: Callable[[Any], Any],
 ) -> None:
-    model, ids = decoder(**options), tokens(2, length)
-    steps, expected = decoded(model, ids, prompt), decoded(by_modules(model), ids, prompt)
+    model = decoder(**options)
+    ids = tokens(2, length)
+    steps = decoded(model, ids, prompt)
+    expected = decoded(by_modules(model), ids, prompt)
     assert taken == [True] * 10
     relative = distances(steps, expected)
     # As of float caches: a number that lies next to the middle of two integers may be rounded the
@@ -119,13 +121,16 @@ def test_the_bytes_that_a_step_keeps_are_those_of_quantize_rows(
     taken: list[bool], options: dict[str, Any]
 ) -> None:
     # What is kept in the first layer does not depend on what attention reads.
-    model, ids = decoder(**(options | {"layers": 1, "sliding_window": None})), tokens(3, 9)
-    floats, rounded = model.new_cache(3), model.new_cache(3, "int8")
+    model = decoder(**(options | {"layers": 1, "sliding_window": None}))
+    ids = tokens(3, 9)
+    floats = model.new_cache(3)
+    rounded = model.new_cache(3, "int8")
     for cache in (floats, rounded):
         for token in ids.split(1, dim=1):
             model(token, cache)
     assert taken == [True] * 18
-    codes, scales = rounded.layers[0].stored[:2], rounded.layers[0].stored[2:]
+    codes = rounded.layers[0].stored[:2]
+    scales = rounded.layers[0].stored[2:]
     for stored, code, scale in zip(floats.layers[0].stored, codes, scales, strict=True):
         wanted, wanted_scale = quantize_rows(stored[:, :, :9].flatten(0, 2))
         assert torch.equal(code[:, :, :9].flatten(0, 2), wanted)
@@ -137,8 +142,10 @@ def test_the_bytes_that_a_step_keeps_are_those_of_quantize_rows(
 def test_bfloat16_is_no_farther_from_float32_than_the_modules_are(
     taken: list[bool], by_modules: Callable[[Any], Any]
 ) -> None:
-    model, ids = decoder(torch.bfloat16), tokens(2, 16)
-    steps, modules = decoded(model, ids, 4), decoded(by_modules(model), ids, 4)
+    model = decoder(torch.bfloat16)
+    ids = tokens(2, 16)
+    steps = decoded(model, ids, 4)
+    modules = decoded(by_modules(model), ids, 4)
     model.set_dtype(torch.float32)
     exact = decoded(by_modules(model), ids, 4)
     assert taken == [True] * 12
@@ -165,9 +172,11 @@ def test_neither_threads_nor_other_sequences_change_a_bit(taken: list[bool]) -> 
 
 
 def test_a_cache_that_was_saved_is_continued(taken: list[bool]) -> None:
-    model, ids = decoder(sliding_window=6), tokens(2, 24)
+    model = decoder(sliding_window=6)
+    ids = tokens(2, 24)
     whole = decoded(model, ids, 0)
-    cache, later = model.new_cache(2, "int8"), model.new_cache(2, "int8")
+    cache = model.new_cache(2, "int8")
+    later = model.new_cache(2, "int8")
     for token in ids[:, :15].split(1, dim=1):
         model(token, cache)
     later.load_state_dict(cache.state_dict())
@@ -192,7 +201,8 @@ def test_a_rounded_cache_of_another_form_is_refused(broken: str) -> None:
     model = decoder()
     plan, _ = native_decode.plan_of(model)
     step = build(None).kernels["decode_step"](plan)
-    codes, scales = (1, 4, 8, 16), (1, 4, 8)
+    codes = (1, 4, 8, 16)
+    scales = (1, 4, 8)
     layer = [torch.zeros(codes, dtype=torch.int8) for _ in range(2)] + [
         torch.zeros(scales) for _ in range(2)
     ]

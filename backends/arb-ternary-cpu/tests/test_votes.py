@@ -62,7 +62,8 @@ class Layer:
         threads: int = 1,
     ) -> None:
         self.threads = threads
-        rows, columns = shape.out_features, shape.in_features
+        rows = shape.out_features
+        columns = shape.in_features
         trits = numbers(seed, -1, 1, rows, columns)
         held = numbers(
             seed + 1, shape.smallest_vote if low is None else low, shape.largest_vote, rows, columns
@@ -166,7 +167,8 @@ def test_votes_by_shifts_are_the_torch_backends_bit_for_bit(
 ) -> None:
     tokens, rows, columns, group = sizes
     layer = Layer(backend, WeightShape(rows, columns, group, bits), low=-1, threads=threads)
-    grad, x = numbers(5, -127, 127, tokens, rows), numbers(6, -127, 127, tokens, columns)
+    grad = numbers(5, -127, 127, tokens, rows)
+    x = numbers(6, -127, 127, tokens, columns)
     shifts = numbers(7, low, high, rows + columns, dtype=torch.int32)
     layer.cast("cast_scaled_votes", grad, x, torch.tensor(0.25), vote_scale=shifts, limits=(900, 5))
     layer.check()
@@ -180,7 +182,8 @@ def test_votes_by_factors_of_an_integer_gradient_are_the_torch_backends_bit_for_
 ) -> None:
     tokens, rows, columns, group = sizes
     layer = Layer(backend, WeightShape(rows, columns, group), threads=threads)
-    grad, x = numbers(5, -128, 127, tokens, rows), numbers(6, -128, 127, tokens, columns)
+    grad = numbers(5, -128, 127, tokens, rows)
+    x = numbers(6, -128, 127, tokens, columns)
     factors = torch.rand(rows + columns, generator=torch.Generator().manual_seed(1)) * 0.05
     layer.cast(
         "cast_scaled_votes", grad, x, torch.tensor(0.25), vote_scale=factors, limits=(4000, 3)
@@ -195,7 +198,8 @@ def test_sign_votes_of_an_integer_gradient_are_the_torch_backends_bit_for_bit(
 ) -> None:
     tokens, rows, columns, group = sizes
     layer = Layer(backend, WeightShape(rows, columns, group), threads=threads)
-    grad, x = numbers(5, -128, 127, tokens, rows), numbers(6, -128, 127, tokens, columns)
+    grad = numbers(5, -128, 127, tokens, rows)
+    x = numbers(6, -128, 127, tokens, columns)
     operands = (grad, x, torch.tensor(2.0))
     layer.cast("cast_votes", *operands)
     layer.check()
@@ -221,7 +225,8 @@ def test_votes_of_a_bfloat16_gradient_are_those_of_the_exact_product(
 
 def test_no_tokens_cast_no_votes(backend: KernelBackend) -> None:
     layer = Layer(backend, WeightShape(20, 70, 32))
-    grad, x = torch.zeros(0, 20, dtype=torch.int8), torch.zeros(0, 70, dtype=torch.int8)
+    grad = torch.zeros(0, 20, dtype=torch.int8)
+    x = torch.zeros(0, 70, dtype=torch.int8)
     for given in (grad, grad.float()):
         operands = (given, x.to(given.dtype), torch.tensor(1.0))
         layer.cast("cast_votes", *operands)
@@ -232,9 +237,12 @@ def test_no_tokens_cast_no_votes(backend: KernelBackend) -> None:
 
 
 def test_sums_beyond_32_bits_are_exact(backend: KernelBackend) -> None:
-    tokens, rows, columns = 140_000, 7, 20
+    tokens = 140_000
+    rows = 7
+    columns = 20
     layer = Layer(backend, WeightShape(rows, columns, 32))
-    grad, x = numbers(5, 100, 127, tokens, rows), numbers(6, 100, 127, tokens, columns)
+    grad = numbers(5, 100, 127, tokens, rows)
+    x = numbers(6, 100, 127, tokens, columns)
     grad[:, ::2] *= -1
     for scale in (torch.full((27,), 15, dtype=torch.int32), torch.full((27,), 1e-5)):
         operands = (grad, x, torch.tensor(0.5))
@@ -247,7 +255,8 @@ def test_sums_beyond_32_bits_are_exact(backend: KernelBackend) -> None:
 
 def test_shifts_that_leave_32_bits_are_added_in_64(backend: KernelBackend) -> None:
     layer = Layer(backend, WeightShape(40, 70, 32))
-    grad, x = numbers(5, -127, 127, 6, 40), numbers(6, -127, 127, 6, 70)
+    grad = numbers(5, -127, 127, 6, 40)
+    x = numbers(6, -127, 127, 6, 70)
     largest = 2**31 - 1
     shifts = (
         torch.tensor([largest, -largest - 1, 3, -largest], dtype=torch.int32)
@@ -267,10 +276,8 @@ def test_products_beyond_float32_are_clipped_and_count_as_none_times_0(
     backend: KernelBackend, row: float, columns: list[float]
 ) -> None:
     layer = Layer(backend, WeightShape(3, 150, 32), low=-1)
-    grad, x = (
-        torch.tensor([[1e30, -1.0, -torch.inf]]),
-        torch.tensor([[1.0, -3e8, 0.5]]).repeat(1, 50).contiguous(),
-    )
+    grad = torch.tensor([[1e30, -1.0, -torch.inf]])
+    x = torch.tensor([[1.0, -3e8, 0.5]]).repeat(1, 50).contiguous()
     factors = torch.cat([torch.full((3,), row), torch.tensor(columns).repeat_interleave(50)])
     layer.cast("cast_scaled_votes", grad, x, None, vote_scale=factors, limits=(900, 2))
     layer.check()
@@ -281,16 +288,16 @@ def test_products_beyond_float32_are_clipped_and_count_as_none_times_0(
 def test_votes_of_a_lookup_are_the_torch_backends_bit_for_bit(
     backend: KernelBackend, threads: int, mode: str, bits: int
 ) -> None:
-    rows, columns, tokens = 900, 600, 700
+    rows = 900
+    columns = 600
+    tokens = 700
     layer = Layer(backend, WeightShape(rows, columns, 64, bits), low=-1, threads=threads)
     ids = numbers(3, 0, rows - 1, tokens, dtype=torch.int64)
     ids[100:140] = 5
     grad = numbers(4, -127, 127, tokens, columns)
     if mode == "sign":
-        correlation, steps = (
-            numbers(8, -(2**15), 2**15 - 1, rows, 10, dtype=torch.int16),
-            torch.full((rows, 10), 2),
-        )
+        correlation = numbers(8, -(2**15), 2**15 - 1, rows, 10, dtype=torch.int16)
+        steps = torch.full((rows, 10), 2)
         layer.change(correlation=correlation, steps=steps.to(torch.int32))
         layer.cast("embedding_votes", ids, grad, torch.tensor(1.0))
         assert torch.equal(*layer.both("correlation"))
@@ -312,7 +319,8 @@ def test_the_noise_goes_on_beyond_2_to_the_32_elements() -> None:
     either side.
     """
     backend = build()
-    rows, columns = 4098, 2**20 + 37
+    rows = 4098
+    columns = 2**20 + 37
     shape = WeightShape(rows, columns, columns, 2)
     ids = torch.tensor([4097, 4095, 1])
     grad = numbers(4, -127, 127, 3, columns)
@@ -325,10 +333,8 @@ def test_the_noise_goes_on_beyond_2_to_the_32_elements() -> None:
             if kernels is TORCH
             else (-(-rows // 16), -(-columns // 16), 64)
         )
-        packed, held = (
-            torch.zeros(packed_shape, dtype=torch.uint8),
-            torch.zeros(rows, -(-columns // 4), dtype=torch.uint8),
-        )
+        packed = torch.zeros(packed_shape, dtype=torch.uint8)
+        held = torch.zeros(rows, -(-columns // 4), dtype=torch.uint8)
         others = {
             "magnitudes": torch.zeros(rows + columns),
             "limits": torch.tensor(VoteLimits(900, 20)),
@@ -387,7 +393,8 @@ def test_flips_are_the_torch_backends_bit_for_bit(
 def test_exponents_move_as_the_torch_backends(
     backend: KernelBackend, threads: int, spread: str
 ) -> None:
-    rows, groups = 70, 1000
+    rows = 70
+    groups = 1000
     origin = {
         "one": numbers(1, -5, 5, 1, 1),
         "row": numbers(1, -5, 5, rows, 1),
@@ -458,7 +465,8 @@ def test_narrow_votes_have_the_storage_of_the_torch_backend(
 
 def test_operands_need_not_be_contiguous_but_what_is_changed_must(backend: KernelBackend) -> None:
     layer = Layer(backend, WeightShape(40, 70, 32))
-    grad, x = numbers(5, -9, 9, 40, 6).t(), numbers(6, -9, 9, 6, 140)[:, ::2]
+    grad = numbers(5, -9, 9, 40, 6).t()
+    x = numbers(6, -9, 9, 6, 140)[:, ::2]
     layer.cast("cast_votes", grad, x, None)
     layer.check()
     turned = layer.states[1]._replace(
@@ -494,7 +502,8 @@ def test_offset_tensors_are_read_and_written_where_they_lie(backend: KernelBacke
 def test_what_does_not_fit_is_refused_by_name(backend: KernelBackend) -> None:
     shape = WeightShape(40, 70, 32)
     layer = Layer(backend, shape)
-    grad, x = numbers(5, -9, 9, 6, 40), numbers(6, -9, 9, 6, 70)
+    grad = numbers(5, -9, 9, 6, 40)
+    x = numbers(6, -9, 9, 6, 70)
     state = layer.states[1]
 
     def cast(

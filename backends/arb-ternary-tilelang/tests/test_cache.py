@@ -174,7 +174,8 @@ def compiler(folder: Path, release: str) -> str:
 def test_a_build_is_shared_where_releases_compiler_and_processor_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = compiler(tmp_path, "14.2"), compiler(tmp_path, "15.1")
+    first = compiler(tmp_path, "14.2")
+    second = compiler(tmp_path, "15.1")
     flag = cache.build_flag(first, native=True)
     assert flag == cache.build_flag(first, native=True)
     flags = {flag, cache.build_flag(second, native=True), cache.build_flag(first, native=False)}

@@ -13,7 +13,8 @@ from arb_ternary_tilelang.products import GEMV_ROWS
 
 #: Rows of a weight, of activations and of a lookup: a large vocabulary, and a long batch.
 MANY: Final = 200_000
-K, G = 4096, 128
+K = 4096
+G = 128
 _WEIGHT: Final = {"N": MANY, "K": K, "G": G}
 _LAYER: Final = {"N": K, "K": K, "G": G}
 

@@ -210,7 +210,8 @@ def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_are_constants_of_a_kernel_on_cuda_and_arguments_as_cpp() -> None:
-    on_cuda, as_cpp = lanes.cuda_lane("sm_80"), lanes.cpu_lane()
+    on_cuda = lanes.cuda_lane("sm_80")
+    as_cpp = lanes.cpu_lane()
     assert [on_cuda.option(value) for value in (True, False, 2)] == [True, False, 2]
     assert [as_cpp.option(value) for value in (True, False, 2)] == [None, None, None]
     assert lanes.given(True, 0) is True
@@ -245,7 +246,8 @@ def test_a_weight_of_another_layout_is_refused() -> None:
 
 
 def test_votes_that_are_not_contiguous_cannot_be_written_in_place() -> None:
-    packed, votes = torch.zeros(2, 12, dtype=torch.uint8), torch.zeros(40, 2, dtype=torch.int8).t()
+    packed = torch.zeros(2, 12, dtype=torch.uint8)
+    votes = torch.zeros(40, 2, dtype=torch.int8).t()
     state = new_state(
         WeightShape(2, 40, 32), packed, torch.zeros(2, 2, dtype=torch.int8), votes, "tilelang"
     )
@@ -255,7 +257,8 @@ def test_votes_that_are_not_contiguous_cannot_be_written_in_place() -> None:
 
 def test_ids_outside_the_table_are_refused() -> None:
     shape = WeightShape(2, 40, 32)
-    packed, exponent = torch.zeros(2, 12, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.int8)
+    packed = torch.zeros(2, 12, dtype=torch.uint8)
+    exponent = torch.zeros(2, 2, dtype=torch.int8)
     with pytest.raises(IndexError, match=r"ids must be in 0..1, got -1..0"):
         get_backend("tilelang").kernels["embedding"](
             torch.tensor([0, -1]), packed, exponent, shape, torch.float32

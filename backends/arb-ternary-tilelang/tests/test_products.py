@@ -36,8 +36,11 @@ def test_every_way_to_sum_gives_the_same_bits(
     rows: int, kernels: Mapping[str, Callable[..., Tensor]]
 ) -> None:
     shape = WeightShape(35, 2100, 64)
-    trits, exponent = numbers(-1, 1, 35, 2100), numbers(-6, -1, 35, shape.groups)
-    q, scale, bias = numbers(-127, 127, rows, 2100), torch.rand(rows), torch.randn(35)
+    trits = numbers(-1, 1, 35, 2100)
+    exponent = numbers(-6, -1, 35, shape.groups)
+    q = numbers(-127, 127, rows, 2100)
+    scale = torch.rand(rows)
+    bias = torch.randn(35)
     got = kernels["linear"](q, scale, kernels["pack"](trits), exponent, bias, shape, torch.float32)
     assert torch.equal(
         got, reference.linear(q, scale, reference.pack(trits), exponent, bias, shape, torch.float32)
@@ -49,8 +52,10 @@ def test_a_gradient_that_is_summed_over_many_rows_is_exact(
     rows: int, kernels: Mapping[str, Callable[..., Tensor]]
 ) -> None:
     shape = WeightShape(2100, 35, 35)
-    trits, exponent = numbers(-1, 1, 2100, 35), numbers(-6, -1, 2100, 1)
-    grad, scale = numbers(-127, 127, rows, 2100), torch.tensor(2.0**-9)
+    trits = numbers(-1, 1, 2100, 35)
+    exponent = numbers(-6, -1, 2100, 1)
+    grad = numbers(-127, 127, rows, 2100)
+    scale = torch.tensor(2.0**-9)
     got = kernels["linear_grad_input"](
         grad, scale, kernels["pack"](trits), exponent, shape, torch.bfloat16
     )
@@ -66,16 +71,15 @@ def test_int8_activations_meet_a_float_gradient(
 ) -> None:
     shape = WeightShape(17, 50, 32)
     trits = numbers(-1, 1, 17, 50)
-    grad, x = numbers(-3, 3, 6, 17).to(torch.bfloat16), numbers(-127, 127, 6, 50)
+    grad = numbers(-3, 3, 6, 17).to(torch.bfloat16)
+    x = numbers(-127, 127, 6, 50)
     kept = []
     for cast, pack in (
         (kernels["cast_votes"], kernels["pack"]),
         (reference_votes.cast_votes, reference.pack),
     ):
-        votes, exponent = (
-            torch.zeros(17, 50, dtype=torch.int8),
-            torch.zeros(17, 2, dtype=torch.int8),
-        )
+        votes = torch.zeros(17, 50, dtype=torch.int8)
+        exponent = torch.zeros(17, 2, dtype=torch.int8)
         state = new_state(shape, pack(trits), exponent, votes, "")
         cast(grad, x, None, state)
         kept.append((state.votes, state.learned))
@@ -86,7 +90,8 @@ def test_int8_activations_meet_a_float_gradient(
 def test_levels_are_found_out_once_when_the_exponents_change(
     kernels: Mapping[str, Callable[..., Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent, begin = [], levels.Arriving.__init__
+    sent = []
+    begin = levels.Arriving.__init__
 
     def counted(self: levels.Arriving, number: Tensor) -> None:
         sent.append(number)
@@ -94,12 +99,14 @@ def test_levels_are_found_out_once_when_the_exponents_change(
 
     monkeypatch.setattr(levels.Arriving, "__init__", counted)
     shape = WeightShape(4, 96, 32)
-    exponent, votes = numbers(-6, -1, 4, 3), torch.full((4, 3), 127, dtype=torch.int8)
+    exponent = numbers(-6, -1, 4, 3)
+    votes = torch.full((4, 3), 127, dtype=torch.int8)
     first = levels_of(exponent, shape, False)
     assert levels_of(exponent, shape, False) is first
     assert levels_of(exponent, shape, True) is not first
     assert len(sent) == 2
-    packed, none = kernels["pack"](numbers(-1, 1, 4, 96)), torch.zeros(4, 96, dtype=torch.int8)
+    packed = kernels["pack"](numbers(-1, 1, 4, 96))
+    none = torch.zeros(4, 96, dtype=torch.int8)
     state = new_state(shape, packed, exponent, none, "tilelang", exponent_votes=votes)
     kernels["apply_exponent_votes"](state, 1, 3, 0)
     # on their way before a product asks, so that the step's own transfer comes after them

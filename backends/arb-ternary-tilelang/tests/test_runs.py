@@ -120,7 +120,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Run:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_exact_steps_have_the_bytes_of_the_torch_backend(optimizer: str, run: Run) -> None:
-    wanted, got = run(optimizer, "torch"), run(optimizer, "tilelang")
+    wanted = run(optimizer, "torch")
+    got = run(optimizer, "tilelang")
     assert len(wanted.losses) == STEPS
     assert got.losses == wanted.losses
     assert got.model == wanted.model

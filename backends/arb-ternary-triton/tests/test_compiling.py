@@ -54,7 +54,8 @@ def test_hot_kernels_compile_without_spills_and_multiply_on_tensor_cores(cases: 
         (case, target) for case in cases for target in TENSOR
     ]
     for one in found:
-        case, target = one["case"], one["target"]
+        case = one["case"]
+        target = one["target"]
         assert one["spills"] == 0, (case, target)
         assert 0 < one["registers"] <= (512 if target == "gfx942" else 255), (case, target)
         assert one["shared"] <= SHARED[target], (case, target)

@@ -46,7 +46,9 @@ def test_a_step_that_moves_exponents_finds_how_far_they_spread_on_the_host(
     from arb_ternary_triton import floors
 
     log: list[tuple[str, floors.Arriving | None]] = []
-    lists, begin, read = Tensor.tolist, floors.Arriving.__init__, floors.Arriving.read
+    lists = Tensor.tolist
+    begin = floors.Arriving.__init__
+    read = floors.Arriving.read
 
     def sent(self: floors.Arriving, numbers: Tensor) -> None:
         begin(self, numbers)
@@ -65,7 +67,8 @@ def test_a_step_that_moves_exponents_finds_how_far_they_spread_on_the_host(
             TernaryLinear(32, 32, group_size=32, gradients="int8", backend="triton")
             for _ in range(depth)
         ]
-        model, moves = nn.Sequential(*layers), 0
+        model = nn.Sequential(*layers)
+        moves = 0
         host = [tensor for layer in layers for tensor in (layer.control, layer.vote_limits)]
 
         def tolist(self: Tensor, host: list[Tensor] = host, log: list[Any] = log) -> Any:
@@ -73,7 +76,8 @@ def test_a_step_that_moves_exponents_finds_how_far_they_spread_on_the_host(
                 log.append(("transfer", None))
             return lists(self)
 
-        optimizer, x = rule(name, model), torch.randn(8, 32)
+        optimizer = rule(name, model)
+        x = torch.randn(8, 32)
         with monkeypatch.context() as patched:
             patched.setattr(floors.Arriving, "__init__", sent)
             patched.setattr(floors.Arriving, "read", asked)
@@ -107,7 +111,8 @@ def test_a_step_that_moves_exponents_finds_how_far_they_spread_on_the_host(
 def test_spreads_that_nobody_foresaw_are_read_when_they_are_asked_for() -> None:
     from arb_ternary_triton.floors import floors_of, renew_floors
 
-    shape, exponent = WeightShape(2, 64, 32), torch.tensor([[-3, 1], [0, 0]], dtype=torch.int8)
+    shape = WeightShape(2, 64, 32)
+    exponent = torch.tensor([[-3, 1], [0, 0]], dtype=torch.int8)
     renew_floors(exponent)  # no product has asked for these: nothing to find out
     assert (floors_of(exponent, shape).row_spread, floors_of(exponent, shape).column_spread) == (
         4,

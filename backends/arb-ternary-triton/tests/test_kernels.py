@@ -77,8 +77,10 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_tiles")
 def test_a_sum_that_programs_share_is_the_same(rows: int, low: int, high: int) -> None:
     trits, exponent, shape = _weight(37, 300, 32, low, high)
-    packed, bias = _run("pack", trits.to(DEVICE)), torch.randn(37)
-    x, scale = _bytes(1, rows, 300), torch.rand(rows)
+    packed = _run("pack", trits.to(DEVICE))
+    bias = torch.randn(37)
+    x = _bytes(1, rows, 300)
+    scale = torch.rand(rows)
     given = (
         x.to(DEVICE),
         scale.to(DEVICE),
@@ -90,7 +92,8 @@ def test_a_sum_that_programs_share_is_the_same(rows: int, low: int, high: int) -
     )
     wanted = reference.linear(x, scale, reference.pack(trits), exponent, bias, shape, torch.float32)
     assert torch.equal(_run("linear", *given).cpu(), wanted)
-    grad, unit = _bytes(2, rows, 37), torch.tensor(2.0**-9)
+    grad = _bytes(2, rows, 37)
+    unit = torch.tensor(2.0**-9)
     given = (grad.to(DEVICE), unit.to(DEVICE), packed, exponent.to(DEVICE), shape, torch.float32)
     wanted = reference.linear_grad_input(
         grad, unit, reference.pack(trits), exponent, shape, torch.float32
@@ -106,10 +109,8 @@ def _cast(
         (shape.out_features + shape.in_features,), 7, dtype=torch.int32, device=device
     )
     magnitudes = torch.zeros(shifts.shape, device=device)
-    limits, control = (
-        torch.tensor(VoteLimits(1024, 2), device=device),
-        torch.tensor([11, 5, 77, 0], device=device),
-    )
+    limits = torch.tensor(VoteLimits(1024, 2), device=device)
+    control = torch.tensor([11, 5, 77, 0], device=device)
     state = _state(pack(trits.to(device)), shape, limits=limits, control=control)
     state = state._replace(vote_scale=shifts, magnitudes=magnitudes)
     run(grad.to(device), x.to(device), torch.tensor(2.0**-3, device=device), state)
@@ -117,7 +118,8 @@ def _cast(
 
 
 def _state(packed: Tensor, shape: WeightShape, **others: Tensor) -> VoteState:
-    size, groups = (shape.out_features, shape.in_features), (shape.out_features, shape.groups)
+    size = (shape.out_features, shape.in_features)
+    groups = (shape.out_features, shape.groups)
     exponent, votes = (
         torch.zeros(each, dtype=torch.int8, device=packed.device) for each in (groups, size)
     )
@@ -197,7 +199,8 @@ def test_more_elements_than_the_hash_serves_are_refused() -> None:
 
 def test_arguments_that_kernels_cannot_take_are_named() -> None:
     trits, exponent, shape = _weight(4, 64, 32)
-    packed, exponent = _run("pack", trits.to(DEVICE)), exponent.to(DEVICE)
+    packed = _run("pack", trits.to(DEVICE))
+    exponent = exponent.to(DEVICE)
     ones = torch.ones(2, 64, device=DEVICE)
     with pytest.raises(
         ValueError, match=r"group_size must be a multiple of 32, or all of a row, got 48"
@@ -216,7 +219,8 @@ def test_arguments_that_kernels_cannot_take_are_named() -> None:
     turned = torch.zeros((64, 4), dtype=torch.int8, device=DEVICE).t()
     with pytest.raises(ValueError, match="votes is written in place and must be contiguous"):
         _run("apply_votes", new_state(shape, packed, exponent, turned, "triton"), 3, 0)
-    exponent[0, 0], exponent[0, 1] = -50, 20
+    exponent[0, 0] = -50
+    exponent[0, 1] = 20
     with pytest.raises(
         ValueError, match="spread over 70; the exact integer product takes at most 40"
     ):
@@ -235,7 +239,8 @@ def test_arguments_that_kernels_cannot_take_are_named() -> None:
 def test_float64_goes_through_a_dense_weight() -> None:
     trits, exponent, shape = _weight(5, 40, 32)
     packed = _run("pack", trits.to(DEVICE))
-    x, grad = torch.randn(3, 40, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+    x = torch.randn(3, 40, dtype=torch.float64)
+    grad = torch.randn(3, 5, dtype=torch.float64)
     dense = reference.dense_weight(reference.pack(trits), exponent, shape, torch.float64)
     y = _run("linear", x.to(DEVICE), None, packed, exponent.to(DEVICE), None, shape, torch.float64)
     back = _run(

@@ -132,7 +132,8 @@ def _fifty_steps(backend: str) -> tuple[list[float], int, dict[str, torch.Tensor
     seed_votes(model, 7)
     optimizer = SignVotes(modules, accum_threshold=3, e_accum_threshold=4)
     generator = torch.Generator().manual_seed(1)
-    losses, flips = [], 0
+    losses = []
+    flips = 0
     for _ in range(FIFTY):
         ids = torch.randint(0, 11, (24,), generator=generator)
         loss = torch.nn.functional.cross_entropy(model(ids), (ids * 3 + 1) % 11)
@@ -211,7 +212,8 @@ def test_a_run_whose_device_the_kernels_serve_only_after_the_move_has_the_bytes_
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA or ROCm device")
 def test_a_module_is_made_on_the_cpu_and_computes_on_the_gpu() -> None:
     layer = TernaryLinear(200, 24, group_size=32, gradients="int8", backend="triton")
-    trits, x = layer.trits(), torch.randn(5, 200)
+    trits = layer.trits()
+    x = torch.randn(5, 200)
     assert layer.backend == "torch"
     layer.to("cuda")
     assert layer.backend == "triton"

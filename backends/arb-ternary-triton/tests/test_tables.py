@@ -246,7 +246,8 @@ def test_a_candidate_is_timed_on_a_call_of_its_own_kernel(
 def test_a_gpu_measures_a_choice_and_keeps_it(kind: Any, tmp_path: Path) -> None:
     from arb_ternary_triton.gpu import gpu_of
 
-    table, bucket = UserTable(tmp_path / "gpu.json", "3"), (1 if kind[0] == "row" else 16, 256, 512)
+    table = UserTable(tmp_path / "gpu.json", "3")
+    bucket = (1 if kind[0] == "row" else 16, 256, 512)
     found = tune(kind, bucket, gpu_of(0), DEVICE, table)
     assert found is not None
     assert found.seconds > 0
@@ -372,7 +373,8 @@ def test_the_cache_is_in_the_home_directory_unless_the_variable_names_a_place(
 
 
 def test_what_was_measured_is_explained(on_h200: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built, shape = get_backend("triton"), WeightShape(4000, 4096, 128)
+    built = get_backend("triton")
+    shape = WeightShape(4000, 4096, 128)
     monkeypatch.setattr(backend_module, "INTERPRETED", False)
     monkeypatch.setattr(backend_module, "gpu_of", lambda _index: H200)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -130,7 +130,9 @@ class BackendSpec(Spec):
         devices: the torch device types that the backend can serve.
     """
 
-    kind, hook, noun = "backend", "arb_register_backends", "backend"
+    kind = "backend"
+    hook = "arb_register_backends"
+    noun = "backend"
 
     probe: str = field(validator=_target)
     priority: int = field(default=10, validator=instance_of(int))
@@ -149,7 +151,9 @@ class OptimizerSpec(Spec):
             ``arb_ternary.ternary.models``). A wrapper accepts what its inner optimizer accepts.
     """
 
-    kind, hook, noun = "optimizer", "arb_register_optimizers", "optimizer"
+    kind = "optimizer"
+    hook = "arb_register_optimizers"
+    noun = "optimizer"
 
     accepts: frozenset[TrainedPart] = field(
         converter=_as_parts, validator=deep_iterable(in_(("ternary", "float", "stored")))
@@ -160,14 +164,18 @@ class OptimizerSpec(Spec):
 class MaskingSpec(Spec):
     """A masking strategy. Factory: ``(config) -> MaskingStrategy``."""
 
-    kind, hook, noun = "masking", "arb_register_masking", "masking strategy"
+    kind = "masking"
+    hook = "arb_register_masking"
+    noun = "masking strategy"
 
 
 @frozen(kw_only=True)
 class PhaseSpec(Spec):
     """A trainer phase. Factory: ``(config) -> Phase``."""
 
-    kind, hook, noun = "phase", "arb_register_phases", "phase"
+    kind = "phase"
+    hook = "arb_register_phases"
+    noun = "phase"
 
 
 @frozen(kw_only=True)
@@ -178,14 +186,18 @@ class ModelSpec(Spec):
     logits_BSV``.
     """
 
-    kind, hook, noun = "model", "arb_register_models", "model"
+    kind = "model"
+    hook = "arb_register_models"
+    noun = "model"
 
 
 @frozen(kw_only=True)
 class DataSpec(Spec):
     """A data source. Factory: ``(config) -> DataSource``."""
 
-    kind, hook, noun = "data", "arb_register_datasets", "data source"
+    kind = "data"
+    hook = "arb_register_datasets"
+    noun = "data source"
 
 
 @frozen(kw_only=True)
@@ -196,7 +208,9 @@ class CommandSpec(Spec):
     A name with a dot is a command of a group: ``plugins.check`` is ``arb plugins check``.
     """
 
-    kind, hook, noun = "command", "arb_register_commands", "command"
+    kind = "command"
+    hook = "arb_register_commands"
+    noun = "command"
 
 
 @frozen(kw_only=True)
@@ -210,7 +224,9 @@ class DocumentSpec(Spec):
         command: what such a file is for, without the file's name: ``arb train``.
     """
 
-    kind, hook, noun = "document", "arb_register_documents", "kind of config file"
+    kind = "document"
+    hook = "arb_register_documents"
+    noun = "kind of config file"
 
     config: str = field(validator=_target)
     command: str = field(validator=instance_of(str))

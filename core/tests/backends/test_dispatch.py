@@ -107,7 +107,9 @@ def assert_same(backend: Wide, theirs: VoteState, ours: VoteState) -> None:
 
 
 def test_scaled_votes_are_cast_in_the_layout_of_the_backend(backend: Wide) -> None:
-    grad, x, ids = torch.randn(5, 7), torch.randn(5, 45), torch.tensor([3, 3, 0, 6, 3])
+    grad = torch.randn(5, 7)
+    x = torch.randn(5, 45)
+    ids = torch.tensor([3, 3, 0, 6, 3])
     for bits in vote_bits(backend):
         for op, operands in (
             ("cast_scaled_votes", (grad, x)),
@@ -130,7 +132,8 @@ def test_scaled_votes_flip_the_trits_of_the_backend(backend: Wide) -> None:
 
 
 def test_a_lookup_votes_in_the_layout_of_the_backend(backend: Wide) -> None:
-    ids, grad = torch.tensor([3, 3, 0]), torch.randn(3, 45)
+    ids = torch.tensor([3, 3, 0])
+    grad = torch.randn(3, 45)
     for bits in vote_bits(backend):
         theirs, ours = states(backend, bits)
         dispatch.kernel("wide", "embedding_votes")(ids, grad, None, theirs)

@@ -246,7 +246,8 @@ def test_inductor_compiles_training_without_a_graph_break() -> None:
 
 def test_backward_casts_exactly_the_sign_of_the_dense_gradient() -> None:
     layer = TernaryLinear(12, 7, group_size=32, activations="float")
-    x, target = torch.randn(5, 12), torch.randn(5, 7)
+    x = torch.randn(5, 12)
+    target = torch.randn(5, 7)
     dense = layer.dense_weight().requires_grad_()
     ((x @ dense.t() - target) ** 2).sum().backward()
     ((layer(x) - target) ** 2).sum().backward()
@@ -277,7 +278,8 @@ def test_votes_are_cast_of_what_a_rules_transform_makes_of_the_gradient(
     torch._dynamo.reset()
     layer = TernaryLinear(12, 7, group_size=32, activations="float")
     layer.transform = "a_rule:transform"
-    x, grad = torch.randn(5, 12), torch.randn(5, 7)
+    x = torch.randn(5, 12)
+    grad = torch.randn(5, 7)
     run = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
     run(x).backward(grad)
     dense = grad.t() @ x

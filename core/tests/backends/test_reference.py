@@ -318,7 +318,8 @@ def state_of(
     shape: WeightShape,
     **others: torch.Tensor | None,
 ) -> VoteState:
-    e, a = torch.from_numpy(exponent.copy()), torch.from_numpy(votes.copy())
+    e = torch.from_numpy(exponent.copy())
+    a = torch.from_numpy(votes.copy())
     return new_state(shape, packed_of(trits), e, a, "torch", **others)
 
 
@@ -346,7 +347,8 @@ def test_integer_votes_equal_the_rule(m: int, n: int, k: int, group: int | str, 
     trits, _ = random_weight(rng, shape)
     votes = rng.integers(-128, 128, (n, k), dtype=np.int8)
     ev = rng.integers(-128, 128, (n, shape.groups), dtype=np.int8)
-    g, x = rng.integers(-3, 4, (m, n), dtype=np.int8), rng.integers(-3, 4, (m, k), dtype=np.int8)
+    g = rng.integers(-3, 4, (m, n), dtype=np.int8)
+    x = rng.integers(-3, 4, (m, k), dtype=np.int8)
     a, b, stats = cast(g, x, trits, votes, ev, shape, scale=0.5)
     gradient = g.astype(np.int64).T @ x.astype(np.int64)
     expected_a, expected_b = restated_votes(gradient, trits, votes, ev, shape)
@@ -362,7 +364,8 @@ def test_integer_votes_equal_the_rule(m: int, n: int, k: int, group: int | str, 
 
 def test_votes_saturate_at_both_ends() -> None:
     shape = weight_shape(1, 2, "row")
-    g, x = np.array([[1.0]], np.float32), np.array([[1.0, -1.0]], np.float32)
+    g = np.array([[1.0]], np.float32)
+    x = np.array([[1.0, -1.0]], np.float32)
     a, _, _ = cast(
         g,
         x,
@@ -495,7 +498,8 @@ def test_the_correlation_rule_counts_scores_and_updates_with_saturation() -> Non
     shape = weight_shape(2, 2, "row")
     correlation = torch.tensor([[2**15 - 2], [0]], dtype=torch.int16)
     steps = torch.tensor([[2**31 - 1], [0]], dtype=torch.int32)
-    ones, zeros = np.ones((2, 2), np.int8), np.zeros((2, 2), np.int8)
+    ones = np.ones((2, 2), np.int8)
+    zeros = np.zeros((2, 2), np.int8)
     state = state_of(
         ones, zeros[:, :1], zeros, shape, exponent_votes=None, correlation=correlation, steps=steps
     )

@@ -66,8 +66,10 @@ def test_shifts_without_an_int8_gradient_are_refused() -> None:
 
 
 def test_an_infinite_gradient_casts_full_votes_and_nan_none() -> None:
-    votes, exponent = torch.zeros(1, 3, dtype=torch.int8), torch.zeros(1, 1, dtype=torch.int8)
-    grad, x = torch.tensor([[1.0]]), torch.tensor([[torch.inf, torch.nan, -torch.inf]])
+    votes = torch.zeros(1, 3, dtype=torch.int8)
+    exponent = torch.zeros(1, 1, dtype=torch.int8)
+    grad = torch.tensor([[1.0]])
+    x = torch.tensor([[torch.inf, torch.nan, -torch.inf]])
     state = new_state(WeightShape(1, 3, 32), reference.pack(votes), exponent, votes, "torch")
     state = scaled(state, torch.ones(4), VoteLimits(1024))._replace(exponent_votes=None)
     sv.cast_scaled_votes(grad, x, None, state)

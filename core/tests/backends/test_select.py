@@ -190,7 +190,8 @@ def test_auto_on_a_device_that_nothing_serves_is_an_error_of_the_environment():
 
 class Opinion:
     def __init__(self, choice):
-        self.choice, self.asked = choice, []
+        self.choice = choice
+        self.asked = []
 
     def __call__(self, request, candidates):
         self.asked.append((request.value, tuple(candidates)))

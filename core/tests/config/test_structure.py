@@ -64,11 +64,13 @@ def test_a_value_of_the_right_type_is_kept(
 
 
 def test_nested_classes_are_structured_wherever_they_stand(registry: Any) -> None:
-    small, large = {"size": 2}, {"size": 4, "weight": 0.25}
+    small = {"size": 2}
+    large = {"size": 4, "weight": 0.25}
     found = everything(
         registry, nested=small, maybe=large, table={"a": small}, rows=[small, large], shape=large
     )
-    inner_small, inner_large = components.Inner(size=2), components.Inner(size=4, weight=0.25)
+    inner_small = components.Inner(size=2)
+    inner_large = components.Inner(size=4, weight=0.25)
     assert (found.nested, found.maybe, found.table) == (
         inner_small,
         inner_large,

@@ -14,7 +14,8 @@ from arb_ternary.counters.hashing import (
     uniform,
 )
 
-M32, M64 = (1 << 32) - 1, (1 << 64) - 1
+M32 = (1 << 32) - 1
+M64 = (1 << 64) - 1
 
 
 def restated_key(seed: int, step: int, stream: int, high: int) -> int:

@@ -306,7 +306,8 @@ def test_two_distributions_with_a_plugin_of_one_name_are_both_left_out(install_p
     install_plugin("same", OPTIMIZER, distribution="arb-ternary-left", module="fake_left")
     install_plugin("same", GOOD, distribution="arb-ternary-right", module="fake_right")
 
-    left, right = record_of("same", "arb-ternary-left"), record_of("same", "arb-ternary-right")
+    left = record_of("same", "arb-ternary-left")
+    right = record_of("same", "arb-ternary-right")
 
     assert (left.status, right.status) == (Status.CONFLICT, Status.CONFLICT)
     assert left.reason == "arb-ternary-right 1.0 has a plugin called 'same' too"

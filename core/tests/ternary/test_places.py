@@ -61,7 +61,8 @@ def test_a_module_is_born_in_the_layout_of_torch_and_repacked_where_its_backend_
     torch.manual_seed(0)
     module = TernaryLinear(40, 24, group_size=32, vote_bits=vote_bits, backend="elsewhere")
     assert module.backend == "torch"
-    born, weight = _state(module), module.weight.clone()
+    born = _state(module)
+    weight = module.weight.clone()
     elsewhere.reached = True
     module.to("cpu")
     assert module.backend == "elsewhere"

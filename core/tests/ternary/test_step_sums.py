@@ -27,7 +27,8 @@ class _Rule:
     """As much of an optimizer as an exchange looks at."""
 
     def __init__(self, module: Any, unit: int = 1) -> None:
-        self.modules, self.unit = [module], unit
+        self.modules = [module]
+        self.unit = unit
 
     def whole_votes(self, module: Any, sums: Tensor, first_row: int) -> Tensor:
         return self.unit * sums
@@ -174,7 +175,8 @@ def test_more_votes_than_sums_hold_are_refused() -> None:
 def test_no_vote_exceeds_its_bound(limit: int, noise_shift: int, wanted: float) -> None:
     limits = VoteLimits(limit, 0, noise_shift)
     largest = np.float32(limit / 256)
-    half, quarter = 1 << 24, 1 << 24 - noise_shift
+    half = 1 << 24
+    quarter = 1 << 24 - noise_shift
     top = np.float32(((half - quarter) >> 1) + quarter - 1) * np.float32(2.0**-24)
     vote = np.floor(np.clip(np.float32(wanted), -largest, largest) + top)
     assert abs(vote) <= limits.largest_vote(shifts=False)

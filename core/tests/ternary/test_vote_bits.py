@@ -85,19 +85,19 @@ def test_narrow_sign_votes_follow_a_numpy_restatement(bits: int) -> None:
     )
     largest = layer.shape.largest_vote
     rng = np.random.default_rng(0)
-    trits, votes = layer.trits().numpy().astype(np.int64), np.zeros((8, 16), np.int64)
+    trits = layer.trits().numpy().astype(np.int64)
+    votes = np.zeros((8, 16), np.int64)
     for _ in range(30):
-        x, g = (
-            rng.integers(-3, 4, (5, 16)).astype(np.float32),
-            rng.integers(-3, 4, (5, 8)).astype(np.float32),
-        )
+        x = rng.integers(-3, 4, (5, 16)).astype(np.float32)
+        g = rng.integers(-3, 4, (5, 8)).astype(np.float32)
         layer(torch.from_numpy(x)).backward(torch.from_numpy(g))
         flips = layer.apply_votes("apply_votes", largest, 0)
         votes = np.clip(votes - np.sign(g.T @ x).astype(np.int64), -largest, largest)
         f = (votes >= largest).astype(int) - (votes <= -largest).astype(int)
         after = np.clip(trits + f, -1, 1)
         assert int(flips) == int((after != trits).sum())
-        trits, votes = after, np.where(f != 0, 0, votes)
+        trits = after
+        votes = np.where(f != 0, 0, votes)
         assert np.array_equal(layer.trits().numpy(), trits)
         assert np.array_equal(layer.logical_votes().numpy(), votes)
 

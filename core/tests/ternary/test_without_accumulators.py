@@ -105,10 +105,8 @@ def test_a_frozen_one_lets_gradients_through() -> None:
 
 
 def test_weights_can_be_set_and_a_model_around_it_loads_a_whole_state_dict() -> None:
-    learns, computes = (
-        nn.Sequential(TernaryLinear(40, 6)),
-        nn.Sequential(without(lambda: TernaryLinear(40, 6))),
-    )
+    learns = nn.Sequential(TernaryLinear(40, 6))
+    computes = nn.Sequential(without(lambda: TernaryLinear(40, 6)))
     computes.load_state_dict(learns.state_dict())
     layer = computes[0]
     layer.set_trits(torch.ones(6, 40, dtype=torch.int8))

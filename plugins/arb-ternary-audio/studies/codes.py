@@ -47,18 +47,18 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    codes, words = load_run(arguments.codes), load_run(arguments.words)
+    codes = load_run(arguments.codes)
+    words = load_run(arguments.words)
     codec = SoundCodec.from_json(codes.directory.attachments()[CODEC])
     # The words that the codes were made of, and not those of the classifier, which have more noise
     # around them.
     clean = codes.config.data.options.sounds.build().validation_sounds
     source = words.config.data.build()
-    taken, labels = (
-        clean.samples[: arguments.count],
-        torch.from_numpy(clean.labels[: arguments.count]),
-    )
+    taken = clean.samples[: arguments.count]
+    labels = torch.from_numpy(clean.labels[: arguments.count])
     again = np.stack([as_pcm(codec.decode(ids)) for ids in codec.encode(taken)])
-    drawn, lengths = np.zeros_like(taken), []
+    drawn = np.zeros_like(taken)
+    lengths = []
     for number in range(arguments.count):
         frames = generate(
             codes.model,

@@ -44,7 +44,8 @@ def main() -> None:
     )
     for axis in axes.flat:
         axis.axis("off")
-    sounds, features = source.validation_sounds, source.features
+    sounds = source.validation_sounds
+    features = source.features
     seconds = sounds.samples.shape[1] / sounds.sample_rate
     for axis, index in zip(axes.flat, shown, strict=False):
         axis.axis("on")
@@ -55,7 +56,8 @@ def main() -> None:
             cmap="magma",
             extent=(0, seconds, 0, features.mels),
         )
-        said, heard = source.classes[int(labels[index])], source.classes[int(taken_for[index])]
+        said = source.classes[int(labels[index])]
+        heard = source.classes[int(taken_for[index])]
         right = said == heard
         share = f"{float(chance[index].max()):.0%}"
         axis.set_title(

@@ -24,7 +24,8 @@ def _frames(count=600, bands=8, seed=0):
 
 
 def test_codes_are_the_nearest():
-    frames, book = _frames(), _frames(20, seed=1)
+    frames = _frames()
+    book = _frames(20, seed=1)
     np.testing.assert_array_equal(nearest_codes(frames, book), cdist(frames, book).argmin(axis=1))
 
 
@@ -48,7 +49,8 @@ def test_clusters_that_lie_apart_are_found():
 
 def test_the_codebook_is_as_good_as_that_of_another_library():
     frames = _frames(400)
-    begun, done = fit_codebook(frames, 12, 0, 3), fit_codebook(frames, 12, 300, 3)
+    begun = fit_codebook(frames, 12, 0, 3)
+    done = fit_codebook(frames, 12, 300, 3)
     other = KMeans(12, init=begun.astype(np.float64), n_init=1, max_iter=300, tol=0).fit(
         frames.astype(np.float64)
     )

@@ -46,7 +46,8 @@ def test_a_word_depends_on_seed_part_and_place_alone():
 
 
 def test_tuning_leaves_the_held_out_words_alone():
-    source, tuning = formants.build(FEW), formants.build(attrs.evolve(FEW, tuning=True))
+    source = formants.build(FEW)
+    tuning = formants.build(attrs.evolve(FEW, tuning=True))
     # of four words of a class one is a fifth, rounded
     assert (len(tuning.train), len(tuning.validation)) == (30, 10)
     both = np.concatenate((tuning.train_sounds.samples, tuning.validation_sounds.samples))

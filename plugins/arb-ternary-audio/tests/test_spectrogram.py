@@ -66,7 +66,8 @@ def test_decibels_tell_how_far_below_the_loudest_point():
 
 
 def test_loudness_does_not_show_and_silence_is_the_lowest_level():
-    quiet, loud = _tone(700, 0.1), _tone(700, 0.8)
+    quiet = _tone(700, 0.1)
+    loud = _tone(700, 0.8)
     both = log_mel(torch.from_numpy(np.stack([quiet, loud, np.zeros(6400)])), CONFIG, 8000)
     np.testing.assert_allclose(both[0].numpy(), both[1].numpy(), atol=1e-9)
     assert both[0].max() == 1.0

@@ -50,7 +50,8 @@ def test_a_stop_is_silent_before_it_bursts():
     closure, burst = PHONES["k"]
     wave = utter(PHONES["k"], _voice(2), RandomState(0))
     edge = int(closure.milliseconds * SAMPLE_RATE / 1000)
-    silent, loud = wave[: edge // 2], wave[edge:]
+    silent = wave[: edge // 2]
+    loud = wave[edge:]
     assert np.mean(silent**2) < 1e-4 * np.mean(loud**2)
     assert _power_around(wave, burst.noise_at, 300) > 10 * _power_around(wave, 500, 200)
 

@@ -136,7 +136,8 @@ def main() -> None:
     print("| model | width | steps | tokens a step | rates tried | best of them | auto | behind |")
     print("|---|---:|---:|---:|---|---:|---:|---:|")
     for name, given, losses in tuned():
-        rate, best = rate_of(given), min(losses, key=lambda each: losses[each])
+        rate = rate_of(given)
+        best = min(losses, key=lambda each: losses[each])
         tried = ", ".join(f"{each:g}" for each in sorted(losses))
         print(
             f"| {name} | {given.width} | {given.steps:,} | {given.tokens:,} | {tried} | {best:g} | "

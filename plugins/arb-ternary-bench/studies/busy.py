@@ -46,7 +46,8 @@ def measured(directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
     child = ChildRun.start(PLAIN, directory, overrides)
     if ended := child.wait().code:
         sys.exit(f"the run ended with {ended}\n{child.log_tail()}")
-    seconds, record = time.monotonic() - started, RunDirectory(directory).record()
+    seconds = time.monotonic() - started
+    record = RunDirectory(directory).record()
     return {
         "seconds": round(seconds, 1),
         "tokens_per_second": round(child.report()["tokens_per_second"]),

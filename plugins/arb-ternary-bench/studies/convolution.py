@@ -101,8 +101,10 @@ def variants_of(shape: Shape) -> list[Variant]:
         y: Tensor = kernel(x, layer.weight, layer.exponent, None, layer.shape, window)
         return y
 
-    learning, grad = weight.clone().requires_grad_(), torch.ones_like(layer(x))
-    inputs, inputs_last = x.clone().requires_grad_(), last.clone().requires_grad_()
+    learning = weight.clone().requires_grad_()
+    grad = torch.ones_like(layer(x))
+    inputs = x.clone().requires_grad_()
+    inputs_last = last.clone().requires_grad_()
 
     def float_pass(image: Tensor) -> None:
         y = conv2d(image, learning, None, shape.stride, 1)
@@ -141,7 +143,8 @@ def _check(layer: TernaryConv2d, x: Tensor, weight: Tensor, stride: int) -> None
 
 def run(threads: tuple[int, ...], seconds: float) -> dict[str, Any]:
     """Every shape with each number of threads."""
-    facts, rows = bench_facts(["cpu"]), []
+    facts = bench_facts(["cpu"])
+    rows = []
     for count in threads:
         clock: Clock = own_clock if count == 1 else processor_clock
         with with_threads(count):

@@ -50,9 +50,12 @@ from arb_ternary_train.ranks.world import Ranks
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
 #: Rows and columns of the matrix of the kernels: 11.0 million weights.
-ROWS, COLUMNS = 5376, 2048
+ROWS = 5376
+COLUMNS = 2048
 #: Of the decoder: layers, width, width of the feed-forward part; 10.6 million weights.
-LAYERS, WIDTH, FEED_FORWARD = 6, 384, 1024
+LAYERS = 6
+WIDTH = 384
+FEED_FORWARD = 1024
 #: Share of trits that flip in a step with one micro-batch at the full rate.
 FLIPS: Final = 0.0028
 _CALLS: Final = 9
@@ -75,15 +78,14 @@ def shortest(call: Callable[[], object]) -> float:
 def kernel_times(backend: str) -> dict[str, float]:
     """Milliseconds of each kernel on the whole matrix, and the bytes that it makes."""
     generator = torch.Generator().manual_seed(0)
-    shape, count = WeightShape(ROWS, COLUMNS, 128), ROWS * COLUMNS
+    shape = WeightShape(ROWS, COLUMNS, 128)
+    count = ROWS * COLUMNS
     found: dict[str, float] = {}
     for limit in (1, 7, 127):
         base = base_for(limit)
         values = torch.randint(-limit, limit + 1, (count,), dtype=torch.int16, generator=generator)
-        packed, total = (
-            wire_kernel(backend, "digits_to_bytes")(values, base),
-            torch.zeros(count, dtype=torch.int16),
-        )
+        packed = wire_kernel(backend, "digits_to_bytes")(values, base)
+        total = torch.zeros(count, dtype=torch.int16)
         found[f"pack, base {base}"] = shortest(
             lambda: wire_kernel(backend, "digits_to_bytes")(values, base)  # noqa: B023
         )
@@ -230,7 +232,8 @@ def on_rank(rank: int, size: int, folder: str, backend: str, steps: int, clock_n
             drawn = torch.rand(module.shape.out_features, module.shape.in_features)
             module.sums.votes.copy_((drawn < 0.02).to(torch.int16) - (drawn > 0.98).to(torch.int16))
             module.sums.casts = 1
-        clock, sent = Clock(_CLOCKS[clock_name]), optimizer.exchange.sent_bytes
+        clock = Clock(_CLOCKS[clock_name])
+        sent = optimizer.exchange.sent_bytes
         world.barrier("the next step")
         start = clock.read()
         with clock.watching():

@@ -67,7 +67,9 @@ class Study:
     def __init__(self, work: Path, seed: int, steps: int, texts: Mapping[str, Path]) -> None:
         self.folder = work / f"seed-{seed}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.seed, self.steps, self.texts = seed, steps, texts
+        self.seed = seed
+        self.steps = steps
+        self.texts = texts
 
     def publish(self) -> float:
         """Pretrain, export and import; the loss of the pretrained model on its own text."""

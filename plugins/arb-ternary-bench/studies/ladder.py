@@ -263,7 +263,8 @@ def config(way: str, width: int, steps: int, setting: Setting, *, seed: int) -> 
             votes["orthogonal"] = True
         decoder |= BESIDE.get(way, FLOAT_ENDS)
         if way == "votes4":
-            decoder["vote_bits"], votes["carry"] = 4, False
+            decoder["vote_bits"] = 4
+            votes["carry"] = False
             phase |= {
                 "batch_size": 2 * BATCH,
                 "steps": steps // 2,
@@ -307,7 +308,9 @@ class Study:
     """The runs in a folder, and the result file that they are written to."""
 
     def __init__(self, work: Path, out: Path, source: Source, steps: int) -> None:
-        self.work, self.out, self.steps = work, out, steps
+        self.work = work
+        self.out = out
+        self.steps = steps
         text = source.text
         files = divide_text(text, work)
         self._train = files["train"]

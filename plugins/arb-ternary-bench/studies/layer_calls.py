@@ -26,7 +26,8 @@ from arb_ternary_bench.generation.shapes import GenerationShape
 
 WIDTHS: Final = (256, 512, 1024)
 #: Blocks of the decoders.
-FEW, MANY = 1, 9
+FEW = 1
+MANY = 9
 LINEARS: Final = 7
 BASELINE: Final = "tq2_0"
 GOAL: Final = 1.2

@@ -149,7 +149,8 @@ def draw_ends(path: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained")
     for axes, (size, (title, base, variants)) in zip(panels, ENDS.items(), strict=True):
         rivals = chosen(runs, size=size, variant=base)
-        theirs, seeds = _twelfths(rivals), {run["seed"] for run in rivals}
+        theirs = _twelfths(rivals)
+        seeds = {run["seed"] for run in rivals}
         for variant, (label, colour) in variants.items():
             mine = _twelfths(
                 [run for run in chosen(runs, size=size, variant=variant) if run["seed"] in seeds]

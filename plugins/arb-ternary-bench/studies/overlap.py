@@ -60,12 +60,14 @@ def in_child(folder: Path, overlapped: bool) -> None:
     from arb_ternary_train.runner import RunRequest, train
 
     steps: list[dict[str, float]] = []
-    spent, depth = 0.0, 0
+    spent = 0.0
+    depth = 0
 
     def timed(call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:
             nonlocal spent, depth
-            start, depth = time.perf_counter(), depth + 1
+            start = time.perf_counter()
+            depth = depth + 1
             result = call(*arguments)
             depth -= 1
             if not depth:
@@ -78,7 +80,8 @@ def in_child(folder: Path, overlapped: bool) -> None:
 
     def one_turn(loop: TrainingLoop) -> Any:
         nonlocal spent
-        start, spent = time.perf_counter(), 0.0
+        start = time.perf_counter()
+        spent = 0.0
         drawn = draw(loop)
         steps.append(
             {
@@ -120,9 +123,12 @@ def measured(ranks: int, overlapped: bool, steps: int) -> dict[str, float]:
         )
         told = json.loads((folder / "told.json").read_text(encoding="utf-8"))
     # In one process a step has as many turns as micro-batches.
-    whole, turn, exchange = [], 0.0, 0.0
+    whole = []
+    turn = 0.0
+    exchange = 0.0
     for each in told:
-        turn, exchange = turn + each["turn"], exchange + each["exchange"]
+        turn = turn + each["turn"]
+        exchange = exchange + each["exchange"]
         if each["steps"]:
             whole.append((turn, exchange))
             turn = exchange = 0.0

@@ -63,7 +63,8 @@ class Planes(nn.Module):
 
 def set_digits(planes: Sequence[TernaryModule], value: Tensor, votes: Tensor | None = None) -> None:
     """Sign and magnitude of integers ``[N, K]``, most significant plane first."""
-    size, sign = value.abs(), value.sign()
+    size = value.abs()
+    sign = value.sign()
     for place, plane in enumerate(planes):
         bit = (size >> (len(planes) - 1 - place)) & 1
         last = place == len(planes) - 1
@@ -137,7 +138,8 @@ class DigitVotes(PartedVotes):
         if not self._carries or module is not self._planes[-1]:
             return super()._flip(group, module, place, voted)
         module.take_votes()
-        votes, value = module.logical_votes().to(torch.int32), digits_of(self._planes)
+        votes = module.logical_votes().to(torch.int32)
+        value = digits_of(self._planes)
         flip = (votes >= CELL).to(torch.int32) - (votes <= -CELL).to(torch.int32)
         largest = 2 ** len(self._planes) - 1
         moved = (value + flip).clamp(-largest, largest)

@@ -110,13 +110,15 @@ class PartedVotes(ScaledVotes):
                 self._magnitudes[group][place] = ArithmeticMagnitudes(
                     shape.out_features, shape.in_features
                 )
-        self._config, self._noise = config, torch.Generator().manual_seed(1)
+        self._config = config
+        self._noise = torch.Generator().manual_seed(1)
 
     def _flip(
         self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool
     ) -> Tensor:
         flipped = super()._flip(group, module, place, voted)
-        share, outward = self._config.dense, self._config.outward
+        share = self._config.dense
+        outward = self._config.outward
         asked = share is not None or outward is not None
         if asked and module is self._head and (self.updates + 1) % EVERY == 0:
             trits = module.trits()

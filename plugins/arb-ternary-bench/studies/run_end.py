@@ -240,18 +240,15 @@ def _parts(course: Course, steps: float) -> list[str]:
 
 def overrides(size: Size, variant: Variant, seed: int, *, tuning: bool) -> list[str]:
     """What is changed in the config."""
-    base, batch = size.steps / variant.times, round(size.batch * variant.times)
+    base = size.steps / variant.times
+    batch = round(size.batch * variant.times)
     warmup = round(size.warmup / variant.times) if variant.warmup is None else variant.warmup
-    steps, phase = (
-        round(base),
-        {"name": "standard", "lr_schedule": variant.schedule, "min_rate": variant.min_rate},
-    )
+    steps = round(base)
+    phase = {"name": "standard", "lr_schedule": variant.schedule, "min_rate": variant.min_rate}
     if variant.course:
         parts = _parts(variant.course, base)
-        steps, phase = (
-            sum(int(part.split()[0]) for part in parts),
-            {"name": "parts", "parts": parts},
-        )
+        steps = sum(int(part.split()[0]) for part in parts)
+        phase = {"name": "parts", "parts": parts}
     if variant.branches:
         ends = [
             {
@@ -337,7 +334,9 @@ def by_tokens(steps: Sequence[tuple[int, float]], parts: int) -> list[float]:
     """Mean training loss of each of ``parts`` equal parts of the tokens, of steps' last tokens and
     losses.
     """
-    sums, counts, before = [0.0] * parts, [0] * parts, 0
+    sums = [0.0] * parts
+    counts = [0] * parts
+    before = 0
     for tokens, loss in steps:
         part = min(parts - 1, before * parts // steps[-1][0])
         sums[part] += loss * (tokens - before)
@@ -383,7 +382,8 @@ def main() -> None:
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     result = read_result(arguments.out, {"machine": machine_facts(), "runs": {}})
-    size, measured_on = arguments.size, arguments.measure_on
+    size = arguments.size
+    measured_on = arguments.measure_on
     for seed in map(int, arguments.seeds.split(",")):
         for name in arguments.variants.split(","):
             key = f"{size}, {measured_on}, {name}, seed {seed}"

@@ -251,7 +251,9 @@ class EndVotes(ScaledVotes):
         self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool
     ) -> Tensor:
         if self.own.sticky or self.own.rail:
-            trits, held, cell = module.trits(), module.logical_votes(), group["cell"] or 7
+            trits = module.trits()
+            held = module.logical_votes()
+            cell = group["cell"] or 7
             changed = super()._flip(group, module, place, voted)
             wanted = (held >= cell).to(torch.int8) - (held <= -cell).to(torch.int8)
             after = (
@@ -262,7 +264,8 @@ class EndVotes(ScaledVotes):
             return changed
         if not self.own.flip_cell:
             return super()._flip(group, module, place, voted)
-        kept, group["cell"] = group["cell"], self.own.flip_cell
+        kept = group["cell"]
+        group["cell"] = self.own.flip_cell
         try:
             return super()._flip(group, module, place, voted)
         finally:

@@ -38,10 +38,14 @@ def by_llama_cpp(path: Path, prompt: str, **options: Any) -> str:
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(path)
-    parameters.n_ctx, parameters.n_parallel = 256, 1
+    parameters.n_ctx = 256
+    parameters.n_parallel = 1
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
-    parameters.n_gpu_layers, parameters.warmup, parameters.fit_params = 0, False, False
-    parameters.cache_ram_mib, parameters.verbosity = 0, 0
+    parameters.n_gpu_layers = 0
+    parameters.warmup = False
+    parameters.fit_params = False
+    parameters.cache_ram_mib = 0
+    parameters.verbosity = 0
     parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     answer = xllamacpp.Server(parameters).handle_completions({"prompt": prompt, **options})
@@ -92,7 +96,8 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="write the sample here, as JSON")
     arguments = parser.parse_args()
-    prompt, tokens = arguments.prompt, arguments.tokens
+    prompt = arguments.prompt
+    tokens = arguments.tokens
     if arguments.like is not None:
         found = by_llama_cpp(arguments.file, prompt, max_tokens=tokens, temperature=0)
         wanted = by_run(arguments.like, prompt, tokens)

@@ -67,7 +67,8 @@ def test_a_run_that_fails_shows_its_own_message(tmp_path: Path) -> None:
 
 def test_two_configs_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    one, other = tmp_path / "x.yaml", tmp_path / "a" / "x.yaml"
+    one = tmp_path / "x.yaml"
+    other = tmp_path / "a" / "x.yaml"
     for path in (one, other):
         path.write_text("name: x\n")
     result = CliRunner().invoke(bench, ["compare", str(one), str(other)])

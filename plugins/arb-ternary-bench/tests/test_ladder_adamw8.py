@@ -14,7 +14,11 @@ import pytest
 import torch
 
 STUDY = Path(__file__).parents[1] / "studies" / "ladder_adamw8.py"
-LR, BETA1, BETA2, EPS, DECAY = 0.01, 0.9, 0.95, 1e-8, 0.1
+LR = 0.01
+BETA1 = 0.9
+BETA2 = 0.95
+EPS = 1e-8
+DECAY = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +82,8 @@ def _gradients(shape: tuple[int, ...], steps: int) -> list[np.ndarray]:
 
 
 def _restated(weight: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
-    first, second = np.zeros_like(weight), np.zeros_like(weight)
+    first = np.zeros_like(weight)
+    second = np.zeros_like(weight)
     for step, gradient in enumerate(gradients, 1):
         first = BETA1 * first + (1 - BETA1) * gradient
         second = BETA2 * second + (1 - BETA2) * gradient**2
@@ -111,7 +116,8 @@ def _trained(
 
 
 def test_moments_of_small_tensors_are_those_of_adamw(adamw8: ModuleType) -> None:
-    weight, gradients = _gradients((60, 60), 1)[0], _gradients((60, 60), 7)
+    weight = _gradients((60, 60), 1)[0]
+    gradients = _gradients((60, 60), 7)
     found, _ = _trained(adamw8, weight, gradients)
     np.testing.assert_allclose(found, _restated(weight, gradients), rtol=0, atol=2e-6)
 
@@ -124,15 +130,14 @@ def _decoded(
 
 
 def test_every_step_is_that_of_adamw_on_the_moments_that_are_kept(adamw8: ModuleType) -> None:
-    weight, gradients = (
-        _gradients((64, 80), 1)[0].reshape(-1),
-        [each.reshape(-1) for each in _gradients((64, 80), 6)],
-    )
+    weight = _gradients((64, 80), 1)[0].reshape(-1)
+    gradients = [each.reshape(-1) for each in _gradients((64, 80), 6)]
     parameter = torch.nn.Parameter(torch.from_numpy(weight).float())
     optimizer = adamw8.AdamW8(
         [{"params": [parameter], "weight_decay": DECAY}], LR, (BETA1, BETA2), EPS
     )
-    first, second = np.zeros_like(weight), np.zeros_like(weight)
+    first = np.zeros_like(weight)
+    second = np.zeros_like(weight)
     for step, gradient in enumerate(gradients, 1):
         before = parameter.detach().double().numpy()
         parameter.grad = torch.from_numpy(gradient).float()
@@ -156,16 +161,15 @@ def test_every_step_is_that_of_adamw_on_the_moments_that_are_kept(adamw8: Module
             )
             assert (np.abs(kept - moment) <= bound).all()
             assert np.abs(kept - moment).max() > 0
-        first, second = (
-            _decoded(adamw8, state, "first", True),
-            _decoded(adamw8, state, "second", False),
-        )
+        first = _decoded(adamw8, state, "first", True)
+        second = _decoded(adamw8, state, "second", False)
     counted = sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
     assert counted == 2 * (64 * 80 + 20 * 4)
 
 
 def test_a_state_that_is_saved_and_loaded_goes_on_with_the_same_bits(adamw8: ModuleType) -> None:
-    weight, gradients = _gradients((64, 80), 1)[0], _gradients((64, 80), 5)
+    weight = _gradients((64, 80), 1)[0]
+    gradients = _gradients((64, 80), 5)
     whole, _ = _trained(adamw8, weight, gradients)
     resumed, optimizer = _trained(adamw8, weight, gradients, saved_at=3)
     assert np.array_equal(whole, resumed)

@@ -21,7 +21,8 @@ def test_one_row_is_bound_by_memory_and_reads_two_bits_a_weight() -> None:
 
 
 def test_many_rows_are_bound_by_arithmetic_twice_as_fast_in_int8() -> None:
-    integer, floating = work("linear", 8192, SHAPE), work("linear", 8192, SHAPE, integer=False)
+    integer = work("linear", 8192, SHAPE)
+    floating = work("linear", 8192, SHAPE, integer=False)
     assert (integer.bound(H100), floating.bound(H100)) == ("arithmetic", "arithmetic")
     assert integer.floor(H100) == pytest.approx(2 * 8192 * 4096 * 4096 / 1979e12)
     assert floating.floor(H100) / integer.floor(H100) == pytest.approx(1979 / 989)

@@ -108,7 +108,8 @@ def measured(method: str, rate: float, seed: int, tuning: bool, work: Path) -> d
 
 def judged(directory: Path, judge: Path) -> dict[str, Any]:
     """Frechet distances of what a run draws, by guidance and by what is compared."""
-    trained, classifier = load_run(directory), load_run(judge)
+    trained = load_run(directory)
+    classifier = load_run(judge)
     denoiser = denoiser_of(str(directory), trained.config.masking, trained.model)
     real = real_pictures(build(DigitsConfig()))
     assert real.held_out_labels is not None

@@ -137,7 +137,8 @@ def table(result: Mapping[str, Any]) -> str:
         tried = result["tuning"][name.partition(", ")[2]]
         one = next(iter(runs.values()))
         spread = f"± {stdev(losses):.3f}" if len(losses) > 1 else ""
-        bits, stored = one["state_bits_per_parameter"], one["state_bytes"]
+        bits = one["state_bits_per_parameter"]
+        stored = one["state_bytes"]
         best = min(tried, key=tried.__getitem__)
         bound = "at most " * name.startswith("diffusion")
         rows.append(

@@ -19,7 +19,8 @@ from arb_ternary_train.loading import load_config
 
 HIDINGS = ("count", "independent")
 #: Ids of the small examples: three of data and the mask.
-IDS, MASK = 3, 3
+IDS = 3
+MASK = 3
 
 
 class TestCount(MaskingSuite):
@@ -66,7 +67,8 @@ def test_a_time_of_its_own_for_each_row_decides_how_many_independent_positions_a
 
 @pytest.mark.parametrize("hiding", HIDINGS)
 def test_a_row_has_every_time_and_every_position_is_hidden_equally_often(hiding: str) -> None:
-    counts, hidden = np.zeros(4), np.zeros((4, 4))
+    counts = np.zeros(4)
+    hidden = np.zeros((4, 4))
     for seed in range(400):
         made = masked(torch.zeros(4, 4, dtype=torch.int64), seed=seed, hiding=hiding)
         assert made.times is not None
@@ -133,7 +135,8 @@ def any_order(row: tuple[int, ...], table: np.ndarray) -> float:
 
 @pytest.mark.parametrize("hiding", HIDINGS)
 def test_the_expected_loss_is_that_of_a_model_that_writes_in_any_order(hiding: str) -> None:
-    row, rows = (2, 0, 1, 1), 40_000
+    row = (2, 0, 1, 1)
+    rows = 40_000
     table = table_of(3, len(row))
     made = masked([row] * rows, hiding=hiding)
     # The mask itself gets most of the probability, which must not count.
@@ -161,7 +164,8 @@ def test_the_loss_of_one_batch_by_hand() -> None:
     entropy = np.log(np.exp(allowed).sum(axis=2))[..., None] - allowed
     expected = np.zeros((2, 3))
     expected[0, 1] = 3 * entropy[0, 1, 1]
-    expected[1, 0], expected[1, 2] = 1.5 * entropy[1, 0, 2], 1.5 * entropy[1, 2, 0]
+    expected[1, 0] = 1.5 * entropy[1, 0, 2]
+    expected[1, 2] = 1.5 * entropy[1, 2, 0]
     assert np.allclose(losses.numpy(), expected, rtol=1e-5)
 
 

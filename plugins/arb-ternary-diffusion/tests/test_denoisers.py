@@ -55,7 +55,8 @@ def test_a_pure_model_has_no_float_and_every_part_of_it_learns(kind: str) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_float_twin_has_as_many_weights_and_nothing_ternary(kind: str) -> None:
-    pure, twin = made(kind), made(kind, float_parts=FLOATS, activations="float")
+    pure = made(kind)
+    twin = made(kind, float_parts=FLOATS, activations="float")
     found = collect_trainable(twin)
     assert set(found.parts) == {"float"}
     matrices = sum(each.numel() for each in found.floats.values() if each.dim() > 1)

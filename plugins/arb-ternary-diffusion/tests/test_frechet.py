@@ -27,10 +27,8 @@ def test_it_is_heusels_formula_with_scipys_square_root(rank: int) -> None:
 
 
 def test_in_one_dimension_it_is_the_distance_of_means_and_deviations() -> None:
-    one, other = (
-        Moments(np.array([1.0]), np.array([[4.0]])),
-        Moments(np.array([-2.0]), np.array([[0.25]])),
-    )
+    one = Moments(np.array([1.0]), np.array([[4.0]]))
+    other = Moments(np.array([-2.0]), np.array([[0.25]]))
     assert frechet_distance(one, other) == pytest.approx(3.0**2 + (2.0 - 0.5) ** 2)
 
 

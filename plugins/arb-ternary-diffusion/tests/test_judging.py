@@ -46,13 +46,15 @@ def test_features_are_what_enters_the_head() -> None:
     class Classifier(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+            self.body = nn.Linear(4, 3)
+            self.head = nn.Linear(3, 2)
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             logits: torch.Tensor = self.head(self.body(images.flatten(1)))
             return logits
 
-    model, images = Classifier(), torch.randn(300, 1, 2, 2)
+    model = Classifier()
+    images = torch.randn(300, 1, 2, 2)
     found = features_of("here", model, torch.device("cpu"))(images)
     np.testing.assert_allclose(found, model.body(images.flatten(1)).detach().numpy(), atol=1e-6)
     assert model.training

@@ -78,7 +78,10 @@ def test_conversions_are_inverse_to_each_other(
 
 def test_v_is_the_velocity_on_the_circle_of_salimans_and_ho() -> None:
     # x = cos(phi) x0 + sin(phi) epsilon, of which v is the derivative by phi.
-    x0, epsilon, phi, step = 0.7, -1.9, 0.4, 1e-6
+    x0 = 0.7
+    epsilon = -1.9
+    phi = 0.4
+    step = 1e-6
     at = level("cosine", torch.tensor([0.0]), torch.zeros(1, 1))
     at = at._replace(
         alpha=torch.tensor(math.cos(phi)).double(), sigma=torch.tensor(math.sin(phi)).double()

@@ -42,7 +42,8 @@ def test_inputs_are_the_picture_and_noise_in_the_shares_of_their_time() -> None:
 
 @pytest.mark.parametrize("prediction", get_args(PredictionName))
 def test_what_is_predicted_is_of_the_same_picture_and_noise(prediction: PredictionName) -> None:
-    asked, noise = masked(prediction=prediction), masked(prediction="epsilon").targets
+    asked = masked(prediction=prediction)
+    noise = masked(prediction="epsilon").targets
     assert asked.times is not None
     kept = alpha_bar("cosine", asked.times).float()[:, None, None, None]
     known = {
@@ -54,7 +55,8 @@ def test_what_is_predicted_is_of_the_same_picture_and_noise(prediction: Predicti
 
 
 def test_times_of_a_batch_lie_evenly_from_a_random_start() -> None:
-    first, second = masked(seed=1).times, masked(seed=2).times
+    first = masked(seed=1).times
+    second = masked(seed=2).times
     assert first is not None
     assert second is not None
     for times in (first, second):

@@ -17,7 +17,8 @@ from arb_ternary_diffusion.noise_config import PredictionName, ScheduleName
 from arb_ternary_diffusion.samplers import Denoiser, draw, guided
 
 PREDICTIONS = get_args(PredictionName)
-MEAN, SPREAD = 0.4, 0.3
+MEAN = 0.4
+SPREAD = 0.3
 
 
 def best_denoiser(
@@ -45,9 +46,11 @@ def spread_after(schedule: ScheduleName, steps: int, eta: float) -> float:
     ]
     variance = 1.0
     for number, now in enumerate(kept):
-        alpha, sigma = math.sqrt(now), math.sqrt(1 - now)
+        alpha = math.sqrt(now)
+        sigma = math.sqrt(1 - now)
         total = alpha**2 * SPREAD**2 + sigma**2
-        x0, epsilon = alpha * SPREAD**2 / total, sigma / total
+        x0 = alpha * SPREAD**2 / total
+        epsilon = sigma / total
         if number == steps - 1:
             return math.sqrt(variance) * x0
         after = kept[number + 1]
@@ -115,7 +118,8 @@ def test_ddim_becomes_the_flow_of_the_differential_equation(schedule: ScheduleNa
 def test_moments_of_samplers_that_add_noise(
     prediction: PredictionName, sampler: str, eta: float
 ) -> None:
-    count, steps = 40_000, 25
+    count = 40_000
+    steps = 25
     drawn = draw(
         best_denoiser(prediction, "cosine"),
         noise(count),
@@ -180,7 +184,8 @@ def test_samples_stay_within_the_limit() -> None:
 
 
 def test_guidance_of_weight_one_and_zero_are_the_denoisers_themselves() -> None:
-    one, other = best_denoiser("v", "cosine"), best_denoiser("v", "cosine", mean=-0.2)
+    one = best_denoiser("v", "cosine")
+    other = best_denoiser("v", "cosine", mean=-0.2)
     assert guided(one, other, 1.0) is one
     assert guided(one, other, 0.0) is other
 

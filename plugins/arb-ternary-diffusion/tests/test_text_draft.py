@@ -13,7 +13,8 @@ from arb_ternary_diffusion.text_draft import Draft, draft_of, fill_draft
 from arb_ternary_diffusion.text_sampler import Filling, generator_of
 from arb_ternary_text.data.tokenizers import ByteTokenizer, CharacterTokenizer
 
-BYTES, MASK = ByteTokenizer(), 255
+BYTES = ByteTokenizer()
+MASK = 255
 
 
 def test_each_gap_character_is_a_hidden_token_and_is_shown_as_one() -> None:

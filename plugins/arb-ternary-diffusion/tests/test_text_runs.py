@@ -95,7 +95,8 @@ def test_an_evaluation_of_a_model_that_knows_nothing_is_the_logarithm_of_the_ids
     without the mask.
     """
     config = load_config(configured(tmp_path)).config
-    data, masking = config.data.build(), config.masking.build()
+    data = config.data.build()
+    masking = config.masking.build()
     measured = evaluate(
         Ignorant(),
         data,

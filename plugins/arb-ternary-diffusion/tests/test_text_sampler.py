@@ -18,7 +18,8 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary_diffusion.text_sampler import Filling, denoiser, generator_of
 
 #: Ids of the data, and the mask.
-IDS, MASK = 3, 3
+IDS = 3
+MASK = 3
 POSITIONS = 3
 TEXTS = list(product(range(IDS), repeat=POSITIONS))
 STATES = list(product(range(IDS + 1), repeat=POSITIONS))
@@ -62,14 +63,16 @@ def ends_of_ancestral_steps(start: tuple[int, ...], steps: int) -> dict[tuple[in
     """
     current = {start: 1.0}
     for step in range(steps):
-        time, after = 1 - step / steps, 1 - (step + 1) / steps
+        time = 1 - step / steps
+        after = 1 - (step + 1) / steps
         reveal = (time - after) / time
         following: dict[tuple[int, ...], float] = {}
         for state, share in current.items():
             answer = ORACLE[state]
             places = [place for place in range(POSITIONS) if state[place] == MASK]
             for chosen in product(range(IDS + 1), repeat=len(places)):
-                weight, new = share, list(state)
+                weight = share
+                new = list(state)
                 for place, token in zip(places, chosen, strict=True):
                     weight *= 1 - reveal if token == MASK else reveal * answer[place, token]
                     new[place] = token
@@ -189,7 +192,9 @@ def test_a_prompt_stays_and_no_mask_is_left(order: Any, steps: int) -> None:
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, IDS, (7, 20), generator=generator)
     hidden = torch.rand(7, 20, generator=generator) < torch.linspace(0, 1, 7).unsqueeze(1)
-    before, hidden_before, calls = tokens.clone(), hidden.clone(), []
+    before = tokens.clone()
+    hidden_before = hidden.clone()
+    calls = []
 
     def uniform(seen: Tensor) -> Tensor:
         calls.append(seen)

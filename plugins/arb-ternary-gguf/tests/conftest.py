@@ -67,10 +67,15 @@ class LlamaCpp:
         self.space = space  # the id of a character of its own
         parameters = xllamacpp.CommonParams()
         parameters.model.path = str(path)
-        parameters.n_ctx, parameters.n_batch, parameters.n_parallel = context, context, 1
+        parameters.n_ctx = context
+        parameters.n_batch = context
+        parameters.n_parallel = 1
         parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
-        parameters.n_gpu_layers, parameters.warmup, parameters.fit_params = 0, False, False
-        parameters.cache_ram_mib, parameters.verbosity = 0, 0
+        parameters.n_gpu_layers = 0
+        parameters.warmup = False
+        parameters.fit_params = False
+        parameters.cache_ram_mib = 0
+        parameters.verbosity = 0
         if exact_cache:
             parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
             parameters.flash_attn_type = (

@@ -38,7 +38,8 @@ def test_keys_are_those_that_gguf_py_names(decoder: Make, export: Export) -> Non
         "rotary_scaling": 4.0,
     }
     fields = gguf.GGUFReader(export(decoder("llama", **options), "q4_0", name="mine")).fields
-    keys, names = gguf.Keys, {key: field.contents() for key, field in fields.items()}
+    keys = gguf.Keys
+    names = {key: field.contents() for key, field in fields.items()}
     arch = "llama"
     assert names[keys.General.ARCHITECTURE] == arch
     assert names[keys.General.NAME] == "mine"

@@ -44,7 +44,8 @@ def test_a_model_comes_back_bit_for_bit(
     assert found.model["group_size"] == group
     assert found.attachments == {"tokenizer": {"kind": "bytes"}}
     assert found.data == {"name": "shakespeare", "tokenizer": "bytes"}
-    before, after = model.state_dict(), again.state_dict()
+    before = model.state_dict()
+    after = again.state_dict()
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         if not name.endswith(("votes", "origin")):

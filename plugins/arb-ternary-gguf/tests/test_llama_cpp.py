@@ -140,7 +140,8 @@ class Scaled(torch.nn.Module):
 
     def __init__(self, trits: torch.Tensor, scale: float) -> None:
         super().__init__()
-        self.trits, self.scale = trits, scale
+        self.trits = trits
+        self.scale = scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ (self.trits * self.scale).mT
@@ -209,14 +210,18 @@ def test_a_thousand_tokens_agree_with_int8_activations(
 ) -> None:
     model = decoder(architecture)
     server = llama_cpp(export(model, kind))
-    wanted, found, targets = [], [], []
+    wanted = []
+    found = []
+    targets = []
     text = load_text("validation").encode()
     for start in range(0, 4 * 256, 256):
         ids = text[start : start + 256]
         wanted.append(ours(model, ids, "int8")[:255])
         found.append(positions(server, ids, 0, 255))
         targets.append(torch.tensor(list(ids[1:])))
-    ours_, theirs, target = torch.cat(wanted), torch.cat(found), torch.cat(targets)
+    ours_ = torch.cat(wanted)
+    theirs = torch.cat(found)
+    target = torch.cat(targets)
     loss = [-each.gather(1, target[:, None]).mean() for each in (ours_, theirs)]
     print(
         f"{architecture} {kind}: KL {divergence(ours_, theirs):.2e}, NLL {loss[0]:.4f} and "

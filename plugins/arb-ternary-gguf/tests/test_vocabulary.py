@@ -141,11 +141,13 @@ def test_byte_level_merges_give_the_same_ids_and_come_back(
     model = GgufModel(GgufFile(path))
     assert model.unmapped == ()
     assert model.tokenizer is not None
-    before, after = json.loads(state["definition"]), json.loads(model.tokenizer["definition"])
+    before = json.loads(state["definition"])
+    after = json.loads(model.tokenizer["definition"])
     assert after["model"]["vocab"] == before["model"]["vocab"]
     assert after["model"]["merges"] == before["model"]["merges"]
     assert after["added_tokens"] == before["added_tokens"]
-    again, tokenizer = from_json(model.tokenizer), from_json(state)
+    again = from_json(model.tokenizer)
+    tokenizer = from_json(state)
     for text in SAMPLES:
         assert again.encode(text) == tokenizer.encode(text)
         assert again.decode(again.encode(text)) == text

@@ -51,7 +51,8 @@ THRESHOLDS = (4.0, 2.8, 2.0, 1.4)
 RATES = (1.0, 2.0)
 SEEDS = (0, 1, 2)
 TUNING_SEED = 1000
-BATCH, BLOCK = 8, 128
+BATCH = 8
+BLOCK = 128
 #: Points of a run's curves of loss and of draws.
 POINTS = 120
 

@@ -41,7 +41,8 @@ def test_on_gradients_of_known_moments_both_estimates_are_the_sample_moments(
 def test_over_many_draws_the_noise_scale_is_the_trace_of_the_covariance_over_the_squared_mean() -> (
     None
 ):
-    mean, spread = np.array([1.0, -2.0, 0.5]), np.array([0.5, 1.0, 2.0])
+    mean = np.array([1.0, -2.0, 0.5])
+    spread = np.array([0.5, 1.0, 2.0])
     expected = (spread**2).sum() / (mean**2).sum()
     rng = np.random.default_rng(0)
     draws = rng.normal(mean, spread, size=(200_000, 3))

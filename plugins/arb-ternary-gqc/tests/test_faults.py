@@ -105,7 +105,8 @@ def test_2_a_parameter_without_a_gradient_crashes_there_and_is_left_alone_here(
 def test_2_a_parameter_added_later_is_not_averaged_there_and_is_here(parameters: Any) -> None:
     moved = {}
     for package in (theirs, ours):
-        first, later = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+        first = torch.nn.Parameter(torch.zeros(2))
+        later = torch.nn.Parameter(torch.zeros(2))
         inner = torch.optim.SGD([first], lr=1.0)
         wrapper = wrap(package, "SBC", inner, initial_logical_batch_size=4)
         inner.add_param_group({"params": [later]})

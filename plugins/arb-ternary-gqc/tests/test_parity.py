@@ -87,7 +87,8 @@ def run(
         )
         if make is not None
     ]
-    decisions, trajectory = [], []
+    decisions = []
+    trajectory = []
     for seed, size, metric in zip(sequence.seeds, sequence.sizes, sequence.metrics, strict=True):
         backward(weights, seed, size)
         decisions.append(wrapper.step(metric) if name == "MHT" else wrapper.step())

@@ -66,7 +66,8 @@ def train(
             y = y * float("nan")
         if rank is not None:
             half = slice(4 * rank, 4 * rank + 4)
-            x, y = x[half], y[half]
+            x = x[half]
+            y = y[half]
         with (
             wrapped.no_sync() if mode == "local" and rank is not None else contextlib.nullcontext()
         ):
@@ -150,7 +151,8 @@ def test_the_ranks_see_parameters_that_only_some_of_them_reached(tmp_path: Path)
         "gloo", init_method=f"file://{tmp_path}/r", rank=0, world_size=1
     )
     try:
-        reached, unreached = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+        reached = nn.Parameter(torch.zeros(2))
+        unreached = nn.Parameter(torch.zeros(2))
         reached.grad = torch.ones(2)
         gradients = Gradients.take([reached, unreached], ())
         Ranks(torch.distributed.group.WORLD, "cpu", True).average(gradients, [reached, unreached])

@@ -149,7 +149,8 @@ def test_every_scheduler_drives_a_wrapper_as_it_drives_an_optimizer(
         for p, g in zip(parameters(), wrapper.param_groups, strict=False)
     ]
     reference = torch.optim.SGD(groups, lr=1.0)
-    one, two = SCHEDULERS[scheduler](wrapper), SCHEDULERS[scheduler](reference)
+    one = SCHEDULERS[scheduler](wrapper)
+    two = SCHEDULERS[scheduler](reference)
     for seed in range(11):
         go_on(wrapper, weights, backward, 20 + seed, 21 + seed)
         reference.step()

@@ -184,7 +184,8 @@ def backends() -> Iterator[Any]:
 def test_norms_are_those_of_the_gradients_and_of_the_reference_on_every_backend(
     backend: str,
 ) -> None:
-    model, reference = layer().to(device_for(backend)), layer()
+    model = layer().to(device_for(backend))
+    reference = layer()
     model[0].set_backend(backend)
     threshold = 0.6 * float(np.linalg.norm(gradient(reference, 0)))
     wrappers = [
@@ -205,7 +206,8 @@ def test_norms_are_those_of_the_gradients_and_of_the_reference_on_every_backend(
             assert wrapper.last_grad_norm == pytest.approx(expected, rel=1e-5)
         assert decisions[0] == (expected < threshold)
         if decisions[0]:
-            squares, steps = [], steps + 1
+            squares = []
+            steps = steps + 1
     assert 0 < steps < 20
     assert all(
         torch.equal(a, b)
@@ -326,7 +328,8 @@ def test_a_gradient_with_nan_is_not_counted_as_a_draw_and_the_inner_policy_never
 
 
 def test_rescaling_warns_once_that_votes_do_not_change() -> None:
-    model, plain = layer(), layer()
+    model = layer()
+    plain = layer()
     with pytest.warns(
         UserWarning, match="rescaling a gradient does not change the votes"
     ) as caught:

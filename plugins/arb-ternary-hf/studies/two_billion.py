@@ -60,7 +60,8 @@ def make(folder: Path, layers: int) -> None:
     )
     config.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(json.dumps(byte_definition()))
-    width, hidden = config.hidden_size, config.intermediate_size
+    width = config.hidden_size
+    hidden = config.intermediate_size
     keys = width // config.num_attention_heads * config.num_key_value_heads
     shapes = {
         **{
@@ -145,12 +146,14 @@ def main() -> None:
     root.mkdir(parents=True)
     source, first, tuned = (str(root / name) for name in ("source", "imported", "tuned"))
     (root / "source").mkdir()
-    here, layers = str(Path(__file__)), str(chosen.layers)
+    here = str(Path(__file__))
+    layers = str(chosen.layers)
     arb = (str(Path(sys.executable).with_name("arb")),)
     measured(
         "made by transformers", sys.executable, here, source, "--only-make", "--layers", layers
     )
-    hf, gguf = str(root / "hf"), str(root / "model.gguf")
+    hf = str(root / "hf")
+    gguf = str(root / "model.gguf")
     train = (
         "train",
         f"{first}/config.yaml",

@@ -86,7 +86,8 @@ def divergence() -> Callable[[Tensor, Tensor], float]:
     """Kullback-Leibler divergence of the second logits from the first, in nats a token."""
 
     def measure(ours: Tensor, theirs: Tensor) -> float:
-        p, q = ours.double().log_softmax(-1), theirs.double().log_softmax(-1)
+        p = ours.double().log_softmax(-1)
+        q = theirs.double().log_softmax(-1)
         return float((p.exp() * (p - q)).sum(-1).mean())
 
     return measure

@@ -29,7 +29,8 @@ def test_a_folder_becomes_a_run_and_goes_out_again(
 ) -> None:
     model = make_decoder(architecture="bitnet", group_size="tensor", scale_rule="frozen")
     first = export(model, tmp_path / "first", {"kind": "bytes"}, layout="packed")
-    run, second = str(tmp_path / "run"), tmp_path / "second"
+    run = str(tmp_path / "run")
+    second = tmp_path / "second"
 
     assert main(["inspect", str(first), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -59,10 +60,8 @@ def test_a_model_in_the_hubs_cache_is_imported_by_its_address_without_a_network(
     cached: Callable[[Path, Path], Path],
 ) -> None:
     model = make_decoder(architecture="qwen3", group_size="tensor", scale_rule="frozen")
-    first, run = (
-        export(model, tmp_path / "first", {"kind": "bytes"}, layout="packed"),
-        tmp_path / "run",
-    )
+    first = export(model, tmp_path / "first", {"kind": "bytes"}, layout="packed")
+    run = tmp_path / "run"
     cached(first, tmp_path / "hub")
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
     command = [sys.executable, "-m", "arb_ternary.cli.main", "import", "hf://org/name", str(run)]

@@ -381,7 +381,8 @@ def test_a_tensor_of_the_file_is_read_alone(
 
     source = sources(tmp_path, make_decoder, export)[0]
     model = HfModel(source)
-    first, second = model.read("final_norm"), model.read("final_norm")
+    first = model.read("final_norm")
+    second = model.read("final_norm")
     assert isinstance(first, torch.Tensor)
     assert isinstance(second, torch.Tensor)
     assert first.data_ptr() != second.data_ptr()

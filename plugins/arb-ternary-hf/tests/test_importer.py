@@ -122,7 +122,8 @@ def test_what_is_exported_comes_back_bit_for_bit(
         model, folder, {"tokenizer": {"kind": "bytes"}}
     )
     back, found = load(folder)
-    expected, there = ternary(model), ternary(back)
+    expected = ternary(model)
+    there = ternary(back)
     assert there.keys() == expected.keys()
     for name, (trits, exponent) in expected.items():
         assert torch.equal(there[name][0], trits), name
@@ -169,10 +170,8 @@ def test_float_weights_become_trits_when_asked(
     assert torch.equal(kept.head.weight, model.head.weight)
     changed, _ = load(folder, float_sources="ternary")
     assert "linears" not in changed.config.float_parts
-    dense, trits = (
-        model.blocks[0].feed_forward.up.weight.detach(),
-        changed.blocks[0].feed_forward.up.trits(),
-    )
+    dense = model.blocks[0].feed_forward.up.weight.detach()
+    trits = changed.blocks[0].feed_forward.up.trits()
     # of the same sign where not zero
     assert float((trits.sign() * dense.sign()).clamp(min=0).mean()) > 0.5
 
@@ -236,7 +235,8 @@ def dequantised(folder: Path, target: Path) -> Path:
     config = json.loads((folder / "config.json").read_text())
     divides = config.pop("quantization_config")["linear_class"] == "bitlinear"
     for name in [name for name in tensors if name.endswith("_scale")]:
-        scale, packed = tensors.pop(name), tensors[name.removesuffix("_scale")]
+        scale = tensors.pop(name)
+        packed = tensors[name.removesuffix("_scale")]
         trits = torch.cat([((packed >> 2 * i) & 3).to(torch.float32) - 1 for i in range(4)])
         tensors[name.removesuffix("_scale")] = trits / scale if divides else trits * scale
     target.mkdir()

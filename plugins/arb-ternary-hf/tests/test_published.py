@@ -300,7 +300,8 @@ def test_a_model_that_the_hubs_library_has_cached_is_read_without_a_network(
     snapshot = cached(folder, tmp_path / "hub")
     assert fetched("hf://org/name") == snapshot
     assert (snapshot / "model.safetensors").is_symlink()
-    found, wanted = HfModel(snapshot).read(NAME), HfModel(folder).read(NAME)
+    found = HfModel(snapshot).read(NAME)
+    wanted = HfModel(folder).read(NAME)
     assert isinstance(found, ScaledTrits)
     assert isinstance(wanted, ScaledTrits)
     assert torch.equal(found.trits, wanted.trits)

@@ -36,7 +36,8 @@ SEEDS: Final = (0, 1, 2)
 TUNING_SEED: Final = 100
 RATES: Final = {"votes": (0.1, 0.2, 0.4), "adamw": (0.004, 0.008, 0.016, 0.032)}
 #: Shares of the steps: where the damaged stretch begins, and how long it is.
-SPOILED_FROM, SPOILED_FOR = 0.7, 0.06
+SPOILED_FROM = 0.7
+SPOILED_FOR = 0.06
 TOO_LARGE: Final = 4.0
 CONDITIONS: Final = ("damaged", "fast", "nothing")
 MODEL: Final = {
@@ -91,7 +92,8 @@ def config_of(rule: str, rate: float, steps: int, seed: int) -> dict[str, Any]:
 def trained(config: Mapping[str, Any]) -> dict[str, Any]:
     """Train: the report, the training losses by step, and the decisions."""
     with tempfile.TemporaryDirectory() as folder:
-        file, run = Path(folder) / "config.json", Path(folder) / "run"
+        file = Path(folder) / "config.json"
+        run = Path(folder) / "run"
         file.with_suffix(".yaml").write_text(json.dumps(config), encoding="utf-8")
         command = [
             sys.executable,
@@ -297,7 +299,8 @@ def main() -> None:
         "--steps", type=int, default=800, help="steps of an orchestrated run (default: %(default)s)"
     )
     arguments = parser.parse_args()
-    out, steps = arguments.out, arguments.steps
+    out = arguments.out
+    steps = arguments.steps
     command = f"python plugins/arb-ternary-orchestrator/studies/pays.py --steps {steps}"
     result: dict[str, Any] = {
         "command": command,

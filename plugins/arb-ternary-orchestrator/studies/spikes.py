@@ -13,7 +13,8 @@ import numpy as np
 
 from arb_ternary_orchestrator.spikes import SpikeDetector
 
-SEQUENCES, STEPS = 4000, 300
+SEQUENCES = 4000
+STEPS = 300
 NOISE: dict[str, Any] = {
     "Gaussian": lambda generator, shape: generator.normal(size=shape),
     "Laplace": lambda generator, shape: generator.laplace(size=shape),
@@ -28,7 +29,9 @@ def plain(values: Any, k: float, decay: float = 0.99) -> list[bool]:
     """The rule without any correction: statistics that start at the first value and at zero, spikes
     among them.
     """
-    mean, variance, found = float(values[0]), 0.0, []
+    mean = float(values[0])
+    variance = 0.0
+    found = []
     for value in values:
         found.append(value > mean + k * math.sqrt(variance))
         distance = value - mean

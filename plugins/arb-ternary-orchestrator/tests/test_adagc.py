@@ -128,7 +128,8 @@ def test_gradients_of_zero_are_passed_over_and_a_late_parameter_has_its_own_warm
     early, late = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
     optimizer = AdaGC(SGD([early, late], lr=1.0), warmup=2, threshold=2.0)
     for _ in range(5):
-        early.grad, late.grad = torch.full((4,), 0.1), torch.zeros(4)
+        early.grad = torch.full((4,), 0.1)
+        late.grad = torch.zeros(4)
         optimizer.step()
     assert late not in optimizer.state
     late.grad = torch.full((4,), 0.2)

@@ -140,7 +140,8 @@ def test_a_reward_that_is_no_number_is_refused() -> None:
 
 
 def test_a_copy_of_the_state_goes_on_alike_and_one_of_other_strategies_is_refused() -> None:
-    first, second = bandit(calm=[0.1, 0.2] * 15, sgd=[1.0]), Bandit(NAMES)
+    first = bandit(calm=[0.1, 0.2] * 15, sgd=[1.0])
+    second = Bandit(NAMES)
     first.fail("bold")
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for made in (first, second):

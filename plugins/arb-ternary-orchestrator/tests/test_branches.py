@@ -113,7 +113,8 @@ def test_all_candidates_see_the_same_samples_and_are_judged_on_others_that_are_n
 
     monkeypatch.setattr(CausalMasking, "apply", recording)
     tiny.run("plain", "phases.0.steps=16")
-    plain, seen[:] = list(seen), []
+    plain = list(seen)
+    seen[:] = []
     # Failing candidates would draw less.
     harmless = {
         **COMPARING,

@@ -236,7 +236,9 @@ def test_a_request_names_the_strategy() -> None:
 
 def test_spikes_of_before_the_last_decision_have_been_answered() -> None:
     options = DecisionOptions(hysteresis=10, decision_interval=10_000)
-    boundary, telemetry, spikes = DecisionBoundary(options), Telemetry(), SpikeDetector()
+    boundary = DecisionBoundary(options)
+    telemetry = Telemetry()
+    spikes = SpikeDetector()
     generator = np.random.default_rng(1)
     found = []
     for step in range(1, 200):
@@ -251,7 +253,9 @@ def test_spikes_of_before_the_last_decision_have_been_answered() -> None:
 
 
 def test_a_run_of_real_numbers_from_noise_to_an_explosion() -> None:
-    boundary, telemetry, spikes = DecisionBoundary(OPTIONS), Telemetry(), SpikeDetector()
+    boundary = DecisionBoundary(OPTIONS)
+    telemetry = Telemetry()
+    spikes = SpikeDetector()
     generator = np.random.default_rng(2)
     losses = [
         *(5 - 0.015 * np.arange(190) + generator.normal(0, 0.05, 190)),
@@ -271,7 +275,8 @@ def test_a_run_of_real_numbers_from_noise_to_an_explosion() -> None:
 
 
 def test_a_copy_of_the_state_goes_on_alike() -> None:
-    first, second = DecisionBoundary(OPTIONS), DecisionBoundary(OPTIONS)
+    first = DecisionBoundary(OPTIONS)
+    second = DecisionBoundary(OPTIONS)
     for step in range(1, 250):
         decide(
             first,

@@ -133,7 +133,8 @@ def test_a_micro_batch_without_a_loss_is_survived_and_a_stopped_run_goes_on(
         override = override.replace("conservative_adamw", "conservative_votes")
     whole = tiny.run("whole", *CASES[case], override)
     assert "safety" in {each["reason"] for each in whole.decisions}
-    train, calls = TrainingLoop.train_micro_batch, []
+    train = TrainingLoop.train_micro_batch
+    calls = []
 
     def stopping(self: Any) -> Any:
         calls.append(None)

@@ -35,7 +35,8 @@ def test_lion_is_its_formula() -> None:
     weights = start()
     run(Lion(weights, lr=0.01, betas=(0.8, 0.95), weight_decay=0.3), weights, 25)
     for index, weight in enumerate(gradients(1000)):
-        expected, momentum = weight.astype(np.float64), np.zeros_like(weight, dtype=np.float64)
+        expected = weight.astype(np.float64)
+        momentum = np.zeros_like(weight, dtype=np.float64)
         for step in range(25):
             gradient = gradients(step)[index]
             direction = np.sign(0.8 * momentum + 0.2 * gradient)
@@ -67,7 +68,8 @@ def test_sgd_is_its_formula() -> None:
     weights = start()
     run(SGD(weights, lr=0.01, momentum=0.7, weight_decay=0.1, nesterov=True), weights, 20)
     for index, weight in enumerate(gradients(1000)):
-        expected, momentum = weight.astype(np.float64), None
+        expected = weight.astype(np.float64)
+        momentum = None
         for step in range(20):
             gradient = gradients(step)[index] + 0.1 * expected
             momentum = gradient if momentum is None else 0.7 * momentum + gradient
@@ -76,10 +78,8 @@ def test_sgd_is_its_formula() -> None:
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_changes() -> None:
-    packed, weight = (
-        torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.int32), requires_grad=False),
-        start()[0],
-    )
+    packed = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.int32), requires_grad=False)
+    weight = start()[0]
     with pytest.raises(
         ConfigError, match=r"parameter 1: torch.int32, \(2, 2\); .*ternary modules learn by votes"
     ):

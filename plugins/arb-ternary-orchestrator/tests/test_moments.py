@@ -55,7 +55,8 @@ def test_equal_weights_have_one_degree_less_than_values() -> None:
 
 
 def test_a_copy_of_the_state_goes_on_alike() -> None:
-    first, second = Moments(0.9), Moments(0.9)
+    first = Moments(0.9)
+    second = Moments(0.9)
     for value in (1.0, 2.5, 0.25):
         first.add(value)
     second.load_state_dict(first.state_dict())

@@ -19,7 +19,8 @@ def vector(tensors: Any) -> Any:
 def test_norms_changes_and_flips_are_those_of_the_tensors(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before_step, after = Meter.before_step, Meter.after
+    before_step = Meter.before_step
+    after = Meter.after
     noted: dict[str, Any] = {}
     seen: list[tuple[Observation, dict[str, Any]]] = []
 

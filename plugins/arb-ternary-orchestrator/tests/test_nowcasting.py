@@ -23,7 +23,8 @@ class Along(Optimizer):
 
     def __init__(self, parameter: torch.nn.Parameter, way: Any) -> None:
         super().__init__([parameter], {"lr": 1.0})
-        self.way, self.taken = way, 0
+        self.way = way
+        self.taken = 0
 
     def step(self, closure: Any = None) -> Any:
         self.taken += 1
@@ -40,10 +41,8 @@ def after(way: Any, steps: int, **options: Any) -> torch.Tensor:
     return parameter.detach()
 
 
-START, SLOPE = (
-    torch.tensor([1.0, -2.0, 0.0, 5.0]).double(),
-    torch.tensor([0.3, 0.0, -1.0, 1e-3]).double(),
-)
+START = torch.tensor([1.0, -2.0, 0.0, 5.0]).double()
+SLOPE = torch.tensor([0.3, 0.0, -1.0, 1e-3]).double()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,8 @@ def test_it_jumps_every_so_often_from_snapshots_after_the_last_jump() -> None:
     optimizer = Nowcasting(
         torch.optim.SGD([weight], lr=1.0), every=4, window=2, spacing=2, horizon=3, trust_ratio=None
     )
-    seen, kept = [], []
+    seen = []
+    kept = []
     for _ in range(9):
         weight.grad = -torch.ones(1, dtype=torch.float64)
         outcome = optimizer.step()

@@ -136,7 +136,8 @@ def test_what_it_says_it_will_keep_is_the_most_that_it_then_keeps(
     name: str, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     weights, optimizer = start(name, options, dtype)
-    planned, kept = planned_state_bytes(optimizer), []
+    planned = planned_state_bytes(optimizer)
+    kept = []
     for step in range(STEPS):
         go_on(weights, optimizer, step, step + 1)
         kept.append(optimizer_state_bytes(optimizer))
@@ -172,7 +173,8 @@ def test_matrices_and_vectors_are_groups_that_a_scheduler_of_torch_drives(
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_a_closure_is_called_once_and_its_loss_comes_back(name: str) -> None:
     weights, optimizer = start(name, OPTIMIZERS[name], torch.float32)
-    before, calls = weights[0].detach().clone(), []
+    before = weights[0].detach().clone()
+    calls = []
 
     def closure() -> torch.Tensor:
         calls.append(torch.is_grad_enabled())

@@ -32,7 +32,8 @@ checkpoint: {{every: 3, keep: 9}}
 phases: [{{name: standard, steps: 10, batch_size: 2, block_size: 8, warmup_steps: 2, eval_every: 0,
     {phase}}}]
 """
-MIXED, FLOATS = "[norms, embedding, head], group_size: 32", "[norms, embedding, head, linears]"
+MIXED = "[norms, embedding, head], group_size: 32"
+FLOATS = "[norms, embedding, head, linears]"
 NOWCASTING = "{name: nowcasting, every: 4, window: 3, spacing: 1, horizon: 2}"
 NOISY = "{name: adagc, warmup: 3, inner: {name: gradient_noise, inner: " + NOWCASTING + "}}"
 SWITCHING = "{name: swats, switch_threshold: 1.0, min_steps_before_switch: 3}"
@@ -106,7 +107,8 @@ class Poison:
     """
 
     def __init__(self, at: range) -> None:
-        self.at, self.passes = at, 0
+        self.at = at
+        self.passes = 0
 
     @hookimpl
     def arb_phase_start(self, context: Any) -> None:

@@ -112,7 +112,8 @@ def test_an_explosion_in_the_last_step_is_taken_back(
     assert (decision["reason"], decision["step"], decision["rolled_back_to"]) == ("safety", 24, 20)
     # What is left is what a run has after the 20 good steps.
     good = tiny.run("good", "phases.0.steps=20", *tiny.floats)
-    left, right = run.last.model, good.last.model
+    left = run.last.model
+    right = good.last.model
     assert sorted(left) == sorted(right)
     assert all(torch.equal(left[name], right[name]) for name in left)
 

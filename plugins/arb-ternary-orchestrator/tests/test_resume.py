@@ -47,7 +47,8 @@ def test_a_signal_ends_a_comparison_at_once_and_the_resumed_run_makes_it_anew(
     assert reasons == [(8, "periodic"), (18, "safety"), (26, "recovered")]
     # In the second micro-batch of the second of three candidates, which 8 steps and 4 of the first
     # one precede.
-    draw, drawn = TrainingLoop.draw, []
+    draw = TrainingLoop.draw
+    drawn = []
 
     def interrupting(self: Any) -> Any:
         drawn.append(self.micro_batches)
@@ -73,7 +74,8 @@ def test_a_run_stopped_anywhere_ends_with_the_same_bytes(
     seed: int, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny.run("whole", STEPS, policy=BUSY)
-    draw, drawn = TrainingLoop.draw, []
+    draw = TrainingLoop.draw
+    drawn = []
 
     def interrupting(self: Any) -> Any:
         drawn.append(self.micro_batches)

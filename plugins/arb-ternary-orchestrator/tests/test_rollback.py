@@ -83,7 +83,8 @@ def test_a_rollback_puts_weights_votes_and_optimizer_back_and_goes_on_behind_the
         step,
         20,
     )
-    mine, its = run.trained, by_hand.trained
+    mine = run.trained
+    its = by_hand.trained
     for each in (mine["tree"]["loop"], its["tree"]["loop"]):
         each.pop("skipped_in_a_row")
     equal(mine, its)

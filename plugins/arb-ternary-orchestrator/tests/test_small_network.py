@@ -51,7 +51,8 @@ def trained(
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = make_choice("optimizer", name, options).build(collect_trainable(model))
-    (x, y), generator = samples(), torch.Generator().manual_seed(2)
+    (x, y) = samples()
+    generator = torch.Generator().manual_seed(2)
     for step in range(steps):
         apply_schedule(
             optimizer, schedule, step, steps=steps, warmup=0, lr=None, min_lr=None, min_rate=0.05

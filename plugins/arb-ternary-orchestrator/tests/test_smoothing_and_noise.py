@@ -35,10 +35,8 @@ def test_a_constant_gradient_arrives_as_it_is_and_one_that_is_missing_does_not_c
     constant, rare = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     optimizer = GradientSmoother(SGD([constant, rare], lr=1.0, momentum=0.0), decay=0.9)
     for step in range(6):
-        constant.grad, rare.grad = (
-            torch.full((2,), 0.5),
-            torch.full((2,), 3.0) if step % 3 == 2 else None,
-        )
+        constant.grad = torch.full((2,), 0.5)
+        rare.grad = torch.full((2,), 3.0) if step % 3 == 2 else None
         optimizer.step()
         assert constant.grad.tolist() == pytest.approx([0.5, 0.5])
     assert rare.grad is not None
@@ -89,7 +87,9 @@ def test_the_noise_is_the_seeds_and_differs_by_parameter_and_step() -> None:
             found += [weight.grad.clone() for weight in weights if weight.grad is not None]
         return found
 
-    first, again, other = drawn(1), drawn(1), drawn(2)
+    first = drawn(1)
+    again = drawn(1)
+    other = drawn(2)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert len({tuple(each.tolist()) for each in (*first, *other)}) == 8
     # The generator that torch has for everybody is not touched.

@@ -24,7 +24,8 @@ def restated(values: NDArray[np.float64], k: float, decay: float = 0.99) -> NDAr
     for n in range(2, length):
         share = decay ** np.arange(n)[::-1]
         share /= share.sum()
-        squares, cubes = (share**2).sum(), (share**3).sum()
+        squares = (share**2).sum()
+        cubes = (share**3).sum()
         mean = entered[:, :n] @ share
         biased = np.maximum(entered[:, :n] ** 2 @ share - mean**2, 0.0)
         deviation = np.sqrt(biased / (1 - squares))
@@ -115,7 +116,8 @@ def test_zeros_give_no_scale_to_judge_by() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_a_spike_and_enters_nothing(value: float) -> None:
-    detector, other = SpikeDetector(), SpikeDetector()
+    detector = SpikeDetector()
+    other = SpikeDetector()
     for each in np.random.default_rng(7).normal(size=30):
         detector.observe(float(each))
         other.observe(float(each))
@@ -156,7 +158,8 @@ def test_count_and_score() -> None:
 
 
 def test_a_copy_of_the_state_goes_on_alike() -> None:
-    first, second = SpikeDetector(2.0), SpikeDetector(2.0)
+    first = SpikeDetector(2.0)
+    second = SpikeDetector(2.0)
     values = np.random.default_rng(9).standard_t(3, 200).tolist()
     for value in values[:120]:
         first.observe(value)

@@ -15,7 +15,10 @@ from arb_ternary_orchestrator import SWATS, SWATSConfig
 from arb_ternary_orchestrator.strategies.carry import carry_state
 
 SHAPES = [(4, 3), (5,)]
-BETA1, BETA2, EPS, LR = 0.9, 0.99, 1e-8, 0.01
+BETA1 = 0.9
+BETA2 = 0.99
+EPS = 1e-8
+LR = 0.01
 
 
 def gradient(step: int, weights: list[np.ndarray]) -> list[np.ndarray]:
@@ -35,14 +38,12 @@ def restated(
     weights = [np.full(shape, 1.5) for shape in SHAPES]
     split = np.cumsum([weight.size for weight in weights])[:-1]
     w = np.concatenate([weight.ravel() for weight in weights])
-    m, a, v, lam, rate, switched = (
-        np.zeros_like(w),
-        np.zeros_like(w),
-        np.zeros_like(w),
-        0.0,
-        None,
-        None,
-    )
+    m = np.zeros_like(w)
+    a = np.zeros_like(w)
+    v = np.zeros_like(w)
+    lam = 0.0
+    rate = None
+    switched = None
     for k in range(1, steps + 1):
         parts = [
             part.reshape(shape) for part, shape in zip(np.split(w, split), SHAPES, strict=True)
@@ -61,7 +62,8 @@ def restated(
             lam = BETA2 * lam + (1 - BETA2) * gamma
             estimate = lam / (1 - BETA2**k)
             if k > max(1, least) and abs(estimate - gamma) < threshold and estimate > 0:
-                rate, switched = estimate, k
+                rate = estimate
+                switched = k
     return (
         [part.reshape(shape) for part, shape in zip(np.split(w, split), SHAPES, strict=True)],
         switched,
@@ -166,7 +168,8 @@ def test_every_group_has_a_rate_of_its_own_and_adams_state_goes_with_the_switch(
     optimizer = SWATS(groups, config=config)
     phases = []
     for _ in range(60):
-        soft.grad, hard.grad = 0.5 * soft.detach(), 50.0 * hard.detach()
+        soft.grad = 0.5 * soft.detach()
+        hard.grad = 50.0 * hard.detach()
         outcome = optimizer.step()
         phases.append(tuple(group["phase"] for group in optimizer.param_groups))
         assert outcome.statistics == {"sgd_groups": phases[-1].count("sgd")}
@@ -187,7 +190,8 @@ def test_after_the_switch_a_schedule_scales_the_rate() -> None:
         state["momentum"].zero_()
     before = weights[1].detach().clone()
     group["lr"] = LR / 4
-    weights[0].grad, weights[1].grad = None, torch.ones(5, dtype=torch.float64)
+    weights[0].grad = None
+    weights[1].grad = torch.ones(5, dtype=torch.float64)
     optimizer.step()
     moved = before - weights[1].detach()
     torch.testing.assert_close(
@@ -226,7 +230,8 @@ def test_another_one_with_other_settings_goes_on_in_the_phase_of_the_first(stop:
         weights, config=SWATSConfig(adam_lr=LR / 2, beta2=BETA2, min_steps_before_switch=7)
     )
     carry_state(optimizer, other)
-    (group,), (before,) = other.param_groups, optimizer.param_groups
+    (group,) = other.param_groups
+    (before,) = optimizer.param_groups
     assert (group["lr"], group["min_steps_before_switch"]) == (LR / 2, 7)
     assert all(
         group[name] == before[name]
@@ -248,7 +253,8 @@ def test_another_one_with_other_settings_goes_on_in_the_phase_of_the_first(stop:
 def test_a_resumed_run_is_the_run_to_the_bit(stop: int, dtype: torch.dtype) -> None:
     weights, optimizer = start(dtype)
     switched = run(optimizer, weights, 1, stop)
-    state, kept = optimizer.state_dict(), [weight.detach().clone() for weight in weights]
+    state = optimizer.state_dict()
+    kept = [weight.detach().clone() for weight in weights]
     others, other = start(dtype)
     for weight, value in zip(others, kept, strict=True):
         weight.data.copy_(value)

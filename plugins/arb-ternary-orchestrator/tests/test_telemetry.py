@@ -27,7 +27,8 @@ def test_the_trend_is_the_least_squares_line_of_the_window() -> None:
             assert telemetry.slope is None
             assert telemetry.trend is None
             continue
-        steps, recent = np.arange(1, step + 1)[-30:], losses[:step][-30:]
+        steps = np.arange(1, step + 1)[-30:]
+        recent = losses[:step][-30:]
         (slope, _), covariance = np.polyfit(steps, recent, 1, cov=True)
         trend = telemetry.trend
         assert trend is not None
@@ -62,7 +63,8 @@ def test_mean_and_variance_are_the_weighted_ones() -> None:
 
 
 def test_a_loss_that_is_not_finite_enters_no_statistics() -> None:
-    telemetry, other = fed([3.0, 2.0, 2.5, 2.4, 2.2, 2.1]), fed([3.0, 2.0, 2.5, 2.4, 2.2, 2.1])
+    telemetry = fed([3.0, 2.0, 2.5, 2.4, 2.2, 2.1])
+    other = fed([3.0, 2.0, 2.5, 2.4, 2.2, 2.1])
     telemetry.observe(7, math.nan)
     assert math.isnan(telemetry.loss)
     assert (telemetry.ema, telemetry.variance, telemetry.trend) == (

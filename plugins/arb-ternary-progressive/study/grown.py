@@ -47,7 +47,8 @@ ARMS = ("cached", "recomputed", "end to end")
 RATES = (0.5, 1.0, 2.0, 4.0)
 TUNING_SEED = 1000
 STACKS = 4
-BATCH, BLOCK = 16, 128
+BATCH = 16
+BLOCK = 128
 #: Of the text that all arms train on: little enough that samples come again.
 TRAIN_BYTES = 250_000
 #: Points of a curve of the training loss.
@@ -97,7 +98,8 @@ def run(kind: str, settings: list[str], seed: int, *, tuning: bool) -> dict[str,
         ended = child.wait()
         if ended.code:
             sys.exit(f"{kind}, {settings}: exit code {ended.code}\n{child.log_tail()}")
-        report, records = child.report(), read_metrics(child.directory / "metrics.jsonl")
+        report = child.report()
+        records = read_metrics(child.directory / "metrics.jsonl")
     steps = [record for record in records if record["event"] == "train"]
     width = max(1, len(steps) // POINTS)
     chunks = [steps[start : start + width] for start in range(0, len(steps) - width + 1, width)]
@@ -203,7 +205,8 @@ def cost_table(result: dict[str, Any]) -> str:
     ]
     for kind in KINDS:
         for stacks, arms in result["costs"][kind].items():
-            without, cached = arms["recomputed"], arms["cached"]
+            without = arms["recomputed"]
+            cached = arms["cached"]
             lines.append(
                 f"| {kind} | {stacks} | {without['seconds']:,.0f} | {cached['seconds']:,.0f} "
                 f"| {1 - cached['seconds'] / without['seconds']:.0%} | "

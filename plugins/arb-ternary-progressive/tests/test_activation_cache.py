@@ -108,7 +108,8 @@ def test_another_sample_another_trunk_and_other_inputs_are_misses(make: Any) -> 
 
 
 def test_a_shuffled_second_epoch_hits_every_time(make: Any) -> None:
-    cache, computed = make(), []
+    cache = make()
+    computed = []
     tokens = torch.stack([inputs(number) for number in range(12)])
     hidden = torch.stack([sample(number) for number in range(12)])
 
@@ -357,7 +358,8 @@ def test_a_changed_trunk_has_another_version() -> None:
 
 
 def test_the_order_of_modules_is_part_of_the_version() -> None:
-    a, b = frozen(nn.Linear(4, 4)), frozen(nn.Linear(4, 4))
+    a = frozen(nn.Linear(4, 4))
+    b = frozen(nn.Linear(4, 4))
     assert trunk_version(a, b) != trunk_version(b, a)
 
 

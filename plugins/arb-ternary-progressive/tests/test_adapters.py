@@ -85,7 +85,8 @@ def test_the_output_is_the_base_s_and_alpha_over_rank_times_what_each_adapter_ad
     stir(stack)
     linear = stack.blocks[0].attention.query
     x = torch.randn(4, 32)
-    first, second = linear.adapters["stack"], linear.adapters["progressive"]
+    first = linear.adapters["stack"]
+    second = linear.adapters["progressive"]
     expected = x @ linear.base.weight.T
     expected = expected + 7 / 3 * (x @ first.down.weight.T @ first.up.weight.T)
     expected = expected + 9 / 4 * (x @ second.down.weight.T @ second.up.weight.T)

@@ -210,10 +210,14 @@ def test_an_optimizer_that_cannot_train_what_comes_later_is_refused_with_the_con
 
 def test_an_optimizer_made_in_python_leaves_out_what_comes_later() -> None:
     config = StackWiseConfig()
-    config.model.d_model, config.model.vocab_size, config.model.n_heads = 16, 32, 2
+    config.model.d_model = 16
+    config.model.vocab_size = 32
+    config.model.n_heads = 2
     progressive = config.training.progressive
-    progressive.blocks_per_stack, progressive.new_stack_precision = 1, "ternary"
-    progressive.trunk_strategy, progressive.progressive_qlora = "qlora", True
+    progressive.blocks_per_stack = 1
+    progressive.new_stack_precision = "ternary"
+    progressive.trunk_strategy = "qlora"
+    progressive.progressive_qlora = True
     config.training.steps_per_stack = 1
     choice = make_choice("optimizer", "split")
     trainer = ProgressiveTrainer(config, make_optimizer=choice.build)

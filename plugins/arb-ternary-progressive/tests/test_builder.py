@@ -109,7 +109,8 @@ def test_the_new_stack_is_returned_and_ids_and_metadata_follow_it() -> None:
 def test_the_rack_is_always_the_same_object_and_current() -> None:
     builder = builder_with()
     rack = builder.build_rack()
-    embedding, head = rack.embedding, rack.head
+    embedding = rack.embedding
+    head = rack.head
     for count in range(1, 4):
         builder.add_stack()
         assert builder.build_rack() is rack
@@ -222,10 +223,8 @@ def test_the_trunk_gets_second_adapters_when_a_stack_arrives() -> None:
 
 
 def test_a_stack_of_precision_qlora_has_adapters_on_the_base_that_the_config_says() -> None:
-    four_bit, ternary = (
-        builder_with().append_stack(precision="qlora"),
-        builder_with(qlora_base="ternary"),
-    )
+    four_bit = builder_with().append_stack(precision="qlora")
+    ternary = builder_with(qlora_base="ternary")
     assert set(four_bit.adapters) == {"stack"}
     assert any("codes" in name for name in four_bit.state_dict())
     stack = ternary.append_stack(precision="qlora")
@@ -285,7 +284,8 @@ def test_a_frozen_trunk_stays_bit_for_bit_while_the_new_stack_learns(
     train(builder.build_rack())
     new = builder.add_stack(precision="ternary")
     builder.freeze_trunk()
-    frozen, before = snapshot(trunk), snapshot(new)
+    frozen = snapshot(trunk)
+    before = snapshot(new)
     head = snapshot(builder.build_rack().head)
     train(builder.build_rack())
     assert same(snapshot(trunk), frozen)
@@ -475,7 +475,8 @@ def test_a_builder_can_be_made_from_keywords_and_adopts_the_config_of_a_trainer(
         vocab_size=20, d_model=32, d_ff=48, n_heads=2, n_kv_heads=1, max_length=8
     )
     config = config_with(new_stack_precision="half", qlora_enabled=True)
-    config.model.max_length, config.model.activation = 99, "swiglu"
+    config.model.max_length = 99
+    config.model.activation = "swiglu"
     builder.adopt(config)
     rack = builder.build_rack()
     stack = builder.append_stack()

@@ -104,7 +104,8 @@ def test_the_ends_and_the_direction_of_attention_follow_what_the_rack_is_for() -
     assert config.decoder_config("ternary").float_parts == ()
     config.model.ends = "ternary"
     assert config.decoder_config().float_parts == ()
-    config.model.ends, config.model.learned_norms = "full", True
+    config.model.ends = "full"
+    config.model.learned_norms = True
     assert config.decoder_config("ternary").float_parts == ("embedding", "head", "norms")
     assert not config.decoder_config().causal
     config.training.progressive.training_objective = "clm"

@@ -17,7 +17,9 @@ from arb_ternary_progressive.masking_progressive import ProgressiveMasking
 from arb_ternary_text.data.masking import CausalMasking
 from arb_ternary_train.evaluate import masked_loss
 
-VOCABULARY, POSITIONS, MASK = 60, 40, 59
+VOCABULARY = 60
+POSITIONS = 40
+MASK = 59
 KEYS = {
     "input_ids",
     "targets",
@@ -127,9 +129,11 @@ def test_other_keys_pass_through() -> None:
 
 
 def test_batches_may_be_tensors_tuples_or_the_cores_own() -> None:
-    tokens, ids = samples(1)[0]["input_ids"], samples(1)[0]["sample_ids"]
+    tokens = samples(1)[0]["input_ids"]
+    ids = samples(1)[0]["sample_ids"]
     core = Batch(torch.cat((tokens, tokens[:, :1]), dim=1), ids)
-    (by_dict,), (by_batch,) = loader(samples(1)), loader([core])
+    (by_dict,) = loader(samples(1))
+    (by_batch,) = loader([core])
     assert torch.equal(by_dict["input_ids"], by_batch["input_ids"])
     for raw in (tokens, (tokens,)):
         (batch,) = loader([raw])
@@ -148,7 +152,8 @@ def test_the_guides_loop_over_clm_batches_works() -> None:
     logits = torch.randn(4, POSITIONS, VOCABULARY, generator=torch.Generator().manual_seed(1))
     for batch in loader(config={"training_objective": "clm"}):
         assert batch["training_objective"] == "clm"
-        loss_mask, targets = batch["combined_masks"], batch["targets"]
+        loss_mask = batch["combined_masks"]
+        targets = batch["targets"]
         expected = torch.nn.functional.cross_entropy(logits[loss_mask], targets[loss_mask])
         masked = MaskedBatch(batch["input_ids"], targets, batch["loss_mask"])
         assert masked_loss(logits, masked).item() == pytest.approx(expected.item(), rel=1e-5)

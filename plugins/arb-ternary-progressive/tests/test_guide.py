@@ -255,7 +255,8 @@ def states(builder: ProgressiveRackBuilder) -> dict[int, dict[str, Tensor]]:
 
 
 def check_results(names: dict[str, Any], builder: str = "rack_builder") -> None:
-    results, rack = names["results"], names[builder].build_rack()
+    results = names["results"]
+    rack = names[builder].build_rack()
     assert [record.stack_id for record in results] == [0, 1, 2, 3, 4, 5]
     assert [record.steps for record in results] == [2] * 6
     assert all(record.last_loss > 0 for record in results)
@@ -345,7 +346,8 @@ def test_example_4_different_training_objectives(names: dict[str, Any], objectiv
         ]
     names["cached_activations"] = None
     run(LOADER.replace("cache_activations=True", "cache_activations=False"), names)
-    batch, raw = next(iter(names["progressive_dataloader"])), next(iter(names["dataloader"]))
+    batch = next(iter(names["progressive_dataloader"]))
+    raw = next(iter(names["dataloader"]))
     clean = raw["input_ids"]
     if objective == "mlm":
         assert torch.equal(batch["targets"], clean)
@@ -364,7 +366,8 @@ def test_example_5_handling_clm_limitations(names: dict[str, Any]) -> None:
     names["config"].training.progressive.training_objective = "clm"
     names["cached_activations"] = None
     run(LOADER.replace("cache_activations=True", "cache_activations=False"), names)
-    names["logits"], names["targets"] = torch.randn(4, 8, 24), torch.randint(0, 23, (4, 8))
+    names["logits"] = torch.randn(4, 8, 24)
+    names["targets"] = torch.randint(0, 23, (4, 8))
     seen: list[Tensor] = []
 
     def compute_loss(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
@@ -399,7 +402,8 @@ def test_per_stack_configurations(names: dict[str, Any], code: str, ranks: list[
 def test_a_custom_time_mapping(names: dict[str, Any]) -> None:
     run(CUSTOM_TIME, names)
     progressive = names["config"].training.progressive
-    progressive.stack_time_mapping, progressive.num_time_steps = "custom", 120
+    progressive.stack_time_mapping = "custom"
+    progressive.num_time_steps = 120
     progressive.custom_time_mapping = names["custom_time_mapping"]
     names["batch"] = next(iter(names["dataloader"]))
     run(

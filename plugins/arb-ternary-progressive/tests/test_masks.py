@@ -51,7 +51,10 @@ def test_the_positions_are_those_of_the_smallest_hashes() -> None:
     """Restated from the definition of the counter hash: index = id S + s, stream = CRC-32 of the
     name.
     """
-    positions, seed, key, sample = 16, 7, time_key(0.5), 41
+    positions = 16
+    seed = 7
+    key = time_key(0.5)
+    sample = 41
     stream = stream_id("arb_ternary_progressive.positions")
     bits = counter_hash(positions, seed, key, stream, start=sample * positions).numpy()
     expected = np.zeros(positions, dtype=bool)
@@ -61,7 +64,8 @@ def test_the_positions_are_those_of_the_smallest_hashes() -> None:
 
 
 def test_a_mask_is_a_function_of_sample_id_time_and_seed_alone() -> None:
-    ids, keys = torch.tensor([5, 9, 1 << 61, 12]), [1, 2, 1, 2]
+    ids = torch.tensor([5, 9, 1 << 61, 12])
+    keys = [1, 2, 1, 2]
     shares = [0.3, 0.4, 0.3, 0.4]
     together = hidden_positions(ids, 40, shares, keys, 3)
     for row in range(4):
@@ -85,7 +89,8 @@ def test_another_sample_time_or_seed_gives_another_mask() -> None:
 
 
 def test_every_position_is_hidden_equally_often() -> None:
-    rows, positions = 4000, 20
+    rows = 4000
+    positions = 20
     hidden = hidden_positions(torch.arange(rows), positions, [0.25] * rows, [0] * rows, 0)
     share = hidden.float().mean(dim=0)
     # Five standard deviations of a binomial share.
@@ -109,11 +114,13 @@ def replaced(tokens: torch.Tensor, hidden: torch.Tensor, **changes: object) -> t
 
 
 def test_of_hidden_tokens_80_percent_are_masked_10_random_10_kept() -> None:
-    rows, positions = 2000, 50
+    rows = 2000
+    positions = 50
     tokens = torch.full((rows, positions), 11)
     inputs = replaced(tokens, torch.ones(rows, positions, dtype=torch.bool))
     count = rows * positions
-    masked, kept = int((inputs == 49).sum()), int((inputs == 11).sum())
+    masked = int((inputs == 49).sum())
+    kept = int((inputs == 11).sum())
     others = count - masked - kept
     # A random token is the token itself once in 49.
     for found, share in ((masked, 0.8), (kept, 0.1 + 0.1 / 49), (others, 0.1 * 48 / 49)):
@@ -144,7 +151,8 @@ def test_what_replaces_a_token_does_not_depend_on_it() -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.ones(64, 40, dtype=torch.bool)
     first, second = (torch.randint(0, 49, (64, 40), generator=generator) for _ in range(2))
-    one, other = replaced(first, hidden), replaced(second, hidden)
+    one = replaced(first, hidden)
+    other = replaced(second, hidden)
     kept = (one == first) & (other == second)
     assert torch.equal(one[~kept], other[~kept])
 

@@ -39,7 +39,8 @@ def every_e2m1() -> np.ndarray:
     )
 
 
-SCALES, CODES = every_e4m3(), every_e2m1()
+SCALES = every_e4m3()
+CODES = every_e2m1()
 
 
 def nearest(value: float, table: np.ndarray) -> float:

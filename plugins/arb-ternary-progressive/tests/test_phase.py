@@ -178,7 +178,8 @@ def changed(run: RunDirectory, first: int, last: int) -> set[str]:
     """Names of the tensors that differ between the checkpoints of two steps, among those that both
     have.
     """
-    before, after = weights(run, first), weights(run, last)
+    before = weights(run, first)
+    after = weights(run, last)
     return {name for name in before if name in after and not torch.equal(before[name], after[name])}
 
 
@@ -352,7 +353,8 @@ def test_each_stack_is_trained_at_the_time_step_that_its_depth_is_mapped_to(
 def test_the_time_that_enters_the_model_is_the_one_at_which_its_tokens_are_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, sampling: str
 ) -> None:
-    embed, seen = Rack.embed, []
+    embed = Rack.embed
+    seen = []
 
     def spy(self: Rack, tokens_BS: Tensor, time: float | Tensor | None = None) -> Tensor:
         assert time is not None
@@ -375,7 +377,8 @@ def test_the_time_that_enters_the_model_is_the_one_at_which_its_tokens_are_hidde
         "time_embedding_dim": 8,
         "building_mode": mode,
     }
-    model, masking = {**TERNARY, "causal": False}, {"name": "time_step", **timed}
+    model = {**TERNARY, "causal": False}
+    masking = {"name": "time_step", **timed}
     config = run_config(tmp_path, options, 100, model=model, masking=masking)
     end = make_choice("phase", "standard", {"steps": 2, "batch_size": 2, "block_size": 8})
     config = attrs.evolve(config, phases=(*config.phases, end))
@@ -585,7 +588,8 @@ def test_an_epoch_has_every_sample_once(tmp_path: Path) -> None:
 def test_a_stop_during_the_evaluation_after_a_stack_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suite, runs = TestTernary(), [RunDirectory(tmp_path / name) for name in ("whole", "stopped")]
+    suite = TestTernary()
+    runs = [RunDirectory(tmp_path / name) for name in ("whole", "stopped")]
     config = suite.make_config(tmp_path, every=100)
     suite.train(config, runs[0].path)
     after_batch = TrainingContext._after_evaluated_batch

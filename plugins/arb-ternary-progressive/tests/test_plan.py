@@ -159,7 +159,8 @@ CASES = {
 def test_what_is_planned_is_what_is_then_measured(write: Callable[..., Path], case: str) -> None:
     model, optimizer, more = CASES[case]
     path = write(model, optimizer, more)
-    plan, real = plan_file(path), measured(path)
+    plan = plan_file(path)
+    real = measured(path)
     assert [stage.blocks for stage in plan] == [2, 3, 3]
     assert [stage.depth for stage in plan] == [2, 5, 8]
     for stage, found in zip(plan, real, strict=True):

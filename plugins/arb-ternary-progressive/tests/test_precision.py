@@ -129,7 +129,8 @@ def test_products_and_gradients_are_those_of_the_decoded_weight(
     x, y = (torch.randn(2, 3, 24).requires_grad_() for _ in range(2))
     with torch.no_grad():
         y.copy_(x)
-    found, expected = stored(x), dense(y)
+    found = stored(x)
+    expected = dense(y)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     found.square().sum().backward()

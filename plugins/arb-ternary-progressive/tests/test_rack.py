@@ -215,7 +215,9 @@ def test_a_decoder_becomes_a_rack_of_one_stack_with_the_same_objects(config: Dec
     torch.manual_seed(0)
     decoder = Decoder(config, 20)
     logits = decoder(tokens())
-    embedding, head, first = decoder.embedding, decoder.head, decoder.blocks[0]
+    embedding = decoder.embedding
+    head = decoder.head
+    first = decoder.blocks[0]
     rack = as_rack(decoder, precision="ternary", seed=3)
     assert rack.embedding is embedding
     assert rack.head is head
@@ -243,7 +245,8 @@ def test_a_model_with_ends_of_its_own_keeps_them_and_a_seed_of_another_draw_is_l
 
     torch.manual_seed(0)
     model = Halved(FLOAT, 20)
-    logits, state = model(tokens()), torch.random.get_rng_state()
+    logits = model(tokens())
+    state = torch.random.get_rng_state()
     rack = as_rack(model, precision="full")
     assert torch.equal(torch.random.get_rng_state(), state)
     assert isinstance(rack, Halved)

@@ -67,7 +67,8 @@ def test_ids_by_content_are_a_digest_of_the_tokens() -> None:
 
 def test_a_cache_knows_a_sample_by_its_id_and_by_its_time_where_that_is_an_input() -> None:
     assert torch.equal(cache_keys(IDS), IDS)
-    early, late = cache_keys(IDS, torch.tensor([0, 0])), cache_keys(IDS, torch.tensor([0, 3]))
+    early = cache_keys(IDS, torch.tensor([0, 0]))
+    late = cache_keys(IDS, torch.tensor([0, 3]))
     assert early[0] == late[0]
     assert early[1] != late[1]
     assert early[0] != early[1]

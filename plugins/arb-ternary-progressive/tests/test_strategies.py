@@ -94,7 +94,8 @@ def test_targets_are_the_tokens_and_only_hidden_ones_change(make: Any) -> None:
 def test_a_sample_is_hidden_alike_at_every_step_and_otherwise_at_another_time_or_seed(
     make: Any,
 ) -> None:
-    samples, strategy = batch(positions=200), make()
+    samples = batch(positions=200)
+    strategy = make()
 
     def mask(**changes: Any) -> torch.Tensor:
         return strategy.apply(
@@ -278,7 +279,8 @@ def test_the_times_are_those_at_which_rows_are_hidden() -> None:
 @pytest.mark.parametrize("sampling", ["batch", "sample"])
 def test_evaluation_does_not_depend_on_how_samples_are_batched(sampling: Any) -> None:
     strategy = TimeStepMasking(TimeStepConfig(time_interpretation="input", time_sampling=sampling))
-    samples, context = batch(), evolve(CONTEXT, training=False)
+    samples = batch()
+    context = evolve(CONTEXT, training=False)
     whole = strategy.apply(samples, generator(1), context)
     half = strategy.apply(Batch(samples.data[:3], samples.sample_ids[:3]), generator(2), context)
     assert torch.equal(whole.inputs[:3], half.inputs)
@@ -306,14 +308,16 @@ def test_masks_and_time_step_of_a_stack() -> None:
 
 
 def test_masks_of_a_stack_are_those_that_batches_get() -> None:
-    strategy, samples = TimeStepMasking(guide(max_stacks=8, seed=5)), batch()
+    strategy = TimeStepMasking(guide(max_stacks=8, seed=5))
+    samples = batch()
     masks = strategy.generate_masks_for_stack(samples, stack_idx=3)
     applied = strategy.apply(samples, generator(), evolve(CONTEXT, time=strategy.time_for_stack(3)))
     assert torch.equal(masks, applied.loss_mask)
 
 
 def test_samples_without_ids_are_known_by_their_content() -> None:
-    strategy, tokens = TimeStepMasking(guide()), batch().data[:, :-1]
+    strategy = TimeStepMasking(guide())
+    tokens = batch().data[:, :-1]
     order = [3, 1, 5, 0, 2, 4]
     masks = strategy.generate_masks_for_stack(tokens, stack_idx=4)
     assert torch.equal(strategy.generate_masks_for_stack(tokens[order], stack_idx=4), masks[order])
@@ -352,8 +356,10 @@ def test_a_custom_mapping_is_given_the_most_stacks_whatever_a_run_grows_to() -> 
 
     config = guide()
     progressive = config.training.progressive
-    progressive.max_stacks, progressive.num_time_steps = 9, 8
-    progressive.stack_time_mapping, progressive.custom_time_mapping = "custom", custom
+    progressive.max_stacks = 9
+    progressive.num_time_steps = 8
+    progressive.stack_time_mapping = "custom"
+    progressive.custom_time_mapping = custom
     assert depth_time(progressive, 1, 4) == (1, 1.5 / 8)
     assert TimeStepMasking(config, final_depth=4).get_time_step_for_stack(2) == 2
     assert TimeStepMasking(config).get_time_step_for_stack(3, final_depth=5) == 3
@@ -369,7 +375,8 @@ def test_the_final_depth_may_be_that_of_the_run() -> None:
 
 
 def test_with_time_as_input_masks_of_a_stack_have_a_drawn_time() -> None:
-    strategy, tokens = TimeStepMasking(guide(time_interpretation="input")), batch().data[:, :-1]
+    strategy = TimeStepMasking(guide(time_interpretation="input"))
+    tokens = batch().data[:, :-1]
     draws = generator(1)
     counts = {
         int(strategy.generate_masks_for_stack(tokens, stack_idx=0, generator=draws)[0].sum())

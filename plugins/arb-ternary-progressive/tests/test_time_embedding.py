@@ -56,7 +56,8 @@ def test_a_learned_embedding_is_the_row_of_the_time_step() -> None:
 
 
 def test_it_is_added_to_token_embeddings_and_to_given_ones() -> None:
-    tokens, given = nn.Embedding(50, 32)(torch.arange(12).view(3, 4)), torch.randn(3, 4, 32)
+    tokens = nn.Embedding(50, 32)(torch.arange(12).view(3, 4))
+    given = torch.randn(3, 4, 32)
     embedding = TimeEmbedding(32, "learned", 32)
     times = torch.tensor([0.1, 0.5, 0.9])
     for x in (tokens, given):

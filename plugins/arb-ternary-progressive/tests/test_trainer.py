@@ -30,7 +30,8 @@ from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.trainer import ProgressiveTrainer, StepNumbers
 from arb_ternary_train.checkpoint import CheckpointStore
 
-VOCABULARY, POSITIONS = 24, 8
+VOCABULARY = 24
+POSITIONS = 8
 
 
 def samples(count: int = 12) -> list[dict[str, Tensor]]:
@@ -174,7 +175,8 @@ def test_a_deeper_trunk_starts_from_what_the_shallower_one_had_computed(
 ) -> None:
     # The same time at every stack, or the inputs would differ.
     options = config(num_time_steps=1, training={"epochs_per_stack": 1})
-    run_stacks, through = Rack.run_stacks, []
+    run_stacks = Rack.run_stacks
+    through = []
 
     def spy(self: Rack, x: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         if not torch.is_grad_enabled():
@@ -233,7 +235,8 @@ HIDDEN = (1, 2, 2, 3, 4, 5, 6, 6)
 def test_the_time_that_enters_is_the_one_at_which_tokens_are_hidden(
     monkeypatch: pytest.MonkeyPatch, mode: Any, sampling: Any
 ) -> None:
-    embed, seen = Rack.embed, []
+    embed = Rack.embed
+    seen = []
 
     def spy(self: Rack, tokens_BS: Tensor, time: float | Tensor | None = None) -> Tensor:
         assert time is not None

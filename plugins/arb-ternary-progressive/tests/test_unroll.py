@@ -21,7 +21,8 @@ from arb_ternary_progressive.config import (
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.unroll import unrolled
 
-VOCABULARY, CONTEXT = 12, 8
+VOCABULARY = 12
+CONTEXT = 8
 MASK = VOCABULARY - 1
 
 
@@ -65,7 +66,8 @@ def likeliest(model: Rack, tokens: list[int], hidden: int, **options: Any) -> li
 def test_all_new_tokens_come_from_one_pass_over_hidden_ones() -> None:
     model = rack()
     wanted = likeliest(model, [3, 1, MASK, MASK, MASK, MASK], 4)
-    seen, blocks = passes(model), [0]
+    seen = passes(model)
+    blocks = [0]
     for block in model.blocks:
         assert isinstance(block, nn.Module)
         block.register_forward_hook(lambda *_: blocks.__setitem__(0, blocks[0] + 1))
@@ -146,7 +148,8 @@ phases:
 
 def test_generate_unrolls_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20)
-    config, run = tmp_path / "run.yaml", str(tmp_path / "run")
+    config = tmp_path / "run.yaml"
+    run = str(tmp_path / "run")
     config.write_text(CONFIG.format(text=tmp_path / "text.txt", causal="false"))
     assert main(["train", str(config), "--run-dir", run]) == 0
     texts = []
@@ -176,7 +179,8 @@ def test_a_model_that_cannot_unroll_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20)
-    config, run = tmp_path / "run.yaml", str(tmp_path / "run")
+    config = tmp_path / "run.yaml"
+    run = str(tmp_path / "run")
     text = CONFIG.format(text=tmp_path / "text.txt", causal="true").replace(
         "masking: time_step\n", ""
     )

@@ -54,12 +54,11 @@ def test_output_and_gradients_are_those_of_the_published_listing(activations: st
     torch.manual_seed(0)
     layer = BitLinear(24, 10, activations=activations).double()  # type: ignore[arg-type]
     x = torch.randn(3, 5, 24, dtype=torch.float64, requires_grad=True)
-    other, weight = (
-        x.detach().clone().requires_grad_(),
-        layer.weight.detach().clone().requires_grad_(),
-    )
+    other = x.detach().clone().requires_grad_()
+    weight = layer.weight.detach().clone().requires_grad_()
     direction = torch.randn(3, 5, 10, dtype=torch.float64)
-    y, expected = layer(x), published(other, weight, int8=activations == "int8")
+    y = layer(x)
+    expected = published(other, weight, int8=activations == "int8")
     (y * direction).sum().backward()
     (expected * direction).sum().backward()
     for ours, theirs in ((y, expected), (x.grad, other.grad), (layer.weight.grad, weight.grad)):
@@ -76,7 +75,8 @@ def test_the_product_is_exact_in_whole_numbers_before_its_scale(
     rows: int, columns: int, outputs: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    layer, x = BitLinear(columns, outputs, activations="int8"), torch.randn(rows, columns)
+    layer = BitLinear(columns, outputs, activations="int8")
+    x = torch.randn(rows, columns)
     scale = np.abs(x.numpy()).max(axis=1, initial=0, keepdims=True).astype(np.float32) / np.float32(
         127
     )
@@ -135,7 +135,8 @@ def test_at_birth_it_has_the_weights_of_the_float_decoder_of_the_same_seed() -> 
     bitnet = BitnetDecoder(BitnetConfig(**SMALL), 50)
     torch.manual_seed(3)
     decoder = Decoder(DecoderConfig(**SMALL, float_parts=FLOAT_PARTS), 50)
-    ours, theirs = bitnet.state_dict(), decoder.state_dict()
+    ours = bitnet.state_dict()
+    theirs = decoder.state_dict()
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -169,7 +170,8 @@ def test_cached_decoding_and_recomputed_activations_change_nothing() -> None:
 # torch.compile itself makes an instance of the function class.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_it_compiles_into_one_graph() -> None:
-    layer, x = BitLinear(16, 4, activations="int8"), torch.randn(3, 16)
+    layer = BitLinear(16, 4, activations="int8")
+    x = torch.randn(3, 16)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), layer(x))
     compiled(x).sum().backward()

@@ -40,7 +40,9 @@ class Windows(FloatLinear):
 
 def test_a_subclass_keeps_its_forward_and_its_weight_and_multiplies_by_trits() -> None:
     layer = Windows(2, 3)
-    holder, weight, x = torch.nn.ModuleDict({"body": layer}), layer.weight, torch.randn(4, 5)
+    holder = torch.nn.ModuleDict({"body": layer})
+    weight = layer.weight
+    x = torch.randn(4, 5)
     assert make_bit_linears(holder) == 1
     assert isinstance(layer, BitLinear)
     assert isinstance(layer, Windows)

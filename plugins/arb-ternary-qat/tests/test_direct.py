@@ -61,7 +61,8 @@ def test_output_and_gradients_are_those_of_the_dense_weight(levels: str, activat
     dense.weight = nn.Parameter(layer.dense_weight())
     other = x.detach().clone().requires_grad_()
     direction = torch.randn(3, 5, 10)
-    y, expected = layer(x), dense(other)
+    y = layer(x)
+    expected = dense(other)
     (y * direction).sum().backward()
     (expected * direction).sum().backward()
     for ours, theirs in ((y, expected), (x.grad, other.grad), (layer.gradient, dense.weight.grad)):
@@ -186,14 +187,16 @@ def test_the_runs_seed_and_the_modules_name_decide_the_noise() -> None:
 
 
 def test_a_state_dict_restores_the_codes() -> None:
-    model, other = direct(), direct(zero_residual=True)
+    model = direct()
+    other = direct(zero_residual=True)
     other.load_state_dict(copy.deepcopy(model.state_dict()))
     tokens = torch.randint(0, 50, (2, 9))
     assert torch.equal(model(tokens), other(tokens))
 
 
 def test_recomputed_activations_change_no_gradient() -> None:
-    model, tokens = direct(), torch.randint(0, 50, (2, 9))
+    model = direct()
+    tokens = torch.randint(0, 50, (2, 9))
 
     def gradients() -> list[Tensor]:
         for module in linears(model):
@@ -209,7 +212,8 @@ def test_recomputed_activations_change_no_gradient() -> None:
 
 
 def test_a_compiled_model_leaves_its_graph_for_the_linears() -> None:
-    layer, x = DirectLinear(torch.randn(4, 6)), torch.randn(2, 6)
+    layer = DirectLinear(torch.randn(4, 6))
+    x = torch.randn(2, 6)
     compiled = torch.compile(nn.Sequential(nn.Identity(), layer), backend="eager")
     y = compiled(x)
     assert torch.equal(y, layer(x))

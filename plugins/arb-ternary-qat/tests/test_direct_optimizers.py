@@ -100,8 +100,10 @@ def test_dqt_is_torchs_adamw_on_the_dense_weight_and_then_a_rounding(levels: str
     for step, gradient in enumerate(gradients):
         with torch.no_grad():
             weight.copy_(layer.dense_weight())
-        layer.gradient, weight.grad = gradient.clone(), gradient.clone()
-        before, words = layer.codes().clone(), layer.control.tolist()
+        layer.gradient = gradient.clone()
+        weight.grad = gradient.clone()
+        before = layer.codes().clone()
+        words = layer.control.tolist()
         outcome = optimizer.step()
         torchs.step()
         noise = uniform((6, 40), words[0], step << 20, words[2] * 8)
@@ -145,7 +147,8 @@ def test_bop_flips_as_its_definition_in_numpy(normalise: bool) -> None:
     }
     optimizer = Bop({"layer": layer}, {"lr": 1.0, **options})
     trits = layer.codes().numpy().astype(np.int64)
-    m, v = np.zeros((6, 40)), np.zeros((6, 40))
+    m = np.zeros((6, 40))
+    v = np.zeros((6, 40))
     total = 0
     for step, gradient in enumerate(gradients):
         rate = 1.0 if step < 6 else 0.5

@@ -137,7 +137,8 @@ def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned() -> None:
 
 
 def test_groups_have_their_own_learning_rate_decay_and_direction() -> None:
-    slow, fast = parameter(np.float64([1.0]), [1.0]), parameter(np.float64([1.0]), [1.0])
+    slow = parameter(np.float64([1.0]), [1.0])
+    fast = parameter(np.float64([1.0]), [1.0])
     SignGSD(
         [
             {"params": [slow], "lr": 0.125},
@@ -293,10 +294,8 @@ def test_policy_zero_treats_nan_as_a_gradient_of_zero() -> None:
 
 
 def test_policy_skip_drops_the_step_of_every_group_and_counts_it() -> None:
-    bad, good = (
-        parameter(np.ones(2, np.float32), [float("nan"), 1.0]),
-        parameter(np.ones(2, np.float32), [1.0, 1.0]),
-    )
+    bad = parameter(np.ones(2, np.float32), [float("nan"), 1.0])
+    good = parameter(np.ones(2, np.float32), [1.0, 1.0])
     optimizer = SignGSD([{"params": [bad]}, {"params": [good]}], nan_policy="skip")
     assert optimizer.step() == StepOutcome(stepped=False, skipped=True)
     assert bad.tolist() == good.tolist() == [1.0, 1.0]
@@ -428,7 +427,8 @@ def test_the_hook_module_imports_no_torch() -> None:
 
 def test_a_restored_optimizer_has_the_groups_of_one_that_was_never_saved() -> None:
     parameter = torch.zeros(2, requires_grad=True)
-    optimizer, restored = SignGSD([parameter]), SignGSD([parameter])
+    optimizer = SignGSD([parameter])
+    restored = SignGSD([parameter])
     restored.load_state_dict(optimizer.state_dict())
     assert restored.state_dict() == optimizer.state_dict()
 

@@ -146,7 +146,8 @@ def test_both_parts_of_a_model_learn() -> None:
     optimizer = build(
         SignGSDConfig(lr=0.125, votes=SignVotesConfig(accum_threshold=1)), collect_trainable(model)
     )
-    weight, trits = model.first.weight.detach().clone(), model.middle.trits()
+    weight = model.first.weight.detach().clone()
+    trits = model.middle.trits()
     backward(model)
     gradient = model.first.weight.grad.clone()
     outcome = optimizer.step()
@@ -267,11 +268,10 @@ def test_memory_counts_the_float_parameters_and_the_packed_weights() -> None:
 def test_a_restored_optimizer_continues_bit_for_bit() -> None:
     torch.manual_seed(0)
     config = SignGSDConfig(lr=0.01, weight_decay=0.3, votes=SignVotesConfig(accum_threshold=4))
-    model, twin = Mixed(), Mixed()
-    optimizer, other = (
-        build(config, collect_trainable(model)),
-        build(config, collect_trainable(twin)),
-    )
+    model = Mixed()
+    twin = Mixed()
+    optimizer = build(config, collect_trainable(model))
+    other = build(config, collect_trainable(twin))
 
     def advance(net: nn.Module, stepper: torch.optim.Optimizer, start: int, stop: int) -> None:
         for step in range(start, stop):

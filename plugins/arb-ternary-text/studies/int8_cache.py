@@ -49,7 +49,8 @@ class Read:
 @torch.no_grad()
 def read(model: Decoder, windows: Sequence[Tensor], numbers: CacheNumbers) -> Read:
     """Windows ``[B, S + 1]``, token by token."""
-    losses, likeliest = [], []
+    losses = []
+    likeliest = []
     for tokens_BS in windows:
         cache = model.new_cache(len(tokens_BS), numbers)
         for place in range(tokens_BS.size(1) - 1):
@@ -80,7 +81,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     trained = load_run(options.run)
-    model, data = trained.model, trained.config.data.build()
+    model = trained.model
+    data = trained.config.data.build()
     assert isinstance(model, Decoder)
     assert isinstance(data, DataSource)
     windows = [batch.data for batch in data.held_out(16, model.max_length, options.batches)]
@@ -88,10 +90,12 @@ def main() -> None:
     first: tuple[Read, list[list[int]]] | None = None
     for dtype, numbers in WAYS:
         model.set_dtype(dtype)
-        found, written = read(model, windows, numbers), texts(model, starts, numbers)
+        found = read(model, windows, numbers)
+        written = texts(model, starts, numbers)
         first = first or (found, written)
         apart = found.losses - first[0].losses
-        mean, error = float(found.losses.mean()), float(apart.std()) / math.sqrt(len(apart))
+        mean = float(found.losses.mean())
+        error = float(apart.std()) / math.sqrt(len(apart))
         agree = float((found.likeliest == first[0].likeliest).double().mean())
         same = sum(map(list.__eq__, written, first[1]))
         print(

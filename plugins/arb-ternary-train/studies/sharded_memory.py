@@ -56,7 +56,10 @@ class Meter:
     """
 
     def __init__(self, modules: list[TernaryModule], *, sharded: bool) -> None:
-        self.modules, self.sharded, self.packed, self.summed = modules, sharded, 0, 0
+        self.modules = modules
+        self.sharded = sharded
+        self.packed = 0
+        self.summed = 0
         self.kept = sum(stored(module.weight) for module in modules)
         for module in modules:
             module.register_forward_pre_hook(self.look)

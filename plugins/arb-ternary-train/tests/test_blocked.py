@@ -29,7 +29,9 @@ class Table(nn.Module):
     def __init__(self, willing: bool = True) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.randn(7, 7, generator=torch.Generator().manual_seed(0)))
-        self.willing, self.asked, self.judged = willing, 0, 0
+        self.willing = willing
+        self.asked = 0
+        self.judged = 0
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.hidden(inputs)
@@ -72,7 +74,8 @@ def batch_of(counts: list[bool]) -> MaskedBatch:
 
 
 def test_only_predictions_that_count_reach_the_head() -> None:
-    batch, model = batch_of([True, False, True, True, False, False]), Table()
+    batch = batch_of([True, False, True, True, False, False])
+    model = Table()
     loss = loss_in_blocks(model, batch, CausalMasking(), {})
     assert loss is not None
     assert (model.asked, model.judged) == (3, 3)
@@ -83,7 +86,8 @@ def test_only_predictions_that_count_reach_the_head() -> None:
 
 
 def test_the_loss_is_0_with_a_graph_where_nothing_counts() -> None:
-    batch, model = batch_of([False] * 6), Table()
+    batch = batch_of([False] * 6)
+    model = Table()
     loss = loss_in_blocks(model, batch, CausalMasking(), {})
     losses = counted_losses(model, batch, CausalMasking(), {})
     assert loss is not None

@@ -129,7 +129,8 @@ def test_a_file_that_exceeds_what_the_system_allows_leaves_the_previous_checkpoi
     tmp_path: Path,
 ) -> None:
     """A real failure of write(2), below safetensors: the size of files is limited for a moment."""
-    resource, signal = pytest.importorskip("resource"), pytest.importorskip("signal")
+    resource = pytest.importorskip("resource")
+    signal = pytest.importorskip("signal")
     store = CheckpointStore(tmp_path)
     save(store, 1)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

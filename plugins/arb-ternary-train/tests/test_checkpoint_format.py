@@ -176,7 +176,8 @@ def test_the_file_is_the_same_bytes_every_time_and_plain_safetensors(tmp_path: P
 def test_a_flipped_bit_in_any_tensor_names_the_tensor(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     digests = write_tensors(path, {"first": torch.zeros(16), "second": torch.zeros(16)}, "test")
-    whole, sha256 = path.read_bytes(), file_digest(path)
+    whole = path.read_bytes()
+    sha256 = file_digest(path)
     start = len(whole) - 128
     for offset, name in (
         (start, "first"),
@@ -196,7 +197,8 @@ def test_a_flipped_bit_anywhere_in_the_header_is_an_error_that_names_the_file(
 ) -> None:
     path = tmp_path / "t.safetensors"
     digests = write_tensors(path, {"first": torch.zeros(4), "second": torch.ones(4)}, "test")
-    whole, sha256 = path.read_bytes(), file_digest(path)
+    whole = path.read_bytes()
+    sha256 = file_digest(path)
     for offset in range(len(whole) - 32):
         content = bytearray(whole)
         content[offset] ^= 1
@@ -208,7 +210,8 @@ def test_a_flipped_bit_anywhere_in_the_header_is_an_error_that_names_the_file(
 def test_a_file_cut_at_any_length_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     digests = write_tensors(path, {"first": torch.zeros(4)}, "test")
-    whole, sha256 = path.read_bytes(), file_digest(path)
+    whole = path.read_bytes()
+    sha256 = file_digest(path)
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"t\.safetensors: "):

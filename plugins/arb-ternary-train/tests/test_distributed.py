@@ -71,8 +71,10 @@ def config(tmp_path: Path) -> RunConfig:
 
 def differences(config: RunConfig, other: RunConfig) -> dict[str, Any]:
     """What was changed: of the config and of its one phase."""
-    one, two = to_plain(config, given=False), to_plain(other, given=False)
-    phase, changed = one.pop("phases")[0], two.pop("phases")[0]
+    one = to_plain(config, given=False)
+    two = to_plain(other, given=False)
+    phase = one.pop("phases")[0]
+    changed = two.pop("phases")[0]
     return {
         key: new[key]
         for old, new in ((one, two), (phase, changed))

@@ -16,7 +16,8 @@ def test_the_old_content_stays_until_the_new_is_on_the_disk(
     path = tmp_path / "file.json"
     path.write_text("old")
     events: list[str] = []
-    fsync, replace = os.fsync, Path.replace
+    fsync = os.fsync
+    replace = Path.replace
 
     def synced(descriptor: int) -> None:
         events.append(f"fsync {os.fstat(descriptor).st_ino}")

@@ -115,7 +115,8 @@ class RandomHalf:
 
 
 def test_random_masks_are_the_same_at_every_evaluation_and_other_ones_with_another_seed() -> None:
-    model, stream = Bigram(torch.randn(5, 5)), np.arange(200) % 5
+    model = Bigram(torch.randn(5, 5))
+    stream = np.arange(200) % 5
     masking = RandomHalf()
     first = run(model, stream, masking)
     torch.rand(7)

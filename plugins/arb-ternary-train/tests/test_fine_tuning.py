@@ -74,7 +74,8 @@ def test_what_is_frozen_keeps_its_bytes_and_its_votes(tiny: Any) -> None:
     first, _ = tiny.run("first")
     freeze = "phases.0.freeze=[head, 'blocks.0.attention*', embedding]"
     second, _ = tiny.run("second", freeze, init_from=first.path)
-    before, after = tensors(first), tensors(second)
+    before = tensors(first)
+    after = tensors(second)
     frozen = {
         name for name in before if name.startswith(("head.", "blocks.0.attention.", "embedding."))
     }
@@ -266,7 +267,8 @@ def test_what_is_skipped_starts_afresh_and_the_rest_is_that_of_the_other_run(
     assert by_flag.record()["init_skip"] == ["embedding", "hea[d]"]
     assert "init_skip" not in by_phase.record()
     for run in (by_flag, by_phase):
-        ours, theirs = tensors(run), tensors(first)
+        ours = tensors(run)
+        theirs = tensors(first)
         for name, tensor in ours.items():
             if name.endswith("control") or name.startswith("final_norm"):
                 continue

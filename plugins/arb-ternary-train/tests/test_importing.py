@@ -154,10 +154,8 @@ def test_an_export_comes_back_in_every_bit_and_is_a_run(
         )
         assert once == twice
     assert main(["export", "back", "again.safetensors"]) == 0
-    first, second = (
-        SafetensorsFile(Path("model.safetensors")),
-        SafetensorsFile(Path("again.safetensors")),
-    )
+    first = SafetensorsFile(Path("model.safetensors"))
+    second = SafetensorsFile(Path("again.safetensors"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
     config = load_config(Path("back/config.yaml")).config
@@ -274,8 +272,10 @@ def test_no_mutation_of_an_export_does_anything_but_raise_an_error_of_data(
     SafetensorsExporter().export(
         model, path, {**facts, "tokenizer": {"kind": "ids", "vocabulary_size": 8}}
     )
-    whole, draws = path.read_bytes(), random.Random(seed)
-    importer, header = SafetensorsImporter(), int.from_bytes(whole[:8], "little") + 8
+    whole = path.read_bytes()
+    draws = random.Random(seed)
+    importer = SafetensorsImporter()
+    header = int.from_bytes(whole[:8], "little") + 8
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(20_000):
         content = bytearray(whole)
@@ -460,7 +460,8 @@ def test_inspect_sends_no_control_characters_of_a_file_to_the_terminal(
 def test_inspect_counts_what_is_in_an_export_a_run_and_a_checkpoint(tiny: Any) -> None:
     run, report = tiny.run("run")
     main(["export", str(run.path), "model.safetensors"])
-    of_file, of_run = inspect_path("model.safetensors"), inspect_path(str(run.path))
+    of_file = inspect_path("model.safetensors")
+    of_run = inspect_path(str(run.path))
     of_checkpoint = inspect_path(str(run.checkpoints / "step-00000006"))
     for found in (of_file, of_run, of_checkpoint):
         assert found["parameters"] == report.audit.parameters

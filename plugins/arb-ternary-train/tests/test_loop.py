@@ -322,10 +322,8 @@ def test_a_loop_continues_exactly_from_any_micro_batch(make: Any, accumulate: in
         )
         for _ in range(stop):
             first.train_micro_batch()
-        state, weights = (
-            first.state_dict(),
-            {k: v.clone() for k, v in broken.model.state_dict().items()},
-        )
+        state = first.state_dict()
+        weights = {k: v.clone() for k, v in broken.model.state_dict().items()}
         calls = getattr(first.optimizer, "calls", 0)
         second, resumed = loop_of(
             make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7)
@@ -349,7 +347,8 @@ def test_a_gradient_that_overflows_its_scale_is_no_step_and_lowers_the_scale(
         module, "scaler_for", lambda *_: torch.amp.GradScaler("cpu", init_scale=1024.0)
     )
     loop, context = loop_of()
-    before, overflows = table(context), iter([math.inf, 1.0, 1.0])
+    before = table(context)
+    overflows = iter([math.inf, 1.0, 1.0])
     context.model.table.register_hook(lambda gradient: gradient * next(overflows))  # type: ignore[union-attr,operator]
     assert loop.train_micro_batch() is None
     assert torch.equal(table(context), before)
@@ -524,7 +523,8 @@ def ternary_loop(
     monkeypatch.setattr(
         module, "scaler_for", lambda *_: torch.amp.GradScaler("cpu", init_scale=1024.0)
     )
-    model, calls = TernaryNet(), iter(range(1, 100))
+    model = TernaryNet()
+    calls = iter(range(1, 100))
     context = Context(model, lambda _: None)
     context.make_optimizer = lambda choice=None, factors=None: JoinedOptimizer(  # type: ignore[method-assign]
         {
@@ -571,7 +571,8 @@ def test_votes_are_dropped_with_their_step_also_where_it_was_resumed(
         for _ in range(3):
             loop.train_micro_batch()
         if resumed:
-            state, weights = copy.deepcopy(loop.state_dict()), copy.deepcopy(model.state_dict())
+            state = copy.deepcopy(loop.state_dict())
+            weights = copy.deepcopy(model.state_dict())
             loop, model = ternary_loop(monkeypatch, (1,))
             model.load_state_dict(weights)
             loop.load_state_dict(state)

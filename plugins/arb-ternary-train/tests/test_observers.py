@@ -18,7 +18,8 @@ CONTEXT: Any = object()
 
 class Notes:
     def __init__(self, log: list[str], name: str = "notes") -> None:
-        self.log, self.name = log, name
+        self.log = log
+        self.name = name
 
     @hookimpl
     def arb_step_end(self, step, metrics):

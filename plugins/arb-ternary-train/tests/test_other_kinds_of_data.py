@@ -126,7 +126,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
     (folder / "points_plugin.py").write_text(PLUGIN)
     (folder / "points.yaml").write_text(CONFIG)
     reset_manager()
-    out, err = StringIO(), StringIO()
+    out = StringIO()
+    err = StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         assert main(["train", str(folder / "points.yaml"), "--run-dir", str(folder / "run")]) == 0
     yield folder, out.getvalue(), err.getvalue()

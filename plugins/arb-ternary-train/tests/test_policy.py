@@ -232,7 +232,9 @@ def test_a_snapshot_puts_back_every_bit_and_what_follows_is_the_same(
     loop = loop_of(tiny, f"optimizer.ternary={rule}")
     for _ in range(3):
         loop.draw()
-    snapshot, before, cursor = Snapshot.take(loop), tensors(loop), copied(loop.batches.state_dict())
+    snapshot = Snapshot.take(loop)
+    before = tensors(loop)
+    cursor = copied(loop.batches.state_dict())
     if where == "disk":
         snapshot = Snapshot.read(snapshot.save(tmp_path / "snapshots"))
     first = [loop.draw().report for _ in range(4)]
@@ -250,7 +252,8 @@ def test_a_snapshot_without_the_cursor_puts_back_what_was_learnt_and_goes_on(tin
     loop = loop_of(tiny)
     for _ in range(3):
         loop.draw()
-    snapshot, before = Snapshot.take(loop), tensors(loop)
+    snapshot = Snapshot.take(loop)
+    before = tensors(loop)
     for _ in range(4):
         loop.draw()
     cursor = copied(loop.batches.state_dict())
@@ -264,7 +267,8 @@ def test_what_the_model_remembers_of_a_text_goes_back_with_the_cursor_alone(tiny
     loop = loop_of(tiny, "phases.0.preserve_state=true")
     for _ in range(3):
         loop.draw()
-    snapshot, remembered = Snapshot.take(loop), copied(loop.model.runtime_state())
+    snapshot = Snapshot.take(loop)
+    remembered = copied(loop.model.runtime_state())
     assert remembered is not None
     loop.draw()
     snapshot.restore(loop)

@@ -60,7 +60,8 @@ def test_a_model_may_set_its_own_dtype() -> None:
         def set_dtype(self, dtype: torch.dtype) -> None:
             self.asked = dtype
 
-    own, plain = Own(2, 2), nn.Linear(2, 2)
+    own = Own(2, 2)
+    plain = nn.Linear(2, 2)
     set_compute_dtype(own, "bfloat16", CPU)
     set_compute_dtype(plain, "bfloat16", CPU)
     assert own.asked == torch.bfloat16

@@ -56,7 +56,8 @@ def test_a_terminal_gets_a_bar_and_anything_else_plain_lines() -> None:
 
 
 def test_plain_lines_show_logged_steps_and_every_note(tmp_path: Path) -> None:
-    stream, log = io.StringIO(), LogFile(tmp_path / "logs" / "train.log")
+    stream = io.StringIO()
+    log = LogFile(tmp_path / "logs" / "train.log")
     reporter = PlainReporter(log, stream)
     reporter.start("standard", 100, 0)
     reporter.step(1, {"loss": 2.34567, "flips": 12}, log=False)

@@ -48,7 +48,8 @@ def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
 def test_every_tensor_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "t"
     write_safetensors(path, tensors_of_all_kinds(), TEXT)
-    ours, theirs = SafetensorsFile(path), safetensors.torch.load_file(path)
+    ours = SafetensorsFile(path)
+    theirs = safetensors.torch.load_file(path)
     assert set(ours) == set(theirs)
     assert ours.metadata == {"arb_ternary": TEXT}
     for name, tensor in theirs.items():
@@ -63,7 +64,8 @@ def test_every_tensor_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
 def test_parts_come_in_any_order_and_must_be_as_announced(tmp_path: Path) -> None:
     class Parts:
         def __init__(self, outlines: dict[str, Tensor], *parts: dict[str, Tensor]) -> None:
-            self.outlines, self.parts = lambda: outlines.items(), lambda: parts
+            self.outlines = lambda: outlines.items()
+            self.parts = lambda: parts
 
     tensors = {"a": torch.arange(5), "b": torch.ones(2, 3)}
     meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
@@ -144,7 +146,8 @@ def test_a_file_that_is_not_whole_or_lies_is_an_error_that_names_it(
 def test_no_mutation_of_a_file_does_anything_else_than_that(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     write_safetensors(path, {"a": torch.arange(6).reshape(2, 3), "b": torch.zeros(3)}, "text")
-    whole, draws = path.read_bytes(), random.Random(0)
+    whole = path.read_bytes()
+    draws = random.Random(0)
     for _ in range(1000):
         content = bytearray(whole)
         for _ in range(draws.randint(1, 3)):

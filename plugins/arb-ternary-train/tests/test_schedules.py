@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from arb_ternary_train.schedules import SCHEDULES, apply_schedule, scheduled_groups, scheduled_value
 
-N, W, PEAK, FLOOR = 101, 10, 0.4, 0.1
+N = 101
+W = 10
+PEAK = 0.4
+FLOOR = 0.1
 
 
 def value(kind: str, step: int, *, steps: int = N, warmup: int = W) -> float:
@@ -108,7 +111,8 @@ def test_a_schedule_agrees_with_that_of_torch(kind: str) -> None:
 def test_every_rate_lies_between_zero_and_the_peak(
     kind: str, steps: int, data: st.DataObject
 ) -> None:
-    warmup, step = data.draw(st.integers(0, steps)), data.draw(st.integers(0, steps - 1))
+    warmup = data.draw(st.integers(0, steps))
+    step = data.draw(st.integers(0, steps - 1))
     assert 0.0 < value(kind, step, steps=steps, warmup=warmup) <= PEAK * (1 + 1e-12)
 
 

@@ -111,7 +111,8 @@ def test_preserved_state_changes_the_loss_from_the_second_batch_on(tiny: Any) ->
         for record in read_metrics(streamed.metrics_file)
         if record["event"] == "train"
     ]
-    original, calls = loop.reset_runtime_state, []
+    original = loop.reset_runtime_state
+    calls = []
 
     def reset(model: Any) -> None:
         calls.append(model)

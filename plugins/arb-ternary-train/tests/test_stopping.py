@@ -23,7 +23,8 @@ def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """Have SIGTERM come while the n-th batch of evaluations is masked; counts the batches."""
 
     def arrange(wanted: int) -> list[int]:
-        apply, evaluated = CausalMasking.apply, []
+        apply = CausalMasking.apply
+        evaluated = []
 
         def interrupting(self: CausalMasking, batch: Any, generator: Any, context: Any) -> Any:
             if not context.training:

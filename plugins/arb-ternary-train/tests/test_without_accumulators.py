@@ -55,7 +55,8 @@ def _bytes(model: nn.Module) -> int:
 
 def test_a_run_is_read_back_without_accumulators_and_measures_the_same(tiny: Any) -> None:
     run, report = tiny.run("run")
-    computes, learns = load_run(run.path), load_run(run.path, accumulators=True)
+    computes = load_run(run.path)
+    learns = load_run(run.path, accumulators=True)
     weights = sum(
         module.shape.out_features * module.shape.in_features
         for _, module in ternary_modules(learns.model)

@@ -137,10 +137,15 @@ class LlamaCpp:
     def __init__(self, path: Path, *, context: int, threads: int) -> None:
         parameters = xllamacpp.CommonParams()
         parameters.model.path = str(path)
-        parameters.n_ctx, parameters.n_batch, parameters.n_parallel = context, context, 1
+        parameters.n_ctx = context
+        parameters.n_batch = context
+        parameters.n_parallel = 1
         parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
-        parameters.n_gpu_layers, parameters.warmup, parameters.fit_params = 0, False, False
-        parameters.cache_ram_mib, parameters.verbosity = 0, 0
+        parameters.n_gpu_layers = 0
+        parameters.warmup = False
+        parameters.fit_params = False
+        parameters.cache_ram_mib = 0
+        parameters.verbosity = 0
         parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._server = xllamacpp.Server(parameters)
@@ -166,7 +171,8 @@ class LlamaCpp:
         answer = self._server.handle_completions({**request, **more})
         if "error" in answer:
             raise SystemExit(f"llama.cpp: {answer['error']}")
-        choice, timings = answer["choices"][0], answer["timings"]
+        choice = answer["choices"][0]
+        timings = answer["timings"]
         entries = choice["logprobs"]["content"]
         return {
             "ids": [entry["id"] for entry in entries],
@@ -209,7 +215,10 @@ class Texts:
     def __init__(
         self, model: Decoder, tokenizer: Tokenizer, prompts: Sequence[str], tokens: int
     ) -> None:
-        self.model, self.tokenizer, self.prompts, self.tokens = model, tokenizer, prompts, tokens
+        self.model = model
+        self.tokenizer = tokenizer
+        self.prompts = prompts
+        self.tokens = tokens
         self._found: dict[tuple[str, str], list[int]] = {}
 
     def of(self, way: str, prompt: str) -> list[int]:
@@ -303,10 +312,8 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
         "greedy": packed,
         "exact": compare(texts, GgufFile(exact), LlamaCpp(exact, **place), ("float",)),
     }
-    files, servers = (
-        {"student": exported, "small": small},
-        {"student": student, "small": LlamaCpp(small, **place)},
-    )
+    files = {"student": exported, "small": small}
+    servers = {"student": student, "small": LlamaCpp(small, **place)}
     if options.original is not None:
         files["original"] = options.original
         servers["original"] = LlamaCpp(options.original, **place)
@@ -337,7 +344,8 @@ def show(result: Mapping[str, Any]) -> None:
             )
             for row in rows:
                 if not row[way]["same"]:
-                    after, gap = row[way]["parts_after"], row[way]["gap"]
+                    after = row[way]["parts_after"]
+                    gap = row[way]["gap"]
                     print(
                         f"  parts after {after} tokens, where the best two logits are {gap:.4f} "
                         f"apart"

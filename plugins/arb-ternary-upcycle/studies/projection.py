@@ -138,8 +138,10 @@ class Study:
         projection = SequentialProjection(source, source, plan, work)
         projection.start(None)
         seconds = [time.perf_counter() - seconds[0], time.process_time() - seconds[1]]
-        student, teacher = source.embed(self.judged), source.embed(self.judged)
-        errors, first = [], FirstTokens()
+        student = source.embed(self.judged)
+        teacher = source.embed(self.judged)
+        errors = []
+        first = FirstTokens()
         for number in range(source.config.layers):
             before = (time.perf_counter(), time.process_time())
             rounded, found = projection.block(number)
@@ -166,9 +168,11 @@ class Study:
     ) -> dict[str, Any]:
         """As ``measure``, of a recipe that looks at weights alone."""
         seconds = 0.0
-        student, teacher = source.embed(self.judged), source.embed(self.judged)
+        student = source.embed(self.judged)
+        teacher = source.embed(self.judged)
         for number in range(source.config.layers):
-            block, before = source.block(number), time.process_time()
+            block = source.block(number)
+            before = time.process_time()
             rounded = {
                 path: project(each.weight, variant.recipe)
                 for path, each in linears_of(block).items()
@@ -278,7 +282,10 @@ def distances(
     model: FloatModel, student_NSD: Tensor, teacher_NSD: Tensor, tokens_NS: Tensor
 ) -> dict[str, float]:
     """Ratio of perplexities, KL and agreement of the likeliest token."""
-    loss, before, divergence, same = [], [], [], []
+    loss = []
+    before = []
+    divergence = []
+    same = []
     for x, y, ids in zip(student_NSD, teacher_NSD, tokens_NS, strict=True):
         mine, theirs = (model.logits(z[None])[0].log_softmax(dim=-1) for z in (x, y))
         loss.append(F.nll_loss(mine[:-1], ids[1:]))

@@ -82,7 +82,8 @@ class Study:
     """
 
     def __init__(self, work: Path, steps: Mapping[str, int]) -> None:
-        self.work, self.steps = work, steps
+        self.work = work
+        self.steps = steps
         self.measured: dict[str, dict[str, float]] = {}
 
     def run(
@@ -231,13 +232,15 @@ def best(losses: Mapping[float, float]) -> float:
 @torch.no_grad()
 def compared(run: Path, teacher: Path, *, tuning: bool = False) -> dict[str, float]:
     """A run's model on the validation text, or that of tuning, beside the teacher."""
-    mine, its = load_run(run), load_run(teacher)
+    mine = load_run(run)
+    its = load_run(teacher)
     source = load_config(
         mine.directory.config_file, [f"data.tuning={str(tuning).lower()}"]
     ).config.data.build()
     sums = torch.zeros(4, dtype=torch.float64)
     for batch in source.held_out(BATCH, BLOCK, MEASURED):
-        inputs, targets = batch.data[:, :-1], batch.data[:, 1:].flatten()
+        inputs = batch.data[:, :-1]
+        targets = batch.data[:, 1:].flatten()
         ours, theirs = (
             F.log_softmax(each.model(inputs).float().flatten(0, 1), dim=-1) for each in (mine, its)
         )

@@ -97,12 +97,10 @@ class Study:
     """
 
     def __init__(self, source: Path, work: Path, threads: int, seed: int) -> None:
-        self.source, self.work, self.threads, self.seed = (
-            source.resolve(),
-            work.resolve(),
-            threads,
-            seed,
-        )
+        self.source = source.resolve()
+        self.work = work.resolve()
+        self.threads = threads
+        self.seed = seed
 
     def run(
         self, name: str, phases: list[Mapping[str, Any]], *, rate: float, start: Path | None

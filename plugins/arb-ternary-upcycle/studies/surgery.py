@@ -273,7 +273,9 @@ def block_of(
     ridge: float,
 ) -> dict[str, Tensor]:
     """The tensors of one block of a variant."""
-    groups, planes, count = config.key_heads, config.value_features // 2, variant.geo // 2
+    groups = config.key_heads
+    planes = config.value_features // 2
+    count = variant.geo // 2
     rules: dict[str, Callable[[], Tensor]] = {
         "joint": lambda: choose_planes(statistics.moments, groups, count, ridge),
         "norms": lambda: statistics.norms.topk(count, dim=-1).indices.sort(dim=-1).values,
@@ -308,7 +310,8 @@ def independent(
     """Semantic parts by a truncated SVD of each head's queries, and one of its keys, each in a
     basis of its own.
     """
-    head_dim, planes = config.value_features, torch.arange(config.value_features // 2)
+    head_dim = config.value_features
+    planes = torch.arange(config.value_features // 2)
     found: dict[str, list[Tensor]] = {"query": [], "key": []}
     for name, heads in (("query", config.heads), ("key", config.key_heads)):
         for head, rows in enumerate(tensors[f"attention.{name}"].view(heads, head_dim, -1)):

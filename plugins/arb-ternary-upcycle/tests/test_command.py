@@ -111,7 +111,8 @@ def test_a_teacher_becomes_a_ternary_student_and_the_run_resumes(
 
 
 def test_presets_and_options_decide_the_config() -> None:
-    quick, paper = config(out="quick"), config("--preset", "paper", out="paper")
+    quick = config(out="quick")
+    paper = config("--preset", "paper", out="paper")
     for made, blockwise, steps, measured in (
         (quick, 50, 100, ("perplexity",)),
         (paper, 500, 2000, ("perplexity", "latency", "memory")),

@@ -87,7 +87,8 @@ def test_logits_are_those_of_transformers(
 @pytest.mark.parametrize("choice", ["fold", "rotate", "rotate_values"])
 def test_each_part_alone_keeps_the_function_and_does_what_it_says(llama: Path, choice: str) -> None:
     teacher = read_teacher(str(llama), "float32")
-    fold, rotate = choice != "rotate_values", choice == "rotate"
+    fold = choice != "rotate_values"
+    rotate = choice == "rotate"
     q = random_rotation(32, derived_generator(5)) if rotate else None
     basis = Basis(teacher.config, fold, q, 5 if choice == "rotate_values" else None)
     model = teacher.model

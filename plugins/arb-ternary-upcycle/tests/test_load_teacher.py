@@ -96,7 +96,8 @@ def test_whatever_an_importer_reads_is_a_teacher(
         pytest.importorskip("arb_ternary_gguf")
     file = tmp_path / f"teacher.{name}"
     export_run(float_run, file, name, options)
-    teacher, model = read_teacher(str(file), "float32"), load_run(float_run).model
+    teacher = read_teacher(str(file), "float32")
+    model = load_run(float_run).model
     with torch.no_grad():
         assert torch.allclose(teacher.model(TOKENS), model(TOKENS), atol=1e-5)
     assert teacher.tokenizer == {"kind": "bytes"}
@@ -217,7 +218,8 @@ def test_a_killed_phase_goes_on_to_the_same_bytes(
 ) -> None:
     config = run_config(load(llama, max_nll=99.0), "fold_rotate")
     train(config, RunRequest(directory=tmp_path / "whole"))
-    real, calls = getattr(FloatModelWriter, place), []
+    real = getattr(FloatModelWriter, place)
+    calls = []
 
     def kill(self: FloatModelWriter, *arguments: Any) -> Any:
         if self.path.name == stage:

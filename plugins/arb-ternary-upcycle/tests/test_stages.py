@@ -71,7 +71,8 @@ def test_weights_go_by_neutral_names(tmp_path: Path, model: Decoder) -> None:
 
 def test_bfloat16_is_the_nearest_to_each_weight(tmp_path: Path, model: Decoder) -> None:
     stored = write(tmp_path / "stage", model, dtype="bfloat16")
-    wide, narrow = tensors_of(model), stored.weights("")
+    wide = tensors_of(model)
+    narrow = stored.weights("")
     assert all(torch.equal(narrow[name], wide[name].bfloat16().float()) for name in wide)
     files = sum(file.stat().st_size for file in (tmp_path / "stage").glob("*.safetensors"))
     assert files < 2.2 * sum(value.numel() for value in wide.values())

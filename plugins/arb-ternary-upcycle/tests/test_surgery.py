@@ -114,7 +114,8 @@ def test_dropped_planes_at_full_rank_are_scores_without_positions(small: Decoder
         group = head // 2
         q = normed @ weights["attention.query"][head * 8 : head * 8 + 8].T
         k = normed @ weights["attention.key"][group * 8 : group * 8 + 8].T
-        q, k = q[:, :4] + 1j * q[:, 4:], k[:, :4] + 1j * k[:, 4:]
+        q = q[:, :4] + 1j * q[:, 4:]
+        k = k[:, :4] + 1j * k[:, 4:]
         speed = 10000.0 ** (-np.arange(4) / 4) * np.isin(np.arange(4), kept[group].numpy())
         q, k = (each * np.exp(1j * np.arange(12)[:, None] * speed) for each in (q, k))
         scores = np.where(np.tri(12) > 0, (q @ k.conj().T).real / math.sqrt(8), -np.inf)
@@ -189,7 +190,8 @@ def test_truncation_meets_the_eckart_young_bound_in_the_whitened_norm() -> None:
 def test_inputs_that_span_little_lose_nothing() -> None:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(50, 3, generator=generator) @ torch.randn(3, 16, generator=generator)
-    query, key = torch.randn(2, 8, 16, generator=generator), torch.randn(8, 16, generator=generator)
+    query = torch.randn(2, 8, 16, generator=generator)
+    key = torch.randn(8, 16, generator=generator)
     few, keys = factorise(query, key, second_moment_root(inputs), 5)
     assert bool(torch.isfinite(few).all() and torch.isfinite(keys).all())
     wanted = inputs.double() @ (query[1].T @ key).double() @ inputs.T.double()
@@ -221,7 +223,8 @@ def pairs() -> Any:
     for head in range(4):
         q = query[0, :, head * 8 : head * 8 + 8].double().numpy()
         k = key[0, :, head // 2 * 8 : head // 2 * 8 + 8].double().numpy()
-        q, k = q[:, :4] + 1j * q[:, 4:], k[:, :4] + 1j * k[:, 4:]
+        q = q[:, :4] + 1j * q[:, 4:]
+        k = k[:, :4] + 1j * k[:, 4:]
         theta = 50.0 ** (-np.arange(4) / 4)
         for t in range(14):
             seen = [s for s in range(t + 1) if t - s < 10]
@@ -252,7 +255,8 @@ def best_constants(rows: Any, head: int, dropped: Any) -> tuple[Any, float]:
     features = np.concatenate(
         [np.sqrt(weight)[:, None] * f for each, weight, f in rows if each == head]
     )
-    system, count = features[:, [*dropped, *(p + 4 for p in dropped)]], len(dropped)
+    system = features[:, [*dropped, *(p + 4 for p in dropped)]]
+    count = len(dropped)
     strength = math.sqrt(1e-3 * np.mean((system**2).sum(0)))
     towards = strength * np.array([1.0] * count + [0.0] * count)
     goal = np.concatenate([features[:, [8 + p for p in dropped]].sum(1), towards])
@@ -304,7 +308,8 @@ def test_drawn_policies_copy_what_they_say(
     teacher, made = (
         FloatModel.open(tmp_path / "run/stages" / name) for name in ("teacher", "surgery")
     )
-    before, after = teacher.weights("blocks.1."), made.weights("blocks.1.")
+    before = teacher.weights("blocks.1.")
+    after = made.weights("blocks.1.")
     same = {name for name in before if name in after and torch.equal(before[name], after[name])}
     feed_forward = {f"feed_forward.{name}" for name in ("norm", "gate", "up", "down")}
     kept = {

@@ -161,7 +161,8 @@ def table(results: Mapping[str, Any]) -> str:
         "|---|" + "---:|" * len(columns),
     ]
     lines = [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
-    machine, one = results["machine"], first["pure"]
+    machine = results["machine"]
+    one = first["pure"]
     note = (
         f"The network of `docs/examples/digits.yaml`, {one['steps']} steps of 32 images; means and "
         f"standard deviations "

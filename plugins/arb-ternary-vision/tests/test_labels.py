@@ -60,11 +60,10 @@ def test_data_without_labels_is_refused():
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_a_function_of_its_arguments_and_stays_in_range(name):
-    each, given = (
-        strategy({"name": name, "amount": 0.5} if name != "flip" else {"name": name}),
-        batch(),
-    )
-    before, state = given.data.clone(), torch.random.get_rng_state()
+    each = strategy({"name": name, "amount": 0.5} if name != "flip" else {"name": name})
+    given = batch()
+    before = given.data.clone()
+    state = torch.random.get_rng_state()
     first = apply(each, given).inputs
     assert torch.equal(given.data, before)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -76,7 +75,8 @@ def test_a_change_is_a_function_of_its_arguments_and_stays_in_range(name):
 
 
 def test_an_image_is_changed_alike_in_whichever_row_it_stands():
-    given, order = batch(), torch.tensor([4, 2, 0, 5, 1, 3])
+    given = batch()
+    order = torch.tensor([4, 2, 0, 5, 1, 3])
     moved = Batch(
         given.data[order], given.sample_ids[order], {"labels": given.extras["labels"][order]}
     )

@@ -51,7 +51,8 @@ def test_a_float_convolution_is_torchs(shape: dict[str, Any]) -> None:
     y = ours(x)
     torch.testing.assert_close(y, theirs(x), atol=1e-5, rtol=1e-5)
     y.square().sum().backward()
-    found, x.grad = x.grad, None
+    found = x.grad
+    x.grad = None
     theirs(x).square().sum().backward()
     torch.testing.assert_close(found, x.grad, atol=1e-4, rtol=1e-4)
     assert ours.weight.grad is not None
@@ -139,7 +140,8 @@ def test_positions_of_a_grid_turn_planes_by_row_and_column() -> None:
 
 def test_scores_depend_on_how_far_apart_two_patches_are_alone() -> None:
     torch.manual_seed(0)
-    rows, columns = 5, 4
+    rows = 5
+    columns = 4
     positions = grid_positions(options(rotary_base=30.0), (rows, columns), dtype=torch.float64)
     query, key = torch.randn(2, 8, dtype=torch.float64)
     turned = [

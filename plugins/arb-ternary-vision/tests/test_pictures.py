@@ -51,7 +51,8 @@ def runs(tmp_path_factory):
 
 
 def arb(*arguments):
-    out, err = StringIO(), StringIO()
+    out = StringIO()
+    err = StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = main(list(map(str, arguments)))
     reset_backends()

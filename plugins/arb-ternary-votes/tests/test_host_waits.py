@@ -127,7 +127,8 @@ def test_kernels_of_the_torch_backend_never_ask_a_device(op: str) -> None:
     exponent = torch.zeros(8, shape.groups, dtype=torch.int8, device="meta")
     votes = torch.zeros(8, 64, dtype=torch.int8, device="meta")
     state = new_state(shape, weight, exponent, votes, "torch", **others)
-    grad, x = torch.zeros(4, 8, device="meta"), torch.zeros(4, 64, device="meta")
+    grad = torch.zeros(4, 8, device="meta")
+    x = torch.zeros(4, 64, device="meta")
     q, scale = kernel("torch", "quantize_gradient")(grad, 1, 2, 3)
     if op == "shifts":
         kernel("torch", "cast_scaled_votes")(q, x.to(torch.int8), scale, state)

@@ -26,7 +26,8 @@ def sums_of(gradient):
 
 def test_a_gradient_of_rank_one_is_normalised_to_one_size():
     rng = np.random.default_rng(0)
-    rows, columns = np.exp2(rng.integers(-9, 9, 6)), np.exp2(rng.integers(-9, 9, 5))
+    rows = np.exp2(rng.integers(-9, 9, 6))
+    columns = np.exp2(rng.integers(-9, 9, 5))
     gradient = np.outer(rows, columns)
     tracked = Magnitudes(6, 5)
     tracked.update(sums_of(gradient), 0.02)
@@ -80,7 +81,8 @@ def test_a_sum_that_overflowed_keeps_everything_finite():
 
 def test_means_are_those_of_one_micro_batch():
     sums = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
-    one, several = Magnitudes(3, 2), Magnitudes(3, 2)
+    one = Magnitudes(3, 2)
+    several = Magnitudes(3, 2)
     one.update(sums, 0.5)
     several.update(4 * sums, 0.5, casts=4)
     assert torch.equal(one.row, several.row)
@@ -127,7 +129,8 @@ def test_several_weights_at_once_are_each_by_itself(sizes, seed):
         Magnitudes.all_shifts(together, quanta),
         strict=True,
     ):
-        saved, wanted = one.state_dict(), other.state_dict()
+        saved = one.state_dict()
+        wanted = other.state_dict()
         assert all(
             torch.equal(torch.as_tensor(saved[key]), torch.as_tensor(wanted[key])) for key in wanted
         )

@@ -27,7 +27,9 @@ from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_votes import MomentumVotes, MomentumVotesConfig
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
-N, K, SEED = 6, 10, 7
+N = 6
+K = 10
+SEED = 7
 
 
 def layer(rows: int = N, columns: int = K, **options: Any) -> TernaryLinear:
@@ -62,9 +64,14 @@ class Restated:
     def __init__(
         self, trits: Any, bits: int, *, flip_rate: float, power: float, decay: float, carry: bool
     ) -> None:
-        self.trits, self.votes = trits.astype(int), np.zeros(trits.shape, int)
-        self.bits, self.largest = bits, {8: 127, 4: 7}[bits]
-        self.flip_rate, self.power, self.decay, self.carry = flip_rate, power, decay, carry
+        self.trits = trits.astype(int)
+        self.votes = np.zeros(trits.shape, int)
+        self.bits = bits
+        self.largest = {8: 127, 4: 7}[bits]
+        self.flip_rate = flip_rate
+        self.power = power
+        self.decay = decay
+        self.carry = carry
         self.spread = {8: 24.0, 4: 1.5}[bits]
         self.quanta = self.spread * math.sqrt(1 - (1 - decay) ** 2)
         # A threshold is 2**e * (1 + m / 4096) with the level 4096 * e + m.
@@ -129,7 +136,8 @@ def test_the_rule_is_the_restated_one(bits: int, decay: float, carry: bool, powe
     )
     rng = np.random.default_rng(3)
     drift = rng.integers(-20, 21, (N, K))
-    flips, thresholds = 0, set()
+    flips = 0
+    thresholds = set()
     for step in range(60):
         rate = min(1.0, (step + 1) / 10) if step < 40 else 0.5
         optimizer.param_groups[0]["lr"] = rate
@@ -197,7 +205,8 @@ def test_exponents_follow_the_schedule_in_powers_of_two() -> None:
 def test_exponents_learn() -> None:
     module = layer(2, 64, scale_rule="residual")
     optimizer = optimizer_of(module, exponent_rate=0.2, flip_rate=0.001)
-    start, moves = module.exponent.clone(), 0
+    start = module.exponent.clone()
+    moves = 0
     for _ in range(60):
         cast(module, module.trits().float() * torch.tensor([[-1.0], [1.0]]))
         moves += optimizer.step().exponent_moves
@@ -285,7 +294,8 @@ def test_state_is_integer_and_counted(bits: int, most: float) -> None:
 
 
 def test_a_restored_optimizer_goes_on_with_the_same_bits_and_thresholds() -> None:
-    module, other = layer(), layer()
+    module = layer()
+    other = layer()
     rng = np.random.default_rng(0)
     gradients = [rng.integers(-9, 10, (N, K)) for _ in range(40)]
     first, second = (optimizer_of(m, flip_rate=0.05) for m in (module, other))

@@ -90,7 +90,8 @@ def cast(module: TernaryLinear, gradient: Tensor) -> None:
 def test_votes_are_those_that_the_plain_rule_casts_of_such_a_gradient(
     shape: tuple[int, int],
 ) -> None:
-    mixed, plain = layer(*shape), layer(*shape)
+    mixed = layer(*shape)
+    plain = layer(*shape)
     optimizers = [ScaledVotes({"layer": mixed}, orthogonal=True), ScaledVotes({"layer": plain})]
     cast_any = False
     for step in range(12):
@@ -132,14 +133,14 @@ def test_a_gradient_that_is_not_finite_casts_no_votes_and_is_counted() -> None:
 
 
 def test_integers_of_eight_bits_cast_what_their_floats_do() -> None:
-    rows, columns, tokens = 8, 12, 6
+    rows = 8
+    columns = 12
+    tokens = 6
     generator = np.random.default_rng(3)
     x = torch.tensor(generator.integers(-4, 5, (tokens, columns)), dtype=torch.float32)
     x[:, 0] = 127.0  # a scale of 1 for every row, so that activations in int8 are these integers
-    integers, floats = (
-        layer(rows, columns, activations="int8", gradients="int8"),
-        layer(rows, columns),
-    )
+    integers = layer(rows, columns, activations="int8", gradients="int8")
+    floats = layer(rows, columns)
     optimizers = [ScaledVotes({"layer": module}, orthogonal=True) for module in (integers, floats)]
     for _ in range(3):
         # With 64 as the largest of a gradient these are integers in its scale, which rounding

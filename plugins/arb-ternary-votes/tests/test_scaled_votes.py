@@ -16,7 +16,9 @@ from arb_ternary_train.audit import audit
 from arb_ternary_votes.config import ScaledVotesConfig
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
-N, K, SEED = 3, 5, 7
+N = 3
+K = 5
+SEED = 7
 
 
 def layer(**options):
@@ -51,8 +53,13 @@ class Restated:
     """The rule once more, in numpy and in its simplest form."""
 
     def __init__(self, trits, *, lr, clip, carry, cell=64, decay=0.98):
-        self.trits, self.votes = trits.astype(int), np.zeros((N, K), int)
-        self.lr, self.clip, self.carry, self.cell, self.decay = lr, clip, carry, cell, decay
+        self.trits = trits.astype(int)
+        self.votes = np.zeros((N, K), int)
+        self.lr = lr
+        self.clip = clip
+        self.carry = carry
+        self.cell = cell
+        self.decay = decay
         self.row = self.column = None
         self.step = 0
 
@@ -155,7 +162,8 @@ def test_the_rule_is_the_restated_one(carry):
 @pytest.mark.parametrize("rate", [0.05, 0.3, 2.0])
 def test_votes_of_the_tail_are_cast_beyond_a_quantile_and_as_often_as_proportional_ones(rate):
     torch.manual_seed(1)
-    size, cell = 512, 7
+    size = 512
+    cell = 7
     votes = {}
     for tail in (True, False):
         module = TernaryLinear(
@@ -230,7 +238,8 @@ def test_the_first_step_casts_no_votes_and_the_second_does():
 def test_votes_of_a_step_with_more_micro_batches_than_the_last_are_spread_thinner():
     module = layer()
     optimizer = ScaledVotes({"layer": module})
-    gradient, scales = np.full((N, K), 5), []
+    gradient = np.full((N, K), 5)
+    scales = []
     for draws in (1, 5, 2, 1):
         for draw in range(draws):
             scales.append(float(module.vote_scale[0]))

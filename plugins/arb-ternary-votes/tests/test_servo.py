@@ -77,7 +77,9 @@ def test_a_level_ends_at_the_limits(largest):
 
 @pytest.mark.parametrize("per_step", [0.25, 1.0, 40.0])
 def test_the_mean_number_of_flips_is_the_wanted_one_also_where_most_steps_have_none(per_step):
-    rng, level, elements = np.random.default_rng(0), 20000, 4096
+    rng = np.random.default_rng(0)
+    level = 20000
+    elements = 4096
     seen = []
     for _ in range(20000):
         # A module whose flips fall by the sixth power of the threshold.

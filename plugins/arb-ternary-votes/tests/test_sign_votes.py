@@ -50,9 +50,11 @@ def test_fifty_updates_equal_a_numpy_restatement_of_the_rule() -> None:
         B = np.clip(B - np.sign((s * T).sum(axis=1, keepdims=True)), -128, 127)
         A = np.clip(A - s, -128, 127)
         up = (B >= 5).astype(int) - (B <= -5).astype(int)
-        E, B = np.clip(E + up, origin - 1, origin + 1), B - 5 * up
+        E = np.clip(E + up, origin - 1, origin + 1)
+        B = B - 5 * up
         f = (A >= 3).astype(int) - (A <= -3).astype(int)
-        T, A = np.clip(T + f, -1, 1), np.where(f != 0, 0, A)
+        T = np.clip(T + f, -1, 1)
+        A = np.where(f != 0, 0, A)
     for got, expected in zip(dense_state(layer), (T, E, A, B), strict=True):
         assert np.array_equal(got, expected)
 
@@ -309,7 +311,8 @@ def test_a_skip_behind_a_backward_leaves_everything_as_before_it_and_the_next_up
     ids = torch.arange(4)
     for _ in range(2):
         ternary_update(model, optimizer, model(ids).square().sum())
-    before, nan = everything(model), float("nan")
+    before = everything(model)
+    nan = float("nan")
     for _ in range(micro_batches - 1):
         model(ids).square().sum().backward()
 
@@ -405,7 +408,9 @@ def test_a_backward_that_has_run_is_not_run_again() -> None:
 
 
 def test_components_are_summed_into_one_set_of_votes() -> None:
-    x, a, b = torch.randn(4, 16), torch.randn(4, 8), torch.randn(4, 8)
+    x = torch.randn(4, 16)
+    a = torch.randn(4, 8)
+    b = torch.randn(4, 8)
     votes = []
     for split in (True, False):
         torch.manual_seed(0)
@@ -506,7 +511,8 @@ def test_a_threshold_for_one_update_flips_what_the_optimizers_own_would_keep() -
 
 def test_scales_that_are_held_move_at_the_next_update_by_the_votes_of_both() -> None:
     layer, optimizer = layer_and_optimizer(accum_threshold=127, e_accum_threshold=2)
-    x, exponent = torch.randn(4, 16), layer.exponent.clone()
+    x = torch.randn(4, 16)
+    exponent = layer.exponent.clone()
     held = ternary_update(layer, optimizer, layer(x).sum(), update_scales=False)
     assert (held.stepped, held.exponent_moves) == (True, 0)
     assert int(layer.exponent_votes.abs().max()) == 1

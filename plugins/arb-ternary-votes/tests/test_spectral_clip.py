@@ -96,7 +96,8 @@ def cast(module: TernaryLinear, gradient: Tensor) -> None:
 
 
 def test_votes_are_those_that_the_plain_rule_casts_of_such_a_gradient() -> None:
-    cut, plain = layer(), layer()
+    cut = layer()
+    plain = layer()
     optimizers = [ScaledVotes({"layer": cut}, spectral_clip=True), ScaledVotes({"layer": plain})]
     for step in range(8):
         gradient = torch.tensor(

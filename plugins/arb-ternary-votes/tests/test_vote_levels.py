@@ -21,12 +21,10 @@ SEED_OF_RUN = 7
 
 def control(step=3, micro=0):
     words = torch.zeros(4, dtype=torch.int64)
-    words[SEED], words[STEP], words[STREAM], words[MICRO] = (
-        SEED_OF_RUN,
-        step,
-        stream_id("layer"),
-        micro,
-    )
+    words[SEED] = SEED_OF_RUN
+    words[STEP] = step
+    words[STREAM] = stream_id("layer")
+    words[MICRO] = micro
     return words
 
 
@@ -46,7 +44,8 @@ def restated(sums, unit, first_row=0, step=3):
 @given(st.data())
 @settings(max_examples=25, deadline=None)
 def test_a_sum_becomes_quanta_as_the_restatement_says_on_whichever_rows_it_is_owned(data):
-    rows, columns = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 9))
+    rows = data.draw(st.integers(1, 6))
+    columns = data.draw(st.integers(1, 9))
     unit = data.draw(st.floats(0, 127))
     limit = data.draw(st.sampled_from([1, 4, 127, 2**15 - 1, 2**31 - 1]))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -109,7 +108,8 @@ def learn(module, optimizer, gradient):
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_a_vote_is_a_whole_clip_as_often_as_the_gradient_is_large(bits):
     torch.manual_seed(0)
-    module, clip = layer(vote_bits=bits), 2.5
+    module = layer(vote_bits=bits)
+    clip = 2.5
     optimizer = ScaledVotes({"layer": module}, vote_levels=3, clip=clip, leak=0.0)
     gradient = torch.randn(256, 256)
     # Every row and every column has the same magnitude, up to sampling.
@@ -215,7 +215,8 @@ def trained(module, optimizer, orders, drift):
             module.end_micro_batch()
         outcome = optimizer.step()
         optimizer.zero_grad()
-        flips, moves = flips + outcome.flips, moves + outcome.exponent_moves
+        flips = flips + outcome.flips
+        moves = moves + outcome.exponent_moves
     return flips, moves
 
 
@@ -244,11 +245,14 @@ def test_the_order_of_micro_batches_does_not_matter(orders, bits, exact):
 def test_a_step_adds_the_rounded_sum_and_clips_once(bits, cell, count):
     torch.manual_seed(0)
     module = layer(3, 5, vote_bits=bits)
-    rate, clip = 0.6, 2.5
+    rate = 0.6
+    clip = 2.5
     optimizer = ScaledVotes({"layer": module}, vote_levels=3, lr=rate, clip=clip, leak=0.0)
     drift = np.random.default_rng(3).integers(-30, 31, (3, 5))
-    trits, votes = module.trits().numpy().astype(int), np.zeros((3, 5), int)
-    largest, total = module.shape.largest_vote, 0
+    trits = module.trits().numpy().astype(int)
+    votes = np.zeros((3, 5), int)
+    largest = module.shape.largest_vote
+    total = 0
     for step in range(12):
         for place in range(count):
             gradient = drift + np.random.default_rng((step, place)).integers(-40, 41, (3, 5))
@@ -264,9 +268,11 @@ def test_a_step_adds_the_rounded_sum_and_clips_once(bits, cell, count):
         votes = np.clip(votes + restated(sums, unit, step=step), -largest, largest)
         crossed = (votes >= cell).astype(int) - (votes <= -cell)
         after = np.clip(trits + crossed, -1, 1)
-        moved, rail = after != trits, np.sign(votes) * (cell // 2)
+        moved = after != trits
+        rail = np.sign(votes) * (cell // 2)
         votes = np.where(crossed == 0, votes, np.where(moved, votes - cell * crossed, rail))
-        trits, total = after, total + int(moved.sum())
+        trits = after
+        total = total + int(moved.sum())
         assert outcome.flips == int(moved.sum())
         np.testing.assert_array_equal(module.trits().numpy(), trits)
         np.testing.assert_array_equal(module.logical_votes().numpy(), votes)

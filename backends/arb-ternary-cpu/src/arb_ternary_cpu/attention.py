@@ -68,8 +68,10 @@ def _attended(
         raise ValueError(
             f"the number of heads must be a multiple of key_heads, got {heads} and {key_heads}"
         )
-    rows, features = query_ME.shape[0], query_ME.shape[1] // heads
-    dtype, size = float_dtype(query_ME.dtype, "query"), (rows, key_heads * features)
+    rows = query_ME.shape[0]
+    features = query_ME.shape[1] // heads
+    dtype = float_dtype(query_ME.dtype, "query")
+    size = (rows, key_heads * features)
     query = check_readable(query_ME, "query", query_ME.dtype, (rows, heads * features))
     key = check_readable(key_MF, "key", query.dtype, size)
     value = check_readable(value_MF, "value", query.dtype, size)
@@ -112,7 +114,8 @@ def _attend(
     query_gain: Tensor | None = None,
     key_gain: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    normed, gains = (query_eps, key_eps), (query_gain, key_gain)
+    normed = (query_eps, key_eps)
+    gains = (query_gain, key_gain)
     of = _attended(query_ME, key_MF, value_MF, angles, heads, key_heads, length, normed, gains)
     seen = torch.empty_like(of.held[0])
     logs = torch.empty((of.sizes[0], heads, length))
@@ -150,7 +153,8 @@ def _attend_backward(
     grad_query_gain: Tensor | None = None,
     grad_key_gain: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    normed, gains = (query_eps, key_eps), (query_gain, key_gain)
+    normed = (query_eps, key_eps)
+    gains = (query_gain, key_gain)
     of = _attended(query_ME, key_MF, value_MF, angles, heads, key_heads, length, normed, gains)
     query, key, value, *_ = of.held
     to_query = check_grad_gain(query_gain, grad_query_gain, "query_gain")

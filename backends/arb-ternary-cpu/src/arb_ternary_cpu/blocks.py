@@ -49,7 +49,8 @@ class _Rows:
             self.native = (1, self.columns, max(1, self.rows), 0, 0, x.stride(0))
         else:
             batch, heads, length, features = x.shape
-            self.rows, self.columns = batch * length, heads * features
+            self.rows = batch * length
+            self.columns = heads * features
             of_batch, of_head, of_position, _ = x.stride()
             self.native = (heads, features, max(1, length), of_batch, of_head, of_position)
 
@@ -59,7 +60,8 @@ def _normalise_quantize(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     of = _Rows(x, "x")
     gain = check_gain(gain, eps is not None, of.columns)
-    q, scale = torch.empty((of.rows, of.columns), dtype=torch.int8), torch.zeros(of.rows)
+    q = torch.empty((of.rows, of.columns), dtype=torch.int8)
+    scale = torch.zeros(of.rows)
     r = None if eps is None else torch.empty(of.rows)
     if q.numel():
         _native.normalise_quantize(
@@ -98,7 +100,8 @@ def _normalise_quantize_backward(
             raise ValueError(
                 f"x must be {dtype} {list(size)}, got {None if x is None else [x.dtype, *x.shape]}"
             )
-        of, r = _Rows(x, "x"), check_readable(r, "r", torch.float32, (to.rows,))
+        of = _Rows(x, "x")
+        r = check_readable(r, "r", torch.float32, (to.rows,))
     gain, gains = check_gains(gain, grad_gain, r is not None, to.columns)
     held = [check_readable(grad, "grad", dtype, (to.rows, to.columns)) for grad in grads]
     first, second, third = (*(grad.data_ptr() for grad in held), 0, 0)[:3]
@@ -132,7 +135,8 @@ def _activate_quantize(
     gate, up, dtype = _hidden(gate, up, kind)
     rows, columns = up.shape
     gain = check_gain(gain, eps is not None, columns)
-    q, scale = torch.empty((rows, columns), dtype=torch.int8), torch.zeros(rows)
+    q = torch.empty((rows, columns), dtype=torch.int8)
+    scale = torch.zeros(rows)
     r = None if eps is None else torch.empty(rows)
     if q.numel():
         _native.activate_quantize(
@@ -198,7 +202,8 @@ def _hidden(gate: Tensor | None, up: Tensor, kind: str) -> tuple[Tensor, Tensor,
         raise ValueError(f"{kind} {'needs a' if gate is None else 'has no'} gate")
     if up.dim() != 2:
         raise ValueError(f"up must have 2 dimensions, got {list(up.shape)}")
-    dtype, size = float_dtype(up.dtype, "up"), tuple(up.shape)
+    dtype = float_dtype(up.dtype, "up")
+    size = tuple(up.shape)
     up = check_readable(up, "up", up.dtype, size)
     return up if gate is None else check_readable(gate, "gate", up.dtype, size), up, dtype
 
@@ -270,7 +275,8 @@ def _turn_heads_backward(
     if grad_BHSC.dim() != 4 or grad_BHSC.shape[3] % 2:
         raise ValueError(f"grad must be [B, H, S, C] with an even C, got {list(grad_BHSC.shape)}")
     _, heads, length, features = grad_BHSC.shape
-    rows, x = of.rows, None
+    rows = of.rows
+    x = None
     gain, gains = check_gains(gain, grad_gain, r is not None, features)
     if r is not None:
         if x_ME is None:
@@ -341,10 +347,8 @@ def _quantize_gradients(
     dtype = float_dtype(grad_MN.dtype, "grad")
     grad = check_readable(grad_MN, "grad", grad_MN.dtype, (rows, columns))
     row_scale = check_readable(row_scale_M, "row_scale", torch.float32, (rows,))
-    q, folded = (
-        torch.empty((rows, columns), dtype=torch.int8),
-        torch.empty((rows, columns), dtype=torch.int8),
-    )
+    q = torch.empty((rows, columns), dtype=torch.int8)
+    folded = torch.empty((rows, columns), dtype=torch.int8)
     scales = torch.ones(2)
     if q.numel():
         words = (seed & WORD, step & WORD, stream & WORD, folded_stream & WORD)

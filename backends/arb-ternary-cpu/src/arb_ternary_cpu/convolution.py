@@ -51,7 +51,8 @@ def _rows(x: Tensor, window: Sequence[int]) -> tuple[int, int]:
 def _unfold_quantize(isa: int, x_BCHW: Tensor, window: Sequence[int]) -> tuple[Tensor, Tensor]:
     x, image = _image(x_BCHW)
     rows, columns = _rows(x, window)
-    q, scale = torch.empty((rows, columns), dtype=torch.int8), torch.zeros(rows)
+    q = torch.empty((rows, columns), dtype=torch.int8)
+    scale = torch.zeros(rows)
     if q.numel():
         _native.quantize_patches(
             isa, get_num_threads(), *image, tuple(window), q.data_ptr(), scale.data_ptr()
@@ -79,7 +80,8 @@ def _convolve(
         raise ValueError(
             f"patches of {columns} elements do not fit a weight of {shape.in_features} columns"
         )
-    packed, exponent = check_packed(packed, shape), check_exponent(exponent, shape)
+    packed = check_packed(packed, shape)
+    exponent = check_exponent(exponent, shape)
     bias = (
         None
         if bias_N is None

@@ -114,12 +114,14 @@ class DecodeStep:
         return out if done else None
 
     def _bind(self, cache: Sequence[Tensor], batch: int) -> bool:
-        decoder, layers = self._decoder, len(self._decoder.layers)
+        decoder = self._decoder
+        layers = len(self._decoder.layers)
         if len(cache) not in (2 * layers, 4 * layers):
             return False
         rounded = len(cache) == 4 * layers
         slots = (batch, decoder.key_heads, cache[0].size(2))
-        rows, scales = (*slots, decoder.features), slots
+        rows = (*slots, decoder.features)
+        scales = slots
         if rounded:
             forms = [
                 (torch.int8, rows),
@@ -156,7 +158,9 @@ class DecodeStep:
             plan.set_embedding(table.data_ptr(), DTYPES[table.dtype])
         else:
             plan.set_ternary_embedding(self._projection(decoder.embedding))
-        width, hidden, attended = decoder.width, decoder.hidden, decoder.heads * decoder.features
+        width = decoder.width
+        hidden = decoder.hidden
+        attended = decoder.heads * decoder.features
         for given in decoder.layers:
             layer = _native.DecodeLayer()
             layer.attention_norm = self._norm(given.attention_norm, width)
@@ -197,7 +201,8 @@ class DecodeStep:
     def _weight(self, given: Any) -> tuple[int, int]:
         shape: WeightShape = given.shape
         check_shape(shape)
-        packed, exponent = check_packed(given.packed, shape), check_exponent(given.exponent, shape)
+        packed = check_packed(given.packed, shape)
+        exponent = check_exponent(given.exponent, shape)
         if (
             packed is not given.packed
             or exponent is not given.exponent
@@ -213,7 +218,8 @@ class DecodeStep:
         shape: WeightShape = given.shape
         if outputs is not None and (shape.out_features, shape.in_features) != (outputs, inputs):
             raise ValueError(f"a weight must be [{outputs}, {inputs}], got {shape}")
-        factor, by_rows = 0, False
+        factor = 0
+        by_rows = False
         if given.factor is not None:
             by_rows = given.factor.numel() > 1
             kept = check_readable(

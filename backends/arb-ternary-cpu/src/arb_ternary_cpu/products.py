@@ -66,10 +66,8 @@ def _quantize_rows(isa: int, x_MK: Tensor) -> tuple[Tensor, Tensor]:
     x, dtype = _floats(x_MK, "x")
     if not columns:
         return torch.empty((rows, 0), dtype=torch.int8), torch.zeros(rows)
-    q, scale = (
-        torch.empty((rows, columns), dtype=torch.int8),
-        torch.empty(rows, dtype=torch.float32),
-    )
+    q = torch.empty((rows, columns), dtype=torch.int8)
+    scale = torch.empty(rows, dtype=torch.float32)
     if rows:
         _native.quantize_rows(
             isa,
@@ -89,10 +87,8 @@ def _rms_norm_quantize(isa: int, x_MK: Tensor, eps: float) -> tuple[Tensor, Tens
     x, dtype = _floats(x_MK, "x")
     if not columns:
         return torch.empty((rows, 0), dtype=torch.int8), torch.zeros(rows)
-    q, scale = (
-        torch.empty((rows, columns), dtype=torch.int8),
-        torch.empty(rows, dtype=torch.float32),
-    )
+    q = torch.empty((rows, columns), dtype=torch.int8)
+    scale = torch.empty(rows, dtype=torch.float32)
     if rows:
         _native.norm_quantize_rows(
             isa,
@@ -145,7 +141,8 @@ def _linear(
     rows, columns = _matrix(x_MK, "x")
     if columns != shape.in_features:
         raise ValueError(f"x must be [M, {shape.in_features}], got {list(x_MK.shape)}")
-    packed, exponent = check_packed(packed, shape), check_exponent(exponent, shape)
+    packed = check_packed(packed, shape)
+    exponent = check_exponent(exponent, shape)
     bias = None
     if bias_N is not None:
         bias = check_readable(bias_N, "bias", torch.float32, (shape.out_features,))
@@ -189,7 +186,8 @@ def _linear_grad_input(
     rows, columns = _matrix(grad_MN, "grad")
     if columns != shape.out_features:
         raise ValueError(f"grad must be [M, {shape.out_features}], got {list(grad_MN.shape)}")
-    packed, exponent = check_packed(packed, shape), check_exponent(exponent, shape)
+    packed = check_packed(packed, shape)
+    exponent = check_exponent(exponent, shape)
     if scale is None and torch.float64 in (grad_MN.dtype, dtype):
         return (grad_MN.to(torch.float64) @ _dense(isa, packed, exponent, shape)).to(dtype)
     out = torch.empty(
@@ -241,7 +239,8 @@ def _embedding(
 ) -> Tensor:
     check_shape(shape)
     ids = check_readable(ids_M, "ids", torch.int64, (ids_M.numel(),))
-    packed, exponent = check_packed(packed, shape), check_exponent(exponent, shape)
+    packed = check_packed(packed, shape)
+    exponent = check_exponent(exponent, shape)
     out = torch.empty(
         (ids.numel(), shape.in_features), dtype=torch.float32 if dtype is torch.float64 else dtype
     )

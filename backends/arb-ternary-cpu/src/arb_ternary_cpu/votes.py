@@ -99,7 +99,8 @@ def _unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
     stored = check_readable(votes, "votes", _vote_dtype(shape.vote_bits), _stored_size(shape))
     if shape.vote_bits == 8:
         return stored.clone(memory_format=torch.contiguous_format)
-    rows, columns = shape.out_features, shape.in_features
+    rows = shape.out_features
+    columns = shape.in_features
     out = torch.empty(rows, columns, dtype=torch.int8)
     _native.unpack_votes(
         stored.data_ptr(), rows, columns, shape.vote_bits, out.data_ptr(), get_num_threads()
@@ -129,7 +130,8 @@ def _unit(scale: Tensor | None) -> int:
 def _weight(scale: Tensor | None, state: VoteState) -> _native.Weight:
     shape = state.shape
     check_shape(shape)
-    rows, columns = shape.out_features, shape.in_features
+    rows = shape.out_features
+    columns = shape.in_features
     _require(check_packed(state.weight, shape) is state.weight, "packed must be contiguous")
     groups = shape.groups if columns else 0
     learned = 0
@@ -298,7 +300,8 @@ def _settle_votes(isa: int, votes: Tensor, shape: WeightShape, whole: Tensor, lo
         tuple(whole.shape) == size, f"whole votes must be {list(size)}, got {list(whole.shape)}"
     )
     whole, wide = _sums_of_a_step(whole, "whole votes")
-    stored, largest = _stored(votes, shape), shape.largest_vote
+    stored = _stored(votes, shape)
+    largest = shape.largest_vote
     _require(-128 <= low <= -1, f"votes are clipped at -128..-1 below, got {low}")
     operands = whole.data_ptr(), wide, *size, shape.vote_bits, low, largest
     _native.settle_votes(isa, get_num_threads(), *operands, stored)
@@ -362,7 +365,9 @@ def _apply_scaled_votes(
 def _apply_exponent_votes(
     isa: int, state: VoteState, threshold: int, band: int, leak: int
 ) -> Tensor:
-    exponent, exponent_votes, origin = state.exponent, state.learned, state.origin
+    exponent = state.exponent
+    exponent_votes = state.learned
+    origin = state.origin
     _require(exponent.dim() == 2, f"exponent must be [N, J], got {tuple(exponent.shape)}")
     _require(1 <= threshold <= 127, f"threshold must be in 1..127, got {threshold}")
     _require(band >= 0 and leak >= 0, f"band and leak must not be negative, got {band} and {leak}")
@@ -375,7 +380,8 @@ def _apply_exponent_votes(
     row_stride, group_stride = centre.stride()
     if group_stride not in (0, 1):
         centre = centre.contiguous()
-        row_stride, group_stride = groups, 1
+        row_stride = groups
+        group_stride = 1
     moved = _native.flip_exponents(
         isa,
         get_num_threads(),

@@ -115,15 +115,19 @@ def _weight_rows(weight: Tensor, shape: WeightShape, first: int, last: int) -> T
 
 
 def _flip_list(before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tensor, Tensor]:
-    before, after = check_packed(before, shape), check_packed(after, shape)
-    strips, columns, threads = before.shape[0], shape.in_features, get_num_threads()
+    before = check_packed(before, shape)
+    after = check_packed(after, shape)
+    strips = before.shape[0]
+    columns = shape.in_features
+    threads = get_num_threads()
     first = torch.zeros(strips + 1, dtype=torch.int64)
     pair = before.data_ptr(), after.data_ptr()
     if before.numel():
         _native.count_flips(threads, *pair, strips, columns, first[1:].data_ptr())
         first = first.cumsum(0)
     count = int(first[-1])
-    places, directions = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.int8)
+    places = torch.empty(count, dtype=torch.int64)
+    directions = torch.empty(count, dtype=torch.int8)
     if count:
         found = first.data_ptr(), places.data_ptr(), directions.data_ptr()
         _native.list_flips(threads, *pair, strips, columns, *found)
@@ -131,7 +135,8 @@ def _flip_list(before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tenso
 
 
 def _apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions: Tensor) -> None:
-    rows, columns = shape.out_features, shape.in_features
+    rows = shape.out_features
+    columns = shape.in_features
     check_contiguous(weight, "packed", torch.uint8, packed_shape(rows, columns))
     count = places.numel()
     places = check_readable(places, "places", torch.int64, (count,))

@@ -86,9 +86,12 @@ class Target:
 
 
 def target_of(scale: Tensor | None, state: VoteState, names: Tensor | None = None) -> Target:
-    shape, packed = state.shape, state.weight
+    shape = state.shape
+    packed = state.weight
     check_shape(shape)
-    device, rows, columns = packed.device, shape.out_features, shape.in_features
+    device = packed.device
+    rows = shape.out_features
+    columns = shape.in_features
     held = readable(packed, "packed", torch.uint8, (rows, packed_bytes(columns)), device)
     stored = writable(state.votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), device)
     learned = state.exponent_votes
@@ -106,7 +109,8 @@ def target_of(scale: Tensor | None, state: VoteState, names: Tensor | None = Non
 def scaled_of(target: Target, gradient: Tensor, state: VoteState) -> Scaled:
     limits = state.check_scaling(target.scale is not None and gradient.dtype is torch.int8)
     magnitudes, vote_scale = state.scaling
-    shape, device = target.shape, target.words.device
+    shape = target.shape
+    device = target.words.device
     size = (shape.out_features + shape.in_features,)
     kind = torch.int32 if vote_scale.dtype is torch.int32 else torch.float32
     factors = readable(vote_scale, "vote_scale", kind, size, device)
@@ -130,7 +134,8 @@ def _operands(
     lane: Lane, tiles: Tiles, grad: Tensor, x: Tensor, target: Target
 ) -> tuple[Tensor, Tensor, str, str]:
     """The operands of ``grad.T @ x`` as a kernel reads them, and the names of their dtypes."""
-    shape, device = target.shape, target.words.device
+    shape = target.shape
+    device = target.words.device
     rows = x.shape[0]
     require(
         x.dim() == 2 and grad.dim() == 2,
@@ -145,7 +150,8 @@ def _operands(
         a = readable(grad, "grad", torch.int8, (rows, shape.out_features), device)
         b = readable(x, "x", torch.int8, (rows, shape.in_features), device)
         if lane.cuda:
-            a, b = _blocks(a, tiles.depth), _blocks(b, tiles.depth)
+            a = _blocks(a, tiles.depth)
+            b = _blocks(b, tiles.depth)
         return a, b, "int8", "int8"
     grad = served(lane, grad, "grad")
     if not (lane.cuda and x.dtype is torch.int8):
@@ -179,9 +185,12 @@ def launch(
     scaled: Scaled | None,
 ) -> Tensor:
     """Cast the votes and add the statistics; returns the scores ``[rows, J]`` for the exponents."""
-    shape, device, rows = target.shape, target.words.device, target.rows
+    shape = target.shape
+    device = target.words.device
+    rows = target.rows
     columns = shape.in_features
-    across, down = -(-columns // tiles.columns), -(-rows // tiles.rows)
+    across = -(-columns // tiles.columns)
+    down = -(-rows // tiles.rows)
     sizes = torch.int64 if rule.integer else torch.float32
     none = torch.empty((0, 0), device=device)
     scores = torch.zeros(
@@ -241,10 +250,12 @@ def launch(
 
 
 def _add_statistics(target: Target, squares_R: Tensor, squares_K: Tensor, faults: Tensor) -> None:
-    stats, rows = target.stats, target.shape.out_features
+    stats = target.stats
+    rows = target.shape.out_features
     if target.scale is not None:
         factor = target.scale.square()
-        squares_R, squares_K = squares_R * factor, squares_K * factor
+        squares_R = squares_R * factor
+        squares_K = squares_K * factor
     if faults.numel():
         stats[0] += faults.sum()
     _add_rows(stats[1 : 1 + rows], squares_R, target.names)
@@ -269,7 +280,8 @@ def _add_rows(total_N: Tensor, part_R: Tensor, names: Tensor | None) -> None:
 def settle(lane: Lane, scores: Tensor, target: Target, scaled: Scaled | None) -> None:
     if target.exponent_votes is None:
         return
-    draw, shift = (0, 0), 0
+    draw = (0, 0)
+    shift = 0
     if scaled is not None:
         shift = scaled.limits.exponent_shift
         draw = scaled.keys(USE_EXPONENT_ROUNDING, target.exponent_votes.numel())
@@ -280,7 +292,8 @@ def settle(lane: Lane, scores: Tensor, target: Target, scaled: Scaled | None) ->
 
 
 def _cast_product(grad_MN: Tensor, x_MK: Tensor, target: Target, scaled: Scaled | None) -> None:
-    shape, device = target.shape, target.words.device
+    shape = target.shape
+    device = target.words.device
     lane = lane_of(device)
     tiles = lane.vote_tiles
     a, b, grad_name, x_name = _operands(lane, tiles, grad_MN, x_MK, target)

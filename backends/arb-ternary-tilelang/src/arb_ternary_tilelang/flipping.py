@@ -36,14 +36,17 @@ def _flip(
     carry: bool = False,
     draw: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    shape, packed = state.shape, state.weight
+    shape = state.shape
+    packed = state.weight
     check_shape(shape)
     require(
         1 <= threshold <= shape.largest_vote,
         f"threshold must be in 1..{shape.largest_vote} for votes of {shape.vote_bits} bits, got "
         f"{threshold}",
     )
-    device, rows, columns = packed.device, shape.out_features, shape.in_features
+    device = packed.device
+    rows = shape.out_features
+    columns = shape.in_features
     lane = lane_of(device)
     held = writable(packed, "packed", torch.uint8, (rows, packed_bytes(columns)), device)
     stored = writable(state.votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), device)
@@ -89,10 +92,13 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
     """Exponents move within their band; mutates ``exponent``, ``exponent_votes``; int64 scalar:
     those that changed.
     """
-    exponent, exponent_votes, origin = state.exponent, state.learned, state.origin
+    exponent = state.exponent
+    exponent_votes = state.learned
+    origin = state.origin
     require(1 <= threshold <= 127, f"threshold must be in 1..127, got {threshold}")
     require(band >= 0 and leak >= 0, f"band and leak must not be negative, got {band} and {leak}")
-    device, size = exponent.device, tuple(exponent.shape)
+    device = exponent.device
+    size = tuple(exponent.shape)
     held = writable(exponent, "exponent", torch.int8, size, device)
     votes = writable(exponent_votes, "exponent_votes", torch.int8, size, device)
     centre = origin.detach().expand(size).contiguous()

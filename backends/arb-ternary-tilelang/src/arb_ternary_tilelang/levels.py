@@ -74,7 +74,8 @@ class Levels:
                 sums.
         """
         if self._bands is None:
-            most, above = self.largest.read(), self.above.to(torch.int16)
+            most = self.largest.read()
+            above = self.above.to(torch.int16)
             if most > MAX_SPREAD:
                 raise ValueError(
                     f"exponents spread over {most}; the exact integer product takes at most "
@@ -97,7 +98,8 @@ def levels_of(exponent: Tensor, shape: WeightShape, turned: bool) -> Levels:
     """
     if exponent.is_inference():
         return _levels(exponent, shape, turned)
-    key, version = (id(exponent), turned), exponent._version
+    key = (id(exponent), turned)
+    version = exponent._version
     with _lock:
         entry = _found.get(key)
         if entry is not None and entry[0]() is exponent and entry[1:3] == (version, shape):

@@ -56,13 +56,15 @@ def _lookup(ids_M: Tensor, rows: int) -> _Lookup:
 def _cast_lookup(
     lookup: _Lookup, grad_MK: Tensor, target: Target, scaled: Scaled | None, learns: bool
 ) -> Tensor:
-    shape, device = target.shape, target.words.device
+    shape = target.shape
+    device = target.words.device
     lane = lane_of(device)
     integer = grad_MK.dtype is torch.int8
     grad = grad_MK if integer else served(lane, grad_MK, "grad")
     a = readable(grad, "grad", grad.dtype, (lookup.order.shape[0], shape.in_features), device)
     kind = lane.option(programs.SIGN if scaled is None else scaled.kind)
-    grad_name, learns = FLOATS.get(a.dtype, "int8"), learns or not lane.cuda
+    grad_name = FLOATS.get(a.dtype, "int8")
+    learns = learns or not lane.cuda
     rule = programs.Rule(programs.LOOKUP, kind, grad_name, "int8", shape.vote_bits, learns)
     none = torch.empty(0, dtype=torch.int8, device=device)
     scores = launch(

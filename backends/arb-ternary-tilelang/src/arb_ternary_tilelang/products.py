@@ -102,7 +102,8 @@ def _floats(tensor: Tensor, name: str, lane: Lane) -> tuple[Tensor, str]:
     """A contiguous float tensor of a type that the lane's kernels read, and its name."""
     found = float_name(tensor.dtype, name)
     if not lane.cuda and found != "float32":
-        tensor, found = tensor.to(torch.float32), "float32"
+        tensor = tensor.to(torch.float32)
+        found = "float32"
     return readable(tensor, name, tensor.dtype, tuple(tensor.shape), tensor.device), found
 
 
@@ -189,8 +190,10 @@ def _product(
     shape: WeightShape,
     dtype: torch.dtype,
 ) -> Tensor:
-    lane, device = lane_of(packed.device), packed.device
-    held, powers = words(_packed(packed, shape)), _exponent(exponent, packed, shape)
+    lane = lane_of(packed.device)
+    device = packed.device
+    held = words(_packed(packed, shape))
+    powers = _exponent(exponent, packed, shape)
     terms, columns = (shape.out_features, shape.in_features)[:: 1 if turned else -1]
     require(a_MR.dim() == 2, f"the left operand must be [M, {terms}], got {list(a_MR.shape)}")
     rows = a_MR.shape[0]
@@ -224,7 +227,8 @@ def _float_product(
     terms, columns = (shape.out_features, shape.in_features)[:: 1 if turned else -1]
     a = readable(a, "the left operand", a.dtype, (a.shape[0], terms), held.device)
     result = torch.empty((1, a.shape[0], columns), dtype=out, device=held.device)
-    none, biased = torch.empty(0, device=held.device), added is not None
+    none = torch.empty(0, device=held.device)
+    biased = added is not None
     kernel = lane.kernel(
         programs.product,
         turned,
@@ -256,13 +260,17 @@ def _int8_product(
 ) -> Tensor:
     terms, columns = (shape.out_features, shape.in_features)[:: 1 if turned else -1]
     a = readable(a_MR, "the left operand", torch.int8, (a_MR.shape[0], terms), held.device)
-    rows, device, sizes = a.shape[0], held.device, _sizes(shape)
+    rows = a.shape[0]
+    device = held.device
+    sizes = _sizes(shape)
     require(
         terms * (127 << (BAND - 1)) < 2**31,
         f"the tilelang backend sums at most {2**31 // 8128} terms, got {terms}",
     )
     bias = torch.empty(0, device=device) if added is None else added
-    name, biased, group = FLOATS[out], added is not None, shape.group_size
+    name = FLOATS[out]
+    biased = added is not None
+    group = shape.group_size
     given = lane.option(biased)
     tiles = _tiles(lane, rows)
     if len(levels.bands) > 1:
@@ -324,8 +332,10 @@ def embedding(
     Raises:
         IndexError: an id is outside ``0 .. N - 1``; see :func:`check_ids`.
     """
-    lane, device = lane_of(packed.device), packed.device
-    held, powers = words(_packed(packed, shape)), _exponent(exponent, packed, shape)
+    lane = lane_of(packed.device)
+    device = packed.device
+    held = words(_packed(packed, shape))
+    powers = _exponent(exponent, packed, shape)
     require(ids_M.dim() == 1, f"ids must be [M], got {list(ids_M.shape)}")
     ids = readable(ids_M, "ids", torch.int64, tuple(ids_M.shape), device)
     float_name(dtype, "result")

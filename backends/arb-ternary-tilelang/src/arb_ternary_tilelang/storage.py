@@ -64,7 +64,8 @@ def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
     stored = readable(votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), votes.device)
     if shape.vote_bits == 8:
         return stored.clone(memory_format=torch.contiguous_format)
-    rows, columns = shape.out_features, shape.in_features
+    rows = shape.out_features
+    columns = shape.in_features
     out = torch.empty((rows, columns), dtype=torch.int8, device=votes.device)
     if out.numel():
         program = programs.unpack_nibbles if shape.vote_bits == 4 else programs.unpack

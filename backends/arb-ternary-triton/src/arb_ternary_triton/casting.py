@@ -32,7 +32,9 @@ __all__ = ["cast_scaled_votes", "cast_votes", "embedding_scaled_votes", "embeddi
 #: Longest sum of products of two int8 that fits in 32 bits.
 _INT32_TERMS: Final = (2**31 - 1) // 127**2
 #: Kinds of votes, as kernels know them.
-_SIGNS, _FACTORS, _SHIFTS = 0, 1, 2
+_SIGNS = 0
+_FACTORS = 1
+_SHIFTS = 2
 
 
 class _Cast:
@@ -42,8 +44,11 @@ class _Cast:
         self, scale: Tensor | None, state: VoteState, *, integer: bool, scaled: bool
     ) -> None:
         shape = state.shape
-        rows, columns = shape.out_features, shape.in_features
-        self.shape, self.state, self.integer = shape, state, integer
+        rows = shape.out_features
+        columns = shape.in_features
+        self.shape = shape
+        self.state = state
+        self.integer = integer
         self.packed = check_packed(state.weight, shape)
         check_mutable(
             state.votes,
@@ -58,13 +63,13 @@ class _Cast:
             state.correlation is not None and not scaled
         )
         self.scale = None if scale is None else check_readable(scale, "scale", torch.float32, ())
-        self.limits, self.words, self.mode = VoteLimits(0), None, _SIGNS
+        self.limits = VoteLimits(0)
+        self.words = None
+        self.mode = _SIGNS
         self.magnitudes = self.vote_scale = None
         if scaled:
-            self.limits, self.words = (
-                state.check_scaling(integer and scale is not None),
-                state.draw(),
-            )
+            self.limits = state.check_scaling(integer and scale is not None)
+            self.words = state.draw()
             self.magnitudes, vote_scale = state.scaling
             self.mode = _SHIFTS if vote_scale.dtype is torch.int32 else _FACTORS
             check_mutable(self.magnitudes, "magnitudes", torch.float32, (rows + columns,))
@@ -73,8 +78,10 @@ class _Cast:
 
     def prepare(self, held: int, tile: Tile) -> tuple[int, int]:
         """Allocate for ``held`` rows that are voted on; returns the grid."""
-        rows, columns = cdiv(held, tile.rows), cdiv(self.shape.in_features, tile.columns)
-        self.held, self.parts = held, (columns, rows)
+        rows = cdiv(held, tile.rows)
+        columns = cdiv(self.shape.in_features, tile.columns)
+        self.held = held
+        self.parts = (columns, rows)
         partial = columns * held + rows * self.shape.in_features
         device = self.packed.device
         self.bad = torch.zeros((), dtype=torch.int32, device=device)
@@ -145,7 +152,8 @@ class _Cast:
         """Add what the tiles left behind to statistics, magnitudes and the votes of the
         exponents.
         """
-        shape, state = self.shape, self.state
+        shape = self.shape
+        state = self.state
         state.stats[0] += self.bad
         self._settle_sums(self.squares, state.stats[1:], row_of, square=True)
         if self.magnitudes is not None:
@@ -200,7 +208,9 @@ def _chunk(count: int) -> int:
 
 def _cast_product(grad_MN: Tensor, x_MK: Tensor, cast: _Cast) -> None:
     shape = cast.shape
-    terms, rows, columns = grad_MN.shape[0], shape.out_features, shape.in_features
+    terms = grad_MN.shape[0]
+    rows = shape.out_features
+    columns = shape.in_features
     if not (terms and rows and columns):
         return
     if cast.integer:
@@ -238,8 +248,11 @@ def _float_operands(
 
 
 def _cast_lookup(ids_M: Tensor, grad_MK: Tensor, cast: _Cast) -> None:
-    shape, correlation, steps = cast.shape, cast.state.correlation, cast.state.steps
-    terms, columns = ids_M.numel(), shape.in_features
+    shape = cast.shape
+    correlation = cast.state.correlation
+    steps = cast.state.steps
+    terms = ids_M.numel()
+    columns = shape.in_features
     ids = check_readable(ids_M, "ids", torch.int64, (terms,))
     size = (terms, columns)
     grad = (

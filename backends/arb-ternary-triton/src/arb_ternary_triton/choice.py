@@ -56,7 +56,8 @@ def chosen_entry(kind: Kind, rows: int, outputs: int, columns: int, device: torc
     gpu = gpu_of(torch.cuda.current_device() if device.index is None else device.index)
     if fixed_choices():
         return shipped(kind, rows, gpu)
-    bucket, table = bucket_of(rows, outputs, columns), user_table(gpu)
+    bucket = bucket_of(rows, outputs, columns)
+    table = user_table(gpu)
     found = table.find(kind, bucket)
     if found is None and TUNE.flag() and not torch.cuda.is_current_stream_capturing():
         from arb_ternary_triton.tuning import tune

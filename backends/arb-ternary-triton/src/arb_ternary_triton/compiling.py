@@ -128,7 +128,8 @@ def _votes(
     terms: int, dtype: torch.dtype, scaled: torch.dtype | None, shape: WeightShape = _SHAPE
 ) -> Callable[[], object]:
     def run() -> object:
-        rows, columns = shape.out_features, shape.in_features
+        rows = shape.out_features
+        columns = shape.in_features
         operands = (
             torch.zeros((terms, rows), dtype=dtype),
             torch.zeros((terms, columns), dtype=dtype),
@@ -154,10 +155,8 @@ def _flips(scaled: bool, shape: WeightShape = _SHAPE) -> Callable[[], object]:
 
 def _lookup(scaled: bool, terms: int = 64, shape: WeightShape = _SHAPE) -> Callable[[], object]:
     def run() -> object:
-        ids, grad = (
-            torch.arange(terms) % shape.out_features,
-            torch.zeros((terms, shape.in_features), dtype=torch.int8),
-        )
+        ids = torch.arange(terms) % shape.out_features
+        grad = torch.zeros((terms, shape.in_features), dtype=torch.int8)
         wide = torch.zeros((shape.out_features, shape.groups), dtype=torch.int32)
         if scaled:
             casting.embedding_scaled_votes(ids, grad, torch.ones(()), _state(shape, torch.float32))
@@ -174,7 +173,8 @@ def _spread(product: Callable[..., Tensor], scale: Tensor) -> Callable[[], objec
 
     def run() -> object:
         packed, exponent = _weight(_SHAPE)
-        exponent[0, 0], exponent[1, 1] = 10, 10
+        exponent[0, 0] = 10
+        exponent[1, 1] = 10
         rows = (torch.zeros((64, _SIZE), dtype=torch.int8), scale, packed, exponent)
         bias = (torch.zeros(_SIZE),) if product is products.linear else ()
         return product(*rows, *bias, _SHAPE, torch.float32)
@@ -251,7 +251,8 @@ OPS: Final = (
     "rms_norm_quantize",
     "quantize_gradient",
 )
-_INT8, _BF16 = torch.int8, torch.bfloat16
+_INT8 = torch.int8
+_BF16 = torch.bfloat16
 #: What is compiled: a name, and a call whose first kernel is the one that takes the time.
 CASES: Final[dict[str, Callable[[], object]]] = {
     "linear int8, M = 1": _linear(1, _INT8),

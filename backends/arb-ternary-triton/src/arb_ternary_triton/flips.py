@@ -27,9 +27,12 @@ def _flip(
     carry: bool = False,
     keys: tuple[int, int, bool] = (0, 0, False),
 ) -> Tensor:
-    shape, packed, votes = state.shape, state.weight, state.votes
+    shape = state.shape
+    packed = state.weight
+    votes = state.votes
     check_shape(shape)
-    rows, columns = shape.out_features, shape.in_features
+    rows = shape.out_features
+    columns = shape.in_features
     check_mutable(packed, "packed", torch.uint8, (rows, packed_columns(columns)))
     check_mutable(
         votes, "votes", torch.int8 if shape.vote_bits == 8 else torch.uint8, vote_size(shape)
@@ -87,7 +90,9 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
     """Move exponents by one step within their band; mutates both; int64 scalar: exponents that
     changed.
     """
-    exponent, exponent_votes, origin = state.exponent, state.learned, state.origin
+    exponent = state.exponent
+    exponent_votes = state.learned
+    origin = state.origin
     rows, groups = exponent.shape
     check_mutable(exponent, "exponent", torch.int8, (rows, groups))
     check_mutable(exponent_votes, "exponent_votes", torch.int8, (rows, groups))

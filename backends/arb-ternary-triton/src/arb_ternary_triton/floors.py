@@ -130,7 +130,8 @@ def check_spread(spread: int) -> None:
 
 def _measure(exponent: Tensor, shape: WeightShape) -> Floors:
     wide = exponent.to(int32)
-    rows, columns = wide.amin(dim=1), wide.amin(dim=0)
+    rows = wide.amin(dim=1)
+    columns = wide.amin(dim=0)
     spreads = Arriving(
         stack([(wide.amax(dim=1) - rows).amax(), (wide.amax(dim=0) - columns).amax()])
     )

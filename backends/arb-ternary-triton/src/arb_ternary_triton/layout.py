@@ -44,7 +44,8 @@ def _pack(values_NK: Tensor, width: int, bits: int) -> Tensor:
 
 
 def _unpack(stored: Tensor, shape: WeightShape, bits: int) -> Tensor:
-    rows, columns = shape.out_features, shape.in_features
+    rows = shape.out_features
+    columns = shape.in_features
     values = torch.empty((rows, columns), dtype=torch.int8, device=stored.device)
     tile = elementwise(rows, columns)
     grid = (cdiv(rows, tile.rows), cdiv(columns, tile.columns))

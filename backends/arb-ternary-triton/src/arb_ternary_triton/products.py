@@ -122,8 +122,11 @@ def linear(
     dtype: torch.dtype,
 ) -> Tensor:
     """``x @ W.T + bias``, ``[M, N]`` in ``dtype``; int8 rows with scales are summed exactly."""
-    rows, outputs, columns = x_MK.shape[0], shape.out_features, shape.in_features
-    packed, exponent = check_packed(packed, shape), _check_exponent(exponent, shape)
+    rows = x_MK.shape[0]
+    outputs = shape.out_features
+    columns = shape.in_features
+    packed = check_packed(packed, shape)
+    exponent = _check_exponent(exponent, shape)
     bias = None if bias_N is None else check_readable(bias_N, "bias", torch.float32, (outputs,))
     if scale_M is None and torch.float64 in (x_MK.dtype, dtype):
         y = x_MK.to(torch.float64) @ _dense(packed, exponent, shape).T
@@ -140,10 +143,12 @@ def linear(
         return out.to(dtype)
     if not columns:
         return (out.zero_() if bias is None else out.copy_(bias.expand_as(out))).to(dtype)
-    bands, floor = 1, scale
+    bands = 1
+    floor = scale
     if integer:
         floors = floors_of(exponent, shape)
-        bands, floor = _bands(floors.row_spread, columns), floors.rows
+        bands = _bands(floors.row_spread, columns)
+        floor = floors.rows
     facts: dict[str, Any] = {"GROUP": _group(shape), "INT8": integer, "BIAS": bias is not None}
     last = scale if bias is None else bias
     if rows == 1 and bands == 1:
@@ -152,7 +157,8 @@ def linear(
         x = torch.nn.functional.pad(x, (0, -columns % BLOCK))
         weight = packed
         if integer:
-            x, weight = x.view(torch.int32), packed.view(torch.int32)
+            x = x.view(torch.int32)
+            weight = packed.view(torch.int32)
         blocks = packed_columns(columns) // LANES
         launch(
             row_kernel,
@@ -188,8 +194,11 @@ def linear_grad_input(
     """``grad_y @ W`` from the packed weight, ``[M, K]`` in ``dtype``; an int8 gradient is summed
     exactly.
     """
-    rows, outputs, columns = grad_MN.shape[0], shape.out_features, shape.in_features
-    packed, exponent = check_packed(packed, shape), _check_exponent(exponent, shape)
+    rows = grad_MN.shape[0]
+    outputs = shape.out_features
+    columns = shape.in_features
+    packed = check_packed(packed, shape)
+    exponent = _check_exponent(exponent, shape)
     if scale is None and torch.float64 in (grad_MN.dtype, dtype):
         return (grad_MN.to(torch.float64) @ _dense(packed, exponent, shape)).to(dtype)
     out = torch.empty((rows, columns), dtype=_result_dtype(dtype), device=packed.device)
@@ -204,10 +213,12 @@ def linear_grad_input(
         return out.to(dtype)
     if not outputs:
         return out.zero_().to(dtype)
-    bands, floor = 1, unit
+    bands = 1
+    floor = unit
     if integer:
         floors = floors_of(exponent, shape)
-        bands, floor = _bands(floors.column_spread, outputs), floors.columns
+        bands = _bands(floors.column_spread, outputs)
+        floor = floors.columns
     tile = choose_grad_input(rows, outputs, columns, grad.dtype, bands > 1, packed.device)
     pieces = _Pieces(out, tile.split, integer, bands)
     blocks = packed_columns(columns) // LANES
@@ -233,7 +244,8 @@ def embedding(
             embedding does.
     """
     ids = check_readable(ids_M, "ids", torch.int64, (ids_M.numel(),))
-    packed, exponent = check_packed(packed, shape), _check_exponent(exponent, shape)
+    packed = check_packed(packed, shape)
+    exponent = _check_exponent(exponent, shape)
     columns = shape.in_features
     out = torch.empty((ids.numel(), columns), dtype=_result_dtype(dtype), device=packed.device)
     inside = ((ids >= 0) & (ids < shape.out_features)).all()

@@ -90,7 +90,8 @@ def specialise(launch: Launch) -> Specialised:
         elif isinstance(value, float):
             signature[name] = "fp32"
         elif value == 1 and name not in fixed:
-            signature[name], constants[name] = "constexpr", 1
+            signature[name] = "constexpr"
+            constants[name] = 1
         else:
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             if value % 16 == 0 and name not in fixed:

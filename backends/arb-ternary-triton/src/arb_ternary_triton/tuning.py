@@ -94,7 +94,8 @@ def call_on(kind: Kind, bucket: Bucket, device: torch.device) -> Callable[[], ob
     )
     exponent = torch.full((outputs, shape.groups), -6, dtype=torch.int8, device=device)
     if operands == "wide":
-        exponent[0, 0], exponent[-1, -1] = 4, 4
+        exponent[0, 0] = 4
+        exponent[-1, -1] = 4
     x = _rows(rows, columns, dtype, device)
     integer = dtype is torch.int8
     if kernel in ("row", "linear"):

@@ -67,14 +67,16 @@ def _require(condition: Tensor, message: str) -> None:
 
 def digits_to_bytes(values: Tensor, base: int) -> Tensor:
     """int16 ``[n]`` to digits; on a GPU a value that has none is an assertion of the device."""
-    count, width = values.numel(), _width(values.numel(), base)
+    count = values.numel()
+    width = _width(values.numel(), base)
     values = check_readable(values, "values", torch.int16, (count,))
     packed = torch.empty(width, dtype=torch.uint8, device=values.device)
     if base == _RAW:
         packed.view(torch.int16).copy_(values)
         return packed
     if count:
-        (low, high), half = values.aminmax(), base // 2
+        (low, high) = values.aminmax()
+        half = base // 2
         _require(
             (low >= -half) & (high <= half),
             f"a value is outside {-half}..{half}, the digits of base {base}",
@@ -94,7 +96,8 @@ def bytes_to_digits(packed: Tensor, count: int, base: int) -> Tensor:
 
 def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
     """Add digits to int16 or int32 ``[n]``, in place."""
-    count, width = total.numel(), _width(total.numel(), base)
+    count = total.numel()
+    width = _width(total.numel(), base)
     check_mutable(
         total, "the sum", torch.int32 if total.dtype is torch.int32 else torch.int16, (count,)
     )
@@ -117,8 +120,10 @@ def flip_list(before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tensor
     """Places (int64, ascending) and directions (int8) of the trits that differ; the host waits for
     their number.
     """
-    before, after = check_packed(before, shape), check_packed(after, shape)
-    rows, columns = shape.out_features, shape.in_features
+    before = check_packed(before, shape)
+    after = check_packed(after, shape)
+    rows = shape.out_features
+    columns = shape.in_features
     tile = elementwise(rows, columns)
     tiles = cdiv(columns, tile.columns)
     grid = (cdiv(rows, tile.rows), tiles)
@@ -140,14 +145,14 @@ def apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions:
     """Move trits at distinct places; on a GPU a flip that leads nowhere is an assertion of the
     device.
     """
-    rows, columns, count = shape.out_features, shape.in_features, places.numel()
+    rows = shape.out_features
+    columns = shape.in_features
+    count = places.numel()
     check_mutable(weight, "packed", torch.uint8, (rows, packed_columns(columns)))
     places = check_readable(places, "places", torch.int64, (count,))
     directions = check_readable(directions, "directions", torch.int8, (count,))
-    words, faults = (
-        weight.view(torch.int32),
-        torch.zeros(2, dtype=torch.int32, device=weight.device),
-    )
+    words = weight.view(torch.int32)
+    faults = torch.zeros(2, dtype=torch.int32, device=weight.device)
     chunk = _chunk(count)
     grid = (cdiv(count, chunk),)
     operands = words, places, directions

@@ -59,7 +59,8 @@ class DecodeCache:
         if packed.is_inference() or exponent.is_inference():
             return None
         with self._lock:
-            entry, current = self._entries.get(id(packed)), (packed._version, exponent._version)
+            entry = self._entries.get(id(packed))
+            current = (packed._version, exponent._version)
             if entry is None:
                 return None
             if (

@@ -75,7 +75,8 @@ def _plain_strides(matrix: Tensor) -> Tensor:
 
 def _padded_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
     """The CUDA library takes more than 16 rows and multiples of 8 only; zeros change no product."""
-    (rows, inner), columns = a_MK.shape, b_KN.shape[1]
+    (rows, inner) = a_MK.shape
+    columns = b_KN.shape[1]
     a = torch.nn.functional.pad(a_MK, (0, -inner % 8, 0, max(0, 32 - rows)))
     b = torch.nn.functional.pad(b_KN, (0, -columns % 8, 0, -inner % 8))
     return torch._int_mm(a, b)[:rows, :columns]
@@ -87,7 +88,8 @@ def int_matmul(a_MK: Tensor, b_KN: Tensor, largest_product: int = 127 * 127) -> 
     ``largest_product`` bounds ``|a * b|`` of single elements; it decides how long a stretch fits in
     32 bits.
     """
-    (rows, inner), columns = a_MK.shape, b_KN.shape[1]
+    (rows, inner) = a_MK.shape
+    columns = b_KN.shape[1]
     if 0 in (rows, inner, columns):
         return torch.zeros(rows, columns, dtype=torch.int32, device=a_MK.device)
     stretch = (2**31 - 1) // max(largest_product, 1)

@@ -140,7 +140,8 @@ def opened(
     """
     shape = state.shape
     stored = _stored_rows(state.votes, shape)
-    some, learned = stored[rows], state.exponent_votes
+    some = stored[rows]
+    learned = state.exponent_votes
     exponents = None if learned is None else learned[rows]
     votes = _open(some, shape)
     yield state.weight[rows], votes, exponents

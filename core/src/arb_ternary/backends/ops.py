@@ -206,8 +206,11 @@ def _linear_setup(
 ) -> None:
     _, q, scale = output
     ctx.mark_non_differentiable(q, scale)
-    ctx.casts, ctx.has_bias, ctx.x_dtype = anchor is not None, bias is not None, x.dtype
-    ctx.activations, ctx.gradients = activations, gradients
+    ctx.casts = anchor is not None
+    ctx.has_bias = bias is not None
+    ctx.x_dtype = x.dtype
+    ctx.activations = activations
+    ctx.gradients = gradients
     ctx.save_for_backward(q if activations == "int8" else x, scale, state.weight, state.exponent)
     # Accumulators are not saved: backward mutates them, and a module that is used twice in one
     # graph must not trip the version check.
@@ -227,9 +230,12 @@ def linear_gradients(
     ``scale_M`` are.
     """
     state: VoteState = ctx.state
-    integer, grad_y, grad_x = ctx.gradients == "int8", grad_y.contiguous(), None
+    integer = ctx.gradients == "int8"
+    grad_y = grad_y.contiguous()
+    grad_x = None
     if ctx.needs_input_grad[0]:
-        grad, scale = grad_y, None
+        grad = grad_y
+        scale = None
         if integer:
             grad, scale = quantize_gradient(grad_y, state.control, USE_GRAD_INPUT, state.backend)
         grad_x = linear_grad_input(
@@ -281,7 +287,8 @@ def _embedding_setup(
     dtype: object,
     gradients: str,
 ) -> None:
-    ctx.casts, ctx.gradients = anchor is not None, gradients
+    ctx.casts = anchor is not None
+    ctx.gradients = gradients
     ctx.save_for_backward(ids, state.weight)
     ctx.state = state
 
@@ -290,7 +297,8 @@ def _embedding_backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
     if ctx.casts:
         ids, _weight = ctx.saved_tensors
         state: VoteState = ctx.state
-        grad, scale = grad.contiguous(), None
+        grad = grad.contiguous()
+        scale = None
         if ctx.gradients == "int8":
             grad, scale = quantize_gradient(grad, state.control, USE_EMBEDDING, state.backend)
         cast_embedding_votes(ids, grad, scale, *state)

@@ -27,7 +27,8 @@ from arb_ternary.backends.protocol import (
     WeightShape,
 )
 
-pack_votes, unpack_votes = layout.pack_votes, layout.unpack_votes
+pack_votes = layout.pack_votes
+unpack_votes = layout.unpack_votes
 
 #: Exponents of a row whose spread is at most this share one int8 matrix (1 << 6 = 64 fits in int8).
 _INT8_SPREAD: Final = 6

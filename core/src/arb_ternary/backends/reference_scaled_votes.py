@@ -74,7 +74,9 @@ class _Rule:
     """What one call of a kernel knows about the votes that it casts."""
 
     def __init__(self, gradient: Tensor, scale: Tensor | None, state: VoteState) -> None:
-        self.scale, self.state, self.shape = scale, state, state.shape
+        self.scale = scale
+        self.state = state
+        self.shape = state.shape
         self.magnitudes, vote_scale = state.scaling
         self.limits = state.check_scaling(scale is not None and gradient.dtype == torch.int8)
         self.words = state.draw()
@@ -82,7 +84,8 @@ class _Rule:
         # The exponent of a scale that is a power of two.
         self.power = torch.frexp(scale).exponent - 1 if self.shifts and scale is not None else 0
         rows = self.shape.out_features
-        self.row_N, self.column_K = vote_scale[:rows], vote_scale[rows:]
+        self.row_N = vote_scale[:rows]
+        self.column_K = vote_scale[rows:]
 
     def cast_all_(self, gradients: Iterable[tuple[slice | Tensor, Tensor]]) -> None:
         """Cast the votes of the gradients of stretches of rows, and add their statistics and
@@ -99,7 +102,8 @@ class _Rule:
         """Cast those of one stretch; returns the column sums of ``|g|``, as :func:`_measure` gives
         them.
         """
-        shape, stats = self.shape, self.state.stats
+        shape = self.shape
+        stats = self.state.stats
         g_nK, (sizes_n, sizes_K, squares_n, squares_K) = _examine(gradient_nK, stats)
         square = 1.0 if self.scale is None else self.scale.square()
         self.magnitudes[: shape.out_features][rows] += _in_units(sizes_n, self.scale)
@@ -158,7 +162,8 @@ def _row_hashes(
     rows: slice, width: int, words: tuple[int, int, int], use: int, device: torch.device
 ) -> Tensor:
     seed, step, stream = words
-    held, start = rows.stop - rows.start, rows.start * width
+    held = rows.stop - rows.start
+    start = rows.start * width
     return counter_hash(held * width, seed, step, stream + use, start=start, device=device).view(
         held, width
     )
@@ -170,7 +175,8 @@ def _measure(g_nK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     size = g_nK.abs()
     kind = torch.float32 if size.is_floating_point() else torch.int64
-    rows, columns = size.sum(dim=1, dtype=kind), size.sum(dim=0, dtype=kind)
+    rows = size.sum(dim=1, dtype=kind)
+    columns = size.sum(dim=0, dtype=kind)
     squares = size.to(torch.float32).square_()
     return rows, columns, squares.sum(dim=1), squares.sum(dim=0)
 

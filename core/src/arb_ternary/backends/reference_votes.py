@@ -49,7 +49,8 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
     )
     usable = torch.isfinite(largest) & (largest > 0)
     if may_be(~usable):
-        grad, largest = torch.where(usable, grad, 0.0), torch.where(usable, largest, 127.0)
+        grad = torch.where(usable, grad, 0.0)
+        largest = torch.where(usable, largest, 127.0)
     # frexp: largest / 127 = mantissa * 2**e with mantissa in [0.5, 1); the power of two above it,
     # unless it is one.
     mantissa, exponent = torch.frexp(largest.double() / 127.0)
@@ -145,7 +146,8 @@ def _cast_(
     rows: slice | Tensor, gradient_nK: Tensor, scale: Tensor | None, state: VoteState
 ) -> None:
     """Cast the votes of the gradient of some rows of the weight, and add its statistics."""
-    shape, stats = state.shape, state.stats
+    shape = state.shape
+    stats = state.stats
     g_nK, row_squares, column_squares = _examine(
         gradient_nK, stats, 1.0 if scale is None else scale.square()
     )
@@ -291,7 +293,8 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
         band: how far an exponent may move from its origin.
         leak: as in :func:`apply_votes`.
     """
-    exponent, exponent_votes = state.exponent, state.learned
+    exponent = state.exponent
+    exponent_votes = state.learned
     up = _crossings(exponent_votes, threshold)
     centre = state.origin.to(torch.int16)
     wanted = (

@@ -157,7 +157,8 @@ def _select_auto(request: BackendRequest, opinion: Opinion | None) -> Selection:
         raise EnvironmentProblem(
             f"no backend can be used on {request.device}", reasons or "none is registered"
         )
-    best, why = usable[0], f"highest priority ({usable[0].spec.priority})"
+    best = usable[0]
+    why = f"highest priority ({usable[0].spec.priority})"
     preferred = opinion(request, [candidate.name for candidate in usable]) if opinion else None
     if preferred is not None:
         observer, choice = preferred

@@ -40,12 +40,11 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
     cannot work.
     """
     problems: list[ArbError] = []
-    folder, interface, python = (
-        Path.cwd(),
-        ".".join(map(str, API_VERSION)),
-        platform.python_version(),
-    )
-    (torch, torch_line), (backend, backend_line) = _torch(problems), _backend(device, problems)
+    folder = Path.cwd()
+    interface = ".".join(map(str, API_VERSION))
+    python = platform.python_version()
+    (torch, torch_line) = _torch(problems)
+    (backend, backend_line) = _backend(device, problems)
     disk = shutil.disk_usage(folder)
     facts: dict[str, Any] = {
         "arb": {"version": __version__, "plugin_interface": interface},
@@ -102,11 +101,9 @@ def _torch(problems: list[ArbError]) -> tuple[dict[str, Any], str]:
             EnvironmentProblem(f"torch cannot be imported: {type(error).__name__}: {error}")
         )
         return {"version": None}, "cannot be imported"
-    threads, cpu, built = (
-        torch.get_num_threads(),
-        torch.backends.cpu.get_cpu_capability(),
-        torch.version,
-    )
+    threads = torch.get_num_threads()
+    cpu = torch.backends.cpu.get_cpu_capability()
+    built = torch.version
     accelerator = (
         f"CUDA {built.cuda}" if built.cuda else f"HIP {built.hip}" if built.hip else "CPU only"
     )
@@ -126,10 +123,14 @@ def _backend(device: str, problems: list[ArbError]) -> tuple[dict[str, Any], str
     request = request_backend(device=device)
     try:
         selection = select(request)
-        name, reason, rejected = selection.name, selection.reason, selection.rejected
+        name = selection.name
+        reason = selection.reason
+        rejected = selection.rejected
     except ArbError as error:
         problems.append(error)
-        name, reason, rejected = None, error.what, ()
+        name = None
+        reason = error.what
+        rejected = ()
     facts = {
         "request": request.value,
         "source": request.source,

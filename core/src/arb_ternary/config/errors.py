@@ -80,7 +80,8 @@ class Fault:
 
     def to_json(self) -> dict[str, str]:
         """The fault as a JSON object."""
-        where, path = str(self.origin or ""), show_path(self.path)
+        where = str(self.origin or "")
+        path = show_path(self.path)
         return {"where": where, "path": path, "message": self.message, "hint": self.hint}
 
 

@@ -169,7 +169,8 @@ def counter_hash_rows(
     if rows is not None and rows * columns <= 1 << 32:
         lowest = highest = 0
     else:
-        lowest, highest = int(first_U.min()) >> 32, (int(first_U.max()) + columns - 1) >> 32
+        lowest = int(first_U.min()) >> 32
+        highest = (int(first_U.max()) + columns - 1) >> 32
     if lowest == highest:
         x.add_(signed(hash_key(seed, step, stream, lowest)))
     else:

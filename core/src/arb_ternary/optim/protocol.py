@@ -230,7 +230,8 @@ def collect_trainable(model: nn.Module) -> Trainable:
     """
     from arb_ternary.ternary.models import stored_modules, ternary_modules
 
-    all_ternary, all_stored = dict(ternary_modules(model)), dict(stored_modules(model))
+    all_ternary = dict(ternary_modules(model))
+    all_stored = dict(stored_modules(model))
     all_floats = {name: each for name, each in model.named_parameters() if each.is_floating_point()}
     ternary = {name: module for name, module in all_ternary.items() if not module.frozen}
     floats = {name: parameter for name, parameter in all_floats.items() if parameter.requires_grad}

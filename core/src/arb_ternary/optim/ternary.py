@@ -109,7 +109,9 @@ class TernaryOptimizer(Optimizer):
             groups.append(group)
         super().__init__(groups, given)
         for module in modules.values():
-            OPTIMIZERS[module], module.transform = ref(self), None  # of an optimizer before
+            # of an optimizer before
+            OPTIMIZERS[module] = ref(self)
+            module.transform = None
 
     def modules_of(self, group_index: int) -> list[TernaryModule]:
         """The modules of one param group."""
@@ -182,7 +184,8 @@ class TernaryOptimizer(Optimizer):
                 module.sums.clear()
         self.updates += 1
         changed = to_host([*flips, *moves])
-        flipped_trits, moved_exponents = sum(changed[: len(flips)]), sum(changed[len(flips) :])
+        flipped_trits = sum(changed[: len(flips)])
+        moved_exponents = sum(changed[len(flips) :])
         return StepOutcome(
             draws=max(draws, 1), grad_norm=norm, flips=flipped_trits, exponent_moves=moved_exponents
         )

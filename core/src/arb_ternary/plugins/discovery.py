@@ -92,7 +92,8 @@ class PluginRecord:
 
     def refuse(self, status: Status, reason: str) -> None:
         """Note why the plugin, or a part of it, is not used."""
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values."""
@@ -156,7 +157,8 @@ def discover() -> tuple[list[PluginRecord], list[str]]:
     for distribution in _announcing(GROUP):
         # damaged metadata must not keep this record, or another, from being made
         metadata: Any = distribution.metadata
-        name, version = metadata.get("Name", "unnamed-distribution"), metadata.get("Version", "0")
+        name = metadata.get("Name", "unnamed-distribution")
+        version = metadata.get("Version", "0")
         if canonical(name) in seen:
             notes.append(
                 f"{name} {version} ignored: {seen[canonical(name)]} comes first on sys.path"

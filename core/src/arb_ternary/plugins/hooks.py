@@ -49,7 +49,8 @@ def describe_hooks(kinds: Iterable[type[Spec]]) -> tuple[HookFacts, ...]:
     kinds' components.
     """
     kinds = tuple(kinds)
-    registration, observation = _registration_hooks(kinds), _observation_hooks(kinds)
+    registration = _registration_hooks(kinds)
+    observation = _observation_hooks(kinds)
     groups = {
         **dict.fromkeys((*registration, _KINDS_HOOK), "registration"),
         hookspecs.arb_plugin_info.__name__: "information",
@@ -97,7 +98,8 @@ class PluginFault(Exception):
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
 
 def _failed(reason: str) -> PluginFault:
@@ -156,7 +158,8 @@ class HookManager(pluggy.PluginManager):
         """Refuse what pluggy ignores: an implementation of no hook, a hook's name without the mark,
         no hook at all.
         """
-        found, hooks = self.implementations(plugin), self.hooks
+        found = self.implementations(plugin)
+        hooks = self.hooks
         for hook, options in found.items():
             if hook not in hooks and not options.get("optionalhook"):
                 close = nearest(hook, hooks)

@@ -91,7 +91,8 @@ class Plugins:
             UsageProblem: ARB_PLUGINS or ARB_PLUGINS_DISABLED names a plugin that is not installed.
             EnvironmentProblem: a plugin cannot be loaded and ARB_PLUGINS_STRICT is set.
         """
-        started, strict = perf_counter(), environment.PLUGINS_STRICT.flag()
+        started = perf_counter()
+        strict = environment.PLUGINS_STRICT.flag()
         found, notes = discover()
         for note in notes:
             _trace(note)
@@ -246,7 +247,8 @@ def _no_plugin(name: str, installed: Collection[str], where: str = "") -> UsageP
 def _keep_out(found: Sequence[PluginRecord]) -> None:
     """Refuse what the environment does not allow, and plugins that share a name."""
     installed = sorted({record.name for record in found})
-    allowed, disabled = environment.PLUGINS.names(), environment.PLUGINS_DISABLED.names()
+    allowed = environment.PLUGINS.names()
+    disabled = environment.PLUGINS_DISABLED.names()
     for variable, names in (
         ("ARB_PLUGINS", set(allowed) - {"*"}),
         ("ARB_PLUGINS_DISABLED", disabled),

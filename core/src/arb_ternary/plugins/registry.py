@@ -107,7 +107,8 @@ class Registry:
 
         ``unusable`` are registered names that cannot be used here, each with the reason.
         """
-        noun, claims = self.kinds[kind].noun, self.claims(kind, name)
+        noun = self.kinds[kind].noun
+        claims = self.claims(kind, name)
         if claims:
             rivals = [claim.plugin for claim in claims]
             last = next(
@@ -118,7 +119,8 @@ class Registry:
                 + " and ".join(rival.described for rival in rivals),
                 f"uninstall all but one of them, or disable one: ARB_PLUGINS_DISABLED={last}",
             )
-        known, unloaded = announced(), [record for record in self.records if not record.is_loaded]
+        known = announced()
+        unloaded = [record for record in self.records if not record.is_loaded]
         # A name stands for its family too: what brings `a` brings `a.b`.
         source = known.get(f"{kind}.{name}") or known.get(f"{kind}.{name.partition('.')[0]}")
         if source is not None:
@@ -132,7 +134,8 @@ class Registry:
             unloaded_owners = [owner for owner in owners if owner in unloaded]
             if unloaded_owners:
                 return _may_come_from(noun, name, unloaded_owners)
-        names, absent = self.names(kind), self.not_installed(kind)
+        names = self.names(kind)
+        absent = self.not_installed(kind)
         close = nearest(name, [*names, *absent])
         suspects = [record for record in unloaded if record.status is not Status.BLOCKED]
         if suspects and close is None:

@@ -29,7 +29,8 @@ GROUP_SIZES: Final[tuple[GroupSize, ...]] = (32, 64, 128, 256, "row")
 #: Share of a Gaussian that rounds to a non-zero trit: P(|w| > E|w| / 2).
 GAUSSIAN_DENSITY: Final = 0.690
 #: The backend that serves every device, and the device without memory.
-_TORCH, _META = "torch", "meta"
+_TORCH = "torch"
+_META = "meta"
 
 # : Whether initial trits are drawn. A model whose weights come from elsewhere is built faster when
 # they are all 0.
@@ -110,11 +111,10 @@ class TernaryModule(VoteMemory):
         **options: Unpack[VoteOptions],
     ) -> None:
         super().__init__()
-        gradients, scale_rule = (
-            options.get("gradients", "float"),
-            options.get("scale_rule", "residual"),
-        )
-        vote_bits, backend = options.get("vote_bits", 8), options.get("backend")
+        gradients = options.get("gradients", "float")
+        scale_rule = options.get("scale_rule", "residual")
+        vote_bits = options.get("vote_bits", 8)
+        backend = options.get("backend")
         if rows < 0 or columns < 0:
             raise ValueError(f"features must not be negative, got {rows} x {columns}")
         for name, value, known in (
@@ -273,7 +273,8 @@ class TernaryModule(VoteMemory):
         if name == self.backend:
             return
         self.take_votes()
-        trits, votes = self.trits(), self.held_votes()
+        trits = self.trits()
+        votes = self.held_votes()
         self.backend = name
         self.weight = kernel(name, "pack")(trits)
         self.votes = pack_votes(name, votes, self.shape.vote_bits)
@@ -291,7 +292,8 @@ class TernaryModule(VoteMemory):
         return self
 
     def _check_votes(self, votes: Tensor) -> None:
-        low, high = self.shape.smallest_vote, self.shape.largest_vote
+        low = self.shape.smallest_vote
+        high = self.shape.largest_vote
         if votes.numel() and not low <= int(votes.amin()) <= int(votes.amax()) <= high:
             raise ValueError(f"votes of {self.shape.vote_bits} bits lie in {low}..{high}")
 
@@ -336,7 +338,8 @@ class TernaryModule(VoteMemory):
                 "move the module to a device that it serves, or call set_backend: arb backends "
                 "list",
             )
-        sums, learned = self.sums, self.voting_exponents()
+        sums = self.sums
+        learned = self.voting_exponents()
         stats, magnitudes = (
             (self.stats, self.magnitudes) if sums is None else (sums.stats, sums.magnitudes)
         )
@@ -423,7 +426,8 @@ class TernaryModule(VoteMemory):
     ) -> None:
         self.take_votes()
         converted = dict(state_dict)
-        weight, votes = prefix + "weight", prefix + "votes"
+        weight = prefix + "weight"
+        votes = prefix + "votes"
         if weight in converted:
             trits = decode_at_rest(converted[weight], self.shape.in_features, weight)
             if trits.shape[0] == self.shape.out_features:

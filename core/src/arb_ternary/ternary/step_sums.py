@@ -38,7 +38,8 @@ class StepSums:
     def __init__(
         self, shape: WeightShape, device: torch.device, *, bias: bool, magnitudes: bool
     ) -> None:
-        rows, columns = shape.out_features, shape.in_features
+        rows = shape.out_features
+        columns = shape.in_features
         self.votes = torch.zeros(rows, columns, dtype=torch.int16, device=device)
         self.exponent_votes = torch.zeros(rows, shape.groups, dtype=torch.int32, device=device)
         self.bias = torch.zeros(rows, dtype=torch.int16, device=device) if bias else None

@@ -166,7 +166,8 @@ class VoteMemory(nn.Module):
         step.
         """
         if self.sums is not None:
-            self.sums.place, self.sums.awaited = place, 0
+            self.sums.place = place
+            self.sums.awaited = 0
             self.control[MICRO] = CASTS * place
 
     @torch.no_grad()
@@ -177,7 +178,8 @@ class VoteMemory(nn.Module):
         sums = self.sums
         if sums is None:
             return
-        sums.casts, sums.place = self.casts, 0
+        sums.casts = self.casts
+        sums.place = 0
         self.control[MICRO] = 0
         self.stats += sums.stats
         sums.stats.zero_()
@@ -271,7 +273,8 @@ class VoteMemory(nn.Module):
         """Put the module back to where it was before the first votes that are not taken yet, if it
         is ``undoable``.
         """
-        kept, self.kept_votes = self.kept_votes, None
+        kept = self.kept_votes
+        self.kept_votes = None
         for name, tensor in (kept or {}).items():
             getattr(self, name).copy_(tensor)
         if self.sums is not None:

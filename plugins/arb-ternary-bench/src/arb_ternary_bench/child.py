@@ -147,7 +147,8 @@ def _end_with_parent() -> Callable[[], None] | None:
         return None
     import ctypes
 
-    prctl, pr_set_pdeathsig = ctypes.CDLL(None).prctl, 1
+    prctl = ctypes.CDLL(None).prctl
+    pr_set_pdeathsig = 1
 
     def arrange() -> None:
         prctl(pr_set_pdeathsig, signal.SIGTERM)

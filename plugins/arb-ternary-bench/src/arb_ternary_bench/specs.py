@@ -16,4 +16,6 @@ class RecipeSpec(Spec):
     ``steps`` is the number of optimizer steps of the run that the recipe is for.
     """
 
-    kind, hook, noun = "recipe", "arb_register_recipes", "recipe"
+    kind = "recipe"
+    hook = "arb_register_recipes"
+    noun = "recipe"

@@ -43,7 +43,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ggml-") as name:
         folder = Path(name)
         source = _unpack(options.sdist or _download(folder, options.version), folder)
-        project, build = folder / "project", folder / "build"
+        project = folder / "project"
+        build = folder / "build"
         project.mkdir()
         (project / "CMakeLists.txt").write_text(_PROJECT, encoding="utf-8")
         configure = [

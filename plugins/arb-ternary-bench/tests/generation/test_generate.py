@@ -114,7 +114,9 @@ class Slow:
     weight_bytes = 1000
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.started, self.shapes = 0.0, [], []
+        self.now = 0.0
+        self.started = []
+        self.shapes = []
         monkeypatch.setattr(
             cases_module, "CLOCKS", {"wall": lambda: self.now, "processor": lambda: 2 * self.now}
         )

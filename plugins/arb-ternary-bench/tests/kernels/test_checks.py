@@ -171,7 +171,8 @@ def test_exact_products_agree_with_the_restatement_of_the_number_format(
 
 
 def test_operands_are_fresh_and_never_zeros(make_cell: Callable[..., Cell]) -> None:
-    one, other = Operands(make_cell(), 1), Operands(make_cell(), 2)
+    one = Operands(make_cell(), 1)
+    other = Operands(make_cell(), 2)
     for name in ("trits", "exponent", "x", "q", "scale", "gradient", "int8_gradient"):
         tensor = getattr(one, name)
         assert bool(tensor.any()), name

@@ -38,7 +38,8 @@ class NumpyPeer:
 
     def prepare(self, cell: Cell, operands: Operands) -> PeerProduct:
         weight = operands.trits.numpy().astype(np.float32).T * np.float32(self.factor)
-        x, output = operands.x.numpy(), np.zeros((cell.rows, cell.out_features), np.float32)
+        x = operands.x.numpy()
+        output = np.zeros((cell.rows, cell.out_features), np.float32)
         return PeerProduct(
             lambda _: np.matmul(x, weight, out=output), 1, weight.nbytes, output, None
         )

@@ -21,7 +21,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_backends_probe_it_is_said_what_stands_in() -> None:
-    reading, peak = read_probe(["torch"], 1 << 12, seconds=1e-3), peak_probe(["torch"])
+    reading = read_probe(["torch"], 1 << 12, seconds=1e-3)
+    peak = peak_probe(["torch"])
     assert reading.variant.nbytes == 1 << 16
     assert reading.how.startswith(("torch.", "numpy."))
     assert "no peak" in peak.how

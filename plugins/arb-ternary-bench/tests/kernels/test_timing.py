@@ -34,7 +34,8 @@ def test_calls_rotate_through_every_copy_in_order() -> None:
 
 
 def test_what_a_call_changes_is_put_back_and_not_timed() -> None:
-    state, now = [0, 0], 0.0
+    state = [0, 0]
+    now = 0.0
 
     def call(i: int) -> None:
         nonlocal now

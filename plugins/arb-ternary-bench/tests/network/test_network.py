@@ -142,7 +142,8 @@ def test_powersgd_sends_two_factors_of_a_matrix_both_ways() -> None:
 
 
 def test_one_bit_adam_sends_a_fifth_of_an_all_reduce_in_bfloat16_as_its_authors_say() -> None:
-    one, ddp = row("one_bit_adam"), row("ddp")
+    one = row("one_bit_adam")
+    ddp = row("ddp")
     ratio = (ddp["inside_bytes"] + ddp["between_bytes"]) / (
         one["inside_bytes"] + one["between_bytes"]
     )

@@ -101,7 +101,8 @@ def test_a_study_that_was_stopped_and_killed_continues_in_the_middle_of_a_run(
         str(20 * STEP_TOKENS),
     ]
     folder = tmp_path / "study"
-    trials, runs = folder / "trials", folder / "runs"
+    trials = folder / "trials"
+    runs = folder / "runs"
 
     stopped, code = end_in_the_middle(folder, options, signal.SIGTERM)
     assert code == 130
@@ -161,7 +162,8 @@ def under_way(folder: Path) -> list[str]:
     """Runs that have taken a few of their 20 steps."""
     steps: dict[str, int] = {}
     for path in folder.glob("runs/*/checkpoints/step-*"):
-        name, step = path.parents[1].name, int(path.name.rpartition("-")[2])
+        name = path.parents[1].name
+        step = int(path.name.rpartition("-")[2])
         steps[name] = max(step, steps.get(name, 0))
     return [name for name, step in steps.items() if step <= 12]
 

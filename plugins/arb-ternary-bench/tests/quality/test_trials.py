@@ -42,7 +42,8 @@ def test_short_trials_choose_among_the_same_multiples(rule):
             found.append([part["lr"] for part in parts])
         return found
 
-    short, long = rates(256 * STEP_TOKENS), rates(2048 * STEP_TOKENS)
+    short = rates(256 * STEP_TOKENS)
+    long = rates(2048 * STEP_TOKENS)
     for few, many in zip(short, long, strict=True):
         assert few == pytest.approx([2 * rate for rate in many], rel=5e-3)
 

@@ -115,7 +115,8 @@ class Fixed:
     """A trainee of fixed size."""
 
     def __init__(self, weights: int, state: int) -> None:
-        self._weights, self._state = weights, state
+        self._weights = weights
+        self._state = state
 
     def weights(self) -> int:
         return self._weights
@@ -255,7 +256,8 @@ def test_the_command_runs_from_end_to_end(more: tuple[str, ...], tmp_path: Path)
 def test_what_is_trained_is_on_the_device_asked_for(
     name: str, shape: StepShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, wanted = torch.nn.Module.to, []
+    real = torch.nn.Module.to
+    wanted = []
 
     def to(module: nn.Module, *arguments: Any, **options: Any) -> nn.Module:
         wanted.append(arguments)

@@ -158,7 +158,8 @@ def test_calls_are_what_kernels_leave_of_an_unprofiled_step() -> None:
 @pytest.fixture
 def unmarked() -> Iterator[None]:
     """A profiled step marks kernels and modules for the whole process: here, only for a test."""
-    backend, call = get_backend("torch"), nn.Module.__call__
+    backend = get_backend("torch")
+    call = nn.Module.__call__
     kernels = backend.kernels
     try:
         yield

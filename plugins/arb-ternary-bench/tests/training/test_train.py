@@ -34,7 +34,8 @@ PLAIN = Path(__file__).parents[4] / "docs" / "examples" / "plain.yaml"
 def test_the_demos_size_is_that_of_the_example() -> None:
     example = read_document(PLAIN).data
     config = TrainWay("torch/pure").config(SIZES["demo"])
-    ours, theirs = config.model.options, example["model"]
+    ours = config.model.options
+    theirs = example["model"]
     assert {key: getattr(ours, key) for key in theirs if key != "name"} | {"name": "decoder"} == {
         **theirs,
         "logit_scale": 0,  # for its loss alone
@@ -118,7 +119,8 @@ def test_random_tokens_are_the_same_in_every_step() -> None:
     config = TrainWay("float32").config(TINY)
     source = RandomTokens(TINY.vocabulary)
     learner = Learner(TrainWay("float32"), TINY)
-    first, second = next(learner.loop.batches), next(learner.loop.batches)
+    first = next(learner.loop.batches)
+    second = next(learner.loop.batches)
     assert first.data.equal(second.data)
     assert first.data.shape == (
         config.phases[0].options.batch_size,

@@ -46,7 +46,8 @@ class NoiseMasking:
                 "Take data of images, such as `data: digits`; ids of text are for `masking: "
                 "absorbing`.",
             )
-        count, config = len(batch.data), self.config
+        count = len(batch.data)
+        config = self.config
         start_1 = (
             torch.rand(1, generator=generator)
             if context.training

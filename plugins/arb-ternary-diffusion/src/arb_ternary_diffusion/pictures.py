@@ -161,7 +161,8 @@ def draw_pictures(
             "class to be led away from",
             "Train with `masking: {name: noise, label_dropout: 0.1}`, or draw with guidance 1.",
         )
-    model, shape = denoiser.model, denoiser.shape
+    model = denoiser.model
+    shape = denoiser.shape
     seeds = torch.randint(2**62, (len(labels_N),), generator=generator).tolist()
     drawn: list[Tensor] = []
     with evaluation_mode(model):
@@ -213,10 +214,12 @@ def write_grid(path: Path, pictures_NCHW: Tensor, *, columns: int | None = None)
     scale = max(1, -(-_LEAST_SIDE // min(height, width)))
     levels = (pictures_NCHW.clamp(-1, 1) + 1).mul(127.5).round().to(torch.uint8)
     large = levels.repeat_interleave(scale, dim=2).repeat_interleave(scale, dim=3)
-    rows, line = scale * height + _GAP, scale * width + _GAP
+    rows = scale * height + _GAP
+    line = scale * width + _GAP
     sheet = torch.full((channels, down * rows - _GAP, across * line - _GAP), 128, dtype=torch.uint8)
     for number, picture in enumerate(large):
-        top, left = rows * (number // across), line * (number % across)
+        top = rows * (number // across)
+        left = line * (number % across)
         sheet[:, top : top + rows - _GAP, left : left + line - _GAP] = picture
     whole = Image.fromarray(
         sheet[0].numpy() if channels == 1 else sheet.movedim(0, -1).contiguous().numpy()

@@ -130,7 +130,8 @@ def _filled(
         fits = len(ids) + left <= context
         seen = len(ids) if fits else min(len(ids), max(1, context // 2))
         new = left if fits else min(left, context - seen)
-        before, window = ids[: len(ids) - seen], [*ids[len(ids) - seen :], *[None] * new]
+        before = ids[: len(ids) - seen]
+        window = [*ids[len(ids) - seen :], *[None] * new]
         tokens_1S = torch.tensor([[mask_token if token is None else token for token in window]])
         hidden_1S = torch.tensor([[token is None for token in window]])
         for tokens, hidden in filling.states(denoise, tokens_1S, hidden_1S, mask_token, generator):

@@ -44,7 +44,8 @@ def load_text_run(path: Path, *, backend: str | None = None, device: str | None 
         CheckpointError: the checkpoint is damaged or missing.
     """
     trained = load_run(path, backend=backend, device=device)
-    config, model = trained.config, trained.model
+    config = trained.config
+    model = trained.model
     masking: Any = require_protocol(config.masking.build(), MaskingStrategy, config.masking)
     attached = trained.directory.attachments()
     if "tokenizer" not in attached:

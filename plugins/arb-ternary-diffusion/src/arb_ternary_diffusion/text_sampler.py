@@ -88,7 +88,8 @@ class Filling:
             mask_token: the id that stands for a hidden token.
             generator: of all draws, on the host.
         """
-        tokens_BS, hidden_BS = tokens_BS.masked_fill(hidden_BS, mask_token), hidden_BS.clone()
+        tokens_BS = tokens_BS.masked_fill(hidden_BS, mask_token)
+        hidden_BS = hidden_BS.clone()
         wanted_B = hidden_BS.sum(dim=1)
         for left in range(self.steps, 0, -1):
             if self.order == "ancestral":

@@ -110,7 +110,9 @@ class Cursor:
         Vocabularies have hundreds of thousands, so that there are no calls in this loop until
         something is wrong.
         """
-        data, size, position = self.data, len(self.data), self.position
+        data = self.data
+        size = len(self.data)
+        position = self.position
         length_at = struct.Struct("<Q").unpack_from
         for i in range(count):
             start = position + 8

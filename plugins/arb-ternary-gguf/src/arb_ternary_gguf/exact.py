@@ -77,7 +77,9 @@ def choose_type(
 
 
 def _rounded(name: str, weight: Tensor, choice: str) -> TensorType:
-    kind, columns, size = _ROUNDED[choice], weight.shape[1], float(weight.abs().max())
+    kind = _ROUNDED[choice]
+    columns = weight.shape[1]
+    size = float(weight.abs().max())
     if columns % kind.block:
         obstacle = f"{kind.name} stores {kind.block} columns together, and it has {columns}"
     elif not size <= largest(kind):
@@ -115,7 +117,8 @@ def _obstacle(weight: TernaryWeight | Tensor, kind: TensorType) -> str | None:
             if all(holds(kind, part) for part in chunks(weight.numpy()))
             else f"its numbers need more than {kind.name}"
         )
-    least, most = int(weight.exponent.min()), int(weight.exponent.max())
+    least = int(weight.exponent.min())
+    most = int(weight.exponent.max())
     outside = next((e for e in (least, most) if e not in EXPONENTS), None)
     if weight.row_scale is not None and kind is not F32:
         powers = torch.ldexp(torch.ones(weight.exponent.shape), weight.exponent.to(torch.int32))

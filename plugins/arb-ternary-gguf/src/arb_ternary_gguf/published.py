@@ -160,7 +160,8 @@ class GgufModel:
 
     def _options(self) -> dict[str, Any]:
         path = self._file.path
-        width, heads = self._key("embedding_length", int), self._key("attention.head_count", int)
+        width = self._key("embedding_length", int)
+        heads = self._key("attention.head_count", int)
         kv_heads = self._key("attention.head_count_kv", int, heads)
         if min(width, heads, kv_heads) < 1 or heads % kv_heads:
             raise DataError(

@@ -212,7 +212,8 @@ def _placed(
         and any(info.type is Q2_0 for info in infos)
         and not _fault(infos, begin, ends, size, FORK_Q2_0)
     ):
-        fault, replaced = None, FORK_Q2_0
+        fault = None
+        replaced = FORK_Q2_0
     if fault:
         raise DataError(f"{path}: {fault}", "The file is damaged, or was not copied whole.")
     return [

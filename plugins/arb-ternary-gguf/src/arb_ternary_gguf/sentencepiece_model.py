@@ -19,7 +19,10 @@ __all__ = ["BPE", "UNIGRAM", "SentencePieceModel", "read_model"]
 UNIGRAM: Final = 1
 BPE: Final = 2
 
-_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
+_VARINT = 0
+_EIGHT_BYTES = 1
+_BYTES = 2
+_FOUR_BYTES = 5
 
 
 @define
@@ -105,7 +108,9 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 def _piece(data: bytes) -> tuple[str, float, int]:
     found = {1: b"", 2: 0.0, 3: 1, **dict(_fields(data))}
-    text, score, kind = found[1], found[2], found[3]
+    text = found[1]
+    score = found[2]
+    kind = found[3]
     if (
         not isinstance(text, bytes)
         or not isinstance(score, float)

@@ -118,7 +118,8 @@ def _space_prefix(definition: Mapping[str, Any]) -> bool:
     """
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
     prepend = {"type": "Prepend", "prepend": "\u2581"}
-    normalizer, cut = definition.get("normalizer"), definition.get("pre_tokenizer")
+    normalizer = definition.get("normalizer")
+    cut = definition.get("pre_tokenizer")
     steps = (
         normalizer["normalizers"]
         if normalizer and normalizer.get("type") == "Sequence"

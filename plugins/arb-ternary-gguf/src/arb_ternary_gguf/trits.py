@@ -66,7 +66,8 @@ def _read_trits(
         values, scale = decode_codes(file.bytes_of(info, some.start, some.stop), info.type)
         if values.size and (values.min() < -1 or values.max() > 1):
             return None
-        trits[some], stored[some] = values, scale
+        trits[some] = values
+        stored[some] = scale
     _check_finite(file, info, stored)
     scales, held = _merged(torch.from_numpy(stored), info.type.block, info.shape[1], group_size)
     if group_size is not None and not _is_held(scales, held, group_size):

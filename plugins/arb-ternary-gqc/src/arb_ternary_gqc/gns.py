@@ -102,9 +102,11 @@ class GradientNoiseScale(OptimizerWrapper):
         if self.estimator == "mccandlish" and self._modules:
             of_floats = [each.norm(self._parameters, ()) for each in (self._sum, draw.gradients)]
         whole, *floats = on_host([self._sum_norm(draw), *of_floats])
-        norm, of_draw = self._measure(whole), draw.norm
+        norm = self._measure(whole)
+        of_draw = draw.norm
         if floats:
-            norm, of_draw = floats[0] / self.num_draws, floats[1]
+            norm = floats[0] / self.num_draws
+            of_draw = floats[1]
         self.grad_norms.append(as_number(of_draw))
         if self.estimator == "norm_variance":
             self.estimated_gns = norm_variance(self.grad_norms)

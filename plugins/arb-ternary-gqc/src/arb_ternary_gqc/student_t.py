@@ -14,14 +14,17 @@ def central_probability(angle: float, df: int) -> float:
     """``P(|T| <= sqrt(df) * tan(angle))``: Abramowitz and Stegun 26.7.3 and 26.7.4, finite sums of
     cosines.
     """
-    sine, cosine = math.sin(angle), math.cos(angle)
+    sine = math.sin(angle)
+    cosine = math.cos(angle)
     if df % 2:
-        terms, term = [], cosine
+        terms = []
+        term = cosine
         for k in range(1, (df - 1) // 2 + 1):
             terms.append(term)
             term *= cosine * cosine * (2 * k) / (2 * k + 1)
         return 2.0 / math.pi * (angle + sine * math.fsum(terms))
-    terms, term = [], 1.0
+    terms = []
+    term = 1.0
     for k in range(1, df // 2 + 1):
         terms.append(term)
         term *= cosine * cosine * (2 * k - 1) / (2 * k)
@@ -35,7 +38,8 @@ def two_sided_quantile(confidence: float, df: int) -> float:
     Bisection of the angle ``atan(t / sqrt(df))``, until two neighbouring floating-point numbers
     enclose it.
     """
-    low, high = 0.0, math.pi / 2
+    low = 0.0
+    high = math.pi / 2
     while low < (middle := (low + high) / 2) < high:
         if central_probability(middle, df) < confidence:
             low = middle

@@ -273,7 +273,8 @@ class OptimizerWrapper(Optimizer):
             for group in self._own:
                 group["lr"] = self.schedule.value(self._initial, self.num_batches)
         self.num_batches += 1
-        parameters, modules = self._parameters, self._modules
+        parameters = self._parameters
+        modules = self._modules
         gradients = Gradients.take(parameters, modules)
         found = self._unscale(gradients)
         if self._ranks.local_gradients and self.decides_on_gradients:
@@ -282,7 +283,8 @@ class OptimizerWrapper(Optimizer):
         norm, nan, found, *values = on_host(
             [gradients.norm(parameters, modules), gradients.counted_nan(), found, *given.values()]
         )
-        overflow, numbers = as_number(found) != 0, [as_number(value) for value in values]
+        overflow = as_number(found) != 0
+        numbers = [as_number(value) for value in values]
         fault = "the scaled loss" if overflow else self._fault(gradients, norm, nan, numbers)
         if self._ranks.any(fault is not None):
             for voter in self._voters:
@@ -374,7 +376,9 @@ class OptimizerWrapper(Optimizer):
         if not isinstance(self.inner, OptimizerWrapper):
             self.inner.zero_grad()
         self._after_step()
-        self._sum, self._signals, self.num_draws = Gradients(), [], 0
+        self._sum = Gradients()
+        self._signals = []
+        self.num_draws = 0
         self._nothing_pending = True
         self.last_num_draws = draws
         self.num_steps += result.stepped

@@ -69,7 +69,8 @@ class HfExporter:
             shutil.rmtree(staging, ignore_errors=True)
 
     def _write(self, model: Decoder, folder: Path, metadata: Mapping[str, Any]) -> None:
-        config, layout = model.config, self._config.layout
+        config = model.config
+        layout = self._config.layout
         described = config_json(config, model.vocabulary_size, self._config.float_dtype)
         tokenizer = metadata.get("tokenizer")
         if self._config.tokenizer and tokenizer is not None:
@@ -198,7 +199,8 @@ def _exponent(name: str, weight: TernaryWeight) -> int:
     """The exponent of a matrix; ConfigError when its groups have different ones."""
     exponent = weight.one_exponent()
     if exponent is None:
-        low, high = int(weight.exponent.min()), int(weight.exponent.max())
+        low = int(weight.exponent.min())
+        high = int(weight.exponent.max())
         raise ConfigError(
             f"layout: packed has one scale a matrix, and the groups of {name} have exponents from "
             f"{low} to {high}",

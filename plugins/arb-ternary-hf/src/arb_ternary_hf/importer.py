@@ -44,13 +44,15 @@ class HfImporter:
         damaged.
         """
         model = HfModel(source)
-        config, quantization = model.config, model.config.quantization
+        config = model.config
+        quantization = model.config.quantization
         parameters = stored = 0
         tensors = []
         for name, file in model.weights.files.items():
             entry = file.entries[name]
             count = math.prod(entry.shape) * (4 if entry.dtype == "U8" else 1)
-            parameters, stored = parameters + count, stored + entry.nbytes
+            parameters = parameters + count
+            stored = stored + entry.nbytes
             tensors.append(
                 {
                     "name": name,

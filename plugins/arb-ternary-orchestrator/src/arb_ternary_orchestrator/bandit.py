@@ -35,7 +35,8 @@ class Bandit:
                 f"the names of strategies have to differ, and there has to be one: "
                 f"{list(strategies)}"
             )
-        self.strategies, self.exploration = tuple(strategies), exploration
+        self.strategies = tuple(strategies)
+        self.exploration = exploration
         self._rewards: dict[str, list[float]] = {name: [] for name in self.strategies}
         self._tried = dict.fromkeys(self.strategies, 0)
         self._failed = dict.fromkeys(self.strategies, 0)

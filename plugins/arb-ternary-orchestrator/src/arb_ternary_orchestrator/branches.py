@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Branch", "Comparison", "Trial", "compare", "reward"]
 
 #: What a nat of progress, a spike and a nat of loss on the probe are worth.
-_PROGRESS, _SPIKE, _PROBE = 10.0, 0.1, 0.1
+_PROGRESS = 10.0
+_SPIKE = 0.1
+_PROBE = 0.1
 #: Micro-batches between signs of life on the screen.
 _SHOWN_EVERY: Final = 10
 
@@ -200,7 +202,8 @@ def _try_out(
 ) -> Branch | None:
     """The branch of ``name``; None where somebody asked the run to stop."""
     strategies.put_back(loop, setting.base, setting.strategy)
-    monitor, first = setting.monitor.copy(), loop.step
+    monitor = setting.monitor.copy()
+    first = loop.step
     loss_start = monitor.telemetry.ema
     drawn: list[Drawn] = []
     seen: list[Observation] = []
@@ -235,7 +238,8 @@ def _try_out(
     if failed is None and loss_end is not None:
         gained = reward(loss_end if loss_start is None else loss_start, loss_end, spikes, probe)
         if not math.isfinite(gained):
-            failed, gained = f"its loss on further training samples is {probe}", None
+            failed = f"its loss on further training samples is {probe}"
+            gained = None
     if failed is None and gained is None:
         failed = f"it took no step in {len(drawn)} micro-batches"
     trial = Trial(name, gained, loss_start, loss_end, spikes, probe, failed, loop.step - first)

@@ -193,5 +193,8 @@ class DecisionBoundary:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` gave."""
-        self._last, self._held, self._stood_back = state["last"], state["held"], state["stood_back"]
-        self._phase, self._settled = state["phase"], state["settled"]
+        self._last = state["last"]
+        self._held = state["held"]
+        self._stood_back = state["stood_back"]
+        self._phase = state["phase"]
+        self._settled = state["settled"]

@@ -187,7 +187,9 @@ def explain_run(run: RunDirectory) -> Explanation:
 
 
 def _why(decision: Mapping[str, Any]) -> str:
-    reason, metric, value = decision["reason"], decision["metric"], decision["value"]
+    reason = decision["reason"]
+    metric = decision["metric"]
+    value = decision["value"]
     if metric in _PHRASES:
         seen = _PHRASES[metric].format(_number(value, ".4g"))
     elif reason in ("manual", "phase_change"):  # the number is that of steps, and says nothing more

@@ -101,4 +101,6 @@ class Moments:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` gave."""
-        self.count, self.mean, self._spread = state["count"], state["mean"], state["spread"]
+        self.count = state["count"]
+        self.mean = state["mean"]
+        self._spread = state["spread"]

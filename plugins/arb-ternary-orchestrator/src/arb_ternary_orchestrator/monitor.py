@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Meter", "Monitor", "Observation", "is_seen"]
 
 #: Standard deviations from which a loss, or a gradient's norm, is a spike.
-_LOSS_SPIKES, _GRADIENT_SPIKES = 3.0, 4.0
+_LOSS_SPIKES = 3.0
+_GRADIENT_SPIKES = 4.0
 # : Most elements of a float parameter whose change is measured: evenly spread, so that no copy of
 # it is made.
 _SAMPLED: Final = 1024
@@ -82,7 +83,10 @@ class Meter:
     @torch.no_grad()
     def before_step(self, loop: TrainingLoop) -> None:
         """Gradients are there, and the step has not been taken."""
-        self._norm, self._modules, self._floats, self._trits = None, {}, [], {}
+        self._norm = None
+        self._modules = {}
+        self._floats = []
+        self._trits = {}
         if loop.options.use_amp and loop.options.amp_dtype == "float16":
             return  # gradients have a scale that changes from step to step
         if (loop.step + 1) % self._every:
@@ -152,7 +156,8 @@ class Monitor:
     """
 
     def __init__(self, config: OrchestratorConfig, loop: TrainingLoop) -> None:
-        self._config, self._loop = config, loop
+        self._config = config
+        self._loop = loop
         options = loop.options
         shapes = {name: module.shape for name, module in ternary_modules(loop.model)}
         weights = {name: shape.out_features * shape.in_features for name, shape in shapes.items()}

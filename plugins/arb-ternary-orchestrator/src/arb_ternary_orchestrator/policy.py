@@ -68,7 +68,8 @@ class Orchestrator:
 
     def begin(self, loop: TrainingLoop) -> None:
         """Find the strategies, and go on with the initial one."""
-        config, directory = self.config, loop.context.directory
+        config = self.config
+        directory = loop.context.directory
         self._strategies = Strategies(config, loop)
         self._monitor = Monitor(config, loop)
         options = {field.name: getattr(config, field.name) for field in fields(DecisionOptions)}
@@ -95,8 +96,10 @@ class Orchestrator:
     def _advance(self, loop: TrainingLoop) -> Sequence[Drawn]:
         story = self._story = self._story or Story(loop.context, self._known_decisions)
         request = self._asked(loop, story) if self._news == "step" else None
-        trigger, self._pending = self._pending or self._due(request), None
-        news, self._news = self._news, None
+        trigger = self._pending or self._due(request)
+        self._pending = None
+        news = self._news
+        self._news = None
         if trigger is not None and trigger.reason == "safety":
             self._roll_back(loop, story, trigger)
         else:
@@ -233,7 +236,8 @@ class Orchestrator:
     def _obey(
         self, loop: TrainingLoop, story: Story, trigger: Trigger, request: SwitchRequest
     ) -> None:
-        started, before = time.monotonic(), self._strategies.current
+        started = time.monotonic()
+        before = self._strategies.current
         try:
             self._strategies.switch(loop, request.name)
         except ConfigError as error:
@@ -257,11 +261,9 @@ class Orchestrator:
         a rollback finds is in the data: the state it started from has been found good. Where that
         goes on and on, the data have changed.
         """
-        started, before, numbers = (
-            time.monotonic(),
-            self._strategies.current,
-            self._monitor.telemetry.numbers(),
-        )
+        started = time.monotonic()
+        before = self._strategies.current
+        numbers = self._monitor.telemetry.numbers()
         at, to = self._rolled_back or (-math.inf, 0)
         since = loop.step - at
         if not since:
@@ -299,7 +301,8 @@ class Orchestrator:
 
     def _recover(self, loop: TrainingLoop, story: Story, strategy: str) -> None:
         """Go back to the strategy that a rollback interrupted."""
-        started, before = time.monotonic(), self._strategies.current
+        started = time.monotonic()
+        before = self._strategies.current
         self._strategies.switch(loop, strategy)
         self._recovery.returned(strategy)
         self._boundary.decided(loop.step)
@@ -307,7 +310,8 @@ class Orchestrator:
         self._tell(story, trigger, before, started)
 
     def _tell(self, story: Story, trigger: Trigger, before: str, started: float) -> None:
-        numbers, current = self._monitor.telemetry.numbers(), self._strategies.current
+        numbers = self._monitor.telemetry.numbers()
+        current = self._strategies.current
         story.decided(trigger, before, current, seconds=time.monotonic() - started, numbers=numbers)
 
     def _accept(self, loop: TrainingLoop, story: Story, trigger: Trigger) -> None:
@@ -316,8 +320,10 @@ class Orchestrator:
         """
         if trigger.metric == "gradient norm":
             raise without_gradient(loop, trigger.value)
-        current, numbers = self._strategies.current, self._monitor.telemetry.numbers()
-        self._monitor, self._rollbacks_in_a_row = Monitor(self.config, loop), 0
+        current = self._strategies.current
+        numbers = self._monitor.telemetry.numbers()
+        self._monitor = Monitor(self.config, loop)
+        self._rollbacks_in_a_row = 0
         self._boundary.decided(loop.step)
         text = (
             f"{loop.options.max_skipped} batches in a row have such a loss: it counts as usual "
@@ -345,7 +351,8 @@ class Orchestrator:
 
     def _may_compare(self, loop: TrainingLoop, story: Story, trigger: Trigger) -> bool:
         """Whether a comparison can begin; the first time that it cannot is written down."""
-        config, options = self.config, loop.options
+        config = self.config
+        options = loop.options
         count = min(config.max_candidates, len(self._strategies.names))
         # Where an optimizer decides how many micro-batches go into a step, a candidate may take
         # fewer for each.
@@ -354,29 +361,31 @@ class Orchestrator:
         lost = self.lost_steps + (count - 1) * config.eval_horizon
         share = lost / (lost + options.steps)
         if count < 2:
-            cause, text = (
-                "alone",
-                f"{self._strategies.current} is the only strategy that fits the model",
-            )
+            cause = "alone"
+            text = f"{self._strategies.current} is the only strategy that fits the model"
         elif most > left:
-            cause, text = "end", f"that may take {most} steps, and {left} are left"
+            cause = "end"
+            text = f"that may take {most} steps, and {left} are left"
         elif share > config.max_overhead:
-            cause, text = (
-                "overhead",
+            cause = "overhead"
+            text = (
                 f"it would waste {share:.0%} of all steps, and max_overhead is "
-                f"{config.max_overhead:.0%}",
+                f"{config.max_overhead:.0%}"
             )
         else:
             return True
         if cause not in self._not_begun:
             self._not_begun.add(cause)
-            current, numbers = self._strategies.current, self._monitor.telemetry.numbers()
+            current = self._strategies.current
+            numbers = self._monitor.telemetry.numbers()
             story.decided(trigger, current, current, not_begun=text, numbers=numbers)
         return False
 
     def _compare(self, loop: TrainingLoop, story: Story, trigger: Trigger) -> Sequence[Drawn]:
         """Try candidates, and keep what the best one did."""
-        config, started, before = self.config, time.monotonic(), self._strategies.current
+        config = self.config
+        started = time.monotonic()
+        before = self._strategies.current
         generator = derived_generator(loop.context.seed, loop.key, "bandit", loop.step)
         suits = self._strategies.preferred(self._monitor.telemetry.phase)
         names = self._bandit.choose(config.max_candidates, before, suits, generator)

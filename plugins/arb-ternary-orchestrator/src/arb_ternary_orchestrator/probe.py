@@ -28,7 +28,8 @@ def draw_probe(loop: TrainingLoop, batches: int) -> list[Batch]:
 
     Held-out samples are not among them: what chooses how to train is a part of training.
     """
-    options, context = loop.options, loop.context
+    options = loop.options
+    context = loop.context
     seed = derive_seed(context.seed, loop.key, "probe", loop.step)
     source = context.data.batches(BatchRequest(options.batch_size, options.block_size, seed))
     try:
@@ -45,7 +46,8 @@ def probe_loss(loop: TrainingLoop, batches: list[Batch]) -> float:
     What the model remembers of the last batch (``preserve_state``) is lost; restore a snapshot
     where it counts.
     """
-    options, context = loop.options, loop.context
+    options = loop.options
+    context = loop.context
     trainable = collect_trainable(loop.model)
     votes = bool(trainable.ternary or trainable.stored)
     autocast = autocast_for(context.device, options.use_amp, options.amp_dtype, ternary=votes)

@@ -43,7 +43,9 @@ class Ring:
     """The last ``size`` good moments, one every ``every`` steps."""
 
     def __init__(self, memory: SnapshotMemory, *, size: int, every: int) -> None:
-        self._memory, self._size, self._every = memory, size, every
+        self._memory = memory
+        self._size = size
+        self._every = every
         self._moments: list[GoodMoment] = []
         self._last = 0
 
@@ -160,7 +162,8 @@ class Recovery:
             safety: the strategy from now on.
             blameless: a state that had been found good exploded at once, so that it was the data.
         """
-        self._since, self._blameless = step, blameless
+        self._since = step
+        self._blameless = blameless
         if before != safety:
             self._interrupted = None if before in self._returned else before
 
@@ -193,5 +196,7 @@ class Recovery:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` gave."""
-        self._interrupted, self._since = state["interrupted"], state["since"]
-        self._blameless, self._returned = state["blameless"], set(state["returned"])
+        self._interrupted = state["interrupted"]
+        self._since = state["since"]
+        self._blameless = state["blameless"]
+        self._returned = set(state["returned"])

@@ -18,7 +18,8 @@ __all__ = ["Kept", "SnapshotMemory", "free_memory"]
 
 # : Folder of snapshots in the run's directory, and the share of free memory that they may take by
 # default.
-_FOLDER, _SHARE = "snapshots", 4
+_FOLDER = "snapshots"
+_SHARE = 4
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
@@ -55,7 +56,8 @@ class Kept:
     def release(self) -> None:
         """Give back memory or file."""
         self._memory.used -= self.nbytes
-        self._snapshot, self.nbytes = None, 0
+        self._snapshot = None
+        self.nbytes = 0
         if self.path is not None:
             shutil.rmtree(self.path.parent)
             self.path = None

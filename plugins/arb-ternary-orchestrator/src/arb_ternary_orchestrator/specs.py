@@ -17,4 +17,6 @@ class StrategySpec(Spec):
     arguments that returns one; its ``name`` is that of the spec.
     """
 
-    kind, hook, noun = "strategy", "arb_register_strategies", "strategy"
+    kind = "strategy"
+    hook = "arb_register_strategies"
+    noun = "strategy"

@@ -57,7 +57,9 @@ class SpikeDetector:
                 f"k and memory have to be positive and warmup at least 2, not {k}, {memory} and "
                 f"{warmup}"
             )
-        self.k, self.warmup, self.memory = k, warmup, memory
+        self.k = k
+        self.warmup = warmup
+        self.memory = memory
         self._tail = 0.5 * math.erfc(k / math.sqrt(2))
         self._moments = Moments(decay)
         self.seen = 0
@@ -131,6 +133,8 @@ class SpikeDetector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` gave."""
         self._moments.load_state_dict(state["moments"])
-        self.seen, self.baseline, self.limit = state["seen"], state["baseline"], state["limit"]
+        self.seen = state["seen"]
+        self.baseline = state["baseline"]
+        self.limit = state["limit"]
         self.score = state["score"]
         self._spikes = deque(state["spikes"])

@@ -20,7 +20,8 @@ def upper_tail(t: float, df: float) -> float:
     Abramowitz and Stegun 26.7.1 and 26.5.8.
     """
     x = df / (df + t * t)
-    a, b = df / 2, 0.5
+    a = df / 2
+    b = 0.5
     if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side
         return 0.5 - 0.5 * _incomplete_beta(b, a, t * t / (df + t * t))
     return 0.5 * _incomplete_beta(a, b, x)
@@ -61,7 +62,8 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
         )
         / a
     )
-    c, d = 1.0, 1.0 / _away_from_zero(1 - (a + b) * x / (a + 1))
+    c = 1.0
+    d = 1.0 / _away_from_zero(1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, _MOST_TERMS):
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))

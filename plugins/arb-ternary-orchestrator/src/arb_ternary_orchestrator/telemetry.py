@@ -115,17 +115,16 @@ class Telemetry:
             raise ValueError(
                 f"a line needs a window of {LEAST_POINTS} losses at least, not {window}"
             )
-        self.window, self.limits, self.weights = (
-            window,
-            limits or PhaseLimits(),
-            dict(weights or {}),
-        )
+        self.window = window
+        self.limits = limits or PhaseLimits()
+        self.weights = dict(weights or {})
         self._moments = Moments(decay)
         self._points: deque[tuple[int, float]] = deque(maxlen=window)
         self._since_finite_only = window
         self.step = 0
         self.loss = math.nan
-        self.best, self.best_step = math.inf, 0
+        self.best = math.inf
+        self.best_step = 0
         self.grad_norm: float | None = None
         self.update_ratio: float | None = None
         self.lr: float | None = None
@@ -144,9 +143,13 @@ class Telemetry:
         flips: Mapping[str, int] | None = None,
     ) -> None:
         """Step ``step`` has been taken, or tried where its loss is not finite."""
-        self.step, self.loss = step, loss
-        self.grad_norm, self.update_ratio, self.lr = grad_norm, update_ratio, lr
-        self.modules, self.flips = dict(modules or {}), dict(flips or {})
+        self.step = step
+        self.loss = loss
+        self.grad_norm = grad_norm
+        self.update_ratio = update_ratio
+        self.lr = lr
+        self.modules = dict(modules or {})
+        self.flips = dict(flips or {})
         if not math.isfinite(loss):
             self._since_finite_only = 0
             return
@@ -154,7 +157,8 @@ class Telemetry:
         self._points.append((step, loss))
         self._moments.add(loss)
         if loss < self.best:
-            self.best, self.best_step = loss, step
+            self.best = loss
+            self.best_step = step
 
     @property
     def ema(self) -> float | None:
@@ -220,7 +224,8 @@ class Telemetry:
         more than the share ``late`` has been taken mid anything else ============
         ===========================================================================================
         """
-        limits, trend = self.limits, self.trend
+        limits = self.limits
+        trend = self.trend
         if self._since_finite_only < self.window or (
             trend is not None and trend.significance > limits.rising
         ):
@@ -276,11 +281,12 @@ class Telemetry:
         self._moments.load_state_dict(state["moments"])
         self._points = deque(((step, loss) for step, loss in state["points"]), maxlen=self.window)
         self._since_finite_only = state["since_finite_only"]
-        self.step, self.loss = state["step"], state["loss"]
-        self.best, self.best_step = state["best"], state["best_step"]
-        self.grad_norm, self.update_ratio, self.lr = (
-            state["grad_norm"],
-            state["update_ratio"],
-            state["lr"],
-        )
-        self.modules, self.flips = dict(state["modules"]), dict(state["flips"])
+        self.step = state["step"]
+        self.loss = state["loss"]
+        self.best = state["best"]
+        self.best_step = state["best_step"]
+        self.grad_norm = state["grad_norm"]
+        self.update_ratio = state["update_ratio"]
+        self.lr = state["lr"]
+        self.modules = dict(state["modules"])
+        self.flips = dict(state["flips"])

@@ -73,7 +73,8 @@ def test_moments_of_the_same_class_go_over_and_settings_do_not() -> None:
     network = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
     old = built(network, "adamw", lr=0.01)
     train(network, old, 3)
-    expected, kept = moments(old), deepcopy(old.state_dict())
+    expected = moments(old)
+    kept = deepcopy(old.state_dict())
     new = built(network, "adamw", lr=0.5, beta2=0.999)
     carry_state(old, new)
     assert same(moments(new), expected)
@@ -141,7 +142,8 @@ def test_the_same_optimizer_made_anew_trains_on_bit_for_bit(kind: str) -> None:
         optimizer = built(network, kind, **options)
         train(network, optimizer, 3)
         if anew:
-            old, optimizer = optimizer, built(network, kind, **options)
+            old = optimizer
+            optimizer = built(network, kind, **options)
             carry_state(old, optimizer)
         train(network, optimizer, 3, seed=2)
         ends.append((network.state_dict(), optimizer.state_dict()))
@@ -210,7 +212,8 @@ def test_averages_of_adagc_go_over_and_its_settings_do_not() -> None:
         network, "split", float={"name": "adagc", "threshold": 3.0, "warmup": 5, "inner": inner}
     )
     carry_state(old, new)
-    before, after = part(old, AdaGC), part(new, AdaGC)
+    before = part(old, AdaGC)
+    after = part(new, AdaGC)
     assert (after.threshold, after.warmup) == (3.0, 5)
     assert before.state
     assert same(

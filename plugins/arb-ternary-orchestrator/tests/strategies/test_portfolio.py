@@ -21,7 +21,8 @@ from arb_ternary_orchestrator.strategies import (
 from arb_ternary_orchestrator.strategies.carry import carry_state
 from arb_ternary_testing.component import make_choice
 
-FLOAT, TERNARY = {"name": "adamw", "lr": 0.001}, {"name": "scaled_votes"}
+FLOAT = {"name": "adamw", "lr": 0.001}
+TERNARY = {"name": "scaled_votes"}
 CONFIGURED: dict[str, tuple[str, Any]] = {
     "float": ("adamw", {"lr": 0.001}),
     "ternary": ("scaled_votes", {}),
@@ -55,8 +56,10 @@ def test_names_and_summaries_are_those_that_are_registered() -> None:
 @pytest.mark.parametrize("kind", CONFIGURED)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_trains_every_kind_of_model(name: str, kind: str) -> None:
-    network, (rule, options) = model(kind), CONFIGURED[kind]
-    configured, strategy = make_choice("optimizer", rule, options), find_strategy(name)
+    network = model(kind)
+    (rule, options) = CONFIGURED[kind]
+    configured = make_choice("optimizer", rule, options)
+    strategy = find_strategy(name)
     old = build_optimizer("optimizer", configured, collect_trainable(network))
     adjustment = strategy.adjustment(configured)
     assert adjustment.float_rate > 0
@@ -88,7 +91,8 @@ def test_conservative_is_slower_and_aggressive_faster_than_what_is_configured(ki
         bold = find_strategy(f"aggressive_{style}").adjustment(configured)
         assert careful.float_rate < 1 < bold.float_rate
         assert careful.ternary_rate < 1 < bold.ternary_rate
-    resistant, careful = find_strategy("spike_resistant"), find_strategy("conservative_adamw")
+    resistant = find_strategy("spike_resistant")
+    careful = find_strategy("conservative_adamw")
     assert resistant.adjustment(configured).float_rate < careful.adjustment(configured).float_rate
     assert (
         resistant.adjustment(configured).ternary_rate < careful.adjustment(configured).ternary_rate

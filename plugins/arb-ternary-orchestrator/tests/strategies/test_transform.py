@@ -43,7 +43,8 @@ def test_every_leaf_of_split_is_changed_by_its_kind() -> None:
     )
     changed = strategy.optimizer(configured)
     assert changed.name == "split"
-    ternary, floats = changed.options.ternary, changed.options.float
+    ternary = changed.options.ternary
+    floats = changed.options.float
     assert (ternary.options.clip, ternary.options.leak, ternary.given) == (
         1.25,
         0.5,
@@ -80,7 +81,8 @@ def test_leaves_are_found_alone_in_wrappers_and_in_lists() -> None:
 
 
 def test_configured_changes_nothing() -> None:
-    configured, given = find_strategy("configured"), optimizer("gqc.gnts", inner={"name": "split"})
+    configured = find_strategy("configured")
+    given = optimizer("gqc.gnts", inner={"name": "split"})
     assert configured.optimizer(given) is given
     adjustment = configured.adjustment(given)
     assert (adjustment.float_rate, adjustment.ternary_rate, adjustment.grad_clip) == (
@@ -185,8 +187,10 @@ BUILT_IN = [name for name in manager().registry.names("strategy") if name not in
 
 
 def test_what_a_strategy_does_depends_on_the_parts_that_there_are() -> None:
-    conservative, votes = find_strategy("conservative_adamw"), find_strategy("conservative_votes")
-    mixed, configured = optimizer("split"), find_strategy("configured")
+    conservative = find_strategy("conservative_adamw")
+    votes = find_strategy("conservative_votes")
+    mixed = optimizer("split")
+    configured = find_strategy("configured")
     assert effect(conservative, mixed, {"ternary"}) == effect(votes, mixed, {"ternary"})
     assert effect(conservative, mixed, {"ternary", "float"}) != effect(
         votes, mixed, {"ternary", "float"}

@@ -100,7 +100,8 @@ class Adapter(nn.Module):
         super().__init__()
         self.spec = spec
         self.scale = spec.alpha / spec.rank
-        inside, outside = linear.in_features, linear.out_features
+        inside = linear.in_features
+        outside = linear.out_features
         activations = "int8" if linear.activations == "int8" else "float"
         self.down: FloatLinear | TernaryLinear
         self.up: FloatLinear | TernaryLinear

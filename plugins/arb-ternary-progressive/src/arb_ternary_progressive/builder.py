@@ -234,7 +234,8 @@ class ProgressiveRackBuilder:
         """
         if self._rack is None:
             self.config.validate()
-            config, progressive = self.config, self.config.training.progressive
+            config = self.config
+            progressive = self.config.training.progressive
             rack = DecoderRack(
                 config.decoder_config(self._default_precision),
                 config.model.vocab_size,
@@ -265,7 +266,8 @@ class ProgressiveRackBuilder:
         precision: Precision | None,
         adapter: GivenAdapter,
     ) -> Stack:
-        rack, growth = self.build_rack(), self.growth
+        rack = self.build_rack()
+        growth = self.growth
         trunk = rack.ordered_stacks
         if len(trunk) >= growth.max_stacks:
             raise TooManyStacks(

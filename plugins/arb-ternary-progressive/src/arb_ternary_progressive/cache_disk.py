@@ -112,7 +112,9 @@ class DiskStore(Store[_Slot]):
         # Sparse: the disk holds what has been written. A smaller budget cuts the file.
         os.ftruncate(self._file, slots * slot_bytes)
         self._map = np.memmap(path, dtype=np.uint8, mode="r", shape=(slots * slot_bytes,))
-        self._shape, self._payload, self._slot_bytes = shape, payload_bytes, slot_bytes
+        self._shape = shape
+        self._payload = payload_bytes
+        self._slot_bytes = slot_bytes
         self._find(slots)
 
     def get(self, key: CacheKey, inputs: bytes) -> Tensor | None:
@@ -217,4 +219,5 @@ def _write(file: int, content: bytes, offset: int) -> None:
     view = memoryview(content)
     while view:
         written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written
+        view = view[written:]
+        offset = offset + written

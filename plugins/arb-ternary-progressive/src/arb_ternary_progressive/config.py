@@ -234,7 +234,8 @@ class StackWiseConfig:
         """
         from arb_ternary_text.models.config import DecoderConfig
 
-        model, progressive = self.model, self.training.progressive
+        model = self.model
+        progressive = self.training.progressive
         precision = (
             progressive.new_stack_precision if default_precision is None else default_precision
         )

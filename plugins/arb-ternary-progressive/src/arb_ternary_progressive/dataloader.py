@@ -181,7 +181,8 @@ class ProgressiveDataLoader:
             ),
         }
         if made.clm_mask is not None:
-            batch["clm_mask"], batch["combined_masks"] = made.clm_mask, made.loss_mask
+            batch["clm_mask"] = made.clm_mask
+            batch["combined_masks"] = made.loss_mask
         batch["trunk_activations"] = self._hidden(batch)
         return batch
 
@@ -200,7 +201,8 @@ class ProgressiveDataLoader:
 
     def _times(self, samples: Samples, time_B: Tensor | None) -> tuple[Tensor, Tensor]:
         """The time of each sample, and its step; 0 where the strategy has none."""
-        strategy, ids_B = self.masking_strategy, samples.sample_ids
+        strategy = self.masking_strategy
+        ids_B = samples.sample_ids
         if time_B is None or not isinstance(strategy, TimeStepMasking):
             return torch.zeros(len(ids_B)), torch.zeros(len(ids_B), dtype=torch.int64)
         # Times are middles of steps: half a step from where rounding down would matter.
@@ -214,7 +216,8 @@ class ProgressiveDataLoader:
     # --- the trunk
 
     def _hidden(self, batch: dict[str, Any]) -> Tensor | None:
-        source, inputs_BS = self.trunk_activations, batch["input_ids"]
+        source = self.trunk_activations
+        inputs_BS = batch["input_ids"]
         if source is None:
             return None
         if isinstance(source, Tensor):
@@ -234,7 +237,8 @@ class ProgressiveDataLoader:
         return hidden_BSD.to(inputs_BS.device)
 
     def _through(self, trunk: nn.Module, batch: dict[str, Any]) -> Tensor:
-        inputs_BS, time_B = batch["input_ids"], batch["time"]
+        inputs_BS = batch["input_ids"]
+        time_B = batch["time"]
 
         def compute(rows_M: Tensor) -> Tensor:
             with torch.no_grad():

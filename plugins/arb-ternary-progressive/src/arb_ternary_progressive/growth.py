@@ -52,7 +52,8 @@ class Stage:
                 or the new stack lies in the middle of the rack.
         """
         rack = builder.build_rack()
-        stacks, newest = rack.ordered_stacks, rack.newest
+        stacks = rack.ordered_stacks
+        newest = rack.newest
         position = rack.position(newest.stack_id)
         last = len(stacks) - 1
         if 0 < position < last:

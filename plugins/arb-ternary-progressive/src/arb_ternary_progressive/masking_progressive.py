@@ -51,7 +51,9 @@ class ProgressiveMasking(HidingStrategy):
 
     def rows(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> RowMasks:
         """See :class:`HidingStrategy`. Depth stands for time where there is none."""
-        count, config, growth = len(batch.sample_ids), self.config, growth_of(context)
+        count = len(batch.sample_ids)
+        config = self.config
+        growth = growth_of(context)
         share = progressive_fraction(growth.depth, config.schedule, config.start, config.end)
         key = time_key(growth.depth if growth.time is None else growth.time)
         return RowMasks((share,) * count, (key,) * count)

@@ -169,7 +169,8 @@ class TimeStepMasking(HidingStrategy):
         )
 
     def _steps(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> list[int]:
-        count, growth = len(batch.sample_ids), growth_of(context)
+        count = len(batch.sample_ids)
+        growth = growth_of(context)
         if growth.time is not None:
             return [step_of_time(growth.time, self.num_time_steps)] * count
         if self.time_interpretation == "depth":

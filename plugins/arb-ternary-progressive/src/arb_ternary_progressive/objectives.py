@@ -100,7 +100,8 @@ class ObjectiveMasking:
                 hidden ones.
         """
         tokens_BS = batch.data[:, :-1]
-        given_BS, loss_mask_BS = batch.extras.get("targets"), batch.extras.get("loss_mask")
+        given_BS = batch.extras.get("targets")
+        loss_mask_BS = batch.extras.get("loss_mask")
         inputs_BS, masks_BS, times_B = self._chosen(batch, generator, context)
         allowed_BS = masks_BS if loss_mask_BS is None else masks_BS & loss_mask_BS
         if self.objective == "custom":
@@ -130,7 +131,8 @@ class ObjectiveMasking:
         self, batch: Batch, generator: torch.Generator, context: MaskContext
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs, hidden where the objective hides; the strategy's positions; and the times."""
-        tokens_BS, strategy = batch.data[:, :-1], self.strategy
+        tokens_BS = batch.data[:, :-1]
+        strategy = self.strategy
         if strategy is None:
             return tokens_BS, torch.ones_like(tokens_BS, dtype=torch.bool), None
         if self.objective != "mlm" and isinstance(strategy, HidingStrategy):

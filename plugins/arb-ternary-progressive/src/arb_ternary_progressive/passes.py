@@ -46,7 +46,8 @@ class Passes:
             DataError: there is not one batch.
         """
         self.epoch = self.next_epoch
-        self.position, self.resumed = (self.position if self.resumed else 0), False
+        self.position = self.position if self.resumed else 0
+        self.resumed = False
         batches = iter(self.base)
         for _ in range(self.position):
             next(batches, None)
@@ -68,7 +69,8 @@ class Passes:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next pass goes on where ``state`` was taken."""
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self.epoch = int(state["epoch"])
+        self.position = int(state["position"])
         self.resumed = True
 
 

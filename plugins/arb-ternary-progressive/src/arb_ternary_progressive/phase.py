@@ -84,7 +84,8 @@ class _StackLoop(TrainingLoop):
         """Logits ``[B, S, V]``; through the new stack alone where the trunk's hidden states are at
         hand.
         """
-        rack, stage = self._stage.rack, self._stage
+        rack = self._stage.rack
+        stage = self._stage
         time: Tensor | float | None = None
         if self._config.time_interpretation == "input":
             time = self._time if self._config.time_sampling == "batch" else masked.times
@@ -188,7 +189,8 @@ class ProgressivePhase:
 
     def make_builder(self, context: TrainingContext) -> ProgressiveRackBuilder:
         """The builder of the model's rack."""
-        model, masking = _as_growable(context.model), context.masking
+        model = _as_growable(context.model)
+        masking = context.masking
         reserved = (
             masking.reserved_ids(context.vocabulary_size)
             if isinstance(masking, ReservesIds)
@@ -210,7 +212,8 @@ class ProgressivePhase:
             self.records = [StackRecord.from_json(record) for record in self._restored["records"]]
             self._counts = dict(self._restored.get("counts", {}))
             if self.records and self.records[-1].index >= self._index:
-                self._index, self._restored = self.records[-1].index + 1, None
+                self._index = self.records[-1].index + 1
+                self._restored = None
             return
         stacks = len(builder.build_rack().ordered_stacks)
         self._index = stacks - int(self.config.train_first)
@@ -240,7 +243,8 @@ class ProgressivePhase:
         """Add the stack (or all stacks, where they are trained together), if it is not there yet,
         and train it.
         """
-        config, index = self.config, self._index + self._together - 1
+        config = self.config
+        index = self._index + self._together - 1
         rack = builder.build_rack()
         while len(rack.ordered_stacks) <= index:
             builder.add_stack()
@@ -255,7 +259,8 @@ class ProgressivePhase:
         loop = self._loop = _StackLoop(
             context, options, key, stage=stage, stream=stream, config=config
         )
-        started, before = time.perf_counter(), None if cache is None else cache.stats
+        started = time.perf_counter()
+        before = None if cache is None else cache.stats
         try:
             self._progress = Progress()
             if self._restored is not None:

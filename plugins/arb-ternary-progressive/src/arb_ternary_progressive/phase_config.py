@@ -261,7 +261,8 @@ class ProgressivePhaseConfig(GrowthConfig):
                 self, reason, "stack_time_mapping", "time_per_stack", "custom_time_mapping"
             )
         elif self.stack_time_mapping == "exponential":
-            count, steps = self.target_stacks, self.num_time_steps
+            count = self.target_stacks
+            steps = self.num_time_steps
             linear, grown = (
                 [
                     time_step_for_stack(i, final_depth=count, num_time_steps=steps, mapping=way)

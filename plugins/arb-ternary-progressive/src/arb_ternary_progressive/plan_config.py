@@ -112,10 +112,12 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
         return build_optimizer("optimizer", config.optimizer, attrs.evolve(trainable, later=later))
 
     windows = data.samples_per_epoch(options.block_size)
-    batch, positions = tokens_like(options.batch_size, options.block_size), options.block_size
+    batch = tokens_like(options.batch_size, options.block_size)
+    positions = options.block_size
     blocks = block_options(config.model.options)
     if isinstance(data, SizedSamples) and blocks is not None:
-        batch, positions = _first_batch(config, data, options.batch_size), blocks.max_length
+        batch = _first_batch(config, data, options.batch_size)
+        positions = blocks.max_length
     cache = None
     if options.cache_activations:
         cache = CacheNeed(
@@ -156,7 +158,8 @@ def plan_python(
         block_size: positions of a sample.
         samples: in the dataloader; None = as many as the cache could hold.
     """
-    progressive, training = config.training.progressive, config.training
+    progressive = config.training.progressive
+    training = config.training
     target = progressive.max_stacks if target_stacks is None else target_stacks
 
     def make_builder(first_blocks: int) -> ProgressiveRackBuilder:

@@ -257,7 +257,8 @@ class Rack(Transformer):
         """
         wanted = {int(entry["id"]): entry for entry in structure["stacks"]}
         for stack in self.ordered_stacks:
-            entry, found = wanted.get(stack.stack_id), stack.describe()
+            entry = wanted.get(stack.stack_id)
+            found = stack.describe()
             kept = {"id", "blocks", "precision", "base"}
             if entry is None or any(entry[key] != found[key] for key in kept):
                 raise CheckpointError(

@@ -209,7 +209,8 @@ class Stack(nn.Module):
         for block in self._blocks():
             widen_block(block)
             store_block(block, precision, "nvfp4")
-        self.precision, self.base = precision, "nvfp4"
+        self.precision = precision
+        self.base = "nvfp4"
         self._apply_learning()
 
     def nbytes(self) -> int:

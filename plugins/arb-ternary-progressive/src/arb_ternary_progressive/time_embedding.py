@@ -78,7 +78,10 @@ class TimeEmbedding(nn.Module):
                 f"time_embedding_dim: must be even for a sinusoidal encoding, half sines and half "
                 f"cosines, not {dim}"
             )
-        self.dim, self.kind, self.width, self.num_time_steps = dim, kind, width, num_time_steps
+        self.dim = dim
+        self.kind = kind
+        self.width = width
+        self.num_time_steps = num_time_steps
         self.table: nn.Module | None = None
         if kind == "learned":
             self.table = _table(num_time_steps, dim, config)

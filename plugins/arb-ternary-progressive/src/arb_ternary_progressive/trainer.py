@@ -231,7 +231,8 @@ class ProgressiveTrainer:
         self, builder: ProgressiveRackBuilder, dataloader: Iterable[Any], phase: _Phase
     ) -> TrainingContext:
         """The run that the phase takes part in: in memory, but for its checkpoints."""
-        training, rack = self.config.training, builder.build_rack()
+        training = self.config.training
+        rack = builder.build_rack()
         masking = TimeStepMasking(self.config, final_depth=phase.config.target_stacks)
         make = self.make_optimizer or default_optimizer(training.lr, training.rate)
         data = LoaderSource(dataloader, rack.vocabulary_size)
@@ -308,7 +309,8 @@ class _Phase(ProgressivePhase):
         return self._given
 
     def open_cache(self) -> AbstractContextManager[ActivationCache | None]:
-        given, config = self._trainer.cache, self.config
+        given = self._trainer.cache
+        config = self.config
         if given is None or not (config.enabled and config.cache_activations):
             return super().open_cache()
         return nullcontext(given)

@@ -64,10 +64,10 @@ class TrunkStream:
         self.cache = cache
         self.codec = HiddenCodec(dtype) if cache is None else cache.codec
         #: Versions of the trunk, and of the one that is a stack shorter.
-        self.version, self.shorter = (
-            trunk_version(*rack.input_end, base=repr(attrs.evolve(rack.config, layers=1))),
-            "",
+        self.version = trunk_version(
+            *rack.input_end, base=repr(attrs.evolve(rack.config, layers=1))
         )
+        self.shorter = ""
         for stack in rack.ordered_stacks[:until_stack]:
             self.version, self.shorter = trunk_version(stack, base=self.version), self.version
         if cache is not None:
@@ -102,11 +102,9 @@ class TrunkStream:
         those.
         """
         assert self.cache is not None
-        width, above, positions = (
-            self.rack.config.width,
-            self.until_stack - 1,
-            self.rack.positions_of(inputs),
-        )
+        width = self.rack.config.width
+        above = self.until_stack - 1
+        positions = self.rack.positions_of(inputs)
         rows: list[Tensor | None] = [None] * len(keys_M)
         below: list[tuple[int, Tensor]] = []
         if above:

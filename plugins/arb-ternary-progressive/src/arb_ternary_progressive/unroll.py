@@ -81,7 +81,8 @@ def unrolled(
         generator.manual_seed(seed)
 
     def drawn() -> Iterator[int]:
-        text, left = list(prompt_ids), max_new_tokens
+        text = list(prompt_ids)
+        left = max_new_tokens
         while left:
             seen, new = _window(len(text), left, rack.max_length)
             for logits_V in _one_pass(rack, text[len(text) - seen :], new, torch.device(device)):

@@ -52,7 +52,8 @@ class _DirectProduct(torch.autograd.Function):
         codes_NK = module.codes().to(dtype)
         q_MK, scale_M1 = rounded_input(x_MK, dtype, int8=module.activations == "int8")
         ctx.save_for_backward(q_MK, scale_M1, codes_NK, module.scale)
-        ctx.module, ctx.dtype = module, x_MK.dtype
+        ctx.module = module
+        ctx.dtype = x_MK.dtype
         return product(q_MK, scale_M1, codes_NK, module.scale)
 
     @staticmethod

@@ -50,7 +50,8 @@ class DQT(DirectOptimizer):
             state["exp_avg_sq"] = torch.zeros_like(gradient_NK)
         state["step"] += 1
         beta1, beta2 = group["betas"]
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean = state["exp_avg"]
+        square = state["exp_avg_sq"]
         mean.lerp_(gradient_NK, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient_NK, gradient_NK, value=1 - beta2)
         root = (square / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])

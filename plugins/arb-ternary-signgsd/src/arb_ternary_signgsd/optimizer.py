@@ -27,7 +27,8 @@ class JoinedSignGSD(JoinedOptimizer):
         # The ternary part is asked first and steps last: the float part checks its own gradients
         # before it moves.
         super().__init__({"float": floats, "ternary": ternary})
-        self._floats, self._ternary = floats, ternary
+        self._floats = floats
+        self._ternary = ternary
 
     def get_memory_mb(self) -> float:
         """MiB of the float parameters and of the packed ternary weights."""

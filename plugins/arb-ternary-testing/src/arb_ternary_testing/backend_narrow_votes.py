@@ -47,7 +47,8 @@ class NarrowVoteTests(BackendCase):
     ) -> None:
         weight = self.weight(2, 17, 131, 32, vote_bits=bits)
         low, high = expected.VOTE_RANGES[bits]
-        grad, x = _random(3, (4, 17), 3), _random(4, (4, 131), 3)
+        grad = _random(3, (4, 17), 3)
+        x = _random(4, (4, 131), 3)
         votes = np.random.default_rng(5).choice([low, low + 1, 0, high], (17, 131)).astype(np.int8)
         exponent_votes = _random(6, (17, weight.shape.groups), 100)
         state = self.state(weight, votes, exponent_votes)

@@ -225,7 +225,8 @@ class ProductTests(BackendCase):
         """Whatever a backend keeps between calls, it notices that the weight or its exponents were
         rewritten.
         """
-        weight, other = self.weight(1, 8, 128, 32), self.weight(2, 8, 128, 32)
+        weight = self.weight(1, 8, 128, 32)
+        other = self.weight(2, 8, 128, 32)
         q, scale = self._int8_input(1, 3, 128)
         self._check_int8(weight, q, scale)
         weight.packed.copy_(other.packed)

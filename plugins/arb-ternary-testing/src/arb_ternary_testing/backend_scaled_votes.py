@@ -127,7 +127,8 @@ class ScaledVoteTests(BackendCase):
 
     def _state(self, weight: Weight) -> tuple[Array, Array]:
         largest = weight.shape.largest_vote
-        rows, columns = weight.shape.out_features, weight.shape.in_features
+        rows = weight.shape.out_features
+        columns = weight.shape.in_features
         votes = _integers(3, rows, columns, largest).astype(np.int8)
         return votes, _integers(4, rows, weight.shape.groups, 127).astype(np.int8)
 
@@ -144,7 +145,8 @@ class ScaledVoteTests(BackendCase):
         weight = self.weight(sum(sizes), out_features, columns, 64, vote_bits=bits)
         # Small whole numbers: every product and sum is exact in each dtype, so that the gradient is
         # certain.
-        grad, x = _integers(1, rows, out_features, 3), _integers(2, rows, columns, 3)
+        grad = _integers(1, rows, out_features, 3)
+        x = _integers(2, rows, columns, 3)
         votes, exponent_votes = self._state(weight)
         factors = _factors(5, out_features + columns)
         given_kind: Any = np.int8 if kind == "int8" else np.float32
@@ -197,10 +199,8 @@ class ScaledVoteTests(BackendCase):
     @pytest.mark.parametrize("shift", [0, 1, 7, 31])
     def test_the_exponents_vote_is_the_shifted_sum_of_its_group(self, shift: int) -> None:
         weight = self.weight(3, 9, 130, 32)
-        grad, x = (
-            _integers(1, 4, 9, 3).astype(np.float32),
-            _integers(2, 4, 130, 3).astype(np.float32),
-        )
+        grad = _integers(1, 4, 9, 3).astype(np.float32)
+        x = _integers(2, 4, 130, 3).astype(np.float32)
         votes, exponent_votes = self._state(weight)
         factors = _factors(7, 9 + 130)
         got = self._cast_scaled(
@@ -222,7 +222,8 @@ class ScaledVoteTests(BackendCase):
         weight = self.weight(1, 3, 40, 32, vote_bits=bits)
         largest = weight.shape.largest_vote
         start = np.full((3, 40), -sign * (largest - 1), np.int8)
-        grad, x = np.full((2, 3), sign * 1e6, np.float32), np.ones((2, 40), np.float32)
+        grad = np.full((2, 3), sign * 1e6, np.float32)
+        x = np.ones((2, 40), np.float32)
         votes, *_ = self._cast_scaled(
             weight, grad, x, np.ones(43, np.float32), votes=start, limit=127 * 256
         )
@@ -230,10 +231,8 @@ class ScaledVoteTests(BackendCase):
 
     def test_nan_casts_no_scaled_vote_and_is_counted(self) -> None:
         weight = self.weight(2, 5, 40, 32)
-        grad, x = (
-            _integers(1, 3, 5, 2).astype(np.float32),
-            _integers(2, 3, 40, 2).astype(np.float32),
-        )
+        grad = _integers(1, 3, 5, 2).astype(np.float32)
+        x = _integers(2, 3, 40, 2).astype(np.float32)
         grad[1, 2] = np.nan
         x[0, 7] = np.nan
         with np.errstate(invalid="ignore"):
@@ -252,7 +251,8 @@ class ScaledVoteTests(BackendCase):
     ) -> None:
         weight = self.weight(2, 4, 6, 32)
         factors = float32([3e38, np.inf, np.nan, 1.0, 3e38, 0.0, 1e-38, np.inf, 1.0, -1.0])
-        grad, x = np.full((1, 4), 2.0, np.float32), np.ones((1, 6), np.float32)
+        grad = np.full((1, 4), 2.0, np.float32)
+        x = np.ones((1, 6), np.float32)
         votes, *_ = self._cast_scaled(weight, grad, x, factors, limit=512)
         np.testing.assert_array_equal(votes, -expected.float_votes(grad.T @ x, factors, 512, DRAW))
 
@@ -261,7 +261,8 @@ class ScaledVoteTests(BackendCase):
         self, scale: float | None
     ) -> None:
         weight = self.weight(4, 7, 50, 32)
-        grad, x = _integers(1, 3, 7, 3), _integers(2, 3, 50, 3)
+        grad = _integers(1, 3, 7, 3)
+        x = _integers(2, 3, 50, 3)
         kind: Any = np.float32 if scale is None else np.int8
         before = np.arange(7 + 50).astype(np.float32)
         got = self._cast_scaled(
@@ -275,7 +276,8 @@ class ScaledVoteTests(BackendCase):
         gradient = (grad.T @ x).astype(np.float64) * (scale or 1.0)
         # Every number is a small multiple of a power of two: float32 sums them exactly in any
         # order.
-        sizes, squares = np.abs(gradient), gradient**2
+        sizes = np.abs(gradient)
+        squares = gradient**2
         np.testing.assert_array_equal(
             got[3], before + np.concatenate([sizes.sum(axis=1), sizes.sum(axis=0)])
         )
@@ -288,10 +290,8 @@ class ScaledVoteTests(BackendCase):
         taken.
         """
         weight = self.weight(5, 33, 300, 64)
-        grad, x = (
-            _integers(1, 512, 33, 127).astype(np.int8),
-            _integers(2, 512, 300, 127).astype(np.int8),
-        )
+        grad = _integers(1, 512, 33, 127).astype(np.int8)
+        x = _integers(2, 512, 300, 127).astype(np.int8)
         *_, magnitudes = self._cast_scaled(
             weight, grad, x, np.full(333, 9, np.int32), scale=2.0**-5
         )
@@ -302,10 +302,8 @@ class ScaledVoteTests(BackendCase):
 
     def test_without_exponent_votes_only_trits_are_voted_on_by_scale(self) -> None:
         weight = self.weight(3, 6, 96, 32)
-        grad, x = (
-            _integers(1, 4, 6, 3).astype(np.float32),
-            _integers(2, 4, 96, 3).astype(np.float32),
-        )
+        grad = _integers(1, 4, 6, 3).astype(np.float32)
+        x = _integers(2, 4, 96, 3).astype(np.float32)
         factors = _factors(3, 102)
         state = self._scaled(weight, self.tensor(factors))._replace(exponent_votes=None)
         self.run("cast_scaled_votes", self.tensor(grad), self.tensor(x), None, state)
@@ -314,7 +312,8 @@ class ScaledVoteTests(BackendCase):
 
     def test_rounding_is_independent_per_step_and_unbiased(self) -> None:
         weight = self.weight(6, 64, 96, 32)
-        grad, x = np.full((1, 64), 0.3, np.float32), np.ones((1, 96), np.float32)
+        grad = np.full((1, 64), 0.3, np.float32)
+        x = np.ones((1, 96), np.float32)
         draws = [
             expected.Draw(seed, step, stream)
             for seed in (0, 1)
@@ -335,7 +334,8 @@ class ScaledVoteTests(BackendCase):
     def test_votes_with_less_noise_are_those_of_the_rule(self, kind: str, noise_shift: int) -> None:
         self.skip_without_narrow_noise()
         weight = self.weight(8, 35, 134, 64, vote_bits=8)
-        grad, x = _integers(1, 6, 35, 3), _integers(2, 6, 134, 3)
+        grad = _integers(1, 6, 35, 3)
+        x = _integers(2, 6, 134, 3)
         votes, exponent_votes = self._state(weight)
         factors = _factors(5, 35 + 134)
         ids = np.array([3, 0, 3, 7, 34, 3]) if kind == "lookup" else None
@@ -370,7 +370,8 @@ class ScaledVoteTests(BackendCase):
     def test_votes_by_shifts_refuse_less_noise(self) -> None:
         self.skip_without_narrow_noise()
         weight = self.weight(0, 3, 40, 32)
-        grad, x = np.ones((2, 3), np.int8), np.ones((2, 40), np.int8)
+        grad = np.ones((2, 3), np.int8)
+        x = np.ones((2, 40), np.int8)
         with pytest.raises(ValueError, match="noise_shift"):
             self._cast_scaled(weight, grad, x, np.zeros(43, np.int32), scale=1.0, noise_shift=1)
 
@@ -416,7 +417,8 @@ class ScaledVoteTests(BackendCase):
         touched = np.isin(np.arange(11), ids)[:, None]
         np.testing.assert_array_equal(got[0], np.where(touched, wanted[0], votes))
         np.testing.assert_array_equal(got[1], np.where(touched, wanted[1], exponent_votes))
-        sizes, squares = np.abs(gradient), gradient**2
+        sizes = np.abs(gradient)
+        squares = gradient**2
         np.testing.assert_array_equal(
             got[3], np.concatenate([sizes.sum(axis=1), sizes.sum(axis=0)])
         )
@@ -467,7 +469,8 @@ class ScaledVoteTests(BackendCase):
         weight = self.weight(8, 9, 200, 64)
         votes = _integers(1, 9, 200, 31).astype(np.int8)
         state = self.state(weight, votes)
-        packed, before = weight.packed.clone(), state.votes.clone()
+        packed = weight.packed.clone()
+        before = state.votes.clone()
         flips = self.run("apply_scaled_votes", state, 32, 0, carry)
         assert int(flips) == 0
         assert torch.equal(weight.packed, packed)

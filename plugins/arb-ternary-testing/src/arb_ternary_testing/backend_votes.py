@@ -73,7 +73,8 @@ class VoteTests(BackendCase):
         weight = self.weight(sum(sizes), out_features, columns, group_size)
         # Small whole numbers: every product and sum is exact in each dtype, zeros included, so the
         # sign is certain.
-        grad, x = self._integers(1, rows, out_features, 3), self._integers(2, rows, columns, 3)
+        grad = self._integers(1, rows, out_features, 3)
+        x = self._integers(2, rows, columns, 3)
         votes = self._integers(3, out_features, columns, 100).astype(np.int8)
         exponent_votes = self._integers(4, out_features, weight.shape.groups, 100).astype(np.int8)
         if kind == "int8":
@@ -112,10 +113,8 @@ class VoteTests(BackendCase):
         weight = self.weight_of(
             np.full((3, 40), int(sign), np.int8), np.full((3, 2), -3, np.int8), 32
         )
-        votes, exponent_votes = (
-            np.full((3, 40), start, np.int8),
-            np.full((3, 2), -start if start > -128 else 127, np.int8),
-        )
+        votes = np.full((3, 40), start, np.int8)
+        exponent_votes = np.full((3, 2), -start if start > -128 else 127, np.int8)
         got = self._cast(
             weight,
             np.full((2, 3), sign, np.float32),
@@ -133,7 +132,8 @@ class VoteTests(BackendCase):
     def test_the_largest_int8_gradient_does_not_overflow(self) -> None:
         weight = self.weight(1, 4, 64, 32)
         rows = 3000
-        grad, x = np.full((rows, 4), 127, np.int8), np.full((rows, 64), 127, np.int8)
+        grad = np.full((rows, 4), 127, np.int8)
+        x = np.full((rows, 64), 127, np.int8)
         votes, _, stats = self._cast(weight, grad, x, scale=1.0)
         assert np.all(votes == -1)
         total = float(127 * 127 * rows)
@@ -141,10 +141,8 @@ class VoteTests(BackendCase):
 
     def test_nan_casts_no_vote_and_is_counted(self) -> None:
         weight = self.weight(2, 5, 40, 32)
-        grad, x = (
-            self._integers(1, 3, 5, 2).astype(np.float32),
-            self._integers(2, 3, 40, 2).astype(np.float32),
-        )
+        grad = self._integers(1, 3, 5, 2).astype(np.float32)
+        x = self._integers(2, 3, 40, 2).astype(np.float32)
         grad[1, 2] = np.nan
         x[0, 7] = np.nan
         with np.errstate(invalid="ignore"):
@@ -161,10 +159,8 @@ class VoteTests(BackendCase):
 
     def test_without_exponent_votes_only_trits_are_voted_on(self) -> None:
         weight = self.weight(3, 6, 96, 32)
-        grad, x = (
-            self._integers(1, 4, 6, 3).astype(np.float32),
-            self._integers(2, 4, 96, 3).astype(np.float32),
-        )
+        grad = self._integers(1, 4, 6, 3).astype(np.float32)
+        x = self._integers(2, 4, 96, 3).astype(np.float32)
         state = self.state(weight)._replace(exponent_votes=None)
         self.run("cast_votes", self.tensor(grad), self.tensor(x), None, state)
         np.testing.assert_array_equal(
@@ -176,7 +172,8 @@ class VoteTests(BackendCase):
         self, scale: float | None
     ) -> None:
         weight = self.weight(4, 7, 50, 32)
-        grad, x = self._integers(1, 3, 7, 3), self._integers(2, 3, 50, 3)
+        grad = self._integers(1, 3, 7, 3)
+        x = self._integers(2, 3, 50, 3)
         kind: Any = np.float32 if scale is None else np.int8
         before = np.arange(1 + 7 + 50).astype(np.float32)
         _, _, stats = self._cast(
@@ -190,7 +187,8 @@ class VoteTests(BackendCase):
 
     def test_every_micro_batch_casts_its_own_votes(self) -> None:
         weight = self.weight(5, 4, 33, 32)
-        votes, exponent_votes = np.zeros((4, 33), np.int8), np.zeros((4, 2), np.int8)
+        votes = np.zeros((4, 33), np.int8)
+        exponent_votes = np.zeros((4, 2), np.int8)
         state = self.state(weight)
         for seed in range(3):
             grad = self._integers(seed, 2, 4, 3).astype(np.float32)
@@ -206,10 +204,8 @@ class VoteTests(BackendCase):
         if FUSED_VOTES not in self.backend.capabilities:
             pytest.skip(f"backend {self.backend.name!r} does not declare {FUSED_VOTES}")
         weight = self.weight(6, 256, 512, 128)
-        grad, x = (
-            self._integers(1, 8, 256, 3).astype(np.float32),
-            self._integers(2, 8, 512, 3).astype(np.float32),
-        )
+        grad = self._integers(1, 8, 256, 3).astype(np.float32)
+        x = self._integers(2, 8, 512, 3).astype(np.float32)
         largest = _LargestTensor()
         operands = self.tensor(grad), self.tensor(x), None, self.state(weight)
         with largest:
@@ -251,7 +247,8 @@ class VoteTests(BackendCase):
     def test_below_the_threshold_nothing_changes_bit_for_bit(self) -> None:
         weight = self.weight(8, 9, 200, 64)
         votes = np.random.default_rng(1).integers(-31, 32, (9, 200)).astype(np.int8)
-        packed, state = weight.packed.clone(), self.state(weight, votes)
+        packed = weight.packed.clone()
+        state = self.state(weight, votes)
         flips = self.run("apply_votes", state, 32, 0)
         assert int(flips) == 0
         assert torch.equal(weight.packed, packed)
@@ -309,7 +306,10 @@ class VoteTests(BackendCase):
         weight = self.weight(10, 11, 70, 32)
         ids = np.array([3, 0, 3, 7, 3])
         grad = self._integers(1, 5, 70, 4)
-        grad[0], grad[2], grad[4] = 3, -2, -2  # the sum over row 3 is -1: no single row decides
+        # the sum over row 3 is -1: no single row decides
+        grad[0] = 3
+        grad[2] = -2
+        grad[4] = -2
         votes = self._integers(2, 11, 70, 100).astype(np.int8)
         exponent_votes = self._integers(3, 11, 3, 100).astype(np.int8)
         correlation = self._integers(4, 11, 3, 30000).astype(np.int16)

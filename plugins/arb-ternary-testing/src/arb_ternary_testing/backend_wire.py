@@ -61,7 +61,8 @@ class WireTests(BackendCase):
     def test_digits_are_added_to_sums_in_place(
         self, base: int, dtype: torch.dtype, count: int
     ) -> None:
-        first, second = _values(count, base), _values(count, base)[::-1].copy()
+        first = _values(count, base)
+        second = _values(count, base)[::-1].copy()
         # What is added lies within a message, at an odd byte.
         pieces = [
             WIRE_KERNELS["digits_to_bytes"](torch.from_numpy(values), base)
@@ -93,7 +94,8 @@ class WireTests(BackendCase):
     ) -> None:
         before, after = _moved(*size, share)
         shape = WeightShape(*size, 32)
-        packed, wanted = self._packed(before), self._packed(after)
+        packed = self._packed(before)
+        wanted = self._packed(after)
         places, directions = self.run("flip_list", packed, wanted, shape)
         assert (places.dtype, directions.dtype) == (torch.int64, torch.int8)
         difference = (after.astype(int) - before).reshape(-1)
@@ -168,7 +170,8 @@ class WireTests(BackendCase):
     ) -> None:
         start = 2**32 - 100  # the key of the hash changes on the way
         sums = np.random.default_rng(largest).integers(-largest, largest, (3, 70), endpoint=True)
-        factor, words = round(unit * 2**24), (_DRAW.seed, _DRAW.step, _DRAW.stream + 6)
+        factor = round(unit * 2**24)
+        words = (_DRAW.seed, _DRAW.step, _DRAW.stream + 6)
         given = self.tensor(sums).to(dtype)
         quanta = self.run("sums_to_quanta", given, factor >> 24, factor % 2**24, words, start)
         assert quanta.dtype == torch.int32
@@ -182,7 +185,8 @@ class WireTests(BackendCase):
         self, bits: int, largest: int, dtype: torch.dtype
     ) -> None:
         weight = self.weight(7, 9, 333, 64, vote_bits=bits)
-        highest, rng = weight.shape.largest_vote, np.random.default_rng(bits)
+        highest = weight.shape.largest_vote
+        rng = np.random.default_rng(bits)
         votes = rng.integers(-highest, highest, (9, 333), endpoint=True).astype(np.int8)
         whole = rng.integers(-largest, largest, (9, 333), endpoint=True)
         for low in (-highest, weight.shape.smallest_vote):

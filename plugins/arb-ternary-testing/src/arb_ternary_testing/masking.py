@@ -111,7 +111,8 @@ class MaskingSuite(ComponentCase):
             _assert_equal(self._apply(batch), self._apply(batch))
 
     def test_a_strategy_keeps_nothing_from_one_call_for_the_next(self) -> None:
-        strategy, batch = self.make_strategy(), self.make_batch(6, 16)
+        strategy = self.make_strategy()
+        batch = self.make_batch(6, 16)
         context = self.make_context()
         strategy.apply(
             self.make_batch(4, 9, seed=8),
@@ -123,7 +124,8 @@ class MaskingSuite(ComponentCase):
 
     def test_the_batch_is_left_alone(self) -> None:
         batch = self.make_batch(6, 16)
-        tokens, sample_ids = batch.data.clone(), batch.sample_ids.clone()
+        tokens = batch.data.clone()
+        sample_ids = batch.sample_ids.clone()
         extras = {name: tensor.clone() for name, tensor in batch.extras.items()}
         self._apply(batch)
         assert torch.equal(batch.data, tokens)
@@ -146,14 +148,16 @@ class MaskingSuite(ComponentCase):
         """Otherwise a resumed or re-sharded run, which batches the same samples differently, would
         be another run.
         """
-        batch, context = self.make_batch(6, 16), self.make_context(training=training)
+        batch = self.make_batch(6, 16)
+        context = self.make_context(training=training)
         order = torch.tensor([4, 2, 0, 5, 1, 3])
         moved = Batch(
             data=batch.data[order],
             sample_ids=batch.sample_ids[order],
             extras={name: tensor[order] for name, tensor in batch.extras.items()},
         )
-        straight, turned = self._apply(batch, context), self._apply(moved, context)
+        straight = self._apply(batch, context)
+        turned = self._apply(moved, context)
         _assert_equal(
             MaskedBatch(straight.inputs[order], straight.targets[order], straight.loss_mask[order]),
             turned,

@@ -121,7 +121,8 @@ class OptimizerSuite(ComponentCase):
         x, y = _teacher()
         if step is not None:
             rows = torch.randperm(64, generator=torch.Generator().manual_seed(step))[:16]
-            x, y = x[rows], y[rows]
+            x = x[rows]
+            y = y[rows]
         loss: Tensor = (model(x) - y).square().mean()
         return loss
 
@@ -301,8 +302,11 @@ class OptimizerSuite(ComponentCase):
 
     def test_restored_run_equals_an_uninterrupted_run(self, part: str) -> None:
         model, optimizer = self._start(part)
-        stops, after = (0, 1, 5, 38), 4 * max(self.draws, 4)
-        saved, ends, at = {}, {}, 0
+        stops = (0, 1, 5, 38)
+        after = 4 * max(self.draws, 4)
+        saved = {}
+        ends = {}
+        at = 0
         for step in sorted({*stops, *(stop + after for stop in stops)}):
             self._advance(model, optimizer, at, step)
             at = step

@@ -20,7 +20,9 @@ Array = NDArray[Any]
 
 # : Uses of the counter hash that are added to the stream: rounding of votes, of exponent votes, of
 # what decays.
-_VOTES, _EXPONENTS, _DECAY = 3, 4, 5
+_VOTES = 3
+_EXPONENTS = 4
+_DECAY = 5
 #: Where accumulators of 8, 4 and 2 bits saturate under scaled votes.
 LARGEST_VOTE = {8: 127, 4: 7, 2: 1}
 
@@ -42,7 +44,8 @@ class Draw:
 
     def bits(self, shape: tuple[int, ...], use: int, start: int = 0) -> Array:
         """Hashes of the flat indices of a matrix, from ``start`` on: int64."""
-        stream, stop = self.stream + use, start + math.prod(shape)
+        stream = self.stream + use
+        stop = start + math.prod(shape)
         flat = [
             counter_hash_bits(index, self.seed, self.step, stream) for index in range(start, stop)
         ]
@@ -64,7 +67,8 @@ def float_votes(
         ]
     bound = np.float32(limit / 256)
     clipped = np.clip(np.where(np.isnan(product), np.float32(0), product), -bound, bound)
-    whole, width = 2**24, 2 ** (24 - noise_shift)
+    whole = 2**24
+    width = 2 ** (24 - noise_shift)
     noise = (whole - width) // 2 + draw.bits(gradient_NK.shape, _VOTES) // 2 ** (8 + noise_shift)
     uniform = noise.astype(np.float32) * np.float32(2.0**-24)
     result: Array = np.floor(clipped + uniform).astype(np.int64)
@@ -82,10 +86,8 @@ def integer_votes(
     votes = np.zeros((rows, columns), np.int64)
     for n in range(rows):
         for k in range(columns):
-            g, shift = (
-                int(gradient_NK[n, k]),
-                int(vote_scale[n]) + int(vote_scale[rows + k]) - power,
-            )
+            g = int(gradient_NK[n, k])
+            shift = int(vote_scale[n]) + int(vote_scale[rows + k]) - power
             if shift >= 0:
                 shift = min(shift, 31)
                 bound = (limit << shift) >> 8
@@ -136,7 +138,8 @@ def apply_scaled_votes(
     Returns:
         trits, votes and the number of trits that changed.
     """
-    trits, votes = trits_NK.astype(np.int64), votes_NK.astype(np.int64)
+    trits = trits_NK.astype(np.int64)
+    votes = votes_NK.astype(np.int64)
     crossed = (votes >= threshold).astype(np.int64) - (votes <= -threshold).astype(np.int64)
     after = np.clip(trits + crossed, -1, 1)
     moved = after != trits

@@ -68,7 +68,8 @@ def test_any_number_of_workers_gives_the_same_batches(order):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_rank_reads_what_it_draws_and_nothing_else(workers, monkeypatch):
-    whole, read = _take(_loader(), 20), []
+    whole = _take(_loader(), 20)
+    read = []
     original = loader_module.read_windows
     monkeypatch.setattr(
         loader_module,

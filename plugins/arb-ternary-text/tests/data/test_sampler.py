@@ -78,7 +78,8 @@ def test_every_epoch_covers_every_window_exactly_once(size, seed, extra):
 
 @given(sizes, st.integers(0, 30))
 def test_a_batch_depends_on_nothing_but_its_cursor(size, cursor):
-    forwards, alone = _sampler(*size, seed=5), _sampler(*size, seed=5)
+    forwards = _sampler(*size, seed=5)
+    alone = _sampler(*size, seed=5)
     for earlier in range(cursor):
         forwards.batch(earlier)
     assert forwards.batch(cursor).tolist() == alone.batch(cursor).tolist()

@@ -32,14 +32,16 @@ def test_the_built_in_texts_are_the_published_bytes(part, size, sha256):
 
 
 def test_the_built_in_texts_use_84_ascii_characters():
-    train, validation = load_text("train"), load_text("validation")
+    train = load_text("train")
+    validation = load_text("validation")
     assert len(set(train)) == 84
     assert set(validation) <= set(train)
     assert (train + validation).isascii()
 
 
 def test_validation_is_macbeth_and_twelfth_night_and_training_has_neither():
-    train, validation = load_text("train"), load_text("validation")
+    train = load_text("train")
+    validation = load_text("validation")
     for line in ("To-morrow, and to-morrow, and to-morrow,", "If music be the food of love"):
         assert line in validation
         assert line not in train

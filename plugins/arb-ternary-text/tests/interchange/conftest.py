@@ -34,10 +34,12 @@ def _restated(weights: Mapping[str, Tensor], config: DecoderConfig, ids: Tensor)
             config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size) / factors
         )
         angle = (torch.arange(ids.shape[1]) / config.rotary_scaling)[:, None] * speed
-        a, b = x[..., : size // 2], x[..., size // 2 :]
+        a = x[..., : size // 2]
+        b = x[..., size // 2 :]
         return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
 
-    size, x = config.key_features, weights["embedding"][ids]
+    size = config.key_features
+    x = weights["embedding"][ids]
     for number in range(config.layers):
         part = {
             key.removeprefix(f"blocks.{number}."): w

@@ -370,7 +370,8 @@ def test_a_ternary_embedding_whose_scale_is_no_power_of_two_is_a_float_part(
 def test_a_scale_of_zero_or_below_is_a_matter_of_trits(restated: Restated) -> None:
     def rows(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
         made = torch.full((shape[0], 1), 0.25)
-        made[1], made[2] = 0.0, -0.5
+        made[1] = 0.0
+        made[2] = -0.5
         return made
 
     source = published("arcee", scale=rows)

@@ -103,7 +103,8 @@ def test_trits_and_accumulators_are_the_two_digits_of_a_weight(
         mean = weight[:, start : start + group].double().abs().mean(dim=1)
         here = mean > 0
         assert torch.equal(exponent[here, start // group].double(), mean[here].log2().round())
-    number, scaled = trits + votes / CELLS[bits], weight.double() / 2**wide
+    number = trits + votes / CELLS[bits]
+    scaled = weight.double() / 2**wide
     limit = 2 - 1 / CELLS[bits]
     assert (
         float((number - scaled.clamp(-limit, limit)).abs().max())

@@ -60,7 +60,8 @@ def test_without_causality_every_position_sees_every_other(
 def test_a_sliding_window_bounds_how_far_a_token_reaches(
     float_decoder: Decoders, tokens: Tokens
 ) -> None:
-    window, layers = 4, 3
+    window = 4
+    layers = 3
     model = float_decoder(sliding_window=window, layers=layers)
     before = tokens(1, 20)
     after = before.clone()
@@ -75,7 +76,8 @@ def test_a_sliding_window_bounds_how_far_a_token_reaches(
 def test_a_window_as_long_as_the_sequence_changes_nothing(
     float_decoder: Decoders, tokens: Tokens, rounding: Rounding
 ) -> None:
-    windowed, full = float_decoder(sliding_window=12), float_decoder()
+    windowed = float_decoder(sliding_window=12)
+    full = float_decoder()
     full.load_state_dict(windowed.state_dict())
     torch.testing.assert_close(
         windowed(tokens(2, 12)), full(tokens(2, 12)), rtol=0, atol=rounding(full, 12)
@@ -85,7 +87,8 @@ def test_a_window_as_long_as_the_sequence_changes_nothing(
 def test_grouped_queries_equal_all_heads_with_repeated_keys(
     float_decoder: Decoders, tokens: Tokens, rounding: Rounding
 ) -> None:
-    grouped, full = float_decoder(kv_heads=2), float_decoder()
+    grouped = float_decoder(kv_heads=2)
+    full = float_decoder()
     state = grouped.state_dict()
     for name in list(state):
         if name.endswith(("key.weight", "value.weight")):
@@ -99,7 +102,8 @@ def test_grouped_queries_equal_all_heads_with_repeated_keys(
 def test_normalised_queries_and_keys_ignore_the_size_of_their_projections(
     float_decoder: Decoders, tokens: Tokens
 ) -> None:
-    normed, plain = float_decoder(query_key_norm=True), float_decoder()
+    normed = float_decoder(query_key_norm=True)
+    plain = float_decoder()
     for model in (normed, plain):
         before = model(tokens(1, 8))
         with torch.no_grad():

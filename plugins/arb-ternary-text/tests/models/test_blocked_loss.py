@@ -23,7 +23,9 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear, TiedHead
 from arb_ternary_train.exact_arithmetic import exact_arithmetic
 
-WIDTH, IDS, ROWS = 64, 300, 200
+WIDTH = 64
+IDS = 300
+ROWS = 200
 HEADS: dict[str, Callable[[], nn.Module]] = {
     "float": lambda: FloatLinear(WIDTH, IDS),
     "float, int8 activations": lambda: FloatLinear(WIDTH, IDS, activations="int8"),
@@ -81,7 +83,8 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
 def test_loss_and_gradients_are_those_of_whole_logits(kind: str, share: float) -> None:
     head, twin = pair(kind)
     x, targets = inputs()
-    x_whole, x_blocks = x.clone().requires_grad_(), x.clone().requires_grad_()
+    x_whole = x.clone().requires_grad_()
+    x_blocks = x.clone().requires_grad_()
     whole = F.cross_entropy(0.5 * head(x_whole), targets)
     blocks = mean_cross_entropy(twin, x_blocks, targets, logit_scale=0.5)
     # Sums of 300 and of 200 numbers of about 1 in float32.
@@ -116,7 +119,8 @@ def test_a_guide_adds_the_weighted_divergence_from_its_predictions(
     x, targets = inputs()
     theirs = 3 * torch.randn(ROWS, IDS, generator=torch.Generator().manual_seed(9))
     guide = Guide(lambda rows: theirs[rows], weight=0.7, temperature=temperature)
-    x_whole, x_blocks = x.clone().requires_grad_(), x.clone().requires_grad_()
+    x_whole = x.clone().requires_grad_()
+    x_blocks = x.clone().requires_grad_()
     logits = 0.5 * head(x_whole)
     drawn = F.log_softmax(logits.double() / temperature, -1)
     aim = F.softmax(theirs.double() / temperature, -1)
@@ -142,7 +146,8 @@ def test_a_guide_adds_the_weighted_divergence_from_its_predictions(
 def test_of_a_frozen_head_in_bfloat16_no_more_gradients_than_those_of_a_block_are_held() -> None:
     head = FloatLinear(WIDTH, IDS).to(torch.bfloat16).requires_grad_(False)
     x, targets = inputs(torch.bfloat16)
-    x_whole, x_blocks = x.float().requires_grad_(), x.clone().requires_grad_()
+    x_whole = x.float().requires_grad_()
+    x_blocks = x.clone().requires_grad_()
     F.cross_entropy(F.linear(x_whole, head.weight.float()), targets).backward()
     with Largest() as largest:
         mean_cross_entropy(head, x_blocks, targets).backward()
@@ -182,7 +187,8 @@ def test_bfloat16_gives_the_gradients_of_float32_within_its_rounding(kind: str) 
     x, targets = inputs(torch.bfloat16)
     if isinstance(twin, FloatLinear):
         twin.to(torch.bfloat16)
-    x_whole, x_blocks = x.float().requires_grad_(), x.clone().requires_grad_()
+    x_whole = x.float().requires_grad_()
+    x_blocks = x.clone().requires_grad_()
     F.cross_entropy(head(x_whole), targets).backward()
     loss = mean_cross_entropy(twin, x_blocks, targets)
     loss.backward()

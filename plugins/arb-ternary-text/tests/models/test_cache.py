@@ -62,7 +62,8 @@ def in_whole(model: Decoder, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_each_position_and_head_is_rounded_to_its_largest_number(dtype: torch.dtype) -> None:
-    keys, values = rows(2, 3, 6, 10, dtype=dtype), rows(2, 3, 6, 7, dtype=dtype)
+    keys = rows(2, 3, 6, 10, dtype=dtype)
+    values = rows(2, 3, 6, 7, dtype=dtype)
     values[1, 2, 4] = 0.0
     cache = Int8LayerCache()
     cache.capacity = 9
@@ -101,8 +102,10 @@ def test_a_prompt_in_pieces_gives_the_logits_and_the_cache_of_the_whole(
     options: dict[str, Any],
     cuts: list[int],
 ) -> None:
-    model, ids = float_decoder(**options), tokens(2, 15)
-    cache, whole = model.new_cache(2, "int8"), model.new_cache(2, "int8")
+    model = float_decoder(**options)
+    ids = tokens(2, 15)
+    cache = model.new_cache(2, "int8")
+    whole = model.new_cache(2, "int8")
     pieces = torch.cat([model(piece, cache) for piece in ids.split(cuts, dim=1)], dim=1)
     expected = model(ids, whole)
     torch.testing.assert_close(pieces, expected, rtol=0, atol=4 * rounding(model, 15))
@@ -119,7 +122,8 @@ def test_a_prompt_in_pieces_gives_the_logits_and_the_cache_of_the_whole(
 def test_a_window_slides_over_rounded_positions_in_bounded_memory(
     float_decoder: Decoders, tokens: Tokens, rounding: Rounding
 ) -> None:
-    model, ids = float_decoder(sliding_window=5, max_length=8), tokens(1, 40)
+    model = float_decoder(sliding_window=5, max_length=8)
+    ids = tokens(1, 40)
     cache = model.new_cache(1, "int8")
     one_by_one = torch.cat([model(token, cache) for token in ids.split(1, dim=1)], dim=1)
     torch.testing.assert_close(one_by_one, in_whole(model, ids), rtol=0, atol=rounding(model, 40))
@@ -127,8 +131,10 @@ def test_a_window_slides_over_rounded_positions_in_bounded_memory(
 
 
 def test_a_rounded_cache_is_saved_and_continued(float_decoder: Decoders, tokens: Tokens) -> None:
-    model, ids = float_decoder(sliding_window=6), tokens(2, 24)
-    cache, later = model.new_cache(2, "int8"), model.new_cache(2, "int8")
+    model = float_decoder(sliding_window=6)
+    ids = tokens(2, 24)
+    cache = model.new_cache(2, "int8")
+    later = model.new_cache(2, "int8")
     model(ids[:, :15], cache)
     later.load_state_dict(cache.state_dict())
     assert torch.equal(model(ids[:, 15:], later), model(ids[:, 15:], cache))
@@ -190,7 +196,8 @@ def test_text_is_drawn_from_the_rounded_cache_also_beyond_the_context(
     float_decoder: Decoders,
 ) -> None:
     model = float_decoder(max_length=8)
-    context, expected = [1, 2, 3], []
+    context = [1, 2, 3]
+    expected = []
     for _ in range(20):
         expected.append(int(in_whole(model, torch.tensor([context]))[0, -1].argmax()))
         context.append(expected[-1])
@@ -204,7 +211,9 @@ def test_text_is_drawn_from_the_rounded_cache_also_beyond_the_context(
 
 def test_a_model_whose_cache_has_no_choice_refuses_int8_and_takes_the_default() -> None:
     class Plain:
-        sliding_window, max_length, vocabulary_size = None, 9, 3
+        sliding_window = None
+        max_length = 9
+        vocabulary_size = 3
 
         def new_cache(self, batch_size: int) -> KeyValueCache:
             return KeyValueCache(0, batch_size, window=None, limit=9)
@@ -220,5 +229,6 @@ def test_a_model_whose_cache_has_no_choice_refuses_int8_and_takes_the_default() 
 def test_a_float_cache_gives_back_what_it_was_given() -> None:
     cache = LayerCache()
     cache.capacity = 4
-    keys, values = rows(1, 2, 3, 5), rows(1, 2, 3, 4)
+    keys = rows(1, 2, 3, 5)
+    values = rows(1, 2, 3, 4)
     assert all(map(torch.equal, cache.extend(keys, values, Span(0, 0)), (keys, values)))

@@ -48,7 +48,13 @@ def test_the_number_of_parameters_is_the_formula(
         activation=activation,
         tie_embeddings=tied,
     )
-    D, H, G, C, F_, L, V = 20, 5, 1, 6, 7, 3, 13
+    D = 20
+    H = 5
+    G = 1
+    C = 6
+    F_ = 7
+    L = 3
+    V = 13
     matrices = 2 * D * H * C + 2 * D * G * C + (3 if activation == "swiglu" else 2) * D * F_
     expected = V * D * (1 if tied else 2) + L * (matrices + 2 * D) + D
     model = build(config, V)
@@ -74,23 +80,23 @@ def test_a_float_decoder_without_sub_norms_is_llama(
 
     x = weights["embedding.weight"][ids]
     for number in range(2):
-        at, ff = f"blocks.{number}.attention", f"blocks.{number}.feed_forward"
+        at = f"blocks.{number}.attention"
+        ff = f"blocks.{number}.feed_forward"
         h = norm(x, f"{at}.norm.weight")
         query, key, value = (
             h @ weights[f"{at}.{part}.weight"].T for part in ("query", "key", "value")
         )
         heads = []
         for head in range(4):
-            mine, shared = (
-                slice(4 * head, 4 * head + 4),
-                slice(4 * (head // 2), 4 * (head // 2) + 4),
-            )
+            mine = slice(4 * head, 4 * head + 4)
+            shared = slice(4 * (head // 2), 4 * (head // 2) + 4)
             score = turned(query[:, mine]) @ turned(key[:, shared]).T / 2
             score = score.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -math.inf)
             heads.append(score.softmax(-1) @ value[:, shared])
         x = x + torch.cat(heads, 1) @ weights[f"{at}.output.weight"].T
         h = norm(x, f"{ff}.norm.weight")
-        gate, up = h @ weights[f"{ff}.gate.weight"].T, h @ weights[f"{ff}.up.weight"].T
+        gate = h @ weights[f"{ff}.gate.weight"].T
+        up = h @ weights[f"{ff}.up.weight"].T
         x = x + (gate * gate.sigmoid() * up) @ weights[f"{ff}.down.weight"].T
     logits = norm(x, "final_norm.weight") @ weights["head.weight"].T
     torch.testing.assert_close(model(ids[None])[0], logits, rtol=0, atol=rounding(model, 9))
@@ -125,7 +131,8 @@ def test_next_logits_are_the_last_of_all_also_of_a_forward_pass_of_ones_own(
         def forward(self, tokens_BS: torch.Tensor, cache: Any = None) -> torch.Tensor:
             return super().forward(tokens_BS, cache) / 2
 
-    model, ids = float_decoder(), tokens(3, 8 + length)
+    model = float_decoder()
+    ids = tokens(3, 8 + length)
     own = Halved(model.config, model.vocabulary_size)
     own.set_dtype(torch.float64)
     own.load_state_dict(model.state_dict())
@@ -178,7 +185,8 @@ def test_a_model_that_is_not_causal_has_no_cache(float_decoder: Decoders) -> Non
 
 
 def test_the_constant_scales_are_powers_of_two(float_decoder: Decoders, tokens: Tokens) -> None:
-    plain, scaled = float_decoder(), float_decoder(logit_scale=-3)
+    plain = float_decoder()
+    scaled = float_decoder(logit_scale=-3)
     scaled.load_state_dict(plain.state_dict())
     assert torch.equal(scaled(tokens(1, 5)), plain(tokens(1, 5)) / 8)
     quiet = float_decoder(layers=1, residual_scale=-2)
@@ -398,7 +406,9 @@ def test_a_decoder_runs_the_blocks_that_it_is_given_in_their_order(
 
     given_blocks = Reversed(donor.blocks)
     model = Decoder(config, 13, blocks=given_blocks)
-    model.embedding, model.head, model.final_norm = donor.embedding, donor.head, donor.final_norm
+    model.embedding = donor.embedding
+    model.head = donor.head
+    model.final_norm = donor.final_norm
     assert model.blocks is given_blocks
     x_BSD = donor.embed(tokens(2, 5))
     for number in (2, 1, 0):

@@ -86,7 +86,10 @@ def restated(
         gain = weights.get(f"{name}.weight", 1.0)
         return values / np.sqrt((values**2).mean(-1, keepdims=True) + config.norm_eps) * gain
 
-    H, G, s, g = config.heads, config.key_heads, config.sem_dim or 0, config.geo_dim or 0
+    H = config.heads
+    G = config.key_heads
+    s = config.sem_dim or 0
+    g = config.geo_dim or 0
     n = len(x)
     h = norm(x.numpy(), "norm")
 
@@ -94,9 +97,11 @@ def restated(
         out = h @ weights[f"{name}.weight"].T + weights.get(f"biases.{name}", 0.0)
         return out.reshape(n, heads, -1)  # type: ignore[no-any-return]
 
-    q_sem, q_geo = projected("query_semantic", H), projected("query_geometric", H)
+    q_sem = projected("query_semantic", H)
+    q_geo = projected("query_geometric", H)
     k_sem = q_sem if config.tie_query_key else projected("key_semantic", G)
-    k_geo, value = projected("key_geometric", G), projected("value", G)
+    k_geo = projected("key_geometric", G)
+    value = projected("value", G)
     size = config.rotary_dim or g
     theta = config.rotary_base ** (-np.arange(size // 2) * 2 / size)
     theta = theta / np.array(config.rotary_factors or [1.0] * (size // 2)) / config.rotary_scaling
@@ -108,7 +113,8 @@ def restated(
         turn = theta[weights["planes"][j].astype(int)]
         pair = [(v[..., : g // 2] + 1j * v[..., g // 2 :]) for v in (q_geo[:, head], k_geo[:, j])]
         for t in range(n):
-            scores, values = [], []
+            scores = []
+            values = []
             if config.null_key_value:
                 key = weights["null_key"].reshape(G, s)[j]
                 scores.append(2 * gate * (q_sem[t, head] @ key) / np.sqrt(s))
@@ -138,7 +144,8 @@ def restated(
 @pytest.mark.parametrize("grad", [False, True])
 def test_the_update_is_the_formula(float_decoder: Decoders, name: str, grad: bool) -> None:
     model = decoupled(float_decoder, **VARIANTS[name])
-    config, attention = model.config, model.blocks[0].attention
+    config = model.config
+    attention = model.blocks[0].attention
     x = torch.randn(1, 9, config.width, dtype=torch.float64)
     positions = make_positions(config, x, start=0, total=9, window=config.sliding_window)
     # With a gradient, causal attention on a CPU goes by whole matrices.
@@ -206,7 +213,8 @@ def test_new_planes_have_the_frequencies_of_a_head_of_their_size(
 def test_a_new_gate_counts_both_parts_alike_and_a_new_null_key_is_one_more_zero(
     float_decoder: Decoders, tokens: Tokens
 ) -> None:
-    plain, gated = float_decoder(**DECOUPLED), float_decoder(**DECOUPLED, attention_gate=True)
+    plain = float_decoder(**DECOUPLED)
+    gated = float_decoder(**DECOUPLED, attention_gate=True)
     gated.load_state_dict(plain.state_dict(), strict=False)
     assert torch.equal(gated(tokens(2, 9)), plain(tokens(2, 9)))
     null = float_decoder(**DECOUPLED, null_key_value=True, layers=1, sub_norms=False)
@@ -229,7 +237,8 @@ def test_a_new_gate_counts_both_parts_alike_and_a_new_null_key_is_one_more_zero(
 def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(
     float_decoder: Decoders, tokens: Tokens, rounding: Rounding, name: str, grad: bool
 ) -> None:
-    model, ids = decoupled(float_decoder, **VARIANTS[name]), tokens(2, 15)
+    model = decoupled(float_decoder, **VARIANTS[name])
+    ids = tokens(2, 15)
     whole = model(ids)
     for cuts in ([1] * 15, [4, 1, 6, 1, 3]):
         cache = model.new_cache(2)

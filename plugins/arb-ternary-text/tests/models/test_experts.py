@@ -60,7 +60,8 @@ def test_further_passes_refine_the_tokens_that_change_their_choice(
     layer: Callable[..., Experts],
 ) -> None:
     x = torch.randn(64, 16, dtype=torch.float64)
-    once, twice = layer(max_moe_iters=1), layer(max_moe_iters=2)
+    once = layer(max_moe_iters=1)
+    twice = layer(max_moe_iters=2)
     twice.load_state_dict(once.state_dict())
     first, _ = once.route(once.norm(x))
     second, _ = once.route(once.norm(x + once(x)))

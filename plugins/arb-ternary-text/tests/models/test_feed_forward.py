@@ -18,7 +18,8 @@ def normed(x: np.ndarray) -> np.ndarray:
 def test_relu2_equals_its_formula(float_config: Configs) -> None:
     layer = FeedForward(float_config(float_parts=("linears",))).double()
     x = torch.randn(2, 3, 16, dtype=torch.float64)
-    up, down = layer.up.weight.detach().numpy(), layer.down.weight.detach().numpy()
+    up = layer.up.weight.detach().numpy()
+    down = layer.down.weight.detach().numpy()
     hidden = np.maximum(normed(x.numpy()) @ up.T, 0) ** 2
     np.testing.assert_allclose(layer(x).detach().numpy(), normed(hidden) @ down.T, atol=1e-13)
 

@@ -30,7 +30,8 @@ if "cpu" not in [each.name for each in candidates() if each.usable]:
 
 KINDS = ("swiglu", "relu2", "reglu2")
 #: Nodes of attention as a whole, and where torch computes it between the linears.
-WHOLE, PARTS = ("_AttentionBackward",), ("_OutputBackward", "_ProjectedBackward")
+WHOLE = ("_AttentionBackward",)
+PARTS = ("_OutputBackward", "_ProjectedBackward")
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +91,8 @@ def far(found: Tensor, wanted: Tensor) -> float:
 
 def is_fused(y: Tensor, *names: str) -> bool:
     """Whether a node of the graph behind ``y`` is that of a fused part."""
-    seen, left = set(), [y.grad_fn]
+    seen = set()
+    left = [y.grad_fn]
     while left:
         node = left.pop()
         if node is not None and node not in seen:
@@ -264,7 +266,8 @@ def test_vectors_learn_where_linears_and_inputs_do_not(vectors: str) -> None:
 
 
 def test_attention_keeps_neither_scores_nor_turned_heads() -> None:
-    of, length = config(query_key_norm=True), 512
+    of = config(query_key_norm=True)
+    length = 512
     layer = Attention(of)
     x = torch.randn(1, length, 64, requires_grad=True)
     kept: list[int] = []
@@ -324,7 +327,8 @@ def test_the_integers_of_a_linear_are_those_of_its_op(
 ) -> None:
     linear = TernaryLinear(40, 24, gradients=gradients, group_size=32)
     linear.frozen = frozen
-    x, grad = torch.randn(6, 40), torch.randn(6, 24)
+    x = torch.randn(6, 40)
+    grad = torch.randn(6, 24)
     linear.control.copy_(torch.tensor([5, 7, 11, 3]))
     kernels = kernels_for(x, (), (linear,))
     assert kernels is not None
@@ -383,7 +387,8 @@ def test_what_is_computed_again_has_the_same_votes() -> None:
 
 
 def test_a_pass_without_a_graph_gives_the_same_bits() -> None:
-    model, tokens = Decoder(config(), 50), torch.randint(0, 50, (2, 16))
+    model = Decoder(config(), 50)
+    tokens = torch.randint(0, 50, (2, 16))
     with_graph = model(tokens)
     assert is_fused(with_graph, "_FeedForwardBackward", *WHOLE)
     with torch.no_grad():
@@ -392,7 +397,8 @@ def test_a_pass_without_a_graph_gives_the_same_bits() -> None:
 
 def test_modules_that_are_frozen_cast_nothing_and_let_the_gradient_pass() -> None:
     torch.manual_seed(3)
-    model, tokens = Decoder(config(activation="swiglu"), 50), torch.randint(0, 50, (2, 16))
+    model = Decoder(config(activation="swiglu"), 50)
+    tokens = torch.randint(0, 50, (2, 16))
     silent = {
         "blocks.0.attention.key",
         "blocks.1.feed_forward.gate",
@@ -420,7 +426,8 @@ def test_gradients_of_inputs_alone_are_enough() -> None:
 
 
 def test_votes_can_be_undone_and_are_summed_over_micro_batches() -> None:
-    model, tokens = Decoder(config(), 50), torch.randint(0, 50, (2, 16))
+    model = Decoder(config(), 50)
+    tokens = torch.randint(0, 50, (2, 16))
     loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
     assert all(held.any() for held in votes(model).values())
     for each in ternary(model).values():
@@ -441,7 +448,8 @@ def test_votes_can_be_undone_and_are_summed_over_micro_batches() -> None:
 
 
 def test_who_watches_hears_of_every_use_before_its_votes() -> None:
-    model, tokens = Decoder(config(layers=1), 50), torch.randint(0, 50, (2, 16))
+    model = Decoder(config(layers=1), 50)
+    tokens = torch.randint(0, 50, (2, 16))
     heard: list[str] = []
     for name, each in ternary(model).items():
         each.sum_votes()
@@ -506,7 +514,8 @@ def test_attention_under_autocast_is_that_of_torch_under_it(
 ) -> None:
     monkeypatch.setattr(fused_attention, "_LONGEST", longest)
     of = config(gradients="int8", query_key_norm=True)
-    layer, x = Attention(of), torch.randn(2, 8, 64) * 2
+    layer = Attention(of)
+    x = torch.randn(2, 8, 64) * 2
     positions = make_positions(of, x, start=0, total=8, window=None)
     with torch.autocast("cpu", torch.bfloat16):
         fused, wanted = both(lambda leaf: layer(leaf, positions), layer, x, *nodes)

@@ -211,7 +211,8 @@ def test_a_prompt_longer_than_the_context_keeps_its_latest_tokens(
 
 def test_text_goes_on_beyond_the_context_from_its_latest_half(float_decoder: Decoders) -> None:
     model = float_decoder(max_length=8)
-    context, expected = [1, 2, 3], []
+    context = [1, 2, 3]
+    expected = []
     for _ in range(20):
         token = greedy(model, context)
         expected.append(token)

@@ -260,7 +260,8 @@ def test_two_models_may_take_turns_with_caches_of_their_own(kernel: Kernel) -> N
 
 
 def test_a_kernel_that_declines_leaves_the_step_to_the_modules(kernel: Kernel) -> None:
-    model, twin_cache = decoder(sliding_window=2), decoder(sliding_window=2).new_cache(1)
+    model = decoder(sliding_window=2)
+    twin_cache = decoder(sliding_window=2).new_cache(1)
     cache = model.new_cache(1)
     kernel.serves = False
     steps = [step(model, cache, token) for token in (1, 2, 3, 4, 5, 6)]

@@ -59,7 +59,8 @@ def test_a_pure_model_has_no_float_parameter_and_no_float_buffer(
 
 @pytest.mark.parametrize("part", ["embedding", "head", "norms", "linears"])
 def test_each_float_part_takes_over_its_own_weights_and_no_others(part: str) -> None:
-    pure, mixed = small(learned_norms=True), small(learned_norms=True, float_parts=(part,))
+    pure = small(learned_norms=True)
+    mixed = small(learned_norms=True, float_parts=(part,))
     belongs = {
         "embedding": lambda name: name == "embedding",
         "head": lambda name: name == "head",
@@ -152,7 +153,8 @@ def votes_of(model: Decoder) -> dict[str, torch.Tensor]:
 def test_recomputing_activations_casts_the_same_votes(
     options: dict[str, Any], tokens: Tokens
 ) -> None:
-    kept, recomputed = small(**options), small(**options)
+    kept = small(**options)
+    recomputed = small(**options)
     recomputed.load_state_dict(kept.state_dict())
     recomputed.set_activation_checkpointing(True)
     for model in (kept, recomputed):
@@ -169,7 +171,8 @@ def test_recomputing_activations_casts_the_same_votes(
 def test_training_compiles_to_one_graph_and_casts_the_same_votes(
     options: dict[str, Any], tokens: Tokens
 ) -> None:
-    eager, compiled = small(**options), small(**options)
+    eager = small(**options)
+    compiled = small(**options)
     compiled.load_state_dict(eager.state_dict())
     torch.compiler.reset()
     loss_of(eager, tokens(2, 9)).backward()
@@ -258,7 +261,8 @@ def test_a_zero_head_votes_by_its_own_gradient_at_once_and_what_is_below_it_late
 
 
 def test_a_state_dict_rebuilds_the_model_bit_for_bit(tokens: Tokens) -> None:
-    model, other = small(learned_norms=True), small(learned_norms=True)
+    model = small(learned_norms=True)
+    other = small(learned_norms=True)
     assert not torch.equal(model(tokens(1, 8)), other(tokens(1, 8)))
     other.load_state_dict(model.state_dict())
     assert torch.equal(model(tokens(1, 8)), other(tokens(1, 8)))

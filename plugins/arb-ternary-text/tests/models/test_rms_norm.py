@@ -25,9 +25,11 @@ def test_its_gradient_is_the_numerical_one() -> None:
     ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7), (torch.float16, 2**-9)]
 )
 def test_it_agrees_with_torch_in_every_precision(dtype: torch.dtype, tolerance: float) -> None:
-    values, grad = torch.randn(9, 33), torch.randn(9, 33).to(dtype)
+    values = torch.randn(9, 33)
+    grad = torch.randn(9, 33).to(dtype)
     mine, theirs = (values.to(dtype).requires_grad_() for _ in range(2))
-    y, expected = rms_norm(mine, 1e-6), F.rms_norm(theirs, (33,), eps=1e-6)
+    y = rms_norm(mine, 1e-6)
+    expected = F.rms_norm(theirs, (33,), eps=1e-6)
     y.backward(grad)
     expected.backward(grad)
     assert mine.grad is not None
@@ -46,7 +48,8 @@ def test_a_row_of_zeros_stays_zero_with_a_finite_gradient() -> None:
 
 
 def test_a_gain_multiplies_and_learns() -> None:
-    norm, x = RMSNorm(4, eps=1e-6, gain=True), torch.randn(3, 4)
+    norm = RMSNorm(4, eps=1e-6, gain=True)
+    x = torch.randn(3, 4)
     with torch.no_grad():
         norm.weight.copy_(torch.tensor([1.0, 2.0, 0.0, -1.0]))
     y = norm(x)
@@ -68,7 +71,8 @@ def test_an_eps_of_its_own_is_used_and_saved_and_no_cast_rounds_it(ternary: bool
     def make(eps: float) -> OwnEpsRMSNorm | OwnEpsTernaryRMSNorm:
         return OwnEpsTernaryRMSNorm(8, eps=eps) if ternary else OwnEpsRMSNorm(8, eps=eps, gain=True)
 
-    norm, other = make(1e-6), make(1e-6)
+    norm = make(1e-6)
+    other = make(1e-6)
     norm.eps = 0.1234567890123
     x = torch.randn(3, 8)
     torch.testing.assert_close(norm(x), x * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt())

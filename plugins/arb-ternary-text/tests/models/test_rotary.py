@@ -18,7 +18,8 @@ def rotated(x_SC: torch.Tensor, start: int, base: float = 10000.0) -> torch.Tens
 
 def test_each_plane_turns_like_a_complex_number() -> None:
     x = torch.randn(7, 10, dtype=torch.float64)
-    position, plane = np.arange(3, 10)[:, None], np.arange(5)[None, :]
+    position = np.arange(3, 10)[:, None]
+    plane = np.arange(5)[None, :]
     numbers = (x.numpy()[:, :5] + 1j * x.numpy()[:, 5:]) * np.exp(
         1j * position * 100.0 ** (-2 * plane / 10)
     )

@@ -16,9 +16,11 @@ __all__ = ["AllocationLimit"]
 
 # : Trits in a byte, at most; and tensors of a weight's size that a module makes while it is built
 # (trits, votes, their : packed forms).
-_DENSEST, _COPIES = 5, 4
+_DENSEST = 5
+_COPIES = 4
 #: What any description may ask for, in elements and in tensors.
-_SLACK, _TENSORS = 1 << 24, 20_000
+_SLACK = 1 << 24
+_TENSORS = 20_000
 
 
 class AllocationLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]

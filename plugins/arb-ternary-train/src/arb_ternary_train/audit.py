@@ -149,7 +149,8 @@ def audit(model: nn.Module, optimizer: Any = None) -> Audit:
     Accumulators that were left out when a run was loaded count as there: they are part of what it
     stores.
     """
-    modules, stored = ternary_modules(model), stored_modules(model)
+    modules = ternary_modules(model)
+    stored = stored_modules(model)
     kinds = [*dict.fromkeys(_BUFFERS.values()), _TRAINABLE, _FROZEN, *([_STORED] if stored else [])]
     found: dict[str, list[Tensor]] = {kind: [] for kind in (*kinds, _FLOAT_BUFFERS, _OTHERS)}
     for module in model.modules():

@@ -71,7 +71,8 @@ def judge_of(
 def counted(hidden_BSD: Tensor, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
     """The rows of ``hidden`` whose predictions count, ``[M, D]``, and their targets."""
     counts_M = batch.loss_mask.flatten()
-    hidden_MD, targets_M = hidden_BSD.flatten(0, -2), batch.targets.flatten()
+    hidden_MD = hidden_BSD.flatten(0, -2)
+    targets_M = batch.targets.flatten()
     return (
         (hidden_MD, targets_M)
         if bool(counts_M.all())

@@ -169,7 +169,8 @@ def build_observers(config: RunConfig) -> RunObservers:
     """The config's trackers, by name; a second one of the same name gets a number."""
     observers: dict[str, object] = {}
     for choice in config.trackers:
-        name, serial = choice.name, 1
+        name = choice.name
+        serial = 1
         while name in observers:
             serial += 1
             name = f"{choice.name}-{serial}"

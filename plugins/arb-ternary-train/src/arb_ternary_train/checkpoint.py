@@ -264,7 +264,8 @@ class CheckpointStore:
             written = {**model.write(folder, metadata)}
             pieces = {"pieces": [*written]}
         else:
-            written, pieces = {_MODEL: fmt.write_flushed(folder / _MODEL, model, metadata)}, {}
+            written = {_MODEL: fmt.write_flushed(folder / _MODEL, model, metadata)}
+            pieces = {}
         self.faults("model written")
         written[_STATE_TENSORS] = fmt.write_flushed(folder / _STATE_TENSORS, tensors, metadata)
         self.faults("state tensors written")

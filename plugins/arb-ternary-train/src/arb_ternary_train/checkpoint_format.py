@@ -65,7 +65,8 @@ def encode_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
 
     def unused(path: str) -> str:
-        name, serial = path or "state", 1
+        name = path or "state"
+        serial = 1
         while name in tensors:
             serial += 1
             name = f"{path}#{serial}"
@@ -228,7 +229,8 @@ class VerifiedTensors(Mapping[str, Tensor]):
     """The tensors of a file, each read and compared with its digest when it is asked for."""
 
     def __init__(self, file: SafetensorsFile, digests: Mapping[str, str]) -> None:
-        self._file, self._digests = file, digests
+        self._file = file
+        self._digests = digests
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._digests)

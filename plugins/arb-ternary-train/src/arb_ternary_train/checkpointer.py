@@ -63,7 +63,8 @@ class Checkpointer:
             return Path(path)
         observed: dict[str, Any] = {}
         context.tell(hookspecs.arb_checkpoint_save, context, observed)
-        phase, structures = context.phase, list(context.structures)
+        phase = context.phase
+        structures = list(context.structures)
         if phase is not None:
             structures.append(phase.structure() if isinstance(phase, ModelChangingPhase) else None)
         state = {
@@ -106,7 +107,8 @@ def restore_run(context: TrainingContext, checkpoint: Checkpoint) -> None:
     too.
     """
     state = checkpoint.state
-    context.step, context.tokens = state["step"], state["tokens"]
+    context.step = state["step"]
+    context.tokens = state["tokens"]
     context.evaluation_shape = state["evaluation_shape"]
     context.unfinished_evaluation = state["unfinished_evaluation"]
     context.finished = [

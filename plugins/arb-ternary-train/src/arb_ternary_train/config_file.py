@@ -46,7 +46,8 @@ def load_as(
 
 def read_document(path: str | os.PathLike[str]) -> Document:
     """Read a YAML file; a ConfigError when it cannot be read or is not YAML."""
-    file, source = FilePath(path), os.fspath(path)
+    file = FilePath(path)
+    source = os.fspath(path)
     if file.suffix.lower() not in (".yaml", ".yml"):
         raise ConfigError(f"{source}: a config is a file ending in .yaml, .yml")
     try:

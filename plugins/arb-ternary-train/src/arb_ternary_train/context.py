@@ -237,7 +237,8 @@ class TrainingContext:
         """Within a block this process acts alone: what it computes or asks concerns no other
         rank.
         """
-        world, self.world = self.world, Alone(self.device)
+        world = self.world
+        self.world = Alone(self.device)
         try:
             with world.apart(), self.weights.apart():
                 yield

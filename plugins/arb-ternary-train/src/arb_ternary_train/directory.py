@@ -96,7 +96,8 @@ class RunDirectory:
     @classmethod
     def unused(cls, name: str, parent: Path = RUNS) -> RunDirectory:
         """``runs/<name>``, or ``runs/<name>-2`` and so on where that is taken."""
-        path, serial = parent / name, 1
+        path = parent / name
+        serial = 1
         while path.exists():
             serial += 1
             path = parent / f"{name}-{serial}"
@@ -106,7 +107,8 @@ class RunDirectory:
     def newest(cls, name: str, parent: Path = RUNS) -> RunDirectory | None:
         """The last of ``runs/<name>``, ``runs/<name>-2``, ... that exists."""
         found: Path | None = None
-        path, serial = parent / name, 1
+        path = parent / name
+        serial = 1
         while path.exists():
             found = path
             serial += 1

@@ -171,7 +171,8 @@ def evaluate(
                     batch, derived_generator(seed, "evaluation", index), context
                 ).to(device)
                 arguments = forward_arguments(model, masked)
-                counted_M, scored = counted_losses(model, masked, masking, arguments), {}
+                counted_M = counted_losses(model, masked, masking, arguments)
+                scored = {}
                 if counted_M is None:
                     output = model(masked.inputs, **arguments)
                     counts = masked.loss_mask.flatten()
@@ -189,11 +190,13 @@ def evaluate(
         if done % world.size:
             held.end_evaluation_round()
             after_batch(done)
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     totals: dict[str, float] = {}
     for round_ in zip_longest(*world.gather(sums)):
         for value, number, scored in (each for each in round_ if each is not None):
-            total, count = total + value, count + number
+            total = total + value
+            count = count + number
             for name, score in scored.items():
                 totals[name] = totals.get(name, 0.0) + score
     return Evaluation(

@@ -33,7 +33,8 @@ def contradictions(data: Any, where: Origin | None) -> list[Fault]:
 
 def _contradictions(holder: dict[str, Any], path: Path, place: str) -> Iterator[Fault]:
     """Of the model in ``holder``, and of one that this is made of, which it calls ``model`` too."""
-    model, path = holder.get("model"), (*path, "model")
+    model = holder.get("model")
+    path = (*path, "model")
     if not isinstance(model, dict):
         return
     written = model[GIVEN] if isinstance(model.get(GIVEN), list) else model

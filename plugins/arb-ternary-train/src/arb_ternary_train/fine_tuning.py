@@ -68,7 +68,8 @@ class FineTuning:
             module.frozen = False
         for parameter in self._parameters:
             parameter.requires_grad_(True)
-        self._modules, self._parameters = [], []
+        self._modules = []
+        self._parameters = []
 
 
 @contextmanager
@@ -120,7 +121,8 @@ def _named(
     both options.
     """
     names = [*parts_of(model)]
-    freeze, factors = options.freeze or (), options.rate_factors or {}
+    freeze = options.freeze or ()
+    factors = options.rate_factors or {}
     for option, patterns in (("freeze", freeze), ("rate_factors", factors)):
         for pattern in patterns:
             if not any(is_named(name, [pattern]) for name in names):

@@ -52,7 +52,8 @@ class GrowingBatches:
     """
 
     def __init__(self, batches: Batches, joined: Callable[[], int]) -> None:
-        self._batches, self._joined = batches, joined
+        self._batches = batches
+        self._joined = joined
 
     @property
     def continues(self) -> bool:

@@ -49,11 +49,13 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     An option that there was not, and that is null now, is no difference: nobody has asked for what
     it does.
     """
-    old, new = dict(leaves(dict(before))), dict(leaves(dict(now)))
+    old = dict(leaves(dict(before)))
+    new = dict(leaves(dict(now)))
     absent = object()
     lines = []
     for path in sorted(old.keys() | new.keys(), key=str):
-        then, here = old.get(path, absent), new.get(path, absent)
+        then = old.get(path, absent)
+        here = new.get(path, absent)
         if then != here and not (then is absent and here is None):
             shown = show_path(path[1:] if path[:1] == ("config",) else path)
             lines.append(f"{shown}: {_show(then, absent)} there, {_show(here, absent)} here")

@@ -56,7 +56,8 @@ class InFlight:
         longer = evolve(self, accumulated=self.accumulated + 1, place=self.place + 1)
         if not outcome.finite:
             return longer
-        losses, tokens = (*self.losses, outcome.loss), (*self.tokens, outcome.tokens)
+        losses = (*self.losses, outcome.loss)
+        tokens = (*self.tokens, outcome.tokens)
         return evolve(longer, losses=losses, tokens=tokens, cast=self.cast + 1)
 
     @property
@@ -130,8 +131,10 @@ def load_in_flight(model: nn.Module, state: Mapping[str, Any], device: torch.dev
             for part, tensor in module.sums.tensors().items():
                 if part in found:
                     tensor.copy_(found[part])
-    losses, accumulated = tuple(state["losses"]), state["accumulated"]
-    cast, place = state.get("cast", accumulated), state.get("place", len(losses))
+    losses = tuple(state["losses"])
+    accumulated = state["accumulated"]
+    cast = state.get("cast", accumulated)
+    place = state.get("place", len(losses))
     return InFlight(accumulated, losses, tuple(state["tokens"]), cast, place)
 
 

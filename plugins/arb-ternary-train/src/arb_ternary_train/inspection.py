@@ -145,7 +145,9 @@ def count_tensors(entries: Mapping[str, StoredTensor]) -> dict[str, Any]:
     for name in entries:
         prefix, _, last = name.rpartition(".")
         modules.setdefault(prefix, set()).add(last)
-    parameters, nbytes, exact = 0, 0, True
+    parameters = 0
+    nbytes = 0
+    exact = True
     for name, entry in entries.items():
         prefix, _, last = name.rpartition(".")
         ternary = {"weight", "votes", "control"} <= modules[prefix]

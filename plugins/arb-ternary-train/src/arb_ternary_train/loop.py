@@ -93,11 +93,14 @@ class TrainingLoop:
     """
 
     def __init__(self, context: TrainingContext, options: LoopOptions, key: str) -> None:
-        self.context, self.options, self.key = context, options, key
+        self.context = context
+        self.options = options
+        self.key = key
         self.step = self.micro_batches = self.skipped = 0
         self._skipped_in_a_row = 0
         self._in_flight = InFlight()
-        self.model, device = context.model, context.device
+        self.model = context.model
+        device = context.device
         apply_model_options(self.model, options, device)
         self._tuning = FineTuning(self.model, options, f"phases[{context.phase_index}]")
         settle_threads(context, options, key)
@@ -196,7 +199,8 @@ class TrainingLoop:
             self.context.settle()
             before = self.step
             self._untold.extend(policy.advance(self))
-            self._reached, self.step = self.step, before
+            self._reached = self.step
+            self.step = before
         drawn = self._untold.popleft()
         self.context.held = bool(self._untold)
         if not self._untold:
@@ -216,7 +220,8 @@ class TrainingLoop:
         Raises:
             Diverged: too many in a row had no finite loss.
         """
-        started, before = time.perf_counter(), self.micro_batches
+        started = time.perf_counter()
+        before = self.micro_batches
         rates = self.adjustment.apply(self.optimizer, self.set_rates())
         mine: list[Outcome] = []
         for place in self._dealing.places(self, self._in_flight.place, mine):
@@ -359,7 +364,8 @@ class TrainingLoop:
         return Drawn(report, skips)
 
     def _step_optimizer(self, signals: Mapping[str, float]) -> StepOutcome:
-        optimizer, scaler = self.optimizer, self._scaler
+        optimizer = self.optimizer
+        scaler = self._scaler
         if scaler is None:
             return as_outcome(optimizer.step(**signals), optimizer)  # type: ignore[call-overload]
         before = scaler.get_scale()

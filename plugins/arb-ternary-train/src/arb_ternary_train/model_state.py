@@ -103,7 +103,8 @@ class Walk:
     """
 
     def __init__(self, state: TensorParts) -> None:
-        self._outlines, self._parts = iter(state.outlines()), iter(state.parts())
+        self._outlines = iter(state.outlines())
+        self._parts = iter(state.parts())
 
     def outlines(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`ModelState`; what is left of them."""
@@ -200,7 +201,8 @@ def _outline(module: nn.Module, prefix: str) -> dict[str, Any]:
     assert isinstance(module, TernaryModule)
     found: dict[str, Any] = {}
     nn.Module._save_to_state_dict(module, found, prefix, False)
-    rows, columns = module.shape.out_features, module.shape.in_features
+    rows = module.shape.out_features
+    columns = module.shape.in_features
     packed = torch.empty(rows, bytes_per_row(columns), dtype=torch.uint8, device="meta")
     votes = torch.empty(rows, columns, dtype=torch.int8, device="meta")
     found[prefix + "weight"] = packed

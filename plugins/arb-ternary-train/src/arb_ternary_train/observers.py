@@ -63,7 +63,8 @@ class RunObservers:
             ArbError: an observer failed; it is named. Of ``arb_run_end``: one or more of them, all
                 named.
         """
-        self._failures, self._opinion = [], None
+        self._failures = []
+        self._opinion = None
         arguments = inspect.signature(hook).bind(*args, **kwargs).arguments
         try:
             result = getattr(self._relay.hook, hook.__name__)(**arguments)

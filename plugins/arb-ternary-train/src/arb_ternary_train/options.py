@@ -280,7 +280,8 @@ def loop_contradictions(
         reason = f"the samples of the data {run.data.name!r} have a size of their own"
         yield from without_effect(options, reason, "block_size")
     model = run.model.options
-    longest, window = getattr(model, "max_length", None), getattr(model, "sliding_window", None)
+    longest = getattr(model, "max_length", None)
+    window = getattr(model, "sliding_window", None)
     if longest is not None and window is None and not sized and options.block_size > longest:
         yield (
             "block_size",

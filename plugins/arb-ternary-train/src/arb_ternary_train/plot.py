@@ -26,7 +26,8 @@ def smoothed(values: Sequence[float], reach: int) -> list[float]:
     sums = [0.0, *accumulate(values)]
     out = []
     for index in range(len(values)):
-        first, last = max(0, index - reach), min(len(values), index + reach + 1)
+        first = max(0, index - reach)
+        last = min(len(values), index + reach + 1)
         out.append((sums[last] - sums[first]) / (last - first))
     return out
 
@@ -62,10 +63,8 @@ def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "lo
     span = 0
     for index, (run, records) in enumerate(zip(runs, metrics, strict=True)):
         colour = _COLOURS[index % len(_COLOURS)]
-        train, validation = (
-            _points(records, "train", metric),
-            _points(records, "validation", metric),
-        )
+        train = _points(records, "train", metric)
+        validation = _points(records, "validation", metric)
         if not train and not validation:
             raise _nothing_of(metric, run, records)
         if train:

@@ -146,7 +146,10 @@ class PlainReporter(Silent):
 
     def start(self, title: str, total: int, done: int) -> None:
         Silent.start(self, title, total, done)
-        self._title, self._total, self._first, self._started = title, total, done, time.monotonic()
+        self._title = title
+        self._total = total
+        self._first = done
+        self._started = time.monotonic()
         self._print(f"{title}: step {done} of {total}")
 
     def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:

@@ -142,7 +142,8 @@ def _words(name: str) -> str:
 
 def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResult]]) -> RunReport:
     """The report of a run that has ended."""
-    validation, book = context.validation, context.logbook
+    validation = context.validation
+    book = context.logbook
     return RunReport(
         directory=str(context.directory),
         steps=context.step,

@@ -234,7 +234,8 @@ def _as_restarted(request: RunRequest, world: World) -> RunRequest:
 
 
 def _create(files: RunDirectory, settled: Settled, parts: RunParts, request: RunRequest) -> None:
-    config, data = settled.config, parts.data
+    config = settled.config
+    data = parts.data
     record: dict[str, Any] = {
         "name": config.name,
         "seed": config.seed,
@@ -290,7 +291,8 @@ def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: Run
     if checkpoint is None:
         # Whatever a killed attempt left here before its first checkpoint does not count.
         record = context.world.from_main(context.files.record)
-        init_from, skip = record.get("init_from"), record.get("init_skip", ())
+        init_from = record.get("init_from")
+        skip = record.get("init_skip", ())
         if init_from is not None:
             model = context.config.model
             loaded = load_weights(
@@ -348,16 +350,15 @@ def _locate(config: RunConfig, request: RunRequest) -> tuple[RunDirectory, Path 
         return RunDirectory.newest(config.name) or RunDirectory.unused(config.name), None
     path = Path(request.resume)
     if RunDirectory(path).exists():
-        directory, named = (
-            RunDirectory.existing(path),
-            CheckpointStore(RunDirectory(path).checkpoints).latest(),
-        )
+        directory = RunDirectory.existing(path)
+        named = CheckpointStore(RunDirectory(path).checkpoints).latest()
     else:
         if not path.is_dir():
             raise CheckpointError(
                 f"{path}: there is no checkpoint folder and no run directory of this name"
             )
-        directory, named = RunDirectory.existing(path.resolve().parent.parent), path
+        directory = RunDirectory.existing(path.resolve().parent.parent)
+        named = path
     if request.directory is not None and request.directory.resolve() != directory.path.resolve():
         raise UsageProblem(
             f"--resume {path}: that checkpoint belongs to {directory.path}, not to "

@@ -181,7 +181,9 @@ class SafetensorsFile(Mapping[str, Tensor]):
 
     def _entry(self, name: str, found: Any, first: int) -> StoredTensor:
         value = found if isinstance(found, dict) else {}
-        dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+        dtype = value.get("dtype")
+        shape = value.get("shape")
+        offsets = value.get("data_offsets")
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise self._fault(f"tensor {name!r:.120} is of the unknown kind {dtype!r:.40}")
         if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
@@ -224,7 +226,8 @@ def write_safetensors(
     end = 0
     for name in sorted(outlines, key=lambda each: (-_RANKS[_NAMES[outlines[each].dtype]], each)):
         tensor = outlines[name]
-        start, end = end, end + tensor.nbytes
+        start = end
+        end = end + tensor.nbytes
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),

@@ -67,7 +67,9 @@ class _Builder:
         }
 
     def option(self, field: attrs.Attribute[Any]) -> dict[str, Any]:
-        rules, text, default = _rules(field.validator), field.metadata.get(HELP), default_of(field)
+        rules = _rules(field.validator)
+        text = field.metadata.get(HELP)
+        default = default_of(field)
         return {
             **self.type(field.type),
             **({"allOf": rules} if rules else {}),

@@ -74,7 +74,8 @@ def settle(config: RunConfig, recorded: Mapping[str, float] = MappingProxyType({
     """
     if not any(_unsettled(config, ())):
         return Settled(config, {})
-    course, chosen = course_of(config), {}
+    course = course_of(config)
+    chosen = {}
 
     def values(path: Path, options: SettlesOptions) -> dict[str, float]:
         fresh = options.settled(course)

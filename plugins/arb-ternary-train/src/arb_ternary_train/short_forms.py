@@ -48,13 +48,16 @@ def write_out_policies(document: Document, registry: Registry) -> Document:
     phases = document.data.get("phases") if isinstance(document.data, dict) else None
     if not isinstance(phases, list):
         return document
-    written, origins, faults = list(phases), dict(document.origins), list(document.faults)
+    written = list(phases)
+    origins = dict(document.origins)
+    faults = list(document.faults)
     for index, phase in enumerate(phases):
         names = _names_in(phase, registry)
         if not names:
             continue
         at: Path = ("phases", index)
-        name, line = names[0], find_origin(document.origins, (*at, names[0]))
+        name = names[0]
+        line = find_origin(document.origins, (*at, names[0]))
         others = [key for key in (*names, POLICY) if key in phase]
         if len(others) > 1:
             text = (

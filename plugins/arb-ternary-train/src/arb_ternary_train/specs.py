@@ -39,7 +39,9 @@ class TrackerSpec(Spec):
     (``arb_run_start`` ...).
     """
 
-    kind, hook, noun = "tracker", "arb_register_trackers", "tracker"
+    kind = "tracker"
+    hook = "arb_register_trackers"
+    noun = "tracker"
     hookspecs = "arb_ternary_train.hookspecs"
 
 
@@ -52,7 +54,9 @@ class ExporterSpec(Spec):
             folder.
     """
 
-    kind, hook, noun = "exporter", "arb_register_exporters", "exporter"
+    kind = "exporter"
+    hook = "arb_register_exporters"
+    noun = "exporter"
 
     suffix: str = field(default="", validator=instance_of(str))
 
@@ -71,7 +75,9 @@ class GeneratorSpec(Spec):
         data: names of the data sources that they were trained on; empty = any.
     """
 
-    kind, hook, noun = "generator", "arb_register_generators", "generator"
+    kind = "generator"
+    hook = "arb_register_generators"
+    noun = "generator"
 
     models: tuple[str, ...] = field(
         default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
@@ -93,7 +99,9 @@ class ImporterSpec(Spec):
             ``("hf",)`` for ``hf://...``; empty for an importer that reads files and folders only.
     """
 
-    kind, hook, noun = "importer", "arb_register_importers", "importer"
+    kind = "importer"
+    hook = "arb_register_importers"
+    noun = "importer"
 
     schemes: tuple[str, ...] = field(
         default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
@@ -106,14 +114,18 @@ class PolicySpec(Spec):
     a loop.
     """
 
-    kind, hook, noun = "policy", "arb_register_policies", "step policy"
+    kind = "policy"
+    hook = "arb_register_policies"
+    noun = "step policy"
 
 
 @frozen(kw_only=True)
 class CheckSpec(Spec):
     """A check that passes or fails a finished run. Factory: ``(config) -> Check``."""
 
-    kind, hook, noun = "check", "arb_register_checks", "check"
+    kind = "check"
+    hook = "arb_register_checks"
+    noun = "check"
 
 
 @frozen(kw_only=True)
@@ -126,7 +138,9 @@ class StarterSpec(Spec):
             none is named.
     """
 
-    kind, hook, noun = "starter", "arb_register_starters", "starter config"
+    kind = "starter"
+    hook = "arb_register_starters"
+    noun = "starter config"
 
     document: str = field(default="run", validator=instance_of(str))
     priority: int = field(default=10, validator=instance_of(int))
@@ -142,7 +156,9 @@ class TrainerSpec(Spec):
     with paths inside the run.
     """
 
-    kind, hook, noun = "trainer", "arb_register_trainers", "trainer"
+    kind = "trainer"
+    hook = "arb_register_trainers"
+    noun = "trainer"
 
     config: str = field(validator=_target)
 
@@ -157,7 +173,9 @@ class SystemSpec(Spec):
     ``config``, so that the user reads the line.
     """
 
-    kind, hook, noun = "system", "arb_register_systems", "system"
+    kind = "system"
+    hook = "arb_register_systems"
+    noun = "system"
 
 
 @frozen(kw_only=True)
@@ -170,6 +188,8 @@ class TrainKeysSpec(Spec):
     where the user wrote one of the keys.
     """
 
-    kind, hook, noun = "train_keys", "arb_register_train_keys", "family of training keys"
+    kind = "train_keys"
+    hook = "arb_register_train_keys"
+    noun = "family of training keys"
 
     config: str = field(validator=_target)

@@ -52,7 +52,8 @@ class StandardPhase:
         """Train to the last step, from the start or from where ``load_state_dict`` left off; see
         ``Phase``.
         """
-        config, reporter = self.config, context.logbook.reporter
+        config = self.config
+        reporter = context.logbook.reporter
         if self._restored is None and config.init_from is not None:
             load_weights(
                 context.model,

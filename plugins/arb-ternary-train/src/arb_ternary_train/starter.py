@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
 
 #: Column of the help texts, and of the end of the lines.
-_COLUMN, _WIDTH = 36, 112
+_COLUMN = 36
+_WIDTH = 112
 
 
 def starter_config(starter: StarterSpec, document: DocumentSpec, registry: Registry) -> str:
@@ -48,13 +49,16 @@ def _mapping(
     cls: type[Any] | None, settings: Mapping[str, Any], indent: str, registry: Registry
 ) -> Iterator[str]:
     for field in config_fields(cls) if cls is not None else ():
-        key, t, help_text = str(field.alias), field.type, field.metadata.get(HELP, "")
+        key = str(field.alias)
+        t = field.type
+        help_text = field.metadata.get(HELP, "")
         if key not in settings:
             default = default_of(field)
             shown = "" if default is attrs.NOTHING else f" {dump_inline(default)}"
             yield from _lines(f"{indent}# {key}:{shown}", help_text)
             continue
-        value, shape = settings[key], shape_of(t)
+        value = settings[key]
+        shape = shape_of(t)
         item = get_args(t)[0] if shape == "list" else None
         has_components = bool(value) and shape_of(item) == "choice"
         inline = "" if has_components or shape in ("choice", "class") else f" {dump_inline(value)}"

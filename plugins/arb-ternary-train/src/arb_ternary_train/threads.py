@@ -60,7 +60,8 @@ def fewest_as_fast(threads: int, seconds: Callable[[int], float]) -> int:
     """
     best = seconds(threads)
     while threads > 1 and best > _WORTH * (half := seconds(threads // 2)):
-        threads, best = threads // 2, half
+        threads = threads // 2
+        best = half
     return threads
 
 
@@ -73,7 +74,9 @@ def settle_threads(context: TrainingContext, options: LoopOptions, key: str) -> 
     samples, which leave no trace. A run with ``deterministic: true`` times nothing. On an
     accelerator, and outside of a run directory, ``auto`` changes nothing. Rank 0 decides for all.
     """
-    config, files, world = context.config, context.files, context.world
+    config = context.config
+    files = context.files
+    world = context.world
     if not world.from_main(files.exists) or (
         config.threads == "auto" and context.device.type != "cpu"
     ):
@@ -136,7 +139,8 @@ def recorded_threads(record: Mapping[str, Any]) -> Iterator[int]:
     Args:
         record: the run's ``run.json``.
     """
-    before, last = torch.get_num_threads(), record["threads"]["last"]
+    before = torch.get_num_threads()
+    last = record["threads"]["last"]
     torch.set_num_threads(before if last is None else last)
     try:
         yield before

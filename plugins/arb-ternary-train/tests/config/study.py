@@ -38,7 +38,9 @@ MODULE = "arb_study_test_components"
 class RuleSpec(Spec):
     """A kind of component that is not the core's."""
 
-    kind, hook, noun = "rule", "arb_register_rules", "rule"
+    kind = "rule"
+    hook = "arb_register_rules"
+    noun = "rule"
 
 
 @frozen(kw_only=True)

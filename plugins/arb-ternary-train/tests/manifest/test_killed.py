@@ -80,6 +80,7 @@ def test_a_manifest_that_is_killed_in_its_second_run_ends_as_one_left_alone() ->
     before = Path("cut/one/a/result.json").read_bytes()
     finish("cut")
     assert Path("cut/one/a/result.json").read_bytes() == before
-    whole, cut = contents("whole"), contents("cut")
+    whole = contents("whole")
+    cut = contents("cut")
     assert any(name.startswith("b/checkpoints/step-00000060/") for name in whole)
     assert cut == whole

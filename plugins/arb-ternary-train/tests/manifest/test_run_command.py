@@ -95,7 +95,8 @@ def test_a_stopped_manifest_ends_with_the_bytes_of_one_that_was_not(
     assert "arb run study.yaml --target one --run-dir parts --resume" in capsys.readouterr().err
     monkeypatch.setattr(TrainingContext, "record_step", kept)
     assert main(["run", str(path), "--run-dir", "parts", "--resume"]) == 0
-    whole, parts = files(Path("whole")), files(Path("parts"))
+    whole = files(Path("whole"))
+    parts = files(Path("parts"))
     assert len(parts) == len(whole) + 1  # the checkpoint of the stop
     assert {name: parts[name] for name in whole} == whole
 
@@ -115,7 +116,8 @@ def test_a_failed_check_ends_the_manifest(
 def test_a_dry_run_says_what_would_run_and_writes_nothing(
     written: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, before = written(RUNS, HEAD), everything()
+    path = written(RUNS, HEAD)
+    before = everything()
     assert main(["run", str(path), "--dry-run", "--target", "quick", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert everything() == before

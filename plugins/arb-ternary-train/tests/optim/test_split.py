@@ -49,7 +49,8 @@ def joined(model: Mixed) -> JoinedOptimizer:
 def test_both_parts_step_and_report_together() -> None:
     model = Mixed()
     optimizer = joined(model)
-    weight, packed = model.head.weight.clone(), model.hidden.weight.clone()
+    weight = model.head.weight.clone()
+    packed = model.hidden.weight.clone()
     model(torch.randn(4, 8)).square().sum().backward()
     outcome = optimizer.step()
     assert outcome.flips > 0
@@ -108,7 +109,8 @@ def test_a_group_cannot_be_added_past_the_parts() -> None:
 
 def test_adamw_equals_torch_and_decays_matrices_only() -> None:
     torch.manual_seed(0)
-    one, other = nn.Linear(4, 3), nn.Linear(4, 3)
+    one = nn.Linear(4, 3)
+    other = nn.Linear(4, 3)
     other.load_state_dict(one.state_dict())
     config = AdamWConfig(lr=0.01, beta1=0.8, beta2=0.9, weight_decay=0.1)
     ours = build_adamw(config, collect_trainable(one))

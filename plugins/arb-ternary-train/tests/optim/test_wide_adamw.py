@@ -32,11 +32,10 @@ def give_gradients(floats: dict[str, nn.Parameter], seed: int, size: float = 1e-
 
 
 def test_the_copies_go_as_float32_parameters_would_and_the_parameters_are_their_rounding() -> None:
-    narrow, wide = parameters(torch.float16), parameters(torch.float32)
-    optimizer, reference = (
-        build(CONFIG, Trainable(floats=narrow)),
-        build(CONFIG, Trainable(floats=wide)),
-    )
+    narrow = parameters(torch.float16)
+    wide = parameters(torch.float32)
+    optimizer = build(CONFIG, Trainable(floats=narrow))
+    reference = build(CONFIG, Trainable(floats=wide))
     assert isinstance(optimizer, WideAdamW)
     assert not isinstance(reference, WideAdamW)
     for step in range(20):

@@ -62,7 +62,8 @@ class Learner:
         self.optimizer = ScaledVotes({"table": table})
         table.vote_scale.fill_(100.0)
         table.limits = VoteLimits(vote_limit=16 * 256)
-        self.batches, self.micro_batches = batches, 0
+        self.batches = batches
+        self.micro_batches = 0
         self.voters: Any = ()
         self.seen: list[tuple[int, int]] = []
 
@@ -85,7 +86,8 @@ class Learner:
 
 def two_steps(dealing: Any, batches: Numbers) -> list[dict[str, Any]]:
     """What two steps of five micro-batches leave behind, each before votes are shared."""
-    learner, left = Learner(batches), []
+    learner = Learner(batches)
+    left = []
     learner.voters = dealing.adopt(learner.model, learner.optimizer)
     for first in (0, PLACES):
         outcomes: list[Outcome] = []
@@ -119,7 +121,8 @@ def two_steps(dealing: Any, batches: Numbers) -> list[dict[str, Any]]:
 
 
 def on_rank(world: World, _folder: Path) -> Any:
-    skipping, plain = Skipping(), Numbers()
+    skipping = Skipping()
+    plain = Numbers()
     steps = two_steps(dealing_in(world, PLACES), skipping)
     again = two_steps(dealing_in(world, PLACES), plain)
     with pytest.raises(ConfigError, match=r"1 micro-batches, and there are 2 ranks") as few:
@@ -174,7 +177,8 @@ class PutsOff(torch.optim.SGD):
 def test_votes_are_summed_where_a_step_has_several_micro_batches_and_is_not_put_off() -> None:
     learner = Learner(Skipping())
     learner.model["still"] = TernaryLinear(16, 3, group_size=32)  # nothing trains it
-    table, still = learner.model["table"], learner.model["still"]
+    table = learner.model["table"]
+    still = learner.model["still"]
     for places, optimizer, summed in (
         (1, learner.optimizer, False),
         (2, learner.optimizer, True),

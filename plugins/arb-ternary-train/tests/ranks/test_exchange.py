@@ -24,7 +24,8 @@ from arb_ternary_votes.momentum_votes import MomentumVotes
 from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes
 
-PLACES, STEPS = 5, 4
+PLACES = 5
+STEPS = 4
 
 
 class Tied(nn.Module):

@@ -68,7 +68,8 @@ def one_after_the_other(places: int, index: int) -> Any:
 
 def edges(world: World) -> tuple[list[Tensor], list[Tensor]]:
     """What is alone or absent, and nothing at all."""
-    sums, nothing = OrderedSums(world), OrderedSums(world)
+    sums = OrderedSums(world)
+    nothing = OrderedSums(world)
     sums.add_round(
         [torch.full((3,), -0.0), torch.full((4,), float("nan"))], [world.rank == 1, False]
     )

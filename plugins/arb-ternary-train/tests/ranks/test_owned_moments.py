@@ -71,7 +71,8 @@ def check(found: Any, wanted: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_moments_of_slices_give_the_parameters_and_the_state_of_one_process(size: int) -> None:
-    half, wanted = trained(Alone(), 0, 3, None), trained(Alone(), 0, STEPS, None)
+    half = trained(Alone(), 0, 3, None)
+    wanted = trained(Alone(), 0, STEPS, None)
     elements = sum(parameter.numel() for parameter in parameters())
     assert wanted[2] == 2 * elements - 2  # that of a scalar counts as none
     on_all = on_ranks(size, resumed, half)

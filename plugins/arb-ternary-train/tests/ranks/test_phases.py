@@ -27,7 +27,9 @@ class Rewrites:
         self.ran = True
         context.model[0].set_trits(torch.ones(32, 32, dtype=torch.int8))
         context.model[1].weight.data.fill_(7.0)
-        context.step, context.tokens, context.evaluation_shape = 3, 96, (4, 8)
+        context.step = 3
+        context.tokens = 96
+        context.evaluation_shape = (4, 8)
         return PhaseResult(steps=0, metrics={"loss": 1.5})
 
 
@@ -41,7 +43,9 @@ def rewritten(world: World) -> dict[str, Any]:
     context: Any = SimpleNamespace(
         world=world, model=nn.Sequential(TernaryLinear(32, 32), nn.Linear(2, 2))
     )
-    context.step, context.tokens, context.evaluation_shape = 0, 0, None
+    context.step = 0
+    context.tokens = 0
+    context.evaluation_shape = None
     alone: list[bool] = []
 
     @contextmanager
@@ -54,10 +58,8 @@ def rewritten(world: World) -> dict[str, Any]:
     result = run_on_main(context, phase)
     trits = context.model[0].trits()
     told: dict[str, Any] = {"ran": phase.ran, "apart": bool(alone), "metrics": dict(result.metrics)}
-    told["ones"], told["sevens"] = (
-        bool((trits == 1).all()),
-        bool((context.model[1].weight == 7).all()),
-    )
+    told["ones"] = bool((trits == 1).all())
+    told["sevens"] = bool((context.model[1].weight == 7).all())
     told["counted"] = (context.step, context.tokens, context.evaluation_shape)
     try:
         run_on_main(context, Stops())

@@ -39,7 +39,8 @@ def test_ranks_that_have_ended_are_not_taken_for_those_that_come() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named_by_those_that_have() -> None:
-    store, together = dist.HashStore(), Barrier(2)
+    store = dist.HashStore()
+    together = Barrier(2)
 
     def come(rank: int) -> str:
         together.wait()

@@ -26,7 +26,10 @@ from arb_ternary_train.ranks.rows import row_bounds
 from arb_ternary_train.ranks.weights import place_weights
 from arb_ternary_train.ranks.world import Alone, World
 
-WIDTH, BLOCKS, IDS, PLACES = 32, 5, 24, 8
+WIDTH = 32
+BLOCKS = 5
+IDS = 24
+PLACES = 8
 
 
 class Block(nn.Module):
@@ -149,7 +152,8 @@ def test_ranks_sum_what_one_process_sums_in_the_memory_of_their_rows_and_one_blo
     # Two bytes a weight and four for the exponent of a row: a block of two linears; beside it the
     # table, whose rows are looked up last, or which waits for that from the beginning. What is
     # given back keeps an element of each.
-    block, table = 2 * (2 * WIDTH * WIDTH + 4 * WIDTH), 2 * IDS * WIDTH + 4 * IDS
+    block = 2 * (2 * WIDTH * WIDTH + 4 * WIDTH)
+    table = 2 * IDS * WIDTH + 4 * IDS
     idle = 6 * len(wanted["own"])
     for rank, found in enumerate(ranks):
         assert found["casts"] == wanted["casts"]

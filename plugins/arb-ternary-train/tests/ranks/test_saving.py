@@ -119,7 +119,8 @@ def refused(*_: Any) -> Any:
 def test_lost_micro_batches_keep_their_places_on_ranks_too(
     two_ranks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, folder = two_ranks[0], two_ranks[1] / "test_saving"
+    told = two_ranks[0]
+    folder = two_ranks[1] / "test_saving"
     monkeypatch.setattr(TrainingLoop, "loss", lossy)
     wanted = [make(Alone(), folder, "one"), make(Alone(), folder, "given-up", skipped=2)]
     assert wanted[0] == ("", "")
@@ -178,7 +179,8 @@ def test_all_ranks_save_where_rank_0_has_something_to_save() -> None:
 
 
 def test_a_full_disk_ends_all_ranks_with_the_same_error(two_ranks: Any) -> None:
-    told, folder = two_ranks[0], two_ranks[1] / "test_saving"
+    told = two_ranks[0]
+    folder = two_ranks[1] / "test_saving"
     first, second = (each["test_saving"][1] for each in told)
     assert first == second
     for point, (what, hint) in first.items():
@@ -192,13 +194,15 @@ def test_a_full_disk_ends_all_ranks_with_the_same_error(two_ranks: Any) -> None:
 def test_a_model_in_pieces_is_the_whole_one(
     two_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, folder = two_ranks[0], two_ranks[1] / "test_saving"
+    told = two_ranks[0]
+    folder = two_ranks[1] / "test_saving"
     assert [each["test_saving"][2][0] for each in told] == [("", "")] * 2
     pieces, whole = (folder / name / "checkpoints/step-00000004" for name in ("pieces", "two"))
     files = {path.name for path in pieces.iterdir()}
     assert {"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"} < files
     assert "model.safetensors" not in files
-    cut, one = read_checkpoint(pieces), read_checkpoint(whole)
+    cut = read_checkpoint(pieces)
+    one = read_checkpoint(whole)
     assert {*cut.model} == {*one.model}
     for name, tensor in one.model.items():
         assert torch.equal(cut.model[name], tensor)
@@ -220,7 +224,8 @@ def test_a_model_in_pieces_is_the_whole_one(
 
 
 def test_a_piece_that_cannot_be_written_ends_all_ranks_and_names_the_rank(two_ranks: Any) -> None:
-    told, folder = two_ranks[0], two_ranks[1] / "test_saving"
+    told = two_ranks[0]
+    folder = two_ranks[1] / "test_saving"
     (_, early, one), other = (each["test_saving"][2] for each in told)
     assert other[1:] == [early, one]
     assert "No space left on device" in early[0]

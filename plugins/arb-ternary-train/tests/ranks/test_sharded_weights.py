@@ -28,7 +28,9 @@ from arb_ternary_train.ranks.weights import WholeWeights
 from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
-PLACES, STEPS, VOCABULARY = 3, 12, 37
+PLACES = 3
+STEPS = 12
+VOCABULARY = 37
 # Exponents that do not learn leave it to the flips to say that a decoded weight is stale.
 TIED = {
     "layers": 1,
@@ -81,7 +83,8 @@ def trained_with(
     rounds = weights.rounds(modules)
     if world.size > 1:
         share_votes(optimizer, world, rounds)
-    losses, flips = [], []
+    losses = []
+    flips = []
     for step in range(STEPS):
         total = None if world.size == 1 else OrderedSums(world)
         for first in range(0, PLACES, world.size):

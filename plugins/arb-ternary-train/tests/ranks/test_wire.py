@@ -157,10 +157,8 @@ def moved(rows: int, columns: int, share: float, seed: int) -> tuple[np.ndarray,
 def test_flips_of_a_weight_are_listed_and_applied(size: tuple[int, int], share: float) -> None:
     before, after = moved(*size, share, seed=1)
     shape = WeightShape(*size, 32)
-    packed, wanted = (
-        reference.pack(torch.from_numpy(before)),
-        reference.pack(torch.from_numpy(after)),
-    )
+    packed = reference.pack(torch.from_numpy(before))
+    wanted = reference.pack(torch.from_numpy(after))
     difference = (after - before).reshape(-1)
     expected = np.flatnonzero(difference)
     for places, directions in (

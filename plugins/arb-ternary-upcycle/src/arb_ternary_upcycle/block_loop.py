@@ -44,7 +44,9 @@ class BlockLoop(TrainingLoop):
         streams: Streams,
     ) -> None:
         super().__init__(context, options, key)
-        self._student, self._block, self._streams = student, block, streams
+        self._student = student
+        self._block = block
+        self._streams = streams
         self._target = options.distill_target
         self._floor = options.blockwise_autotune_min_lr
         self._lowers = options.blockwise_autotune_mode == "active"
@@ -61,7 +63,8 @@ class BlockLoop(TrainingLoop):
         """What the block gives, ``[B, S, D]``: the stream after it, or the update of its
         attention.
         """
-        student, number = self._student, self._block
+        student = self._student
+        number = self._block
         x_BSD = self._streams.entering(number, masked.inputs, batch.sample_ids)
         if self._target == "residual":
             return student.run_blocks(x_BSD, number, number + 1)

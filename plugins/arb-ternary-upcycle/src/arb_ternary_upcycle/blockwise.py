@@ -114,7 +114,8 @@ class BlockwisePhase:
         if not config.cache_teacher_outputs:
             yield Streams(student, teacher, config.distill_target, None)
             return
-        rank, caches = context.world.rank, context.directory / "cache"
+        rank = context.world.rank
+        caches = context.directory / "cache"
         # Each rank has a cache of its own, the first one that of a run in one process.
         folder = caches / (f"phase-{context.phase_index}" + (f"-rank-{rank}" if rank else ""))
         cache = OutputCache(
@@ -135,11 +136,15 @@ class BlockwisePhase:
                 shutil.rmtree(left, ignore_errors=True)
 
     def _train_block(self, context: TrainingContext, student: Decoder, streams: Streams) -> None:
-        number, blocks, reporter = self._block, len(student.blocks), context.logbook.reporter
+        number = self._block
+        blocks = len(student.blocks)
+        reporter = context.logbook.reporter
         options = evolve(self.config, steps=self.config.steps_of_block)
         streams.begin(number)
-        self._convergence.trend, self._first = Trend(), []
-        started, steps_before = time.perf_counter(), 0
+        self._convergence.trend = Trend()
+        self._first = []
+        started = time.perf_counter()
+        steps_before = 0
         part = parts_of_blocks(student, options.distill_target)[number]
         with only_learning(student, student.get_submodule(part)):
             # The key is that of all blocks: they see the same samples in the same order, which can
@@ -151,7 +156,8 @@ class BlockwisePhase:
             try:
                 if self._restored is not None:
                     self._restore(loop, self._restored)
-                    self._restored, steps_before = None, loop.step
+                    self._restored = None
+                    steps_before = loop.step
                     context.finish_evaluation()
                 reporter.start(
                     f"{self.name}, block {number + 1} of {blocks}", options.steps, loop.step
@@ -195,7 +201,8 @@ class BlockwisePhase:
     def _report_autotune(
         self, context: TrainingContext, loop: BlockLoop, decision: Decision | None
     ) -> None:
-        config, autotune = self.config, loop.autotune
+        config = self.config
+        autotune = loop.autotune
         assert autotune is not None
         where = f"block {self._block + 1} step {loop.step}: autotune"
         if decision is not None:
@@ -246,7 +253,8 @@ class BlockwisePhase:
         if left and steps:
             text += f"; {left} blocks left, {format_duration(seconds * left)} as the last one went"
         context.note(text)
-        self._block, self._loop = self._block + 1, None
+        self._block = self._block + 1
+        self._loop = None
         context.mark_progress()
 
 

@@ -29,7 +29,8 @@ def calibration_tokens(
     Raises:
         DataError: the training text is too short, or its samples are not sequences of ids.
     """
-    data, count = context.data, -(-tokens // block_size)
+    data = context.data
+    count = -(-tokens // block_size)
     there = data.samples_per_epoch(block_size)
     if there < count:
         raise DataError(

@@ -64,7 +64,8 @@ class FloatModelWriter:
         *,
         origin: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path, self.config = path, config
+        self.path = path
+        self.config = config
         self._dtype = DTYPES[dtype]
         self._content = {
             "format": FORMAT,

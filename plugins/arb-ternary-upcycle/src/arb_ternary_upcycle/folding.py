@@ -82,7 +82,8 @@ class Basis:
 
     def _rotate_values(self, number: int, seed: int, wide: dict[str, Tensor]) -> None:
         heads = self.config.key_heads
-        value, output = wide["attention.value"], wide["attention.output"]
+        value = wide["attention.value"]
+        output = wide["attention.output"]
         features = value.shape[0] // heads
         generator = derived_generator(seed, "values", number)
         turns_GCC = torch.stack([random_rotation(features, generator) for _ in range(heads)])

@@ -50,7 +50,8 @@ class DistillingLoop(TrainingLoop):
     ) -> None:
         super().__init__(context, options, key)
         self._teacher = teacher
-        self._weight, self._temperature = options.kd_weight, options.kd_temperature
+        self._weight = options.kd_weight
+        self._temperature = options.kd_temperature
 
     def loss(self, batch: Batch, masked: MaskedBatch, output: Tensor) -> Tensor:
         """See the class."""
@@ -64,7 +65,8 @@ class DistillingLoop(TrainingLoop):
 
     def loss_in_blocks(self, masked: MaskedBatch) -> Tensor | None:
         """See the class; None where ``loss`` and ``predict`` are called."""
-        student, teacher = self.model, self._teacher
+        student = self.model
+        teacher = self._teacher
         if teacher is None or self.options.compile_model or not isinstance(student, Decoder):
             return None
         if (
@@ -94,7 +96,8 @@ class GlobalPhase(StandardPhase):
         Raises:
             ConfigError: it is not.
         """
-        options, teacher = self.options, None
+        options = self.options
+        teacher = None
         asks = not (options.force or resumed)
         if asks or options.kd_weight:
             model = find_stage(context, options.teacher, ("teacher", "prepared"))

@@ -127,7 +127,8 @@ def _check_tokenizer(context: TrainingContext, teacher: PretrainedModel, source:
         ConfigError: they do not. The teacher's tokenizer is then in a file that ``data.tokenizer``
             can name.
     """
-    model, data = student_of(context.model), context.data
+    model = student_of(context.model)
+    data = context.data
     given = data.attachments().get("tokenizer") if isinstance(data, Attachments) else None
     fault = ""
     if (
@@ -164,7 +165,8 @@ def _difference(ours: Tokenizer, theirs: Tokenizer, data: Any, context: Training
     batches = data.held_out(1, 64, -(-_COMPARED // 64))
     ids = [int(i) for batch in islice(batches, _COMPARED // 64) for i in batch.data.flatten()]
     text = ours.decode(ids)
-    one, other = ours.encode(text), theirs.encode(text)
+    one = ours.encode(text)
+    other = theirs.encode(text)
     if one == other:
         return ""
     place = next(

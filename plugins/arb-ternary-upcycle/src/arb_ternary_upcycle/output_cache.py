@@ -73,14 +73,17 @@ class OutputCache:
     def __init__(
         self, folder: Path, memory: int, identity: str, note: Callable[[str], None]
     ) -> None:
-        self._folder, self._free, self._note = folder, memory, note
+        self._folder = folder
+        self._free = memory
+        self._note = note
         self._identity = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
         self._tables: dict[Place, _Table] = {}
         self._disk_is_full = False
 
     def get(self, place: Place, sample: int, inputs: bytes) -> Tensor | None:
         """Float32 ``[S, D]``, or None; do not change it."""
-        table, key = self._table(place), (sample, inputs)
+        table = self._table(place)
+        key = (sample, inputs)
         found = table.held.get(key)
         if found is None and key in table.offsets:
             found = self._read(table, key)
@@ -88,7 +91,8 @@ class OutputCache:
 
     def put(self, place: Place, sample: int, inputs: bytes, x_SD: Tensor) -> None:
         """Keep float ``[S, D]``, as float32; nothing happens where memory and disk are full."""
-        table, key = self._table(place), (sample, inputs)
+        table = self._table(place)
+        key = (sample, inputs)
         kept_SD = x_SD.detach().to("cpu", torch.float32, copy=True).contiguous()
         if kept_SD.nbytes <= self._free:
             table.held[key] = kept_SD

@@ -56,7 +56,8 @@ class StagePhase(ABC):
         if self._metrics is not None:
             return PhaseResult(steps=0, metrics=self._metrics)
         writer = self.writer(context)
-        done, reporter = writer.written_blocks(), context.logbook.reporter
+        done = writer.written_blocks()
+        reporter = context.logbook.reporter
         reporter.start(self.name, writer.config.layers, len(done))
         for number, tensors in self.blocks(done) if len(done) < writer.config.layers else ():
             writer.write_block(number, tensors)

@@ -44,7 +44,10 @@ class Streams:
         target: Literal["residual", "attention"],
         cache: OutputCache | None,
     ) -> None:
-        self._student, self._teacher, self._target, self._cache = student, teacher, target, cache
+        self._student = student
+        self._teacher = teacher
+        self._target = target
+        self._cache = cache
         self._dtype: torch.dtype | None = None
         self.asked = self.found = 0
 
@@ -85,7 +88,8 @@ class Streams:
         """The updates of the teacher's attention; the streams after its block are kept for the next
         one.
         """
-        place, after = Place("attention", block), Place("teacher", block + 1)
+        place = Place("attention", block)
+        after = Place("teacher", block + 1)
         rows, missing = self._look_up(place, inputs_BS, samples_B)
         if missing:
             x_MSD = self._teacher_stream(block, inputs_BS[missing], samples_B[missing])

@@ -40,7 +40,8 @@ def check_options(student: DecoderConfig, teacher: DecoderConfig) -> None:
     Raises:
         ConfigError: options differ; each is named with what it would have to be.
     """
-    wanted, found = _shape(teacher), _shape(student)
+    wanted = _shape(teacher)
+    found = _shape(student)
     wrong = [name for name in wanted if not _same(wanted[name], found[name])]
     if student.tied and not teacher.tied:
         wrong.append("tie_embeddings")

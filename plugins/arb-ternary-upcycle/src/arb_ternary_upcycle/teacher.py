@@ -60,7 +60,8 @@ class PretrainedModel:
             number, _, inner = name.removeprefix("blocks.").partition(".")
             if int(number) != current:
                 yield current, tensors
-                tensors, current = {}, int(number)
+                tensors = {}
+                current = int(number)
             tensors[inner] = value
         yield current, tensors
 

@@ -36,7 +36,9 @@ class Teacher(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self._device, self._free, self._dtype = device, memory, DTYPES[dtype]
+        self._device = device
+        self._free = memory
+        self._dtype = DTYPES[dtype]
         self._head: Tensor | None = None
         self._kept: dict[int, Block] = {}
         self._last: tuple[int, Block] | None = None

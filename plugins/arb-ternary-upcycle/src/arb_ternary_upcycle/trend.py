@@ -49,7 +49,8 @@ class Trend:
         self.count += 1
         self.total = _DECAY * self.total + (1.0 - _DECAY) * loss
         if self.best is None or self.mean < self.best * (1.0 - _LOWER):
-            self.best, self.stale = self.mean, 0
+            self.best = self.mean
+            self.stale = 0
         else:
             self.stale += 1
 
@@ -131,7 +132,8 @@ class Autotune:
 
     def observe(self, loss: float) -> Decision | None:
         """Take in the loss of a step; what is to be done after it, if anything."""
-        trend, before = self.trend, self.trend.mean
+        trend = self.trend
+        before = self.trend.mean
         spike = trend.count >= _CALM and self.calm >= _CALM and loss > _SPIKE * before
         trend.observe(loss)
         self.calm += 1
@@ -140,7 +142,9 @@ class Autotune:
             return None
         factor = max(self.floor, self.factor * self.decay)
         lowers = factor < self.factor
-        self.factor, self.calm, self.waited = min(factor, self.factor), 0, 0
+        self.factor = min(factor, self.factor)
+        self.calm = 0
+        self.waited = 0
         return Decision("spike" if spike else "plateau", self.factor, lowers)
 
     def state_dict(self) -> dict[str, Any]:
@@ -154,5 +158,7 @@ class Autotune:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state``."""
-        self.factor, self.calm, self.waited = state["factor"], state["calm"], state["waited"]
+        self.factor = state["factor"]
+        self.calm = state["calm"]
+        self.waited = state["waited"]
         self.trend = Trend(**state["trend"])

@@ -68,7 +68,8 @@ def test_a_run_has_the_stages_and_curves_of_those_before_it(first: Path, tmp_pat
         [(1, 3.0), (2, 2.0)],
         [(1, 2.5)],
     )
-    projection, blocks = contents.table("projection"), contents.table("blockwise")
+    projection = contents.table("projection")
+    blocks = contents.table("blockwise")
     assert projection is not None
     assert projection.to_json()[0]["held_out"] == 0.2
     assert blocks is not None

@@ -213,7 +213,8 @@ def test_a_killed_benchmark_measures_what_is_missing(
 ) -> None:
     monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
     whole = run(config(), tmp_path / "whole")
-    real, sizes = phases.measure_latency, []
+    real = phases.measure_latency
+    sizes = []
 
     def crashing(models: Any, size: Any, **options: Any) -> Any:
         sizes.append(size)
@@ -263,7 +264,8 @@ def test_kill_nine_in_each_of_the_phases(
         """
         child = os.fork()
         if child == 0:
-            calls, real = [], getattr(place, name)
+            calls = []
+            real = getattr(place, name)
 
             def dying(*arguments: Any, **options: Any) -> Any:
                 calls.append(1)
@@ -305,7 +307,8 @@ def test_kill_nine_in_each_of_the_phases(
             for file in folder.glob(pattern)
         }
 
-    whole, cut = left("whole"), left("cut")
+    whole = left("whole")
+    cut = left("cut")
     assert len(whole) >= 9
     assert whole == cut
 

@@ -125,7 +125,8 @@ def test_the_student_computes_what_was_fitted(
     rounded_head, error = work.head(ends["head"], (ends["final_norm"], ends["final_norm"]))
     fill(student, {"head": ends["head"]}, {"head": rounded_head}, residue=True)
     with torch.no_grad():
-        mine, theirs = student(tokens[4:]), teacher.decoder()(tokens[4:])
+        mine = student(tokens[4:])
+        theirs = teacher.decoder()(tokens[4:])
     assert error.held_out == pytest.approx(float((mine - theirs).norm() / theirs.norm()), rel=1e-3)
 
 
@@ -245,7 +246,9 @@ def test_a_killed_projection_ends_with_the_same_bits(
     config = run_config(projection(teacher))
     train(config, RunRequest(directory=tmp_path / "whole"))
     owner: Any = module.Workspace if place == "finished" else SequentialProjection
-    calls, original, armed = [0], getattr(owner, place), [True]
+    calls = [0]
+    original = getattr(owner, place)
+    armed = [True]
 
     def killed(self: Any, *given: Any) -> Any:
         found = original(self, *given)
@@ -262,7 +265,8 @@ def test_a_killed_projection_ends_with_the_same_bits(
     train(config, RunRequest(directory=tmp_path / "cut", resume="auto"))
     if place != "head":
         assert calls[0] == 2 - number - (place == "finished"), "finished blocks are not made again"
-    whole, cut = states(tmp_path / "whole"), states(tmp_path / "cut")
+    whole = states(tmp_path / "whole")
+    cut = states(tmp_path / "cut")
     assert whole.keys() == cut.keys()
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
     for file in ("stages/projection.json", "metrics.jsonl"):

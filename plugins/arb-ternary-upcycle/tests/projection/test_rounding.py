@@ -107,7 +107,8 @@ def restated_gptq(
 
 @pytest.mark.parametrize("columns", [5, 32, 70])
 def test_gptq_is_the_plain_restatement(columns: int) -> None:
-    weight, inputs = normal(12, columns).double(), mixed(300, columns).double()
+    weight = normal(12, columns).double()
+    inputs = mixed(300, columns).double()
     hessian = damped(inputs.mT @ inputs, 0.01)
     scale = torch.exp2(
         torch.randint(-1, 1, (columns, 12), generator=torch.Generator().manual_seed(3))
@@ -119,7 +120,8 @@ def test_gptq_is_the_plain_restatement(columns: int) -> None:
 
 @pytest.mark.parametrize("policy", ["gptq", "gptq_cd"])
 def test_residue_is_of_the_value_that_was_nearest_to_its_trit(policy: Policy) -> None:
-    weight, inputs = normal(6, 40), mixed(200, 40)
+    weight = normal(6, 40)
+    inputs = mixed(200, 40)
     found = project(
         weight, Recipe(policy=policy, grouping=32, descent_passes=100), inputs.mT @ inputs
     )
@@ -129,7 +131,8 @@ def test_residue_is_of_the_value_that_was_nearest_to_its_trit(policy: Policy) ->
 
 @pytest.mark.parametrize("grouping", ["row", 32, "tensor"])
 def test_descent_is_never_worse_and_gptq_beats_least_squares(grouping: Any) -> None:
-    weight, inputs = normal(24, 96), mixed(400, 96)
+    weight = normal(24, 96)
+    inputs = mixed(400, 96)
     gram = inputs.mT @ inputs
     hessian = damped(gram, 0.01)
     found = {
@@ -146,7 +149,8 @@ def test_descent_is_never_worse_and_gptq_beats_least_squares(grouping: Any) -> N
 
 
 def test_descent_ends_where_no_single_trit_is_better() -> None:
-    weight, inputs = normal(5, 12), mixed(100, 12)
+    weight = normal(5, 12)
+    inputs = mixed(100, 12)
     gram = inputs.mT @ inputs
     hessian = damped(gram, 0.01)
     found = project(weight, Recipe(descent_passes=100), gram)
@@ -176,7 +180,8 @@ def test_small_rows_are_near_the_best_of_all() -> None:
 
 
 def test_each_row_takes_the_better_order() -> None:
-    weight, inputs = normal(30, 48), mixed(300, 48)
+    weight = normal(30, 48)
+    inputs = mixed(300, 48)
     gram = inputs.mT @ inputs
     hessian = damped(gram, 0.01)
     never, always, auto = (
@@ -191,12 +196,11 @@ def test_each_row_takes_the_better_order() -> None:
 
 
 def test_correction_is_the_ridge_regression_onto_the_teachers_outputs() -> None:
-    weight, student, teacher = (
-        normal(4, 10).double(),
-        mixed(80, 10).double(),
-        mixed(80, 10, seed=5).double(),
-    )
-    gram, cross = student.mT @ student, teacher.mT @ student
+    weight = normal(4, 10).double()
+    student = mixed(80, 10).double()
+    teacher = mixed(80, 10, seed=5).double()
+    gram = student.mT @ student
+    cross = teacher.mT @ student
     found = corrected(weight, gram, cross, 0.05)
     ridge = 0.05 * gram.diagonal().mean().item()
     rows = np.concatenate([student.numpy(), np.sqrt(ridge) * np.eye(10)])
@@ -209,7 +213,9 @@ def test_correction_is_the_ridge_regression_onto_the_teachers_outputs() -> None:
 
 
 def test_errors_are_those_of_the_outputs() -> None:
-    weight, student, teacher = normal(4, 10), mixed(80, 10), mixed(80, 10, seed=5)
+    weight = normal(4, 10)
+    student = mixed(80, 10)
+    teacher = mixed(80, 10, seed=5)
     statistics = InputStatistics(10)
     for x, y in zip(student.split(30), teacher.split(30), strict=True):
         statistics.add(x, y)
@@ -227,7 +233,8 @@ def test_errors_are_those_of_the_outputs() -> None:
 
 @pytest.mark.parametrize(("bits", "cell"), [(8, 64), (4, 7), (2, 1)])
 def test_accumulators_hold_the_residue(bits: int, cell: int) -> None:
-    weight, inputs = normal(6, 40), mixed(200, 40)
+    weight = normal(6, 40)
+    inputs = mixed(200, 40)
     for policy in ("absmean", "ls", "gptq", "gptq_cd"):
         found = project(weight, Recipe(policy=policy, grouping=32), inputs.mT @ inputs)
         votes = found.votes(bits)

@@ -172,7 +172,8 @@ def tiny(tmp_path: Path, taught: tuple[Path, Decoder]) -> Tiny:
 @pytest.fixture
 def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Has runs ask themselves to stop after a step of theirs; 0 = no longer."""
-    record_step, at = TrainingContext.record_step, [0]
+    record_step = TrainingContext.record_step
+    at = [0]
 
     def recorded(self: TrainingContext, *arguments: Any, **options: Any) -> None:
         record_step(self, *arguments, **options)

@@ -98,15 +98,11 @@ def test_only_the_block_in_training_changes_and_its_loss_is_the_distance(
                 for each in (model, tiny.teacher)
             )
             if target == "residual":
-                mine, its = (
-                    model.run_blocks(mine, block, block + 1),
-                    tiny.teacher.run_blocks(its, block, block + 1),
-                )
+                mine = model.run_blocks(mine, block, block + 1)
+                its = tiny.teacher.run_blocks(its, block, block + 1)
             else:
-                mine, its = (
-                    update_of_attention(model, block, mine),
-                    update_of_attention(tiny.teacher, block, its),
-                )
+                mine = update_of_attention(model, block, mine)
+                its = update_of_attention(tiny.teacher, block, its)
         assert losses[4 * block] == pytest.approx(
             np.abs(mine.numpy() - its.numpy()).mean(dtype=np.float64), rel=1e-5
         )
@@ -115,7 +111,8 @@ def test_only_the_block_in_training_changes_and_its_loss_is_the_distance(
 def test_blocks_behind_the_one_in_training_do_not_run(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward, ran = Block.forward, Counter[int]()
+    forward = Block.forward
+    ran = Counter[int]()
 
     def counted(self: Block, *arguments: Any) -> Tensor:
         ran[id(self)] += any(parameter.dtype == torch.uint8 for parameter in self.buffers())
@@ -165,7 +162,8 @@ def test_a_cached_run_is_an_uncached_one_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch,
     target: str,
 ) -> None:
-    run_block, ran = Teacher.run_block, [0]
+    run_block = Teacher.run_block
+    ran = [0]
 
     def counted(self: Teacher, number: int, x_BSD: Tensor) -> Tensor:
         ran[0] += 1
@@ -174,7 +172,9 @@ def test_a_cached_run_is_an_uncached_one_bit_for_bit(
     monkeypatch.setattr(Teacher, "run_block", counted)
     # 12 samples are drawn for either block, and kept at four places: memory for some of them, or
     # for none.
-    steps, runs, sample = 6, {}, 16 * 32 * 4
+    steps = 6
+    runs = {}
+    sample = 16 * 32 * 4
     for memory in (None, 12 * sample, 0) if target == "residual" else (None, 12 * sample):
         options = (
             {} if memory is None else {"cache_teacher_outputs": "true", "cache_memory": memory}
@@ -251,10 +251,12 @@ def test_a_block_that_has_converged_is_done(tiny: Any) -> None:
             float((weights[-n:] * losses[:n]).sum() / weights[-n:].sum())
             for n in range(1, len(losses) + 1)
         ]
-        lowest, at = means[0], 0
+        lowest = means[0]
+        at = 0
         for step, mean in enumerate(means):
             if mean < lowest * (1 - 1e-4):
-                lowest, at = mean, step
+                lowest = mean
+                at = step
             assert (step - at >= 4) == (step == len(losses) - 1), (block, step)
 
 
@@ -279,7 +281,8 @@ def test_monitoring_changes_no_bit_and_active_lowers_the_rates(
     events = [json.loads(line) for line in lowered.metrics_file.read_text().splitlines()]
     assert files_in(lowered.path, models) != files_in(off.path, models)
     decisions = {event["step"]: event for event in events if event["event"] == "autotune"}
-    factor, seen = 1.0, set()
+    factor = 1.0
+    seen = set()
     for event in events:
         if event["event"] == "train":
             step = (event["step"] - 1) % 12

@@ -61,7 +61,8 @@ def test_the_loss_is_cross_entropy_and_the_weighted_divergence(tiny: Any) -> Non
     batch = next(
         parts.data.batches(BatchRequest(2, 16, derive_seed(config.seed, "phase 0", "order")))
     )
-    inputs, targets = batch.data[:, :-1], batch.data[:, 1:].flatten()
+    inputs = batch.data[:, :-1]
+    targets = batch.data[:, 1:].flatten()
     with torch.no_grad():
         student, teacher = (
             each(inputs).double().flatten(0, 1) for each in (parts.model, tiny.teacher)
@@ -98,7 +99,8 @@ def test_a_teacher_in_bfloat16_takes_half_the_memory_and_rounds_its_products(tin
     gains = sum(each.nbytes for each in model.block(0).state_dict().values()) - matrices
     tokens = torch.arange(64).view(2, 32)
     teacher = Teacher(model, matrices + 2 * gains, torch.device("cpu"), "bfloat16")
-    found, wanted = teacher(tokens), tiny.teacher(tokens)
+    found = teacher(tokens)
+    wanted = tiny.teacher(tokens)
     assert set(teacher._kept) == {0, 1}, "both blocks are held in the memory of one"
     assert teacher.hidden(tokens).dtype == torch.float32
     assert found.dtype == torch.bfloat16

@@ -11,7 +11,8 @@ import torch
 
 from arb_ternary_upcycle.output_cache import OutputCache, Place, inputs_digest
 
-HERE, NEXT = Place("teacher", 1), Place("teacher", 2)
+HERE = Place("teacher", 1)
+NEXT = Place("teacher", 2)
 BYTES = 5 * 8 * 4
 
 

@@ -32,17 +32,20 @@ def random_losses(seed: int) -> list[float]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_block_is_done_at_the_target_or_when_nothing_falls(seed: int) -> None:
-    losses, patience, target = random_losses(seed), 12, 0.2 + 0.03 * seed
-    convergence, never = (
-        Convergence(target, patience, Trend()),
-        Convergence(None, patience, Trend()),
-    )
-    means, lowest, at = means_of(losses), math.inf, 0
+    losses = random_losses(seed)
+    patience = 12
+    target = 0.2 + 0.03 * seed
+    convergence = Convergence(target, patience, Trend())
+    never = Convergence(None, patience, Trend())
+    means = means_of(losses)
+    lowest = math.inf
+    at = 0
     for step, (loss, mean) in enumerate(zip(losses, means, strict=True)):
         for each in (convergence, never):
             each.trend.observe(loss)
         if mean < lowest * (1 - 1e-4):
-            lowest, at = mean, step
+            lowest = mean
+            at = step
         assert convergence.trend.mean == pytest.approx(mean)
         assert convergence.done == (mean <= target or step - at >= patience)
         assert not never.done
@@ -58,9 +61,17 @@ def test_a_mean_at_the_target_is_enough() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_rates_fall_at_spikes_and_plateaus_down_to_the_floor(seed: int) -> None:
-    losses, patience, decay, floor = random_losses(seed), 15, 0.5, 0.2
-    autotune, means = Autotune(patience, decay, floor), means_of(losses)
-    factor, lowest, waited, since, causes = 1.0, math.inf, 0, 0, []
+    losses = random_losses(seed)
+    patience = 15
+    decay = 0.5
+    floor = 0.2
+    autotune = Autotune(patience, decay, floor)
+    means = means_of(losses)
+    factor = 1.0
+    lowest = math.inf
+    waited = 0
+    since = 0
+    causes = []
     for step, (loss, mean) in enumerate(zip(losses, means, strict=True)):
         spike = step >= 10 and since >= 10 and loss > 1.5 * means[step - 1]
         waited = 0 if mean < lowest * (1 - 1e-4) else waited + 1
@@ -68,7 +79,8 @@ def test_rates_fall_at_spikes_and_plateaus_down_to_the_floor(seed: int) -> None:
         since += 1
         decision = autotune.observe(loss)
         if spike or waited >= patience:
-            before, factor = factor, max(floor, factor * decay)
+            before = factor
+            factor = max(floor, factor * decay)
             waited = since = 0
             causes.append("spike" if spike else "plateau")
             assert decision is not None
@@ -87,7 +99,8 @@ def test_rates_fall_at_spikes_and_plateaus_down_to_the_floor(seed: int) -> None:
 
 def test_autotune_goes_on_where_it_was_saved() -> None:
     losses = random_losses(1)
-    whole, first = Autotune(5, 0.5, 0.01), Autotune(5, 0.5, 0.01)
+    whole = Autotune(5, 0.5, 0.01)
+    first = Autotune(5, 0.5, 0.01)
     for loss in losses[:70]:
         whole.observe(loss)
         first.observe(loss)

@@ -42,7 +42,8 @@ class Runs:
     """Runs of a random ternary student beside a float teacher."""
 
     def __init__(self, folder: Path, teacher: Path) -> None:
-        self.folder, self.teacher = folder, teacher
+        self.folder = folder
+        self.teacher = teacher
         (folder / "text.txt").write_text("to be or not to be, that is the question. " * 40)
 
     def config(
@@ -150,7 +151,8 @@ def test_a_stop_between_two_checks_goes_on_with_the_second(
     config = runs.config(phases=phase.replace("TEACHER", str(runs.teacher)))
     whole = runs.train(config, "whole")
     made: list[str] = []
-    measure, keep = fidelity.measure_fidelity, kv_cache.student_bytes_per_token
+    measure = fidelity.measure_fidelity
+    keep = kv_cache.student_bytes_per_token
 
     def stopping(*arguments: Any) -> Any:
         made.append("fidelity")

@@ -41,7 +41,8 @@ def unfold_quantize(x: Tensor, window: Sequence[int], backend: str) -> tuple[Ten
 @unfold_quantize.register_fake
 def _(x: Tensor, window: Sequence[int], *_: object) -> tuple[Tensor, Tensor]:
     high, wide = places(x.shape[2:], window)
-    rows, columns = x.shape[0] * high * wide, x.shape[1] * window[0] * window[1]
+    rows = x.shape[0] * high * wide
+    columns = x.shape[1] * window[0] * window[1]
     return x.new_empty((rows, columns), dtype=torch.int8), x.new_empty(rows, dtype=torch.float32)
 
 
@@ -114,8 +115,12 @@ def _setup(
     window: Sequence[int],
     gradients: str,
 ) -> None:
-    ctx.casts, ctx.has_bias, ctx.x_dtype = anchor is not None, bias is not None, x.dtype
-    ctx.activations, ctx.gradients, ctx.window = "int8", gradients, window
+    ctx.casts = anchor is not None
+    ctx.has_bias = bias is not None
+    ctx.x_dtype = x.dtype
+    ctx.activations = "int8"
+    ctx.gradients = gradients
+    ctx.window = window
     ctx.save_for_backward(x, state.weight, state.exponent)
     ctx.state = state
 

@@ -250,7 +250,8 @@ def grid_positions(
             f"cannot share evenly",
             "Choose width and heads so that width / heads is a multiple of 4.",
         )
-    (rows, columns), place = size, torch.device(device)
+    (rows, columns) = size
+    place = torch.device(device)
     angles = [
         rotary_angles(
             0,

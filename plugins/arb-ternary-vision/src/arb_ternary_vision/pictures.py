@@ -21,7 +21,8 @@ __all__ = ["as_shown", "draw_confusion", "draw_sheet", "save_figure"]
 _MOST_NUMBERS: Final = 25
 _MOST_NAMES: Final = 60
 #: Right and wrong, apart for colour-blind readers (Okabe and Ito, 2008).
-_RIGHT, _WRONG = "#0072B2", "#D55E00"
+_RIGHT = "#0072B2"
+_WRONG = "#D55E00"
 
 
 def draw_confusion(counts: NDArray[np.int64], classes: Sequence[str], title: str) -> Figure:

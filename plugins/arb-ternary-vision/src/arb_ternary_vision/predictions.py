@@ -78,7 +78,9 @@ def classify_batches(
     Raises:
         ArbError: the run does not ask for one class of each sample, or there is no sample.
     """
-    inputs, labels, probabilities = [], [], []
+    inputs = []
+    labels = []
+    probabilities = []
     context = MaskContext(step=step, seed=seed, vocabulary_size=vocabulary_size, training=False)
     with evaluation_mode(model), preserved_global_rng(device), torch.no_grad():
         for index, batch in enumerate(batches):

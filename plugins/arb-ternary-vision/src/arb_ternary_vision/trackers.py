@@ -58,7 +58,8 @@ class ConfusionMatrix:
         from arb_ternary_vision.pictures import draw_confusion, save_figure
         from arb_ternary_vision.predictions import class_names, classify_batches
 
-        data, (batch_size, block_size) = context.data, context.shape_to_evaluate
+        data = context.data
+        (batch_size, block_size) = context.shape_to_evaluate
         found = classify_batches(
             context.model,
             data.held_out(batch_size, block_size, self.config.batches),

@@ -15,7 +15,8 @@ def rows(samples):
 
 
 def test_the_parts_are_the_whole_set_and_share_no_image():
-    found, raw = build(DigitsConfig()), load_digits()
+    found = build(DigitsConfig())
+    raw = load_digits()
     whole = [
         image.astype(np.uint8).tobytes() + bytes([label])
         for image, label in zip(raw.images, raw.target, strict=True)
@@ -29,7 +30,8 @@ def test_the_parts_are_the_whole_set_and_share_no_image():
 
 
 def test_every_digit_is_held_out_by_a_fifth_and_the_split_never_moves():
-    found, raw = build(DigitsConfig()), load_digits()
+    found = build(DigitsConfig())
+    raw = load_digits()
     held = np.bincount(found.validation.extras["labels"])
     assert held.tolist() == [round(count / 5) for count in np.bincount(raw.target)]
     # As it was released: accuracies measured with another split cannot be compared.
@@ -37,6 +39,7 @@ def test_every_digit_is_held_out_by_a_fifth_and_the_split_never_moves():
 
 
 def test_tuning_sees_training_images_only():
-    found, tuning = build(DigitsConfig()), build(DigitsConfig(tuning=True))
+    found = build(DigitsConfig())
+    tuning = build(DigitsConfig(tuning=True))
     assert sorted(rows(tuning.train) + rows(tuning.validation)) == sorted(rows(found.train))
     assert np.bincount(tuning.validation.extras["labels"]).min() >= 28

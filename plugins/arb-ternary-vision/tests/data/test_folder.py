@@ -67,7 +67,8 @@ def test_held_out_images_of_their_own_have_the_classes_of_training(folder, tmp_p
 
 def test_colours_are_red_green_and_blue_and_grey_is_their_luminance(tmp_path):
     pixels = np.zeros((2, 3, 3), dtype=np.uint8)
-    pixels[0, 1], pixels[1, 2] = (10, 20, 30), (200, 100, 50)
+    pixels[0, 1] = (10, 20, 30)
+    pixels[1, 2] = (200, 100, 50)
     for name in "ab":
         save(tmp_path / "x" / name / "1.png", pixels)
         save(tmp_path / "x" / name / "2.png", pixels)

@@ -72,9 +72,11 @@ def test_a_pure_captioner_has_no_float_and_every_layer_votes(options: dict[str, 
 
 def test_a_character_sees_the_image_and_what_is_before_it_alone() -> None:
     model = captioner(**FLOAT)
-    before, after = texts(), texts()
+    before = texts()
+    after = texts()
     after[:, 3] = (after[:, 3] + 1) % VOCABULARY
-    whole, changed = model(before, images=images()), model(after, images=images())
+    whole = model(before, images=images())
+    changed = model(after, images=images())
     torch.testing.assert_close(whole[:, :3], changed[:, :3])
     assert not torch.allclose(whole[:, 3:], changed[:, 3:])
     other = images()

@@ -96,7 +96,8 @@ def test_a_float_vit_is_what_it_is_by_hand() -> None:
                 scores = torch.empty(6, 6, dtype=torch.float64)
                 for i, at in enumerate(places):
                     for j, other in enumerate(places):
-                        q, k = query[image, i, of_head], key[image, j, of_head]
+                        q = query[image, i, of_head]
+                        k = key[image, j, of_head]
                         angle = torch.tensor(
                             [
                                 (at[axis] - other[axis]) * 100.0 ** (-2 * p / 4)
@@ -182,7 +183,8 @@ def test_a_pure_model_has_no_float_parameter_and_buffer_and_every_layer_votes(
 def test_each_float_part_takes_over_its_own_weights_and_no_others(
     make: Callable[..., nn.Module], part: str
 ) -> None:
-    pure, mixed = make(learned_norms=True), make(learned_norms=True, float_parts=(part,))
+    pure = make(learned_norms=True)
+    mixed = make(learned_norms=True, float_parts=(part,))
     belongs = {
         "embedding": lambda name: name.startswith("embedding"),
         "head": lambda name: name == "head",

@@ -56,10 +56,13 @@ def in_quanta(
         int32 ``[n, width]``, within the range of int32.
     """
     factor = round(unit * (1 << _FRACTION_BITS))
-    whole, fraction = factor >> _FRACTION_BITS, factor & _MASK
+    whole = factor >> _FRACTION_BITS
+    fraction = factor & _MASK
     words = control.tolist()
-    step, stream = words[STEP] << MICRO_BITS, words[STREAM] * HASH_USES + USE_VOTE_SUM
-    flat, start = sums.reshape(-1), first_row * sums.shape[1]
+    step = words[STEP] << MICRO_BITS
+    stream = words[STREAM] * HASH_USES + USE_VOTE_SUM
+    flat = sums.reshape(-1)
+    start = first_row * sums.shape[1]
     own = None if backend is None else backend.kernels.get("sums_to_quanta")
     if own is not None:
         computed = own(sums, whole, fraction, (words[SEED], step, stream), start)

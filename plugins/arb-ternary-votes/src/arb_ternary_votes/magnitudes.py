@@ -121,10 +121,12 @@ class Magnitudes:
         """:meth:`update` of several weights on one device at once: for small ones the number of
         calls is the time.
         """
-        shares, units = [], []
+        shares = []
+        units = []
         for each, count in zip(tracked, casts, strict=True):
             each.steps += 1
-            each.casts, each.deferred = count, 0
+            each.casts = count
+            each.deferred = 0
             shares += [round(65536 * max(weight, 1.0 / each.steps))] * 2
             units += [_log2(max(others, 1) * count) for others in (each._columns, each._rows)]
         all_sums = torch.cat(list(sums)).nan_to_num(0.0, torch.finfo(torch.float32).max, 0.0)
@@ -199,7 +201,8 @@ class Magnitudes:
         Raises:
             ValueError: the shapes are of another weight.
         """
-        row, column = state["row"], state["column"]
+        row = state["row"]
+        column = state["column"]
         assert isinstance(row, Tensor)
         assert isinstance(column, Tensor)
         if row.shape != self.row.shape or column.shape != self.column.shape:
@@ -210,7 +213,8 @@ class Magnitudes:
         self.row.copy_(row)
         self.column.copy_(column)
         self.steps = int(state["steps"])
-        self.casts, self.deferred = int(state["casts"]), int(state["deferred"])
+        self.casts = int(state["casts"])
+        self.deferred = int(state["deferred"])
 
 
 def _log2(x: float) -> int:

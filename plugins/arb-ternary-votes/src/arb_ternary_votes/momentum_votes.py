@@ -117,7 +117,8 @@ class MomentumVotes(NormalisedVotes):
     def _flip(
         self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool
     ) -> Tensor:
-        levels, i = self._levels[place[0]], place[1]
+        levels = self._levels[place[0]]
+        i = place[1]
         largest = module.shape.largest_vote
         threshold = whole_threshold(levels[i], module.control.tolist()[STEP], largest)
         flips = module.apply_votes(
@@ -151,7 +152,8 @@ class MomentumVotes(NormalisedVotes):
 
 def _check(name: str, module: TernaryModule, options: MomentumVotesConfig) -> None:
     """See that the rule can train ``module``; raises ConfigError."""
-    bits, largest = module.shape.vote_bits, module.shape.largest_vote
+    bits = module.shape.vote_bits
+    largest = module.shape.largest_vote
     if bits not in SPREADS:
         raise ConfigError(
             f"optimizer: momentum_votes keeps a momentum in the accumulators, and those of "

@@ -15,7 +15,9 @@ def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: 
     ``moved`` gets the number of trits that changed, by block. ``rate`` is the leak, or under
     ``scaled`` the decay.
     """
-    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    T = lane.T
+    bits = Bits(lane.T)
+    threads = lane.width
     N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
     parts = 2 if bits_held == 4 else 1
     each = UNIT // parts
@@ -119,7 +121,8 @@ def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: 
 
 def flip_exponents(lane: Lane) -> Any:
     """Crossings move exponents by a step within their band; ``moved`` says which did."""
-    T, threads = lane.T, lane.width
+    T = lane.T
+    threads = lane.width
     C = T.dynamic("C")
 
     @T.prim_func

@@ -40,13 +40,19 @@ def product(
         K: columns of the weight.
         G: columns that share a level.
     """
-    T, bits = lane.T, Bits(lane.T)
+    T = lane.T
+    bits = Bits(lane.T)
     integer = mode in ("int8", SUMS)
     held, sums = ("int8", "int32") if integer else (mode, "float32")
     M, N, K, W = T.dynamic("M"), lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
-    J, S, F, B = lane.size("J", -(-K // G)), T.dynamic("S"), T.dynamic("F"), T.dynamic("B")
+    J = lane.size("J", -(-K // G))
+    S = T.dynamic("S")
+    F = T.dynamic("F")
+    B = T.dynamic("B")
     R, P = (N, K) if turned else (K, N)
-    rows, columns, depth = tiles.rows, tiles.columns, tiles.depth
+    rows = tiles.rows
+    columns = tiles.columns
+    depth = tiles.depth
     units = (columns if turned else depth) // UNIT
     simple = lane.cuda and mode == "float32"
 
@@ -141,11 +147,13 @@ def product(
                 T.copy(a[bm * rows, at * depth], a_tile)
                 if turned:
                     for t in lane.parallel(depth * units):
-                        n, u = at * depth + t // units, bp * units + t % units
+                        n = at * depth + t // units
+                        u = bp * units + t % units
                         decode(words, levels, w_tile, n, u, t // units, t % units, per(group))
                 else:
                     for t in lane.parallel(columns * units):
-                        n, u = bp * columns + t // units, at * units + t % units
+                        n = bp * columns + t // units
+                        u = at * units + t % units
                         decode(words, levels, w_tile, n, u, t // units, t % units, per(group))
                 multiply(a_tile, w_tile, total)
             for i, j in lane.parallel(rows, columns):
@@ -169,7 +177,9 @@ def product(
 
 def finish(lane: Lane, turned: bool, out: str, bias: Option) -> Any:
     """Partial sums ``[S, M, P]`` to ``float32(sum) * scale * 2**floor + bias``."""
-    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    T = lane.T
+    bits = Bits(lane.T)
+    threads = lane.width
     Z, M, P, S, B = (T.dynamic(name) for name in ("Z", "M", "P", "S", "B"))
 
     @T.prim_func
@@ -211,11 +221,16 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
         K: columns of the weight.
         G: columns that share a level.
     """
-    T, bits = lane.T, Bits(lane.T)
+    T = lane.T
+    bits = Bits(lane.T)
     lanes, groups, each = (32, 4, 2) if lane.cuda else (1, 4, 2)
     rows = groups * each
-    M, N, W, B = T.dynamic("M"), lane.size("N", N), lane.size("W", -(-K // UNIT)), T.dynamic("B")
-    J, X = lane.size("J", -(-K // G)), lane.size("X", 4 * -(-K // UNIT))
+    M = T.dynamic("M")
+    N = lane.size("N", N)
+    W = lane.size("W", -(-K // UNIT))
+    B = T.dynamic("B")
+    J = lane.size("J", -(-K // G))
+    X = lane.size("X", 4 * -(-K // UNIT))
 
     def per(group: Any) -> Any:
         """Columns that share an exponent: a constant where sizes are."""
@@ -306,7 +321,9 @@ def gemv(lane: Lane, out: str, bias: Option, chunk: int, *, N: int, K: int, G: i
 
 def lookup(lane: Lane, out: str, *, N: int, K: int, G: int) -> Any:
     """Rows ``W[ids]`` decoded: ``[M, K]``."""
-    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    T = lane.T
+    bits = Bits(lane.T)
+    threads = lane.width
     M, N, K, W = T.dynamic("M"), lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
     J = lane.size("J", -(-K // G))
 

@@ -20,8 +20,10 @@ def quantize_rows(lane: Lane, dtype: str, norm: Option, *, K: int) -> Any:
     that of the values, with infinities and NaN at the end: it does not depend on the order of the
     search, and a NaN is not lost.
     """
-    T, threads = lane.T, lane.width
-    M, K = T.dynamic("M"), lane.size("K", K)
+    T = lane.T
+    threads = lane.width
+    M = T.dynamic("M")
+    K = lane.size("K", K)
 
     @T.prim_func
     def quantize(
@@ -87,8 +89,10 @@ def quantize_rows(lane: Lane, dtype: str, norm: Option, *, K: int) -> Any:
 
 def largest(lane: Lane, dtype: str) -> Any:
     """The bits of the largest ``|x|`` of each block of a vector, where NaN counts as 0."""
-    T, threads = lane.T, lane.width
-    C, B = T.dynamic("C"), T.dynamic("B")
+    T = lane.T
+    threads = lane.width
+    C = T.dynamic("C")
+    B = T.dynamic("B")
     each = 16
 
     @T.prim_func
@@ -122,7 +126,9 @@ def quantize_gradient(lane: Lane, dtype: str) -> Any:
     ``2**e`` is the smallest with ``top <= 127 * 2**e``: with ``top = 1.f * 2**p``, ``e`` is ``p -
     6`` where ``1.f`` is at most 127 / 64, else ``p - 5``.
     """
-    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    T = lane.T
+    bits = Bits(lane.T)
+    threads = lane.width
     C = T.dynamic("C")
 
     @T.prim_func

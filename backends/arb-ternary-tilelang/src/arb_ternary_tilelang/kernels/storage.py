@@ -14,7 +14,9 @@ def pack(lane: Lane, *, N: int, K: int) -> Any:
     """int8 ``[N, K]`` in -1..1 to words ``[N, ceil(K / 16)]``; columns beyond the row's end
     hold 0.
     """
-    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    T = lane.T
+    bits = Bits(lane.T)
+    threads = lane.width
     N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
 
     @T.prim_func
@@ -35,7 +37,9 @@ def pack(lane: Lane, *, N: int, K: int) -> Any:
 
 def unpack(lane: Lane, *, N: int, K: int) -> Any:
     """Words ``[N, ceil(K / 16)]`` to int8 ``[N, K]``."""
-    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    T = lane.T
+    bits = Bits(lane.T)
+    threads = lane.width
     N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
 
     @T.prim_func
@@ -58,7 +62,9 @@ def pack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
     """int8 ``[N, K]`` in -7..7 to words of 8 columns, two for every word of trits; padding
     holds 0.
     """
-    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    T = lane.T
+    bits = Bits(lane.T)
+    threads = lane.width
     N, K, V = lane.size("N", N), lane.size("K", K), lane.size("V", 2 * -(-K // UNIT))
 
     @T.prim_func
@@ -79,7 +85,9 @@ def pack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
 
 def unpack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
     """Words of 8 columns to int8 ``[N, K]``."""
-    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    T = lane.T
+    bits = Bits(lane.T)
+    threads = lane.width
     N, K, V = lane.size("N", N), lane.size("K", K), lane.size("V", 2 * -(-K // UNIT))
 
     @T.prim_func

@@ -12,9 +12,12 @@ from arb_ternary_tilelang.lane import Lane, Option, Tiles, given
 __all__ = ["FACTORS", "LOOKUP", "PRODUCT", "SHIFTS", "SIGN", "Rule", "cast", "settle"]
 
 #: Where a gradient comes from: ``grad.T @ x``, or the sum of the gradients of each id.
-PRODUCT, LOOKUP = "product", "lookup"
+PRODUCT = "product"
+LOOKUP = "lookup"
 #: What a vote is: a sign, a gradient times float factors, a gradient shifted right.
-SIGN, FACTORS, SHIFTS = 0, 1, 2
+SIGN = 0
+FACTORS = 1
+SHIFTS = 2
 _FLOAT_MAX = 3.4028234663852886e38
 
 
@@ -66,12 +69,17 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
     rows, ``[blocks, N, depth]`` and ``[blocks, K, depth]``, because the matrix units want the terms
     of a sum side by side. For a lookup ``a`` is ``grad [M, K]``.
     """
-    T, bits = lane.T, Bits(lane.T)
-    rows, columns, depth = tiles.rows, tiles.columns, tiles.depth
+    T = lane.T
+    bits = Bits(lane.T)
+    rows = tiles.rows
+    columns = tiles.columns
+    depth = tiles.depth
     units = columns // UNIT
     parts = 2 if rule.bits == 4 else 1
-    each, high = UNIT // parts, rule.high
-    integer, mapped = rule.integer, rule.source == LOOKUP
+    each = UNIT // parts
+    high = rule.high
+    integer = rule.integer
+    mapped = rule.source == LOOKUP
     sums = "int32" if integer else "float32"
     sizes = "int64" if integer else "float32"
     blocked = lane.cuda and integer and not mapped
@@ -100,11 +108,17 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
         )
 
     if mapped:
-        a_shape, b_shape, count = (M, K), (Q,), R
+        a_shape = (M, K)
+        b_shape = (Q,)
+        count = R
     elif blocked:
-        a_shape, b_shape, count = (M, N, depth), (M, K, depth), N
+        a_shape = (M, N, depth)
+        b_shape = (M, K, depth)
+        count = N
     else:
-        a_shape, b_shape, count = (M, N), (M, K), N
+        a_shape = (M, N)
+        b_shape = (M, K)
+        count = N
 
     @T.macro
     def form(a: Any, b: Any, order: Any, starts: Any, g_tile: Any, bn: Any, bk: Any) -> None:
@@ -112,7 +126,8 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
             for t in lane.parallel(rows * columns):
                 total = T.alloc_var(sums)
                 total = T.cast(0, sums)
-                r, k = bn * rows + t // columns, bk * columns + t % columns
+                r = bn * rows + t // columns
+                k = bk * columns + t % columns
                 if r < count and k < K:
                     first = T.alloc_var("int32")
                     first = T.cast(starts[r], "int32")
@@ -125,15 +140,11 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                 g_tile[t // columns, t % columns] = total
         else:
             if blocked:
-                a_tile, b_tile = (
-                    lane.shared((rows, depth), "int8"),
-                    lane.shared((columns, depth), "int8"),
-                )
+                a_tile = lane.shared((rows, depth), "int8")
+                b_tile = lane.shared((columns, depth), "int8")
             else:
-                a_tile, b_tile = (
-                    lane.shared((depth, rows), rule.grad),
-                    lane.shared((depth, columns), rule.grad),
-                )
+                a_tile = lane.shared((depth, rows), rule.grad)
+                b_tile = lane.shared((depth, columns), rule.grad)
             total = lane.accumulator((rows, columns), sums)
             T.clear(total)
             for i in T.Pipelined(
@@ -255,8 +266,10 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                 square = T.float32(0.0)
                 size = T.cast(0, sizes)
                 fault = 0
-                line, place = t // units, t % units
-                r, u = bn * rows + line, bk * units + place
+                line = t // units
+                place = t % units
+                r = bn * rows + line
+                u = bk * units + place
                 if r < count and u < W:
                     n = T.alloc_var("int32")
                     n = r
@@ -381,7 +394,9 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
 
 def settle(lane: Lane, scaled: Option, mapped: Option) -> Any:
     """Scores ``[R, J]`` into exponent votes ``[N, J]``, row ``names[r]`` where ``mapped``."""
-    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    T = lane.T
+    bits = Bits(lane.T)
+    threads = lane.width
     N, J, R, L = (T.dynamic(name) for name in ("N", "J", "R", "L"))
 
     @T.prim_func

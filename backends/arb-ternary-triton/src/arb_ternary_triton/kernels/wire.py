@@ -103,7 +103,8 @@ def list_flips_kernel(
 @triton.jit
 def _word_of(place, columns, row_bytes):
     """Where the code of a place is: its 32-bit word, and the shift in it."""
-    row, column = place // columns, (place % columns).to(tl.int32)
+    row = place // columns
+    column = (place % columns).to(tl.int32)
     byte = column // BLOCK * LANES + column % LANES
     return row * (row_bytes // 4) + byte // 4, byte % 4 * 8 + column // LANES % 4 * 2
 

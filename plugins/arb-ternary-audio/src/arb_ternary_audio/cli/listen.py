@@ -64,11 +64,9 @@ def listen(
     if "sounds" not in attached:
         raise UsageProblem(f"{run}: its data {trained.config.data.name!r} are no sounds by class")
     facts = attached["sounds"]
-    rate, length, features = (
-        int(facts["sample_rate"]),
-        int(facts["samples"]),
-        MelConfig(**facts["features"]),
-    )
+    rate = int(facts["sample_rate"])
+    length = int(facts["samples"])
+    features = MelConfig(**facts["features"])
     samples = np.zeros((len(files), length), dtype=np.int16)
     for row, path in enumerate(files):
         wave = read_sound(path, rate, length / rate, longer)[:length]

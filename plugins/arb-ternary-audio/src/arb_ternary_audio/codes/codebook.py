@@ -79,7 +79,8 @@ def _first(frames_NM: Levels, codes: int, random: RandomState) -> Levels:
 
 def _nearest(frames_NM: Levels, book_KM: Levels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The place of the nearest in ``book_KM``, and its squared distance."""
-    places, distances = [], []
+    places = []
+    distances = []
     for first in range(0, len(frames_NM), _CHUNK):
         square_NK = _distances(frames_NM[first : first + _CHUNK], book_KM)
         place = square_NK.argmin(axis=1)
@@ -92,7 +93,8 @@ def _distances(frames_NM: Levels, book_KM: Levels) -> NDArray[np.int64]:
     """Squared distances ``[N, K]``; products of whole numbers this small are exact in float64, in
     any order.
     """
-    frames, book = frames_NM.astype(np.float64), book_KM.astype(np.float64)
+    frames = frames_NM.astype(np.float64)
+    book = book_KM.astype(np.float64)
     square: NDArray[Any] = (
         (frames**2).sum(axis=1)[:, None] - 2.0 * frames @ book.T + (book**2).sum(axis=1)
     )

@@ -102,7 +102,8 @@ class SoundCodec:
         """
         try:
             book = np.asarray(state["codebook"])
-            features, rate = MelConfig(**state["features"]), int(state["sample_rate"])
+            features = MelConfig(**state["features"])
+            rate = int(state["sample_rate"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"sound codec: {error!r}") from error
         right = (

@@ -84,7 +84,8 @@ def build(config: AudioCodesConfig) -> CodesSource:
     some = frames[np.arange(wanted) * len(frames) // wanted]
     book = fit_codebook(some, config.codes, config.rounds, config.seed % 2**32)
     codec = SoundCodec(book, source.features, source.train_sounds.sample_rate)
-    train, validation = _stream(codec, source.train.data), _stream(codec, source.validation.data)
+    train = _stream(codec, source.train.data)
+    validation = _stream(codec, source.validation.data)
     return CodesSource(
         f"codes of {source.name}", IdTokenizer(codec.vocabulary_size), train, validation, codec
     )

@@ -45,7 +45,9 @@ def read_sound(
     soundfile: Any = import_module("soundfile")
     try:
         facts = soundfile.info(path)
-        frames, rate, channels = int(facts.frames), int(facts.samplerate), int(facts.channels)
+        frames = int(facts.frames)
+        rate = int(facts.samplerate)
+        channels = int(facts.channels)
     except (OSError, soundfile.LibsndfileError) as error:
         raise DataError(f"{path}: the sound cannot be read: {error}") from error
     if not _RATES[0] <= rate <= _RATES[1] or not 1 <= channels <= _CHANNELS:
@@ -92,7 +94,8 @@ def resampled(wave: NDArray[np.float64], rate: int, wanted: int) -> NDArray[np.f
     if rate == wanted:
         return wave
     shared = gcd(rate, wanted)
-    up, down = wanted // shared, rate // shared
+    up = wanted // shared
+    down = rate // shared
     if max(up, down) > _RATIO:
         raise DataError(
             f"{rate} Hz cannot be resampled to {wanted} Hz: their ratio is {up} to {down}"

@@ -178,7 +178,8 @@ def _shape(sources: tuple[Floats, Floats], tracks: _Tracks) -> Floats:
     ):
         pieces = np.concatenate((np.zeros(_HOP), source)).reshape(frames + 1, _HOP)
         cut = np.zeros((frames, _PADDED))
-        cut[:, _HOP : 2 * _HOP], cut[:, 2 * _HOP : 3 * _HOP] = pieces[:-1], pieces[1:]
+        cut[:, _HOP : 2 * _HOP] = pieces[:-1]
+        cut[:, 2 * _HOP : 3 * _HOP] = pieces[1:]
         cut[:, _HOP : 3 * _HOP] *= window
         spectrum += np.fft.rfft(cut, axis=1) * (response * amplitude[:, None])
     filtered = np.fft.irfft(spectrum, n=_PADDED, axis=1).reshape(frames, 4, _HOP)

@@ -100,7 +100,8 @@ def mel_filter_bank(config: MelConfig, sample_rate: int) -> Tensor:
             f"{sample_rate}",
             f"Set high to at most {half:g} and low below it.",
         )
-    low_mel, high_mel = to_mel(config.low), to_mel(high)
+    low_mel = to_mel(config.low)
+    high_mel = to_mel(high)
     step = (high_mel - low_mel) / (config.mels + 1)
     corners = torch.tensor(
         [from_mel(low_mel + step * i) for i in range(config.mels + 2)], dtype=torch.float64
@@ -108,7 +109,9 @@ def mel_filter_bank(config: MelConfig, sample_rate: int) -> Tensor:
     frequency_F = (
         torch.arange(config.window // 2 + 1, dtype=torch.float64) * sample_rate / config.window
     )
-    left, centre, right = corners[:-2, None], corners[1:-1, None], corners[2:, None]
+    left = corners[:-2, None]
+    centre = corners[1:-1, None]
+    right = corners[2:, None]
     rising = (frequency_F - left) / (centre - left)
     falling = (right - frequency_F) / (right - centre)
     bank_MF = torch.minimum(rising, falling).clamp_min(0.0)

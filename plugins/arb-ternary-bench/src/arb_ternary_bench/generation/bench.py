@@ -233,7 +233,8 @@ def _short_of(
     contender: Contender, shape: GenerationShape, length: int, bench: GenerateBench, folder: Path
 ) -> str | None:
     """What this machine has too little of."""
-    needed, free = needed_bytes(contender, shape, length, max(bench.batches)), available_bytes()
+    needed = needed_bytes(contender, shape, length, max(bench.batches))
+    free = available_bytes()
     if free is not None and needed > free:
         return (
             f"it takes about {needed / 2**30:.1f} GiB of memory; {free / 2**30:.1f} GiB are "
@@ -283,7 +284,8 @@ def _rows(
     rows: list[dict[str, Any]] = []
     for name, one in found.items():
         contender = Contender(name=name, group_size=bench.group_size, threads=bench.threads)
-        prompt, token = statistics.median(one.prompt_seconds), statistics.median(one.token_seconds)
+        prompt = statistics.median(one.prompt_seconds)
+        token = statistics.median(one.token_seconds)
         read = case.batch * case.prompt
         rows.append(
             {

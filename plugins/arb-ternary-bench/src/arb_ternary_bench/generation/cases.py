@@ -83,7 +83,8 @@ def measure_case(
         of every pass that wrote a token of each sequence; ``resident_bytes`` after the last one.
         Both times are of ``clock``.
     """
-    now, wall = CLOCKS[clock], CLOCKS["wall"]
+    now = CLOCKS[clock]
+    wall = CLOCKS["wall"]
     prompts: list[float] = []
     tokens: list[float] = []
     begin = wall()

@@ -113,7 +113,8 @@ def _bandwidth(asked: dict[str, Any]) -> dict[str, Any]:
 def _contender(asked: dict[str, Any]) -> dict[str, Any]:
     from arb_ternary_bench.steps.resident import resident_bytes
 
-    contender, shape = Contender(**asked["contender"]), GenerationShape(**asked["shape"])
+    contender = Contender(**asked["contender"])
+    shape = GenerationShape(**asked["shape"])
     cases = [Case(**each) for each in asked["cases"]]
     if contender.name not in LLAMA_CPP:
         # What libraries load and allocate on their first use is no part of the model.

@@ -122,7 +122,8 @@ class LlamaCpp:
         self.close_context()
         params = self._library.llama_context_default_params()
         # llama.cpp rounds the context of each sequence up to whole blocks of 256 itself.
-        params.n_ctx, params.n_seq_max = batch * -(-length // 256) * 256, batch
+        params.n_ctx = batch * -(-length // 256) * 256
+        params.n_seq_max = batch
         params.n_batch, params.n_ubatch = params.n_ctx, min(_AT_A_TIME, params.n_ctx)
         self._context = self._library.llama_init_from_model(self._model, params)
         if not self._context:
@@ -166,7 +167,8 @@ class LlamaCpp:
         Raises:
             ArbError: it has not.
         """
-        library, context = self._library, self._context
+        library = self._library
+        context = self._context
         found = (
             library.llama_n_batch(context),
             library.llama_n_ubatch(context),
@@ -211,7 +213,8 @@ def _load() -> Any:
     if found is None:
         raise ArbError("llama.cpp is not installed", INSTALL)
     library = ctypes.CDLL(str(found[0]))
-    pointer, integer = ctypes.c_void_p, ctypes.c_int32
+    pointer = ctypes.c_void_p
+    integer = ctypes.c_int32
     for name, result, arguments in (
         ("llama_backend_init", None, ()),
         ("llama_log_set", None, (_LOG, pointer)),
@@ -228,5 +231,6 @@ def _load() -> Any:
         ("llama_free", None, (pointer,)),
     ):
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype = result
+        function.argtypes = arguments
     return library

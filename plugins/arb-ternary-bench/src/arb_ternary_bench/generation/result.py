@@ -41,7 +41,8 @@ def rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader of the table has to know."""
-    machine, bandwidth = result["machine"], result["read_bandwidth"]
+    machine = result["machine"]
+    bandwidth = result["read_bandwidth"]
     threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
     lines = [
         f"Random weights and prompts, the likeliest token each time, {result['new_tokens']} new "

@@ -34,11 +34,10 @@ def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> Cache:
     found: dict[str, tuple[int, int]] = {}
     for index in sorted(root.glob("cpu[0-9]*/cache/index[0-9]*")):
         try:
-            kind, size = (index / "type").read_text().strip(), (index / "size").read_text().strip()
-            level, shared = (
-                int((index / "level").read_text()),
-                (index / "shared_cpu_list").read_text().strip(),
-            )
+            kind = (index / "type").read_text().strip()
+            size = (index / "size").read_text().strip()
+            level = int((index / "level").read_text())
+            shared = (index / "shared_cpu_list").read_text().strip()
         except (OSError, ValueError):
             continue
         if kind != "Instruction":

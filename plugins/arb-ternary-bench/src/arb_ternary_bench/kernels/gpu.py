@@ -62,7 +62,8 @@ def check_device(device: str) -> None:
     if reason is None and not torch.cuda.is_available():
         reason = "torch cannot use the GPU that the system shows"
     if reason is None:
-        index, count = int(device.partition(":")[2] or 0), torch.cuda.device_count()
+        index = int(device.partition(":")[2] or 0)
+        count = torch.cuda.device_count()
         reason = None if index < count else f"there {'is' if count == 1 else 'are'} only {count}"
     if reason is not None:
         raise EnvironmentProblem(
@@ -116,7 +117,8 @@ class EventClock:
         if self.flush is not None:
             self.flush()
         self.head_start()
-        start, end = self.event(), self.event()
+        start = self.event()
+        end = self.event()
         start.record()
         variant.call(i)
         end.record()

@@ -184,7 +184,8 @@ class _Library:
     """
 
     def __init__(self, folder: Path) -> None:
-        base_file, cpu_file = _find(folder, "ggml-base"), _find(folder, "ggml-cpu")
+        base_file = _find(folder, "ggml-base")
+        cpu_file = _find(folder, "ggml-cpu")
         assert base_file is not None
         assert cpu_file is not None
         try:
@@ -192,7 +193,9 @@ class _Library:
             cpu = ctypes.CDLL(str(cpu_file))
         except OSError as error:
             raise ArbError(f"{folder}: ggml cannot be loaded: {error}") from error
-        pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+        pointer = ctypes.c_void_p
+        integer = ctypes.c_int
+        long = ctypes.c_int64
         for library, name, result, arguments in (
             (base, "ggml_init", pointer, (_InitParams,)),
             (base, "ggml_free", None, (pointer,)),
@@ -213,7 +216,8 @@ class _Library:
             (cpu, "ggml_graph_compute", integer, (pointer, ctypes.POINTER(_Plan))),
         ):
             function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+            function.restype = result
+            function.argtypes = arguments
             setattr(self, name, function)
         self.ggml_cpu_init: Any
         self.ggml_cpu_init()

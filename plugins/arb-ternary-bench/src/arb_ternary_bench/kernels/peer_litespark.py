@@ -62,7 +62,9 @@ class LitesparkPeer:
         q: NDArray[np.int8] = np.ascontiguousarray(np.rint(x / scale[:, None]).astype(np.int8))
         output: NDArray[np.float32] = np.empty((cell.rows, cell.out_features), np.float32)
         if cell.rows == 1:
-            row, only, line = q[0], float(scale[0]), output[0]
+            row = q[0]
+            only = float(scale[0])
+            line = output[0]
 
             def run(i: int) -> None:
                 kernels.matmul_packed_m1(row, weights[i], 1.0, only, line)

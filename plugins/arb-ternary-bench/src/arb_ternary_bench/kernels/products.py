@@ -48,7 +48,8 @@ def linear_contenders(
         run = kernel(name, "linear")
         weights = _weights(cell, operands, name)
         if integer:
-            q, scale = operands.q, operands.scale
+            q = operands.q
+            scale = operands.scale
 
             def call(
                 i: int, run: Any = run, weights: Any = weights, q: Tensor = q, scale: Tensor = scale
@@ -195,12 +196,10 @@ def _product(
 def _with_quantisation(
     cell: Cell, operands: Operands, name: str, weights: Sequence[tuple[Tensor, ...]]
 ) -> Contender:
-    run, quantise, shape, x = (
-        kernel(name, "linear"),
-        kernel(name, "quantize_rows"),
-        cell.shape,
-        operands.x,
-    )
+    run = kernel(name, "linear")
+    quantise = kernel(name, "quantize_rows")
+    shape = cell.shape
+    x = operands.x
 
     def call(i: int) -> Any:
         q, scale = quantise(x)
@@ -241,7 +240,8 @@ def _torch_float_linear(cell: Cell, x: Tensor, operands: Operands) -> Contender:
 
 def _torch_int8_linears(cell: Cell, operands: Operands) -> list[Contender]:
     """torch's two ways to multiply int8 matrices; which one is faster depends on the shape."""
-    q, trits = operands.q, operands.trits
+    q = operands.q
+    trits = operands.trits
     sums = (q.to(torch.float64) @ trits.t().to(torch.float64)).to(torch.int32)
     note = "sums of trits, without exponents and scales"
     codes = repeated(cell, trits.clone, trits, trits.nbytes)
@@ -292,7 +292,8 @@ def _prepacked_linear(
     Activations are uint8 with an offset of 128: for signed ones it has no fast kernel on every
     processor.
     """
-    ones, zeros = torch.ones(out_features), torch.zeros(out_features, dtype=torch.int64)
+    ones = torch.ones(out_features)
+    zeros = torch.zeros(out_features, dtype=torch.int64)
     codes = (q.to(torch.int16) + 128).to(torch.uint8)
 
     def pack() -> Tensor:

@@ -79,7 +79,8 @@ def _row(
     float_peak: float | None,
     baselines: Mapping[str, Contender | None],
 ) -> dict[str, Any]:
-    variant, timing = contender.variant, timings[contender.variant.name]
+    variant = contender.variant
+    timing = timings[contender.variant.name]
     return {
         "contender": variant.name,
         "role": contender.role,

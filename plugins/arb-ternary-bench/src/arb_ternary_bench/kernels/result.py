@@ -87,11 +87,13 @@ def _ratio(value: float | None) -> str:
 
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader of the table has to know."""
-    machine, probes = result["machine"], result["probes"]
+    machine = result["machine"]
+    probes = result["probes"]
     cold = "calls rotate among copies of twice the last-level cache"
     lines = []
     # Results of before there were GPUs in them have no such entries.
-    gpu, bfloat16_peak = machine.get("gpu"), probes.get("bfloat16_peak")
+    gpu = machine.get("gpu")
+    bfloat16_peak = probes.get("bfloat16_peak")
     if gpu is not None:
         cold = "before every call twice the second-level cache is written"
         lines.append(

@@ -83,7 +83,8 @@ class _State:
     samples: list[float] = field(factory=list)
 
     def once(self) -> float:
-        variant, copy = self.variant, self.next_copy
+        variant = self.variant
+        copy = self.next_copy
         self.next_copy = (copy + 1) % variant.copies
         elapsed = (
             float(variant.call(copy)) if variant.reports_seconds else self.clock(variant, copy)
@@ -145,7 +146,9 @@ def _warm_up(state: _State, seconds: float) -> float:
     """Call a variant untimed; the least time that a call took, which is not what it reports where
     it reports one.
     """
-    start, calls, least = time.perf_counter(), 0, math.inf
+    start = time.perf_counter()
+    calls = 0
+    least = math.inf
     while calls < 2 or time.perf_counter() - start < seconds:
         least = min(least, state.once())
         calls += 1

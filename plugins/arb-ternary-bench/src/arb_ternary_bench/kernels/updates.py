@@ -63,7 +63,8 @@ class _Held:
     def logical(self) -> tuple[Tensor, Tensor, Tensor]:
         """Trits, votes and the exponents' votes."""
         weight, votes, exponent_votes = self.changing
-        name, shape = self.state.backend, self.state.shape
+        name = self.state.backend
+        shape = self.state.shape
         return (
             kernel(name, "unpack")(weight, shape),
             kernel(name, "unpack_votes")(votes, shape),
@@ -75,7 +76,8 @@ def _held(cell: Cell, operands: Operands, name: str, votes_NK: Tensor, **others:
     exponent = torch.zeros(
         cell.out_features, cell.shape.groups, dtype=torch.int8, device=cell.device
     )
-    weight, votes = kernel(name, "pack")(operands.trits), kernel(name, "pack_votes")(votes_NK)
+    weight = kernel(name, "pack")(operands.trits)
+    votes = kernel(name, "pack_votes")(votes_NK)
     control = torch.tensor(_CONTROL)
     return _Held(new_state(cell.shape, weight, exponent, votes, name, control=control, **others))
 
@@ -195,7 +197,8 @@ def _cast_check(
 def _gradient_products(
     cell: Cell, grad: Tensor, operands: Operands, *, integer: bool
 ) -> list[Contender]:
-    left, right = operands.gradient.to(torch.bfloat16), operands.x.to(torch.bfloat16)
+    left = operands.gradient.to(torch.bfloat16)
+    right = operands.x.to(torch.bfloat16)
     wanted = left.to(torch.float32).t() @ right.to(torch.float32)
     made = [
         _gradient_product(cell, "torch bfloat16", left, right, wanted, lambda: left.t() @ right)
@@ -343,7 +346,8 @@ def _adamw(cell: Cell, operands: Operands) -> Contender:
         """One step of AdamW from nothing moves every weight by the rate, against its gradient,
         after the decay.
         """
-        weight, gradient = operands.normal(64, 64), operands.normal(64, 64)
+        weight = operands.normal(64, 64)
+        gradient = operands.normal(64, 64)
         parameter = torch.nn.Parameter(weight.clone())
         parameter.grad = gradient
         torch.optim.AdamW([parameter], lr=0.01, weight_decay=0.1, eps=1e-20, fused=True).step()

@@ -61,7 +61,8 @@ def model_of(sizes: ModelSizes) -> Model:
 def decoder_matrices(sizes: DecoderSizes) -> tuple[MatrixSizes, ...]:
     """Queries and outputs, keys and values, gate and up, down, embedding and head."""
     head = sizes.width // sizes.heads
-    inner, outer = head * sizes.heads, head * sizes.kv_heads
+    inner = head * sizes.heads
+    outer = head * sizes.kv_heads
     layers = sizes.layers
     return (
         MatrixSizes(rows=inner, columns=sizes.width, count=layers),

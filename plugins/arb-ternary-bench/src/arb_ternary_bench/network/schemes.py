@@ -36,7 +36,9 @@ _EXPONENT_VOTE: Final = 127
 #: Bits of a packed trit; of a word of dense digits.
 _TRIT_BITS: Final = 2
 _WORD_BITS: Final = 64
-_BF16, _FLOAT32, _ADAM_STATE = 2, 4, 16
+_BF16 = 2
+_FLOAT32 = 4
+_ADAM_STATE = 16
 # : Of the sum of a step's votes for a weight; every rank has one for all weights, unless weights
 # are sharded.
 _SUM_BYTES: Final = 2
@@ -173,10 +175,8 @@ def _trit_gathers(config: NetworkConfig, model: Model, cluster: ClusterConfig) -
     gathers = all_gather(model.weights * _TRIT_BITS / 8, cluster).times(2 * cluster.rounds)
     found = [Transfer("packed trits, forward and backward", gathers)]
     if cluster.rounds > 1:
-        often, once = (
-            cluster.rounds * bits_in_bytes(config.votes.largest(cluster.batches)),
-            _limit(config, cluster),
-        )
+        often = cluster.rounds * bits_in_bytes(config.votes.largest(cluster.batches))
+        once = _limit(config, cluster)
         bits = model.weights * (often - bits_in_bytes(once))
         if config.votes.scale_rule == "residual":
             more = cluster.rounds * bits_in_bytes(_EXPONENT_VOTE) - bits_in_bytes(

@@ -45,7 +45,8 @@ def draw_losses(result: Mapping[str, Any], destination: Path) -> None:
         early = max(
             line[max(0, min(len(line) - 2, max(1, len(line) // 8)))][1] for line in lines.values()
         )
-        low, high = min(finals), max(early, *finals)
+        low = min(finals)
+        high = max(early, *finals)
         span = high - low or 0.1
         axes.set_ylim(low - 0.06 * span, high + 0.04 * span)
         axes.legend(
@@ -74,7 +75,8 @@ def draw_frontier(result: Mapping[str, Any], destination: Path) -> None:
     styles = _styles(result)
     points = [rule for rule in result["rules"] if rule["validation_loss_mean"] is not None]
     for rule in points:
-        bits, loss = rule["state_bits_per_linear_weight"], rule["validation_loss_mean"]
+        bits = rule["state_bits_per_linear_weight"]
+        loss = rule["validation_loss_mean"]
         axes.errorbar(
             [bits],
             [loss],
@@ -153,7 +155,8 @@ def _label(axes: Any, points: list[Any], styles: Mapping[str, tuple[str, str]]) 
     gap = 0.05 * 1.1 * (high - low)
     taken: list[tuple[float, float]] = []
     for rule in sorted(points, key=lambda each: each["validation_loss_mean"]):
-        bits, loss = rule["state_bits_per_linear_weight"], rule["validation_loss_mean"]
+        bits = rule["state_bits_per_linear_weight"]
+        loss = rule["validation_loss_mean"]
         height = loss
         while any(abs(height - other) < gap and 1 / 4 < bits / at < 4 for at, other in taken):
             height += gap / 4

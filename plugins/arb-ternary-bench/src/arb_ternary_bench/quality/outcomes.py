@@ -35,14 +35,16 @@ def measured(trial: Trial, child: ChildRun, ended: Ended, threads: int) -> dict[
     Raises:
         ComponentError: it trained on another number of tokens than the rest of the study.
     """
-    report, run = child.report(), RunDirectory(child.directory)
+    report = child.report()
+    run = RunDirectory(child.directory)
     if report["tokens"] != trial.tokens:
         raise ComponentError(
             f"recipe {trial.rule!r}: {trial.name} trained on {report['tokens']:,} tokens, not "
             f"{trial.tokens:,}",
             "Every recipe trains on the same tokens.",
         )
-    loss, record = float(report["validation_loss"]), run.record()
+    loss = float(report["validation_loss"])
+    record = run.record()
     return {
         **_head(trial),
         "loss": loss if math.isfinite(loss) else None,
@@ -128,7 +130,8 @@ def _curve(run: RunDirectory) -> list[list[float]]:
     """Tokens trained on and held-out loss at each evaluation that gave one; the last is on all
     held-out tokens.
     """
-    tokens, curve = {0: 0}, []
+    tokens = {0: 0}
+    curve = []
     for record in read_metrics(run.metrics_file):
         if record["event"] == "train":
             tokens[record["step"]] = record["tokens"]

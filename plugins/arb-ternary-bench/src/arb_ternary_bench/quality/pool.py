@@ -115,10 +115,8 @@ class Pool:
 
     def _start(self, trial: Trial) -> _Running:
         """Start a run, or go on with it where the same config has one half-way."""
-        config, directory = (
-            self.folder / "configs" / f"{trial.name}.yaml",
-            self.folder / "runs" / trial.name,
-        )
+        config = self.folder / "configs" / f"{trial.name}.yaml"
+        directory = self.folder / "runs" / trial.name
         text = dump_yaml(dict(trial.config))
         self._wait_for(trial, directory)
         same = config.exists() and config.read_text(encoding="utf-8") == text
@@ -150,7 +148,8 @@ class Pool:
 
     def _take(self, running: _Running, ended: Ended) -> dict[str, Any]:
         """The outcome of a run that has ended, once it is safe on the disk."""
-        trial, child = running.trial, running.child
+        trial = running.trial
+        child = running.child
         if ended.code == 0:
             outcome = measured(trial, child, ended, self.threads)
         elif ended.code == _FAILURE:

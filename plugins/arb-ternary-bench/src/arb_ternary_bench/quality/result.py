@@ -110,10 +110,8 @@ def _row(rule: Mapping[str, Any]) -> tuple[str, ...]:
     settings = "" if rule["settings"] is None else _flat(rule["settings"])
     if rule["parameters"] is None:
         return (rule["name"], "failed", "", "", "", "", "", "", settings)
-    mean, speeds = (
-        rule["validation_loss_mean"],
-        [speed for speed in rule["tokens_per_second"] if speed],
-    )
+    mean = rule["validation_loss_mean"]
+    speeds = [speed for speed in rule["tokens_per_second"] if speed]
     seeds = len(rule["validation_losses"])
     loss = "failed" if mean is None else f"{mean:.4f}"
     if mean is not None and seeds > 1:
@@ -144,7 +142,8 @@ def markdown(result: Mapping[str, Any]) -> str:
     """The table in Markdown, with what it was measured on below it."""
     numeric = ("---", *("---:",) * (len(COLUMNS) - 2), "---")
     lines = [COLUMNS, numeric, *rows(result)]
-    seeds, machine = result["seeds"], result["machine"]
+    seeds = result["seeds"]
+    machine = result["machine"]
     entropies = ""
     if result["bigram_entropy"] is not None:
         entropies = (

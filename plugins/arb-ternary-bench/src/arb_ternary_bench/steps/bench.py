@@ -133,8 +133,10 @@ def step_rows(
     """
     rows: list[dict[str, Any]] = []
     for name, trainee in trainees.items():
-        timing, held = timings[name], memory[name]
-        weights, state = trainee.weights(), trainee.state_bytes()
+        timing = timings[name]
+        held = memory[name]
+        weights = trainee.weights()
+        state = trainee.state_bytes()
         rows.append(
             {
                 "name": name,
@@ -152,7 +154,9 @@ def step_rows(
         )
     by_name = {row["name"]: row for row in rows}
     for row in rows:
-        row["speedup"], row["speedup_median"], row["memory_ratio"] = {}, {}, {}
+        row["speedup"] = {}
+        row["speedup_median"] = {}
+        row["memory_ratio"] = {}
         for key, candidates in _BASELINES.items():
             there = [by_name[name] for name in candidates if name in by_name]
             fastest = min(there, key=lambda each: each["seconds_min"], default=None)

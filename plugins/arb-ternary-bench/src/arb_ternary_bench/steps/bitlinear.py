@@ -22,7 +22,8 @@ class BitLinear(nn.Linear):
         super().__init__(in_features, out_features, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's own name
-        x, w = input, self.weight
+        x = input
+        w = self.weight
         x_quantised = x + (_int8_rows(x) - x).detach()
         w_quantised = w + (_ternary(w) - w).detach()
         return F.linear(x_quantised, w_quantised)

@@ -125,7 +125,9 @@ def _measure_cell(
     bench: TrainBench, size: TrainSize, threads: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """One decoder with one number of threads."""
-    load, excluded, fitting = load_average(), [], []
+    load = load_average()
+    excluded = []
+    fitting = []
     for asked in _contenders(bench, size, threads):
         reason = _missing(asked)
         if reason is None:
@@ -178,7 +180,8 @@ def _missing(asked: Asked) -> str | None:
         if asked.way.role == "votes":
             raise
         return str(error)
-    needed, free = _needed(asked), _free()
+    needed = _needed(asked)
+    free = _free()
     if needed > free:
         return f"it takes about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
     return None
@@ -241,7 +244,9 @@ def _timed(each: _Measured, process: TrainProcess, clock: str) -> Callable[[int]
 
 
 def _row(each: _Measured, clock: str) -> dict[str, Any]:
-    least, facts, asked = min(each.least), each.facts, each.asked
+    least = min(each.least)
+    facts = each.facts
+    asked = each.asked
     split = each.split
     return {
         "name": each.name,
@@ -276,7 +281,8 @@ def parts_of_step(profiled: Mapping[str, float], seconds: float) -> dict[str, fl
     are scaled to the step.
     """
     computed = {part: each for part, each in profiled.items() if part != CALLS}
-    total, left = sum(profiled.values()), seconds - sum(computed.values())
+    total = sum(profiled.values())
+    left = seconds - sum(computed.values())
     if 0 <= left <= profiled[CALLS]:
         return {**computed, CALLS: left}
     return {part: each * seconds / total for part, each in profiled.items()}

@@ -48,7 +48,8 @@ def answers(asked: dict[str, Any], orders: Iterable[str]) -> Iterator[dict[str, 
     losses = learner.check()
     yield {**learner.facts(), "losses": losses, "base_bytes": base}
     for _ in orders:
-        wall, processor = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        processor = time.process_time()
         learner.step()
         yield {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
     yield {"peak_bytes": peak_bytes()}

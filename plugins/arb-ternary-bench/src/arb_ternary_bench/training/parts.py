@@ -29,8 +29,14 @@ __all__ = [
     "split_steps",
 ]
 
-PRODUCTS, ATTENTION, NORMS, LOSS = "products", "attention", "norms and quantisation", "loss"
-VOTES, UPDATE, REST, CALLS = "votes", "update", "everything else", "calls"
+PRODUCTS = "products"
+ATTENTION = "attention"
+NORMS = "norms and quantisation"
+LOSS = "loss"
+VOTES = "votes"
+UPDATE = "update"
+REST = "everything else"
+CALLS = "calls"
 #: In the order of the table.
 PARTS: Final = (PRODUCTS, ATTENTION, NORMS, LOSS, VOTES, UPDATE, REST, CALLS)
 
@@ -225,7 +231,9 @@ def split_steps(steps: Sequence[Sequence[Range]], longest: int = 24) -> Split:
     parts = dict.fromkeys(PARTS, 0.0)
     by_name: dict[tuple[str, str], tuple[int, float]] = {}
     for there in zip(*equal, strict=True):
-        name, part, seconds = there[0].name, there[0].part, min(each.micro for each in there) * 1e-6
+        name = there[0].name
+        part = there[0].part
+        seconds = min(each.micro for each in there) * 1e-6
         parts[part] += seconds
         number, before = by_name.get((name, part), (0, 0.0))
         by_name[name, part] = (number + 1, before + seconds)

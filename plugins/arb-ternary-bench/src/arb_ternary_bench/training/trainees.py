@@ -18,7 +18,10 @@ from arb_ternary_train.loading import structure_run
 __all__ = ["FLOAT_WAYS", "TrainWay", "chosen_ways", "train_ways"]
 
 #: Ends of names, in this order, and what they mean.
-_PURE, _INT8, _BFLOAT16, _COMPILED = "pure", "int8", "bfloat16", "compiled"
+_PURE = "pure"
+_INT8 = "int8"
+_BFLOAT16 = "bfloat16"
+_COMPILED = "compiled"
 #: Not by autocast: the residual stream and float parameters too.
 _ALL_BFLOAT16: Final = "all-bfloat16"
 #: Ways without votes.

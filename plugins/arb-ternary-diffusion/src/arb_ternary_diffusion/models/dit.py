@@ -63,7 +63,8 @@ class DiT(DenoisingModel):
 
     def __init__(self, options: DiTConfig, classes: int) -> None:
         super().__init__(options, classes)
-        config, (down, across) = options.parts, options.patch_sides
+        config = options.parts
+        (down, across) = options.patch_sides
         self.embedding = PatchEmbedding(options)
         self.blocks = nn.ModuleList(DiTBlock(config) for _ in range(options.layers))
         self.final_norm = make_norm(config, config.width, gain=True)
@@ -79,11 +80,9 @@ class DiT(DenoisingModel):
 
     def joined(self, patches_BLK: Tensor) -> Tensor:
         """Patches put back where they were cut, ``[B, C, H, W]``."""
-        (rows, columns), (down, across), channels = (
-            self.options.grid,
-            self.options.patch_sides,
-            self.options.channels,
-        )
+        (rows, columns) = self.options.grid
+        (down, across) = self.options.patch_sides
+        channels = self.options.channels
         cut = patches_BLK.view(-1, rows, columns, channels, down, across)
         return cut.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, rows * down, columns * across)
 

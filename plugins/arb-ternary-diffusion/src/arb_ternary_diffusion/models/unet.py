@@ -87,7 +87,8 @@ class UNet(DenoisingModel):
 
     def __init__(self, options: UNetConfig, classes: int) -> None:
         super().__init__(options, classes)
-        config, width = options.parts, options.width
+        config = options.parts
+        width = options.width
         self.embedding = make_conv(config, options.channels, width, 3, padding=1, part="embedding")
         self.levels = nn.ModuleList(
             Level(config, width << number, options.layers, last=number == options.levels - 1)

@@ -51,7 +51,10 @@ class AdaGC(FloatWrapper):
         max_norm: float = 1.0,
     ) -> None:
         super().__init__(inner)
-        self.threshold, self.decay, self.warmup, self.max_norm = threshold, decay, warmup, max_norm
+        self.threshold = threshold
+        self.decay = decay
+        self.warmup = warmup
+        self.max_norm = max_norm
         self.last_clipped = 0
 
     def _before(self, parameters: list[Tensor], norms: list[float]) -> None:
@@ -61,7 +64,8 @@ class AdaGC(FloatWrapper):
             if norm == 0:
                 continue
             state = self.state[parameter]
-            seen, average = state.get("seen", 0), state.get("average")
+            seen = state.get("seen", 0)
+            average = state.get("average")
             if seen < self.warmup or average is None:
                 allowed = norm * min(1.0, self.max_norm / total)
                 state["average"] = allowed if average is None else min(average, allowed)

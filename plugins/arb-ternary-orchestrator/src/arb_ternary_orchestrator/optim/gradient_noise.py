@@ -38,7 +38,9 @@ class GradientNoise(FloatWrapper):
         self, inner: Optimizer, *, eta: float = 0.01, gamma: float = 0.55, seed: int = 0
     ) -> None:
         super().__init__(inner)
-        self.eta, self.gamma, self.seed = eta, gamma, seed
+        self.eta = eta
+        self.gamma = gamma
+        self.seed = seed
         self.steps = 0
         self._generators: dict[str, torch.Generator] = {}
 

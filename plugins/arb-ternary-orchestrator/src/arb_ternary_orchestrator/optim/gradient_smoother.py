@@ -36,7 +36,8 @@ class GradientSmoother(FloatWrapper):
     def _before(self, parameters: list[Tensor], norms: list[float]) -> None:
         for parameter in parameters:
             assert parameter.grad is not None
-            gradient, state = parameter.grad.to(wide(parameter)), self.state[parameter]
+            gradient = parameter.grad.to(wide(parameter))
+            state = self.state[parameter]
             if not state:
                 state.update(seen=0, average=torch.zeros_like(gradient))
             state["seen"] += 1

@@ -39,10 +39,12 @@ class Lion(FloatOptimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        lr, (beta1, beta2) = group["lr"], group["betas"]
+        lr = group["lr"]
+        (beta1, beta2) = group["betas"]
         for parameter in parameters:
             assert parameter.grad is not None
-            gradient, state = parameter.grad.to(wide(parameter)), self.state[parameter]
+            gradient = parameter.grad.to(wide(parameter))
+            state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(gradient)
             momentum = state["momentum"]

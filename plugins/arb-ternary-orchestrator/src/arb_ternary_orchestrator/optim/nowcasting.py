@@ -66,8 +66,12 @@ class Nowcasting(FloatWrapper):
         super().__init__(inner)
         if fault := window_fault(method, every, window, spacing):
             raise ConfigError(f"Nowcasting: {fault}")
-        self.method, self.every, self.window, self.spacing = method, every, window, spacing
-        self.horizon, self.trust_ratio = horizon, trust_ratio
+        self.method = method
+        self.every = every
+        self.window = window
+        self.spacing = spacing
+        self.horizon = horizon
+        self.trust_ratio = trust_ratio
         self.steps = self.jumps = 0
 
     def _after(self) -> None:
@@ -94,7 +98,8 @@ class Nowcasting(FloatWrapper):
             behind, self.horizon / self.spacing
         )
         if self.trust_ratio is not None:
-            longest, length = behind[0].norm() * self.trust_ratio, jump.norm()
+            longest = behind[0].norm() * self.trust_ratio
+            length = jump.norm()
             jump = torch.where(length > longest, jump * (longest / length), jump)
         parameter.copy_(last + jump)
 
@@ -105,7 +110,8 @@ class Nowcasting(FloatWrapper):
         return {"steps": self.steps, "jumps": self.jumps, "plan": self._plan}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        self.steps, self.jumps = state["steps"], state["jumps"]
+        self.steps = state["steps"]
+        self.jumps = state["jumps"]
         if state["plan"] != self._plan:  # snapshots at other distances than those that are to come
             self.state.clear()
 

@@ -80,10 +80,12 @@ class SWATS(FloatOptimizer):
             return
         products = [self._step_adam(group, parameter) for parameter in parameters]
         numbers = to_host([product.to(torch.float32) for pair in products for product in pair])
-        squares, along = math.fsum(numbers[::2]), math.fsum(numbers[1::2])
+        squares = math.fsum(numbers[::2])
+        along = math.fsum(numbers[1::2])
         if along == 0 or group["lr"] == 0:
             return
-        found, beta2 = squares / -along / group["lr"], group["betas"][1]
+        found = squares / -along / group["lr"]
+        beta2 = group["betas"][1]
         group["projection"] = beta2 * group["projection"] + (1 - beta2) * found
         group["projections"] += 1
         estimate = group["projection"] / (1 - beta2 ** group["projections"])
@@ -98,11 +100,14 @@ class SWATS(FloatOptimizer):
         gradient.
         """
         assert parameter.grad is not None
-        gradient, state = parameter.grad.to(wide(parameter)), self.state[parameter]
+        gradient = parameter.grad.to(wide(parameter))
+        state = self.state[parameter]
         if not state:
             state.update(step=0, mean=torch.zeros_like(gradient), square=torch.zeros_like(gradient))
         state["step"] += 1
-        (beta1, beta2), lr, step = group["betas"], group["lr"], state["step"]
+        (beta1, beta2) = group["betas"]
+        lr = group["lr"]
+        step = state["step"]
         state["mean"].lerp_(gradient, 1 - beta1)
         state["square"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         rate = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
@@ -112,10 +117,12 @@ class SWATS(FloatOptimizer):
         return (move * move).sum(), (move * gradient).sum()
 
     def _step_sgd(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        lr, beta1 = group["lr"], group["betas"][0]
+        lr = group["lr"]
+        beta1 = group["betas"][0]
         for parameter in parameters:
             assert parameter.grad is not None
-            gradient, state = parameter.grad.to(wide(parameter)), self.state[parameter]
+            gradient = parameter.grad.to(wide(parameter))
+            state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(gradient)
             momentum = state["momentum"].mul_(beta1).add_(gradient)

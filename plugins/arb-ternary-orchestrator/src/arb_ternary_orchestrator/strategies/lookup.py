@@ -63,7 +63,8 @@ def effect(
         configured: the run's optimizer.
         kinds: of the parts that are trained: ``ternary``, ``float``, ``stored``.
     """
-    floats, voted = "float" in kinds, bool({"ternary", "stored"} & set(kinds))
+    floats = "float" in kinds
+    voted = bool({"ternary", "stored"} & set(kinds))
     adjustment = strategy.adjustment(configured)
     rules = [
         to_plain(strategy.leaf(leaf), given=False)

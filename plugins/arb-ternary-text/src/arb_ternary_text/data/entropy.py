@@ -59,7 +59,8 @@ def bigram_entropy(ids: ArrayLike) -> float:
     size = int(ids_L.max()) + 1
     if size > 1 << 31:
         raise DataError(f"token id {size - 1} is too large: pairs are counted for ids below 2**31")
-    first, second = ids_L[:-1], ids_L[1:]
+    first = ids_L[:-1]
+    second = ids_L[1:]
     pairs = (a * size + b for a, b in zip(_chunks(first), _chunks(second), strict=True))
     return _entropy(_count(pairs, size * size)) - _entropy(_count(_chunks(first), size))
 

@@ -43,7 +43,9 @@ class TokenFile(np.memmap[Any, np.dtype[Any]]):
         super().__array_finalize__(obj)
         if isinstance(obj, TokenFile):
             moved = self.__array_interface__["data"][0] - obj.__array_interface__["data"][0]
-            self.path, self.header, self.vocabulary_size = obj.path, obj.header, obj.vocabulary_size
+            self.path = obj.path
+            self.header = obj.header
+            self.vocabulary_size = obj.vocabulary_size
             self.first = obj.first + moved // self.dtype.itemsize
 
     def check(self, ids: NDArray[np.int64], start: int) -> None:
@@ -112,12 +114,10 @@ def open_tokens(
     stream = TokenFile(
         path, dtype=found, mode="r", offset=offset + first * found.itemsize, shape=(stop - first,)
     )
-    stream.path, stream.header, stream.first, stream.vocabulary_size = (
-        str(path),
-        offset,
-        first,
-        vocabulary_size,
-    )
+    stream.path = str(path)
+    stream.header = offset
+    stream.first = first
+    stream.vocabulary_size = vocabulary_size
     return stream
 
 

@@ -141,7 +141,8 @@ class Sampler:
             part = self._epoch_order(epoch)[offset : offset + wanted]
             parts.append(part)
             wanted -= len(part)
-            epoch, offset = epoch + 1, 0
+            epoch = epoch + 1
+            offset = 0
         return np.concatenate(parts)
 
     @property

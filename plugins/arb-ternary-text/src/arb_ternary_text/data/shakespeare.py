@@ -48,7 +48,8 @@ def build(config: ShakespeareConfig) -> StreamSource:
         cut = len(content) - len(content) // 20
         content, held_out, part = content[:cut], content[cut:], "tuning"
     else:
-        held_out, part = load_text("validation"), "validation"
+        held_out = load_text("validation")
+        part = "validation"
     training = Text(content, ((0, "shakespeare train text"),))
     validation = Text(held_out, ((0, f"shakespeare {part} text"),))
     return text_source("shakespeare", training, validation, config.tokenizer)

@@ -372,7 +372,8 @@ def padded_to(state: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str
 
 
 def _padded(state: Mapping[str, Any]) -> Tokenizer:
-    inner, size = state.get("tokenizer"), state.get("vocabulary_size")
+    inner = state.get("tokenizer")
+    size = state.get("vocabulary_size")
     if sorted(state) != ["kind", "tokenizer", "vocabulary_size"] or not isinstance(inner, Mapping):
         raise DataError(
             "tokenizer: kind padded has two fields, tokenizer (an object) and vocabulary_size (int)"

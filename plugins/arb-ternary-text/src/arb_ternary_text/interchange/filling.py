@@ -46,11 +46,14 @@ def expected_tensors(
     """Every tensor of such a decoder and its shape; a layer has biases where ``names`` has one of
     its.
     """
-    width, hidden = config.width, config.hidden
-    queries, keys = config.heads * config.key_features, config.key_heads * config.key_features
+    width = config.width
+    hidden = config.hidden
+    queries = config.heads * config.key_features
+    keys = config.key_heads * config.key_features
     yield "embedding", (vocabulary_size, width)
     for number in range(config.layers):
-        attention, feed_forward = f"blocks.{number}.attention.", f"blocks.{number}.feed_forward."
+        attention = f"blocks.{number}.attention."
+        feed_forward = f"blocks.{number}.feed_forward."
         yield attention + "norm", (width,)
         linears = (("query", queries), ("key", keys), ("value", keys))
         yield from ((attention + name, (size, width)) for name, size in linears)

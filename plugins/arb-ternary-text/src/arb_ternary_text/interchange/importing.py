@@ -72,7 +72,9 @@ class _Import:
     def __init__(
         self, published: PublishedModel, scales: Scales, float_sources: FloatSources
     ) -> None:
-        self.published, self.scales, self.float_sources = published, scales, float_sources
+        self.published = published
+        self.scales = scales
+        self.float_sources = float_sources
         self.notes = list(published.unmapped)
         self.names = set(published.names())
         self.options: dict[str, Any] = {"architecture": published.architecture, **published.options}

@@ -81,8 +81,11 @@ def part_shapes(options: Mapping[str, Any], vocabulary_size: int) -> dict[str, t
             and ``head_dim``.
         vocabulary_size: rows of embedding and head.
     """
-    width, hidden, head_dim = options["width"], options["feed_forward"], options["head_dim"]
-    queries, keys = options["heads"] * head_dim, options["kv_heads"] * head_dim
+    width = options["width"]
+    hidden = options["feed_forward"]
+    head_dim = options["head_dim"]
+    queries = options["heads"] * head_dim
+    keys = options["kv_heads"] * head_dim
     return {
         "embedding": (vocabulary_size, width),
         "final_norm": (width,),

@@ -81,7 +81,8 @@ def split_scales(name: str, weight: ScaledTrits) -> Split:
     Raises:
         DataError: a scale is not finite, or beyond the range of exponents, or shapes do not agree.
     """
-    trits, scale = weight.trits, weight.scale.to(torch.float64)
+    trits = weight.trits
+    scale = weight.scale.to(torch.float64)
     rows, columns = trits.shape
     scale = scale.view(1, 1) if scale.numel() == 1 else scale
     group_size = columns if scale.shape[1] == 1 else weight.group_size
@@ -101,7 +102,8 @@ def split_scales(name: str, weight: ScaledTrits) -> Split:
         spread = (
             sign if sign.shape[1] == 1 else sign.repeat_interleave(group_size, dim=1)[:, :columns]
         )
-        trits, scale = trits * spread, scale.abs()
+        trits = trits * spread
+        scale = scale.abs()
     mantissa, exponent = torch.frexp(scale)
     low = mantissa < _SQRT_HALF
     rest = torch.where(low, 2 * mantissa, mantissa)
@@ -174,7 +176,8 @@ def ternary_rows(weight: Tensor, group_size: int, vote_bits: int) -> tuple[Tenso
     after votes of half a trit. With accumulators of 2 bits ``U`` is 1, and they start empty.
     """
     rows, columns = weight.shape
-    cell, groups = CELLS[vote_bits], max(1, -(-columns // max(group_size, 1)))
+    cell = CELLS[vote_bits]
+    groups = max(1, -(-columns // max(group_size, 1)))
     trits, votes = (torch.empty(rows, columns, dtype=torch.int8) for _ in range(2))
     exponent = torch.empty(rows, groups, dtype=torch.int8)
     # Some rows at a time: a sum in float64 makes a copy of what it sums.
@@ -199,7 +202,8 @@ def ternary_rows(weight: Tensor, group_size: int, vote_bits: int) -> tuple[Tenso
             * torch.exp2(-power).to(torch.float32).repeat_interleave(group_size, dim=1)[:, :columns]
         )
         rounded = scaled.round().clamp_(-1, 1)
-        trits[some], exponent[some] = rounded.to(torch.int8), power.to(torch.int8)
+        trits[some] = rounded.to(torch.int8)
+        exponent[some] = power.to(torch.int8)
         votes[some] = (
             scaled.sub_(rounded).mul_(cell).round_().clamp_(1 - cell, cell - 1).to(torch.int8)
         )

@@ -163,7 +163,8 @@ def _options(network: Network, transformer: _Transformer) -> Iterator[tuple[str,
 
 
 def _attention_options(layer: AttentionLayer, path: Path) -> Iterator[tuple[str, Any]]:
-    heads, kv_heads = layer.n_heads, layer.n_kv_heads
+    heads = layer.n_heads
+    kv_heads = layer.n_kv_heads
     yield "heads", heads
     if layer.mode == "gqa" and kv_heads is None:
         raise Faulty(Fault(path, "mode gqa needs 'n_kv_heads', the key and value heads"))
@@ -217,7 +218,8 @@ def _decoupled_options(layer: AttentionLayer, path: Path) -> Iterator[tuple[str,
 
 
 def _per_head(layer: AttentionLayer, key: str, path: Path, multiple: int) -> int:
-    value, unit = getattr(layer, key), multiple * layer.n_heads
+    value = getattr(layer, key)
+    unit = multiple * layer.n_heads
     if value is None:
         raise Faulty(Fault(path, f"mode decoupled needs '{key}', of all heads together"))
     if value % unit:

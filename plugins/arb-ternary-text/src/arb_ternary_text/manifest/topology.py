@@ -119,7 +119,8 @@ def read_network(topology: Any, path: Path) -> Network:
     blocks: list[tuple[Residual, Residual | None]] = []
     while (attention := _first_update(rest, (AttentionLayer,))) is not None:
         blocks.append((attention, _first_update(rest, FEED_FORWARD)))
-    norm, head = _first(rest, RMSNormLayer), _first(rest, LinearLayer)
+    norm = _first(rest, RMSNormLayer)
+    head = _first(rest, LinearLayer)
     if rest:
         raise Faulty(_out_of_place(rest[0]))
     if not blocks:

@@ -70,7 +70,8 @@ def attend(
         scale: what scores are multiplied by; None = ``1 / sqrt(C)``.
     """
     batch, heads, new, features = query_BHSC.shape
-    key_heads, total = key_BGTC.shape[1], key_BGTC.shape[2]
+    key_heads = key_BGTC.shape[1]
+    total = key_BGTC.shape[2]
     whole = query_BHSC.device.type == "cpu" and is_causal and torch.is_grad_enabled()
     if not whole or total > whole_matrix_length(query_BHSC.dtype) or heads != key_heads:
         return F.scaled_dot_product_attention(

@@ -87,7 +87,8 @@ def make_positions(
         window: positions that each sees; None = all.
         span: where a cache takes the new positions.
     """
-    length, device = x_BSD.size(1), x_BSD.device
+    length = x_BSD.size(1)
+    device = x_BSD.device
     # Rotations of a float16 model are computed in float32: its queries have fewer bits than the
     # angle needs.
     dtype = torch.promote_types(x_BSD.dtype, torch.float32)
@@ -103,10 +104,8 @@ def make_positions(
     )
     mask_ST, is_causal = visibility(length, total, window, causal=config.causal, device=device)
     if config.null_key_value and is_causal:
-        mask_ST, is_causal = (
-            torch.ones(length, length, dtype=torch.bool, device=device).tril(),
-            False,
-        )
+        mask_ST = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        is_causal = False
     if config.null_key_value and mask_ST is not None:
         mask_ST = F.pad(mask_ST, (1, 0), value=True)
     return Positions(cos_SP, sin_SP, mask_ST, is_causal, span)
@@ -142,12 +141,14 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.key_heads = config.key_heads
         self.head_dim = config.key_features
-        query_features, key_features = self.heads * self.head_dim, self.key_heads * self.head_dim
+        query_features = self.heads * self.head_dim
+        key_features = self.key_heads * self.head_dim
         self.norm = make_norm(config, config.width, gain=True)
         self.query = make_linear(config, config.width, query_features)
         self.key = make_linear(config, config.width, key_features)
         self.value = make_linear(config, config.width, key_features)
-        self.query_norm, self.key_norm = make_head_norm(config), make_head_norm(config)
+        self.query_norm = make_head_norm(config)
+        self.key_norm = make_head_norm(config)
         self.output_norm = make_sub_norm(config, query_features)
         self.output = make_linear(config, query_features, config.width)
         sizes = {"query": query_features, "key": key_features, "value": key_features}
@@ -203,13 +204,12 @@ class Attention(nn.Module):
             angles = positions.cos, positions.sin
             return fused_parts.project_heads(kernels, x_BSD, self.norm, projections, angles)
         normed_BSD = self.norm(x_BSD)
-        query_BSE, key_BSE, value_BSE = (
-            self.query(normed_BSD),
-            self.key(normed_BSD),
-            self.value(normed_BSD),
-        )
+        query_BSE = self.query(normed_BSD)
+        key_BSE = self.key(normed_BSD)
+        value_BSE = self.value(normed_BSD)
         if self.biases is not None:
-            query_BSE, key_BSE = self.biases("query", query_BSE), self.biases("key", key_BSE)
+            query_BSE = self.biases("query", query_BSE)
+            key_BSE = self.biases("key", key_BSE)
             value_BSE = self.biases("value", value_BSE)
         query_BHSC = split_heads(query_BSE, self.heads)
         key_BGTC = split_heads(key_BSE, self.key_heads)

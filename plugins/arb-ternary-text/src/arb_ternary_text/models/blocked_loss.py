@@ -121,7 +121,8 @@ def mean_cross_entropy(
             x_MD, weights.to(x_MD.dtype), targets_M, logit_scale, guide
         )
         return loss
-    anchor, bias = weights.vote_anchor(), _bias_of(weights)
+    anchor = weights.vote_anchor()
+    bias = _bias_of(weights)
     head_state = _TernaryState(weights.vote_state(), activations, weights.gradients)
     loss = _TernaryHead.apply(  # type: ignore[no-untyped-call]
         x_MD, anchor, bias, targets_M, logit_scale, head_state, guide
@@ -225,7 +226,8 @@ def _drawn_towards(
 
     Overwrites ``logs``, which are ``log_softmax(scaled)``.
     """
-    heat, weight = guide.temperature, guide.weight
+    heat = guide.temperature
+    weight = guide.weight
     warm = heat != 1.0
     logs_theirs_mV = (theirs_mV / heat if warm else theirs_mV).log_softmax(
         dim=-1, dtype=torch.float32
@@ -278,7 +280,8 @@ class _FloatHead(torch.autograd.Function):
         logit_scale: float,
         guide: Guide | None,
     ) -> Tensor:
-        count, ids = len(targets_M), weight_VD.size(0)
+        count = len(targets_M)
+        ids = weight_VD.size(0)
         of_x, of_weight = ctx.needs_input_grad[:2]
         at_once = x_MD.dtype is torch.float32 or not of_weight
         fewest = _FEWEST_ROWS_FLOAT if of_weight else _FEWEST_ROWS
@@ -292,11 +295,13 @@ class _FloatHead(torch.autograd.Function):
                 block_mV = F.linear(x_MD[rows], weight_VD) if grad_MV is None else grad_MV[rows]
                 if grad_MV is not None:
                     torch.mm(x_MD[rows], weight_VD.T, out=block_mV)
-                loss_m, aim = losses_M[rows], _of_block(guide, rows)
+                loss_m = losses_M[rows]
+                aim = _of_block(guide, rows)
                 for few, losses, gradients in _judge(
                     block_mV, targets_M[rows], logit_scale, 1.0 / count, aim
                 ):
-                    loss_m[few], block_mV[few] = losses, gradients
+                    loss_m[few] = losses
+                    block_mV[few] = gradients
                 if grad_MV is not None:
                     continue
                 if grad_x_MD is not None:
@@ -341,16 +346,20 @@ class _Product:
     def __init__(
         self, state: VoteState, x_MD: Tensor, bias_V: Tensor | None, activations: str
     ) -> None:
-        self._state, self._bias_V, self._dtype = state, bias_V, x_MD.dtype
+        self._state = state
+        self._bias_V = bias_V
+        self._dtype = x_MD.dtype
         if activations == "int8":
             self.x_MD, scale_M = kernel(state.backend, "quantize_rows")(x_MD)
             self.scale_M: Tensor | None = scale_M
         else:
-            self.x_MD, self.scale_M = x_MD, None
+            self.x_MD = x_MD
+            self.scale_M = None
 
     def logits(self, rows: slice) -> Tensor:
         """``[m, V]``, in the dtype of the head's input."""
-        state, scale_M = self._state, self.scale_M
+        state = self._state
+        scale_M = self.scale_M
         scale_m = None if scale_M is None else scale_M[rows]
         run = kernel(state.backend, "linear")
         logits_mV: Tensor = run(
@@ -369,7 +378,9 @@ class _TernaryState:
     """What a ternary head multiplies with, and how."""
 
     def __init__(self, state: VoteState, activations: str, gradients: str) -> None:
-        self.state, self.activations, self.gradients = state, activations, gradients
+        self.state = state
+        self.activations = activations
+        self.gradients = gradients
 
     def product(self, x_MD: Tensor, bias_V: Tensor | None) -> _Product:
         """The product with the rows ``x``."""
@@ -394,26 +405,29 @@ class _TernaryHead(torch.autograd.Function):
         head: _TernaryState,
         guide: Guide | None,
     ) -> Tensor:
-        count, ids, state = len(targets_M), head.state.sizes[0], head.state
+        count = len(targets_M)
+        ids = head.state.sizes[0]
+        state = head.state
         product = head.product(x_MD, bias_V)
         grad_MV = x_MD.new_empty((count, ids))
         losses_M = torch.empty(count, dtype=torch.float32, device=x_MD.device)
         for rows in _blocks(targets_M, ids):
-            logits_mV, loss_m, block_mV = product.logits(rows), losses_M[rows], grad_MV[rows]
+            logits_mV = product.logits(rows)
+            loss_m = losses_M[rows]
+            block_mV = grad_MV[rows]
             aim = _of_block(guide, rows)
             for few, losses, gradients in _judge(
                 logits_mV, targets_M[rows], logit_scale, 1.0 / count, aim
             ):
-                loss_m[few], block_mV[few] = losses, gradients
+                loss_m[few] = losses
+                block_mV[few] = gradients
         scale_M = torch.empty(0) if product.scale_M is None else product.scale_M
         ctx.save_for_backward(product.x_MD, scale_M, state.weight, state.exponent)
         ctx.made = (grad_MV,)
-        ctx.head, ctx.casts, ctx.has_bias, ctx.x_dtype = (
-            head,
-            anchor is not None,
-            bias_V is not None,
-            x_MD.dtype,
-        )
+        ctx.head = head
+        ctx.casts = anchor is not None
+        ctx.has_bias = bias_V is not None
+        ctx.x_dtype = x_MD.dtype
         return losses_M.mean()
 
     @staticmethod
@@ -423,12 +437,16 @@ class _TernaryHead(torch.autograd.Function):
         (grad_MV,) = _taken(ctx)
         assert grad_MV is not None
         head: _TernaryState = ctx.head
-        state, integer = head.state, head.gradients == "int8"
-        grad_MV, grad_x, grad_bias = _times(grad_MV, grad), None, None
+        state = head.state
+        integer = head.gradients == "int8"
+        grad_MV = _times(grad_MV, grad)
+        grad_x = None
+        grad_bias = None
         if ctx.has_bias:
             grad_bias = grad_MV.sum(dim=0, dtype=torch.float32)
         if ctx.needs_input_grad[0]:
-            rounded, scale = grad_MV, None
+            rounded = grad_MV
+            scale = None
             if integer:
                 rounded, scale = quantize_gradient(
                     grad_MV, state.control, USE_GRAD_INPUT, state.backend
@@ -438,7 +456,8 @@ class _TernaryHead(torch.autograd.Function):
             )
             del rounded
         if ctx.casts:
-            folded, scale = grad_MV, None
+            folded = grad_MV
+            scale = None
             if head.activations == "int8":
                 folded = folded.mul_(scale_M.to(folded.dtype).unsqueeze(1))
                 if integer:

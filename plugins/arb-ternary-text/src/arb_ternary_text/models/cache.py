@@ -139,7 +139,8 @@ class Int8LayerCache(LayerCache):
                 "cache: keys and values rounded to int8 have no gradient",
                 "Run the model under torch.no_grad().",
             )
-        (keys, key_scales), (values, value_scales) = _rounded(keys_BHSC), _rounded(values_BHSC)
+        (keys, key_scales) = _rounded(keys_BHSC)
+        (values, value_scales) = _rounded(values_BHSC)
         return [keys, values, key_scales, value_scales]
 
     def _read(self, stored: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -322,7 +322,8 @@ class DecoderConfig:
 
     def planned(self) -> Planned:
         """What an optimizer will find in the decoder."""
-        embedding, gains = "embedding" not in self.float_parts, self.ternary_gains
+        embedding = "embedding" not in self.float_parts
+        gains = self.ternary_gains
         whole = self.activations == "int8"  # then the gradient of a linear can be an integer too
         there: dict[TrainedPart, bool] = {
             "ternary": embedding or gains or self.ternary_linears,

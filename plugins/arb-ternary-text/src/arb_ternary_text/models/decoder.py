@@ -176,14 +176,19 @@ class Decoder(Transformer):
         config = self.config
         batch, length, _ = x_BSD.shape
         if cache is None:
-            start, span, total, window = 0, None, length, config.sliding_window
+            start = 0
+            span = None
+            total = length
+            window = config.sliding_window
             if window is None and length > config.max_length:
                 raise UsageProblem(
                     f"tokens: a sequence of {length} exceeds the context of {config.max_length}",
                     "Give fewer tokens, or train the model with a larger max_length.",
                 )
         else:
-            start, span, window = cache.length, cache.reserve(batch, length), cache.window
+            start = cache.length
+            span = cache.reserve(batch, length)
+            window = cache.window
             total = span.past + length
         return make_positions(config, x_BSD, start=start, total=total, window=window, span=span)
 

@@ -64,8 +64,10 @@ class DecoupledAttention(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.heads, self.key_heads = config.heads, config.key_heads
-        self.sem_dim, self.geo_dim = config.sem_dim or 0, config.geo_dim or 0
+        self.heads = config.heads
+        self.key_heads = config.key_heads
+        self.sem_dim = config.sem_dim or 0
+        self.geo_dim = config.geo_dim or 0
         self.rotary_planes = config.rotary_features // 2
         sizes = {
             "query_semantic": self.heads * self.sem_dim,
@@ -167,7 +169,8 @@ class DecoupledAttention(nn.Module):
 
     def _factors(self, dtype: torch.dtype) -> tuple[Tensor | float, Tensor | float]:
         """What semantic and geometric queries are multiplied by."""
-        of_semantic, of_geometric = 1 / math.sqrt(self.sem_dim), 1 / math.sqrt(self.geo_dim)
+        of_semantic = 1 / math.sqrt(self.sem_dim)
+        of_geometric = 1 / math.sqrt(self.geo_dim)
         if self.gate is None:
             return of_semantic, of_geometric
         doubled_H11 = (
@@ -183,7 +186,8 @@ class DecoupledAttention(nn.Module):
         return torch.cat((null_GC[:, None].expand(batch, key_heads, 1, features), seen_BGTC), dim=2)
 
     def _fault_of(self, planes: Tensor) -> str | None:
-        low, high = int(planes.min()), int(planes.max())
+        low = int(planes.min())
+        high = int(planes.max())
         if low >= 0 and high < self.rotary_planes:
             return None
         wrong = low if low < 0 else high

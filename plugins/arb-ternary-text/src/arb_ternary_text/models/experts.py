@@ -61,8 +61,10 @@ class Experts(nn.Module):
             moved_A = (chosen_AT != before_AT).any(dim=-1).nonzero().squeeze(-1)
             if moved_A.numel() == 0:
                 break
-            active_A, normed_AD = active_A[moved_A], normed_AD[moved_A]
-            chosen_AT, gate_AT = chosen_AT[moved_A], gate_AT[moved_A]
+            active_A = active_A[moved_A]
+            normed_AD = normed_AD[moved_A]
+            chosen_AT = chosen_AT[moved_A]
+            gate_AT = gate_AT[moved_A]
             update_MD = update_MD.index_add(0, active_A, self._mixed(normed_AD, chosen_AT, gate_AT))
         return update_MD.view_as(x_BSD)
 

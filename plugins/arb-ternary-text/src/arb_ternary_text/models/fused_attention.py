@@ -72,7 +72,8 @@ class _Attention(torch.autograd.Function):
         sin: Tensor,
         *vectors: Tensor | None,
     ) -> Tensor:
-        kernels, (*inner, output) = plan.kernels, plan.linears
+        kernels = plan.kernels
+        (*inner, output) = plan.linears
         eps, query_eps, key_eps, seen_eps = plan.eps
         gain, query_gain, key_gain, seen_gain, *factors = vectors
         q_MD, scale_M, r_M = kernels["normalise_quantize"](x_MD, eps, gain)
@@ -100,29 +101,30 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, ...]:
         x_MD, q_MD, scale_M, r_M, *rest = ctx.saved_tensors
-        products, (seen_ME, logs, q_ME, seen_scale_M, seen_r_M, product_MD, cos, sin, *rest) = (
-            rest[:3],
-            rest[3:],
-        )
-        (gain, query_gain, key_gain, seen_gain, *factors), plan = rest[:8], ctx.plan
-        kernels, (*inner, output) = plan.kernels, plan.linears
+        products = rest[:3]
+        (seen_ME, logs, q_ME, seen_scale_M, seen_r_M, product_MD, cos, sin, *rest) = rest[3:]
+        (gain, query_gain, key_gain, seen_gain, *factors) = rest[:8]
+        plan = ctx.plan
+        kernels = plan.kernels
+        (*inner, output) = plan.linears
         of_gains = [zeros_for(each) for each in (gain, query_gain, key_gain, seen_gain)]
-        needs_x, needs = ctx.needs_input_grad[0], ctx.needs_input_grad[5:]
+        needs_x = ctx.needs_input_grad[0]
+        needs = ctx.needs_input_grad[5:]
         needs_rows = needs_x or needs[0]
         reached = (
             needs_rows or any(needs[1:-1]) or any(linear.anchor is not None for linear in inner)
         )
         grad_MD, of_output = of_factor(kernels, grad_MD, product_MD, factors[-1])
         grad_ME = output.backward(grad_MD, q_ME, seen_scale_M, needs_input=reached)
-        grad_x, of_inner = None, (None,) * len(inner)
+        grad_x = None
+        of_inner = (None,) * len(inner)
         if grad_ME is not None:
             if seen_r_M is not None:
-                back, gains = kernels["normalise_quantize_backward"], (seen_gain, of_gains[3])
+                back = kernels["normalise_quantize_backward"]
+                gains = (seen_gain, of_gains[3])
                 grad_ME = back([grad_ME], seen_ME, seen_r_M, seen_ME.shape, *gains)
-            heads, of_heads = (
-                map(scaled, products, factors),
-                ((cos, sin), *plan.heads, plan.length, *plan.eps[1:3]),
-            )
+            heads = map(scaled, products, factors)
+            of_heads = ((cos, sin), *plan.heads, plan.length, *plan.eps[1:3])
             gains = (query_gain, key_gain, *of_gains[1:3])
             given = kernels["attend_backward"](grad_ME, *heads, seen_ME, logs, *of_heads, *gains)
             grads, of_inner = zip(

@@ -75,9 +75,13 @@ class FusedLinear(NamedTuple):
         """Cast the votes; the gradient of the rows, ``[M, K]`` in the dtype of ``grad``, if it is
         needed.
         """
-        casts, state = self.anchor is not None, self.state
+        casts = self.anchor is not None
+        state = self.state
         grad_MN = grad_MN.contiguous()
-        grad, scale, folded, folded_scale = grad_MN, None, None, None
+        grad = grad_MN
+        scale = None
+        folded = None
+        folded_scale = None
         if self.integer:
             grad, scale, folded, folded_scale = self._integers(
                 grad_MN, scale_M, needs_input=needs_input

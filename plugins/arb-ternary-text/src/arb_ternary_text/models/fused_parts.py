@@ -60,9 +60,12 @@ class _Projected(torch.autograd.Function):
         *vectors: Tensor | None,
     ) -> tuple[Tensor, ...]:
         kernels = parts[0].linear.kernels
-        gain, gains, factors = vectors[0], vectors[1 : 1 + len(parts)], vectors[1 + len(parts) :]
+        gain = vectors[0]
+        gains = vectors[1 : 1 + len(parts)]
+        factors = vectors[1 + len(parts) :]
         q_MD, scale_M, r_M = kernels["normalise_quantize"](x_MD, eps, gain)
-        found, kept = [], []
+        found = []
+        kept = []
         for part, head_gain, factor in zip(parts, gains, factors, strict=True):
             product_ME = part.linear.multiply(q_MD, scale_M, x_MD.dtype)
             y_ME = scaled(product_ME, factor)
@@ -83,17 +86,20 @@ class _Projected(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_MD, q_MD, scale_M, r_M, cos, sin, *rest = ctx.saved_tensors
         parts: tuple[_Heads, ...] = ctx.parts
-        count, kernels = len(parts), parts[0].linear.kernels
-        kept, vectors = rest[: 2 * count], rest[2 * count : 4 * count + 1]
-        gain, gains, factors = vectors[0], vectors[1 : 1 + count], vectors[1 + count :]
+        count = len(parts)
+        kernels = parts[0].linear.kernels
+        kept = rest[: 2 * count]
+        vectors = rest[2 * count : 4 * count + 1]
+        gain = vectors[0]
+        gains = vectors[1 : 1 + count]
+        factors = vectors[1 + count :]
         of_vectors = [zeros_for(each) for each in (gain, *gains)]
-        needs_rows, found = ctx.needs_input_grad[0] or ctx.needs_input_grad[5], []
+        needs_rows = ctx.needs_input_grad[0] or ctx.needs_input_grad[5]
+        found = []
         for i, (part, grad) in enumerate(zip(parts, grads, strict=True)):
-            angles, product_ME, r_MH = (
-                None if part.angles is None else (cos, sin),
-                kept[2 * i],
-                kept[2 * i + 1],
-            )
+            angles = None if part.angles is None else (cos, sin)
+            product_ME = kept[2 * i]
+            r_MH = kept[2 * i + 1]
             y_ME = None if r_MH is None else scaled(product_ME, factors[i])
             grad_ME = kernels["turn_heads_backward"](
                 grad, y_ME, angles, r_MH, gains[i], of_vectors[1 + i]
@@ -134,7 +140,8 @@ class _Output(torch.autograd.Function):
             None if factor is None else product_MD,
         )
         ctx.save_for_backward(*rows, gain, factor, *linear.saved)
-        ctx.linear, ctx.size = linear, seen_BHSC.shape
+        ctx.linear = linear
+        ctx.size = seen_BHSC.shape
         return scaled(product_MD, factor)
 
     @staticmethod
@@ -145,7 +152,8 @@ class _Output(torch.autograd.Function):
         needs_rows = ctx.needs_input_grad[0] or ctx.needs_input_grad[4]
         grad_MD, of_rows = of_factor(linear.kernels, grad_MD, product_MD, factor)
         grad_ME = linear.backward(grad_MD, q_ME, scale_M, needs_input=needs_rows)
-        grad_seen, of_gain = None, zeros_for(gain)
+        grad_seen = None
+        of_gain = zeros_for(gain)
         if grad_ME is not None:
             back = linear.kernels["normalise_quantize_backward"]
             grad_seen = back([grad_ME], seen, r_M, ctx.size, gain, of_gain)
@@ -182,7 +190,8 @@ class _FeedForward(torch.autograd.Function):
         rows = (None if r_M is None else x_MD, q_MD, scale_M, r_M, q_MF, hidden_scale_M, hidden_r_M)
         kept = None if factors[-1] is None else product_MD
         ctx.save_for_backward(*rows, *products, kept, *vectors, *weights_of(linears))
-        ctx.linears, ctx.kind = linears, kind
+        ctx.linears = linears
+        ctx.kind = kind
         return scaled(product_MD, factors[-1])
 
     @staticmethod
@@ -191,25 +200,23 @@ class _FeedForward(torch.autograd.Function):
         x_MD, q_MD, scale_M, r_M, q_MF, hidden_scale_M, hidden_r_M, *rest = ctx.saved_tensors
         *inner, down = ctx.linears
         count = len(inner)
-        products, product_MD = rest[:count], rest[count]
+        products = rest[:count]
+        product_MD = rest[count]
         gain, hidden_gain, *factors = rest[count + 1 : 2 * count + 4]
-        kernels, (needs_x, *needs) = (
-            down.kernels,
-            (ctx.needs_input_grad[i] for i in (0, *range(6, 9 + count))),
-        )
+        kernels = down.kernels
+        (needs_x, *needs) = (ctx.needs_input_grad[i] for i in (0, *range(6, 9 + count)))
         needs_rows = needs_x or needs[0]
         reached = (
             needs_rows or any(needs[1:-1]) or any(linear.anchor is not None for linear in inner)
         )
         grad_MD, of_down = of_factor(kernels, grad_MD, product_MD, factors[-1])
         grad_MF = down.backward(grad_MD, q_MF, hidden_scale_M, needs_input=reached)
-        grad_x, of_gains, of_inner = (
-            None,
-            [zeros_for(gain), zeros_for(hidden_gain)],
-            (None,) * count,
-        )
+        grad_x = None
+        of_gains = [zeros_for(gain), zeros_for(hidden_gain)]
+        of_inner = (None,) * count
         if grad_MF is not None:
-            back, gains = kernels["activate_quantize_backward"], (hidden_gain, of_gains[1])
+            back = kernels["activate_quantize_backward"]
+            gains = (hidden_gain, of_gains[1])
             parts = back(grad_MF, *_gate_and_up(products, factors), ctx.kind, hidden_r_M, *gains)
             given = [each for each in parts if each is not None]
             grads, of_inner = zip(

@@ -276,7 +276,8 @@ def streamed_text(
     """The text of ``drawn``, piece by piece; a character that spans several tokens appears once it
     is whole.
     """
-    ids, shown = list(prompt_ids), tokenizer.decode(list(prompt_ids))
+    ids = list(prompt_ids)
+    shown = tokenizer.decode(list(prompt_ids))
     text = shown
     for token in drawn:
         ids.append(token)

@@ -213,7 +213,8 @@ class _Reading:
         self._backends: set[str] = set()
 
     def decoder(self, model: Transformer) -> tuple[DecoderPlan, str]:
-        config, watch = model.config, self._watch
+        config = model.config
+        watch = self._watch
         _demand(model._checkpoint_from is None or not torch.is_grad_enabled())
         modules = model._modules
         embedding = watch.note(modules, "embedding")

@@ -38,7 +38,8 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None]:
         y, reciprocal = ctx.saved_tensors
-        grad, y = grad_y.to(reciprocal.dtype), y.to(reciprocal.dtype)
+        grad = grad_y.to(reciprocal.dtype)
+        y = y.to(reciprocal.dtype)
         along = (grad * y).mean(dim=-1, keepdim=True)
         return (torch.addcmul(grad, y, along, value=-1) * reciprocal).to(grad_y.dtype), None
 

@@ -49,7 +49,9 @@ class Handover(click.Command):
 
 def _taken_out(args: list[str], option: str) -> tuple[str | None, list[str]]:
     """The value of ``option`` among ``args``, and the others."""
-    value, rest, left = None, [], iter(args)
+    value = None
+    rest = []
+    left = iter(args)
     for each in left:
         if each == option or each.startswith(f"{option}="):
             value = each.partition("=")[2] if "=" in each else next(left, None)

@@ -117,7 +117,8 @@ def plan(
         earlier: list[EarlierRun] = []
         shared: dict[str, Any] = {}
         for r, run in enumerate(target.runs):
-            here, read = directory / target.name / run.id, keys[t, r]
+            here = directory / target.name / run.id
+            read = keys[t, r]
             request = TargetRun(
                 steps=run.steps,
                 given=read.given,
@@ -185,7 +186,8 @@ def _run_config(
     """
     t, r = place
     target = file.manifest.targets[t]
-    run, at = target.runs[r], ("targets", t, "runs", r)
+    run = target.runs[r]
+    at = ("targets", t, "runs", r)
     spec = find_component(manager().registry, "trainer", target.trainer)
     try:
         settings = load_target(f"trainer '{spec.name}':", spec.target)(read.keys, request)

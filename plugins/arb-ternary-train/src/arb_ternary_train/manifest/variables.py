@@ -32,7 +32,8 @@ def with_variant(document: Document, name: str) -> Document:
     """
     variables = _mapping(document.data.get(VARIABLES))
     chosen = _mapping(document.data[VARIANTS][name])
-    origins, faults = dict(document.origins), list(document.faults)
+    origins = dict(document.origins)
+    faults = list(document.faults)
     for key in chosen:
         where: Path = (VARIANTS, name, key)
         if key not in variables:

@@ -149,7 +149,9 @@ class Dealt:
 
     def places(self, learner: Learner, place: int, mine: list[Outcome]) -> Iterator[int]:
         """See :class:`Dealing`."""
-        rank, size, places = self._world.rank, self._world.size, self.turn
+        rank = self._world.rank
+        size = self._world.size
+        places = self.turn
         if place % places:
             raise CheckpointError(
                 f"the checkpoint was written by one process after {place} of the {places} "
@@ -161,7 +163,8 @@ class Dealt:
             )
         if isinstance(learner.batches, DealtBatches):
             learner.batches.deal(rank, size, places)
-        ordered, done = self._shared.ordered_sums, 0
+        ordered = self._shared.ordered_sums
+        done = 0
         sums = (
             OrderedSums(self._world)
             if ordered
@@ -170,7 +173,8 @@ class Dealt:
         for exchange in self._exchanges.values():
             exchange.begin()
         for own in range(rank, rank + -(-places // size) * size, size):
-            trained, last = own < places, own // size == (places - 1) // size
+            trained = own < places
+            last = own // size == (places - 1) // size
             if trained:
                 _pass_over(learner, own - done)
                 for rule, exchange in self._exchanges.items() if last and self._may_watch else ():
@@ -214,7 +218,9 @@ class Dealt:
 
     def _take(self, sums: OrderedSums | OneSum, learner: Learner) -> None:
         """Leave the sums where one process would have left them."""
-        parameters, totals, present = _learning(learner.model), sums.finish(), sums.present
+        parameters = _learning(learner.model)
+        totals = sums.finish()
+        present = sums.present
         for parameter, total, there in zip(parameters, totals, present, strict=False):
             if there:
                 parameter.grad = total

@@ -81,7 +81,8 @@ def digits_to_bytes(values: Tensor, base: int) -> Tensor:
         )
         packed.view(torch.int16).copy_(values)
         return _swapped(packed)
-    each, half = _per_byte(base), base // 2
+    each = _per_byte(base)
+    half = base // 2
     if values.numel():
         low, high = values.aminmax()
         require(
@@ -120,7 +121,9 @@ def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
         # A piece of a message may start at an odd address.
         total.add_(_swapped(packed.clone()).view(torch.int16))
         return
-    half, width, rest = base // 2, packed.numel(), packed
+    half = base // 2
+    width = packed.numel()
+    rest = packed
     for start in range(0, total.numel(), max(width, 1)):
         plane = total[start : start + width]
         digits = rest.remainder(base)[: plane.numel()]

@@ -92,9 +92,13 @@ def place_in_environment(*, least: int = 2) -> Place | None:
         UsageProblem: the variables contradict each other, or some are missing.
     """
     if given([_RANK, _WORLD_SIZE]):
-        rank, size, local = _RANK, _WORLD_SIZE, _LOCAL_RANK
+        rank = _RANK
+        size = _WORLD_SIZE
+        local = _LOCAL_RANK
     elif given([_ADDRESS]) and given([_SLURM_RANK]):
-        rank, size, local = _SLURM_RANK, _SLURM_SIZE, _SLURM_LOCAL
+        rank = _SLURM_RANK
+        size = _SLURM_SIZE
+        local = _SLURM_LOCAL
     else:
         return None
     absent = [variable.name for variable in (rank, size) if not variable.read().strip()]
@@ -103,7 +107,8 @@ def place_in_environment(*, least: int = 2) -> Place | None:
             f"{absent[0]}: it is not set, and {(size if absent[0] == rank.name else rank).name} is",
             "Start with torchrun, which sets both, or unset both to train in one process.",
         )
-    number, count = rank.integer(), size.integer()
+    number = rank.integer()
+    count = size.integer()
     if number >= max(count, 1):
         raise UsageProblem(
             f"{rank.name}: {number}, of {count} processes in {size.name}, which count from 0"

@@ -87,7 +87,8 @@ class OwnedRows:
         """Flip own rows in ``weight``, which holds no others; returns how many trits have changed,
         an int64 scalar.
         """
-        module, (first, last) = self.module, self.bounds[self.world.rank]
+        module = self.module
+        (first, last) = self.bounds[self.world.rank]
         if first == last:
             return torch.zeros((), dtype=torch.int64, device=weight.device)
         shape = rows_shape(module.shape, first, last)
@@ -200,7 +201,8 @@ class OwnerRows:
     def collect(self, optimizer: TernaryOptimizer) -> None:
         """Bring the votes of all ranks into the accumulators of own rows. Collective."""
         self.flush(optimizer)
-        delivery, self._delivery = self._delivery, None
+        delivery = self._delivery
+        self._delivery = None
         arrived = {} if delivery is None else delivery.finish()
         self._sent_bytes += 0 if delivery is None else delivery.sent_bytes
         voters = [module for module in optimizer.modules if module.sums is not None]
@@ -212,7 +214,8 @@ class OwnerRows:
             if self._rounds is not None:
                 sums.casts, own = self._rounds.finish(module)
             else:
-                sums.casts, own = arrived[module], sums.votes[first:last]
+                sums.casts = arrived[module]
+                own = sums.votes[first:last]
             module.settle(optimizer.whole_votes(module, own, first), slice(first, last))
             if isinstance(sums, RowSums):
                 sums.release()
@@ -313,9 +316,11 @@ def _address_space(owners: Sequence[OwnedRows], rank: int) -> list[int]:
 
 def _own_flips(owners: Sequence[OwnedRows], space: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Places in the rank's address space, and directions, of what its rows have flipped."""
-    places, directions = [], []
+    places = []
+    directions = []
     for owner, start in zip(owners, space, strict=False):
-        module, (first, last) = owner.module, owner.bounds[owner.world.rank]
+        module = owner.module
+        (first, last) = owner.bounds[owner.world.rank]
         shape = rows_shape(module.shape, first, last)
         assert owner.before is not None
         assert owner.after is not None
@@ -326,7 +331,8 @@ def _own_flips(owners: Sequence[OwnedRows], space: Sequence[int]) -> tuple[Tenso
 
 
 def _apply(owner: OwnedRows, rank: int, places: Tensor, directions: Tensor) -> None:
-    module, first = owner.module, owner.bounds[rank][0]
+    module = owner.module
+    first = owner.bounds[rank][0]
     assert owner.flips is not None
     owner.flips += places.numel()
     whole = places + first * module.shape.in_features

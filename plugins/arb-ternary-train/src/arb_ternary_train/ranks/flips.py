@@ -68,7 +68,8 @@ def decode_flips(message: Tensor, size: int) -> tuple[Tensor, Tensor]:
         ValueError: the message is not as long as its counts say.
     """
     front = count_bytes(size)
-    counts, entries = _words(message[:front]), _words(message[front:])
+    counts = _words(message[:front])
+    entries = _words(message[front:])
     if message.numel() < front or int(counts.sum()) != entries.numel():
         raise ValueError(
             f"a message about {size} weights has {message.numel()} bytes, which its counts do not "
@@ -111,7 +112,8 @@ def _places(bytes_B: Tensor, shape: WeightShape) -> Tensor:
     columns = shape.in_features
     whole = columns // BLOCK * BLOCK
     width = -(-columns // PLANES)
-    row, byte = bytes_B // max(width, 1), bytes_B % max(width, 1)
+    row = bytes_B // max(width, 1)
+    byte = bytes_B % max(width, 1)
     in_rest = byte >= whole // PLANES
     lane = torch.where(in_rest, byte - whole // PLANES, byte % (BLOCK // PLANES))
     first = torch.where(in_rest, whole, byte // (BLOCK // PLANES) * BLOCK) + lane
@@ -134,7 +136,8 @@ def apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions:
     columns = shape.in_features
     _require_inside(places, shape)
     whole = columns // BLOCK * BLOCK
-    row, column = places // columns, places % columns
+    row = places // columns
+    column = places % columns
     rest = -(-(columns - whole) // PLANES)
     in_rest = column >= whole
     lanes = torch.where(in_rest, max(rest, 1), BLOCK // PLANES)
@@ -156,7 +159,8 @@ def apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions:
 
 def _require_inside(places: Tensor, shape: WeightShape) -> None:
     low, high = places.aminmax()
-    rows, columns = shape.out_features, shape.in_features
+    rows = shape.out_features
+    columns = shape.in_features
     require(
         (low >= 0) & (high < rows * columns), f"a flip is outside a weight of {rows} x {columns}"
     )

@@ -68,7 +68,8 @@ class Gathers:
 
     def _begin(self, model: nn.Module, _inputs: Any) -> None:
         self._watching = self._passed = True
-        self._order, self._awaited = [], []
+        self._order = []
+        self._awaited = []
         if torch.is_grad_enabled():
             self._differentiable = []
 

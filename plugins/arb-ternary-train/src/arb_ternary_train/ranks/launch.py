@@ -123,7 +123,8 @@ def _kept_store(root: Store, number: int) -> Store:
 
 
 def _join(place: Place, device: torch.device) -> Ranks:
-    limit, patience = RANK_TIMEOUT.integer(), _patience()
+    limit = RANK_TIMEOUT.integer()
+    patience = _patience()
     root = _root_store(place, patience)
     # An elastic restart finds the keys of the attempt before it in the launcher's store, the
     # addresses among them.

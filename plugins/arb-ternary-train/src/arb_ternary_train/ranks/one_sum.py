@@ -27,7 +27,8 @@ class OneSum:
     """
 
     def __init__(self, world: World, first: int) -> None:
-        self._world, self._first = world, first
+        self._world = world
+        self._first = first
         self._rest = OrderedSums(world)
         self._totals: list[Tensor | None] = [None] * first
         self._outlines: Sequence[Tensor] = ()

@@ -58,10 +58,8 @@ class OrderedSums:
             self._sent = self._layout.message(self._world.size, self._world.device)
             self._received = torch.empty_like(self._sent)
             self._total = self._layout.message(1, self._world.device)
-        layout, flags = (
-            self._layout,
-            [present] * len(tensors) if isinstance(present, bool) else [*present],
-        )
+        layout = self._layout
+        flags = [present] * len(tensors) if isinstance(present, bool) else [*present]
         if not tensors:
             return
         layout.numbers_in(self._sent, tensors, flags)
@@ -71,7 +69,8 @@ class OrderedSums:
         found = self._received[:, layout.marks : layout.marks + len(flags)].tolist()
         for sender, theirs in enumerate(found):
             for block, group in enumerate(layout.groups):
-                total, added = group.slices(self._total)[0], group.slices(self._received)[sender]
+                total = group.slices(self._total)[0]
+                added = group.slices(self._received)[sender]
                 for start, end, began in layout.runs(block, self._world.rank, theirs, self.present):
                     if began:
                         total[start:end] += added[start:end]
@@ -117,7 +116,8 @@ class _Group:
     def pieces(self, index: int, start: int, end: int) -> Iterator[tuple[int, slice, slice]]:
         """Of a tensor: rank, places in that rank's slice, places in the flat tensor."""
         for rank in range(start // self.chunk, -(-end // self.chunk)):
-            low, high = max(start, rank * self.chunk), min(end, (rank + 1) * self.chunk)
+            low = max(start, rank * self.chunk)
+            high = min(end, (rank + 1) * self.chunk)
             yield (
                 rank,
                 slice(low - rank * self.chunk, high - rank * self.chunk),
@@ -139,9 +139,11 @@ class _Layout:
     @classmethod
     def of(cls, tensors: Sequence[Tensor], size: int) -> _Layout:
         outlines = tuple(torch.empty_like(tensor, device="meta") for tensor in tensors)
-        groups, end = [], 0
+        groups = []
+        end = 0
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            members, place = [], 0
+            members = []
+            place = 0
             for index, tensor in enumerate(tensors):
                 if tensor.dtype == dtype and tensor.numel():
                     members.append((index, place, place + tensor.numel()))
@@ -185,10 +187,12 @@ class _Layout:
         if it had begun.
         """
         group = self.groups[block]
-        first, last = rank * group.chunk, (rank + 1) * group.chunk
+        first = rank * group.chunk
+        last = (rank + 1) * group.chunk
         run: tuple[int, int, bool] | None = None
         for index, start, end in group.members:
-            low, high = max(start, first) - first, min(end, last) - first
+            low = max(start, first) - first
+            high = min(end, last) - first
             if low >= high or not marks[index]:
                 continue
             if run is not None and run[1:] == (low, begun[index]):

@@ -74,7 +74,8 @@ class OwnedMoments:
     """
 
     def __init__(self, optimizer: torch.optim.AdamW, world: World) -> None:
-        self._optimizer, self._world = optimizer, world
+        self._optimizer = optimizer
+        self._world = world
         self._stepping: list[tuple[dict[str, Any], int, Tensor]] = []
         # of the parameters that have moments, in the order of their first ones
         self._steps: dict[Tensor, int] = {}
@@ -117,7 +118,8 @@ class OwnedMoments:
 
     def _join(self, optimizer: Optimizer, *_: object) -> None:
         """Put the parameters back, with the slices of all ranks."""
-        parameters, parts = [], []
+        parameters = []
+        parts = []
         for group, index, parameter in self._stepping:
             part = group["params"][index]
             part.grad = None
@@ -175,7 +177,8 @@ class OwnedMoments:
 
     def _gather(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """Fill ``into``, flat tensors of one dtype, from the slices ``parts`` of all ranks."""
-        world, sizes = self._world, [self._bounds(each, 0).stop for each in into]
+        world = self._world
+        sizes = [self._bounds(each, 0).stop for each in into]
         sent = parts[0].new_zeros(sum(sizes))
         for place, part in zip(torch.split(sent, sizes), parts, strict=True):
             place[: part.numel()] = part

@@ -53,7 +53,8 @@ def run_on_main(context: TrainingContext, phase: Phase) -> PhaseResult:
 
 def _share_model(context: TrainingContext) -> None:
     """Give every rank the model of rank 0, which has the same names."""
-    world, model = context.world, context.model
+    world = context.world
+    model = context.model
     if world.is_main:
         for part in ModelState(model).parts():
             world.share(dict(part))

@@ -146,7 +146,8 @@ def _raise(world: World, found: list[tuple[str, str]]) -> None:
 
 def _in_phases(config: RunConfig, size: int) -> Iterator[tuple[str, str]]:
     for index, choice in enumerate(config.phases):
-        where, options = f"phases.{index}", choice.options
+        where = f"phases.{index}"
+        options = choice.options
         if not deals(options):
             if isinstance(choice.build(), ModelChangingPhase):
                 yield (

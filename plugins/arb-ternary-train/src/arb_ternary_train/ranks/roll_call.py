@@ -36,16 +36,19 @@ def call_roll(store: Store, rank: int, size: int, patience: float) -> tuple[str,
     Raises:
         EnvironmentProblem: some have not come within ``patience`` seconds; which.
     """
-    host, pid = socket.gethostname(), os.getpid()
+    host = socket.gethostname()
+    pid = os.getpid()
     mine = json.dumps([host, pid, secrets.token_hex(8)])
     store.set(f"here/{rank}", mine)
     until = time.monotonic() + patience
-    name, called = "", [""] * size
+    name = ""
+    called = [""] * size
     while True:
         if rank == 0:
             found = [_read(store, f"here/{other}") for other in range(size)]
             if all(found) and found != called:
-                name, called = secrets.token_hex(8), found
+                name = secrets.token_hex(8)
+                called = found
                 store.set(_ROLL, json.dumps([name, called]))
         elif roll := _read(store, _ROLL):
             name, called = json.loads(roll)

@@ -83,7 +83,8 @@ class RoundDelivery:
         """Backward has come to ``block``, or would have on a rank that has none: send what lies
         behind it.
         """
-        behind, self._left = self._left, block
+        behind = self._left
+        self._left = block
         leaving = self._inside[behind] if behind is not None else []
         counts = [m.casts - self._sums[m].sent if m.has_cast_all else 0 for m in self._outside]
         counts += [m.casts - self._sums[m].sent for m in leaving]
@@ -169,7 +170,8 @@ class RoundDelivery:
             return []
         packed: list[Tensor] = []
         for module, count in zip(modules, casts, strict=True):
-            sums, rows = self._sums[module], slice(*self._bounds[module][rank])
+            sums = self._sums[module]
+            rows = slice(*self._bounds[module][rank])
             learned = None if sums.own_exponent_votes is None else sums.exponent_votes[rows]
             parcels = [*vote_parcels(sums.votes[rows], learned, count, module.largest_vote)]
             if last and sums.bias is not None:
@@ -189,7 +191,8 @@ class RoundDelivery:
 
     def _arrive(self) -> None:
         """Wait for the message that is on its way, and add it to own rows."""
-        coming, self._arriving = self._arriving, None
+        coming = self._arriving
+        self._arriving = None
         if coming is None:
             return
         coming.work.wait()

@@ -35,16 +35,15 @@ class RowSums(StepSums):
     """
 
     def __init__(self, module: TernaryModule, rows: slice, size: int) -> None:
-        bias, scaled = (
-            getattr(module, "bias_votes", None) is not None,
-            module.magnitudes is not None,
-        )
+        bias = getattr(module, "bias_votes", None) is not None
+        scaled = module.magnitudes is not None
         super().__init__(module.shape, module.weight.device, bias=bias, magnitudes=scaled)
         self.rows = rows
         self.own_votes = torch.zeros_like(self.votes[rows])
         learned = module.voting_exponents() is not None
         self.own_exponent_votes = torch.zeros_like(self.exponent_votes[rows]) if learned else None
-        self.sent, self.casts_of = 0, [0] * size
+        self.sent = 0
+        self.casts_of = [0] * size
         self.release()
 
     @property

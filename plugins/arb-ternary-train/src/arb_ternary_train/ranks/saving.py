@@ -51,7 +51,8 @@ class PieceFiles:
     """The ``Pieces`` of a checkpoint store."""
 
     def __init__(self, model: nn.Module, world: World) -> None:
-        self._model, self._world = model, world
+        self._model = model
+        self._world = world
         self.are_asked = False
 
     def write(self, folder: Path, metadata: str) -> Mapping[str, fmt.WrittenTensors]:
@@ -80,7 +81,8 @@ class PieceFiles:
 
     def _own(self, folder: Path, metadata: str) -> str | tuple[str, str, int, Mapping[str, str]]:
         """The piece of this rank: name, digest, size, tensors; or what was wrong."""
-        rank, size = self._world.rank, self._world.size
+        rank = self._world.rank
+        size = self._world.size
         name = f"model-{rank:05d}-of-{size:05d}.safetensors"
         walk = Walk(PieceState(self._model, rank, size))
         try:

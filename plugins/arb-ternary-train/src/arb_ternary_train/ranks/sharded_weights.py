@@ -159,7 +159,8 @@ class ShardedWeights:
         for module, name, own in hooks:
             setattr(module, name, own)
         self._units = units
-        self._world, self._blocks = world, blocks
+        self._world = world
+        self._blocks = blocks
         self._rounds: RoundDelivery | None = None
         self._gathers = Gathers(model, blocks, self._reach)
         self._apart = self._whole = False
@@ -202,7 +203,8 @@ class ShardedWeights:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """See ``Weights``."""
-        before, self._apart = self._apart, True
+        before = self._apart
+        self._apart = True
         try:
             yield
         finally:
@@ -257,7 +259,8 @@ def _with_parameter(module: TernaryModule) -> ShardedModule:
 
 def _with_buffer(module: ShardedModule) -> None:
     """Undo :func:`_with_parameter`; the weight is the first of the buffers, as it was."""
-    weight, others = module.weight.detach(), dict(module._buffers)
+    weight = module.weight.detach()
+    others = dict(module._buffers)
     del module.weight
     module._buffers.clear()
     module.register_buffer("weight", weight)

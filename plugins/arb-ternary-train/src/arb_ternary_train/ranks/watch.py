@@ -71,8 +71,12 @@ class Watch:
         place: str,
         on_loss: Callable[[ArbError], None] = end_process,
     ) -> None:
-        self._store, self._members, self._rank = store, members, rank
-        self._limit, self._place, self._on_loss = limit, place, on_loss
+        self._store = store
+        self._members = members
+        self._rank = rank
+        self._limit = limit
+        self._place = place
+        self._on_loss = on_loss
         self._period = min(_LONGEST, limit / _SIGNS)
         self._closed = threading.Event()
         self._answers = 0
@@ -139,7 +143,8 @@ class Heard:
     """
 
     def __init__(self, ranks: int, limit: float, longest_tick: float) -> None:
-        self._limit, self._longest = limit, longest_tick
+        self._limit = limit
+        self._longest = longest_tick
         self._looked = time.monotonic()
         self._now = self._answered = 0.0
         self._answers = 0
@@ -161,7 +166,8 @@ class Heard:
         self._now += min(now - self._looked, self._longest)
         self._looked = now
         if answers != self._answers:
-            self._answers, self._answered = answers, self._now
+            self._answers = answers
+            self._answered = self._now
             for rank, sign in enumerate(signs):
                 if sign != self._signs[rank]:
                     self._signs[rank], self._seen[rank] = sign, self._now

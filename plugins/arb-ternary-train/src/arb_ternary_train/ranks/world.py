@@ -130,7 +130,8 @@ class Kept:
     """What runs keep in ``store``, which outlives an attempt; None = nothing does."""
 
     def __init__(self, store: Store | None = None) -> None:
-        self._store, self._runs = store, 0
+        self._store = store
+        self._runs = 0
 
     def begin(self) -> str | None:
         """See ``World.kept``."""
@@ -217,9 +218,14 @@ class Ranks:
         farewells: Store | None = None,
         watch: Watch | None = None,
     ) -> None:
-        self._device, self._members, self._restarts = device, members, restarts
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
-        self._keeper, self._farewells, self._watch = Kept(store), farewells, watch
+        self._device = device
+        self._members = members
+        self._restarts = restarts
+        self._rank = dist.get_rank()
+        self._size = dist.get_world_size()
+        self._keeper = Kept(store)
+        self._farewells = farewells
+        self._watch = watch
         self._waiting = "start"
         self._apart = False
 
@@ -312,7 +318,8 @@ class Ranks:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        before, self._apart = self._apart, True
+        before = self._apart
+        self._apart = True
         try:
             yield
         finally:

@@ -115,7 +115,8 @@ def _row(name: str, size: tuple[int, int, int], timings: list[Timing]) -> dict[s
     for part in ("prefill", "first_token", "decode"):
         seconds = [getattr(timing, part) for timing in timings]
         row[f"{part}_seconds"] = statistics.median(seconds)
-        row[f"{part}_seconds_least"], row[f"{part}_seconds_most"] = min(seconds), max(seconds)
+        row[f"{part}_seconds_least"] = min(seconds)
+        row[f"{part}_seconds_most"] = max(seconds)
     row["prefill_tokens_per_second"] = batch * prompt / row["prefill_seconds"]
     row["decode_tokens_per_second"] = batch / row["decode_seconds"]
     row["timed_runs"] = len(timings)

@@ -106,7 +106,9 @@ class BenchmarkPhase:
         measured: Measurements,
         missing: list[tuple[str, tuple[int, int, int]]],
     ) -> None:
-        config, reporter, student = self.config, context.logbook.reporter, pair.student.model
+        config = self.config
+        reporter = context.logbook.reporter
+        student = pair.student.model
         models: dict[str, Decoder] = {
             "teacher": pair.teacher.model.decoder().to(pair.device),
             "student": student,

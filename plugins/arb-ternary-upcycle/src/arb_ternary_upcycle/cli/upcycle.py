@@ -15,7 +15,8 @@ from arb_ternary_upcycle.cli.inspect import inspect
 __all__ = ["run", "upcycle"]
 
 #: Where config and run are in the folder that ``--out`` names.
-CONFIG, RUN = "config.yaml", "run"
+CONFIG = "config.yaml"
+RUN = "run"
 
 
 class _RunsByDefault(click.Group):

@@ -50,7 +50,8 @@ def descend(
         scale = _wide(torch.exp2(exponent_JR), size, columns)
         for start in range(0, columns, _BLOCK):
             stop = min(start + _BLOCK, columns)
-            inside, steps = gradient[start:stop].clone(), torch.empty_like(gradient[start:stop])
+            inside = gradient[start:stop].clone()
+            steps = torch.empty_like(gradient[start:stop])
             for i, k in enumerate(range(start, stop)):
                 s = scale[k] if scale.shape[0] > 1 else scale[0]
                 best = (trits_KR[k] - inside[i] / (diagonal[k] * s)).round_().clamp_(-1, 1)
@@ -79,9 +80,11 @@ def _move_exponents(
         some = slice(number * size, min((number + 1) * size, trits_KR.shape[0]))
         part = trits_KR[some] * torch.exp2(exponent_JR[number])
         within = hessian[some, some] @ part
-        square, slope = (within * part).sum(dim=0), (gradient[some] * part).sum(dim=0)
+        square = (within * part).sum(dim=0)
+        slope = (gradient[some] * part).sum(dim=0)
         # q -> c q changes the objective by 2 (c - 1) q g + (c - 1)^2 q H q.
-        more, less = 2 * slope + square, -slope + square / 4
+        more = 2 * slope + square
+        less = -slope + square / 4
         step = torch.where((more < 0) & (more <= less), 1.0, torch.where(less < 0, -0.5, 0.0))
         power = exponent_JR[number] + torch.sign(step)
         step.masked_fill_((power < EXPONENTS[0]) | (power > EXPONENTS[1]), 0.0)

@@ -39,11 +39,13 @@ def compensate(weight_KR: Tensor, factor: Tensor, scale: Tensor) -> tuple[Tensor
         scale: ``2**E`` of each weight, float32 ``[K, R]``, or ``[1, R]`` where a row has one.
     """
     left = weight_KR.clone()
-    trits, columns = torch.empty_like(left), left.shape[0]
+    trits = torch.empty_like(left)
+    columns = left.shape[0]
     each = scale.shape[0] > 1
     for start in range(0, columns, _BLOCK):
         stop = min(start + _BLOCK, columns)
-        inside, errors = left[start:stop], torch.empty_like(left[start:stop])
+        inside = left[start:stop]
+        errors = torch.empty_like(left[start:stop])
         for i, k in enumerate(range(start, stop)):
             s = scale[k] if each else scale[0]
             torch.round(torch.div(inside[i], s, out=trits[k]), out=trits[k]).clamp_(-1, 1)

@@ -132,10 +132,12 @@ class ProjectionPhase:
         projection: SequentialProjection,
         work: Workspace,
     ) -> None:
-        layers, reporter = len(student.blocks), context.logbook.reporter
+        layers = len(student.blocks)
+        reporter = context.logbook.reporter
         reporter.start(self.name, layers, work.done)
         for number in range(layers):
-            block, name = student.blocks[number], f"blocks.{number}."
+            block = student.blocks[number]
+            name = f"blocks.{number}."
             if number < work.done:
                 block.load_state_dict(work.block(number))
                 errors = work.errors[number]

@@ -81,7 +81,8 @@ def least_squares_exponents(
             .sum(dim=2, dtype=torch.float64)
         )
         better = error < best
-        best, chosen = torch.where(better, error, best), torch.where(better, power, chosen)
+        best = torch.where(better, error, best)
+        chosen = torch.where(better, power, chosen)
     return _filled(torch.where(largest > 0, chosen, -torch.inf), weight, grouping)
 
 

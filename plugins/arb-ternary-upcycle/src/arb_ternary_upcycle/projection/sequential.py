@@ -92,7 +92,10 @@ class SequentialProjection:
     """
 
     def __init__(self, source: FloatModel, teacher: FloatModel, plan: Plan, folder: Path) -> None:
-        self.source, self.teacher, self.plan, self.folder = source, teacher, plan, folder
+        self.source = source
+        self.teacher = teacher
+        self.plan = plan
+        self.folder = folder
         tokens = torch.cat([plan.calibration, plan.held_out])
         self.tokens = tokens
         self.parts = (slice(0, len(plan.calibration)), slice(len(plan.calibration), len(tokens)))
@@ -171,7 +174,8 @@ class SequentialProjection:
             weight: of the head.
             gains: of the student's final norm and of the teacher's.
         """
-        layers, found = self.source.config.layers, []
+        layers = self.source.config.layers
+        found = []
         for part in self.parts:
             statistics = InputStatistics(weight.shape[1])
             streams = (

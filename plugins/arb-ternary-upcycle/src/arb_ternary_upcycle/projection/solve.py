@@ -76,7 +76,8 @@ class _Search:
     """
 
     def __init__(self, weight: Tensor, recipe: Recipe, gram: Tensor) -> None:
-        self.recipe, self.weight = recipe, weight.to(torch.float32)
+        self.recipe = recipe
+        self.weight = weight.to(torch.float32)
         hessian = damped(gram, recipe.damping)
         self.hessian = hessian.to(torch.float32)
         columns = weight.shape[1]
@@ -145,7 +146,8 @@ class _Search:
             back = torch.argsort(order)
             ordered = scale_KC if scale_KC.shape[0] == 1 else scale_KC[order]
             trits_KC, value_KC = compensate(repeated_KC[order], factor, ordered)
-            trits_KC, value_KC = trits_KC[back], value_KC[back]
+            trits_KC = trits_KC[back]
+            value_KC = value_KC[back]
             error_C = objective(trits_KC * scale_KC - repeated_KC, self.hessian)
             for number in range(len(offsets)):
                 some = slice(number * rows, (number + 1) * rows)

@@ -42,7 +42,8 @@ class InputStatistics:
         """``|X Q^T - Y W^T| / |Y W^T|``: how far the outputs of rounded weights are from the
         teacher's.
         """
-        w, q = weight.to(torch.float32), rounded.dense()
+        w = weight.to(torch.float32)
+        q = rounded.dense()
         outputs = _product(w, self.teacher, w)
         return _root(outputs - 2 * _product(w, self.cross, q) + _product(q, self.gram, q), outputs)
 

@@ -53,7 +53,8 @@ class Workspace:
             self.remove()
             self.folder.mkdir(parents=True)
             return
-        self.done, self.errors = content["done"], content["errors"]
+        self.done = content["done"]
+        self.errors = content["errors"]
 
     def started(self) -> None:
         """The streams in front of block 0 are there."""

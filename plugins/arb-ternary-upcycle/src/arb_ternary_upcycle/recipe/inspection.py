@@ -21,7 +21,8 @@ from arb_ternary_upcycle.recipe.student import student_section
 __all__ = ["describe"]
 
 #: Bytes of AdamW's two moments and of a gradient, a float parameter.
-_MOMENTS, _GRADIENT = 8, 4
+_MOMENTS = 8
+_GRADIENT = 4
 #: Parts of a head's features that are shown as semantic and geometric ones, as denominators.
 _SHARES: Final = ((1, 1), (2, 2), (2, 4), (4, 4))
 
@@ -32,9 +33,11 @@ def describe(outline: TeacherOutline) -> dict[str, Any]:
 
     Nothing is read of the weights, and models are built without numbers.
     """
-    config, size = outline.config, outline.vocabulary_size
+    config = outline.config
+    size = outline.vocabulary_size
     section = {key: value for key, value in student_section(config, {}).items() if key != "name"}
-    teacher, student = _outlined(config, size), _outlined(DecoderConfig(**section), size)
+    teacher = _outlined(config, size)
+    student = _outlined(DecoderConfig(**section), size)
     return {
         "teacher": {
             "source": outline.source,
@@ -87,7 +90,8 @@ def _linears(student: Decoder) -> list[dict[str, Any]]:
 
 def _stages(teacher: Decoder, student: Decoder) -> list[dict[str, Any]]:
     """What a phase holds of weights, beside activations, in bytes; ``disk`` is what it writes."""
-    whole, block = _float_bytes(teacher), _float_bytes(teacher.blocks[0])
+    whole = _float_bytes(teacher)
+    block = _float_bytes(teacher.blocks[0])
     ends = whole - block * len(teacher.blocks)
     counted = audit(student)
     held = sum(row.nbytes for row in counted.rows)
@@ -113,7 +117,8 @@ def _splits(config: DecoderConfig) -> list[dict[str, Any]]:
     head = config.value_features
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for semantic, geometric in _SHARES:
-        sem, geo = max(1, head // semantic), max(2, head // geometric // 2 * 2)
+        sem = max(1, head // semantic)
+        geo = max(2, head // geometric // 2 * 2)
         features = (sem + geo + head) * config.key_heads
         found[sem, geo] = {
             "sem_dim": sem,

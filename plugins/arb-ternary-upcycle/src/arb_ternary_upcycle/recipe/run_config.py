@@ -46,7 +46,8 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
 _BLOCKWISE_RATE: Final = 1e-4
 _GLOBAL_RATE: Final = 5e-5
 #: Tokens of a prompt, and of what follows it, in the phase ``benchmark``.
-_PROMPT, _ANSWER = 128, 32
+_PROMPT = 128
+_ANSWER = 32
 
 
 @frozen(kw_only=True)

@@ -30,7 +30,8 @@ def run_settings(keys: UpcycleKeys, run: TargetRun) -> Mapping[str, Any]:
     source = _source(keys, run)
     outline = _outline(source, run)
     if outline is None:
-        model, data = dict(run.model or {}), {"name": "shakespeare"}
+        model = dict(run.model or {})
+        data = {"name": "shakespeare"}
     else:
         try:
             model = student_section(outline.config, run.model or {})

@@ -181,7 +181,8 @@ def _facts(record: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, 
 def _perplexity(found: Mapping[str, Any] | None) -> Table:
     rows: list[dict[str, Any]] = []
     if found is not None:
-        teacher, student = found["teacher_nll"], found["student_nll"]
+        teacher = found["teacher_nll"]
+        student = found["student_nll"]
         common = {"tokens": int(found["tokens"])}
         rows = [
             {

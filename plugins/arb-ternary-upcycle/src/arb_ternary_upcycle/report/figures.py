@@ -130,13 +130,15 @@ def _latency(table: Table) -> bytes:
 def _memory(table: Table) -> bytes:
     labels, by_model = _sizes(table)
     figure, (axes,) = _canvas(8.0, 1.4 + 0.62 * 2 * len(labels))
-    places, names = [], []
+    places = []
+    names = []
     size, unit = _unit(
         max(row["peak_bytes"] or row["weight_bytes"] + row["kv_cache_bytes"] for row in table.rows)
     )
     for number, label in enumerate(labels):
         for offset, (name, rows) in enumerate(by_model.items()):
-            place, row = -(number * 2.5 + offset), rows[number]
+            place = -(number * 2.5 + offset)
+            row = rows[number]
             parts = (row["weight_bytes"], row["kv_cache_bytes"], _rest(row))
             left = 0.0
             for part, strength in zip(parts, (1.0, 0.55, 0.22), strict=True):

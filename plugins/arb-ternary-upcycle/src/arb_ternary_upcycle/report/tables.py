@@ -137,7 +137,8 @@ def _figures(value: float) -> str:
 def _bytes(value: float) -> str:
     unit = 0
     while abs(value) >= 1024 and unit < len(_BYTE_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
+        value = value / 1024
+        unit = unit + 1
     return (
         f"{value:,.0f} {_BYTE_UNITS[unit]}"
         if unit == 0

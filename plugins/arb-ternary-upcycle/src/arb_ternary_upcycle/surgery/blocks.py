@@ -60,17 +60,21 @@ def split_block(
         free: rows for semantic keys that no plane is left for, ``[sem_dim, D]``; their queries are
             0, so that they change nothing and can learn.
     """
-    sem_dim, geo_dim = student.sem_dim or 0, student.geo_dim or 0
+    sem_dim = student.sem_dim or 0
+    geo_dim = student.geo_dim or 0
     queries = _rows(tensors, "query", teacher.heads)
     keys = _rows(tensors, "key", teacher.key_heads)
-    shared, head_dim = teacher.heads // teacher.key_heads, queries.shape[1]
+    shared = teacher.heads // teacher.key_heads
+    head_dim = queries.shape[1]
     parts: dict[str, list[Tensor]] = {name: [] for name in _PARTS}
     planes = torch.arange(head_dim // 2)
     for group, kept_K in enumerate(split.kept):
         heads = slice(group * shared, (group + 1) * shared)
-        own, constants_mP = queries[heads], split.constants[heads]
+        own = queries[heads]
+        constants_mP = split.constants[heads]
         dropped = planes[~torch.isin(planes, kept_K)]
-        turned, still = _features(kept_K, head_dim), _features(dropped, head_dim)
+        turned = _features(kept_K, head_dim)
+        still = _features(dropped, head_dim)
         parts["query_geometric"].append(own[:, turned].flatten(0, 1))
         parts["key_geometric"].append(keys[group][turned])
         multiplied = _times(own[:, still], constants_mP[:, dropped])
@@ -142,5 +146,6 @@ def _features(planes_K: Tensor, head_dim: int) -> Tensor:
 def _times(rows_mFE: Tensor, constants_mK: Tensor) -> Tensor:
     """Queries times complex constants, so that their products with keys are ``Re(C z)``."""
     real, imaginary = rows_mFE.chunk(2, dim=1)
-    a, b = constants_mK.real[..., None], constants_mK.imag[..., None]
+    a = constants_mK.real[..., None]
+    b = constants_mK.imag[..., None]
     return torch.cat((a * real - b * imaginary, a * imaginary + b * real), dim=1)

@@ -45,13 +45,15 @@ def factorise(
     Rows are balanced: row ``j`` of the keys and of all queries together has the same whitened norm.
     A row that contributes nothing is 0 on both sides.
     """
-    query_mFD, key_FD = query_mFD.double(), key_FD.double()
+    query_mFD = query_mFD.double()
+    key_FD = key_FD.double()
     if rank >= len(key_FD):
         return query_mFD, key_FD
     _, of_query_FF = torch.linalg.qr((root_DD @ query_mFD.mT).flatten(0, 1))
     _, of_key_FF = torch.linalg.qr(root_DD @ key_FD.T)
     _, values_F, right_FF = torch.linalg.svd(of_query_FF @ of_key_FF.T)
-    right_rF, values_r = right_FF[:rank], values_F[:rank]
+    right_rF = right_FF[:rank]
+    values_r = values_F[:rank]
     useful = values_r > _NEGLIGIBLE * values_F[:1]
     balance_r1 = torch.where(useful, values_r, 1.0).sqrt()[:, None]
     # The right singular vectors are Q_2 V: as a map of inputs V^T R_2^-T K, and V^T R_2 A on the

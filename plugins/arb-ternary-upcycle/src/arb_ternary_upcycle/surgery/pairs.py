@@ -35,7 +35,8 @@ def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> T
         key_NSE: keys likewise.
         config: the teacher's options.
     """
-    length, planes = query_NSE.shape[1], query_NSE.shape[2] // config.heads // 2
+    length = query_NSE.shape[1]
+    planes = query_NSE.shape[2] // config.heads // 2
     cos_SP, sin_SP = rotary_angles(
         0,
         length,
@@ -61,7 +62,8 @@ def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> T
     )
     shared = config.heads // config.key_heads
     for query_SE, key_SE in zip(query_NSE, key_NSE, strict=True):
-        query_HSP, key_GSP = _complex(query_SE, config.heads), _complex(key_SE, config.key_heads)
+        query_HSP = _complex(query_SE, config.heads)
+        key_GSP = _complex(key_SE, config.key_heads)
         for head in range(config.heads):
             moments[head] += _moments_of(
                 query_HSP[head],
@@ -102,7 +104,8 @@ def fit_constants(moments_HFF: Tensor, kept_GK: Tensor, ridge: float) -> Tensor:
     Those of the dropped planes together have the smallest weighted squared error in the scores,
     plus ``ridge`` times the mean of the features' moments times ``|C - 1|^2``.
     """
-    planes, shared = moments_HFF.shape[-1] // 3, len(moments_HFF) // len(kept_GK)
+    planes = moments_HFF.shape[-1] // 3
+    shared = len(moments_HFF) // len(kept_GK)
     found = torch.ones(len(moments_HFF), planes, dtype=torch.complex128, device=moments_HFF.device)
     for head, moments_FF in enumerate(moments_HFF):
         every = torch.arange(planes, device=moments_HFF.device)
@@ -120,13 +123,15 @@ def _constants(moments_mFF: Tensor, dropped_KD: Tensor, ridge: float) -> tuple[T
     Of ``K`` sets of ``D`` dropped planes. With ``d = c - (1, 0)`` what is made small is ``|F d -
     r|^2 + ridge |d|^2``, ``r`` being the error at ``C = 1``.
     """
-    planes, size = moments_mFF.shape[-1] // 3, dropped_KD.shape[1]
+    planes = moments_mFF.shape[-1] // 3
+    size = dropped_KD.shape[1]
     index_K3D = torch.cat((dropped_KD, dropped_KD + planes, dropped_KD + 2 * planes), dim=1)
     all_mKFF = moments_mFF[:, index_K3D[:, :, None], index_K3D[:, None, :]]
     system = all_mKFF[..., : 2 * size, : 2 * size]
     # The error at C = 1 is the sum of the turned parts less that of the real parts.
     sign = torch.zeros(3 * size, dtype=torch.float64, device=moments_mFF.device)
-    sign[:size], sign[2 * size :] = -1, 1
+    sign[:size] = -1
+    sign[2 * size :] = 1
     with_error = all_mKFF @ sign
     goal = with_error[..., : 2 * size]
     mean = system.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
@@ -153,7 +158,8 @@ def _moments_of(
     *,
     scale: float,
 ) -> Tensor:
-    turned_query_RP, turned_key_SP = (query_SP * turn_SP)[rows_R], key_SP * turn_SP
+    turned_query_RP = (query_SP * turn_SP)[rows_R]
+    turned_key_SP = key_SP * turn_SP
     scores_RS = (turned_query_RP @ turned_key_SP.mH).real * scale
     weight_RS = scores_RS.masked_fill(~seen_SS[rows_R], -torch.inf).softmax(dim=-1)
     still_RSP = query_SP[rows_R][:, None] * key_SP.conj()

@@ -58,7 +58,8 @@ class SurgeryPhase(StagePhase):
 
     def writer(self, context: TrainingContext) -> FloatModelWriter:
         """See ``StagePhase``."""
-        options, student = self.config, student_of(context.model).config
+        options = self.config
+        student = student_of(context.model).config
         source = self._source = find_stage(context, None, ("prepared", "teacher"))
         check_student(context.model, source.config)
         if source.config.has_query_key_norm:
@@ -127,7 +128,8 @@ class SurgeryPhase(StagePhase):
 
     def judge(self, context: TrainingContext, model: FloatModel) -> Mapping[str, float]:
         """Losses of the teacher and of the model with the new attention, on held-out text."""
-        source, tokens = self._parts[0], self.config.probe_tokens
+        source = self._parts[0]
+        tokens = self.config.probe_tokens
         if not tokens:
             return {}
         samples = held_out_tokens(

@@ -70,7 +70,8 @@ def measure_fidelity(pair: Pair, batches: Sequence[MaskedBatch]) -> Fidelity:
     sums = torch.zeros(4, dtype=torch.float64)
     tokens = 0
     for number, *streams in pair.streams([batch.inputs for batch in batches]):
-        counts, targets = batches[number].loss_mask.flatten(), batches[number].targets.flatten()
+        counts = batches[number].loss_mask.flatten()
+        targets = batches[number].targets.flatten()
         for place, *logits in logit_pieces(pair, *streams):
             kept = counts[place].to(logits[0].device)
             wanted = targets[place].to(logits[0].device)[kept]

@@ -58,7 +58,8 @@ class TeacherSide:
 
     def __init__(self, model: FloatModel, device: torch.device) -> None:
         self.model = model
-        self.layers, self.width = model.config.layers, model.config.width
+        self.layers = model.config.layers
+        self.width = model.config.width
         self._blocks = Teacher(model, 0, device)
 
     def embed(self, tokens_BS: Tensor) -> Tensor:
@@ -78,7 +79,8 @@ class StudentSide:
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
-        self.layers, self.width = len(model.blocks), model.config.width
+        self.layers = len(model.blocks)
+        self.width = model.config.width
 
     def embed(self, tokens_BS: Tensor) -> Tensor:
         return self.model.embed(tokens_BS)
@@ -107,15 +109,14 @@ class Pair:
     """
 
     def __init__(self, teacher: FloatModel, student: Decoder, device: torch.device) -> None:
-        self.teacher, self.student = TeacherSide(teacher, device), StudentSide(student)
+        self.teacher = TeacherSide(teacher, device)
+        self.student = StudentSide(student)
         self.device = device
 
     def require_same_layers(self) -> None:
         """Raises ConfigError where attention cannot be compared layer by layer."""
-        mine, its = (
-            (self.student.layers, self.student.width),
-            (self.teacher.layers, self.teacher.width),
-        )
+        mine = (self.student.layers, self.student.width)
+        its = (self.teacher.layers, self.teacher.width)
         if mine != its:
             raise ConfigError(
                 f"attention: the student has {mine[0]} layers of width {mine[1]}, the teacher "
@@ -140,7 +141,8 @@ class Pair:
         """
         start = 0
         while start < len(tokens):
-            stop, held = start, 0
+            stop = start
+            held = 0
             while stop < len(tokens) and (stop == start or held < _STREAM_BYTES):
                 held += 4 * tokens[stop].numel() * (self.teacher.width + self.student.width)
                 stop += 1
@@ -187,7 +189,8 @@ def logit_pieces(
         positions (into ``B * S``, row after row), the teacher's and the student's logits
         ``[positions, V]``, float32.
     """
-    teacher, student = pair.teacher, pair.student
+    teacher = pair.teacher
+    student = pair.student
     flat = (teacher_BSD.flatten(0, 1), student_BSD.flatten(0, 1))
     step = max(1, _LOGITS_AT_ONCE // max(1, teacher.model.vocabulary_size))
     for start in range(0, flat[0].shape[0], step):

@@ -139,11 +139,14 @@ def _question(line: str, where: str) -> Question:
             f"{where}: a question has prompt and answer, and may have choices, and nothing else",
             hint,
         )
-    prompt, choices, right = entry["prompt"], entry.get("choices"), entry["answer"]
+    prompt = entry["prompt"]
+    choices = entry.get("choices")
+    right = entry["answer"]
     if not isinstance(prompt, str) or not prompt:
         raise DataError(f"{where}: prompt must be a text that is not empty", hint)
     if choices is None:
-        choices, right = [right], 0
+        choices = [right]
+        right = 0
     elif (
         not isinstance(choices, list)
         or len(choices) < 2
@@ -283,7 +286,9 @@ def _said(logits_MV: Tensor, wanted_M: Tensor) -> Tensor:
 
 
 def _answers(questions: Sequence[Question], scores: Sequence[_Score]) -> Answers:
-    chosen, right, taken = [], [], 0
+    chosen = []
+    right = []
+    taken = 0
     for question in questions:
         mine = scores[taken : taken + len(question.choices)]
         taken += len(mine)

@@ -137,7 +137,8 @@ def written(trained: TrainedRun, images: Tensor, *, temperature: float, seed: in
     from arb_ternary_vision.data.captioned import END
     from arb_ternary_vision.models.captioner import Captioner
 
-    model, attached = trained.model, trained.directory.attachments()
+    model = trained.model
+    attached = trained.directory.attachments()
     if not isinstance(model, Captioner) or "tokenizer" not in attached:
         raise UsageProblem(
             f"{trained.directory.path}: the model {trained.config.model.name!r} writes nothing"

@@ -169,7 +169,8 @@ def _answers(trained: TrainedRun, batches: Iterable[Batch]) -> Predictions:
 def _draw(found: Predictions, names: tuple[str, ...], output: Path, *, known: bool) -> None:
     from arb_ternary_vision.pictures import draw_sheet, save_figure
 
-    captions, right = [], []
+    captions = []
+    right = []
     for said, label in zip(found.classes, found.labels, strict=True):
         right.append(bool(said == label) if known else None)
         captions.append(f"{names[said]}, not {names[label]}" if right[-1] is False else names[said])

@@ -28,7 +28,8 @@ _LEVELS: Final = 16
 #: Of the training images for ``tuning``, and of all images for the held-out part.
 _FRACTION: Final = 0.2
 #: The split into training and held-out images, and that of the training images for ``tuning``.
-_SPLIT, _TUNING_SPLIT = 0, 1
+_SPLIT = 0
+_TUNING_SPLIT = 1
 
 
 @attrs.frozen
@@ -61,15 +62,11 @@ def build(config: DigitsConfig) -> LabelledSource:
         levels=_LEVELS,
     )
     kept, held_out = split_by_class(whole.extras[LABELS], _FRACTION, _SPLIT)
-    training, validation = (
-        whole.at(kept, "digits, training images"),
-        whole.at(held_out, "digits, held-out images"),
-    )
+    training = whole.at(kept, "digits, training images")
+    validation = whole.at(held_out, "digits, held-out images")
     if config.tuning:
         kept, held_out = split_by_class(training.extras[LABELS], _FRACTION, _TUNING_SPLIT)
         whole = training
-        training, validation = (
-            whole.at(kept, "digits, training images"),
-            whole.at(held_out, "digits, tuning images"),
-        )
+        training = whole.at(kept, "digits, training images")
+        validation = whole.at(held_out, "digits, tuning images")
     return LabelledSource("digits", tuple("0123456789"), training, validation)

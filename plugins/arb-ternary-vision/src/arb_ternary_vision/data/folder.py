@@ -39,7 +39,8 @@ _DEEP: Final = ("I", "F")
 MAX_PIXELS: Final = 50_000_000
 # : The tag of an image's orientation, and its values where rows and columns are exchanged (Exif
 # 2.32, 4.6.4).
-_ORIENTATION, _LYING = 0x0112, (5, 6, 7, 8)
+_ORIENTATION = 0x0112
+_LYING = (5, 6, 7, 8)
 
 
 @attrs.frozen(kw_only=True)

@@ -65,14 +65,17 @@ def _moved(
     """Shifted, turned, scaled, sheared and mirrored, about the centre."""
     if not changes:
         return images.clone()
-    rows, (height, width) = len(images), images.shape[2:]
+    rows = len(images)
+    (height, width) = images.shape[2:]
     centre = torch.tensor([(width - 1) / 2, (height - 1) / 2]).expand(rows, 2)
     whole = torch.eye(3).expand(rows, 3, 3)
     for change in changes:
         draws_BD = drawn[change.name]
         amounts = (2 * draws_BD[:, 1:] - 1) * change.most
-        shift, scale = torch.zeros(rows, 2), torch.ones(rows, 2)
-        angle, shear = torch.zeros(rows), torch.zeros(rows)
+        shift = torch.zeros(rows, 2)
+        scale = torch.ones(rows, 2)
+        angle = torch.zeros(rows)
+        shear = torch.zeros(rows)
         match change.name:
             case "shift":
                 shift = amounts[:, :2] * torch.tensor([width, height])
@@ -93,21 +96,25 @@ def _moved(
 def _erased(shape: torch.Size, change: Augmentation, draws_BD: Tensor) -> Tensor:
     """Where a rectangle or a band of each image is erased, bool ``[B, 1, H, W]``."""
     height, width = shape[2:]
-    most, size = change.most, draws_BD[:, 1]
+    most = change.most
+    size = draws_BD[:, 1]
     if change.name == "erase":
         # A share of the area up to the most, between twice as wide as high and twice as high as
         # wide.
-        area, ratio = size * most, torch.exp2(2 * draws_BD[:, 2] - 1)
-        tall, wide = (
-            (area * ratio).sqrt().clamp_max(1) * height,
-            (area / ratio).sqrt().clamp_max(1) * width,
-        )
+        area = size * most
+        ratio = torch.exp2(2 * draws_BD[:, 2] - 1)
+        tall = (area * ratio).sqrt().clamp_max(1) * height
+        wide = (area / ratio).sqrt().clamp_max(1) * width
     elif change.name == "erase_rows":
-        tall, wide = size * most * height, torch.full_like(size, width)
+        tall = size * most * height
+        wide = torch.full_like(size, width)
     else:
-        tall, wide = torch.full_like(size, height), size * most * width
-    top, left = draws_BD[:, 3] * (height - tall), draws_BD[:, 4] * (width - wide)
-    y, x = torch.arange(height) + 0.5, torch.arange(width) + 0.5
+        tall = torch.full_like(size, height)
+        wide = size * most * width
+    top = draws_BD[:, 3] * (height - tall)
+    left = draws_BD[:, 4] * (width - wide)
+    y = torch.arange(height) + 0.5
+    x = torch.arange(width) + 0.5
     within_y = (y >= top[:, None]) & (y < (top + tall)[:, None])
     within_x = (x >= left[:, None]) & (x < (left + wide)[:, None])
     return (within_y[:, :, None] & within_x[:, None, :])[:, None]

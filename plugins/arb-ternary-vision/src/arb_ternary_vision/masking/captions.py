@@ -40,7 +40,8 @@ class CaptionMasking:
                 "Use data: {name: captioned, images: ...}.",
             )
         ids_BT = batch.extras[CAPTIONS]
-        inputs_BS, targets_BS = ids_BT[:, :-1].clone(), ids_BT[:, 1:].clone()
+        inputs_BS = ids_BT[:, :-1].clone()
+        targets_BS = ids_BT[:, 1:].clone()
         # A text begins with the id that ends it.
         ends_BS = inputs_BS == ids_BT[:, :1]
         counts_BS = ends_BS.cumsum(dim=1) == 1

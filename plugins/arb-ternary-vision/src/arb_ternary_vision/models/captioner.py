@@ -141,7 +141,9 @@ class Captioner(Transformer):
         return written
 
     def _positions(self, x_BSD: Tensor, cache: KeyValueCache | None) -> Positions:
-        config, (batch, length, _), device = self.config, x_BSD.shape, x_BSD.device
+        config = self.config
+        (batch, length, _) = x_BSD.shape
+        device = x_BSD.device
         start, span = (0, None) if cache is None else (cache.length, cache.reserve(batch, length))
         cos_SP, sin_SP = rotary_angles(
             start,

@@ -79,7 +79,9 @@ class Convnet(nn.Module):
             raise UsageProblem(f"classes: must be at least 1, not {classes}")
         self.options = options
         self.vocabulary_size = classes
-        config, kernel, channels = options.parts, options.kernel_size, options.width
+        config = options.parts
+        kernel = options.kernel_size
+        channels = options.width
         self.embedding = make_conv(
             config, options.channels, channels, kernel, padding=kernel // 2, part="embedding"
         )

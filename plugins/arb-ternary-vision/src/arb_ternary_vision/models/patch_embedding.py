@@ -20,7 +20,8 @@ __all__ = ["PatchEmbedding", "check_images", "patch_positions"]
 
 def check_images(options: ImageModelConfig, images_BCHW: Tensor) -> None:
     """UsageProblem where ``images`` are not those that a model of ``options`` was made for."""
-    expected, found = (options.channels, *options.sides), tuple(images_BCHW.shape[1:])
+    expected = (options.channels, *options.sides)
+    found = tuple(images_BCHW.shape[1:])
     if images_BCHW.dim() != 4:
         raise UsageProblem(f"images: must be [B, C, H, W], not of shape {list(images_BCHW.shape)}")
     if found != expected:
