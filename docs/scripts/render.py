@@ -15,17 +15,6 @@ from arb_ternary.config.fields import shape_of
 from arb_ternary.config.options import Rule
 from arb_ternary.config.yaml_document import dump_inline
 
-__all__ = [
-    "attribute_list",
-    "docstring",
-    "prose",
-    "public_names",
-    "rules",
-    "signature",
-    "table",
-    "type_text",
-]
-
 #: The longest signature that stays on one line.
 _WIDTH = 100
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns")

@@ -31,7 +31,8 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_upcycle.stages import FloatModelWriter, float_config
+from arb_ternary_upcycle.float_model import float_config
+from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 
 FLOATS: Final = ["embedding", "head", "norms", "linears"]
 MIXED: Final = ["norms", "head"]

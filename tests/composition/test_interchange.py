@@ -18,7 +18,8 @@ from arb_ternary_hf.config import HfExportConfig
 from arb_ternary_hf.exporter import HfExporter
 from arb_ternary_hf.importer import HfImporter
 from arb_ternary_text.interchange.config import ImportConfig
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 
 METADATA = {"name": "a-run", "step": 1, "model": {}, "versions": {}, "tokenizer": {"kind": "bytes"}}
 

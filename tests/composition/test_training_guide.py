@@ -22,8 +22,8 @@ from arb_ternary.plugins.manager import reset_manager
 from arb_ternary_hf.config import HfExportConfig
 from arb_ternary_hf.exporter import HfExporter
 from arb_ternary_text.data.shakespeare import load_text
-from arb_ternary_text.models.config import FLOAT_PARTS
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.manifest.document import read_manifest
 from arb_ternary_train.manifest.plan import plan

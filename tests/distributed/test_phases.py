@@ -21,7 +21,8 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.ranks.refusals import refuse_config
 from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_upcycle.stages import FloatModelWriter, float_config
+from arb_ternary_upcycle.float_model import float_config
+from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 
 CONFIG = """
 name: phases

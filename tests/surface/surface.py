@@ -58,7 +58,8 @@ def _kinds() -> dict[str, Any]:
 
 
 def _names(module: str) -> Iterator[str]:
-    yield from sorted(_import(module).__all__)
+    found = _import(module)
+    yield from sorted(getattr(found, "__all__", None) or _defined(found))
 
 
 def _defined(module: Any) -> list[str]:

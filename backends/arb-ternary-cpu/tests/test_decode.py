@@ -20,7 +20,8 @@ from arb_ternary.backends.select import use_backend
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
 from arb_ternary_text.models import native_decode
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate
 from arb_ternary_text.models.trit_vector import TritVector
 

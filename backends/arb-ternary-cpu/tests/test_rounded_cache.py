@@ -18,7 +18,8 @@ from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
 from arb_ternary_text.models import native_decode
 from arb_ternary_text.models.cache import CacheNumbers
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate
 
 VOCABULARY = 45

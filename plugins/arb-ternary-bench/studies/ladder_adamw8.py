@@ -19,7 +19,8 @@ from torch import Tensor
 from arb_ternary import hookimpl
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary.specs import OptimizerSpec
-from arb_ternary_train.optim.adamw import AdamWConfig, float_groups
+from arb_ternary_train.optim.adamw import float_groups
+from arb_ternary_train.optim.config import AdamWConfig
 
 ARB_API_VERSION = (1, 0)
 

@@ -24,8 +24,9 @@ from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.optimizer import build as build_signgsd
 from arb_ternary_testing.component import make_choice
 from arb_ternary_train.optim.joined import JoinedOptimizer
+from arb_ternary_votes.config import SignVotesConfig
 from arb_ternary_votes.scaled_votes import ScaledVotes
-from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig
+from arb_ternary_votes.sign_votes import SignVotes
 
 INNER: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sign_votes": lambda m: SignVotes(collect_trainable(m).ternary, accum_threshold=2),

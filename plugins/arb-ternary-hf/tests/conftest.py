@@ -14,7 +14,8 @@ from torch import Tensor
 
 from arb_ternary_hf.config import HfExportConfig
 from arb_ternary_hf.exporter import HfExporter
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 
 SIZES: dict[str, Any] = {
     "width": 64,

@@ -26,7 +26,8 @@ from arb_ternary_hf.safetensors_writer import INDEX_NAME, SINGLE_NAME, write_sha
 from arb_ternary_text.data.byte_level import byte_level_bpe
 from arb_ternary_text.data.tokenizers import IdTokenizer, from_json
 from arb_ternary_text.interchange.config import ImportConfig
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 
 Make = Callable[..., Decoder]
 Export = Callable[..., Path]

@@ -19,7 +19,8 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_hf.codes import pack
 from arb_ternary_hf.importer import HfImporter
 from arb_ternary_text.interchange.config import ImportConfig
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.protocols import ImportedModel
 
 Make = Callable[..., Decoder]

@@ -37,7 +37,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("harmful")]
 @pytest.fixture
 def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A run that makes a student block by block, and in which the configured strategy goes on."""
-    from arb_ternary_upcycle.stages import FloatModelWriter, float_config
+    from arb_ternary_upcycle.float_model import float_config
+    from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 
     monkeypatch.setattr(
         branches, "_is_better", lambda branch, *_: branch.trial.name == "configured"

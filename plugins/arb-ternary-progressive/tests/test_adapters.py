@@ -15,7 +15,8 @@ from arb_ternary_progressive.adapters import AdaptedLinear, AdapterSpec, adapted
 from arb_ternary_progressive.stack import Stack
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_train.update import ternary_update
-from arb_ternary_votes.sign_votes import SignVotesConfig, build
+from arb_ternary_votes.config import SignVotesConfig
+from arb_ternary_votes.sign_votes import build
 
 CONFIG = DecoderConfig(
     width=32,

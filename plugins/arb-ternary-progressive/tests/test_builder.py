@@ -27,10 +27,10 @@ from arb_ternary_progressive.time_embedding import TimeEmbedding
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.exact_arithmetic import exact_arithmetic
-from arb_ternary_train.optim.adamw import AdamWConfig
 from arb_ternary_train.optim.adamw import build as adamw
+from arb_ternary_train.optim.config import AdamWConfig
 from arb_ternary_train.update import ternary_update
-from arb_ternary_votes.sign_votes import SignVotesConfig
+from arb_ternary_votes.config import SignVotesConfig
 from arb_ternary_votes.sign_votes import build as sign_votes
 
 

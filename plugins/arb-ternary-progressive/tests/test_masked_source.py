@@ -11,10 +11,10 @@ import pytest
 from arb_ternary.errors import DataError
 from arb_ternary_progressive.masked_source import with_mask_token
 from arb_ternary_testing.component import make_choice
+from arb_ternary_text.data.file_tokenizers import FileTokenizer
 from arb_ternary_text.data.tokenizers import (
     ByteTokenizer,
     CharacterTokenizer,
-    FileTokenizer,
     IdTokenizer,
     from_json,
 )

@@ -14,13 +14,14 @@ from arb_ternary.errors import ConfigError, DataError, UsageProblem
 from arb_ternary.protocols.data import Batch, MaskContext
 from arb_ternary_progressive.config import ProgressiveConfig, StackWiseConfig
 from arb_ternary_progressive.masking import GrowthContext
-from arb_ternary_progressive.masking_mlm import MlmConfig, MlmMasking
-from arb_ternary_progressive.masking_progressive import (
-    ProgressiveMasking,
+from arb_ternary_progressive.masking_config import (
+    MlmConfig,
     ProgressiveMaskingConfig,
-    progressive_fraction,
+    TimeStepConfig,
 )
-from arb_ternary_progressive.masking_time_step import TimeStepConfig, TimeStepMasking, depth_time
+from arb_ternary_progressive.masking_mlm import MlmMasking
+from arb_ternary_progressive.masking_progressive import ProgressiveMasking, progressive_fraction
+from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time
 from arb_ternary_testing import MaskingSuite
 from arb_ternary_testing.component import make_choice
 

@@ -23,7 +23,8 @@ from arb_ternary_signgsd.ternary import TernarySignGSD, decay_votes
 from arb_ternary_train.audit import audit
 from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.update import ternary_update
-from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig
+from arb_ternary_votes.config import SignVotesConfig
+from arb_ternary_votes.sign_votes import SignVotes
 
 
 class Mixed(nn.Module):

@@ -32,7 +32,8 @@ from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_testing.ranks import on_ranks
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.ranks.exchange import own_rows, share_votes
 from arb_ternary_train.ranks.weights import place_weights
 from arb_ternary_train.ranks.world import World

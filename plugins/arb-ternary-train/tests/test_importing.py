@@ -20,7 +20,8 @@ from arb_ternary.counters.hashing import MICRO, SEED
 from arb_ternary.errors import ArbError, CheckpointError, ConfigError, DataError, UsageProblem
 from arb_ternary.plugins.manager import manager, reset_manager
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.allocation_limit import AllocationLimit
 from arb_ternary_train.checkpoint import read_checkpoint
 from arb_ternary_train.export import SafetensorsExporter

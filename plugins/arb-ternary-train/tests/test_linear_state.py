@@ -10,8 +10,8 @@ from arb_ternary.optim.protocol import Trainable, collect_trainable
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.linear_state import linear_state
-from arb_ternary_train.optim.adamw import AdamWConfig
 from arb_ternary_train.optim.adamw import build as build_adamw
+from arb_ternary_train.optim.config import AdamWConfig
 from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_votes.sign_votes import SignVotes
 

@@ -11,7 +11,8 @@ from torch import nn
 from arb_ternary.counters.hashing import MICRO
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.model_state import ModelState, load_parts
 
 

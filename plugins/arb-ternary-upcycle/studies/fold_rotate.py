@@ -25,10 +25,11 @@ from arb_ternary_text.data.shakespeare import ShakespeareConfig
 from arb_ternary_text.data.shakespeare import build as shakespeare
 from arb_ternary_train.seeding import derived_generator
 from arb_ternary_upcycle.calibration import held_out_tokens
-from arb_ternary_upcycle.float_model import FloatDtype, FloatModel
+from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.folding import Basis, untied
 from arb_ternary_upcycle.rotation import random_rotation
+from arb_ternary_upcycle.stage_options import FloatDtype
 from arb_ternary_upcycle.teacher import PretrainedModel, read_teacher
 
 

@@ -12,10 +12,10 @@ import torch
 from arb_ternary.errors import ConfigError
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.seeding import derived_generator
-from arb_ternary_upcycle.fold_rotate import FoldRotateConfig
+from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.folding import Basis, untied
 from arb_ternary_upcycle.rotation import random_rotation
-from arb_ternary_upcycle.stages import FloatModel
+from arb_ternary_upcycle.stage_options import FoldRotateConfig
 from arb_ternary_upcycle.teacher import read_teacher
 
 TOKENS = torch.arange(80).view(2, 40) * 37 % 256

@@ -18,8 +18,9 @@ from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
 from arb_ternary_train.export import export_run
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
-from arb_ternary_upcycle.stages import FloatModel, find_stage
+from arb_ternary_upcycle.stages import find_stage
 from arb_ternary_upcycle.teacher import read_teacher
 
 TOKENS = torch.arange(80).view(2, 40) * 37 % 256

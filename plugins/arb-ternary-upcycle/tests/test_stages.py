@@ -16,7 +16,9 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_upcycle.calibration import calibration_tokens
-from arb_ternary_upcycle.stages import FloatModel, FloatModelWriter, find_stage, float_config
+from arb_ternary_upcycle.float_model import FloatModel, float_config
+from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+from arb_ternary_upcycle.stages import find_stage
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:

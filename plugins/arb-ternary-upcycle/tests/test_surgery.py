@@ -20,8 +20,8 @@ from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
-from arb_ternary_upcycle.stages import FloatModel
 from arb_ternary_upcycle.surgery.blocks import Split, split_block
 from arb_ternary_upcycle.surgery.factors import factorise, second_moment_root
 from arb_ternary_upcycle.surgery.pairs import choose_planes, fit_constants, pair_moments

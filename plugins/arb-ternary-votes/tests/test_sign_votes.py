@@ -16,8 +16,9 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.update import configure_ternary_training, ternary_update
 from arb_ternary_votes import MomentumVotes
+from arb_ternary_votes.config import SignVotesConfig
 from arb_ternary_votes.scaled_votes import ScaledVotes
-from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig, effective_threshold
+from arb_ternary_votes.sign_votes import SignVotes, effective_threshold
 
 
 def layer_and_optimizer(**options: float) -> tuple[TernaryLinear, SignVotes]:

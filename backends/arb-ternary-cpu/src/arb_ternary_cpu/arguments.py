@@ -13,24 +13,6 @@ from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
 
-__all__ = [
-    "ACTIVATIONS",
-    "BLOCK",
-    "DTYPES",
-    "WORD",
-    "check_contiguous",
-    "check_exponent",
-    "check_gain",
-    "check_gains",
-    "check_grad_gain",
-    "check_packed",
-    "check_readable",
-    "check_shape",
-    "float_dtype",
-    "native_eps",
-    "packed_shape",
-]
-
 #: Rows and columns of a block of a packed weight.
 BLOCK: Final = 16
 #: What an unsigned word of the counter hash keeps of an integer.

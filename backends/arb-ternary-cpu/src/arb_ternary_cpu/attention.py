@@ -24,8 +24,6 @@ from arb_ternary_cpu.arguments import (
     native_eps,
 )
 
-__all__ = ["kernels"]
-
 _Angles = tuple[Tensor, Tensor]
 _Five = tuple[int, int, int, int, int]
 _Seven = tuple[int, int, int, int, int, int, int]

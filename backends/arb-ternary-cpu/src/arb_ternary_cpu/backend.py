@@ -28,8 +28,6 @@ from arb_ternary_cpu import (
 from arb_ternary_cpu.isa import chosen_isa
 from arb_ternary_cpu.sources import check_sources
 
-__all__ = ["CpuBackend", "build"]
-
 
 @frozen
 class CpuBackend:

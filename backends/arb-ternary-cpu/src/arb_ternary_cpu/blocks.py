@@ -27,8 +27,6 @@ from arb_ternary_cpu.arguments import (
     native_eps,
 )
 
-__all__ = ["kernels"]
-
 
 class _Rows:
     """A tensor ``[M, K]``, or ``[B, H, S, C]`` with rows ``(b, s)`` of features ``(h, c)``, as the

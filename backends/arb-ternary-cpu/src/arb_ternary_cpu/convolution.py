@@ -23,8 +23,6 @@ from arb_ternary_cpu.arguments import (
     float_dtype,
 )
 
-__all__ = ["kernels"]
-
 
 def _image(x: Tensor) -> tuple[Tensor, tuple[int, int, tuple[int, ...]]]:
     """An image and its address, dtype, sizes and strides; float64 is rounded to float32 first."""

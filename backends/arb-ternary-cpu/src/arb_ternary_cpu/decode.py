@@ -27,8 +27,6 @@ from arb_ternary_cpu.arguments import (
     float_dtype,
 )
 
-__all__ = ["DecodeStep", "decode_step", "kernels"]
-
 # : Of the cache, where it is not rounded, and of what a step returns, with the native indices of
 # what is kept.
 _STREAM_DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}

@@ -10,8 +10,6 @@ from arb_ternary.errors import EnvironmentProblem, UsageProblem, nearest
 from arb_ternary_cpu import _native
 from arb_ternary_cpu.plugin import ISA
 
-__all__ = ["ISAS", "chosen_isa", "usable_isas"]
-
 #: Every instruction set that kernels are written for.
 ISAS: Final = ("scalar", "avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx", "neon")
 

@@ -10,8 +10,6 @@ from torch import Tensor, get_num_threads
 from arb_ternary_cpu import _native
 from arb_ternary_cpu.arguments import check_contiguous
 
-__all__ = ["int8_peak", "read_bytes"]
-
 #: Bytes of the words that are summed.
 _WORD = 8
 

@@ -7,8 +7,6 @@ from importlib.util import find_spec
 from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.errors import ArbError
 
-__all__ = ["probe"]
-
 
 def probe(device: str) -> ProbeResult:
     """Usable on ``cpu`` where torch is installed, with the instruction set that would be used as

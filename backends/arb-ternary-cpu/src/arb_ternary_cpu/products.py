@@ -26,8 +26,6 @@ from arb_ternary_cpu.arguments import (
     packed_shape,
 )
 
-__all__ = ["kernels", "pack", "unpack"]
-
 
 def pack(trits_NK: Tensor) -> Tensor:
     """int8 trits ``[N, K]`` to uint8 ``[ceil(N / 16), ceil(K / 16), 64]``.

@@ -14,8 +14,6 @@ from typing import Final
 from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_cpu import _native
 
-__all__ = ["check_sources", "digest_of"]
-
 #: The sources of a checkout.
 FOLDER: Final = Path(__file__).parents[1] / "native"
 

@@ -25,8 +25,6 @@ from arb_ternary_cpu.arguments import (
     packed_shape,
 )
 
-__all__ = ["kernels"]
-
 # : Types that the kernels read as they are; other floating-point tensors are converted to float32
 # first.
 _ELEMENTS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}

@@ -23,8 +23,6 @@ from arb_ternary_cpu.arguments import (
     packed_shape,
 )
 
-__all__ = ["kernels"]
-
 #: Bases by their native index, with the digits that a byte holds.
 _BASES: Final = {3: (0, 5), 5: (1, 3), 15: (2, 2), 255: (3, 1)}
 #: The base that stands for int16 as it is.

@@ -10,20 +10,6 @@ from torch import Tensor
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.counters.hashing import hash_key, signed
 
-__all__ = [
-    "FLOATS",
-    "UNIT",
-    "check_ids",
-    "check_shape",
-    "float_name",
-    "keys",
-    "packed_bytes",
-    "readable",
-    "require",
-    "words",
-    "writable",
-]
-
 #: Columns of a 32-bit word of trits.
 UNIT: Final = 16
 #: Float dtypes that the kernels read and write, by the name that TileLang gives them.

@@ -9,8 +9,6 @@ from attrs import field, frozen
 from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, KernelBackend
 from arb_ternary_tilelang import casting, flipping, lookups, products, storage
 
-__all__ = ["TileLangBackend", "build"]
-
 
 @frozen
 class TileLangBackend:

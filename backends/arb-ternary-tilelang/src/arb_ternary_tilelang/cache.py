@@ -24,8 +24,6 @@ from arb_ternary.environment import left_unchanged
 from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_tilelang import __version__
 
-__all__ = ["build_flag", "folder", "taking_turns", "tidy"]
-
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 #: What names a processor and its instructions, as Linux spells it on x86 and on ARM.
 _CPU_FIELDS: Final = ("model name", "flags", "CPU part", "Features")

@@ -31,8 +31,6 @@ from arb_ternary_tilelang.lane import Lane, Tiles
 from arb_ternary_tilelang.lanes import lane_of
 from arb_ternary_tilelang.storage import held_votes, stored_size, vote_dtype
 
-__all__ = ["Scaled", "Target", "kernels", "launch", "scaled_of", "served", "settle", "target_of"]
-
 #: Rows whose int8 gradients and activations surely sum in 32 bits: 128 * 128 * 131071 < 2**31.
 MOST_ROWS: Final = 131071
 

@@ -24,8 +24,6 @@ from arb_ternary_tilelang.kernels import flips, products, rows, votes
 from arb_ternary_tilelang.lane import CUDA_FLAGS, Lane, cuda_lane
 from arb_ternary_tilelang.probe import cuda_compiler
 
-__all__ = ["ARCHITECTURES", "HOT_KERNELS", "Compiled", "compile_kernel", "main", "table"]
-
 #: Targets that the documentation tells about.
 ARCHITECTURES: Final = ("sm_80", "sm_90a")
 #: A weight of a layer of 4096 by 4096 with an exponent for 128 columns.

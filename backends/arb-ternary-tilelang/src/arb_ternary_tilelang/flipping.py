@@ -15,8 +15,6 @@ from arb_ternary_tilelang.lanes import lane_of
 from arb_ternary_tilelang.levels import renew_levels
 from arb_ternary_tilelang.storage import held_votes, stored_size, vote_dtype
 
-__all__ = ["kernels"]
-
 
 def kernels() -> dict[str, Callable[..., object]]:
     """The kernels of this module."""

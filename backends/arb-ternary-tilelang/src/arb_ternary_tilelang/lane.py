@@ -25,8 +25,6 @@ from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_tilelang.cache import build_flag, taking_turns, tidy
 from arb_ternary_tilelang.probe import COMPILERS, cpu_compiler, cuda_compiler
 
-__all__ = ["CPU_FLAGS", "CUDA_FLAGS", "Lane", "Option", "Tiles", "cpu_lane", "cuda_lane", "given"]
-
 #: Products are not contracted with sums: the number format says where a rounding takes place.
 CPU_FLAGS: Final = ("-O3", "-march=native", "-ffp-contract=off", "-w")
 CUDA_FLAGS: Final = ("--fmad=false",)

@@ -8,8 +8,6 @@ import torch
 
 from arb_ternary_tilelang.lane import Lane, cpu_lane, cuda_lane
 
-__all__ = ["lane_of"]
-
 #: Compute capabilities whose instructions need a target of their own.
 _SPECIAL = {90: "sm_90a", 100: "sm_100a"}
 

@@ -21,8 +21,6 @@ from torch import Tensor
 from arb_ternary.backends.integer import MAX_SPREAD
 from arb_ternary.backends.protocol import WeightShape
 
-__all__ = ["BAND", "Arriving", "Levels", "levels_of", "renew_levels"]
-
 #: Shifts that one int8 product serves: 1 << 6 = 64 fits in int8, a shift more does not.
 BAND: Final = 7
 #: Exponent tensors whose levels are kept.

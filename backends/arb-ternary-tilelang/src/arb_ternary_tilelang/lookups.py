@@ -26,8 +26,6 @@ from arb_ternary_tilelang.casting import (
 from arb_ternary_tilelang.kernels import votes as programs
 from arb_ternary_tilelang.lanes import lane_of
 
-__all__ = ["kernels"]
-
 
 def kernels() -> dict[str, Callable[..., object]]:
     """The kernels of this module."""

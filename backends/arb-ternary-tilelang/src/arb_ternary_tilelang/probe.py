@@ -14,8 +14,6 @@ from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.environment import CUDA_VISIBLE_DEVICES
 from arb_ternary_tilelang.plugin import CUDA_HOME, CXX
 
-__all__ = ["COMPILERS", "cpu_compiler", "cuda_compiler", "probe"]
-
 #: Names that TileLang looks for, in its order, where CXX does not say.
 COMPILERS: Final = ("g++", "clang++", "c++")
 #: Device nodes by which an NVIDIA driver shows that it is there, natively or under WSL.

@@ -33,8 +33,6 @@ from arb_ternary_tilelang.lane import Lane, Tiles
 from arb_ternary_tilelang.lanes import lane_of
 from arb_ternary_tilelang.levels import BAND, Levels, levels_of
 
-__all__ = ["kernels"]
-
 #: Rows up to which each is multiplied by itself, and up to which the sum is split among blocks.
 GEMV_ROWS: Final = 4
 FEW_ROWS: Final = 64

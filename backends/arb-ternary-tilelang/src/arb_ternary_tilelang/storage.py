@@ -17,8 +17,6 @@ from arb_ternary_tilelang.arguments import packed_bytes, readable, require, word
 from arb_ternary_tilelang.kernels import storage as programs
 from arb_ternary_tilelang.lanes import lane_of
 
-__all__ = ["held_votes", "kernels", "pack_votes", "stored_size", "unpack_votes", "vote_dtype"]
-
 
 def kernels() -> dict[str, Callable[..., object]]:
     """The kernels of this module."""

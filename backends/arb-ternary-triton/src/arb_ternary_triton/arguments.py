@@ -10,19 +10,6 @@ from torch import Tensor
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_triton.launch import INTERPRETED, cdiv, serves
 
-__all__ = [
-    "BLOCK",
-    "FLOATS",
-    "LANES",
-    "check_float",
-    "check_mutable",
-    "check_packed",
-    "check_readable",
-    "check_shape",
-    "packed_columns",
-    "vote_columns",
-]
-
 #: Columns of a block of the layout, and of its bit planes.
 BLOCK: Final = 128
 LANES: Final = 32

@@ -26,8 +26,6 @@ from arb_ternary_triton.gpu import gpu_of
 from arb_ternary_triton.launch import INTERPRETED
 from arb_ternary_triton.tables import bucket_of, user_table
 
-__all__ = ["TritonBackend", "build"]
-
 
 @frozen
 class TritonBackend:

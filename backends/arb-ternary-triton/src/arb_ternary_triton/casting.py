@@ -27,8 +27,6 @@ from arb_ternary_triton.layout import vote_size
 from arb_ternary_triton.noise import hash_keys
 from arb_ternary_triton.tiles import Tile, choose_votes, elementwise
 
-__all__ = ["cast_scaled_votes", "cast_votes", "embedding_scaled_votes", "embedding_votes"]
-
 #: Longest sum of products of two int8 that fits in 32 bits.
 _INT32_TERMS: Final = (2**31 - 1) // 127**2
 #: Kinds of votes, as kernels know them.

@@ -20,8 +20,6 @@ from arb_ternary_triton.launch import recorded_gpu
 from arb_ternary_triton.plugin import TUNE
 from arb_ternary_triton.tables import bucket_of, shipped, user_table
 
-__all__ = ["chosen_entry", "fixed_choices", "forced"]
-
 _forced: ContextVar[Entry | None] = ContextVar("arb_ternary_triton_forced", default=None)
 
 

@@ -30,20 +30,6 @@ from arb_ternary_triton.gpu import KNOWN
 from arb_ternary_triton.launch import INTERPRETED, Launch, recording
 from arb_ternary_triton.translation import TARGETS, compile_launch
 
-__all__ = [
-    "CASES",
-    "OPS",
-    "OTHERS",
-    "TARGETS",
-    "Compiled",
-    "call_of",
-    "compile_call",
-    "compile_case",
-    "compile_rest",
-    "launches_of",
-    "main",
-]
-
 #: Matrix and dot-product instructions, by which a kernel's arithmetic is known.
 _INSTRUCTIONS: Final = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.\w+\.\w+\.\w+\.\w+|mma\.sync\.aligned\.m\w+(?:\.row\.col)?[.\w]*"

@@ -16,18 +16,6 @@ from attrs import astuple, field, frozen, validators
 
 from arb_ternary_triton.gpu import Gpu
 
-__all__ = [
-    "KINDS",
-    "ROWS",
-    "Entry",
-    "Kind",
-    "bounds_of",
-    "kind_name",
-    "modelled",
-    "operands_of",
-    "row_bound",
-]
-
 # : A kernel and its operands. ``wide``: sums in 64 bits, band by band; ``shifts``: votes by shifts,
 # in 64 bits.
 Kind = tuple[str, str]

@@ -15,8 +15,6 @@ from arb_ternary_triton.layout import vote_size
 from arb_ternary_triton.noise import hash_keys
 from arb_ternary_triton.tiles import elementwise
 
-__all__ = ["apply_exponent_votes", "apply_scaled_votes", "apply_votes"]
-
 
 def _flip(
     state: VoteState,

@@ -20,8 +20,6 @@ from torch import Tensor, int32, stack
 from arb_ternary.backends.integer import MAX_SPREAD
 from arb_ternary.backends.protocol import WeightShape
 
-__all__ = ["INT8_SPREAD", "Arriving", "Floors", "check_spread", "floors_of", "renew_floors"]
-
 #: Exponents that spread at most this far share one int8 matrix: 1 << 6 = 64.
 INT8_SPREAD: Final = 6
 #: Weights whose floors are kept.

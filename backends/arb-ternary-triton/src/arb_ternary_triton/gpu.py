@@ -8,8 +8,6 @@ from typing import Final
 import torch
 from attrs import frozen
 
-__all__ = ["KNOWN", "Gpu", "gpu_of"]
-
 
 @frozen
 class Gpu:

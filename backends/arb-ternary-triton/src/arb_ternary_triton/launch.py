@@ -14,18 +14,6 @@ from torch import Tensor
 
 from arb_ternary_triton.gpu import Gpu
 
-__all__ = [
-    "INTERPRETED",
-    "Launch",
-    "cdiv",
-    "launch",
-    "on_nvidia",
-    "power_of_two_up",
-    "recorded_gpu",
-    "recording",
-    "serves",
-]
-
 # : Whether Triton's kernels were made for its interpreter, which is decided when the first of them
 # is imported.
 INTERPRETED: Final = bool(triton.knobs.runtime.interpret)

@@ -11,8 +11,6 @@ from arb_ternary_triton.kernels.layout import pack_kernel, unpack_kernel
 from arb_ternary_triton.launch import cdiv, launch
 from arb_ternary_triton.tiles import elementwise
 
-__all__ = ["pack", "pack_votes", "unpack", "unpack_votes", "vote_size"]
-
 
 def vote_size(shape: WeightShape) -> tuple[int, int]:
     """Shape of a tensor of accumulators."""

@@ -6,8 +6,6 @@ from typing import Final
 
 from arb_ternary.counters.hashing import hash_key, signed
 
-__all__ = ["hash_keys"]
-
 #: Elements that two keys serve: each block of 2**32 indices has its own.
 _LARGEST: Final = 1 << 33
 

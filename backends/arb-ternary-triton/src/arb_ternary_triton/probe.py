@@ -12,8 +12,6 @@ from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.backends.reference_probe import probe as probe_torch
 from arb_ternary_triton.plugin import INTERPRET
 
-__all__ = ["interpreted", "probe"]
-
 #: First release whose compiler and interpreter the kernels are tried with.
 _OLDEST: Final = (3, 4)
 

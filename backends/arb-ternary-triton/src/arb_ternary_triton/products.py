@@ -32,8 +32,6 @@ from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, on_nvidia
 from arb_ternary_triton.layout import unpack
 from arb_ternary_triton.tiles import choose_grad_input, choose_linear, choose_row, elementwise
 
-__all__ = ["embedding", "linear", "linear_grad_input"]
-
 #: Longest sum of int8 activations and trits shifted by up to 6 that fits in 32 bits.
 _INT32_TERMS: Final = (2**31 - 1) // (127 << INT8_SPREAD)
 #: Bands of 7 shifts that serve a spread of 40.

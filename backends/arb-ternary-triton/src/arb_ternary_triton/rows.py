@@ -14,8 +14,6 @@ from arb_ternary_triton.kernels.rows import (
 from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
 from arb_ternary_triton.noise import hash_keys
 
-__all__ = ["quantize_gradient", "quantize_rows", "rms_norm_quantize"]
-
 
 def _quantize(x_MK: Tensor, eps: float, norm: bool) -> tuple[Tensor, Tensor]:
     rows, columns = x_MK.shape

@@ -32,17 +32,6 @@ from arb_ternary_triton.gpu import KNOWN, Gpu
 from arb_ternary_triton.launch import power_of_two_up
 from arb_ternary_triton.plugin import CACHE_HOME
 
-__all__ = [
-    "FORMAT",
-    "Bucket",
-    "Measured",
-    "UserTable",
-    "bucket_of",
-    "shipped",
-    "shipped_document",
-    "user_table",
-]
-
 FORMAT: Final = "arb-ternary-triton-tiles"
 _VERSION: Final = 1
 _ORIGIN: Final = (

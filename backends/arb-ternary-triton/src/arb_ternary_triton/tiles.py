@@ -9,18 +9,6 @@ from arb_ternary_triton.choice import chosen_entry
 from arb_ternary_triton.entries import Entry, operands_of
 from arb_ternary_triton.launch import INTERPRETED, cdiv, power_of_two_up
 
-__all__ = [
-    "ProductTile",
-    "RowTile",
-    "Tile",
-    "VoteTile",
-    "choose_grad_input",
-    "choose_linear",
-    "choose_row",
-    "choose_votes",
-    "elementwise",
-]
-
 
 @frozen
 class Tile:

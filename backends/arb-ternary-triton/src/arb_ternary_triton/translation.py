@@ -19,8 +19,6 @@ from triton.compiler import ASTSource
 
 from arb_ternary_triton.launch import Launch
 
-__all__ = ["TARGETS", "Specialised", "compile_launch", "specialise", "translate"]
-
 TARGETS: Final = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90a": GPUTarget("cuda", 90, 32),

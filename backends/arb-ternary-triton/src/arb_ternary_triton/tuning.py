@@ -21,8 +21,6 @@ from arb_ternary_triton.entries import Entry, Kind, kind_name
 from arb_ternary_triton.gpu import Gpu
 from arb_ternary_triton.tables import Bucket, Measured, UserTable, shipped
 
-__all__ = ["best_of", "call_on", "candidates", "tune"]
-
 _DTYPES: Final = {
     "int8": torch.int8,
     "wide": torch.int8,

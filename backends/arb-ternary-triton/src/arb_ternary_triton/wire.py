@@ -27,16 +27,6 @@ from arb_ternary_triton.kernels.wire import (
 from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
 from arb_ternary_triton.tiles import elementwise
 
-__all__ = [
-    "add_digits_",
-    "apply_flips_",
-    "bytes_to_digits",
-    "digits_to_bytes",
-    "flip_list",
-    "sums_to_quanta",
-    "weight_rows",
-]
-
 #: Digits that a byte holds, by base; base 65535 stands for int16 as it is.
 _DIGITS: Final = {3: 5, 5: 3, 15: 2, 255: 1}
 _RAW: Final = 65535

@@ -21,20 +21,7 @@ from typing import Any, TypeVar, overload
 
 import attrs
 from attrs import NOTHING, frozen
-from attrs.validators import optional
-
-__all__ = [
-    "DEFAULT_CHOICE",
-    "HELP",
-    "Rule",
-    "default_choice",
-    "fraction",
-    "non_negative",
-    "one_of",
-    "option",
-    "optional",
-    "positive",
-]
+from attrs.validators import optional as optional  # noqa: PLC0414 (public here: every config class needs it)
 
 T = TypeVar("T")
 

@@ -11,8 +11,6 @@ from typing import Any
 from arb_ternary.environment import for_child
 from arb_ternary.errors import ArbError
 
-__all__ = ["ask_process"]
-
 #: Lines of what a failed process printed last that its error shows.
 _TAIL = 12
 

@@ -19,8 +19,6 @@ from attrs import define, frozen
 from arb_ternary.environment import for_child
 from arb_ternary_train.openmp import NUM_THREADS
 
-__all__ = ["ChildRun", "Ended"]
-
 
 @frozen
 class Ended:

@@ -21,8 +21,6 @@ from attrs import frozen
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary_bench.child import ChildRun
 
-__all__ = ["Compared", "compare", "machine_facts"]
-
 
 @frozen
 class Compared:

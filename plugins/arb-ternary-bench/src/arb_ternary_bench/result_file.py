@@ -11,8 +11,6 @@ from typing import Any
 
 from arb_ternary_train.durable import replacing
 
-__all__ = ["read_result", "write_result"]
-
 
 def read_result(path: Path, new: dict[str, Any]) -> dict[str, Any]:
     """What ``path`` holds, or ``new`` where there is no such file yet."""

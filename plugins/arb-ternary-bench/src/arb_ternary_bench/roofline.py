@@ -15,8 +15,6 @@ from attrs import frozen
 
 from arb_ternary.backends.protocol import WeightShape
 
-__all__ = ["GPUS", "OPS", "Gpu", "Occupancy", "Work", "occupancy", "work"]
-
 
 @frozen
 class Gpu:

@@ -6,8 +6,6 @@ from attrs import frozen
 
 from arb_ternary.specs import Spec
 
-__all__ = ["RecipeSpec"]
-
 
 @frozen(kw_only=True)
 class RecipeSpec(Spec):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-__all__ = ["divide_text", "help_topics", "library_source", "python_source"]
-
 
 def help_topics() -> str:
     """The topics of Python's own ``help()``, under the PSF licence; they differ between versions of

@@ -44,8 +44,6 @@ from arb_ternary.errors import ConfigError, DataError
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 from arb_ternary_diffusion.absorbing_config import AbsorbingConfig
 
-__all__ = ["AbsorbingMasking", "build"]
-
 # : Streams of the hash: which sample gets which time, and the order in which a sample's positions
 # are hidden.
 _TIMES: Final = stream_id("arb_ternary_diffusion.absorbing.times")

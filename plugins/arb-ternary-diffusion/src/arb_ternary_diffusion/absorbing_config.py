@@ -10,8 +10,6 @@ from attrs.validators import in_
 
 from arb_ternary.config.options import non_negative, option, optional
 
-__all__ = ["AbsorbingConfig", "Hiding"]
-
 Hiding = Literal["count", "independent"]
 
 

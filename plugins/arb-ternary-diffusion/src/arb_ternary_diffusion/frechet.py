@@ -14,8 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from arb_ternary.errors import DataError
 
-__all__ = ["Moments", "frechet_distance", "moments_of"]
-
 
 @frozen(eq=False)
 class Moments:

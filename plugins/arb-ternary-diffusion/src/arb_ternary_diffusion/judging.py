@@ -20,16 +20,6 @@ from arb_ternary.protocols.data import DataSource
 from arb_ternary_diffusion.frechet import frechet_distance, moments_of
 from arb_ternary_train.evaluate import evaluation_mode
 
-__all__ = [
-    "Distances",
-    "Features",
-    "Pictures",
-    "distances",
-    "features_of",
-    "pixels",
-    "real_pictures",
-]
-
 _TOGETHER = 256
 
 #: Pictures float32 ``[N, C, H, W]`` to what is compared, ``[N, ...]``.

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from arb_ternary_diffusion.noise_config import PredictionName, ScheduleName
 
-__all__ = ["Level", "Parts", "alpha_bar", "level", "noisy", "parts_of", "target_of"]
-
 # : Least ``alpha_bar``: the end of the linear schedule has 4e-5, that of the cosine would have 0,
 # from which no sample : could be told.
 _LEAST: Final = 1e-5

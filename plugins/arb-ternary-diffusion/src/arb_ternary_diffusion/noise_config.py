@@ -8,8 +8,6 @@ from attrs import frozen
 
 from arb_ternary.config.options import fraction, one_of, option
 
-__all__ = ["NoiseConfig", "PredictionName", "ScheduleName"]
-
 ScheduleName = Literal["cosine", "linear"]
 PredictionName = Literal["x0", "epsilon", "v"]
 

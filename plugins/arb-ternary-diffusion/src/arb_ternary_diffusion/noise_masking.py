@@ -12,8 +12,6 @@ from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 from arb_ternary_diffusion.noise import Parts, level, noisy, target_of
 from arb_ternary_diffusion.noise_config import NoiseConfig
 
-__all__ = ["NoiseConfig", "NoiseMasking", "build"]
-
 
 class NoiseMasking:
     """``inputs = x_t``, ``targets`` what is predicted, float32 ``[B, ...]``; a prediction is a

@@ -23,17 +23,6 @@ from arb_ternary_diffusion.samplers import SamplerName, draw, guided
 from arb_ternary_train.durable import replacing
 from arb_ternary_train.evaluate import evaluation_mode
 
-__all__ = [
-    "Denoiser",
-    "Denoises",
-    "Sampling",
-    "class_names",
-    "denoiser_of",
-    "draw_pictures",
-    "labels_of",
-    "write_grid",
-]
-
 #: Pictures that pass the model together: more save no time on a CPU.
 _TOGETHER = 256
 # : A picture in a grid has so many pixels a side at least; smaller ones are magnified by a whole

@@ -14,8 +14,6 @@ from arb_ternary.errors import ArbError
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["SampleGrid", "SampleGridConfig", "build"]
-
 
 @frozen(kw_only=True)
 class SampleGridConfig:

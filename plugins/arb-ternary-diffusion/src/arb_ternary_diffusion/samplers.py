@@ -17,8 +17,6 @@ from torch import Tensor
 from arb_ternary_diffusion.noise import Level, Parts, level, parts_of
 from arb_ternary_diffusion.noise_config import PredictionName, ScheduleName
 
-__all__ = ["Denoiser", "SamplerName", "draw", "guided"]
-
 SamplerName = Literal["ddim", "ddpm"]
 #: ``(x_t [B, ...], time [B]) -> prediction [B, ...]``.
 Denoiser = Callable[[Tensor, Tensor], Tensor]

@@ -12,8 +12,6 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary_diffusion.text_sampler import Denoise, Filling
 from arb_ternary_text.data.tokenizers import Tokenizer
 
-__all__ = ["Draft", "draft_of", "fill_draft"]
-
 
 @frozen
 class Draft:

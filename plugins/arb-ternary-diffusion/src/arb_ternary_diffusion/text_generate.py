@@ -9,8 +9,6 @@ import click
 from arb_ternary.cli.options import plugin_files
 from arb_ternary_train.openmp import wait_passively
 
-__all__ = ["generate"]
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))

@@ -15,8 +15,6 @@ from arb_ternary_train.build import require_protocol
 from arb_ternary_train.protocols import LimitedLength, ReservesIds
 from arb_ternary_train.restore import load_run
 
-__all__ = ["TextRun", "load_text_run"]
-
 
 @frozen(eq=False)
 class TextRun:

@@ -17,8 +17,6 @@ from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary_text.models.generate import draw_token, next_token_probabilities
 from arb_ternary_train.protocols import TakesTime
 
-__all__ = ["ORDERS", "Denoise", "Filling", "Order", "denoiser", "generator_of"]
-
 #: Logits ``[B, S, V]`` of the tokens ``[B, S]``, of which some are the mask.
 Denoise: TypeAlias = Callable[[Tensor], Tensor]
 

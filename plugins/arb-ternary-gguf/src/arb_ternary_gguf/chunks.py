@@ -8,8 +8,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["chunks", "row_chunks"]
-
 #: Weights that are encoded or decoded at a time.
 _CHUNK: Final = 1 << 22
 

@@ -9,8 +9,6 @@ from attrs.validators import in_
 
 from arb_ternary.config.options import option
 
-__all__ = ["GgufConfig"]
-
 
 @frozen(kw_only=True)
 class GgufConfig:

@@ -11,8 +11,6 @@ from typing import Any
 from arb_ternary.errors import DataError
 from arb_ternary_gguf.values import FORMATS, Kind
 
-__all__ = ["MAX_TEXT", "Cursor"]
-
 #: Longest text in bytes that is read: of a name, a token or a value. A file may hold longer ones.
 MAX_TEXT = 65535
 

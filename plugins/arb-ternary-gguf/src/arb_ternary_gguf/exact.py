@@ -18,8 +18,6 @@ from arb_ternary_gguf.tensor_types import BF16, F16, F32, Q2_0, Q4_0, Q8_0, TQ1_
 from arb_ternary_gguf.trit_blocks import EXPONENTS, TERNARY_TYPES
 from arb_ternary_text.interchange.weights import TernaryWeight
 
-__all__ = ["CHOICES", "block_exponents", "choose_type"]
-
 #: Types by the name of the option ``type``.
 CHOICES: Final = {
     "f32": F32,

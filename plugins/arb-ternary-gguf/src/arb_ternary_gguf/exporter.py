@@ -29,8 +29,6 @@ from arb_ternary_text.interchange.architecture import architecture_of
 from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
 from arb_ternary_text.models.decoder import Decoder
 
-__all__ = ["GgufExporter", "build"]
-
 
 class GgufExporter:
     """Writes a decoder whose architecture llama.cpp knows.

@@ -22,8 +22,6 @@ from arb_ternary_gguf.tensor_types import (
 )
 from arb_ternary_gguf.trit_blocks import decode_codes
 
-__all__ = ["FLOAT_TYPES", "READABLE", "decode_floats", "encode_floats", "holds", "largest"]
-
 #: Types that hold each number by itself.
 FLOAT_TYPES: Final = (F32, F16, BF16)
 

@@ -16,8 +16,6 @@ from arb_ternary_text.interchange.config import ImportConfig
 from arb_ternary_text.interchange.importing import imported
 from arb_ternary_train.protocols import ImportedModel
 
-__all__ = ["GgufImporter", "build"]
-
 #: Characters and items of a long value that are shown.
 _SHOWN_TEXT: Final = 200
 _SHOWN_ITEMS: Final = 8

@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-__all__ = ["gains_of_scales", "is_in_gain"]
-
 
 def is_in_gain(path: str, architecture: str) -> bool:
     """Whether the factor of the linear at ``path`` goes into the gain of a norm."""

@@ -15,8 +15,6 @@ from arb_ternary.errors import DataError
 from arb_ternary_gguf.cursor import Cursor
 from arb_ternary_gguf.values import FORMATS, Kind
 
-__all__ = ["ArrayInFile", "Metadata"]
-
 #: Models have fewer than a hundred keys.
 MAX_KEYS = 4096
 

@@ -9,8 +9,6 @@ from arb_ternary_gguf.tensor_types import BF16, F16, F32, Q2_0, Q4_0, Q8_0, TQ1_
 from arb_ternary_gguf.values import Kind, Scalar, Value
 from arb_ternary_text.models.config import DecoderConfig
 
-__all__ = ["GROUP_SIZE", "check_options", "file_type", "model_keys"]
-
 #: Our own key: the option ``group_size`` of the decoder, as text, so that an import has the same.
 GROUP_SIZE: Final = "arb_ternary.group_size"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["ROPE_FACTORS", "neutral_name", "scale_name", "tensor_name"]
-
 #: Factors of the planes of rotation; llama.cpp divides each plane's angle by its factor.
 ROPE_FACTORS: Final = "rope_freqs.weight"
 

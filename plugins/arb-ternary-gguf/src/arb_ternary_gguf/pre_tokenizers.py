@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from attrs import frozen
 
-__all__ = ["CUTS", "Cut", "cut_of"]
-
 _LLAMA_3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -22,8 +22,6 @@ from arb_ternary_gguf.values import FORMATS
 from arb_ternary_gguf.vocabulary_reading import read_vocabulary
 from arb_ternary_text.interchange.published import ScaledTrits, part_shapes
 
-__all__ = ["ARCHITECTURES", "GgufModel"]
-
 #: Activation of each architecture that is imported.
 ARCHITECTURES: Final = {"llama": "swiglu", "qwen3": "swiglu", "arcee": "relu2", "bitnet": "swiglu"}
 

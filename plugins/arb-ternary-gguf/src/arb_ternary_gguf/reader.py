@@ -27,8 +27,6 @@ from arb_ternary_gguf.metadata import Metadata
 from arb_ternary_gguf.tensor_types import FORK_Q2_0, Q2_0, TYPES, TensorType
 from arb_ternary_gguf.values import Kind
 
-__all__ = ["MAGIC", "GgufFile", "TensorInfo", "is_gguf"]
-
 MAGIC: Final = b"GGUF"
 _ALIGNMENT: Final = 32
 _MAX_ALIGNMENT: Final = 1 << 20

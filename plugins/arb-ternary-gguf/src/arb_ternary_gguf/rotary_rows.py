@@ -12,8 +12,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["INTERLEAVED", "from_interleaved", "to_interleaved"]
-
 #: Architectures whose rows are interleaved in a GGUF file.
 INTERLEAVED: Final = frozenset({"llama", "arcee"})
 

@@ -14,8 +14,6 @@ from attrs import define, field
 
 from arb_ternary.errors import DataError
 
-__all__ = ["BPE", "UNIGRAM", "SentencePieceModel", "read_model"]
-
 UNIGRAM: Final = 1
 BPE: Final = 2
 

@@ -8,21 +8,6 @@ from typing import Final
 
 from attrs import frozen
 
-__all__ = [
-    "BF16",
-    "F16",
-    "F32",
-    "FORK_Q2_0",
-    "Q2_0",
-    "Q4_0",
-    "Q4_1",
-    "Q8_0",
-    "TQ1_0",
-    "TQ2_0",
-    "TYPES",
-    "TensorType",
-]
-
 
 @frozen
 class TensorType:

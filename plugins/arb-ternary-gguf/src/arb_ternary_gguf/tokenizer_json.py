@@ -11,8 +11,6 @@ from arb_ternary_gguf.pre_tokenizers import CUTS, cut_of
 from arb_ternary_gguf.tokens import TokenKind, Vocabulary, end_of_text, refused
 from arb_ternary_text.data.byte_level import BYTE_CHARACTERS
 
-__all__ = ["from_tokenizer_json"]
-
 
 def from_tokenizer_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary of a tokenizer of the kind ``file``.

@@ -11,8 +11,6 @@ from typing import Any
 from arb_ternary_gguf.sentencepiece_model import BPE, UNIGRAM, SentencePieceModel, read_model
 from arb_ternary_gguf.tokens import TokenKind, Vocabulary, end_of_text, refused
 
-__all__ = ["from_sentencepiece"]
-
 
 def from_sentencepiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary of a tokenizer of the kind ``sentencepiece``.

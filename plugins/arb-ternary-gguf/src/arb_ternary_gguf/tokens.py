@@ -11,8 +11,6 @@ from attrs import field, frozen
 from arb_ternary.errors import DataError
 from arb_ternary_gguf.values import Array, Kind, Scalar, Value
 
-__all__ = ["TokenKind", "Vocabulary", "end_of_text", "refused"]
-
 #: Names by which tokenizers call the end of a text, the most usual first.
 _ENDS: Final = (
     "<|endoftext|>",

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from arb_ternary_gguf.tensor_types import FORK_Q2_0, Q2_0, Q4_0, TQ1_0, TQ2_0, TensorType
 
-__all__ = ["EXPONENTS", "TERNARY_TYPES", "decode_codes", "encode_trits"]
-
 #: Exponents whose power of two float16 holds exactly, subnormal ones included.
 EXPONENTS: Final = range(-24, 16)
 

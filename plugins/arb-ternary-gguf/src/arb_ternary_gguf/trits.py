@@ -17,8 +17,6 @@ from arb_ternary_gguf.tensor_types import FORK_Q2_0, Q2_0, Q4_0, TQ1_0, TQ2_0
 from arb_ternary_gguf.trit_blocks import decode_codes
 from arb_ternary_text.interchange.published import ScaledTrits
 
-__all__ = ["GroupSize", "is_ternary", "read_tensor"]
-
 #: The option ``group_size`` of the decoder.
 GroupSize = int | Literal["row", "tensor"]
 

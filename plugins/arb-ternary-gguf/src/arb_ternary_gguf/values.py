@@ -11,8 +11,6 @@ from attrs import frozen
 
 from arb_ternary.errors import DataError
 
-__all__ = ["FORMATS", "Array", "Kind", "Scalar", "Value", "encode", "encode_string"]
-
 
 class Kind(IntEnum):
     """Kind of a value, by the number that stands in a file."""

@@ -12,8 +12,6 @@ from arb_ternary_gguf.tokens import TokenKind, Vocabulary
 from arb_ternary_gguf.values import Value
 from arb_ternary_text.data.byte_level import BYTE_CHARACTERS
 
-__all__ = ["vocabulary_keys"]
-
 
 def vocabulary_keys(tokenizer: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str, Value]:
     """The metadata of a tokenizer.

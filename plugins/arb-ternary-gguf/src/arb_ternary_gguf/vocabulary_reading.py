@@ -12,8 +12,6 @@ from arb_ternary_gguf.tokens import TokenKind
 from arb_ternary_gguf.values import Kind
 from arb_ternary_text.data.byte_level import BYTE_CHARACTERS, byte_level_bpe
 
-__all__ = ["read_vocabulary"]
-
 _Found = tuple[Mapping[str, Any] | None, tuple[str, ...]]
 
 #: Most merges of a tokenizer for each of its ids; Llama 3's has 2.2.

@@ -18,8 +18,6 @@ from arb_ternary_gguf.tensor_types import TensorType
 from arb_ternary_gguf.values import Kind, Scalar, Value, encode, encode_string
 from arb_ternary_train.durable import replacing
 
-__all__ = ["PlannedTensor", "write_gguf"]
-
 _VERSION: Final = 3
 
 #: llama.cpp's GGML_MAX_NAME, less the byte that ends a string in C.

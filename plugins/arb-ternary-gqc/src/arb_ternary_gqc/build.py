@@ -21,8 +21,6 @@ from arb_ternary_gqc.gnts import GradientNormThreshold
 from arb_ternary_gqc.mht import MetricHypothesisTest
 from arb_ternary_gqc.sbc import ScheduledBatch
 
-__all__ = ["build_gnr", "build_gns", "build_gnts", "build_mht", "build_sbc"]
-
 
 def _inner(config: WrapperConfig, trainable: Trainable) -> Optimizer:
     """The wrapped optimizer.

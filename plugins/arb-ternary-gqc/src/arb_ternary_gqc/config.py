@@ -13,8 +13,6 @@ from arb_ternary.config.options import Rule, fraction, non_negative, option, opt
 from arb_ternary.optim.protocol import Planned
 from arb_ternary_gqc.schedule import QuantitySchedule
 
-__all__ = ["GNRConfig", "GNSConfig", "GNTSConfig", "MHTConfig", "SBCConfig", "WrapperConfig"]
-
 _inside = Rule(
     "between 0 and 1, both excluded",
     lambda value: 0 < value < 1,

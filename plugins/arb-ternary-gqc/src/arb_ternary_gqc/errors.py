@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from arb_ternary.errors import ArbError, ConfigError
 
-__all__ = ["NonFiniteGradientError", "PendingGradientError", "WrapperOptionError"]
-
 
 class NonFiniteGradientError(ArbError):
     """A gradient, a metric or a loss is not finite under the policy ``"raise"``; the sum is without

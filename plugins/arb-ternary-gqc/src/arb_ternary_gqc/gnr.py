@@ -13,8 +13,6 @@ from arb_ternary_gqc.errors import WrapperOptionError
 from arb_ternary_gqc.parts import CommonOptions, Draw
 from arb_ternary_gqc.wrapper import OptimizerWrapper
 
-__all__ = ["GradientNormRescaler"]
-
 #: Added to a norm that is divided by.
 _EPSILON: Final = 1e-12
 

@@ -15,8 +15,6 @@ from arb_ternary_gqc.gradients import as_number, on_host
 from arb_ternary_gqc.parts import CommonOptions, Draw
 from arb_ternary_gqc.wrapper import OptimizerWrapper
 
-__all__ = ["Estimator", "GradientNoiseScale", "OptimizerWrapperGNS", "mccandlish", "norm_variance"]
-
 Estimator = Literal["mccandlish", "norm_variance"]
 
 _EPSILON: Final = 1e-8

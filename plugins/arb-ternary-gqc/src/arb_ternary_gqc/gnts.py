@@ -10,8 +10,6 @@ from arb_ternary_gqc.gradients import as_number, on_host
 from arb_ternary_gqc.parts import CommonOptions, Draw
 from arb_ternary_gqc.wrapper import OptimizerWrapper
 
-__all__ = ["GradientNormThreshold"]
-
 
 class GradientNormThreshold(OptimizerWrapper):
     """GNTS: steps when ``norm(sum of gradients) / draws < threshold``, or after

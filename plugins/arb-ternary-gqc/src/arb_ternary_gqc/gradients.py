@@ -25,8 +25,6 @@ from arb_ternary.optim.protocol import inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer, to_host
 from arb_ternary.ternary.module import TernaryModule
 
-__all__ = ["Gradients", "as_number", "float_parameters", "on_host", "ternary_modules_of"]
-
 
 def float_parameters(group: Mapping[str, Any]) -> list[Tensor]:
     """The parameters of a group that autograd gives gradients to; packed ternary weights are not

@@ -16,8 +16,6 @@ from arb_ternary_gqc.parts import CommonOptions, Draw
 from arb_ternary_gqc.student_t import two_sided_quantile
 from arb_ternary_gqc.wrapper import OptimizerWrapper
 
-__all__ = ["MetricHypothesisTest", "is_precise"]
-
 #: Added to a standard error, so that equal metrics have an interval.
 _EPSILON: Final = 1e-12
 

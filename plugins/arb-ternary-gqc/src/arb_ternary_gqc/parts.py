@@ -19,8 +19,6 @@ from arb_ternary_gqc.errors import WrapperOptionError
 from arb_ternary_gqc.gradients import Gradients
 from arb_ternary_gqc.schedule import QuantitySchedule
 
-__all__ = ["CommonOptions", "Draw", "Portion", "check_arguments", "numbers_given"]
-
 
 class CommonOptions(TypedDict, total=False):
     """Keyword arguments of every wrapper; see :class:`OptimizerWrapper`."""

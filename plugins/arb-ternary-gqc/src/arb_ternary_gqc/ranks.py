@@ -14,8 +14,6 @@ from torch import Tensor
 from arb_ternary.errors import ConfigError
 from arb_ternary_gqc.gradients import Gradients
 
-__all__ = ["Ranks"]
-
 
 @frozen(eq=False)
 class Ranks:

@@ -10,8 +10,6 @@ from arb_ternary_gqc.errors import WrapperOptionError
 from arb_ternary_gqc.parts import CommonOptions, Draw
 from arb_ternary_gqc.wrapper import OptimizerWrapper
 
-__all__ = ["ScheduledBatch"]
-
 
 class ScheduledBatch(OptimizerWrapper):
     """SBC: steps after ``max(1, round(logical / physical))`` micro-batches, halves rounded to even.

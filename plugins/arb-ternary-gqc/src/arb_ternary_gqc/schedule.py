@@ -13,8 +13,6 @@ from attrs import frozen
 from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import non_negative, option, positive
 
-__all__ = ["QuantitySchedule"]
-
 
 @frozen(kw_only=True)
 class QuantitySchedule:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-__all__ = ["central_probability", "two_sided_quantile"]
-
 
 def central_probability(angle: float, df: int) -> float:
     """``P(|T| <= sqrt(df) * tan(angle))``: Abramowitz and Stegun 26.7.3 and 26.7.4, finite sums of

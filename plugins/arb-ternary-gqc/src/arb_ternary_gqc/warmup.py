@@ -11,8 +11,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from arb_ternary.errors import ConfigError
 
-__all__ = ["NormWarmupScheduler"]
-
 
 class NormWarmupScheduler(LRScheduler):
     """Overrides the first values of another schedule.

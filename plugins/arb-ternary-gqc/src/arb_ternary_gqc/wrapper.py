@@ -35,8 +35,6 @@ from arb_ternary_gqc.parts import Draw, Portion, check_arguments, numbers_given
 from arb_ternary_gqc.ranks import Ranks
 from arb_ternary_gqc.schedule import QuantitySchedule
 
-__all__ = ["OptimizerWrapper"]
-
 
 class OptimizerWrapper(Optimizer):
     """Draws micro-batches until their mean gradient is worth a step of the wrapped optimizer.

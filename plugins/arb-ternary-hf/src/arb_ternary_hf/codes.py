@@ -13,8 +13,6 @@ from torch import Tensor
 
 from arb_ternary.errors import DataError
 
-__all__ = ["TRITS_PER_BYTE", "pack", "unpack"]
-
 TRITS_PER_BYTE: Final = 4
 
 

@@ -9,8 +9,6 @@ from attrs.validators import in_, instance_of, optional
 
 from arb_ternary.config.options import Rule, option
 
-__all__ = ["HfExportConfig"]
-
 
 @frozen(kw_only=True)
 class HfExportConfig:

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from arb_ternary_text.interchange.published import ScaledTrits
 
-__all__ = ["absmean_trits", "ternary_parts"]
-
 #: Group sizes that are looked for, finest first; a row and the whole matrix besides.
 _GROUPS: Final = (32, 64, 128, 256)
 #: Elements that are looked at together.

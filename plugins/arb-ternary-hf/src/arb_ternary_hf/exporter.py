@@ -24,8 +24,6 @@ from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.durable import flush
 
-__all__ = ["HfExporter", "build"]
-
 _HEAD = "lm_head"
 #: Rows that are made dense together.
 _ROWS = 1024

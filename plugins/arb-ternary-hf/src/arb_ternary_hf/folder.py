@@ -15,8 +15,6 @@ from arb_ternary_hf.json_file import Values, read_object
 from arb_ternary_hf.safetensors_writer import INDEX_NAME, SINGLE_NAME
 from arb_ternary_train.safetensors_file import SafetensorsFile, StoredTensor
 
-__all__ = ["SCHEME", "WeightFiles", "fetched", "model_folder"]
-
 SCHEME: Final = "hf"
 
 #: The index of a model of a hundred thousand tensors.

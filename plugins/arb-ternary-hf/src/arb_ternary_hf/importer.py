@@ -15,8 +15,6 @@ from arb_ternary_text.interchange.config import ImportConfig
 from arb_ternary_text.interchange.importing import imported
 from arb_ternary_train.protocols import ImportedModel
 
-__all__ = ["HfImporter", "build"]
-
 
 class HfImporter:
     """Reads model folders, the hub's cache, and ``hf://org/name``."""

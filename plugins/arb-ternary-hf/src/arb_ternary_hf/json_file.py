@@ -14,8 +14,6 @@ from attrs import frozen
 
 from arb_ternary.errors import DataError
 
-__all__ = ["MAX_CONFIG_BYTES", "Values", "parse_object", "read_object", "read_text"]
-
 #: Largest ``config.json`` and its like; those of published models have a few thousand bytes.
 MAX_CONFIG_BYTES: Final = 1 << 20
 

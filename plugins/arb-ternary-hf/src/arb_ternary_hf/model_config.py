@@ -15,8 +15,6 @@ from arb_ternary_hf.json_file import Values, read_object
 from arb_ternary_hf.quantization import Quantization, read_quantization
 from arb_ternary_hf.rotary_scaling import read_rotary
 
-__all__ = ["MAX_LAYERS", "ModelConfig", "read_model_config"]
-
 # : Bounds against numbers that no model has; what is allocated is bounded by the files' sizes
 # besides.
 MAX_LAYERS: Final = 4096

@@ -19,8 +19,6 @@ from arb_ternary_hf.tensor_names import hf_name, is_linear, neutral_names
 from arb_ternary_hf.tokenizer_files import read_tokenizer
 from arb_ternary_text.interchange.published import ScaledTrits, part_shapes
 
-__all__ = ["HfModel"]
-
 _FLOATS: Final = {
     "F64": torch.float32,
     "F32": torch.float32,

@@ -6,8 +6,6 @@ from attrs import frozen
 
 from arb_ternary_hf.json_file import Values
 
-__all__ = ["Quantization", "read_quantization"]
-
 
 @frozen
 class Quantization:

@@ -14,8 +14,6 @@ from typing import Any, Final
 from arb_ternary.errors import DataError
 from arb_ternary_hf.json_file import Values
 
-__all__ = ["llama3_factors", "read_rotary", "written_rotary"]
-
 _TYPES: Final = ("default", "linear", "llama3", "longrope")
 _LARGEST: Final = 1e9
 

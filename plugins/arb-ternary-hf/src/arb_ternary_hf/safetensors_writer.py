@@ -21,8 +21,6 @@ from torch import Tensor
 from arb_ternary.errors import ComponentError
 from arb_ternary_train.safetensors_file import DTYPES
 
-__all__ = ["INDEX_NAME", "SINGLE_NAME", "write_shards"]
-
 SINGLE_NAME: Final = "model.safetensors"
 INDEX_NAME: Final = "model.safetensors.index.json"
 

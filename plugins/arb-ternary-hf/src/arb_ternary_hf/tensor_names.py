@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["ATTENTION_BIASES", "LINEARS", "hf_name", "is_linear", "neutral_names"]
-
 _WHOLE: Final = MappingProxyType(
     {
         "embedding": "model.embed_tokens.weight",

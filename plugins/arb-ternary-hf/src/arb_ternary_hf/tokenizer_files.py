@@ -12,8 +12,6 @@ from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_hf.json_file import read_text
 from arb_ternary_text.data.byte_level import BYTE_CHARACTERS, byte_level_bpe
 
-__all__ = ["byte_definition", "read_tokenizer", "write_tokenizer"]
-
 _DEFINITION: Final = "tokenizer.json"
 _SENTENCEPIECE: Final = "tokenizer.model"
 _CONFIG: Final = "tokenizer_config.json"

@@ -9,9 +9,7 @@ from typing import Any, Final
 from arb_ternary.errors import ConfigError
 from arb_ternary_hf.rotary_scaling import written_rotary
 from arb_ternary_text.interchange.architecture import architecture_of
-from arb_ternary_text.models.decoder import DecoderConfig
-
-__all__ = ["config_json", "quantization_json"]
+from arb_ternary_text.models.config import DecoderConfig
 
 _CLASSES: Final = MappingProxyType(
     {

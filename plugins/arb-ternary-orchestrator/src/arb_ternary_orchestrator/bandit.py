@@ -10,8 +10,6 @@ import torch
 
 from arb_ternary.errors import CheckpointError, UsageProblem, nearest
 
-__all__ = ["REMEMBERED", "Bandit"]
-
 #: A mean looks at so many rewards, the last ones.
 REMEMBERED: Final = 20
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from arb_ternary_orchestrator.switching import Strategies
     from arb_ternary_train.loop import TrainingLoop
 
-__all__ = ["Branch", "Comparison", "Trial", "compare", "reward"]
-
 #: What a nat of progress, a spike and a nat of loss on the probe are worth.
 _PROGRESS = 10.0
 _SPIKE = 0.1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["STRATEGIES"]
-
 STRATEGIES: Final = {
     "configured": "the optimizer, rates and clipping of the config, as they stand",
     "conservative_adamw": "steadies a run that wavers: AdamW with a long memory, half the rate, "

@@ -11,8 +11,6 @@ import click
 from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 
-__all__ = ["orchestrator"]
-
 _DECISIONS = ("step", "from", "to", "why")
 _CANDIDATES = ("step", "candidate", "loss", "to", "reward", "steps", "", "time")
 

@@ -11,8 +11,6 @@ from arb_ternary.config.options import Rule, non_negative, option, optional, pos
 from arb_ternary.optim.protocol import Planned
 from arb_ternary_orchestrator.validation import contradictions
 
-__all__ = ["OrchestratorConfig"]
-
 _above_one = Rule("greater than 1", lambda value: value > 1, {"exclusiveMinimum": 1})
 _share = Rule(
     "between 0 and 1, 1 excluded",

@@ -13,8 +13,6 @@ from attrs import frozen
 
 from arb_ternary_train.directory import write_json
 
-__all__ = ["CONTROL_FILE", "ControlFile", "SwitchRequest"]
-
 CONTROL_FILE: Final = "orchestrator_control.json"
 
 

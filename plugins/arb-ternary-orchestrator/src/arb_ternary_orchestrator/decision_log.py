@@ -9,8 +9,6 @@ from typing import Any, Final
 from arb_ternary_train.durable import replacing
 from arb_ternary_train.metrics import MetricsWriter, read_metrics, to_line
 
-__all__ = ["DECISIONS_FILE", "DecisionLog", "read_decisions"]
-
 DECISIONS_FILE: Final = "orchestrator_decisions.jsonl"
 
 

@@ -11,8 +11,6 @@ from attrs import frozen
 from arb_ternary_orchestrator.spikes import SpikeDetector
 from arb_ternary_orchestrator.telemetry import Phase, Telemetry
 
-__all__ = ["DecisionBoundary", "DecisionOptions", "Reason", "Trigger"]
-
 Reason = Literal["safety", "spike", "plateau", "periodic", "phase_change", "manual", "recovered"]
 
 

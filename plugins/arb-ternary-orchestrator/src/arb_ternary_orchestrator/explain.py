@@ -14,8 +14,6 @@ from arb_ternary_orchestrator.decision_log import read_decisions
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import read_metrics
 
-__all__ = ["Explanation", "explain_run", "policies_in"]
-
 Row = Sequence[object]
 
 #: What the columns have room for, in the place of longer words.

@@ -14,8 +14,6 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary_orchestrator.config import OrchestratorConfig
 from arb_ternary_train.short_forms import POLICY, has_policy
 
-__all__ = ["OrchestratorKeys", "orchestrate"]
-
 _NAME: Final = "orchestrator"
 
 

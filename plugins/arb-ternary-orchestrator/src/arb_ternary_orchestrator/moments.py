@@ -9,8 +9,6 @@ from typing import Any
 
 from attrs import frozen
 
-__all__ = ["Moments", "Weights", "weights"]
-
 
 @frozen
 class Weights:

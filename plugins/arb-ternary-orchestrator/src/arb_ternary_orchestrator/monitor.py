@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop
     from arb_ternary_train.policy import Drawn
 
-__all__ = ["Meter", "Monitor", "Observation", "is_seen"]
-
 #: Standard deviations from which a loss, or a gradient's norm, is a spike.
 _LOSS_SPIKES = 3.0
 _GRADIENT_SPIKES = 4.0

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from arb_ternary_orchestrator.config import OrchestratorConfig
     from arb_ternary_train.loop import TrainingLoop
 
-__all__ = ["Orchestrator"]
-
 # : Steps over which the usual number of micro-batches a step is taken, where an optimizer decides
 # it.
 _DRAWS: Final = 50

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from arb_ternary.protocols.data import Batch
     from arb_ternary_train.loop import TrainingLoop
 
-__all__ = ["draw_probe", "probe_loss"]
-
 
 def draw_probe(loop: TrainingLoop, batches: int) -> list[Batch]:
     """``batches`` batches of training samples, of an order that belongs to the loop's step and to

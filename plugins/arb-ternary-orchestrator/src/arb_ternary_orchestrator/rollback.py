@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from arb_ternary_orchestrator.snapshots import Kept, SnapshotMemory
     from arb_ternary_train.loop import TrainingLoop
 
-__all__ = ["GoodMoment", "Recovery", "Ring", "without_gradient"]
-
 #: Steps on sound data that show that the bad ones are over.
 _SOUND: Final = 5
 

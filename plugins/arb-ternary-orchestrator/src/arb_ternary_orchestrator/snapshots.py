@@ -14,8 +14,6 @@ from arb_ternary_train.snapshot import Snapshot
 if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop
 
-__all__ = ["Kept", "SnapshotMemory", "free_memory"]
-
 # : Folder of snapshots in the run's directory, and the share of free memory that they may take by
 # default.
 _FOLDER = "snapshots"

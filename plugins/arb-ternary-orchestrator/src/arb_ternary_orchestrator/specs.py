@@ -6,8 +6,6 @@ from attrs import frozen
 
 from arb_ternary.specs import Spec
 
-__all__ = ["StrategySpec"]
-
 
 @frozen(kw_only=True)
 class StrategySpec(Spec):

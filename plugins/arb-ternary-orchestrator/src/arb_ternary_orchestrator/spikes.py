@@ -10,8 +10,6 @@ from typing import Any, Final
 from arb_ternary_orchestrator.moments import Moments
 from arb_ternary_orchestrator.student_t import upper_quantile
 
-__all__ = ["SpikeDetector"]
-
 #: Noise smaller than this share of the mean is taken to be this large: it is rounding.
 _ROUNDING: Final = 1e-6
 #: By how much a spike fades in the score with each step.

@@ -12,8 +12,6 @@ from arb_ternary_orchestrator.decisions import Trigger
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["Story"]
-
 
 class Story:
     """The decisions of one loop, as ``orchestrator_decisions.jsonl`` and the run's metrics have

@@ -6,8 +6,6 @@ import math
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["upper_quantile", "upper_tail"]
-
 #: Terms after which the continued fraction is given up. It needs about sqrt(df).
 _MOST_TERMS: Final = 10_000
 _TINY: Final = 1e-300

@@ -11,8 +11,6 @@ from arb_ternary_orchestrator.strategies.lookup import strategies_named
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.loading import load_config
 
-__all__ = ["request_switch"]
-
 
 def request_switch(run: RunDirectory, name: str) -> list[str]:
     """Leave a request for the strategy ``name`` in the run's directory; what to tell the person who

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from arb_ternary_orchestrator.telemetry import Phase
     from arb_ternary_train.loop import TrainingLoop
 
-__all__ = ["Strategies"]
-
 
 class Strategies:
     """The strategies that a loop chooses among.

@@ -13,8 +13,6 @@ from attrs import frozen
 
 from arb_ternary_orchestrator.moments import Moments
 
-__all__ = ["LEAST_POINTS", "PHASES", "Phase", "PhaseLimits", "Telemetry", "Trend"]
-
 Phase = Literal["unstable", "warm-up", "converging", "plateau", "early", "mid", "late"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 

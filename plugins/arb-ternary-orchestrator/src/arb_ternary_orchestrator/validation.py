@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from arb_ternary_orchestrator.config import OrchestratorConfig
     from arb_ternary_orchestrator.strategies.strategy import Strategy
 
-__all__ = ["contradictions"]
-
 
 def contradictions(
     options: OrchestratorConfig, run: Any, planned: Planned | None

@@ -20,8 +20,6 @@ from arb_ternary_progressive.cache_disk import DiskStore
 from arb_ternary_progressive.cache_store import CacheKey, MemoryStore, Store
 from arb_ternary_progressive.hidden_codec import CacheDtype, HiddenCodec
 
-__all__ = ["ActivationCache", "CacheStats", "trunk_version"]
-
 #: 1 GiB.
 DEFAULT_BUDGET = 1 << 30
 

@@ -37,17 +37,6 @@ from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import FloatLinear
 
-__all__ = [
-    "PROGRESSIVE",
-    "STACK",
-    "AdaptedLinear",
-    "Adapter",
-    "AdapterSpec",
-    "adapted_linears",
-    "add_adapters",
-    "merge_adapters",
-]
-
 #: Name of the adapters that a stack is made with.
 STACK = "stack"
 #: Name of the adapters that a stack gets when another arrives.

@@ -29,8 +29,6 @@ from arb_ternary_progressive.stack import (
 from arb_ternary_progressive.time_embedding import TimeEmbedding
 from arb_ternary_text.models.transformer import Transformer
 
-__all__ = ["ProgressiveRackBuilder"]
-
 #: Where stacks go.
 Mode = Literal["append", "prepend"]
 

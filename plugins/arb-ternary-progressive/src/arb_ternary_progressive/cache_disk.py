@@ -28,8 +28,6 @@ from arb_ternary_progressive.cache_store import CacheKey, Store
 from arb_ternary_progressive.hidden_codec import CacheDtype
 from arb_ternary_train.directory import locked
 
-__all__ = ["DiskStore"]
-
 # : Format mark, serial number (0 = empty), sample id, version of the trunk, digest of the inputs,
 # checksum.
 _HEADER: Final = struct.Struct("<8sQq16s16s8s")

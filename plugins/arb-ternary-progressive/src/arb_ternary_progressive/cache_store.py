@@ -17,8 +17,6 @@ from torch import Tensor
 
 from arb_ternary.errors import UsageProblem
 
-__all__ = ["CacheKey", "MemoryStore", "Store"]
-
 E = TypeVar("E")
 
 

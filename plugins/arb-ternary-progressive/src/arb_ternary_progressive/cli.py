@@ -15,8 +15,6 @@ from arb_ternary_train.progress import format_bytes
 if TYPE_CHECKING:
     from arb_ternary_progressive.plan import StagePlan
 
-__all__ = ["progressive"]
-
 
 @click.group()
 def progressive() -> None:

@@ -33,8 +33,6 @@ from arb_ternary_train.config_file import load_as
 if TYPE_CHECKING:
     from arb_ternary_text.models.config import DecoderConfig
 
-__all__ = ["ModelConfig", "ProgressiveConfig", "StackWiseConfig", "TrainingConfig"]
-
 _natural = Rule(
     "a whole number of at least 0", lambda value: type(value) is int and value >= 0, {"minimum": 0}
 )

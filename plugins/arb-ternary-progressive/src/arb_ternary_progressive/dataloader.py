@@ -23,8 +23,6 @@ from arb_ternary_progressive.samples import Samples, as_samples, cache_keys
 from arb_ternary_progressive.time import depth_of
 from arb_ternary_train.seeding import derived_generator
 
-__all__ = ["ProgressiveDataLoader", "TrunkActivations"]
-
 # : The trunk's hidden states ``[B, S, D]``: a function of the batch, a frozen trunk, the states
 # ``[S, D]`` by cache key, : or those of every batch.
 TrunkActivations: TypeAlias = (

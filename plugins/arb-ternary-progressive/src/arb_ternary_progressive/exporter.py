@@ -12,8 +12,6 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_train.export import SafetensorsExporter
 
-__all__ = ["MergedExporter", "build"]
-
 
 class MergedExporter:
     """Safetensors of a rack whose adapters have been merged; stacks that had some are then

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
     from arb_ternary_progressive.rack import Rack
 
-__all__ = ["Stage", "release", "trunk_stream"]
-
 
 @frozen(eq=False)
 class Stage:

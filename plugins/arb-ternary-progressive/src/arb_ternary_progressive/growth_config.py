@@ -20,18 +20,6 @@ from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import Rule, one_of, option
 from arb_ternary.errors import nearest
 
-__all__ = [
-    "PRECISIONS",
-    "AdapterDtype",
-    "AdapterOptions",
-    "GrowthConfig",
-    "Pattern",
-    "Precision",
-    "above_zero",
-    "at_least_one",
-    "boolean",
-]
-
 Precision: TypeAlias = Literal["full", "half", "bfloat16", "nvfp4", "ternary", "qlora"]
 AdapterDtype: TypeAlias = Literal["float32", "bfloat16", "float16", "ternary"]
 Pattern: TypeAlias = Literal["constant", "increasing", "decreasing", "linear"]

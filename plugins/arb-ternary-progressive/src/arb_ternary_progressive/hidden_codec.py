@@ -13,8 +13,6 @@ from torch import Tensor
 
 from arb_ternary.errors import UsageProblem, nearest
 
-__all__ = ["CACHE_DTYPES", "CacheDtype", "HiddenCodec"]
-
 CacheDtype = Literal["float32", "bfloat16", "int8"]
 CACHE_DTYPES: Final[tuple[CacheDtype, ...]] = get_args(CacheDtype)
 

@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from attrs import asdict, define, field, frozen
 
-__all__ = ["Progress", "StackRecord"]
-
 Trunk = Literal["none", "frozen", "qlora"]
 
 

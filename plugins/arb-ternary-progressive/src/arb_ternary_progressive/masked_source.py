@@ -14,16 +14,14 @@ from attrs import frozen
 from arb_ternary.config.choice import DataChoice
 from arb_ternary.config.options import option
 from arb_ternary.errors import DataError
+from arb_ternary_text.data.file_tokenizers import FileTokenizer
 from arb_ternary_text.data.source import StreamSource
 from arb_ternary_text.data.tokenizers import (
     ByteTokenizer,
     CharacterTokenizer,
-    FileTokenizer,
     IdTokenizer,
     Tokenizer,
 )
-
-__all__ = ["WithMaskTokenConfig", "build", "with_mask_token"]
 
 #: The last code point. Unicode keeps it out of text for ever, for uses within a program.
 _MASK: Final = "\U0010ffff"

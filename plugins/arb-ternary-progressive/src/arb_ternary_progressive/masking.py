@@ -16,8 +16,6 @@ from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 from arb_ternary_progressive.masking_config import ReplacementOptions
 from arb_ternary_progressive.masks import corrupt, hidden_positions
 
-__all__ = ["GrowthContext", "HidingStrategy", "RowMasks", "growth_of"]
-
 
 @frozen
 class GrowthContext(MaskContext):

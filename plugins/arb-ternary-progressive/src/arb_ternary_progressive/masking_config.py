@@ -13,17 +13,6 @@ from arb_ternary.config.options import non_negative, option, optional, positive
 from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.time import check_fractions, depth_of
 
-__all__ = [
-    "MASK_TOKEN_HELP",
-    "Interpretation",
-    "MlmConfig",
-    "ProgressiveMaskingConfig",
-    "ReplacementOptions",
-    "Sampling",
-    "Schedule",
-    "TimeStepConfig",
-]
-
 Schedule: TypeAlias = Literal["linear", "exponential", "cosine"]
 Interpretation: TypeAlias = Literal["input", "depth"]
 Sampling: TypeAlias = Literal["batch", "sample"]

@@ -9,8 +9,6 @@ from arb_ternary_progressive.masking import HidingStrategy, RowMasks, growth_of
 from arb_ternary_progressive.masking_config import MlmConfig
 from arb_ternary_progressive.masks import time_key
 
-__all__ = ["MlmConfig", "MlmMasking", "build"]
-
 
 class MlmMasking(HidingStrategy):
     """Hides ``fraction`` of each row; of the hidden tokens 80 % are masked, 10 % random, 10 %

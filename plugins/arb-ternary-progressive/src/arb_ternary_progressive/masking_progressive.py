@@ -14,14 +14,6 @@ from arb_ternary_progressive.masking_config import ProgressiveMaskingConfig, Sch
 from arb_ternary_progressive.masks import time_key
 from arb_ternary_progressive.time import exponential
 
-__all__ = [
-    "ProgressiveMasking",
-    "ProgressiveMaskingConfig",
-    "Schedule",
-    "build",
-    "progressive_fraction",
-]
-
 _SCHEDULES: Final[dict[Schedule, Callable[[float], float]]] = {
     "linear": lambda progress: progress,
     "exponential": exponential,

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from arb_ternary_progressive.config import ProgressiveConfig, StackWiseConfig
     from arb_ternary_progressive.growth_config import GrowthConfig
 
-__all__ = ["TimeStepConfig", "TimeStepMasking", "build", "depth_time"]
-
 _TIME = stream_id("arb_ternary_progressive.time")
 
 

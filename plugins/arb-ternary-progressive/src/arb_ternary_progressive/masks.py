@@ -18,8 +18,6 @@ from torch import Tensor
 from arb_ternary.counters.hashing import counter_hash_rows, stream_id, uniform_
 from arb_ternary.errors import ConfigError
 
-__all__ = ["corrupt", "hidden_count", "hidden_positions", "time_key"]
-
 # : Streams of the hash: the order in which positions are hidden, what replaces a token, which
 # random token.
 _POSITIONS: Final = stream_id("arb_ternary_progressive.positions")

@@ -18,8 +18,6 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "E2M1", "Packed", "pack_nvfp4", "unpack_nvfp4"]
-
 #: Weights that share a block scale.
 BLOCK: Final = 16
 #: The magnitudes of the codes 0 to 7; code 8 + i is the negative of code i.

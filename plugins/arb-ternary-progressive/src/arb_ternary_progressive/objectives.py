@@ -15,8 +15,6 @@ from arb_ternary.errors import ConfigError, DataError, nearest
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_progressive.masking import HidingStrategy
 
-__all__ = ["IGNORED", "Objective", "ObjectiveBatch", "ObjectiveMasking"]
-
 #: ``mlm``: hidden tokens. ``clm``: the token that follows. ``custom``: what the batch says.
 Objective: TypeAlias = Literal["mlm", "clm", "custom"]
 

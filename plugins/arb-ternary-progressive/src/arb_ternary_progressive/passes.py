@@ -16,8 +16,6 @@ from arb_ternary.protocols.data import Batch, BatchRequest
 from arb_ternary_progressive.samples import as_samples
 from arb_ternary_train.seeding import derive_seed
 
-__all__ = ["LoaderBatches", "LoaderSource", "Passes", "batches_in_a_pass"]
-
 
 class Passes:
     """Passes over ``base``, one an epoch.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from arb_ternary.errors import ConfigError
 from arb_ternary_progressive.growth_config import GrowthConfig, Pattern
 
-__all__ = ["pattern_value", "stack_rank_and_alpha"]
-
 #: What ``linear`` adds a stack.
 LINEAR_STEP = 8
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from arb_ternary_train.options import LoopOptions
     from arb_ternary_train.step_report import StepReport
 
-__all__ = ["ProgressivePhase", "ProgressivePhaseConfig", "build"]
-
 
 class _StackLoop(TrainingLoop):
     """Trains one stack: masks at its depth and time, and starts from the trunk's hidden states

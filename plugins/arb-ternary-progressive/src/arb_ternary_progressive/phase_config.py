@@ -24,8 +24,6 @@ from arb_ternary_train.specs import PolicySpec
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
 
-__all__ = ["ProgressivePhaseConfig", "block_options"]
-
 
 def block_options(options: Any) -> DecoderConfig | None:
     """The options of the blocks of a model with ``options``: those of a decoder, or the ``decoder``

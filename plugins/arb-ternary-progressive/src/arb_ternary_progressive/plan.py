@@ -33,16 +33,6 @@ if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
     from arb_ternary_progressive.growth_config import GrowthConfig
 
-__all__ = [
-    "CacheNeed",
-    "Memory",
-    "StagePlan",
-    "kept_for_backward",
-    "measured_memory",
-    "plan_growth",
-    "tokens_like",
-]
-
 
 @frozen
 class Memory:

@@ -36,8 +36,6 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.precision import autocast_for, resolve_device
 from arb_ternary_train.protocols import SizedSamples
 
-__all__ = ["plan_file", "plan_python", "plan_run"]
-
 
 def plan_file(path: Path, overrides: tuple[str, ...] = (), **shape: int | None) -> list[StagePlan]:
     """The plan of the config in ``path``.

@@ -32,23 +32,6 @@ from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_text.models.parts import FloatLinear, rounded_to_int8
 from arb_ternary_text.models.rms_norm import OwnEps, OwnEpsRMSNorm, RMSNorm
 
-__all__ = [
-    "Base",
-    "Linear",
-    "NVFP4Linear",
-    "StoredLinear",
-    "StoredRMSNorm",
-    "block_config",
-    "dense_linear",
-    "dense_weight",
-    "is_frozen",
-    "is_ternary",
-    "make_block",
-    "native_precision",
-    "store_block",
-    "widen_block",
-]
-
 #: What a stack of precision qlora stands on.
 Base: TypeAlias = Literal["nvfp4", "ternary"]
 

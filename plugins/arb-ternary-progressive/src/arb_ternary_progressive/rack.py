@@ -22,8 +22,6 @@ from arb_ternary_progressive.precision import Base
 from arb_ternary_progressive.stack import Stack, seeded_birth
 from arb_ternary_text.models.transformer import Transformer
 
-__all__ = ["Rack", "Stacks"]
-
 
 class Stacks(nn.ModuleList):
     """The stacks of a rack. It iterates over their blocks in the order in which they run, as a

@@ -18,8 +18,6 @@ from arb_ternary_train.checkpoint_format import tensor_digest, write_tensors
 from arb_ternary_train.durable import replacing
 from arb_ternary_train.init_from import load_state
 
-__all__ = ["StoredRack", "load_into", "read_rack", "write_rack"]
-
 FORMAT: Final = "arb-ternary-rack"
 VERSION: Final = 1
 

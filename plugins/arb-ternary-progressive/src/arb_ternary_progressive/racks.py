@@ -22,8 +22,6 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_train.build import undrawn
 
-__all__ = ["DecoderRack", "as_rack"]
-
 
 class DecoderRack(Rack, Decoder):
     """A decoder whose blocks come in stacks; it also generates, with a cache or stack by stack.

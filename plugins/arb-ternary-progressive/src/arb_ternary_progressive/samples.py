@@ -16,8 +16,6 @@ from torch import Tensor
 from arb_ternary.errors import DataError, nearest
 from arb_ternary.protocols.data import Batch
 
-__all__ = ["Samples", "as_samples", "cache_keys", "content_ids"]
-
 #: Keys of a mapping that are read here; all others pass through.
 KNOWN = ("input_ids", "sample_ids", "targets", "loss_mask")
 

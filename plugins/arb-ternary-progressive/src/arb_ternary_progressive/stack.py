@@ -37,17 +37,6 @@ from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_train.seeding import derive_seed
 
-__all__ = [
-    "GivenAdapter",
-    "Learning",
-    "Stack",
-    "chosen_adapter",
-    "create_stack_from_config",
-    "seeded_birth",
-    "set_learning",
-    "stack_adapter",
-]
-
 #: What of a stack learns.
 Learning: TypeAlias = Literal["all", "adapters", "nothing"]
 #: What a maker of stacks may say of adapters.

@@ -19,23 +19,6 @@ import numpy as np
 from arb_ternary.errors import ConfigError, UsageProblem, nearest
 from arb_ternary.specs import resolve
 
-__all__ = [
-    "DEFAULT_FRACTIONS",
-    "CustomMapping",
-    "Fractions",
-    "TimeMapping",
-    "check_fractions",
-    "denoising_fractions",
-    "depth_of",
-    "discrete_time",
-    "exponential",
-    "resolve_mapping",
-    "step_fractions",
-    "step_of_time",
-    "time_of_step",
-    "time_step_for_stack",
-]
-
 #: How a stack gets its time step.
 TimeMapping: TypeAlias = Literal["linear", "exponential", "custom", "time_per_stack"]
 #: ``f(stack_idx, max_stacks, num_time_steps)``: the time step of a stack.

@@ -15,8 +15,6 @@ from arb_ternary.errors import ConfigError, UsageProblem, nearest
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import FloatLinear, make_embedding, make_linear
 
-__all__ = ["TimeEmbedding", "TimeEncoding", "sinusoid"]
-
 TimeEncoding: TypeAlias = Literal["sinusoidal", "learned"]
 
 # : Times in [0, 1] are stretched to as many units as diffusion models have steps (Ho et al., 2020),

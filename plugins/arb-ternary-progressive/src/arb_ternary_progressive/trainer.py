@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from arb_ternary_progressive.config import StackWiseConfig
     from arb_ternary_train.step_report import StepReport
 
-__all__ = ["ProgressiveTrainer", "StepNumbers", "default_optimizer"]
-
 _LOG = logging.getLogger(__name__)
 
 

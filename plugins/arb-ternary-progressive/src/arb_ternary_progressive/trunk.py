@@ -21,8 +21,6 @@ from arb_ternary_progressive.hidden_codec import CacheDtype, HiddenCodec
 if TYPE_CHECKING:
     from arb_ternary_progressive.rack import Rack
 
-__all__ = ["TrunkStream"]
-
 
 class TrunkStream:
     """What the first ``until_stack`` stacks of a rack make of a batch, without a gradient.

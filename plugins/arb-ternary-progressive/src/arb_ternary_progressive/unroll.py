@@ -25,8 +25,6 @@ from arb_ternary_text.models.generate import draw_token, next_token_probabilitie
 if TYPE_CHECKING:
     from arb_ternary_progressive.racks import DecoderRack
 
-__all__ = ["unrolled"]
-
 
 def unrolled(
     rack: DecoderRack,

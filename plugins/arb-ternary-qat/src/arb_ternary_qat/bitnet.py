@@ -33,16 +33,6 @@ from arb_ternary_text.interchange.weights import TernaryWeight
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear
 
-__all__ = [
-    "BitLinear",
-    "BitnetDecoder",
-    "absmean_ternary",
-    "build",
-    "build_of",
-    "is_of_head",
-    "make_bit_linears",
-]
-
 #: Least mean of |w|, as published; below it a matrix rounds towards zero as a whole.
 MIN_SCALE = 1e-5
 

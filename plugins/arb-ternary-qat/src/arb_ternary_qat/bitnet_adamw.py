@@ -17,8 +17,6 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary_qat.config import BitnetAdamWConfig
 
-__all__ = ["BitnetAdamW", "build"]
-
 
 class BitnetAdamW(torch.optim.AdamW):
     """torch's AdamW; a group decays by its ``first_decay`` in its first ``decay_steps`` steps, then

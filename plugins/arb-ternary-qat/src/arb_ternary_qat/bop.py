@@ -31,8 +31,6 @@ from arb_ternary_qat.config import BopConfig
 from arb_ternary_qat.direct import DirectLinear
 from arb_ternary_qat.direct_optimizer import DirectOptimizer, direct_modules
 
-__all__ = ["Bop", "build"]
-
 
 class Bop(DirectOptimizer):
     """Flips ternary codes against the sign of the momentum."""

@@ -16,16 +16,6 @@ from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig, FloatPart
 
-__all__ = [
-    "BitnetAdamWConfig",
-    "BitnetConfig",
-    "BitnetOfConfig",
-    "BopConfig",
-    "DQTConfig",
-    "DirectConfig",
-    "Levels",
-]
-
 # : What the codes of a directly trained weight may be: {-1, 0, 1}, or whole numbers from -127 to
 # 127.
 Levels = Literal["ternary", "int8"]

@@ -36,8 +36,6 @@ from arb_ternary_qat.products import (
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear
 
-__all__ = ["DirectDecoder", "DirectLinear", "build"]
-
 #: Largest code by levels.
 LIMITS: Final[dict[Levels, int]] = {"ternary": 1, "int8": 127}
 

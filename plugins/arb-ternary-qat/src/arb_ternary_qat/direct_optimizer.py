@@ -17,8 +17,6 @@ from arb_ternary.optim.protocol import StepOutcome, Trainable
 from arb_ternary.optim.ternary import to_host
 from arb_ternary_qat.direct import DirectLinear
 
-__all__ = ["DirectOptimizer", "direct_modules"]
-
 
 class DirectOptimizer(Optimizer):
     """Reads the gradients of modules, writes their codes; its ``params`` are the stored weights.

@@ -27,8 +27,6 @@ from arb_ternary_qat.config import DQTConfig
 from arb_ternary_qat.direct import DirectLinear
 from arb_ternary_qat.direct_optimizer import DirectOptimizer, direct_modules
 
-__all__ = ["DQT", "build", "stochastic_round"]
-
 
 def stochastic_round(x: Tensor, seed: int, step: int, stream: int) -> Tensor:
     """``floor(x + u)`` with uniform ``u`` in [0, 1) from the counter hash of the element's index;

@@ -8,8 +8,6 @@ from torch import nn
 
 from arb_ternary_text.models.parts import FloatLinear
 
-__all__ = ["replace_linears"]
-
 
 def replace_linears(root: nn.Module, make: Callable[[FloatLinear], nn.Module]) -> None:
     """Put ``make(linear)`` in the place of every float linear in ``root``."""

@@ -17,15 +17,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = [
-    "absmax_int8",
-    "compute_dtype",
-    "input_gradient",
-    "product",
-    "rounded_input",
-    "weight_gradient",
-]
-
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype that a matrix product of ``x`` is computed in: that of autocast where it is on."""

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from arb_ternary_bench.quality.protocol import Recipe, rate_for
 
-__all__ = ["bitnet", "bitnet_gains", "bitnet_two_stage", "bop", "dqt_int8", "dqt_ternary"]
-
 _FLOAT_PARTS: Final = ["embedding", "head", "linears"]
 #: What the bench's base config has for ternary linears and does not apply to these models.
 _WITHOUT: Final = ("model.group_size", "model.scale_rule")

@@ -12,8 +12,6 @@ from arb_ternary.config.options import non_negative, option
 from arb_ternary.optim.protocol import Planned
 from arb_ternary_votes.config import SignVotesConfig
 
-__all__ = ["MAX_DECAY", "SignGSDConfig"]
-
 #: More decay votes than an accumulator holds mean no more than a full one.
 MAX_DECAY: Final = 127.0
 

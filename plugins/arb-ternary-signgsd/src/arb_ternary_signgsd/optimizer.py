@@ -13,8 +13,6 @@ from arb_ternary_signgsd.sign_gsd import SignGSD
 from arb_ternary_signgsd.ternary import TernarySignGSD
 from arb_ternary_train.optim.joined import JoinedOptimizer
 
-__all__ = ["JoinedSignGSD", "build"]
-
 
 class JoinedSignGSD(JoinedOptimizer):
     """SignGSD of float parameters and of ternary modules, with one list of param groups and one NaN

@@ -15,8 +15,6 @@ from torch.optim import Optimizer
 from arb_ternary.errors import ArbError, ConfigError, nearest
 from arb_ternary.optim.protocol import StepOutcome
 
-__all__ = ["NAN_POLICIES", "NanGradientError", "NanPolicy", "ScaledOptum", "SignGSD"]
-
 NanPolicy = Literal["error", "zero", "skip"]
 
 #: What a step may do about a gradient that is not a number.

@@ -27,8 +27,6 @@ from arb_ternary_signgsd.sign_gsd import NanGradientError, NanPolicy
 from arb_ternary_votes.config import SignVotesConfig
 from arb_ternary_votes.sign_votes import SignVotes
 
-__all__ = ["TernarySignGSD", "decay_votes"]
-
 _DECAY_BITS = 20
 
 

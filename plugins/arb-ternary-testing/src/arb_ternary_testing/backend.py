@@ -9,8 +9,6 @@ from arb_ternary_testing.backend_scaled_votes import ScaledVoteTests
 from arb_ternary_testing.backend_votes import VoteTests
 from arb_ternary_testing.backend_wire import WireTests
 
-__all__ = ["BackendSuite"]
-
 
 class BackendSuite(
     LayoutTests, ProductTests, VoteTests, ScaledVoteTests, NarrowVoteTests, WireTests

@@ -20,8 +20,6 @@ from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, KernelBackend, WeightShape
 from arb_ternary.backends.vote_state import VoteState, new_state
 
-__all__ = ["GROUP_SIZES", "SHAPES", "Array", "BackendCase", "Weight", "examples", "float32"]
-
 Array = NDArray[Any]
 _Test = TypeVar("_Test", bound=Callable[..., None])
 

@@ -21,8 +21,6 @@ from arb_ternary.backends.protocol import (
 from arb_ternary_testing import restatement as expected
 from arb_ternary_testing.backend_case import BackendCase, examples
 
-__all__ = ["LayoutTests"]
-
 
 class LayoutTests(BackendCase):
     """Protocol and layout."""

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from arb_ternary_testing import restatement as expected
 from arb_ternary_testing.backend_case import Array, BackendCase, examples
 
-__all__ = ["NarrowVoteTests"]
-
 BITS: Final = (4, 2)
 
 

@@ -19,8 +19,6 @@ from arb_ternary_testing.backend_case import (
     float32,
 )
 
-__all__ = ["ProductTests"]
-
 #: Unit roundoff of bfloat16: eight bits of significand.
 BFLOAT16_ROUNDOFF = 2.0**-8
 

@@ -15,8 +15,6 @@ from arb_ternary.backends.vote_state import VoteLimits, VoteState
 from arb_ternary_testing import restatement_votes as expected
 from arb_ternary_testing.backend_case import SHAPES, Array, BackendCase, Weight, examples, float32
 
-__all__ = ["ScaledVoteTests"]
-
 # : The words of the counter hash in most tests: a stream as an op gives it, a multiple of the
 # number of uses.
 DRAW: Final = expected.Draw(seed=2**40 + 5, step=(3 << 20) + 1, stream=8 * 0xCBF43926)

@@ -23,8 +23,6 @@ from arb_ternary_testing.backend_case import (
     float32,
 )
 
-__all__ = ["VoteTests"]
-
 
 class VoteTests(BackendCase):
     """Votes, flips and exponents."""

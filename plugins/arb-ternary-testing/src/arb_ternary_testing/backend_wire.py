@@ -19,8 +19,6 @@ from arb_ternary_testing import restatement_votes as expected
 from arb_ternary_testing.backend_case import Array, BackendCase
 from arb_ternary_train.ranks.wire import WIRE_KERNELS
 
-__all__ = ["WireTests"]
-
 _BASES: Final = (3, 5, 15, 255, 65535)
 # : Numbers of values: none, fewer than a byte has digits, around whole bytes, more than a task or a
 # program takes.

@@ -8,8 +8,6 @@ import click
 
 from arb_ternary_testing.scaffold.generate import KINDS, new_plugin
 
-__all__ = ["check", "new"]
-
 
 @click.command("check")
 @click.argument("name")

@@ -18,8 +18,6 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import resolve
 
-__all__ = ["ComponentCase", "make_choice"]
-
 
 def make_choice(kind: str, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """The component ``name`` with ``options`` as they would stand in a config file; nested

@@ -28,8 +28,6 @@ from attrs import frozen
 
 from arb_ternary.errors import UsageProblem
 
-__all__ = ["ExpectedFailure", "expect_failures", "read_expected_failures"]
-
 
 @frozen
 class ExpectedFailure:

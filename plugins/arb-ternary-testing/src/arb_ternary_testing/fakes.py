@@ -12,8 +12,6 @@ from pathlib import Path
 
 from arb_ternary.plugins.discovery import GROUP
 
-__all__ = ["install_fake_plugin"]
-
 
 def install_fake_plugin(
     folder: Path,

@@ -11,8 +11,6 @@ from arb_ternary import hookimpl
 from arb_ternary.config.choice import Choice
 from arb_ternary_train.specs import TrackerSpec
 
-__all__ = ["Crash", "InterruptionConfig", "interruption"]
-
 
 class Crash(BaseException):
     """Stands for the death of the process: nothing that handles errors sees it, nothing is

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-__all__ = ["KINDS_OF_DATA", "TEXT", "KindOfData", "kind_of_masking", "kind_of_model"]
-
 
 @frozen
 class KindOfData:

@@ -14,8 +14,6 @@ from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingS
 from arb_ternary_testing.component import ComponentCase
 from arb_ternary_train.protocols import ReservesIds
 
-__all__ = ["MaskingSuite"]
-
 
 class MaskingSuite(ComponentCase):
     """Everything that a :class:`~arb_ternary.protocols.data.MaskingStrategy` has to do.

@@ -30,8 +30,6 @@ from arb_ternary_train.audit import audit
 from arb_ternary_train.schedules import scheduled_groups
 from arb_ternary_train.update import ternary_update
 
-__all__ = ["OptimizerSuite"]
-
 #: Input features of the suite's models.
 _FEATURES = 64
 

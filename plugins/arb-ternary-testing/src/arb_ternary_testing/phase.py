@@ -22,8 +22,6 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.report import RunReport
 from arb_ternary_train.runner import RunRequest, train
 
-__all__ = ["PhaseSuite"]
-
 _TEXT = "".join(
     f"line {number}: the quick brown fox jumps over {number * number % 97} lazy dogs\n"
     for number in range(60)

@@ -18,8 +18,6 @@ import torch.distributed as dist
 
 from arb_ternary_train.ranks.world import Ranks
 
-__all__ = ["on_ranks"]
-
 
 def on_ranks(
     size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 120.0

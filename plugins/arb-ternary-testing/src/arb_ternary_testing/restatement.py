@@ -13,23 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "apply_exponent_votes",
-    "apply_votes",
-    "cast_votes",
-    "counter_hash_bits",
-    "counter_hash_uniform",
-    "dense_weight",
-    "dot_product_bound",
-    "group_score",
-    "linear_int8",
-    "linear_int8_grad_input",
-    "pack_base3",
-    "quantize_gradient",
-    "quantize_rows",
-    "spread",
-]
-
 Array = NDArray[Any]
 
 #: Unit roundoff of float32: half the distance from 1 to the next number.

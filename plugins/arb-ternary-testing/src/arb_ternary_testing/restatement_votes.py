@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from arb_ternary_testing.restatement import counter_hash_bits, group_score
 
-__all__ = ["Draw", "apply_scaled_votes", "cast_scaled_votes", "float_votes", "integer_votes"]
-
 Array = NDArray[Any]
 
 # : Uses of the counter hash that are added to the stream: rounding of votes, of exponent votes, of

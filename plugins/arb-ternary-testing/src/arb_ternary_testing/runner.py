@@ -20,8 +20,6 @@ from arb_ternary.plugins.discovery import PluginRecord, Registered, Status
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import resolve
 
-__all__ = ["Outcome", "check_plugin"]
-
 # : The suites of core's kinds, which cannot name them; other kinds state theirs
 # (``Spec.conformance``).
 SUITES: Final = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["EXACT", "FLOAT", "MIXED", "SMALL"]
-
 
 def _decoder(**changes: Any) -> dict[str, Any]:
     return {"name": "decoder", "width": 128, "layers": 4, "heads": 4, "max_length": 128, **changes}

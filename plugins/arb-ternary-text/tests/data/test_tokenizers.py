@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arb_ternary.errors import DataError, EnvironmentProblem
+from arb_ternary_text.data.file_tokenizers import FileTokenizer, SentencePieceTokenizer
 from arb_ternary_text.data.shakespeare import ShakespeareConfig
 from arb_ternary_text.data.tokenizers import (
     ByteTokenizer,
     CharacterTokenizer,
-    FileTokenizer,
     IdTokenizer,
     PaddedTokenizer,
-    SentencePieceTokenizer,
     Tokenizer,
     UnknownCharacterError,
     build_tokenizer,

@@ -19,7 +19,8 @@ from arb_ternary_text.interchange.filling import expected_tensors
 from arb_ternary_text.interchange.importing import imported
 from arb_ternary_text.interchange.published import ScaledTrits
 from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.audit import audit
 from arb_ternary_train.protocols import ImportedModel
 from arb_ternary_votes.scaled_votes import CELLS as CELLS_OF_THE_RULE

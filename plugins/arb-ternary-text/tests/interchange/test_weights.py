@@ -11,7 +11,8 @@ from torch import Tensor
 
 from arb_ternary.errors import ConfigError
 from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights, weight_of
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.rms_norm import OwnEps
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_text.models.trit_vector import TritVector

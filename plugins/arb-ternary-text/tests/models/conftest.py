@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 
 VOCABULARY = 11
 

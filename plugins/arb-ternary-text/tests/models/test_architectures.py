@@ -9,7 +9,8 @@ import torch
 
 from arb_ternary.errors import ConfigError
 from arb_ternary_text.interchange.architecture import architecture_of
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 
 SMALL: dict[str, Any] = {"width": 32, "layers": 1, "heads": 4, "max_length": 8}
 #: Activation, sub-norms, norms of queries and keys, tied head: docs/reference of the consumers.

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from arb_ternary.ternary.embedding import TernaryRMSNorm
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 
 
 def test_the_default_decoder_has_no_float_part() -> None:

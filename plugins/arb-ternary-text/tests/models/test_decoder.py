@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig, build
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder, build
 
 Configs = Callable[..., DecoderConfig]
 Decoders = Callable[..., Decoder]

@@ -16,7 +16,8 @@ from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary_text.interchange.architecture import architecture_of
 from arb_ternary_text.interchange.weights import exported_weights
 from arb_ternary_text.models.attention import make_positions
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.decoupled_attention import DecoupledAttention
 from arb_ternary_text.models.generate import generate
 from arb_ternary_train.audit import audit

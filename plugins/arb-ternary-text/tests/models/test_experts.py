@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.experts import Experts
 
 Configs = Callable[..., DecoderConfig]

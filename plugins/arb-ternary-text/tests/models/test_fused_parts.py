@@ -17,7 +17,8 @@ from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models import fused_attention
 from arb_ternary_text.models.attention import Attention, make_positions
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.feed_forward import FeedForward
 from arb_ternary_text.models.fused import kernels_for
 from arb_ternary_text.models.fused_linear import FusedLinear

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from arb_ternary.backends.select import use_backend
 from arb_ternary_text.models import fused, native_decode
 from arb_ternary_text.models.cache import KeyValueCache
+from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decode_plan import DecoderPlan
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.rotary import rotary_angles
 
 VOCABULARY = 11

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from arb_ternary_text.models.decoder import DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import (
     FloatLinear,
     make_embedding,

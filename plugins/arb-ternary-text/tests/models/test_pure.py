@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from arb_ternary.backends.select import use_backend
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.audit import audit
 from arb_ternary_train.exact_arithmetic import exact_arithmetic
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.row_scaled_linear import RowScaledTernaryLinear
 
 #: 0.3 and 0.1 are no numbers of float16: what multiplies is the nearest of them.

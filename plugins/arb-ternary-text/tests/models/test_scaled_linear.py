@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_train.audit import audit
 

@@ -11,8 +11,8 @@ import torch
 from arb_ternary.backends.select import candidates
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_text.models.config import VECTOR_TRITS
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import VECTOR_TRITS, DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.rms_norm import RMSNorm
 from arb_ternary_text.models.row_scaled_linear import TritScaledTernaryLinear
 from arb_ternary_text.models.trit_vector import TritRMSNorm, TritVector

@@ -12,8 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from arb_ternary.errors import DataError
 
-__all__ = ["AllocationLimit"]
-
 # : Trits in a byte, at most; and tensors of a weight's size that a module makes while it is built
 # (trits, votes, their : packed forms).
 _DENSEST = 5

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from arb_ternary.ternary.models import is_stored, stored_modules, ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 
-__all__ = ["Audit", "AuditRow", "audit", "optimizer_state_bytes"]
-
 
 @frozen
 class AuditRow:

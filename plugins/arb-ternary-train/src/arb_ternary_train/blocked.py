@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from arb_ternary.protocols.data import MaskedBatch, MaskingStrategy
 from arb_ternary_train.protocols import BlockedLogits, OwnLosses, Scores
 
-__all__ = ["counted", "counted_losses", "judge_of", "loss_in_blocks"]
-
 
 def loss_in_blocks(
     model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy, arguments: Mapping[str, Tensor]

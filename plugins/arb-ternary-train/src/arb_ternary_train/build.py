@@ -29,21 +29,6 @@ from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.seeding import seed_everything
 
-__all__ = [
-    "RunParts",
-    "build_model",
-    "build_observers",
-    "build_parts",
-    "build_phase",
-    "built_module",
-    "choices_in",
-    "configured_backend",
-    "require_protocol",
-    "undrawn",
-    "versions_of",
-    "without_accumulators",
-]
-
 
 @frozen(eq=False)
 class RunParts:

@@ -28,15 +28,6 @@ from arb_ternary_train import checkpoint_format as fmt
 from arb_ternary_train.durable import flush
 from arb_ternary_train.safetensors_file import SafetensorsFile, StoredTensor, TensorParts
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointStore",
-    "Pieces",
-    "model_entries",
-    "no_fault",
-    "read_checkpoint",
-]
-
 _LOG = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"step-(\d{8,})(?:\.(\d+))?")

@@ -27,24 +27,6 @@ from arb_ternary.errors import CheckpointError, ComponentError, DataError
 from arb_ternary_train.durable import flush
 from arb_ternary_train.safetensors_file import SafetensorsFile, TensorParts, write_safetensors
 
-__all__ = [
-    "FORMAT",
-    "PIECES_VERSION",
-    "VERSION",
-    "JoinedTensors",
-    "VerifiedTensors",
-    "WrittenTensors",
-    "decode_state",
-    "encode_state",
-    "file_digest",
-    "read_manifest",
-    "read_tensors",
-    "tensor_digest",
-    "write_flushed",
-    "write_manifest",
-    "write_tensors",
-]
-
 FORMAT: Final = "arb-ternary-checkpoint"
 VERSION: Final = 1
 #: Of a checkpoint whose model several ranks have written, a piece each.

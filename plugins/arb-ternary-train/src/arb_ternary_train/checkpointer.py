@@ -24,8 +24,6 @@ from arb_ternary_train.seeding import global_rng_state, restore_global_rng
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["Checkpointer", "restore_run", "restore_structures"]
-
 
 @define(eq=False)
 class Checkpointer:

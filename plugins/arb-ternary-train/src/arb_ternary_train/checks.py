@@ -8,14 +8,6 @@ from arb_ternary.config.options import option, positive
 from arb_ternary.protocols.runs import RunContext
 from arb_ternary_train.protocols import CheckResult
 
-__all__ = [
-    "PureCheck",
-    "ValidationLossCheck",
-    "ValidationLossConfig",
-    "build_pure",
-    "build_validation_loss",
-]
-
 
 class PureCheck:
     """Passes when the model has no float parameter and no float buffer."""

@@ -20,8 +20,6 @@ from arb_ternary.specs import OptimizerSpec, TrainedPart
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.settling import unsettled_faults
 
-__all__ = ["find_contradictions", "planned_parts"]
-
 
 def find_contradictions(run: RunConfig) -> list[Fault]:
     """What is wrong with components beside each other, each fault at the option that is in the

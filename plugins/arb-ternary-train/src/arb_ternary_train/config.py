@@ -21,8 +21,6 @@ from arb_ternary.config.options import Rule, default_choice, non_negative, optio
 from arb_ternary_train.requirements import parse_requirement
 from arb_ternary_train.specs import CheckSpec, TrackerSpec
 
-__all__ = ["CheckpointConfig", "RanksConfig", "RunConfig", "is_device", "is_run_name"]
-
 _NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _DEVICE_PATTERN = r"cpu|cuda(:\d+)?|mps"
 

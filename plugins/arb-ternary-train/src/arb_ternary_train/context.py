@@ -35,8 +35,6 @@ from arb_ternary_train.ranks.weights import Weights, WholeWeights
 from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.signals import StopRequest
 
-__all__ = ["TrainingContext", "default_evaluation_shape"]
-
 # : The evaluation at the end of a run covers at least so many predictions, however few the run was
 # trained on.
 _LEAST_AT_END: Final = 16_384

@@ -29,8 +29,6 @@ from attrs import frozen
 from arb_ternary.errors import ArbError, UsageProblem, nearest
 from arb_ternary_train.durable import replacing
 
-__all__ = ["RUNS", "RunDirectory", "locked", "write_json"]
-
 #: Where runs go that are not given a directory.
 RUNS: Final = Path("runs")
 FORMAT: Final = "arb-ternary-run"

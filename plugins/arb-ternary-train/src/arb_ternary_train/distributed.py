@@ -24,15 +24,6 @@ from arb_ternary_train.ranks.environment import place_in_environment
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
 
-__all__ = [
-    "DistributedConfig",
-    "DistributedStrategy",
-    "get_rank",
-    "get_world_size",
-    "is_distributed",
-    "is_main_process",
-]
-
 #: What other programs call the blocks of a decoder, and what ours are called.
 _BLOCKS: Final = ("TransformerBlock", "Block")
 #: What another sharding strategy of FSDP would be here.

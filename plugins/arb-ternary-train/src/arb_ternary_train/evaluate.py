@@ -22,17 +22,6 @@ from arb_ternary_train.ranks.weights import Weights, WholeWeights
 from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 
-__all__ = [
-    "Evaluation",
-    "block_size_of",
-    "evaluate",
-    "evaluation_mode",
-    "forward_arguments",
-    "loss_unit_of",
-    "masked_loss",
-    "noun_of",
-]
-
 
 @frozen
 class Evaluation:

@@ -13,8 +13,6 @@ from arb_ternary.config.structure import GIVEN
 from arb_ternary.specs import ModelSpec
 from arb_ternary_train.config import RunConfig
 
-__all__ = ["contradictions", "make_exact"]
-
 #: Model options that it decides, and what it makes them.
 _OPTIONS = {"activations": "int8", "gradients": "int8"}
 

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-__all__ = ["exact_arithmetic", "is_exact"]
-
 _EXACT: Final = ContextVar("_EXACT", default=False)
 
 

@@ -21,8 +21,6 @@ from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.named_component import named_exporter
 from arb_ternary_train.restore import load_run
 
-__all__ = ["SafetensorsExporter", "build_safetensors", "export_metadata", "export_run"]
-
 
 def export_run(run: Path, destination: Path, name: str, options: Sequence[str] = ()) -> str:
     """Write the model of ``run`` (a run directory or a checkpoint) to ``destination`` with the

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
     from arb_ternary_train.options import LoopOptions
 
-__all__ = ["FineTuning", "check_patterns", "frozen_at_first"]
-
 
 class FineTuning:
     """What ``freeze`` and ``rate_factors`` of a phase make of ``model``, from its making until

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from arb_ternary.protocols.data import Batch, Batches
 
-__all__ = ["GrowingBatches", "batches_in", "joined_at", "tokens_in"]
-
 
 def joined_at(doublings: Sequence[float], step: int, steps: int) -> int:
     """Batches that a micro-batch of step ``step`` (from 0) of ``steps`` is made of."""

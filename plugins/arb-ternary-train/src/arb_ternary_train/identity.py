@@ -12,8 +12,6 @@ from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.protocols.data import DataSource
 from arb_ternary_train.config import RunConfig
 
-__all__ = ["differences", "run_identity"]
-
 #: Keys of a config that a run may change when it is resumed: where it runs, and who looks on.
 RUNTIME_KEYS: Final = frozenset(
     {

@@ -40,8 +40,6 @@ from arb_ternary_train.protocols import (
 from arb_ternary_train.seeding import global_rng_state, seed_everything
 from arb_ternary_train.specs import ImporterSpec
 
-__all__ = ["Source", "filled_model", "find_source", "import_model"]
-
 # : Weights from which a model is trained on one sequence a step, with activations made again in the
 # backward pass.
 _LARGE: Final = 100_000_000

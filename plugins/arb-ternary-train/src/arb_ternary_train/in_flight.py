@@ -15,8 +15,6 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary.ternary.step_sums import StepSums
 from arb_ternary_train.model_options import to_device
 
-__all__ = ["InFlight", "Outcome", "in_flight_state", "load_in_flight"]
-
 
 @frozen
 class Outcome:

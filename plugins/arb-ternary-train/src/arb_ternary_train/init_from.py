@@ -20,8 +20,6 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.model_state import ModelState, load_parts, names_left_out
 from arb_ternary_train.part_names import is_named, near
 
-__all__ = ["checkpoint_path", "load_state", "load_weights", "run_of"]
-
 #: How many names an error lists.
 _LISTED = 5
 #: Of how many modules that alone differ an error says how to do without them.

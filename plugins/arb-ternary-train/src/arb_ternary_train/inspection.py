@@ -15,8 +15,6 @@ from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.init_from import checkpoint_path
 from arb_ternary_train.safetensors_file import StoredTensor
 
-__all__ = ["count_tensors", "describe_model", "inspect_path", "inspect_run", "is_run"]
-
 #: Options that are shown whatever they are.
 _SIZES: Final = ("width", "layers", "heads")
 #: What only training needs of a module, by the last part of a tensor's name.

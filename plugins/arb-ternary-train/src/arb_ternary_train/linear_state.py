@@ -16,8 +16,6 @@ from arb_ternary.ternary.models import stored_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.audit import audit, optimizer_state_bytes
 
-__all__ = ["LinearState", "linear_state"]
-
 
 @frozen
 class LinearState:

@@ -26,8 +26,6 @@ from arb_ternary_train.exact import contradictions, make_exact
 from arb_ternary_train.requirements import unmet_requirements
 from arb_ternary_train.short_forms import write_out_policies
 
-__all__ = ["in_only_phase", "load_config", "load_document", "structure_run"]
-
 
 def load_config(
     path: str | os.PathLike[str], overrides: Iterable[str] = (), *, plugins: Plugins | None = None

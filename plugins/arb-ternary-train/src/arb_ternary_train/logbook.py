@@ -11,8 +11,6 @@ from attrs import define, field
 from arb_ternary_train.metrics import MetricsWriter, NoMetrics
 from arb_ternary_train.progress import Reporter
 
-__all__ = ["Logbook"]
-
 #: Micro-batches over which the speed on display is averaged.
 _WINDOW: Final = 50
 #: Numbers of a step that the screen shows first, and those that it leaves to the file.

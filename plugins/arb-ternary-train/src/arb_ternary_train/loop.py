@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
     from arb_ternary_train.options import LoopOptions
 
-__all__ = ["TrainingLoop"]
-
 
 class TrainingLoop:
     """Trains ``context.model`` with ``options``. Close it when done: it may own threads that read

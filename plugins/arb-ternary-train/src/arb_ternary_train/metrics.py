@@ -17,8 +17,6 @@ from typing import Any, BinaryIO, Self
 
 from arb_ternary.errors import ArbError
 
-__all__ = ["MetricsWriter", "NoMetrics", "read_metrics", "to_line"]
-
 
 def to_line(record: Mapping[str, Any]) -> bytes:
     """One line of the file. JSON has no non-finite numbers: they become the strings ``nan``,

@@ -15,8 +15,6 @@ from arb_ternary_train.protocols import ActivationCheckpointing, CarriesState
 if TYPE_CHECKING:
     from arb_ternary_train.options import LoopOptions
 
-__all__ = ["apply_model_options", "to_device"]
-
 
 def apply_model_options(model: nn.Module, options: LoopOptions, device: torch.device) -> None:
     """Have ``model`` do what ``options`` say, and no longer what an earlier phase asked for.

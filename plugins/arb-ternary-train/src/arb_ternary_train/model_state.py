@@ -19,8 +19,6 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.ranks.rows import row_bounds
 from arb_ternary_train.safetensors_file import TensorParts
 
-__all__ = ["ModelState", "PieceState", "Walk", "load_parts", "names_left_out"]
-
 
 @frozen(eq=False)
 class ModelState:

@@ -17,8 +17,6 @@ from arb_ternary_train.config_file import apply_overrides
 from arb_ternary_train.protocols import Exporter, Importer
 from arb_ternary_train.specs import ExporterSpec, ImporterSpec
 
-__all__ = ["named_exporter", "named_importer"]
-
 
 @frozen(kw_only=True)
 class _Export:

@@ -24,8 +24,6 @@ from arb_ternary_train import hookspecs
 if TYPE_CHECKING:
     from arb_ternary.backends.select import BackendRequest
 
-__all__ = ["RunObservers"]
-
 P = ParamSpec("P")
 #: The hooks of a run.
 _HOOKS = tuple(specified_in(hookspecs))

@@ -9,8 +9,6 @@ from typing import Final
 
 from arb_ternary.environment import Variable
 
-__all__ = ["NUM_THREADS", "VARIABLES", "WAIT_POLICY", "wait_passively"]
-
 NUM_THREADS: Final = Variable(
     "OMP_NUM_THREADS",
     "",

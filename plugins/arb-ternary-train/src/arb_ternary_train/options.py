@@ -23,16 +23,6 @@ from arb_ternary_train.specs import PolicySpec
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
 
-__all__ = [
-    "EVAL_EVERY",
-    "AmpName",
-    "DtypeName",
-    "LoopOptions",
-    "StandardConfig",
-    "loop_contradictions",
-    "step_size",
-]
-
 DtypeName = Literal["float32", "bfloat16", "float16"]
 AmpName = Literal["bfloat16", "float16"]
 

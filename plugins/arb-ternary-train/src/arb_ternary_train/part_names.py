@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from arb_ternary.ternary.models import StoredWeights
     from arb_ternary.ternary.module import TernaryModule
 
-__all__ = ["is_named", "near", "parts_of"]
-
 #: How many names an error offers.
 _OFFERED = 4
 

@@ -13,8 +13,6 @@ from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.plot_marks import Mark, draw_marks, marks_in
 
-__all__ = ["plot_runs", "smoothed"]
-
 #: Categorical colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from attrs import frozen
 
-__all__ = ["Mark", "draw_marks", "marks_in"]
-
 # : Kinds of marks that have a look of their own: colour where there is one run, and style of the
 # line.
 _LOOKS: Final = {

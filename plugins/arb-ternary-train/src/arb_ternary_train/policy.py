@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop
     from arb_ternary_train.step_report import StepReport
 
-__all__ = ["Adjustment", "Counts", "Diverged", "Drawn", "Skip", "StepPolicy", "add_counts"]
-
 
 @frozen
 class Skip:

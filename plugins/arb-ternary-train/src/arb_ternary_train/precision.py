@@ -15,8 +15,6 @@ from arb_ternary.errors import ConfigError, EnvironmentProblem
 from arb_ternary_train.options import AmpName, DtypeName
 from arb_ternary_train.protocols import Castable
 
-__all__ = ["autocast_for", "resolve_device", "scaler_for", "set_compute_dtype"]
-
 _DTYPES: Final[dict[str, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,

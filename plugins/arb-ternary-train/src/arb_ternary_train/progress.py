@@ -14,17 +14,6 @@ from typing import Any, Final, Protocol, TextIO
 
 from attrs import define, field
 
-__all__ = [
-    "LogFile",
-    "PlainReporter",
-    "Reporter",
-    "RichReporter",
-    "Silent",
-    "format_bytes",
-    "format_duration",
-    "make_reporter",
-]
-
 #: Seconds between lines that say how far an evaluation has come.
 _EVALUATION_LINES: Final = 5.0
 

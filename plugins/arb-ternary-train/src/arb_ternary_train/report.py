@@ -17,8 +17,6 @@ from arb_ternary_train.evaluate import loss_unit_of, noun_of
 from arb_ternary_train.linear_state import LinearState, linear_state
 from arb_ternary_train.protocols import Baselines, CheckResult
 
-__all__ = ["RunReport", "baselines_of", "make_report"]
-
 
 @frozen
 class RunReport:

@@ -11,8 +11,6 @@ from arb_ternary.config.errors import Fault
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-__all__ = ["parse_requirement", "unmet_requirements"]
-
 
 def parse_requirement(text: str) -> Requirement:
     """A requirement as pip reads it (PEP 508).

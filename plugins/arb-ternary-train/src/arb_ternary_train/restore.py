@@ -33,8 +33,6 @@ from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.report import baselines_of
 from arb_ternary_train.threads import recorded_threads
 
-__all__ = ["TrainedRun", "load_run", "measure"]
-
 
 @frozen(eq=False)
 class TrainedRun:

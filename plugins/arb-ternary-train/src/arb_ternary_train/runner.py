@@ -54,8 +54,6 @@ from arb_ternary_train.signals import StopRequest
 from arb_ternary_train.standard import LogOptions
 from arb_ternary_train.threads import recorded_threads
 
-__all__ = ["RunRequest", "train"]
-
 
 @frozen(kw_only=True)
 class RunRequest:

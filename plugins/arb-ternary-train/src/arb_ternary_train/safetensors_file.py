@@ -24,8 +24,6 @@ from torch import Tensor
 
 from arb_ternary.errors import ComponentError, DataError
 
-__all__ = ["DTYPES", "SafetensorsFile", "StoredTensor", "TensorParts", "write_safetensors"]
-
 
 class TensorParts(Protocol):
     """Tensors that are made one after another, so that they need not be in memory together."""

@@ -16,8 +16,6 @@ from arb_ternary_train.inspection import count_tensors, describe_model
 from arb_ternary_train.protocols import ImportedModel
 from arb_ternary_train.safetensors_file import SafetensorsFile
 
-__all__ = ["SafetensorsImporter", "build_safetensors_importer"]
-
 #: What the metadata of an export hold beside the attachments of the run.
 _FACTS: Final = ("name", "step", "model", "vocabulary_size", "versions", "structure")
 

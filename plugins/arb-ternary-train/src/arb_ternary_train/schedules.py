@@ -31,15 +31,6 @@ from arb_ternary.optim.protocol import inner_optimizers
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = [
-    "RATE_FACTOR",
-    "SCHEDULES",
-    "ScheduleName",
-    "apply_schedule",
-    "scheduled_groups",
-    "scheduled_value",
-]
-
 ScheduleName = Literal["cosine", "linear", "sqrt", "two_stage", "constant", "none"]
 SCHEDULES: Final[tuple[ScheduleName, ...]] = (
     "cosine",

@@ -17,16 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = [
-    "derive_seed",
-    "derived_generator",
-    "deterministic_algorithms",
-    "global_rng_state",
-    "preserved_global_rng",
-    "restore_global_rng",
-    "seed_everything",
-]
-
 
 def derive_seed(*parts: int | str) -> int:
     """A seed in [0, 2**63) that depends on every part and on their order: the head of their

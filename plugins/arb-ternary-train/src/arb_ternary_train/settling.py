@@ -23,8 +23,6 @@ from arb_ternary_train.options import LoopOptions
 from arb_ternary_train.protocols import Course, LeavesModel, PlansLoops, SettlesOptions
 from arb_ternary_train.schedules import scheduled_value
 
-__all__ = ["CHOSEN", "Settled", "course_of", "settle", "unsettled_faults"]
-
 #: Key of ``run.json``: what was chosen, by the path of the option.
 CHOSEN: Final = "chosen"
 #: Steps at which a schedule is looked at, at most.

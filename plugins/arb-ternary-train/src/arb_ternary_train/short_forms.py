@@ -20,8 +20,6 @@ from arb_ternary.plugins.registry import Registry
 from arb_ternary.specs import Spec
 from arb_ternary_train.specs import PolicySpec
 
-__all__ = ["POLICY", "has_policy", "write_out_policies"]
-
 #: The option of a phase.
 POLICY: Final = "policy"
 

@@ -9,8 +9,6 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
-__all__ = ["StopRequest"]
-
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 

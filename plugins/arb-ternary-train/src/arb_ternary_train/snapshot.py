@@ -17,8 +17,6 @@ from arb_ternary_train.model_state import ModelState, load_parts
 if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop
 
-__all__ = ["Snapshot", "copied"]
-
 #: What says where a loop is in its data and its schedule, as opposed to what it has learnt.
 _CURSOR: Final = ("step", "micro_batches", "skipped", "sampler", "rng")
 

@@ -12,20 +12,6 @@ from attrs.validators import deep_iterable, instance_of, matches_re
 
 from arb_ternary.specs import TARGET_PATTERN, Spec
 
-__all__ = [
-    "CheckSpec",
-    "ExporterSpec",
-    "GeneratorSpec",
-    "ImporterSpec",
-    "PolicySpec",
-    "StarterSpec",
-    "SystemSpec",
-    "TrackerSpec",
-    "TrainKeysSpec",
-    "TrainerSpec",
-]
-
-
 _target = [instance_of(str), matches_re(re.compile(TARGET_PATTERN))]
 
 

@@ -18,8 +18,6 @@ from arb_ternary_train.step_report import StepReport
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["LogOptions", "StandardConfig", "StandardPhase", "build", "log_and_evaluate"]
-
 
 @runtime_checkable
 class LogOptions(Protocol):

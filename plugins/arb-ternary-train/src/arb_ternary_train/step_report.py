@@ -9,8 +9,6 @@ from attrs import frozen
 
 from arb_ternary.optim.protocol import StepOutcome
 
-__all__ = ["StepReport"]
-
 
 @frozen
 class StepReport:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
     from arb_ternary_train.options import LoopOptions
 
-__all__ = ["fewest_as_fast", "fitting_threads", "recorded_threads", "settle_threads"]
-
 # : Multiplications that keep a thread busy for about a millisecond: threads that share less wait
 # more than they work.
 _SHARE: Final = 1 << 25

@@ -14,8 +14,6 @@ from arb_ternary.config.options import option
 from arb_ternary.errors import ArbError
 from arb_ternary.protocols.runs import RunContext
 
-__all__ = ["CsvConfig", "CsvTracker", "build_csv"]
-
 
 @frozen(kw_only=True)
 class CsvConfig:

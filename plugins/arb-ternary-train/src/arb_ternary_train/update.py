@@ -13,8 +13,6 @@ from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import OPTIMIZERS
 from arb_ternary_train.optim.joined import JoinedOptimizer
 
-__all__ = ["configure_ternary_training", "ternary_update"]
-
 
 def configure_ternary_training(
     model: nn.Module, accum_threshold: int = 32, e_accum_threshold: int = 32

@@ -20,8 +20,8 @@ from arb_ternary.optim.protocol import (
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_testing.component import make_choice
 from arb_ternary_train.audit import audit
-from arb_ternary_train.optim.adamw import AdamWConfig
 from arb_ternary_train.optim.adamw import build as build_adamw
+from arb_ternary_train.optim.config import AdamWConfig
 from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_votes.sign_votes import SignVotes
 

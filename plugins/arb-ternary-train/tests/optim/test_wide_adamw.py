@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from arb_ternary.optim.protocol import Trainable
-from arb_ternary_train.optim.adamw import AdamWConfig, build
+from arb_ternary_train.optim.adamw import build
+from arb_ternary_train.optim.config import AdamWConfig
 from arb_ternary_train.optim.wide_adamw import WideAdamW
 
 CONFIG = AdamWConfig(lr=1e-3)

@@ -18,7 +18,8 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary_testing.ranks import on_ranks
-from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.audit import audit
 from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.ranks.exchange import all_rows, own_rows, share_votes

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["BlockLoop", "lower_rates"]
-
 
 class BlockLoop(TrainingLoop):
     """Trains the block ``block`` of a decoder to give what the teacher's gives: L1 distance, mean

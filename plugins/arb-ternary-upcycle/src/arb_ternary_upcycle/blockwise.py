@@ -19,9 +19,10 @@ from arb_ternary_train.policy import add_counts
 from arb_ternary_train.progress import format_duration
 from arb_ternary_train.standard import log_and_evaluate
 from arb_ternary_upcycle.block_loop import BlockLoop
+from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.learning import only_learning, parts_of_blocks, refuse_idle_patterns
 from arb_ternary_upcycle.output_cache import OutputCache
-from arb_ternary_upcycle.stages import FloatModel, find_stage
+from arb_ternary_upcycle.stages import find_stage
 from arb_ternary_upcycle.streams import Streams
 from arb_ternary_upcycle.student import student_of
 from arb_ternary_upcycle.teacher_module import Teacher, as_student
@@ -31,8 +32,6 @@ from arb_ternary_upcycle.trend import Convergence, Decision, Trend
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
     from arb_ternary_train.step_report import StepReport
-
-__all__ = ["BlockwisePhase", "build"]
 
 #: Where a block begins to be compared with the end: the mean of so many first losses.
 _FIRST: Final = 10

@@ -15,8 +15,6 @@ from arb_ternary.protocols.data import BatchRequest
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["calibration_tokens", "held_out_tokens"]
-
 
 def calibration_tokens(
     context: TrainingContext, *, tokens: int, block_size: int, seed: int

@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["divergence"]
-
 
 def divergence(student_V: Tensor, teacher_V: Tensor, counts: Tensor, temperature: float) -> Tensor:
     """``T**2 * KL(teacher || student)`` in nats, mean over the predictions that count: float32

@@ -11,8 +11,6 @@ from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import Rule, option, optional
 from arb_ternary_train.specs import ExporterSpec
 
-__all__ = ["ExportConfig"]
-
 
 def _inside(value: str) -> bool:
     path = PurePosixPath(value)

@@ -16,8 +16,6 @@ from arb_ternary_upcycle.export_config import ExportConfig
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["ExportPhase", "build", "destination_of"]
-
 
 def destination_of(config: ExportConfig, run: Path) -> Path:
     """Where the phase writes in the run directory ``run``."""

@@ -36,16 +36,6 @@ from arb_ternary_text.models.rms_norm import rms_norm
 from arb_ternary_train.safetensors_file import SafetensorsFile
 from arb_ternary_upcycle.stage_options import FloatDtype
 
-__all__ = [
-    "DTYPES",
-    "FloatDtype",
-    "FloatModel",
-    "block_file",
-    "block_outline",
-    "ends_outline",
-    "float_config",
-]
-
 DTYPES: Final[Mapping[FloatDtype, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,

@@ -22,14 +22,12 @@ from arb_ternary_upcycle.float_model import (
     FORMAT,
     MODEL_FILE,
     VERSION,
-    FloatDtype,
     FloatModel,
     block_file,
     block_outline,
     ends_outline,
 )
-
-__all__ = ["FloatModelWriter"]
+from arb_ternary_upcycle.stage_options import FloatDtype
 
 #: What is being written, from before the first file on.
 PLAN_FILE: Final = "plan.json"

@@ -20,8 +20,6 @@ from arb_ternary_upcycle.student import check_student
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["FoldRotateConfig", "FoldRotatePhase", "build"]
-
 
 class FoldRotatePhase(StagePhase):
     """Writes the teacher's weights in another basis."""

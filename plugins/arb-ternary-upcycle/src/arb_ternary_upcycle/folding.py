@@ -22,8 +22,6 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_train.seeding import derived_generator
 from arb_ternary_upcycle.rotation import random_rotation
 
-__all__ = ["Basis", "in_basis", "untied", "without_preset"]
-
 _READS_ATTENTION = ("query", "key", "value")
 _READS_FEED_FORWARD = ("gate", "up")
 #: Rows of embedding and head that are multiplied at a time.

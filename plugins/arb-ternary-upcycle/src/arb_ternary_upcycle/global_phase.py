@@ -29,8 +29,6 @@ from arb_ternary_upcycle.training_options import GlobalConfig
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["DistillingLoop", "GlobalPhase", "build"]
-
 #: The student may begin with a held-out loss of so many times the teacher's.
 MOST: Final = 1.5
 #: Batches of the comparison at least.

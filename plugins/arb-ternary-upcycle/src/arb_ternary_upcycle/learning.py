@@ -14,8 +14,6 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.options import LoopOptions
 from arb_ternary_train.part_names import is_named, near, parts_of
 
-__all__ = ["only_learning", "parts_of_blocks", "refuse_idle_patterns"]
-
 
 @contextmanager
 def only_learning(model: nn.Module, part: nn.Module) -> Iterator[None]:

@@ -28,8 +28,6 @@ from arb_ternary_upcycle.teacher import PretrainedModel, read_teacher
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["LoadTeacherConfig", "LoadTeacherPhase", "build"]
-
 #: Longest sample of the probe; a teacher's whole context would make few samples of much work.
 _LONGEST = 256
 #: Ids by whose text two tokenizers are compared.

@@ -21,8 +21,6 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-__all__ = ["OutputCache", "Place", "inputs_digest"]
-
 Kind = Literal["student", "teacher", "attention"]
 
 # : Format mark, sample id, digest of the inputs, positions, width, digest of everything before and

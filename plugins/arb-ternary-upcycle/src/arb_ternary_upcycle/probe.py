@@ -8,8 +8,6 @@ from torch import Tensor
 
 from arb_ternary_upcycle.float_model import FloatModel
 
-__all__ = ["probe_loss"]
-
 
 @torch.no_grad()
 def probe_loss(model: FloatModel, tokens_NS: Tensor) -> float:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["random_rotation"]
-
 
 def random_rotation(size: int, generator: torch.Generator) -> Tensor:
     """An orthogonal matrix, float64 ``[size, size]``."""

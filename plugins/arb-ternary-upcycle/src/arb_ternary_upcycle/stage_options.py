@@ -12,8 +12,6 @@ from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import non_negative, option, positive
 from arb_ternary_text.models.config import DecoderConfig
 
-__all__ = ["FloatDtype", "FoldRotateConfig", "LoadTeacherConfig", "SurgeryConfig"]
-
 FloatDtype = Literal["float32", "bfloat16"]
 Policy = Literal["svd", "random", "fresh"]
 

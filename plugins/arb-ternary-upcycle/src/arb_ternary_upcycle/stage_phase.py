@@ -18,8 +18,6 @@ from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["StagePhase"]
-
 
 class StagePhase(ABC):
     """Writes a float model; the run's own model stays as it is.

@@ -11,19 +11,7 @@ from typing import Final, Literal, Protocol
 from arb_ternary.errors import DataError
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.init_from import run_of
-from arb_ternary_upcycle.float_model import MODEL_FILE, FloatModel, float_config
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
-
-__all__ = [
-    "MADE_BY",
-    "FloatModel",
-    "FloatModelWriter",
-    "StageName",
-    "find_stage",
-    "float_config",
-    "lineage",
-    "stage_folder",
-]
+from arb_ternary_upcycle.float_model import MODEL_FILE, FloatModel
 
 StageName = Literal["teacher", "prepared", "surgery"]
 

@@ -21,8 +21,6 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_upcycle.output_cache import OutputCache, Place, inputs_digest
 from arb_ternary_upcycle.teacher_module import Teacher
 
-__all__ = ["Streams", "updates_of"]
-
 
 class Streams:
     """What enters a block of the student, and what it is to give.

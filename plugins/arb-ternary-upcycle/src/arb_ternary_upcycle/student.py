@@ -11,8 +11,6 @@ from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 
-__all__ = ["check_options", "check_student", "student_of"]
-
 
 def student_of(model: nn.Module) -> Decoder:
     """The run's model.

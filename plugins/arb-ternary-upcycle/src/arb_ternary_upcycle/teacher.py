@@ -20,9 +20,8 @@ from arb_ternary_train.importing import filled_model, find_source
 from arb_ternary_train.inspection import is_run
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.seeding import preserved_global_rng
-from arb_ternary_upcycle.float_model import DTYPES, FloatDtype, float_config
-
-__all__ = ["PretrainedModel", "read_teacher"]
+from arb_ternary_upcycle.float_model import DTYPES, float_config
+from arb_ternary_upcycle.stage_options import FloatDtype
 
 
 @frozen(eq=False)

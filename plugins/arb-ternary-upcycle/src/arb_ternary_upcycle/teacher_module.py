@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_upcycle.float_model import DTYPES, FloatDtype
-from arb_ternary_upcycle.stages import FloatModel
+from arb_ternary_upcycle.float_model import DTYPES, FloatModel
+from arb_ternary_upcycle.stage_options import FloatDtype
 from arb_ternary_upcycle.student import student_of
-
-__all__ = ["Teacher", "as_student"]
 
 
 class Teacher(nn.Module):

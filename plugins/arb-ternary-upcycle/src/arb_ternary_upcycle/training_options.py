@@ -17,8 +17,6 @@ from arb_ternary_upcycle.stage_options import FloatDtype
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
 
-__all__ = ["BlockwiseConfig", "GlobalConfig"]
-
 _TEACHER: Final = (
     "stage folder, or a run that has stages; null = the run's own stage prepared or else teacher, "
     "or that of the run "

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from attrs import asdict, define, field, frozen
 
-__all__ = ["Autotune", "Convergence", "Decision", "Trend"]
-
 #: Decay of the running mean of the losses.
 _DECAY: Final = 0.9
 # : A mean is lower than the lowest so far when it is so by this share of it, as torch's

@@ -25,8 +25,8 @@ from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_upcycle.benchmark import phase as phases
 from arb_ternary_upcycle.benchmark.measurements import Measurements
 from arb_ternary_upcycle.float_model import float_config
+from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.report import writing
-from arb_ternary_upcycle.stages import FloatModelWriter
 from arb_ternary_upcycle.verification import fidelity, kv_cache
 
 CONFIG = """

@@ -20,13 +20,12 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.checkpoint import CheckpointStore
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_upcycle.float_model import float_config
+from arb_ternary_upcycle.float_model import FloatModel, float_config
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.projection import phase as module
 from arb_ternary_upcycle.projection.filling import check_projectable, fill
 from arb_ternary_upcycle.projection.sequential import Plan, SequentialProjection
 from arb_ternary_upcycle.projection.solve import Recipe
-from arb_ternary_upcycle.stages import FloatModel
 
 #: A Llama but for its attention.
 DECOUPLED: dict[str, Any] = {

@@ -20,7 +20,8 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import LogFile, Silent
 from arb_ternary_train.report import RunReport
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_upcycle.stages import FloatModelWriter, float_config
+from arb_ternary_upcycle.float_model import float_config
+from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 
 CONFIG = """
 name: tiny

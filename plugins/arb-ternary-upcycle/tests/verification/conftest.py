@@ -17,7 +17,7 @@ from arb_ternary_text.data.source import StreamSource
 from arb_ternary_text.data.tokenizers import ByteTokenizer, encode_stream
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_upcycle.stages import FloatModelWriter
+from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 
 
 def write_stage(path: Path, model: Decoder) -> Path:

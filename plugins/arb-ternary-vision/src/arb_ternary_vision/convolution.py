@@ -12,8 +12,6 @@ from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import GroupSize, VoteOptions
 from arb_ternary_vision.convolution_ops import convolution
 
-__all__ = ["TernaryConv1d", "TernaryConv2d"]
-
 Pair = tuple[int, int]
 
 

@@ -22,17 +22,6 @@ from arb_ternary_text.models.rotary import rotary_angles
 from arb_ternary_vision.convolution import TernaryConv2d
 from arb_ternary_vision.sizes import Pair, pair
 
-__all__ = [
-    "ChannelNorm",
-    "FloatConv2d",
-    "Geometry",
-    "Patches",
-    "grid_positions",
-    "make_channel_norm",
-    "make_conv",
-    "make_patches",
-]
-
 
 class Geometry(NamedTuple):
     """Where a convolution reads: height and width of each."""

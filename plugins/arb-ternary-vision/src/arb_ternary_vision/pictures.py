@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from arb_ternary.errors import ArbError
 from arb_ternary_train.durable import replacing
 
-__all__ = ["as_shown", "draw_confusion", "draw_sheet", "save_figure"]
-
 #: Most classes whose cells hold their number, and whose names are written out.
 _MOST_NUMBERS: Final = 25
 _MOST_NAMES: Final = 60

@@ -19,8 +19,6 @@ from arb_ternary.protocols.data import Batch, MaskContext, MaskingStrategy
 from arb_ternary_train.evaluate import evaluation_mode, forward_arguments
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 
-__all__ = ["Predictions", "class_names", "classify_batches"]
-
 
 @frozen(eq=False)
 class Predictions:

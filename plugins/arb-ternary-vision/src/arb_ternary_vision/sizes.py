@@ -8,8 +8,6 @@ from typing import Any, Final, TypeAlias
 
 from arb_ternary.config.options import Rule
 
-__all__ = ["MAX_SIDE", "Pair", "pair", "size"]
-
 Pair: TypeAlias = tuple[int, int]
 
 #: Longest side of an image, a bound against a mistyped number that would allocate for minutes.

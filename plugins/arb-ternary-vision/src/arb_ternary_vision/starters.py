@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["DIGITS"]
-
 #: A pure-ternary classifier of handwritten digits.
 DIGITS: Final[dict[str, Any]] = {
     "name": "digits",

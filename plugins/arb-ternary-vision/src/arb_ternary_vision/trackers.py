@@ -15,8 +15,6 @@ from arb_ternary.config.options import option, optional, positive
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["ConfusionConfig", "ConfusionMatrix", "build_confusion_matrix"]
-
 
 @frozen(kw_only=True)
 class ConfusionConfig:

@@ -13,7 +13,8 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_text.models.config import FLOAT_PARTS
 from arb_ternary_train.audit import audit
-from arb_ternary_vision.models.captioner import Captioner, CaptionerConfig
+from arb_ternary_vision.models.captioner import Captioner
+from arb_ternary_vision.models.captioner_config import CaptionerConfig
 
 VOCABULARY = 7
 FLOAT = {"float_parts": FLOAT_PARTS, "activations": "float", "group_size": 128}

@@ -15,8 +15,10 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_text.models.config import FLOAT_PARTS
 from arb_ternary_train.audit import audit
-from arb_ternary_vision.models.convnet import Convnet, ConvnetConfig
-from arb_ternary_vision.models.vit import Vit, VitConfig
+from arb_ternary_vision.models.convnet import Convnet
+from arb_ternary_vision.models.convnet_config import ConvnetConfig
+from arb_ternary_vision.models.vit import Vit
+from arb_ternary_vision.models.vit_config import VitConfig
 
 CLASSES = 5
 VIT = {"width": 16, "layers": 2, "heads": 2, "image_size": (4, 6), "group_size": 32}

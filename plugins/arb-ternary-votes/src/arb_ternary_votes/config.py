@@ -14,8 +14,6 @@ from arb_ternary.config.options import Rule, option
 from arb_ternary.optim.protocol import Planned
 from arb_ternary_votes.rate import AUTO, rate_of
 
-__all__ = ["MomentumVotesConfig", "ScaledVotesConfig", "SignVotesConfig"]
-
 _threshold = and_(instance_of(int), ge(1), le(127))
 _rate = Rule(
     "greater than 0, or auto", lambda value: value == AUTO or value > 0, {"exclusiveMinimum": 0}

@@ -21,8 +21,6 @@ from torch import Tensor
 from arb_ternary.backends.protocol import KernelBackend
 from arb_ternary.counters.hashing import HASH_USES, MICRO_BITS, SEED, STEP, STREAM, counter_hash
 
-__all__ = ["LARGEST_UNIT", "USE_VOTE_SUM", "in_quanta"]
-
 #: Use of the counter hash, beside those of core's kernels.
 USE_VOTE_SUM: Final = 6
 #: Quanta beyond which a unit is the same as a full accumulator.

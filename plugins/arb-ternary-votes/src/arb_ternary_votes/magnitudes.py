@@ -32,8 +32,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["FRACTION", "Magnitudes", "mitchell_log2"]
-
 #: Units a factor of two.
 FRACTION: Final = 256
 # : ``E|x| / sqrt(E x**2)`` of a Gaussian: what turns a mean of absolute values into a standard

@@ -31,8 +31,6 @@ from arb_ternary_votes.config import MomentumVotesConfig
 from arb_ternary_votes.normalised_votes import NormalisedVotes
 from arb_ternary_votes.servo import exact_threshold, level_of, next_level, whole_threshold
 
-__all__ = ["SPREADS", "MomentumVotes", "build"]
-
 # : Standard deviation of the momentum of independent gradients by bits of an accumulator, in
 # quanta, where ``quanta`` is : not given: five of them fit into 8 bits, and three into 4 with the
 # noise of rounding, which is as large as the votes.

@@ -19,8 +19,6 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.magnitudes import Magnitudes
 from arb_ternary_votes.sign_votes import effective_threshold
 
-__all__ = ["NormalisedVotes", "casts_integers", "has_exact_gradient"]
-
 
 class NormalisedVotes(TernaryOptimizer):
     """Casts votes by ``cast_scaled_votes`` and applies them by ``apply_scaled_votes``; a rule says

@@ -22,8 +22,6 @@ from torch import Tensor
 
 from arb_ternary_votes.weight_gradients import TINY, arguments_of, even
 
-__all__ = ["ROUNDS", "TRANSFORM", "arguments", "half_orthogonal", "orthogonalised"]
-
 #: What a module's ``transform`` is set to.
 TRANSFORM: Final = f"{__name__}:arguments"
 

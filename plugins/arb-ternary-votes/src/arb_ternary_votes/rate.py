@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["AUTO", "rate_of"]
-
 #: The value of ``lr`` that asks for it.
 AUTO: Final = "auto"
 

@@ -36,8 +36,6 @@ from arb_ternary_votes.orthogonal import TRANSFORM as HALF_ORTHOGONAL
 from arb_ternary_votes.spectral_clip import TRANSFORM as CLIPPED
 from arb_ternary_votes.weight_gradients import HEAD
 
-__all__ = ["CELLS", "USE_SPREAD", "ScaledVotes", "ScaledVotesConfig", "build", "spread_votes"]
-
 #: Use of the counter hash, beside those of core's kernels and of sums of three levels.
 USE_SPREAD: Final = 7
 

@@ -25,8 +25,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["FRACTION", "exact_threshold", "level_of", "next_level", "whole_threshold"]
-
 #: Levels a factor of two.
 FRACTION: Final = 4096
 _FRACTION_BITS: Final = 12

@@ -23,8 +23,6 @@ from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.config import SignVotesConfig
 
-__all__ = ["SignVotes", "SignVotesConfig", "build", "effective_threshold"]
-
 
 def effective_threshold(
     threshold: int, lr: float, gain: float, signal: float | None, mean: float | None

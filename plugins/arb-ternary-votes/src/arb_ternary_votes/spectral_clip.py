@@ -25,8 +25,6 @@ from torch import Tensor
 
 from arb_ternary_votes.weight_gradients import TINY, arguments_of, even
 
-__all__ = ["FLOOR", "RANK", "TRANSFORM", "arguments", "clipped"]
-
 #: What a module's ``transform`` is set to.
 TRANSFORM: Final = f"{__name__}:arguments"
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from arb_ternary.backends.vote_state import VoteState
 
-__all__ = ["HEAD", "TINY", "arguments_of", "even"]
-
 # : What the last linear of a model is called. Its rows are classes, most of which one batch hardly
 # knows, and it learns : better from its gradient as it is.
 HEAD: Final = "head"

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["UNIT", "Bits"]
-
 #: Columns of a word.
 UNIT: Final = 16
 

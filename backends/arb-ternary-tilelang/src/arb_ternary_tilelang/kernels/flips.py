@@ -5,8 +5,6 @@ from typing import Any
 from arb_ternary_tilelang.kernels.bits import UNIT, Bits
 from arb_ternary_tilelang.lane import Lane, Option, given
 
-__all__ = ["flip_exponents", "flip_trits"]
-
 
 def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: int, K: int) -> Any:
     """Crossings move trits by a step; what happens to the accumulators is ``scaled``'s and

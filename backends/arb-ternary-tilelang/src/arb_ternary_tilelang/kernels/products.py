@@ -5,8 +5,6 @@ from typing import Any
 from arb_ternary_tilelang.kernels.bits import UNIT, Bits
 from arb_ternary_tilelang.lane import Lane, Option, Tiles, given
 
-__all__ = ["SUMS", "finish", "gemv", "lookup", "product"]
-
 #: A mode of :func:`product`: exact int32 sums, to be combined by the caller.
 SUMS = "sums"
 

@@ -7,8 +7,6 @@ from typing import Any
 from arb_ternary_tilelang.kernels.bits import Bits
 from arb_ternary_tilelang.lane import Lane, Option, given
 
-__all__ = ["largest", "quantize_gradient", "quantize_rows"]
-
 #: The bits of an infinity; those of a NaN are larger.
 INFINITY = 0x7F800000
 

@@ -7,8 +7,6 @@ from typing import Any
 from arb_ternary_tilelang.kernels.bits import UNIT, Bits
 from arb_ternary_tilelang.lane import Lane
 
-__all__ = ["pack", "pack_nibbles", "unpack", "unpack_nibbles"]
-
 
 def pack(lane: Lane, *, N: int, K: int) -> Any:
     """int8 ``[N, K]`` in -1..1 to words ``[N, ceil(K / 16)]``; columns beyond the row's end

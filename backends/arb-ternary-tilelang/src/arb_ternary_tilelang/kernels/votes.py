@@ -9,8 +9,6 @@ from attrs import frozen
 from arb_ternary_tilelang.kernels.bits import UNIT, Bits
 from arb_ternary_tilelang.lane import Lane, Option, Tiles, given
 
-__all__ = ["FACTORS", "LOOKUP", "PRODUCT", "SHIFTS", "SIGN", "Rule", "cast", "settle"]
-
 #: Where a gradient comes from: ``grad.T @ x``, or the sum of the gradients of each id.
 PRODUCT = "product"
 LOOKUP = "lookup"

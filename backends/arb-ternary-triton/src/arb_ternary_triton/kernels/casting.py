@@ -13,14 +13,6 @@ import triton.language as tl
 
 from arb_ternary_triton.kernels.common import draw_at, floor_of, load_trits, load_votes, store_votes
 
-__all__ = [
-    "lookup_votes_kernel",
-    "product_votes_kernel",
-    "settle_correlation_kernel",
-    "settle_exponents_kernel",
-    "settle_sums_kernel",
-]
-
 
 @triton.jit
 def _scale_exponent(scale):

@@ -5,19 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "BLOCK",
-    "LANES",
-    "draw",
-    "floor_of",
-    "load_trits",
-    "load_votes",
-    "pack_planes",
-    "power_of_two",
-    "store_trits",
-    "store_votes",
-]
-
 BLOCK = tl.constexpr(128)
 LANES = tl.constexpr(32)
 #: A byte of four zero trits.

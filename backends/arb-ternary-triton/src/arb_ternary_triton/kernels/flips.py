@@ -13,8 +13,6 @@ from arb_ternary_triton.kernels.common import (
     store_votes,
 )
 
-__all__ = ["flip_exponents_kernel", "flip_kernel"]
-
 
 @triton.jit
 def _leaked(a, leak):

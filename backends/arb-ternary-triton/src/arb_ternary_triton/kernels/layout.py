@@ -7,8 +7,6 @@ import triton.language as tl
 
 from arb_ternary_triton.kernels.common import load_votes, store_votes
 
-__all__ = ["pack_kernel", "unpack_kernel"]
-
 
 @triton.jit
 def pack_kernel(

@@ -13,8 +13,6 @@ import triton.language as tl
 
 from arb_ternary_triton.kernels.common import load_trits, power_of_two
 
-__all__ = ["finish_kernel", "grad_input_kernel", "linear_kernel", "lookup_kernel", "row_kernel"]
-
 BLOCK = tl.constexpr(128)
 LANES = tl.constexpr(32)
 BAND = tl.constexpr(7)

@@ -7,8 +7,6 @@ import triton.language as tl
 
 from arb_ternary_triton.kernels.common import draw, floor_of, power_of_two
 
-__all__ = ["largest_kernel", "quantize_gradient_kernel", "quantize_rows_kernel"]
-
 # : 1.5 * 2**23: adding and subtracting it rounds a float32 below 2**22 to the nearest integer, ties
 # to even.
 ROUNDER = tl.constexpr(12582912.0)

@@ -9,16 +9,6 @@ import triton.language as tl
 
 from arb_ternary_triton.kernels.common import BLOCK, LANES, draw, load_trits
 
-__all__ = [
-    "add_digits_kernel",
-    "apply_flips_kernel",
-    "check_flips_kernel",
-    "count_flips_kernel",
-    "list_flips_kernel",
-    "pack_digits_kernel",
-    "quanta_kernel",
-]
-
 
 @triton.jit
 def pack_digits_kernel(

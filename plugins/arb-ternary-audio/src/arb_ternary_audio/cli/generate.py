@@ -16,8 +16,6 @@ from arb_ternary_train.openmp import wait_passively
 if TYPE_CHECKING:
     from arb_ternary_audio.codes.codec import SoundCodec
 
-__all__ = ["sound"]
-
 #: Longest prompt, in seconds.
 _LONGEST = 60.0
 

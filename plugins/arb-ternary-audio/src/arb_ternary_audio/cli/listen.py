@@ -12,8 +12,6 @@ from arb_ternary.cli.output import print_table
 from arb_ternary.errors import UsageProblem
 from arb_ternary_train.openmp import wait_passively
 
-__all__ = ["listen"]
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))

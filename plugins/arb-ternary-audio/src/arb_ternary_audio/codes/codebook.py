@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from arb_ternary.errors import DataError
 
-__all__ = ["fit_codebook", "nearest_codes"]
-
 Levels = NDArray[np.uint8]
 #: Frames compared at a time: bounds the memory for distances.
 _CHUNK: Final = 4096

@@ -16,8 +16,6 @@ from arb_ternary.errors import DataError
 from arb_ternary_audio.codes.codebook import nearest_codes
 from arb_ternary_audio.features.mel import MelConfig
 
-__all__ = ["SoundCodec"]
-
 
 @attrs.frozen(eq=False)
 class SoundCodec:

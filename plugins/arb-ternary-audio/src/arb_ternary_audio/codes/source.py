@@ -20,8 +20,6 @@ from arb_ternary_audio.data.spectrograms import SpectrogramSource
 from arb_ternary_text.data.source import StreamSource
 from arb_ternary_text.data.tokenizers import IdTokenizer
 
-__all__ = ["CODEC", "AudioCodesConfig", "CodesSource", "build"]
-
 #: Under what name a run keeps the codec.
 CODEC: Final = "sound_codec"
 #: Frames that the codebook is fitted to, spread evenly over all.

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from arb_ternary.errors import DataError
 
-__all__ = ["SUFFIXES", "read_sound", "resampled"]
-
 #: Endings of the files that are read.
 SUFFIXES: Final = (".wav", ".flac", ".ogg")
 #: Rates in Hz and channels that a file may claim.

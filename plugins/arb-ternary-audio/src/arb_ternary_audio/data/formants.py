@@ -18,8 +18,6 @@ from arb_ternary_audio.data.recordings import Recordings, as_pcm
 from arb_ternary_audio.data.spectrograms import SpectrogramSource, spectrogram_source, tuning_split
 from arb_ternary_audio.features.mel import MelConfig
 
-__all__ = ["FormantsConfig", "build", "synthetic_words"]
-
 #: Decibels from the noisiest word to the clearest.
 _SPREAD: Final = 20.0
 

@@ -14,8 +14,6 @@ from typing import Final
 
 from attrs import frozen
 
-__all__ = ["PHONES", "WORDS", "Segment"]
-
 
 @frozen
 class Segment:

@@ -12,8 +12,6 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-__all__ = ["Recordings", "as_pcm"]
-
 
 @frozen(eq=False)
 class Recordings:

@@ -17,8 +17,6 @@ from arb_ternary_audio.features.mel import MelConfig
 from arb_ternary_text.data.source import DEFAULT_FRACTION, part
 from arb_ternary_vision.data.source import split_by_class
 
-__all__ = ["SoundsConfig", "build", "read_folder"]
-
 #: Bytes of 16-bit samples that a source may hold.
 _MEMORY: Final = 1 << 32
 

@@ -14,8 +14,6 @@ from arb_ternary_audio.data.recordings import Recordings
 from arb_ternary_audio.features.mel import MelConfig
 from arb_ternary_vision.data.source import LABELS, LabelledSource, split_by_class
 
-__all__ = ["SpectrogramSource", "spectrogram_source", "tuning_split"]
-
 
 @attrs.frozen(eq=False, kw_only=True)
 class SpectrogramSource(LabelledSource):

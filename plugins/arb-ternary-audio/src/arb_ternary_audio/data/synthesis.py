@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 
 from arb_ternary_audio.data.phones import PHONES, Segment
 
-__all__ = ["LENGTH", "SAMPLE_RATE", "Voice", "draw_voice", "say", "utter"]
-
 Floats = NDArray[np.float64]
 
 SAMPLE_RATE: Final = 8000

@@ -14,8 +14,6 @@ from torch import Tensor
 from arb_ternary_audio.features.mel import MelConfig, mel_filter_bank
 from arb_ternary_audio.features.spectrogram import short_time_spectrum
 
-__all__ = ["band_power", "griffin_lim", "magnitudes_of", "to_waves"]
-
 
 def band_power(picture_NMT: Tensor, config: MelConfig) -> Tensor:
     """Power relative to the loudest point, ``[N, M, T]`` float64, of pictures in [-1, 1]; -1 is

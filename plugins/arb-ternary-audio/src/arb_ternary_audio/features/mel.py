@@ -22,8 +22,6 @@ from arb_ternary.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MelConfig", "from_mel", "mel_filter_bank", "to_mel"]
-
 #: Samples a window: the Fourier transform is fastest, and its lower half exact, for even numbers.
 _even = Rule(
     "an even number from 16 to 16384",

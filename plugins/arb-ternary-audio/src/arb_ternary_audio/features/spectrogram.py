@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = [
-    "LEVELS",
-    "as_pictures",
-    "decibels",
-    "log_mel",
-    "mel_pictures",
-    "mel_power",
-    "short_time_spectrum",
-]
-
 #: The highest grey level of a picture.
 LEVELS: Final = 255
 #: Sounds transformed at a time: bounds the memory for spectra.

@@ -16,8 +16,6 @@ from arb_ternary_bench.cli.bench_step import step
 from arb_ternary_bench.cli.bench_train import train
 from arb_ternary_bench.cli.quality import quality
 
-__all__ = ["bench"]
-
 
 @click.group()
 def bench() -> None:

@@ -14,8 +14,6 @@ from arb_ternary_bench.cli.report import report, write_result
 if TYPE_CHECKING:
     from arb_ternary_bench.generation.cases import ClockName
 
-__all__ = ["generate"]
-
 _SHAPES = "0.6m,125m,1b,2b"
 
 

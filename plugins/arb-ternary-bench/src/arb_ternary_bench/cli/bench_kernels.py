@@ -13,8 +13,6 @@ from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary_bench.cli.lists import parse_counts, parse_list
 from arb_ternary_bench.cli.report import report, write_result
 
-__all__ = ["backend_names", "device_name", "kernels", "parse_shape"]
-
 _SHAPES = "4096x4096,11008x4096,4096x11008,2560x2560,1024x1024,512x512,256x256"
 _ROWS = "1,4,16,64,256,512,2048"
 

@@ -9,8 +9,6 @@ import click
 from arb_ternary.cli.options import as_json, overrides
 from arb_ternary.cli.output import print_json, print_table
 
-__all__ = ["network"]
-
 
 @click.command()
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))

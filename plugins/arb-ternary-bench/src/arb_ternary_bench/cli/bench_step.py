@@ -12,8 +12,6 @@ from arb_ternary.cli.output import print_json
 from arb_ternary_bench.cli.bench_kernels import backend_names, device_name, parse_shape
 from arb_ternary_bench.cli.report import report, write_result
 
-__all__ = ["step"]
-
 
 def _shape(
     _context: click.Context, _parameter: click.Parameter, text: str | None

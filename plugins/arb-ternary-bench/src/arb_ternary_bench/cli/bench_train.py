@@ -12,8 +12,6 @@ from arb_ternary_bench.cli.bench_kernels import backend_names
 from arb_ternary_bench.cli.lists import named_ones, parse_counts, parse_list
 from arb_ternary_bench.cli.report import report, write_result
 
-__all__ = ["train"]
-
 _SIZES = "demo,512x8,1024x12,2048x4"
 
 

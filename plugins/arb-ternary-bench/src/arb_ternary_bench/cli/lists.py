@@ -7,8 +7,6 @@ from typing import TypeVar
 
 import click
 
-__all__ = ["named_ones", "parse_counts", "parse_list"]
-
 T = TypeVar("T")
 
 

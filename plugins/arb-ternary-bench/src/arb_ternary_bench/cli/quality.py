@@ -13,8 +13,6 @@ from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.plugins.manager import manager
 from arb_ternary_bench.quality.sizes import SIZES
 
-__all__ = ["quality"]
-
 
 def _names(
     _context: click.Context, _parameter: click.Parameter, text: str | None

@@ -10,8 +10,6 @@ import click
 
 from arb_ternary.cli.output import print_json, print_table
 
-__all__ = ["ResultTable", "report", "write_result"]
-
 
 class ResultTable(Protocol):
     """A module that makes a table of a bench's result."""

@@ -17,8 +17,6 @@ from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.errors import EnvironmentProblem, UsageProblem, nearest
 from arb_ternary_bench.roofline import GPUS, OPS, Gpu, Work, occupancy, work
 
-__all__ = ["explain_op", "roofline"]
-
 
 @click.command()
 @click.argument("op")

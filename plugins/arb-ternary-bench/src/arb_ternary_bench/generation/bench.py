@@ -30,8 +30,6 @@ from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
 from arb_ternary_bench.kernels.facts import bench_facts, load_average
 from arb_ternary_bench.steps.resident import available_bytes
 
-__all__ = ["FORMAT", "VERSION", "GenerateBench", "run_generate_bench"]
-
 FORMAT: Final = "arb-bench-generate"
 VERSION: Final = 1
 #: Whose rates others are compared with, by the key of the ratio.

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from arb_ternary_bench.steps.resident import resident_bytes
 
-__all__ = ["CLOCKS", "Case", "ClockName", "Session", "measure_case", "warm_up"]
-
 ClockName = Literal["wall", "processor"]
 # : Seconds that pass, or that the threads of this process compute: with one thread, what a busy
 # machine tells apart.

@@ -19,8 +19,6 @@ from arb_ternary_bench.generation.cases import CLOCKS, Case, ClockName, measure_
 from arb_ternary_bench.generation.contenders import LLAMA_CPP, Contender, open_session
 from arb_ternary_bench.generation.shapes import SHAPES, GenerationShape
 
-__all__ = ["measure_bandwidth", "measure_contender"]
-
 _MODULE: Final = "arb_ternary_bench.generation.child"
 _SMALL: Final = SHAPES["tiny"]
 

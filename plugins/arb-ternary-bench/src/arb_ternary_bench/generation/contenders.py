@@ -18,17 +18,6 @@ from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
 if TYPE_CHECKING:
     from arb_ternary_text.models.cache import CacheNumbers
 
-__all__ = [
-    "BFLOAT16",
-    "INT8_CACHE",
-    "LLAMA_CPP",
-    "Contender",
-    "missing",
-    "needed_bytes",
-    "obstacle",
-    "open_session",
-]
-
 #: llama.cpp's types by the names of their contenders.
 LLAMA_CPP: Final = {"tq2_0": "TQ2_0", "tq1_0": "TQ1_0"}
 BFLOAT16: Final = "bfloat16"

@@ -22,8 +22,6 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import TiedHead
 from arb_ternary_train.build import undrawn, without_accumulators
 
-__all__ = ["DecoderSession", "bfloat16_decoder", "ternary_decoder"]
-
 
 class DecoderSession:
     """A decoder that reads tokens and takes the likeliest next ones.

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from arb_ternary_bench.generation.shapes import GenerationShape
 
-__all__ = ["BLOCK", "BLOCK_BYTES", "file_bytes", "write_random_gguf"]
-
 #: Weights that share a scale in TQ1_0 and TQ2_0; rows are whole blocks.
 BLOCK: Final = 256
 #: Bytes of such a block, by the type's name.

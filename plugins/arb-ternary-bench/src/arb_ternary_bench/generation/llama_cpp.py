@@ -20,8 +20,6 @@ from arb_ternary.errors import ArbError
 from arb_ternary_bench.generation.gguf_file import BLOCK, BLOCK_BYTES
 from arb_ternary_bench.generation.shapes import GenerationShape
 
-__all__ = ["INSTALL", "LlamaCpp", "installed"]
-
 INSTALL: Final = "pip install xllamacpp gguf"
 #: Module, distribution, and the library in its folder that has llama.cpp's C functions.
 _PLACES: Final = (

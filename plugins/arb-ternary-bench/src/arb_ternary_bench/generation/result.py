@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["COLUMNS", "markdown", "notes", "rows"]
-
 COLUMNS: Final = (
     "model",
     "prompt x batch",

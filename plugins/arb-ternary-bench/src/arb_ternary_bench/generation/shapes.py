@@ -10,8 +10,6 @@ from attrs import frozen
 
 from arb_ternary_text.models.config import DecoderConfig
 
-__all__ = ["SHAPES", "GenerationShape"]
-
 GroupSize = Literal[32, 64, 128, 256, "row"]
 
 

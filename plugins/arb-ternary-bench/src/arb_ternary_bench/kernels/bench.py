@@ -34,8 +34,6 @@ from arb_ternary_bench.kernels.probes import Probe, peak_probe, read_probe
 from arb_ternary_bench.kernels.record import cell_record
 from arb_ternary_bench.kernels.timing import Clock, measure, processor_clock
 
-__all__ = ["FORMAT", "VERSION", "KernelBench", "run_kernel_bench", "with_threads"]
-
 FORMAT: Final = "arb-bench-kernels"
 VERSION: Final = 1
 

@@ -11,8 +11,6 @@ from typing import Final
 
 from attrs import frozen
 
-__all__ = ["Cache", "copies_beyond", "last_level_cache"]
-
 #: Taken where the system does not tell.
 _GUESS: Final = 64 << 20
 #: Copies of a cold operand take this many times the cache: replacement is not strictly by age.

@@ -17,8 +17,6 @@ from arb_ternary.errors import ArbError
 from arb_ternary_bench.kernels.cache import copies_beyond
 from arb_ternary_bench.kernels.timing import Variant
 
-__all__ = ["Cell", "Contender", "Role", "check_close", "check_equal", "poisoned"]
-
 Role = Literal["backend", "torch bfloat16", "torch int8", "torch AdamW", "peer", "probe"]
 
 

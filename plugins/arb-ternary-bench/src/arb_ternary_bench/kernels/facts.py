@@ -17,8 +17,6 @@ import arb_ternary
 from arb_ternary.plugins.manager import manager
 from arb_ternary_bench.compare import machine_facts
 
-__all__ = ["bench_facts", "commit", "load_average"]
-
 
 def bench_facts(backends: Sequence[str]) -> dict[str, Any]:
     """Machine, threads, load, and the versions of core, of torch and of what supplies each

@@ -19,19 +19,6 @@ from arb_ternary_bench.kernels.cache import Cache
 from arb_ternary_bench.kernels.cells import Cell, Contender
 from arb_ternary_bench.kernels.timing import Variant
 
-__all__ = [
-    "SPACING",
-    "EventClock",
-    "WaitingClock",
-    "as_graph",
-    "check_device",
-    "gpu_clock",
-    "gpu_facts",
-    "on_device",
-    "second_level_cache",
-    "small",
-]
-
 # : Cycles that the GPU idles before a call, about half a millisecond: meanwhile the call is queued,
 # so that what is : timed is the GPU's work and not the time that Python takes to ask for it.
 _HEAD_START: Final = 1_000_000

@@ -11,8 +11,6 @@ import torch
 from arb_ternary_bench.kernels.probes import Probe
 from arb_ternary_bench.kernels.timing import Variant
 
-__all__ = ["copy_probe", "matrix_probe"]
-
 #: Least bytes of the copied buffer, and how many caches it takes otherwise.
 _LEAST_BUFFER: Final = 512 << 20
 _BUFFER_CACHES: Final = 8

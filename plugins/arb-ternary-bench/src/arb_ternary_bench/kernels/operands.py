@@ -15,8 +15,6 @@ from torch import Tensor
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_bench.kernels.cells import Cell
 
-__all__ = ["Operands", "exact_grad_input", "exact_linear"]
-
 #: Exponents of random weights: as close together as training leaves them.
 _EXPONENTS: Final = (-8, -6)
 #: Rows of the weight that are held in float64 at a time.

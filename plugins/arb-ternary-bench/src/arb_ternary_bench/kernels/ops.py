@@ -15,8 +15,6 @@ from arb_ternary_bench.kernels.products import grad_input_contenders, linear_con
 from arb_ternary_bench.kernels.rows import row_contenders
 from arb_ternary_bench.kernels.updates import apply_contenders, cast_contenders
 
-__all__ = ["DEFAULT_OPS", "OPS", "BenchOp"]
-
 
 @frozen
 class BenchOp:

@@ -13,8 +13,6 @@ from arb_ternary_bench.kernels.cells import Cell
 from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.peer_product import PeerProduct
 
-__all__ = ["BitblasPeer"]
-
 
 @frozen
 class BitblasPeer:

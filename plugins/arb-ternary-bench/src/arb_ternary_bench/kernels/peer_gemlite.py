@@ -16,8 +16,6 @@ from arb_ternary_bench.kernels.cells import Cell
 from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.peer_product import PeerProduct
 
-__all__ = ["GemlitePeer"]
-
 #: What its releases call that mode, the newest first.
 _MODES: Final = ("A8W158_INT_dynamic", "A8W158")
 

@@ -24,8 +24,6 @@ from arb_ternary_bench.kernels.cells import Cell
 from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.peer_product import PeerProduct, aligned
 
-__all__ = ["GGML_FOLDER", "GgmlPeer"]
-
 #: Where a ggml built alone is put, below the environment.
 _SHARED: Final = "share/arb-ternary-peers/ggml"
 GGML_FOLDER: Final = Path(sys.prefix) / _SHARED

@@ -19,8 +19,6 @@ from arb_ternary_bench.kernels.cells import Cell
 from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.peer_product import PeerProduct
 
-__all__ = ["LitesparkPeer"]
-
 _PACKAGE = "litespark_inference"
 #: Rows that its kernel for several rows takes at a time; of more it computes nothing.
 _MOST_ROWS = 64

@@ -10,8 +10,6 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["PeerProduct", "aligned"]
-
 
 @frozen
 class PeerProduct:

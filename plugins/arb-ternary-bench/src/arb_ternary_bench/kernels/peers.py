@@ -25,16 +25,6 @@ from arb_ternary_bench.kernels.peer_litespark import LitesparkPeer
 from arb_ternary_bench.kernels.peer_product import PeerProduct
 from arb_ternary_bench.kernels.timing import Variant
 
-__all__ = [
-    "GPU_PEERS",
-    "PEERS",
-    "Peer",
-    "PeerListing",
-    "choose_peers",
-    "list_peers",
-    "peer_contender",
-]
-
 # : Largest error of a peer, in root mean squares of the result. Rounding Gaussian rows to int8
 # leaves errors of 0.9 %, : and the largest of millions is six times as large.
 _TOLERANCE: Final = 0.1

@@ -34,8 +34,6 @@ from arb_ternary.backends.select import get_backend
 from arb_ternary.errors import ComponentError
 from arb_ternary_bench.kernels.timing import Variant, measure
 
-__all__ = ["PeakProbe", "Probe", "ReadProbe", "peak_probe", "read_probe"]
-
 #: The read probe's buffer in sizes of the last-level cache.
 _BUFFER_CACHES: Final = 4
 _LEAST_BUFFER: Final = 64 << 20

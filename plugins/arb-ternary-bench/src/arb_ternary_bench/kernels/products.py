@@ -20,8 +20,6 @@ from arb_ternary_bench.kernels.cells import (
 from arb_ternary_bench.kernels.operands import Operands, exact_grad_input, exact_linear
 from arb_ternary_bench.kernels.timing import Variant
 
-__all__ = ["WITH_QUANTISATION", "grad_input_contenders", "linear_contenders", "repeated"]
-
 #: Ends the names of contenders whose time includes making int8 rows of float32 ones.
 WITH_QUANTISATION = " + quantize_rows"
 

@@ -8,8 +8,6 @@ from typing import Any, Final
 from arb_ternary_bench.kernels.cells import Cell, Contender
 from arb_ternary_bench.kernels.timing import Timing, Variant
 
-__all__ = ["BASELINES", "cell_record"]
-
 # : What a row is compared with, by the key of the ratio. Of several contenders of a role the
 # fastest is taken.
 BASELINES: Final[Mapping[str, str]] = {

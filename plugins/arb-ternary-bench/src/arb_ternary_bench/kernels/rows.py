@@ -17,8 +17,6 @@ from arb_ternary_bench.kernels.cells import Cell, Contender, check_close, check_
 from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.timing import Variant
 
-__all__ = ["row_contenders"]
-
 _EPS = 1e-6
 _HASH = (11, 7 << 20, 24)
 

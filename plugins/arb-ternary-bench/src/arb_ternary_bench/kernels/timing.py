@@ -13,8 +13,6 @@ from typing import Any, Final, Protocol
 
 from attrs import define, field, frozen
 
-__all__ = ["Clock", "Timing", "Variant", "measure", "processor_clock"]
-
 #: Turns that every variant gets, unless its calls are too long for that many.
 _TURNS: Final = 8
 #: Fewest turns, however long a call takes.

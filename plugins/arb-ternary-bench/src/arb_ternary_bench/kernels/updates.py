@@ -19,8 +19,6 @@ from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.products import repeated
 from arb_ternary_bench.kernels.timing import Variant
 
-__all__ = ["apply_contenders", "cast_contenders"]
-
 # : What votes are checked against, and what stands in for nothing here: the torch backend is the
 # reference.
 _REFERENCE: Final = "torch"

@@ -12,8 +12,6 @@ from attrs import frozen
 
 from arb_ternary_bench.network.config import ClusterConfig
 
-__all__ = ["Sent", "across_nodes", "all_gather", "all_reduce", "all_to_all", "inside_node"]
-
 
 @frozen
 class Sent:

@@ -10,16 +10,6 @@ from attrs import frozen
 
 from arb_ternary.config.options import fraction, non_negative, option, optional, positive
 
-__all__ = [
-    "SCHEMES",
-    "ClusterConfig",
-    "DecoderSizes",
-    "MatrixSizes",
-    "ModelSizes",
-    "NetworkConfig",
-    "VotesConfig",
-]
-
 SchemeName = Literal[
     "votes", "votes_node_sums", "trit_gathers", "ddp", "fsdp2", "hsdp", "powersgd", "one_bit_adam"
 ]

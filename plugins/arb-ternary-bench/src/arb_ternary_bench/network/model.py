@@ -7,8 +7,6 @@ from attrs import frozen
 from arb_ternary_bench.network.config import DecoderSizes, MatrixSizes, ModelSizes
 from arb_ternary_bench.steps.large_model import MODELS
 
-__all__ = ["Model", "decoder_matrices", "model_of"]
-
 
 @frozen
 class Model:

@@ -10,8 +10,6 @@ from arb_ternary_bench.network.config import ClusterConfig, NetworkConfig, Schem
 from arb_ternary_bench.network.model import Model, model_of
 from arb_ternary_bench.network.schemes import SUMMARIES, state_bytes, transfers
 
-__all__ = ["COLUMNS", "compute", "markdown", "rows"]
-
 FORMAT: Final = "arb-bench-network"
 VERSION: Final = 1
 COLUMNS: Final = (

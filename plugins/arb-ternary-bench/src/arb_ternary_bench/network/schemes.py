@@ -27,8 +27,6 @@ from arb_ternary_bench.network.model import Model
 from arb_ternary_train.ranks.digits import base_for, bytes_for
 from arb_ternary_train.ranks.flips import FLIP_BLOCK
 
-__all__ = ["SUMMARIES", "Transfer", "bits_in_bytes", "bits_in_words", "state_bytes", "transfers"]
-
 #: Bytes of a flip, and of the count of a block of weights.
 _FLIP_BYTES: Final = 2
 #: Largest sum of the votes that a micro-batch has for an exponent.

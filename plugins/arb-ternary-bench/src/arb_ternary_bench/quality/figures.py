@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from arb_ternary.errors import ArbError
 
-__all__ = ["draw_frontier", "draw_losses"]
-
 # : Categorical colours that stay apart for colour-blind readers (Okabe and Ito, 2008), and dashes
 # for a second round.
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

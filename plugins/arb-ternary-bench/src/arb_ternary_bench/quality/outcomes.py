@@ -14,8 +14,6 @@ from arb_ternary_bench.quality.trials import Trial
 from arb_ternary_train.directory import RunDirectory, write_json
 from arb_ternary_train.metrics import read_metrics
 
-__all__ = ["failed", "loss_of", "measured", "read_outcome", "write_outcome"]
-
 FORMAT: Final = "arb-ternary-quality-trial"
 VERSION: Final = 1
 

@@ -22,8 +22,6 @@ from arb_ternary_bench.quality.trials import Trial
 from arb_ternary_train.directory import RunDirectory, locked
 from arb_ternary_train.signals import StopRequest
 
-__all__ = ["Pool"]
-
 #: Seconds between looks at the processes.
 _PAUSE = 0.05
 #: What `arb train` exits with when the run itself failed, as opposed to its config or the machine.

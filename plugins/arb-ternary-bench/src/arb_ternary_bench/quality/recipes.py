@@ -11,25 +11,6 @@ from typing import Any, Final
 from arb_ternary_bench.quality.protocol import Recipe, rate_for
 from arb_ternary_bench.quality.sizes import BATCH
 
-__all__ = [
-    "float32",
-    "momentum_votes",
-    "scaled_votes",
-    "scaled_votes_2bit",
-    "scaled_votes_4bit",
-    "scaled_votes_4bit_clipped",
-    "scaled_votes_4bit_gains",
-    "scaled_votes_exact",
-    "scaled_votes_gains",
-    "scaled_votes_orthogonal",
-    "scaled_votes_pure",
-    "scaled_votes_pure_trits",
-    "scaled_votes_reset",
-    "sign_votes_3",
-    "sign_votes_8",
-    "sign_votes_32",
-]
-
 # : Rates of scaled votes, and learning rates of the float parts beside them, for 2,560 steps. With
 # the width the latter : fall sooner than the former: the last pair is for wider models.
 _VOTE_RATES: Final = (0.07, 0.1, 0.14, 0.09)

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from arb_ternary_bench.quality.outcomes import loss_of
 
-__all__ = ["COLUMNS", "make_result", "markdown", "rows"]
-
 #: Of the table.
 COLUMNS: Final = (
     "rule",

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from attrs import frozen
 
-__all__ = ["BATCH", "BLOCK", "SIZES", "STEP_TOKENS", "TUNING_SEED", "QualitySize", "base_config"]
-
 #: Samples in a batch, predictions in a sample, and so the tokens of an optimizer step.
 BATCH: Final = 16
 BLOCK: Final = 128

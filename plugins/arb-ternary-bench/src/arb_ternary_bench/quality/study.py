@@ -41,8 +41,6 @@ from arb_ternary_train.directory import locked, write_json
 from arb_ternary_train.progress import format_duration
 from arb_ternary_train.signals import StopRequest
 
-__all__ = ["QualityStudy", "choose", "run_study"]
-
 
 def _whole_steps(tokens: int) -> int:
     return tokens // STEP_TOKENS * STEP_TOKENS

@@ -20,8 +20,6 @@ from arb_ternary_train.config import RunConfig
 from arb_ternary_train.growing_batches import tokens_in
 from arb_ternary_train.loading import structure_run
 
-__all__ = ["Stage", "Trial", "final_trials", "make_recipe", "merged", "tuning_trials"]
-
 Stage = Literal["tuning", "final"]
 
 

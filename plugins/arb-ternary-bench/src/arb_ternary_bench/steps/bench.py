@@ -24,8 +24,6 @@ from arb_ternary_bench.steps.trainees import (
     trainee_names,
 )
 
-__all__ = ["FORMAT", "VERSION", "StepBench", "run_step_bench"]
-
 FORMAT: Final = "arb-bench-step"
 VERSION: Final = 1
 #: Steps before the timing: the first ones cast no votes, compile, and allocate.

@@ -12,8 +12,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["BitLinear"]
-
 
 class BitLinear(nn.Linear):
     """A linear without bias: ``x [..., K]`` to ``[..., N]``."""

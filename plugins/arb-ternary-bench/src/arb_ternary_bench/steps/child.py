@@ -16,8 +16,6 @@ from attrs import asdict
 from arb_ternary_bench.answers import ask_process
 from arb_ternary_bench.steps.trainees import StepShape
 
-__all__ = ["measure_memory"]
-
 _MODULE: Final = "arb_ternary_bench.steps.child"
 #: Enough for every buffer that a step allocates to exist, and for allocators to have settled.
 _STEPS: Final = 3

@@ -31,16 +31,6 @@ from arb_ternary_train.audit import audit
 from arb_ternary_train.update import ternary_update
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
-__all__ = [
-    "MODELS",
-    "OTHERS",
-    "LargeModel",
-    "LargeRun",
-    "build_model",
-    "model_lines",
-    "run_large_model",
-]
-
 FORMAT: Final = "arb-bench-step-model"
 VERSION: Final = 1
 # : What other ways of training hold a parameter, in bytes, activations aside: weights, gradients,

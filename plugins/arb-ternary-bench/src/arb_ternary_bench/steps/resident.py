@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["available_bytes", "device_bytes", "device_peak_bytes", "peak_bytes", "resident_bytes"]
-
 _STATUS = Path("/proc/self/status")
 _MEMORY = Path("/proc/meminfo")
 

@@ -24,8 +24,6 @@ from arb_ternary_text.models.rotary import rotary_angles
 from arb_ternary_train.audit import audit
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
-__all__ = ["FLOAT_TRAINEES", "StepShape", "Trainee", "build_trainee", "trainee_names"]
-
 #: Ways to train without a ternary backend, each with fused AdamW, and what they are.
 FLOAT_TRAINEES: Final = {
     "bfloat16": "bfloat16 weights, gradients and moments",

@@ -21,16 +21,6 @@ from arb_ternary_bench.training.processes import Asked, TrainProcess
 from arb_ternary_bench.training.sizes import TrainSize
 from arb_ternary_bench.training.trainees import TrainWay
 
-__all__ = [
-    "CLOCKS",
-    "FORMAT",
-    "VERSION",
-    "TrainBench",
-    "parts_of_step",
-    "run_train_bench",
-    "with_ratios",
-]
-
 FORMAT: Final = "arb-bench-train"
 VERSION: Final = 1
 #: By what a step is timed: the clock on the wall, or the time that its process had on processors.

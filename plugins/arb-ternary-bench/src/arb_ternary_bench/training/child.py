@@ -17,8 +17,6 @@ from typing import Any
 
 from arb_ternary_bench.training.sizes import SIZES, TrainSize
 
-__all__ = ["STEP", "answers"]
-
 #: What the parent writes for a step.
 STEP = "step"
 

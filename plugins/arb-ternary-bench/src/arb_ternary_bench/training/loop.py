@@ -28,8 +28,6 @@ from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.signals import StopRequest
 
-__all__ = ["Learner", "RandomTokens"]
-
 #: Steps in which the loss of one batch has to fall. The first of votes casts none.
 _LEARNS_WITHIN: Final = 24
 #: Share of its first value that the loss has to lose.

@@ -16,19 +16,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from attrs import frozen
 
-__all__ = [
-    "CALLS",
-    "KERNEL",
-    "PARTS",
-    "SCOPE",
-    "Event",
-    "Range",
-    "Split",
-    "part_of_kernel",
-    "read_step",
-    "split_steps",
-]
-
 PRODUCTS = "products"
 ATTENTION = "attention"
 NORMS = "norms and quantisation"

@@ -17,8 +17,6 @@ from arb_ternary_bench.training.sizes import TrainSize
 from arb_ternary_bench.training.trainees import TrainWay
 from arb_ternary_train.openmp import NUM_THREADS
 
-__all__ = ["KEPT", "Asked", "TrainProcess"]
-
 # : Name of the setting of malloc by which freed memory stays with the process, and how glibc is
 # told.
 KEPT: Final = "kept"

@@ -31,8 +31,6 @@ from arb_ternary_bench.training.sizes import TrainSize
 from arb_ternary_bench.training.trainees import TrainWay
 from arb_ternary_train.protocols import BlockedLogits
 
-__all__ = ["profile_steps"]
-
 #: Profiled steps.
 _STEPS: Final = 6
 _ROOT: Final = f"{SCOPE}step"

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from arb_ternary_bench.training.parts import PARTS
 
-__all__ = ["COLUMNS", "markdown", "notes", "rows"]
-
 #: Short names of the parts, in their order.
 _SHORT: Final = {"norms and quantisation": "norms, quant.", "everything else": "else"}
 COLUMNS: Final = (

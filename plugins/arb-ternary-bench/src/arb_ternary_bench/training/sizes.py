@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from attrs import frozen
 
-__all__ = ["SIZES", "TrainSize"]
-
 
 @frozen(kw_only=True)
 class TrainSize:

@@ -15,8 +15,6 @@ from arb_ternary_bench.training.sizes import TrainSize
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import structure_run
 
-__all__ = ["FLOAT_WAYS", "TrainWay", "chosen_ways", "train_ways"]
-
 #: Ends of names, in this order, and what they mean.
 _PURE = "pure"
 _INT8 = "int8"

@@ -11,8 +11,6 @@ import click
 from arb_ternary.cli.options import plugin_files
 from arb_ternary_train.openmp import wait_passively
 
-__all__ = ["draw"]
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))

@@ -12,8 +12,6 @@ from arb_ternary_text.models.config import FloatPart
 from arb_ternary_vision.models.config import ImageModelConfig, as_in_decoder
 from arb_ternary_vision.models.vit_config import PatchModelConfig
 
-__all__ = ["DiTConfig", "UNetConfig"]
-
 #: More levels than any picture can be halved to.
 _MOST_LEVELS = 12
 _LOGIT_SCALE = "what is predicted is 2^logit_scale times the head's output"

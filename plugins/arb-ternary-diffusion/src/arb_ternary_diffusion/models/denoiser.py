@@ -23,8 +23,6 @@ from arb_ternary_text.models.parts import make_embedding, make_linear, make_norm
 from arb_ternary_vision.models.config import ImageModelConfig
 from arb_ternary_vision.models.patch_embedding import check_images
 
-__all__ = ["Conditioning", "DenoisingModel", "time_features", "zero_"]
-
 #: Times in [0, 1] are a thousand units, as many as Ho et al. have steps.
 _UNITS: Final = 1000.0
 _LONGEST: Final = 10000.0

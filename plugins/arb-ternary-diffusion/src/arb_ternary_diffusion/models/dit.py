@@ -18,8 +18,6 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import make_linear, make_norm
 from arb_ternary_vision.models.patch_embedding import PatchEmbedding, patch_positions
 
-__all__ = ["DiT", "DiTBlock", "DiTConfig", "build"]
-
 
 class DiTBlock(nn.Module):
     """The layers of the decoder's block, whose inputs the condition scales and shifts, and whose

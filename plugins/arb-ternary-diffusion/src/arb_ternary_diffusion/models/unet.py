@@ -16,8 +16,6 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import make_linear
 from arb_ternary_vision.parts import make_channel_norm, make_conv
 
-__all__ = ["ResidualBlock", "UNet", "UNetConfig", "build"]
-
 
 class ResidualBlock(nn.Module):
     """``skip(x) + c down(norm(relu(up(norm(x)) + condition)^2))``, ``c = 2**residual_scale``; no

@@ -12,8 +12,6 @@ from torch.optim import Optimizer
 from arb_ternary_orchestrator.optim.gradients import global_norm
 from arb_ternary_orchestrator.optim.wrapper import FloatWrapper
 
-__all__ = ["AdaGC"]
-
 
 class AdaGC(FloatWrapper):
     """Clips the gradient of each parameter to ``threshold`` times an average of its own clipped

@@ -16,9 +16,6 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome
 from arb_ternary_orchestrator.optim.gradients import check_float, with_gradient
 
-__all__ = ["FloatOptimizer", "wide"]
-
-
 _WHY: Final = "it trains real floating-point parameters, and ternary modules learn by votes"
 
 

@@ -33,16 +33,6 @@ from arb_ternary_orchestrator.optim.sgd import SGD
 from arb_ternary_orchestrator.optim.swats import SWATS
 from arb_ternary_train.optim.adamw import float_groups
 
-__all__ = [
-    "build_adagc",
-    "build_gradient_noise",
-    "build_gradient_smoother",
-    "build_lion",
-    "build_nowcasting",
-    "build_sgd",
-    "build_swats",
-]
-
 
 def build_lion(config: LionConfig, trainable: Trainable) -> Lion:
     """Factory of ``lion``; ConfigError without float parameters."""

@@ -19,19 +19,6 @@ from arb_ternary.config.options import (
 )
 from arb_ternary.optim.protocol import Planned
 
-__all__ = [
-    "NOT_TRITS",
-    "AdaGCConfig",
-    "GradientNoiseConfig",
-    "GradientSmootherConfig",
-    "LionConfig",
-    "NowcastingConfig",
-    "SGDConfig",
-    "SWATSConfig",
-    "WrapperConfig",
-    "window_fault",
-]
-
 #: Why weights of ternary modules are not predicted.
 NOT_TRITS = "trits and other integer weights are integers; there is nothing to extrapolate"
 

@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 
 from arb_ternary_orchestrator.optim.wrapper import FloatWrapper
 
-__all__ = ["GradientNoise"]
-
 
 class GradientNoise(FloatWrapper):
     """Adds Gaussian noise of variance ``eta / (1 + t)**gamma`` to every gradient before step ``t``

@@ -11,8 +11,6 @@ from torch.optim import Optimizer
 from arb_ternary_orchestrator.optim.base import wide
 from arb_ternary_orchestrator.optim.wrapper import FloatWrapper
 
-__all__ = ["GradientSmoother"]
-
 
 class GradientSmoother(FloatWrapper):
     """Hands the wrapped optimizer the exponential average of each parameter's gradients, in the

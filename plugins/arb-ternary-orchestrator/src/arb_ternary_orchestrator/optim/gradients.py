@@ -12,8 +12,6 @@ from torch import Tensor
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.ternary import to_host
 
-__all__ = ["check_float", "global_norm", "gradient_norms", "with_gradient"]
-
 
 def check_float(owner: str, number: int, parameters: Iterable[Tensor], why: str) -> None:
     """See that all parameters of group ``number`` have float values; raises ConfigError, which says

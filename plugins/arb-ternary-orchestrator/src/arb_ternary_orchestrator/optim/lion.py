@@ -10,8 +10,6 @@ from torch import Tensor
 
 from arb_ternary_orchestrator.optim.base import FloatOptimizer, wide
 
-__all__ = ["Lion"]
-
 
 class Lion(FloatOptimizer):
     """Steps by the sign of an interpolated momentum.

@@ -20,8 +20,6 @@ from arb_ternary_orchestrator.optim.base import wide
 from arb_ternary_orchestrator.optim.config import NOT_TRITS, window_fault
 from arb_ternary_orchestrator.optim.wrapper import FloatWrapper
 
-__all__ = ["Nowcasting", "geometric_jump", "linear_jump"]
-
 
 class Nowcasting(FloatWrapper):
     """Every ``every`` steps moves each parameter to where it is heading, ``horizon`` steps ahead.

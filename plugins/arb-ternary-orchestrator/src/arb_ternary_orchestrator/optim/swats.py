@@ -15,8 +15,6 @@ from arb_ternary.optim.ternary import to_host
 from arb_ternary_orchestrator.optim.base import FloatOptimizer, wide
 from arb_ternary_orchestrator.optim.config import SWATSConfig
 
-__all__ = ["SWATS"]
-
 #: State of a group at its first step. It is not among ``defaults``, which are settings.
 _START: Final = {"phase": "adam", "steps": 0, "projection": 0.0, "projections": 0, "sgd_rate": None}
 

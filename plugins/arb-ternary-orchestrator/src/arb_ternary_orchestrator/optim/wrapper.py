@@ -31,8 +31,6 @@ from arb_ternary_orchestrator.optim.gradients import (
     with_gradient,
 )
 
-__all__ = ["FloatWrapper"]
-
 
 class FloatWrapper(Optimizer):
     """The common part of the wrappers: it steps whenever the wrapped optimizer does, whose groups

@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 from arb_ternary.optim.protocol import Joins, Wraps, inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer
 
-__all__ = ["carry_state"]
-
 #: Entries of a group that the new optimizer's config and the schedule decide.
 _OWN: Final = ("params", "lr", "initial_lr")
 

@@ -15,8 +15,6 @@ from arb_ternary_orchestrator.strategies.strategy import Strategy
 from arb_ternary_orchestrator.strategies.transform import is_float, is_ternary, leaves_of
 from arb_ternary_orchestrator.telemetry import Phase
 
-__all__ = ["PREFERENCE", "applicable", "effect", "find_strategy", "preferences", "strategies_named"]
-
 #: By how much the score of a strategy rises in a phase of training that it suits.
 PREFERENCE: Final = 1.25
 

@@ -16,17 +16,6 @@ from arb_ternary_orchestrator.strategies.transform import (
     wrap_floats,
 )
 
-__all__ = [
-    "aggressive_adamw",
-    "aggressive_votes",
-    "configured",
-    "conservative_adamw",
-    "conservative_votes",
-    "lion_conservative",
-    "sgd_escape",
-    "spike_resistant",
-]
-
 
 def _rule(name: str, **options: Any) -> LeafChange:
     """Puts the rule ``name`` in the place of another that is known; its own options where it stands

@@ -20,8 +20,6 @@ from arb_ternary_orchestrator.strategies.transform import (
 from arb_ternary_orchestrator.telemetry import PHASES, Phase
 from arb_ternary_train.policy import Adjustment
 
-__all__ = ["RATES", "Strategy", "keep"]
-
 # : Usual rates of rules for float parameters beside AdamW's. A strategy replaces these rules by one
 # another, and leaves : all others in place. Lion: a third to a tenth, says Chen et al., 2023,
 # section 5.

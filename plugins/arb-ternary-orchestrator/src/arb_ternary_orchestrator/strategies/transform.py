@@ -15,17 +15,6 @@ from arb_ternary.config.structure import options_class
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import OptimizerSpec
 
-__all__ = [
-    "LeafChange",
-    "chosen",
-    "is_float",
-    "is_ternary",
-    "leaves_of",
-    "map_leaves",
-    "with_options",
-    "wrap_floats",
-]
-
 #: From an optimizer that holds no other one to what is to stand in its place.
 LeafChange = Callable[[OptimizerChoice], OptimizerChoice]
 

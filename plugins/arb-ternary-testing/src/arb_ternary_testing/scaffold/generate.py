@@ -17,8 +17,6 @@ from arb_ternary.plugins.discovery import announced, canonical
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import KINDS as SPECS
 
-__all__ = ["KINDS", "new_plugin"]
-
 #: Kinds of component that there is a template for.
 KINDS: Final = ("backend", "masking", "optimizer", "phase")
 

@@ -15,8 +15,6 @@ from arb_ternary_train.openmp import wait_passively
 if TYPE_CHECKING:
     from arb_ternary_text.models.cache import CacheNumbers
 
-__all__ = ["generate"]
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))

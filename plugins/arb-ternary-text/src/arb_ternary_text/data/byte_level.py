@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["BYTE_CHARACTERS", "byte_level_bpe"]
-
 _PRINT: Final = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS: Final = [byte for byte in range(256) if byte not in _PRINT]
 

@@ -17,8 +17,6 @@ from arb_ternary.errors import DataError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["bigram_entropy", "unigram_entropy"]
-
 #: Tokens counted at a time: bounds the memory used for a stream that is memory-mapped.
 _CHUNK = 1 << 24
 # : The largest table of counts that is kept dense (int64, so 128 MiB); beyond it only the pairs

@@ -15,8 +15,6 @@ import attrs
 
 from arb_ternary.errors import DataError, EnvironmentProblem
 
-__all__ = ["FileTokenizer", "SentencePieceTokenizer", "check_ids"]
-
 
 @attrs.frozen
 class FileTokenizer:

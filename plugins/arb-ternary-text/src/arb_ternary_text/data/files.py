@@ -22,8 +22,6 @@ from arb_ternary_text.data.tokenizers import (
     tokenizer_name,
 )
 
-__all__ = ["Text", "TextConfig", "build", "find_text_files", "read_text", "text_source"]
-
 
 @attrs.frozen
 class TextConfig:

@@ -24,14 +24,6 @@ from arb_ternary.protocols.data import Batch
 from arb_ternary_text.data.memmap import TokenFile
 from arb_ternary_text.data.sampler import Sampler, WindowSampler, window_count
 
-__all__ = [
-    "BatchLoader",
-    "SampledBatches",
-    "evaluation_batches",
-    "evaluation_indices",
-    "read_windows",
-]
-
 #: Batches in flight for each worker: one being read and one ready.
 _AHEAD = 2
 

@@ -6,8 +6,6 @@ import torch
 
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 
-__all__ = ["CausalMasking", "build_causal"]
-
 
 class CausalMasking:
     """Next-token prediction: ``inputs = tokens[:, :-1]``, ``targets = tokens[:, 1:]``, every

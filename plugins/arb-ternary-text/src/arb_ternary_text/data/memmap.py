@@ -17,8 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from arb_ternary.errors import DataError
 
-__all__ = ["DTYPES", "TokenFile", "open_tokens", "write_tokens"]
-
 #: The integer types that a token file may hold.
 DTYPES: Final = ("uint8", "uint16", "uint32", "int32", "int64")
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from arb_ternary.errors import DataError, nearest
 
-__all__ = ["Order", "Sampler", "WindowSampler", "permutation", "window_count"]
-
 Order = Literal["random", "sequential"]
 
 _MASK: Final = (1 << 64) - 1

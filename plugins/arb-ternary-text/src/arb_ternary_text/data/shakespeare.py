@@ -19,8 +19,6 @@ from arb_ternary_text.data.files import Text, text_source
 from arb_ternary_text.data.source import StreamSource
 from arb_ternary_text.data.tokenizers import TOKENIZER_HELP, tokenizer_name
 
-__all__ = ["ShakespeareConfig", "build", "load_text"]
-
 
 @attrs.frozen
 class ShakespeareConfig:

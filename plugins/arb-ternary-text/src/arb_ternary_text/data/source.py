@@ -22,8 +22,6 @@ from arb_ternary_text.data.tokenizers import Tokenizer
 if TYPE_CHECKING:
     from arb_ternary_text.data.loader import BatchLoader
 
-__all__ = ["DEFAULT_FRACTION", "StreamSource", "digest", "part"]
-
 #: Share of a stream that is kept for validation when the config says nothing about validation.
 DEFAULT_FRACTION: Final = 0.1
 

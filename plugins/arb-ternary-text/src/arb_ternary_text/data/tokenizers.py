@@ -21,24 +21,6 @@ from arb_ternary.config.options import Rule
 from arb_ternary.errors import DataError, EnvironmentProblem
 from arb_ternary_text.data.file_tokenizers import FileTokenizer, SentencePieceTokenizer, check_ids
 
-__all__ = [
-    "TOKENIZER_HELP",
-    "ByteTokenizer",
-    "CharacterTokenizer",
-    "FileTokenizer",
-    "IdTokenizer",
-    "PaddedTokenizer",
-    "SentencePieceTokenizer",
-    "Tokenizer",
-    "UnknownCharacterError",
-    "build_tokenizer",
-    "encode_stream",
-    "from_json",
-    "load_tokenizer",
-    "padded_to",
-    "tokenizer_name",
-]
-
 #: Help text of an option that names the tokenizer of a text.
 TOKENIZER_HELP: Final = (
     "bytes, characters (those of the training text) or the path of a "

@@ -14,8 +14,6 @@ from arb_ternary_text.data.memmap import open_tokens
 from arb_ternary_text.data.source import DEFAULT_FRACTION, StreamSource, part
 from arb_ternary_text.data.tokenizers import IdTokenizer, build_tokenizer
 
-__all__ = ["TokensConfig", "build"]
-
 #: Characters are taken from a training text, and token files have none.
 _written_tokenizer: Final = Rule(
     "bytes or the path of a .json or .model file",

@@ -6,8 +6,6 @@ from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.architectures import Architecture, departures, nearest_preset
 from arb_ternary_text.models.config import DecoderConfig
 
-__all__ = ["architecture_of"]
-
 
 def architecture_of(config: DecoderConfig, *, reglu2: bool = False) -> Architecture:
     """The architecture whose programs compute this decoder.

@@ -9,8 +9,6 @@ from attrs.validators import in_
 
 from arb_ternary.config.options import option
 
-__all__ = ["FloatSources", "ImportConfig", "Scales"]
-
 # : What becomes of float scales: into gains and eps, to the nearest power of two, or a float factor
 # a linear.
 Scales = Literal["fold", "round", "float"]

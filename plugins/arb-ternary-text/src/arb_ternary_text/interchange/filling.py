@@ -17,8 +17,6 @@ from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm
 from arb_ternary_text.models.row_scaled_linear import RowScaledTernaryLinear
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 
-__all__ = ["Placement", "check_shape", "expected_tensors", "fill"]
-
 #: Rows of a ternary matrix that are made dense at a time.
 _ROWS = 1024
 

@@ -39,8 +39,6 @@ from attrs import define, field
 
 from arb_ternary_text.models.architectures import Activation
 
-__all__ = ["Folded", "fold_block"]
-
 
 @define
 class Folded:

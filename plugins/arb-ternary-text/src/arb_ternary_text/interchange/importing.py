@@ -23,8 +23,6 @@ from arb_ternary_text.models.architectures import PRESETS, preset_of
 from arb_ternary_text.models.config import MAX_SCALE_EXPONENT, DecoderConfig
 from arb_ternary_train.protocols import ImportedModel
 
-__all__ = ["imported"]
-
 _ENDS = ("embedding", "head")
 _ROUND = "Use `--scales round`, which takes the nearest power of two of each."
 #: Rows that are looked at together.

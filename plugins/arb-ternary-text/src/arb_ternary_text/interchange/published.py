@@ -16,8 +16,6 @@ from typing import Any, Protocol
 from attrs import frozen
 from torch import Tensor
 
-__all__ = ["PublishedModel", "ScaledTrits", "part_shapes"]
-
 
 @frozen(eq=False)
 class ScaledTrits:

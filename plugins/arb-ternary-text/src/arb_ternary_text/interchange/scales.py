@@ -15,8 +15,6 @@ from torch import Tensor
 from arb_ternary.errors import DataError
 from arb_ternary_text.interchange.published import ScaledTrits
 
-__all__ = ["CELLS", "Grouping", "Split", "coarser", "split_scales", "ternary_rows"]
-
 #: What shares an exponent: the whole matrix, a row, or so many columns of one.
 Grouping = int | Literal["row", "tensor"]
 

@@ -24,8 +24,6 @@ from arb_ternary_text.models.row_scaled_linear import RowScaled
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_text.models.trit_vector import TritRMSNorm
 
-__all__ = ["HoldsTernaryWeight", "TernaryWeight", "exported_weights", "weight_of"]
-
 #: What int8 exponents may be; -127 and -128 have no normal float32.
 _EXPONENTS = (-126, 127)
 

@@ -16,21 +16,6 @@ from attrs.validators import optional
 
 from arb_ternary.config.options import Rule, option, positive
 
-__all__ = [
-    "FEED_FORWARD",
-    "LAYERS",
-    "NEAREST",
-    "AttentionLayer",
-    "DropoutLayer",
-    "EmbeddingLayer",
-    "FeedForward",
-    "GLULayer",
-    "LinearLayer",
-    "MoELayer",
-    "RMSNormLayer",
-    "SwiGLULayer",
-]
-
 
 def _only(value: Any, why: str) -> Rule:
     shown = {True: "true", False: "false", None: "null"}.get(value, repr(value))

@@ -18,8 +18,6 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary_text.manifest.layers import AttentionLayer, FeedForward, MoELayer, RMSNormLayer
 from arb_ternary_text.manifest.topology import Network, Written, keys_of, read_network
 
-__all__ = ["decoder_of"]
-
 _MODEL: Final = "model"
 _TOPOLOGY: Final = (_MODEL, "topology")
 

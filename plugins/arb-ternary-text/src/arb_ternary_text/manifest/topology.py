@@ -37,8 +37,6 @@ from arb_ternary_text.manifest.layers import (
     RMSNormLayer,
 )
 
-__all__ = ["Network", "Residual", "Written", "keys_of", "read_network"]
-
 _SEQUENCES: Final = ("StackedTopology", "SequentialTopology")
 _TOPOLOGIES: Final = (*_SEQUENCES, "NestedTopology", "ResidualTopology")
 #: More blocks than any decoder has; a bound against a mistyped number.

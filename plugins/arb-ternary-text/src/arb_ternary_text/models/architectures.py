@@ -19,16 +19,6 @@ from attrs import field, frozen
 if TYPE_CHECKING:
     from arb_ternary_text.models.config import DecoderConfig
 
-__all__ = [
-    "PRESETS",
-    "Activation",
-    "Architecture",
-    "Preset",
-    "departures",
-    "nearest_preset",
-    "preset_of",
-]
-
 Activation = Literal["relu2", "swiglu", "reglu2"]
 Architecture = Literal["llama", "qwen3", "arcee", "bitnet"]
 

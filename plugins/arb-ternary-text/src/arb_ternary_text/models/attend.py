@@ -16,8 +16,6 @@ from torch import Tensor
 
 from arb_ternary_text.models.fused import may_round_otherwise
 
-__all__ = ["attend", "whole_matrix_length"]
-
 # : Longest causal sequence that a CPU attends over by whole matrices in training, in exact runs and
 # compiled graphs on : any processor, and where torch does not say what the processor can do.
 _WHOLE_MATRIX_LENGTH: Final = 256

@@ -22,8 +22,6 @@ from arb_ternary_text.models.fused import Kernels, kernels_for
 from arb_ternary_text.models.parts import make_head_norm, make_linear, make_norm, make_sub_norm
 from arb_ternary_text.models.rotary import rotary_angles, rotate
 
-__all__ = ["Attention", "Biases", "Positions", "make_positions", "split_heads", "visibility"]
-
 _NO_NORM: Final = nn.Identity()
 
 

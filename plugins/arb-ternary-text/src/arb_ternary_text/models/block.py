@@ -15,8 +15,6 @@ from arb_ternary_text.models.experts import Experts
 from arb_ternary_text.models.feed_forward import FeedForward
 from arb_ternary_text.models.parts import make_zero
 
-__all__ = ["Block"]
-
 
 class Block(nn.Module):
     """``x + c attention(x)``, then ``x + c feed_forward(x)``, with ``c = 2**residual_scale``.

@@ -39,8 +39,6 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.fused import is_watched
 from arb_ternary_text.models.parts import FloatLinear, TiedHead, rounded_to_int8
 
-__all__ = ["MANY_LOGITS", "Guide", "cross_entropies", "mean_cross_entropy", "serves"]
-
 # : Logits from which on they are not held all at once: a quarter of a gigabyte of float32, several
 # times in training.
 MANY_LOGITS: Final = 1 << 24

@@ -24,8 +24,6 @@ from torch import Tensor
 from arb_ternary.backends.reference import quantize_rows
 from arb_ternary.errors import UsageProblem
 
-__all__ = ["CacheNumbers", "Int8LayerCache", "KeyValueCache", "LayerCache", "Span"]
-
 #: What keys and values are kept as.
 CacheNumbers = Literal["float", "int8"]
 

@@ -9,8 +9,6 @@ from arb_ternary_text.models.architectures import departures, nearest_preset
 if TYPE_CHECKING:
     from arb_ternary_text.models.config import DecoderConfig
 
-__all__ = ["check_options"]
-
 #: Options of decoupled attention alone.
 _DECOUPLED: Final = (
     "sem_dim",

@@ -16,8 +16,6 @@ from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.architectures import PRESETS, Activation, preset_of
 from arb_ternary_text.models.checks import check_options
 
-__all__ = ["FLOAT_PARTS", "VECTOR_TRITS", "DecoderConfig", "FloatPart"]
-
 FloatPart = Literal["embedding", "head", "norms", "linears"]
 
 # : The parts of a decoder that ``float_parts`` can name; all of them together make the float

@@ -13,8 +13,6 @@ from torch import Tensor
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_text.models.architectures import Activation
 
-__all__ = ["DecoderPlan", "LayerPlan", "NormPlan", "WeightPlan"]
-
 
 @frozen(eq=False)
 class WeightPlan:

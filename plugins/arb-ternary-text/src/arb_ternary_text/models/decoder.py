@@ -22,8 +22,6 @@ from arb_ternary_text.models.native_decode import decode_token
 from arb_ternary_text.models.parts import make_embedding, make_head, make_norm
 from arb_ternary_text.models.transformer import Transformer
 
-__all__ = ["Decoder", "DecoderConfig", "build"]
-
 
 class Decoder(Transformer):
     """Embedding, blocks, final norm, head.

@@ -34,8 +34,6 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import make_linear, make_norm, make_sub_norm
 from arb_ternary_text.models.rotary import rotate
 
-__all__ = ["DecoupledAttention", "spread_planes"]
-
 
 def spread_planes(config: DecoderConfig) -> Tensor:
     """Planes int16 ``[G, P]`` evenly among the ``rotary_dim / 2`` that there are, the same for each

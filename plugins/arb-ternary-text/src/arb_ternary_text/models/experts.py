@@ -22,8 +22,6 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.feed_forward import FeedForward
 from arb_ternary_text.models.parts import make_linear, make_norm
 
-__all__ = ["Experts"]
-
 
 class Experts(nn.Module):
     """Experts behind a linear router; takes the place of a dense feed-forward layer.

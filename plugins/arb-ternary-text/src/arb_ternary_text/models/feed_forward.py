@@ -12,8 +12,6 @@ from arb_ternary_text.models.fused import kernels_for
 from arb_ternary_text.models.fused_parts import feed_forward
 from arb_ternary_text.models.parts import make_linear, make_norm, make_sub_norm
 
-__all__ = ["FeedForward"]
-
 
 class FeedForward(nn.Module):
     """``down(norm(act(up(norm(x)))))``, token by token.

@@ -57,16 +57,6 @@ from arb_ternary_text.models.row_scaled_linear import (
 from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm
 from arb_ternary_train.exact_arithmetic import is_exact
 
-__all__ = [
-    "Kernels",
-    "eps_of",
-    "factor_of",
-    "gain_of",
-    "is_watched",
-    "kernels_for",
-    "may_round_otherwise",
-]
-
 Kernels = Mapping[str, Callable[..., Any]]
 
 #: Parts of a module that a user may have set to see, or to change, what enters and leaves it.

@@ -27,8 +27,6 @@ from arb_ternary_text.models.fused_linear import (
     zeros_for,
 )
 
-__all__ = ["Modules", "attention", "serves"]
-
 # : Longest sequence over which the kernels were measured to be faster than torch's:
 # docs/explanation/cpu-kernels.md.
 _LONGEST: Final = 2048

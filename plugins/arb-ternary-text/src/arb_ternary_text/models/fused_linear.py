@@ -19,8 +19,6 @@ from arb_ternary.counters.hashing import USE_GRAD_INPUT, USE_VOTES, hash_words
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.fused import Kernels
 
-__all__ = ["FusedLinear", "join", "of_factor", "scaled", "weights_of", "zeros_for"]
-
 #: Gradients from this size on are quantised in two calls.
 _MANY: Final = 1 << 32
 

@@ -27,8 +27,6 @@ from arb_ternary_text.models.fused_linear import (
     zeros_for,
 )
 
-__all__ = ["feed_forward", "output", "project_heads"]
-
 _Angles = tuple[Tensor, Tensor]
 
 

@@ -19,17 +19,6 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary_text.data.tokenizers import Tokenizer
 from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
 
-__all__ = [
-    "CachedModel",
-    "ChoosesNumbers",
-    "NextLogits",
-    "Unrolls",
-    "draw_token",
-    "generate",
-    "next_token_probabilities",
-    "streamed_text",
-]
-
 
 @runtime_checkable
 class CachedModel(Protocol):

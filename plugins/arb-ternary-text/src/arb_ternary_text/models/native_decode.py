@@ -45,8 +45,6 @@ from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm, TritVector
 
-__all__ = ["decode_token", "plan_of"]
-
 _Step = Callable[..., Tensor | None]
 #: What a plan has a form for.
 _LINEARS: Final = (

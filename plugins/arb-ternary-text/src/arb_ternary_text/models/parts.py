@@ -29,19 +29,6 @@ from arb_ternary_text.models.row_scaled_linear import (
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm
 
-__all__ = [
-    "FloatLinear",
-    "TiedHead",
-    "make_embedding",
-    "make_head",
-    "make_head_norm",
-    "make_linear",
-    "make_norm",
-    "make_sub_norm",
-    "make_zero",
-    "rounded_to_int8",
-]
-
 
 class FloatLinear(nn.Linear):
     """A float linear without bias whose input is rounded to int8 when ``activations`` says so, as

@@ -16,8 +16,6 @@ from torch.autograd.function import once_differentiable
 
 from arb_ternary.ternary.embedding import TernaryRMSNorm
 
-__all__ = ["OwnEps", "OwnEpsRMSNorm", "OwnEpsTernaryRMSNorm", "RMSNorm", "rms_norm"]
-
 
 class _RMSNorm(torch.autograd.Function):
     """``y = x r`` with ``r = rsqrt(mean(x^2) + eps)``, so that ``dx = r (dy - y mean(dy y))``.

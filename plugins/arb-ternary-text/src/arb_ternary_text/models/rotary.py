@@ -15,8 +15,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["rotary_angles", "rotary_speeds", "rotate"]
-
 
 def rotary_angles(
     start: int,

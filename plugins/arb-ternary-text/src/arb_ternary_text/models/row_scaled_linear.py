@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.trit_vector import TritVector
 
-__all__ = ["RowScaled", "RowScaledTernaryLinear", "TritScaledTernaryLinear"]
-
 
 class RowScaled(TernaryLinear):
     """``y = s * (x @ W.T)`` with a factor for each row, ``s[N]``, 1 at birth.

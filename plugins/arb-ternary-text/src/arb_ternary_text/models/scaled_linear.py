@@ -9,8 +9,6 @@ from torch import Tensor
 
 from arb_ternary.ternary.linear import TernaryLinear
 
-__all__ = ["ScaledTernaryLinear"]
-
 
 class ScaledTernaryLinear(TernaryLinear):
     """``y = c (x @ W.T)`` with one factor ``c``: the buffer ``scale``, float32 ``[1]``, 1 at birth.

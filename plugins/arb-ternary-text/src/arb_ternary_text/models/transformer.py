@@ -26,8 +26,6 @@ from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.fused import is_watched, may_round_otherwise
 
-__all__ = ["Transformer"]
-
 
 def _definer(kind: type, name: str) -> type:
     """The class that ``kind`` has the method of this name from."""

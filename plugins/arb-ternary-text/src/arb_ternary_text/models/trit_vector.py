@@ -16,8 +16,6 @@ from arb_ternary.ternary.module import TernaryModule, VoteOptions
 from arb_ternary_text.models.config import VECTOR_TRITS
 from arb_ternary_text.models.rms_norm import OwnEps, RMSNorm
 
-__all__ = ["OwnEpsTritRMSNorm", "TritRMSNorm", "TritVector"]
-
 # : Accumulators at birth reach from this to its opposite: one less than what flips a trit of the
 # strictest rule.
 _FURTHEST: Final = 31

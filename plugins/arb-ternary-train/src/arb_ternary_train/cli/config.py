@@ -22,8 +22,6 @@ from arb_ternary_train.specs import StarterSpec
 if TYPE_CHECKING:
     from arb_ternary.config.yaml_document import LoadedConfig
 
-__all__ = ["new", "schema", "show"]
-
 
 @click.command("new")
 @click.argument("path", default="arb.yaml", type=click.Path(dir_okay=False, path_type=Path))

@@ -10,8 +10,6 @@ from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary_train.openmp import wait_passively
 
-__all__ = ["evaluate"]
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))

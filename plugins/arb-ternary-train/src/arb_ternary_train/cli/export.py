@@ -8,8 +8,6 @@ import click
 
 from arb_ternary.cli.options import plugin_files
 
-__all__ = ["export"]
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))

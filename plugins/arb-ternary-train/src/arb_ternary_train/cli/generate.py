@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from arb_ternary.plugins.discovery import Registered
     from arb_ternary_train.config import RunConfig
 
-__all__ = ["Handover", "generate", "generator_for"]
-
 
 class Handover(click.Command):
     """A command whose other options are those of the generator for the run among its arguments."""

@@ -10,8 +10,6 @@ import click
 from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 
-__all__ = ["inspect"]
-
 #: What is shown of a description in this order, and by what name.
 _ROWS: Final = {
     "format": "format",

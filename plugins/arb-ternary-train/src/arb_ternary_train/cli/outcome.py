@@ -11,8 +11,6 @@ from arb_ternary.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from arb_ternary_train.report import RunReport
 
-__all__ = ["show_outcome"]
-
 
 def show_outcome(report: RunReport, *, as_json: bool) -> None:
     """Print the report of a run.

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["plot"]
-
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from arb_ternary_train.manifest.plan import PlannedRun
     from arb_ternary_train.report import RunReport
 
-__all__ = ["outlook_rows", "run"]
-
 
 @click.command("run")
 @click.argument("manifest", type=click.Path(path_type=Path))

@@ -9,8 +9,6 @@ import click
 from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary_train.openmp import wait_passively
 
-__all__ = ["train"]
-
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))

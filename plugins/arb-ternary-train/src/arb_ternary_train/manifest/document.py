@@ -19,8 +19,6 @@ from arb_ternary_train.config import is_run_name
 from arb_ternary_train.config_file import apply_overrides, read_document
 from arb_ternary_train.manifest.variables import VARIANTS, substitute, with_variant
 
-__all__ = ["Manifest", "ManifestFile", "Run", "System", "Target", "read_manifest"]
-
 _is_not_empty = Rule("a list of at least one item", lambda value: len(value) > 0, {"minItems": 1})
 
 

@@ -29,8 +29,6 @@ from arb_ternary_train.protocols import PlansSteps
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.settling import settle
 
-__all__ = ["Outlook", "PhaseOutlook", "look_ahead"]
-
 #: Steps that are timed.
 _STEPS: Final = 3
 #: Parameters above which a model is counted without its numbers.

@@ -17,8 +17,6 @@ from arb_ternary_train.report import RunReport
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.settling import CHOSEN, settle
 
-__all__ = ["execute", "is_finished"]
-
 #: Settings that a finished run may differ in and still be the one that is meant.
 _FREE: Final = RUNTIME_KEYS - {"data", "checks"}
 

@@ -12,8 +12,6 @@ from arb_ternary_train.config import is_device
 from arb_ternary_train.options import AmpName, DtypeName, step_size
 from arb_ternary_train.schedules import ScheduleName
 
-__all__ = ["StandardKeys", "TrainKeys"]
-
 _decay = [ge(0.0), lt(1.0)]
 
 

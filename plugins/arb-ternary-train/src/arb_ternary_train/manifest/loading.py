@@ -10,8 +10,6 @@ from arb_ternary_train.config_file import value_origins
 from arb_ternary_train.manifest.document import Manifest, read_manifest
 from arb_ternary_train.manifest.plan import check_keys
 
-__all__ = ["load_manifest"]
-
 
 def load_manifest(
     path: str | os.PathLike[str], overrides: Sequence[str] = ()

@@ -27,8 +27,6 @@ from arb_ternary_train.manifest.training_keys import (
     read_training_keys,
 )
 
-__all__ = ["PlannedRun", "check_keys", "plan"]
-
 #: Settings of a run's config that the manifest has keys of its own for.
 _DECIDED: Final = ("name", "seed", "device", "model", "phases", "checks")
 

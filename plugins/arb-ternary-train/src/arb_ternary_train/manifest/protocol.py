@@ -8,8 +8,6 @@ from typing import Any
 
 from attrs import field, frozen
 
-__all__ = ["EarlierRun", "TargetRun"]
-
 
 @frozen(kw_only=True)
 class EarlierRun:

@@ -19,8 +19,6 @@ from arb_ternary.specs import TrainedPart, load_target
 from arb_ternary_train.manifest.keys import StandardKeys, TrainKeys
 from arb_ternary_train.manifest.protocol import TargetRun
 
-__all__ = ["loop_settings", "optimizer_settings", "run_settings", "trained_parts"]
-
 #: Keys of ``train:`` that are options of a loop as they are.
 _SAME: Final = (
     "batch_size",

@@ -17,8 +17,6 @@ from arb_ternary.errors import ArbError, EnvironmentProblem
 from arb_ternary.plugins.registry import Registry
 from arb_ternary_train.specs import TrainerSpec, TrainKeysSpec
 
-__all__ = ["TrainingKeys", "find_component", "read_training_keys"]
-
 #: The key of a family, behind its prefix, that says whether its plugin takes part.
 ENABLED = "enabled"
 

@@ -17,8 +17,6 @@ from arb_ternary.config.errors import Fault, Faulty, Path
 from arb_ternary.config.yaml_document import Document, dump_inline
 from arb_ternary.errors import nearest
 
-__all__ = ["VARIABLES", "VARIANTS", "substitute", "with_variant"]
-
 #: Keys of the top level: the variables, and other values of them by name.
 VARIABLES: Final = "vars"
 VARIANTS: Final = "variants"

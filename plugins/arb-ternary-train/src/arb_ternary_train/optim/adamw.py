@@ -13,8 +13,6 @@ from arb_ternary.optim.protocol import Trainable
 from arb_ternary_train.optim.config import AdamWConfig
 from arb_ternary_train.optim.wide_adamw import WideAdamW
 
-__all__ = ["AdamWConfig", "build", "float_groups"]
-
 
 def float_groups(name: str, trainable: Trainable, weight_decay: float) -> list[dict[str, Any]]:
     """Param groups of all float parameters of ``trainable``: matrices, which decay, and vectors,

@@ -13,8 +13,6 @@ from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import default_choice, option
 from arb_ternary.optim.protocol import Planned
 
-__all__ = ["AdamWConfig", "SplitConfig"]
-
 #: What each of the two optimizers trains.
 _KINDS: Final = {"ternary": frozenset({"ternary", "stored"}), "float": frozenset({"float"})}
 _decay = and_(ge(0.0), lt(1.0))

@@ -20,8 +20,6 @@ from arb_ternary.specs import OptimizerSpec
 from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.schedules import RATE_FACTOR, scheduled_groups
 
-__all__ = ["FactoredOptimizer", "build", "with_factors"]
-
 P = TypeVar("P")
 
 _TARGET: Final = "arb_ternary_train.optim.factored:build"

@@ -11,8 +11,6 @@ from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary_train.audit import optimizer_state_bytes
 from arb_ternary_train.protocols import PlansState
 
-__all__ = ["planned_state_bytes"]
-
 #: torch's AdamW keeps the number of steps of each parameter in a float32 tensor.
 STEP_BYTES = 4
 

@@ -14,8 +14,6 @@ from arb_ternary.optim.protocol import Trainable, build_optimizer
 from arb_ternary_train.optim.config import SplitConfig
 from arb_ternary_train.optim.joined import JoinedOptimizer
 
-__all__ = ["SplitConfig", "build"]
-
 
 def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
     """Factory of the optimizer ``split``.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from arb_ternary_train.optim.planned_state import STEP_BYTES
 
-__all__ = ["WideAdamW"]
-
 #: State of a float16 parameter that is float32 whatever the parameter is.
 _WIDE: Final = ("exp_avg", "exp_avg_sq", "master")
 

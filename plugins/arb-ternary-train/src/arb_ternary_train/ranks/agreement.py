@@ -15,8 +15,6 @@ from arb_ternary_train.build import RunParts, versions_of
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["agree_on_run", "flat"]
-
 
 def agree_on_run(world: World, config: RunConfig, parts: RunParts) -> None:
     """Compare everything that decides the bytes of a run. Collective.

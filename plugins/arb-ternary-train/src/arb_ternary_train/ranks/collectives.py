@@ -10,8 +10,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["all_gather_rows", "all_gather_single"]
-
 
 def all_gather_single(
     gathered: Tensor, own: Tensor, *, group: dist.ProcessGroup | None, async_op: bool = False

@@ -34,8 +34,6 @@ from arb_ternary_train.ranks.rounds import RoundDelivery
 from arb_ternary_train.ranks.weights import Weights, WholeWeights
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["Dealing", "Dealt", "Learner", "OneByOne", "dealing_in"]
-
 _WHOLE: Final = WholeWeights()
 _NOTHING_SHARED: Final = RanksConfig()
 

@@ -25,8 +25,6 @@ from arb_ternary_train.ranks.parcels import Parcel, bias_parcel, vote_parcels
 from arb_ternary_train.ranks.rows import row_bounds
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["Delivery"]
-
 #: Weights of a block: enough for messages that are worth their latency.
 _BLOCK: Final = 1 << 20
 

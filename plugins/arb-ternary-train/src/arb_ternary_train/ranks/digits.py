@@ -16,16 +16,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = [
-    "RAW",
-    "add_digits_",
-    "base_for",
-    "bytes_for",
-    "bytes_to_digits",
-    "digits_to_bytes",
-    "require",
-]
-
 #: Digits that a byte holds, by base.
 _DIGITS: Final = {3: 5, 5: 3, 15: 2, 255: 1}
 #: The base that stands for int16 as it is.

@@ -11,8 +11,6 @@ from attrs import frozen
 from arb_ternary.environment import Variable, given
 from arb_ternary.errors import UsageProblem
 
-__all__ = ["RANK_TIMEOUT", "VARIABLES", "Place", "place_in_environment", "refuse_several"]
-
 _RANK: Final = Variable("RANK", "", "torchrun's own: the number of this process among all, from 0")
 _WORLD_SIZE: Final = Variable("WORLD_SIZE", "", "torchrun's own: how many processes train together")
 _LOCAL_RANK: Final = Variable(

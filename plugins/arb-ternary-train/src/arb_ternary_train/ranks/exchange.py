@@ -33,8 +33,6 @@ from arb_ternary_train.ranks.rows import row_bounds, rows_shape
 from arb_ternary_train.ranks.wire import wire_kernel
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["OwnedRows", "OwnerRows", "all_rows", "own_rows", "share_votes"]
-
 
 @define(eq=False)
 class OwnedRows:

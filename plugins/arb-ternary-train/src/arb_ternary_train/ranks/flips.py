@@ -20,16 +20,6 @@ from arb_ternary.backends.layout import BLOCK, PLANES
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_train.ranks.digits import require
 
-__all__ = [
-    "FLIP_BLOCK",
-    "apply_flips_",
-    "count_bytes",
-    "decode_flips",
-    "encode_flips",
-    "flip_list",
-    "flips_counted",
-]
-
 #: Weights that share a count.
 FLIP_BLOCK: Final = 1 << 15
 _PLACE: Final = FLIP_BLOCK - 1

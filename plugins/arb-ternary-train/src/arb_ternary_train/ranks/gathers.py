@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Gathers"]
-
 
 class Gathers:
     """Watches the passes of a model whose blocks gather their weights in forward and in backward.

@@ -21,8 +21,6 @@ from arb_ternary_train.ranks.roll_call import call_roll
 from arb_ternary_train.ranks.watch import Watch
 from arb_ternary_train.ranks.world import Alone, Kept, Ranks, World
 
-__all__ = ["device_for", "joined"]
-
 # : How long a collective may wait: a rank that is lost is found by its signs of life, and a save
 # may take hours.
 _PATIENCE: Final = timedelta(days=7)

@@ -13,8 +13,6 @@ from torch import Tensor
 from arb_ternary_train.ranks.ordered_sums import OrderedSums
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["OneSum"]
-
 
 class OneSum:
     """As ``OrderedSums``, but for the first tensors, each of which a rank adds up itself, and all

@@ -20,8 +20,6 @@ from torch import Tensor
 from arb_ternary_train.ranks.collectives import all_gather_single
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["OrderedSums"]
-
 # : Parts of a message begin at multiples of so many bytes, which numbers of every size can be read
 # at.
 _ALIGNED: Final = 16

@@ -23,8 +23,6 @@ from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary_train.ranks.collectives import all_gather_single
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["OwnedMoments", "all_moments", "own_moments", "unsliced"]
-
 # : Slices begin at multiples of so many elements, which no vector of a processor and no block of
 # threads crosses.
 _ALIGNED: Final = 1024

@@ -17,8 +17,6 @@ from torch import Tensor
 from arb_ternary_train.ranks.digits import RAW, base_for, bytes_for
 from arb_ternary_train.ranks.wire import wire_kernel
 
-__all__ = ["Parcel", "bias_parcel", "vote_parcels"]
-
 #: In place of a base, for sums that 16 bits do not hold: int32 as it is.
 _WIDE: Final = 0
 #: Largest vote that one cast has for an exponent, and for a bias.

@@ -19,8 +19,6 @@ from arb_ternary_train.ranks.exchange import all_rows
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["deals", "run_on_main", "runs_together"]
-
 
 def deals(options: Any) -> bool:
     """Whether a phase of such ``options`` trains on micro-batches, which ranks can be dealt."""

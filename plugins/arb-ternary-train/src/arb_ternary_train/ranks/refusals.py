@@ -36,14 +36,6 @@ from arb_ternary_train.ranks.weights import check_torch
 from arb_ternary_train.ranks.world import World
 from arb_ternary_train.seeding import global_rng_state, preserved_global_rng
 
-__all__ = [
-    "refuse_checkpoint",
-    "refuse_config",
-    "refuse_global_draws",
-    "refuse_optimizer",
-    "refuse_parts",
-]
-
 
 def refuse_config(config: RunConfig, world: World) -> None:
     """Refuse what the config alone tells.

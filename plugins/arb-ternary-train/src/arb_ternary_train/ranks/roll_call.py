@@ -21,8 +21,6 @@ from arb_ternary_train.ranks.watch import Member
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["call_roll"]
-
 #: Seconds between two looks.
 _PAUSE: Final = 0.05
 #: Where rank 0 calls the roll.

@@ -29,8 +29,6 @@ from arb_ternary_train.ranks.row_sums import RowSums
 from arb_ternary_train.ranks.rows import row_bounds
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["RoundDelivery"]
-
 
 @frozen(eq=False)
 class _Arriving:

@@ -10,8 +10,6 @@ from torch import Tensor
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary.ternary.step_sums import StepSums
 
-__all__ = ["RowSums"]
-
 
 class RowSums(StepSums):
     """As ``StepSums``, whose matrices of all rows, ``votes`` and ``exponent_votes``, have memory

@@ -7,8 +7,6 @@ from torch import Tensor
 from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.protocol import WeightShape
 
-__all__ = ["row_bounds", "rows_shape", "weight_rows"]
-
 
 def row_bounds(rows: int, size: int) -> list[tuple[int, int]]:
     """The first row of each of ``size`` ranks and the row after its last, as DTensor's ``Shard(0)``

@@ -14,8 +14,6 @@ from arb_ternary_train.model_state import ModelState, PieceState, Walk
 from arb_ternary_train.ranks.world import World
 from arb_ternary_train.safetensors_file import TensorParts
 
-__all__ = ["SavedModel", "saved_model"]
-
 
 class SavedModel(Protocol):
     """A model that rank 0 gives to a checkpoint store, while the others attend."""

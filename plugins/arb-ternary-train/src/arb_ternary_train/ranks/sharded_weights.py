@@ -37,8 +37,6 @@ from arb_ternary_train.ranks.rows import row_bounds
 from arb_ternary_train.ranks.weights import check_torch
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["ShardedModule", "ShardedRows", "ShardedWeights", "blocks_of"]
-
 #: What torch adds to a module so that state dicts hold shards. Ours hold whole weights.
 _STATE_DICT_HOOKS: Final = (
     "_state_dict_pre_hooks",

@@ -22,8 +22,6 @@ from arb_ternary.errors import ArbError, render
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["Heard", "Member", "Watch", "end_process"]
-
 #: Signs of life within the time limit.
 _SIGNS: Final = 8
 #: Seconds between two signs, at most.

@@ -14,8 +14,6 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.ranks.rounds import RoundDelivery
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["Weights", "WholeWeights", "check_torch", "place_weights"]
-
 #: The version with which this was tried; FSDP2 of 2.5 crashes on integer parameters.
 _LEAST_TORCH: Final = "2.13"
 

@@ -11,8 +11,6 @@ from arb_ternary.environment import STRICT
 from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_train.ranks import digits, flips, rows
 
-__all__ = ["WIRE_KERNELS", "wire_kernel"]
-
 Kernel = Callable[..., Any]
 
 #: What a backend may offer beside the ops of core. The first three know no layout of weights.

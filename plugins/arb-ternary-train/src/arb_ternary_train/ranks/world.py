@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from arb_ternary_train.ranks.watch import Member, Watch
 
-__all__ = ["Alone", "Kept", "Ranks", "World"]
-
 #: Seconds that a rank which has lost another waits for the reason.
 _FAREWELL: Final = 3.0
 #: In errors of gloo and nccl whose other end has gone.

@@ -11,8 +11,6 @@ from attrs import frozen
 from arb_ternary.config.options import Rule, non_negative, option, optional, positive
 from arb_ternary_upcycle.verification.config import TEACHER_HELP, held_out_contradictions
 
-__all__ = ["BenchmarkConfig", "Measure"]
-
 Measure = Literal["perplexity", "latency", "memory"]
 
 _counts = Rule(

@@ -12,8 +12,6 @@ from attrs import frozen
 
 from arb_ternary_text.models.decoder import Decoder
 
-__all__ = ["Timing", "generate_greedily", "measure_latency", "time_pass"]
-
 Clock = Callable[[], float]
 
 

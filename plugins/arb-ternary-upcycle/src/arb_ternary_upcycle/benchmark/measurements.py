@@ -13,8 +13,6 @@ from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import write_json
 from arb_ternary_upcycle.verification.reports import plain
 
-__all__ = ["MEASUREMENTS", "Measurements", "read_measurements"]
-
 #: Where they lie in a run.
 MEASUREMENTS: Final = Path("report") / "measurements.json"
 

@@ -13,8 +13,6 @@ from arb_ternary_train.audit import audit
 from arb_ternary_upcycle.benchmark.latency import generate_greedily
 from arb_ternary_upcycle.verification.kv_cache import student_bytes_per_token
 
-__all__ = ["growth_of", "measure_memory", "weight_bytes"]
-
 #: Rows of an audit that only training needs.
 _TRAINING: Final = frozenset({"votes", "exponent votes", "control words"})
 _STATUS: Final = Path("/proc/self/status")

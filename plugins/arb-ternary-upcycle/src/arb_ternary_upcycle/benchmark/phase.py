@@ -28,8 +28,6 @@ from arb_ternary_upcycle.verification.pair import Pair, held_out_batches, open_p
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["BenchmarkPhase", "build"]
-
 
 class BenchmarkPhase:
     """Measures, and writes ``RUN/report``.

@@ -7,8 +7,6 @@ import click
 from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 
-__all__ = ["inspect"]
-
 
 @click.command()
 @click.argument("model")

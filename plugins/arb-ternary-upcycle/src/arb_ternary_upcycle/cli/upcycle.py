@@ -12,8 +12,6 @@ from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary_train.openmp import wait_passively
 from arb_ternary_upcycle.cli.inspect import inspect
 
-__all__ = ["run", "upcycle"]
-
 #: Where config and run are in the folder that ``--out`` names.
 CONFIG = "config.yaml"
 RUN = "run"

@@ -15,8 +15,6 @@ from arb_ternary.optim.protocol import Planned
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
 
-__all__ = ["ActivationOrder", "Policy", "ProjectionConfig"]
-
 Policy = Literal["absmean", "ls", "gptq", "gptq_cd"]
 ActivationOrder = Literal["auto", "always", "never"]
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["corrected", "damped"]
-
 
 def damped(gram: Tensor, damping: float) -> Tensor:
     """``X^T X + l I`` as float64 ``[K, K]``, ``l`` being ``damping`` times the mean of its

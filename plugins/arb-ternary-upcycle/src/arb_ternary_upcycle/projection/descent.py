@@ -15,8 +15,6 @@ from torch import Tensor
 
 from arb_ternary_upcycle.projection.rounded import EXPONENTS
 
-__all__ = ["descend"]
-
 _BLOCK: Final = 32
 
 

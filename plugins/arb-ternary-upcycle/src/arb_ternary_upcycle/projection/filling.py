@@ -15,8 +15,6 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_upcycle.projection.rounded import Rounded
 from arb_ternary_upcycle.student import check_student, student_of
 
-__all__ = ["check_projectable", "fill", "give_rounded"]
-
 _ATTENTION: Final = (
     "attention",
     "sem_dim",

@@ -14,8 +14,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["compensate", "inverse_factor", "objective"]
-
 #: Columns of a block: within one, every column updates those after it.
 _BLOCK: Final = 32
 

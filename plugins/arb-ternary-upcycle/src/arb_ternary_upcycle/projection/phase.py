@@ -16,18 +16,17 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import TiedHead
 from arb_ternary_train.directory import write_json
 from arb_ternary_upcycle.calibration import calibration_tokens, held_out_tokens
+from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.projection.config import ProjectionConfig
 from arb_ternary_upcycle.projection.filling import check_projectable, fill
 from arb_ternary_upcycle.projection.rounded import Rounded
 from arb_ternary_upcycle.projection.sequential import Plan, SequentialProjection
 from arb_ternary_upcycle.projection.solve import Recipe
 from arb_ternary_upcycle.projection.workspace import Workspace
-from arb_ternary_upcycle.stages import FloatModel, find_stage
+from arb_ternary_upcycle.stages import find_stage
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
-
-__all__ = ["ProjectionPhase", "build"]
 
 #: Predictions in a batch of the evaluation at the end, where no training loop has said how many.
 _EVALUATED = 2048

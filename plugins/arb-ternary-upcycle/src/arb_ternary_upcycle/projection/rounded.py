@@ -14,8 +14,6 @@ from torch import Tensor
 
 from arb_ternary_text.interchange.scales import CELLS
 
-__all__ = ["EXPONENTS", "Grouping", "Rounded", "columns_of", "groups_of", "nearest_trits", "spread"]
-
 #: What shares an exponent: so many columns of a row, a row, or the whole matrix.
 Grouping = int | Literal["row", "tensor"]
 #: What exponents may be; -127 and -128 have no normal float32.

@@ -17,8 +17,6 @@ from arb_ternary_upcycle.projection.rounded import (
     nearest_trits,
 )
 
-__all__ = ["absmean", "absmean_exponents", "least_squares", "least_squares_exponents"]
-
 # : Powers of two below the mean size that are tried. An optimum far below the mean cannot be: there
 # every weight is : ``+-s``, and ``2 s`` is nearer to all that are above ``1.5 s``.
 _BELOW_THE_MEAN: Final = 3

@@ -30,8 +30,6 @@ from arb_ternary_upcycle.projection.statistics import InputStatistics
 from arb_ternary_upcycle.projection.streams import Stream
 from arb_ternary_upcycle.projection.sublayers import entering, linears_of, sublayers, watched
 
-__all__ = ["LinearError", "Plan", "SequentialProjection"]
-
 #: Tokens that run through a block together.
 _TOKENS_AT_ONCE = 2048
 #: Rows of an embedding that are rounded together.

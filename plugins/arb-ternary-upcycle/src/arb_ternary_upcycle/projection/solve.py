@@ -17,8 +17,6 @@ from arb_ternary_upcycle.projection.gptq import compensate, inverse_factor, obje
 from arb_ternary_upcycle.projection.rounded import EXPONENTS, Grouping, Rounded, columns_of
 from arb_ternary_upcycle.projection.scales import absmean, least_squares, least_squares_exponents
 
-__all__ = ["Recipe", "project"]
-
 # : Exponents tried, from those of the least squares weighted by the strength of inputs: making up
 # for errors spreads : weights, so that a larger one may fit.
 _OFFSETS: Final = (-1, 0, 1)

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from arb_ternary_upcycle.projection.rounded import Rounded
 
-__all__ = ["InputStatistics"]
-
 
 class InputStatistics:
     """``X^T X``, ``Y^T X`` and ``Y^T Y`` over tokens, ``X`` the student's inputs and ``Y`` the

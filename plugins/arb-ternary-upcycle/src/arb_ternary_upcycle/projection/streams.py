@@ -14,8 +14,6 @@ from torch import Tensor
 
 from arb_ternary_train.durable import replacing
 
-__all__ = ["Stream"]
-
 
 @frozen
 class Stream:

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
 
-__all__ = ["entering", "linears_of", "sublayers", "watched"]
-
 
 class _Entered(Exception):
     """A pass has come to the linear that was waited for."""

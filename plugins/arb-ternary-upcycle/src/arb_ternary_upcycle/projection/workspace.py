@@ -17,8 +17,6 @@ from arb_ternary_train.directory import write_json
 from arb_ternary_train.durable import replacing
 from arb_ternary_train.safetensors_file import SafetensorsFile, write_safetensors
 
-__all__ = ["Workspace"]
-
 _PROGRESS: Final = "progress.json"
 
 

@@ -18,8 +18,6 @@ from arb_ternary_train.build import undrawn
 from arb_ternary_upcycle.recipe.outline import TeacherOutline
 from arb_ternary_upcycle.recipe.student import student_section
 
-__all__ = ["describe"]
-
 #: Bytes of AdamW's two moments and of a gradient, a float parameter.
 _MOMENTS = 8
 _GRADIENT = 4

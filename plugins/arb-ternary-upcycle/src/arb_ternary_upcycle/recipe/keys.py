@@ -10,8 +10,6 @@ from attrs import frozen
 from arb_ternary.config.options import non_negative, option, optional, positive
 from arb_ternary_train.manifest.keys import TrainKeys
 
-__all__ = ["BLOCKWISE", "GLOBAL", "UpcycleKeys"]
-
 #: Keys that are options of the phase ``blockwise``, and of ``global``, by the same names.
 BLOCKWISE = (
     "distill_target",

@@ -18,8 +18,6 @@ from arb_ternary_train.inspection import is_run
 from arb_ternary_train.loading import load_config
 from arb_ternary_upcycle.float_model import float_config
 
-__all__ = ["TOKENIZER_FILE", "TeacherOutline", "absolute", "read_outline"]
-
 #: Where a tokenizer goes that has no file of its own, in the folder of a config.
 TOKENIZER_FILE = "tokenizer.json"
 

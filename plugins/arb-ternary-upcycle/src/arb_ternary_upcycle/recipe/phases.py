@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["PREPARING", "VOTES", "ending", "preparing"]
-
 #: The phases before training, in order.
 PREPARING: Final = ("load_teacher", "fold_rotate", "surgery", "projection")
 # : What trains the ternary weights of a student, which knows something already: votes at a seventh

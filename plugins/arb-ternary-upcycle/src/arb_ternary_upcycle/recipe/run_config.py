@@ -15,8 +15,6 @@ from arb_ternary_upcycle.recipe.outline import TeacherOutline
 from arb_ternary_upcycle.recipe.phases import VOTES, ending, preparing
 from arb_ternary_upcycle.recipe.student import decoupled_options, student_section
 
-__all__ = ["PRESETS", "Preset", "UpcycleOptions", "run_config"]
-
 
 @frozen(kw_only=True)
 class Preset:

@@ -12,8 +12,6 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_upcycle.folding import untied, without_preset
 from arb_ternary_upcycle.student import check_options
 
-__all__ = ["decoupled_options", "student_section"]
-
 # : How a student's weights are held where nothing else is asked for. One exponent a row is what
 # rounding loses least by : and what other programs read; embedding, head and gains stay float, and
 # are what the rate of AdamW is for.

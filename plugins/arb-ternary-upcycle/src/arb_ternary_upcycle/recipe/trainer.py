@@ -18,8 +18,6 @@ from arb_ternary_upcycle.recipe.outline import TeacherOutline, absolute, read_ou
 from arb_ternary_upcycle.recipe.phases import PREPARING, VOTES, ending, preparing
 from arb_ternary_upcycle.recipe.student import student_section
 
-__all__ = ["run_settings"]
-
 
 def run_settings(keys: UpcycleKeys, run: TargetRun) -> Mapping[str, Any]:
     """The target of ``trainer.upcycle``.

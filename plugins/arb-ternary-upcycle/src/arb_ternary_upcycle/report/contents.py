@@ -20,8 +20,6 @@ from arb_ternary_upcycle.report.tables import Column, Table
 from arb_ternary_upcycle.stages import lineage
 from arb_ternary_upcycle.verification.reports import read_reports
 
-__all__ = ["Contents", "Curve", "gather"]
-
 _SIZE: Final = (
     Column("model", "model", "text"),
     Column("prompt", "prompt", "count"),

@@ -13,8 +13,6 @@ from arb_ternary_train.plot import smoothed
 from arb_ternary_upcycle.report.contents import Contents, Curve
 from arb_ternary_upcycle.report.tables import Table, shown
 
-__all__ = ["COLOURS", "draw_figures"]
-
 # : Colours of the two models, apart for colour-blind readers too (Okabe and Ito, 2008); the page
 # has them as well.
 COLOURS: Final = {"teacher": "#0072B2", "student": "#D55E00"}

@@ -11,8 +11,6 @@ from arb_ternary_upcycle.report.contents import Contents
 from arb_ternary_upcycle.report.figures import COLOURS
 from arb_ternary_upcycle.report.tables import Table, shown
 
-__all__ = ["make_page"]
-
 #: Tables of more rows are folded away.
 _LONG: Final = 16
 

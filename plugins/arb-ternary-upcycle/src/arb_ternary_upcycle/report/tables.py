@@ -10,8 +10,6 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
-__all__ = ["Column", "Table", "escape_latex", "shown"]
-
 Kind = Literal["text", "number", "count", "bytes", "seconds", "share"]
 
 _LATEX: Final = {

@@ -13,8 +13,6 @@ from arb_ternary_upcycle.report.contents import gather
 from arb_ternary_upcycle.report.figures import draw_figures
 from arb_ternary_upcycle.report.page import make_page
 
-__all__ = ["FOLDER", "refresh_report", "write_report"]
-
 #: Where a report lies in a run.
 FOLDER: Final = "report"
 

@@ -22,8 +22,6 @@ from torch import Tensor
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_upcycle.surgery.factors import factorise
 
-__all__ = ["Split", "copied", "drawn_parts", "split_block"]
-
 _BIASES = "attention.biases."
 
 

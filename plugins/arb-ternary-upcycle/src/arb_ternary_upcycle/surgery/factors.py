@@ -15,8 +15,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["factorise", "second_moment_root"]
-
 #: Singular values below this share of the largest are rounding.
 _NEGLIGIBLE = 1e-12
 #: Inputs that are multiplied at a time.

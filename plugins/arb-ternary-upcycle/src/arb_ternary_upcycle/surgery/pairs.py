@@ -18,8 +18,6 @@ from arb_ternary_text.models.attention import visibility
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.rotary import rotary_angles
 
-__all__ = ["choose_planes", "fit_constants", "pair_moments"]
-
 #: Rows of a sample whose pairs are looked at, at most, evenly spread.
 _ROWS = 64
 

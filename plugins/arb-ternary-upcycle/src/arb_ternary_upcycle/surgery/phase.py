@@ -34,15 +34,6 @@ from arb_ternary_upcycle.surgery.pairs import choose_planes, fit_constants, pair
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = [
-    "SurgeryConfig",
-    "SurgeryPhase",
-    "attention_inputs",
-    "build",
-    "decoupled_config",
-    "fitted_split",
-]
-
 
 class SurgeryPhase(StagePhase):
     """Gives the newest float model of the run decoupled attention."""

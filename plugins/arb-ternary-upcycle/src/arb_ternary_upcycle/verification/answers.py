@@ -16,8 +16,6 @@ from arb_ternary_upcycle.verification.reports import Findings, Judgement
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["EvalCheck", "build"]
-
 
 class EvalCheck:
     """Has both models answer the same questions; ``drop`` is the teacher's accuracy less the

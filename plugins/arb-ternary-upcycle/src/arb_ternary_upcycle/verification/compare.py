@@ -19,8 +19,6 @@ from arb_ternary_upcycle.verification.reports import Findings, Judgement
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["CompareCheck", "Difference", "build"]
-
 
 @define
 class Difference:

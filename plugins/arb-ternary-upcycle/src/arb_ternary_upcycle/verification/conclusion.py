@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
     from arb_ternary_upcycle.verification.config import EvalConfig, KvCacheConfig, SampledConfig
 
-__all__ = ["conclude"]
-
 
 def conclude(
     context: TrainingContext,

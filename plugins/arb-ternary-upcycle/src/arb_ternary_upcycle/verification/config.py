@@ -15,18 +15,6 @@ from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import Rule, fraction, non_negative, option, optional, positive
 from arb_ternary_train.specs import CheckSpec
 
-__all__ = [
-    "TEACHER_HELP",
-    "CompareConfig",
-    "EvalConfig",
-    "FidelityConfig",
-    "KvCacheConfig",
-    "Limits",
-    "SampledConfig",
-    "VerifyConfig",
-    "held_out_contradictions",
-]
-
 TEACHER_HELP: Final = (
     "folder of a float model, or a run directory with one; null = the run's "
     "own, "

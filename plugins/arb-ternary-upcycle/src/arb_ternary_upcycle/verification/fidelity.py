@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["Fidelity", "FidelityCheck", "build", "measure_fidelity"]
-
 
 @frozen
 class Fidelity:

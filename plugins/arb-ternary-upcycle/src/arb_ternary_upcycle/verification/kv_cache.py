@@ -18,9 +18,7 @@ from arb_ternary_upcycle.verification.reports import Findings, Judgement
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
-    from arb_ternary_upcycle.stages import FloatModel
-
-__all__ = ["KvCacheCheck", "build", "student_bytes_per_token", "teacher_bytes_per_token"]
+    from arb_ternary_upcycle.float_model import FloatModel
 
 
 def student_bytes_per_token(model: Decoder, device: torch.device) -> int:

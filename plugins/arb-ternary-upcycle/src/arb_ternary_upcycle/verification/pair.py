@@ -18,14 +18,13 @@ from arb_ternary.protocols.data import MaskContext, MaskedBatch
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.evaluate import evaluation_mode
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
-from arb_ternary_upcycle.stages import FloatModel, find_stage
+from arb_ternary_upcycle.float_model import FloatModel
+from arb_ternary_upcycle.stages import find_stage
 from arb_ternary_upcycle.streams import updates_of
 from arb_ternary_upcycle.teacher_module import Teacher
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
-
-__all__ = ["Pair", "Side", "held_out_batches", "logit_pieces", "open_pair"]
 
 #: Bytes of residual streams that are kept while a block runs over several batches.
 _STREAM_BYTES: Final = 1 << 28

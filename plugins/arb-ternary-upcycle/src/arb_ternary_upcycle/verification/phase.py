@@ -16,8 +16,6 @@ from arb_ternary_upcycle.verification.config import VerifyConfig
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["VerifyPhase", "build"]
-
 
 class VerifyPhase:
     """Makes the checks of ``config`` in their order. One that fails the run ends it once all of

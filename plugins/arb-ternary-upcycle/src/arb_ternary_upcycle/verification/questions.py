@@ -22,8 +22,6 @@ from arb_ternary_text.data.shakespeare import load_text
 from arb_ternary_text.data.tokenizers import Tokenizer
 from arb_ternary_upcycle.verification.pair import Pair, logit_pieces
 
-__all__ = ["Answers", "Question", "answer", "built_in_questions", "read_questions"]
-
 # : Questions of the two kinds that are made from the built-in text, and the lengths of their parts
 # in characters.
 _BY_CHOICE: Final = 32

@@ -13,8 +13,6 @@ from attrs import field, frozen
 
 from arb_ternary.errors import ArbError
 
-__all__ = ["FOLDER", "Findings", "Judgement", "plain", "read_reports"]
-
 #: Where the reports lie in a run.
 FOLDER: Final = "verify"
 

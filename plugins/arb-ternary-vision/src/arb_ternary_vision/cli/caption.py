@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from arb_ternary_train.restore import TrainedRun
 
-__all__ = ["caption", "held_out_images", "written"]
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from arb_ternary_train.restore import TrainedRun
     from arb_ternary_vision.predictions import Predictions
 
-__all__ = ["classify", "images_in"]
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))

@@ -17,19 +17,11 @@ from numpy.typing import NDArray
 
 from arb_ternary.config.options import option, optional, positive
 from arb_ternary.errors import DataError, nearest
-from arb_ternary_vision.data.source import (
-    DEFAULT_FRACTION,
-    LABELS,
-    LabelledSource,
-    part,
-    require_memory,
-    split_source,
-)
+from arb_ternary_text.data.source import DEFAULT_FRACTION, part
+from arb_ternary_vision.data.source import LABELS, LabelledSource, require_memory, split_source
 
 if TYPE_CHECKING:
     from arb_ternary_vision.data.batches import MemorySamples
-
-__all__ = ["ArraysConfig", "build", "read_array"]
 
 _WHERE: Final = "a .npy file, or FILE.npz:NAME for an array in an archive"
 # : More classes than any data has; a bound against numbers that are no labels, each of which would

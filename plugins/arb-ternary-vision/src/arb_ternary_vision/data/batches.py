@@ -19,8 +19,6 @@ from arb_ternary.protocols.data import Batch, BatchRequest
 from arb_ternary_text.data.loader import SampledBatches, evaluation_indices
 from arb_ternary_text.data.sampler import Sampler
 
-__all__ = ["MemorySamples"]
-
 
 @attrs.frozen(eq=False)
 class MemorySamples:

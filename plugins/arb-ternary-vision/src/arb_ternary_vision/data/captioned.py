@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from arb_ternary_text.data.loader import SampledBatches
     from arb_ternary_vision.data.batches import MemorySamples
 
-__all__ = ["CAPTIONS", "END", "CaptionedConfig", "CaptionedSource", "build"]
-
 #: Where batches have their texts: ``Batch.extras[CAPTIONS]``, int64 ``[B, S + 1]``.
 CAPTIONS = "captions"
 #: Begins and ends every text, and fills up the shorter ones.

@@ -21,8 +21,6 @@ import numpy as np
 from arb_ternary.config.options import option
 from arb_ternary_vision.data.source import LABELS, LabelledSource, split_by_class
 
-__all__ = ["DigitsConfig", "build"]
-
 #: Largest grey level.
 _LEVELS: Final = 16
 #: Of the training images for ``tuning``, and of all images for the held-out part.

@@ -11,22 +11,14 @@ from numpy.typing import NDArray
 
 from arb_ternary.config.options import option, optional, positive
 from arb_ternary.errors import DataError, nearest
-from arb_ternary_vision.data.source import (
-    DEFAULT_FRACTION,
-    LABELS,
-    LabelledSource,
-    part,
-    require_memory,
-    split_source,
-)
+from arb_ternary_text.data.source import DEFAULT_FRACTION, part
+from arb_ternary_vision.data.source import LABELS, LabelledSource, require_memory, split_source
 from arb_ternary_vision.sizes import pair, size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from arb_ternary_vision.data.batches import MemorySamples
-
-__all__ = ["MAX_PIXELS", "FolderConfig", "build", "decoded", "find_images"]
 
 #: Endings of files that are read, and the formats that are tried on them, whatever they are called.
 _ENDINGS: Final = frozenset(

@@ -17,21 +17,10 @@ from numpy.typing import NDArray
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import Batch, BatchRequest
 from arb_ternary_text.data.sampler import permutation
-from arb_ternary_text.data.source import DEFAULT_FRACTION, part
 
 if TYPE_CHECKING:
     from arb_ternary_text.data.loader import SampledBatches
     from arb_ternary_vision.data.batches import MemorySamples
-
-__all__ = [
-    "DEFAULT_FRACTION",
-    "LABELS",
-    "LabelledSource",
-    "part",
-    "require_memory",
-    "split_by_class",
-    "split_source",
-]
 
 #: Where batches have their classes: ``Batch.extras[LABELS]``, int64 ``[B]``.
 LABELS: Final = "labels"

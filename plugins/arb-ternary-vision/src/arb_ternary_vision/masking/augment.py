@@ -18,8 +18,6 @@ from torch import Tensor
 from arb_ternary.counters.hashing import counter_hash_rows, uniform_
 from arb_ternary_vision.masking.config import Augmentation, Change
 
-__all__ = ["augmented"]
-
 # : Random numbers that a change draws for an image, beside those of noise: whether it is made, and
 # four for how.
 _DRAWS: Final = 5

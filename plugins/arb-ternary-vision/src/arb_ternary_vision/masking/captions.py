@@ -15,8 +15,6 @@ from arb_ternary_vision.data.captioned import CAPTIONS
 from arb_ternary_vision.masking.config import LabelsConfig
 from arb_ternary_vision.masking.labels import augmented_images
 
-__all__ = ["CaptionMasking", "build"]
-
 
 class CaptionMasking:
     """Characters are inputs and, one place on, targets; images are the model's argument ``images``.

@@ -9,8 +9,6 @@ import attrs
 
 from arb_ternary.config.options import Rule, fraction, option, optional
 
-__all__ = ["Augmentation", "Change", "LabelsConfig"]
-
 Change = Literal[
     "shift",
     "rotate",

@@ -12,8 +12,6 @@ from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 from arb_ternary_vision.data.source import LABELS
 from arb_ternary_vision.masking.config import Augmentation, LabelsConfig
 
-__all__ = ["LabelMasking", "augmented_images", "build"]
-
 
 class LabelMasking:
     """``inputs = images``, ``targets = labels``, every one counts; cross entropy, and accuracy

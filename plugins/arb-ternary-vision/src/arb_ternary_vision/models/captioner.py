@@ -22,8 +22,6 @@ from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_vision.models.captioner_config import CaptionerConfig
 from arb_ternary_vision.models.patch_embedding import PatchEmbedding, patch_positions
 
-__all__ = ["Captioner", "CaptionerConfig", "build"]
-
 
 class Captioner(Transformer):
     """Patches through blocks of their own, then a decoder of text that they are the beginning of.

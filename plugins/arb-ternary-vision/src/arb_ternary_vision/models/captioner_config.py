@@ -12,8 +12,6 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_vision.models.config import as_in_decoder
 from arb_ternary_vision.models.vit_config import PatchModelConfig
 
-__all__ = ["CaptionerConfig"]
-
 
 @frozen(kw_only=True)
 class CaptionerConfig(PatchModelConfig):

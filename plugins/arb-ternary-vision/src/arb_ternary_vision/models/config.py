@@ -17,8 +17,6 @@ from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_vision.sizes import Pair, pair, size
 
-__all__ = ["ImageModelConfig", "as_in_decoder"]
-
 
 def as_in_decoder(name: str, help: str = "", default: Any = None) -> Any:  # noqa: A002
     """The option ``name`` as :class:`~arb_ternary_text.models.config.DecoderConfig` has it.

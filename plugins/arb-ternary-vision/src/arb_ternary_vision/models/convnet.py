@@ -18,8 +18,6 @@ from arb_ternary_vision.models.convnet_config import ConvnetConfig
 from arb_ternary_vision.models.patch_embedding import check_images
 from arb_ternary_vision.parts import make_channel_norm, make_conv
 
-__all__ = ["ConvBlock", "Convnet", "ConvnetConfig", "build"]
-
 
 class ConvBlock(nn.Module):
     """``x + c down(norm(relu(up(norm(x)))^2))`` with ``c = 2**residual_scale``: two convolutions,

@@ -9,8 +9,6 @@ from attrs import frozen
 from arb_ternary.config.options import Rule, option
 from arb_ternary_vision.models.config import ImageModelConfig, as_in_decoder
 
-__all__ = ["ConvnetConfig"]
-
 # : Channels double from stage to stage; beyond so many stages an image of the longest side is one
 # pixel.
 MAX_STAGES = 12

@@ -15,8 +15,6 @@ from arb_ternary_vision.models.config import ImageModelConfig
 from arb_ternary_vision.models.vit_config import PatchModelConfig
 from arb_ternary_vision.parts import grid_positions, make_patches
 
-__all__ = ["PatchEmbedding", "check_images", "patch_positions"]
-
 
 def check_images(options: ImageModelConfig, images_BCHW: Tensor) -> None:
     """UsageProblem where ``images`` are not those that a model of ``options`` was made for."""

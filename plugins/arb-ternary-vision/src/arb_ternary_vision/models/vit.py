@@ -17,8 +17,6 @@ from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_vision.models.patch_embedding import PatchEmbedding, patch_positions
 from arb_ternary_vision.models.vit_config import VitConfig
 
-__all__ = ["Vit", "VitConfig", "build"]
-
 
 class Vit(Transformer):
     """Patches, blocks in which every patch sees every other, their mean, final norm, head.

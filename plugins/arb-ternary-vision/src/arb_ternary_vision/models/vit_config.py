@@ -13,8 +13,6 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_vision.models.config import ImageModelConfig, as_in_decoder
 from arb_ternary_vision.sizes import Pair, pair, size
 
-__all__ = ["PatchModelConfig", "VitConfig"]
-
 
 @frozen(kw_only=True)
 class PatchModelConfig(ImageModelConfig):
