@@ -436,7 +436,7 @@ def api_page() -> str:
         ("Conformance kit: `arb_ternary_testing`", arb_ternary_testing),
     ):
         parts.append(f"## {title}")
-        for name in public_names(module):
+        for name in getattr(module, "__all__", None) or public_names(module):
             found = getattr(module, name)
             if isinstance(found, type):
                 arguments = found.__init__ if "__init__" in vars(found) else None
