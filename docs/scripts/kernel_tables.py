@@ -40,10 +40,9 @@ def product_table(result: Mapping[str, Any], op: str = "linear", backend: str = 
         }
         lines.append(
             f"| {cell['out_features']} x {cell['in_features']} | {cell['rows_m']} | "
-            f"{ours['seconds_min'] * 1e6:,.1f} "
-            f"| {ours['bytes_per_second'] / 1e9:.1f} | {texts['read']} | "
-            f"{ours['operations_per_second'] / 1e9:,.0f} "
-            f"| {texts['peak']} | {texts['bfloat16']} | {texts['int8']} | {texts['ggml']} |"
+            f"{ours['seconds_min'] * 1e6:,.1f} | {ours['bytes_per_second'] / 1e9:.1f} | "
+            f"{texts['read']} | {ours['operations_per_second'] / 1e9:,.0f} | {texts['peak']} | "
+            f"{texts['bfloat16']} | {texts['int8']} | {texts['ggml']} |"
         )
     return "\n".join(lines)
 
@@ -54,8 +53,7 @@ def back_table(result: Mapping[str, Any], backend: str = "cpu") -> str:
     """
     lines = [
         "| N x K | M | `linear_grad_input`, µs | of the forward's speed | "
-        "`cast_scaled_votes_int8`, µs "
-        "| of int8 peak |",
+        "`cast_scaled_votes_int8`, µs | of int8 peak |",
         "|---|" + "---:|" * 5,
     ]
     forward = {_place(cell): _row(cell, backend) for cell in _cells(result, "linear")}
@@ -81,8 +79,7 @@ def update_table(result: Mapping[str, Any], backend: str = "cpu") -> str:
             row = _row(cell, backend)
             lines.append(
                 f"| {cell['out_features']} x {cell['in_features']} | {cell['cache']} | "
-                f"{row['seconds_min'] * 1e6:,.1f} "
-                f"| {row['bytes_per_second'] / 1e9:.1f} | "
+                f"{row['seconds_min'] * 1e6:,.1f} | {row['bytes_per_second'] / 1e9:.1f} | "
                 f"{_marked(row['speedup']['torch_adamw'], 5.0)} |"
             )
     return "\n".join([*lines, "", *notes(result)[:3]])

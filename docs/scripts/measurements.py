@@ -84,15 +84,12 @@ def demo_table(figures: dict[str, Any]) -> str:
     ]
     notes = (
         f"The same decoder, tokens and order; means and standard deviations of {figures['seeds']} "
-        f"seeds, "
-        f"{first['tokens']:,} tokens each. The same validation bytes have a unigram entropy of "
-        f"{first['unigram_entropy']:.3f} and a bigram entropy of {first['bigram_entropy']:.3f} "
-        f"nats. State is counted "
-        f"from the real tensors: weights, votes, exponents, moments. Speeds are medians of runs "
-        f"that took turns; "
-        f"machines differ, ratios less so. Command: `make bench`. Machine: {machine['processor']}, "
-        f"{machine['cores']} "
-        f"cores, torch {machine['torch']}."
+        f"seeds, {first['tokens']:,} tokens each. The same validation bytes have a unigram entropy "
+        f"of {first['unigram_entropy']:.3f} and a bigram entropy of {first['bigram_entropy']:.3f} "
+        "nats. State is counted from the real tensors: weights, votes, exponents, moments. Speeds "
+        "are medians of runs that took turns; machines differ, ratios less so. Command: `make "
+        f"bench`. Machine: {machine['processor']}, {machine['cores']} cores, torch "
+        f"{machine['torch']}."
     )
     if "note" in figures:  # of results that are older than what they are about
         notes += f" {figures['note']}"

@@ -87,9 +87,8 @@ def hooks_page() -> str:
         "# Hooks",
         prose(inspect.getdoc(hookspecs) or ""),
         f"A hook module declares `ARB_API_VERSION = {API_VERSION}` and marks its implementations "
-        f"with "
-        "`arb_ternary.hookimpl`. An implementation takes any subset of the arguments, by name. "
-        "`arb plugins hooks` prints this list.",
+        "with `arb_ternary.hookimpl`. An implementation takes any subset of the arguments, by "
+        "name. `arb plugins hooks` prints this list.",
     ]
     functions = STATED | specified_in(of_a_run)
     group = ""
@@ -393,8 +392,7 @@ def kernels_page() -> str:
         "# Kernels and ops",
         "## Kernels",
         "What the `kernels` mapping of a backend holds, with the signatures of the torch backend. "
-        "Tensors that a "
-        "docstring does not say are mutated are left alone.",
+        "Tensors that a docstring does not say are mutated are left alone.",
     ]
     for op in (*REQUIRED_OPS, *OPTIONAL_OPS):
         status = "required" if op in REQUIRED_OPS else "optional: the torch backend stands in"

@@ -73,8 +73,7 @@ def test_probing_and_registering_import_nothing_heavy() -> None:
 def test_importing_tilelang_leaves_the_environment_alone() -> None:
     program = (
         "import os; before = dict(os.environ); from arb_ternary_tilelang.lane import cpu_lane; "
-        "cpu_lane(); "
-        "print(dict(os.environ) == before)"
+        "cpu_lane(); print(dict(os.environ) == before)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env=for_child(), capture_output=True, text=True, check=True
@@ -194,8 +193,7 @@ def test_a_compiler_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> N
         lane.kernel(storage.pack, N=1, K=1)
     assert caught.value.what == (
         "backend 'tilelang': /usr/bin/g++ with -O3 -march=native -ffp-contract=off -w could not "
-        "build a kernel: "
-        "cc1plus: out of memory"
+        "build a kernel: cc1plus: out of memory"
     )
 
 

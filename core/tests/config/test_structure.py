@@ -123,8 +123,7 @@ def test_a_value_of_the_wrong_type_is_refused(
     if message is None:
         message = (
             "xyz: unknown key; the keys here are anything, count, either, flag, level, maybe, "
-            "names, "
-            "nested, number, path, ranks, rows, shape, table, text, window, words"
+            "names, nested, number, path, ranks, rows, shape, table, text, window, words"
         )
     assert found == [message]
 

@@ -196,9 +196,8 @@ def test_a_plugin_for_a_newer_interface_is_incompatible_and_says_what_to_do(inst
     assert record_of("future").status is Status.INCOMPATIBLE
     assert capsys.readouterr().err == (
         "warning: plugin 'future' (arb-ternary-future 1.0): incompatible: it is written for plugin "
-        "interface 2.0, "
-        "this program provides 1.0; upgrade arb-ternary-core or install an older release of the "
-        "plugin\n"
+        "interface 2.0, this program provides 1.0; upgrade arb-ternary-core or install an older "
+        "release of the plugin\n"
     )
 
 

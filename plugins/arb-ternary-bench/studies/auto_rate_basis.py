@@ -141,8 +141,7 @@ def main() -> None:
         tried = ", ".join(f"{each:g}" for each in sorted(losses))
         print(
             f"| {name} | {given.width} | {given.steps:,} | {given.tokens:,} | {tried} | {best:g} | "
-            f"{rate:g} "
-            f"| {behind(losses, rate):+.4f} |"
+            f"{rate:g} | {behind(losses, rate):+.4f} |"
         )
 
 

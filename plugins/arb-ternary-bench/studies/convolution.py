@@ -179,8 +179,7 @@ def table(result: dict[str, Any]) -> str:
     """Least times and how they compare, as Markdown; what misses the goal is in italics."""
     lines = [
         "| images, outputs, stride | threads | torch µs | channels last | kernel µs | channels "
-        "last | x torch | x best "
-        "| layer: x best | training: x best |",
+        "last | x torch | x best | layer: x best | training: x best |",
         "|---|" + "---:|" * 9,
     ]
     for row in result["rows"]:
@@ -199,11 +198,10 @@ def table(result: dict[str, Any]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     machine = result["machine"]
     note = (
-        f"3 x 3 taps, padding 1; images are batch x channels x height x width. Least times. "
-        f"{machine['processor']}, "
-        f"torch {machine['torch']} ({machine['torch_cpu_capability']}), load average "
-        f"{machine['load_average']} at the "
-        f"start and {result['load_average_at_the_end']} at the end."
+        "3 x 3 taps, padding 1; images are batch x channels x height x width. Least times. "
+        f"{machine['processor']}, torch {machine['torch']} ({machine['torch_cpu_capability']}), "
+        f"load average {machine['load_average']} at the start and "
+        f"{result['load_average_at_the_end']} at the end."
     )
     return "\n".join([*lines, "", note])
 

@@ -332,9 +332,8 @@ class Study:
             there = self.result["text"]
             sys.exit(
                 f"{out} holds runs of {there['tokens_of_a_run']:,} tokens on a text of "
-                f"{there['bytes']:,} bytes, and "
-                f"this asks for {facts['tokens_of_a_run']:,} on {facts['bytes']:,}; give another "
-                f"--out"
+                f"{there['bytes']:,} bytes, and this asks for {facts['tokens_of_a_run']:,} on "
+                f"{facts['bytes']:,}; give another --out"
             )
 
     def run(

@@ -120,10 +120,9 @@ def table(result: Mapping[str, Any]) -> str:
     machine = result["machine"]
     note = (
         f"One row, weights in the caches; {MANY} blocks less {FEW}, least times. "
-        f"{machine['processor']}, "
-        f"{machine['cores']} cores, torch {machine['torch']}, llama.cpp of {machine['llama_cpp']}, "
-        f"load average "
-        f"{machine['load_average']} at the start and {result['load_average_at_end']} at the end."
+        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, llama.cpp of "
+        f"{machine['llama_cpp']}, load average {machine['load_average']} at the start and "
+        f"{result['load_average_at_end']} at the end."
     )
     return "\n".join([*lines, "", note])
 

@@ -272,9 +272,8 @@ def main() -> None:
         for text in arguments.texts.split(","):
             for variant in arguments.variants.split(","):
                 name = (
-                    f"{text}, {arguments.measure_on}, {variant}, seed {seed}, "
-                    f"{arguments.steps} "
-                    f"steps"
+                    f"{text}, {arguments.measure_on}, {variant}, seed {seed}, {arguments.steps} "
+                    "steps"
                 )
                 if name not in result["runs"]:
                     found = run(work, text, variant, seed, arguments.steps, arguments.measure_on)

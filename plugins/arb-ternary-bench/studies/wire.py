@@ -227,8 +227,7 @@ def table(result: dict[str, Any]) -> str:
     """Bits a weight and step that a rank sends, as Markdown."""
     lines = [
         "| one micro-batch a rank | flips | sent, by the network device | handed to collectives | "
-        "computed "
-        "| DDP, bfloat16 | 1-bit Adam | PowerSGD, rank 4 |",
+        "computed | DDP, bfloat16 | 1-bit Adam | PowerSGD, rank 4 |",
         "|---|" + "---:|" * 7,
     ]
     for name, row in result["cases"].items():

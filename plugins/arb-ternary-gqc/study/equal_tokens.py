@@ -194,8 +194,7 @@ def table(result: dict[str, Any]) -> str:
         setting, rate = best(result, kind, arm)
         lines.append(
             f"| {kind} | {arm} | {name(setting, rate)} | {steps:.0f} | "
-            f"{statistics.fmean(losses):.4f} "
-            f"| {min(losses):.4f} to {max(losses):.4f} |"
+            f"{statistics.fmean(losses):.4f} | {min(losses):.4f} to {max(losses):.4f} |"
         )
     return "\n".join(lines)
 

@@ -211,8 +211,7 @@ def table(result: Mapping[str, Any]) -> str:
     """Validation losses of all runs, means and standard deviations, as Markdown."""
     lines = [
         "| | what goes wrong | undisturbed | plain | orchestrated | plain behind | orchestrated "
-        "behind | steps lost | "
-        "rollbacks | switches |",
+        "behind | steps lost | rollbacks | switches |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for rule, conditions in result["runs"].items():
@@ -238,10 +237,9 @@ def table(result: Mapping[str, Any]) -> str:
     seeds = len(next(iter(next(iter(result["runs"].values())).values())))
     return "\n".join(lines) + (
         f"\n\nValidation loss in nats a byte, mean and standard deviation of {seeds} seeds; "
-        f"{result['steps']:,} "
-        f"steps of 512 bytes; the plain and the undisturbed runs take the lost steps too. Rates: "
-        f"{rates}. One thread "
-        f"on {result['machine']['processor']}, `{result['command']}`."
+        f"{result['steps']:,} steps of 512 bytes; the plain and the undisturbed runs take the lost "
+        f"steps too. Rates: {rates}. One thread on {result['machine']['processor']}, "
+        f"`{result['command']}`."
     )
 
 

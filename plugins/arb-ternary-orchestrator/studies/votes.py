@@ -134,8 +134,7 @@ def table(result: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
         spread = stdev(run["last"] for run in runs)
         rows.append(
             f"| {name} | {len(runs)} | {mean['early']:.3f} | {mean['last']:.3f} | ± {spread:.3f} | "
-            f"{mean['rise']:.3f} "
-            f"| {mean['flips']:.2%} |"
+            f"{mean['rise']:.3f} | {mean['flips']:.2%} |"
         )
     return "\n".join(rows)
 

@@ -188,10 +188,9 @@ def loss_table(result: dict[str, Any]) -> str:
         losses = [each["loss"] for each in runs]
         lines.append(
             f"| {kind} | {'grown, ' if arm != 'end to end' else ''}{arm} | "
-            f"{statistics.fmean(losses):.4f} "
-            f"| {min(losses):.4f} to {max(losses):.4f} | "
-            f"{statistics.median(each['seconds'] for each in runs):,.0f} "
-            f"| {max(each['peak_bytes'] for each in runs) / 2**20:,.0f} | {runs[0]['tokens']:,} |"
+            f"{statistics.fmean(losses):.4f} | {min(losses):.4f} to {max(losses):.4f} | "
+            f"{statistics.median(each['seconds'] for each in runs):,.0f} | "
+            f"{max(each['peak_bytes'] for each in runs) / 2**20:,.0f} | {runs[0]['tokens']:,} |"
         )
     return "\n".join(lines)
 
@@ -208,10 +207,9 @@ def cost_table(result: dict[str, Any]) -> str:
             without = arms["recomputed"]
             cached = arms["cached"]
             lines.append(
-                f"| {kind} | {stacks} | {without['seconds']:,.0f} | {cached['seconds']:,.0f} "
-                f"| {1 - cached['seconds'] / without['seconds']:.0%} | "
-                f"{without['peak_bytes'] / 2**20:,.0f} "
-                f"| {cached['peak_bytes'] / 2**20:,.0f} |"
+                f"| {kind} | {stacks} | {without['seconds']:,.0f} | {cached['seconds']:,.0f} | "
+                f"{1 - cached['seconds'] / without['seconds']:.0%} | "
+                f"{without['peak_bytes'] / 2**20:,.0f} | {cached['peak_bytes'] / 2**20:,.0f} |"
             )
     return "\n".join(lines)
 

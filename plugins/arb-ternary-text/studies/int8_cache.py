@@ -100,13 +100,10 @@ def main() -> None:
         same = sum(map(list.__eq__, written, first[1]))
         print(
             f"{str(dtype).removeprefix('torch.')}, cache {numbers}, {found.bytes_per_token:,} "
-            f"bytes a token: "
-            f"loss {mean:.5f}, perplexity {math.exp(mean):.4f}, apart {float(apart.mean()):+.6f} "
-            f"+- {error:.6f}; "
-            f"the likeliest token is the same {agree:.2%} of {len(apart):,} times; {same} of "
-            f"{len(written)} texts are "
-            f"the same, {_until(written, first[1]):.0f} of {len(written[0])} tokens up to the "
-            f"first other one",
+            f"bytes a token: loss {mean:.5f}, perplexity {math.exp(mean):.4f}, apart "
+            f"{float(apart.mean()):+.6f} +- {error:.6f}; the likeliest token is the same "
+            f"{agree:.2%} of {len(apart):,} times; {same} of {len(written)} texts are the same, "
+            f"{_until(written, first[1]):.0f} of {len(written[0])} tokens up to the first other",
             flush=True,
         )
 

@@ -165,15 +165,12 @@ def table(results: Mapping[str, Any]) -> str:
     one = first["pure"]
     note = (
         f"The network of `docs/examples/digits.yaml`, {one['steps']} steps of 32 images; means and "
-        f"standard deviations "
-        f"of {len(columns['pure'])} seeds on 359 held-out images, of which one is 0.28 %. Rates "
-        f"are chosen among "
-        f"{len(METHODS['pure'][2])} each on training images held aside. Logistic regression on the "
-        f"pixels reaches "
+        f"standard deviations of {len(columns['pure'])} seeds on 359 held-out images, of which one "
+        f"is 0.28 %. Rates are chosen among {len(METHODS['pure'][2])} each on training images held "
+        "aside. Logistic regression on the pixels reaches "
         f"{100 * results['linear']['accuracy']:.2f} %. Command: `python "
-        f"plugins/arb-ternary-vision/studies/digits.py "
-        f"--work DIR --out plugins/arb-ternary-vision/results/digits.json`. Machine: "
-        f"{machine['processor']}, "
+        "plugins/arb-ternary-vision/studies/digits.py --work DIR --out "
+        f"plugins/arb-ternary-vision/results/digits.json`. Machine: {machine['processor']}, "
         f"{machine['cores']} cores, torch {machine['torch']}; one thread."
     )
     return "\n".join([*head, *lines, "", note])

@@ -65,8 +65,7 @@ def check_vote_bits(backend_name: str, vote_bits: int) -> None:
     if vote_bits != 8 and NARROW_VOTES not in get_backend(backend_name).capabilities:
         raise EnvironmentProblem(
             f"backend {backend_name!r} lacks the capability {NARROW_VOTES!r}: it keeps "
-            f"accumulators in 8 bits only, "
-            f"not in {vote_bits}",
+            f"accumulators in 8 bits only, not in {vote_bits}",
             "choose vote_bits 8, or another backend: arb backends list",
         )
 

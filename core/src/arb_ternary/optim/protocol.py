@@ -253,8 +253,7 @@ def build_optimizer(where: str, choice: Choice[OptimizerSpec], trainable: Traina
         if kind not in choice.spec.accepts:
             raise ConfigError(
                 f"{where}: {choice.name!r} cannot train {PART_NOUNS[kind]}, and the model has "
-                f"{len(parts)} of them, "
-                f"the first being {next(iter(parts))!r}",
+                f"{len(parts)} of them, the first being {next(iter(parts))!r}",
                 "Use `optimizer: {name: split, ternary: ..., float: ...}`, or freeze those parts.",
             )
     built: Optimizer = choice.build(trainable)

@@ -85,8 +85,7 @@ def _registration_hooks(kinds: Iterable[type[Spec]]) -> dict[str, Callable[..., 
 
         hook.__doc__ = (
             f"Components of the kind `{kind.kind}` ({kind.noun}): a sequence of `{kind.__name__}`. "
-            f"Called once at "
-            "load; an empty sequence or None means none."
+            "Called once at load; an empty sequence or None means none."
         )
         return hookspecs.hookspec(hook)
 
@@ -204,8 +203,7 @@ class HookManager(pluggy.PluginManager):
             ):
                 raise _failed(
                     f"{_KINDS_HOOK} returned {kind!r}; every item must be a subclass of Spec with "
-                    f"a kind, a noun, and "
-                    f"a hook {PREFIX}register_...",
+                    f"a kind, a noun, and a hook {PREFIX}register_...",
                 )
         return kinds
 

@@ -397,8 +397,7 @@ class TernaryModule(VoteMemory):
         if DistributedDataParallel._active_ddp_module is not None:
             raise UsageProblem(
                 "DistributedDataParallel: it averages float gradients, and leaves the ternary "
-                "modules within the votes "
-                "of their own rank, or overwrites them with rank 0's",
+                "modules within the votes of their own rank, or overwrites them with rank 0's",
                 "Train by several processes with: torchrun --nproc_per_node N -m arb_ternary train "
                 "CONFIG",
             )

@@ -53,8 +53,7 @@ def test_without_a_gpu_the_command_says_what_is_missing_and_what_to_do(
     assert error.what == "--device cuda: torch 2.13.0+cpu is built without CUDA and ROCm"
     assert error.hint == (
         "run it on a machine with a GPU and a build of torch for it; `arb doctor` shows what is "
-        "here, and "
-        "`arb backends list --device cuda` what every backend needs"
+        "here, and `arb backends list --device cuda` what every backend needs"
     )
 
 

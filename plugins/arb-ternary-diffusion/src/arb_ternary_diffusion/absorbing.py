@@ -161,8 +161,7 @@ def _check_unused(tokens_BS: Tensor, sample_ids_B: Tensor, mask_token: int) -> N
         row, position = (int(i) for i in found_BS.nonzero()[0])
         raise DataError(
             f"sample {int(sample_ids_B[row])}: token id {mask_token} at position {position} is the "
-            f"mask token, and the "
-            "data uses it",
+            "mask token, and the data uses it",
             "Give the data an id more: data: {name: with_mask_token, source: ...} of "
             "arb-ternary-progressive; or set "
             "mask_token_id of the masking to an id that the data does not use.",

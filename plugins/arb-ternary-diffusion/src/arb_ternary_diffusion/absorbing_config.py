@@ -28,8 +28,7 @@ class AbsorbingConfig:
     hiding: Hiding = option(
         "count",
         "what time t hides of S tokens: exactly ceil(S t), or each with probability t; both have "
-        "the same expected "
-        "loss, and the first has the smaller variance",
+        "the same expected loss, and the first has the smaller variance",
         validator=in_(("count", "independent")),
     )
 
@@ -39,8 +38,7 @@ class AbsorbingConfig:
             yield (
                 "",
                 "asks for tokens from what stands on both sides of them, and the model sees only "
-                "what stands before; "
-                "set causal: false in model",
+                "what stands before; set causal: false in model",
             )
         if getattr(run.data.options, "tokenizer", None) == "characters":
             yield (

@@ -29,7 +29,6 @@ class NoiseConfig:
     label_dropout: float = option(
         0.1,
         "share of training samples without their class, so that the model also learns pictures of "
-        "any; 0 = none, and "
-        "no guidance",
+        "any; 0 = none, and no guidance",
         validator=fraction,
     )

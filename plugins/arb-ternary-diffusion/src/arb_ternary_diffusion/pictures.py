@@ -90,8 +90,7 @@ def denoiser_of(where: str, masking: Choice[MaskingSpec], model: nn.Module) -> D
     if not isinstance(masking.options, NoiseConfig) or not isinstance(model, Denoises):
         raise UsageProblem(
             f"{where}: its masking is {masking.name!r}, and pictures are drawn from a model that "
-            f"learned to take noise "
-            "away",
+            "learned to take noise away",
             "Train with `masking: noise` and the model dit or unet.",
         )
     return Denoiser(model, masking.options, model.classes, model.shape)
@@ -146,8 +145,7 @@ def draw_pictures(
     if sampling.guidance != 1.0 and not denoiser.noise.label_dropout:
         raise UsageProblem(
             f"guidance {sampling.guidance}: the model was trained with label_dropout 0, and knows "
-            f"no pictures of any "
-            "class to be led away from",
+            "no pictures of any class to be led away from",
             "Train with `masking: {name: noise, label_dropout: 0.1}`, or draw with guidance 1.",
         )
     model = denoiser.model

@@ -108,8 +108,7 @@ def fill_draft(
     if draft.hidden and len(draft.ids) + new_tokens > context:
         raise UsageProblem(
             f"prompt: {len(draft.ids)} tokens and {new_tokens} new ones exceed the {context} that "
-            f"the model sees, and "
-            "gaps are filled by what stands on both sides",
+            "the model sees, and gaps are filled by what stands on both sides",
             "Shorten the prompt or the gaps, or give fewer --max-new-tokens.",
         )
     return _filled(filling, denoise, list(draft.ids), new_tokens, context, mask_token, generator)

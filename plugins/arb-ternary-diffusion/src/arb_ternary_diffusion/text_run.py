@@ -61,11 +61,9 @@ def load_text_run(path: Path, *, backend: str | None = None, device: str | None 
     ):
         raise UsageProblem(
             f"{path}: its model {config.model.name!r}, trained with masking "
-            f"{config.masking.name!r}, does not fill in "
-            "hidden tokens",
+            f"{config.masking.name!r}, does not fill in hidden tokens",
             "Train with masking: absorbing and a model with causal: false, or continue a prompt "
-            "with the generator of "
-            "this model: arb generate RUN.",
+            "with the generator of this model: arb generate RUN.",
         )
     return TextRun(
         tokenizer,

@@ -90,8 +90,7 @@ class GradientNoiseScale(OptimizerWrapper):
         if estimator == "mccandlish" and not self._parameters:
             raise ConfigError(
                 "gqc: estimator mccandlish needs the norm of the sum of several gradients, and a "
-                "ternary module keeps "
-                "the norm of each alone",
+                "ternary module keeps the norm of each alone",
                 "Use gqc.gnts or gqc.sbc, or estimator: norm_variance.",
             )
 

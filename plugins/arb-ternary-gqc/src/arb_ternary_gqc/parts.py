@@ -66,8 +66,7 @@ def check_arguments(optimizer: Any, max_batch_draws: int, non_finite: str) -> No
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
             f"gqc: {type(optimizer).__name__} evaluates a closure several times a step, and the "
-            f"micro-batches that "
-            "a wrapper has drawn cannot be evaluated again",
+            "micro-batches that a wrapper has drawn cannot be evaluated again",
             "Wrap an optimizer whose step() works without a closure.",
         )
     if max_batch_draws < 1:

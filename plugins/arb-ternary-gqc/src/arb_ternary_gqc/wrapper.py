@@ -201,9 +201,8 @@ class OptimizerWrapper(Optimizer):
         elif not self._nothing_pending:
             raise PendingGradientError(
                 f"{type(self).__name__}.zero_grad: the wrapper adds up the gradients of several "
-                f"micro-batches "
-                f"({self.num_draws} so far) and clears them itself when it steps; clearing them "
-                f"now would lose them",
+                f"micro-batches ({self.num_draws} so far) and clears them itself when it steps; "
+                "clearing them now would lose them",
                 "Remove the call: the loop is backward(), step().",
             )
 
@@ -351,8 +350,7 @@ class OptimizerWrapper(Optimizer):
         if self.non_finite == "raise" and not overflow:
             raise NonFiniteGradientError(
                 f"{type(self).__name__}: micro-batch {self.num_batches}: {fault} is not finite; "
-                f"the micro-batch was "
-                f"dropped, and the {self.num_draws} before it are kept",
+                f"the micro-batch was dropped, and the {self.num_draws} before it are kept",
                 'non_finite "skip" drops such micro-batches and counts them',
             )
         return False

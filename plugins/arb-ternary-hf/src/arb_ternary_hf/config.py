@@ -17,15 +17,13 @@ class HfExportConfig:
     layout: Literal["packed", "dense_w1a8", "dense"] = option(
         "dense_w1a8",
         "packed = 2 bits a weight, for one exponent a matrix; dense_w1a8 = 16 bits, for any; both "
-        "with int8 "
-        "activations; dense = an ordinary float model",
+        "with int8 activations; dense = an ordinary float model",
         validator=in_(("packed", "dense_w1a8", "dense")),
     )
     dtype: Literal["float32", "bfloat16"] | None = option(
         None,
         "of float tensors, and of what transformers computes with; a ternary weight is exact in "
-        "both; null = bfloat16 "
-        "for dense_w1a8, else float32",
+        "both; null = bfloat16 for dense_w1a8, else float32",
         validator=optional(in_(("float32", "bfloat16"))),
     )
     tokenizer: bool = option(True, "write the run's tokenizer too", validator=instance_of(bool))

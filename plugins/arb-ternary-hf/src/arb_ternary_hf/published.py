@@ -107,8 +107,7 @@ class HfModel:
             if bool(self.weights.read(name).any()):
                 raise DataError(
                     f"{self.weights.files[name].path}: tensor {name!r} is not zero: of the "
-                    f"decoder's linears only "
-                    "query, key and value can have a bias"
+                    "decoder's linears only query, key and value can have a bias"
                 )
 
     def read(self, name: str) -> Tensor | ScaledTrits:
@@ -174,8 +173,7 @@ class HfModel:
             if entry.shape != (shape[0] // TRITS_PER_BYTE, *shape[1:]) or shape[0] % TRITS_PER_BYTE:
                 raise DataError(
                     f"{where}: is {list(entry.shape)}; {list(shape)} trits packed along the rows, "
-                    f"four a byte, are "
-                    f"[{shape[0] / TRITS_PER_BYTE:g}, {shape[1]}]"
+                    f"four a byte, are [{shape[0] / TRITS_PER_BYTE:g}, {shape[1]}]"
                 )
             if not self._scaled(name):
                 raise DataError(

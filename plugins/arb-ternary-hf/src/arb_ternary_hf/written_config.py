@@ -33,8 +33,7 @@ def config_json(config: DecoderConfig, vocabulary_size: int, dtype: str) -> dict
     if architecture in {"llama", "arcee"} and config.width % config.heads:
         raise ConfigError(
             f"model: transformers' {architecture} wants 'width' to be a multiple of 'heads'; "
-            f"{config.heads} does not "
-            f"divide {config.width}",
+            f"{config.heads} does not divide {config.width}",
             "Train with query_key_norm: true (qwen3), or with a width that is one.",
         )
     biases = config.query_key_value_bias

@@ -34,8 +34,7 @@ class OrchestratorConfig:
     strategies: tuple[str, ...] | None = option(
         None,
         "strategies to choose among, beside the initial and the safety strategy; null = the "
-        "built-in "
-        "ones that fit the model",
+        "built-in ones that fit the model",
     )
     max_candidates: int = option(
         3,
@@ -98,8 +97,7 @@ class OrchestratorConfig:
     margin: float = option(
         0.1,
         "by how much the reward of another strategy has to exceed that of the one in use; 0.1 is "
-        "0.01 nats of the "
-        "running mean of the loss",
+        "0.01 nats of the running mean of the loss",
         validator=non_negative,
     )
     exploration: float = option(

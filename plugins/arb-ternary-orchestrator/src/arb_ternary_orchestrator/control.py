@@ -63,8 +63,7 @@ class ControlFile:
             self.path.unlink(missing_ok=True)
             raise ValueError(
                 f"{self.path}: not a request to switch ({error}); removed. Write one with: arb "
-                f"orchestrator switch "
-                f"{self.directory} NAME"
+                f"orchestrator switch {self.directory} NAME"
             ) from error
         return request
 

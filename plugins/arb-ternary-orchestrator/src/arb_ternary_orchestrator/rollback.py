@@ -125,8 +125,7 @@ def without_gradient(loop: TrainingLoop, norm: float) -> Diverged:
     """
     return Diverged(
         f"step {loop.context.step}: {loop.options.max_skipped} steps in a row had no finite "
-        f"gradient, all from a state "
-        f"that had been found good; the last norm was {norm}",
+        f"gradient, all from a state that had been found good; the last norm was {norm}",
         "Lower the learning rate, or continue from an earlier checkpoint: --resume PATH.",
         Skip("gradient", norm, loop.micro_batches),
     )

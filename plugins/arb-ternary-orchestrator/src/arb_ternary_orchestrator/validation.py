@@ -31,8 +31,7 @@ def contradictions(
         yield (
             "decision_interval",
             f"{options.decision_interval} is below 'eval_horizon', {options.eval_horizon}: a "
-            f"comparison would be due "
-            "before the one before it has ended",
+            "comparison would be due before the one before it has ended",
         )
     for phase in run.phases:
         policy = getattr(phase.options, "policy", None)
@@ -45,9 +44,8 @@ def contradictions(
             yield (
                 "eval_horizon",
                 f"{options.eval_horizon} steps are more than the {steps} of "
-                f"{'each loop of ' if each else ''}the phase "
-                f"{phase.name!r}, so that no strategy could be tried; give at most "
-                f"{max(1, steps // 4)}",
+                f"{'each loop of ' if each else ''}the phase {phase.name!r}, so that no strategy "
+                f"could be tried; give at most {max(1, steps // 4)}",
             )
     kinds = frozenset({"ternary", "float"}) if planned is None else planned.kinds
     yield from _components(options, run, kinds)
@@ -67,8 +65,7 @@ def _components(
         yield (
             "use_nowcasting",
             f"{lacks}: nowcasting goes ahead along the way of a weight, and trits have none, they "
-            f"flip by votes; "
-            "remove it",
+            "flip by votes; remove it",
         )
     if options.use_adagc and not floats:
         yield (

@@ -229,8 +229,7 @@ def trunk_version(*modules: nn.Module, base: str = "") -> str:
                 f"activation cache: {name} of the trunk can learn, so that its activations change "
                 f"with every step",
                 "A QLoRA trunk streams: every batch runs through it. Only a frozen trunk "
-                "(trunk_strategy: frozen) "
-                "can be cached.",
+                "(trunk_strategy: frozen) can be cached.",
             )
         digest.update(repr(module).encode())
         for name, tensor in module.state_dict().items():

@@ -96,8 +96,7 @@ class DiskStore(Store[_Slot]):
         if self._shape is not None:
             raise UsageProblem(
                 f"activation cache: {self.folder} holds samples of {self._shape[0]} positions and "
-                f"width "
-                f"{self._shape[1]}, not {shape[0]} and {shape[1]}",
+                f"width {self._shape[1]}, not {shape[0]} and {shape[1]}",
                 "A cache on disk is for samples of one length; give no folder to keep them in "
                 "memory.",
             )

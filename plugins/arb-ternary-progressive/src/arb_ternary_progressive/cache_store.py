@@ -93,8 +93,7 @@ class Store(ABC, Generic[E]):
         if sample_bytes > self.byte_budget:
             raise UsageProblem(
                 f"activation cache: a budget of {self.byte_budget:,} bytes does not hold one "
-                f"sample of "
-                f"{sample_bytes:,}",
+                f"sample of {sample_bytes:,}",
                 "Raise the budget, take a smaller dtype, or train without the cache.",
             )
 

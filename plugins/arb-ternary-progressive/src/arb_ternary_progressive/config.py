@@ -58,8 +58,7 @@ class ProgressiveConfig(GrowthConfig):
     new_stack_precision: Precision = option(
         "full",
         "what a new stack is stored in: full (float32), half (float16), bfloat16, nvfp4 (4 bits, "
-        "frozen), ternary, "
-        "qlora (frozen 4-bit or ternary base with adapters)",
+        "frozen), ternary, qlora (frozen 4-bit or ternary base with adapters)",
         validator=one_of(*PRECISIONS),
     )
     blocks_per_stack: int = option(4, "blocks of a new stack", validator=at_least_one)

@@ -229,8 +229,7 @@ class ProgressiveDataLoader:
         if hidden_BSD.shape[:2] != inputs_BS.shape:
             raise DataError(
                 f"trunk_activations: hidden states of shape {list(hidden_BSD.shape)} do not belong "
-                f"to inputs of shape "
-                f"{list(inputs_BS.shape)}"
+                f"to inputs of shape {list(inputs_BS.shape)}"
             )
         return hidden_BSD.to(inputs_BS.device)
 
@@ -291,8 +290,7 @@ def _gathered(hidden: Mapping[int, Tensor], keys_B: Tensor) -> Tensor:
     if absent:
         raise DataError(
             f"trunk_activations: there are no hidden states for {len(absent)} of {len(keys_B)} "
-            f"samples, such as "
-            f"{absent[0]}",
+            f"samples, such as {absent[0]}",
             "Give the trunk itself, so that what is missing can be computed.",
         )
     return torch.stack([hidden[key] for key in keys_B.tolist()])

@@ -109,9 +109,8 @@ class GrowthConfig:
     new_stack_precision: Precision | None = option(
         None,
         "what a new stack is stored in: full (float32), half (float16), bfloat16, nvfp4 (4 bits, "
-        "frozen), ternary, "
-        "qlora (frozen 4-bit or ternary base with adapters); null = ternary or full, as the "
-        "model's own linears",
+        "frozen), ternary, qlora (frozen 4-bit or ternary base with adapters); null = ternary or "
+        "full, as the model's own linears",
         validator=optional(one_of(*PRECISIONS)),
     )
     blocks_per_stack: int | None = option(
@@ -145,8 +144,7 @@ class GrowthConfig:
     qlora_rank_pattern: Pattern = option(
         "increasing",
         "rank of stack i with strategy progressive: constant, increasing (rank 2^i), decreasing "
-        "(rank // 2^i, at least "
-        "1), linear (rank + 8 i)",
+        "(rank // 2^i, at least 1), linear (rank + 8 i)",
         validator=one_of(*_PATTERNS),
     )
     qlora_alpha_pattern: Pattern = option(
@@ -228,8 +226,7 @@ class GrowthConfig:
                 (
                     "trunk_strategy",
                     "qlora trains the adapters of the trunk, and there are none; set qlora_enabled "
-                    "or "
-                    "progressive_qlora to true",
+                    "or progressive_qlora to true",
                 )
             )
         if self.new_stack_precision == "nvfp4" and not self.qlora_enabled:

@@ -96,8 +96,7 @@ def _extended(tokenizer: FileTokenizer) -> FileTokenizer:
     if extended.vocabulary_size != size + 1:
         raise DataError(
             f"with_mask_token: the tokenizer file has {size} ids with gaps between them, and the "
-            f"package `tokenizers` "
-            f"gives an added token another id than {size}",
+            f"package `tokenizers` gives an added token another id than {size}",
             "Add a token of its own to the file, and set mask_token_id of the masking strategy to "
             "its id.",
         )

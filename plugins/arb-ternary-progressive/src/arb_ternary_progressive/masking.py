@@ -135,8 +135,7 @@ class HidingStrategy(ABC):
             row, position = (int(i) for i in found_BS.nonzero()[0])
             raise DataError(
                 f"sample {int(sample_ids_B[row])}: token id {mask_token} at position {position} is "
-                f"the mask token, and "
-                "the data uses it",
+                "the mask token, and the data uses it",
                 "Give the data an id more: data: {name: with_mask_token, source: ...}; or set "
                 "mask_token_id to an "
                 "id that it does not use.",

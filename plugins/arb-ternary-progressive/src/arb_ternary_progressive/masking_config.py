@@ -18,9 +18,8 @@ Interpretation: TypeAlias = Literal["input", "depth"]
 Sampling: TypeAlias = Literal["batch", "sample"]
 
 MASK_TOKEN_HELP = (
-    "id that stands for a hidden token, which the data must not use; null = the "
-    "last "
-    "of the vocabulary"
+    "id that stands for a hidden token, which the data must not use; null = the last of the "
+    "vocabulary"
 )
 
 
@@ -114,8 +113,7 @@ class TimeStepConfig(ReplacementOptions):
     fractions: list[float] | dict[int, float] | None = option(
         None,
         "share of the positions that is hidden at each step; a list is spread over the steps, a "
-        "mapping names steps, "
-        "between them shares are interpolated; null = .15 to .85 evenly",
+        "mapping names steps, between them shares are interpolated; null = .15 to .85 evenly",
         validator=_fractions,
     )
     time_interpretation: Interpretation = option(

@@ -218,8 +218,7 @@ class ProgressivePhase:
         if self._index >= self.config.target_stacks:
             raise ConfigError(
                 f"phases[{context.phase_index}].target_stacks: the model has {stacks} stacks "
-                f"already, so that there is "
-                f"nothing to train up to {self.config.target_stacks}",
+                f"already, so that there is nothing to train up to {self.config.target_stacks}",
                 "Ask for more stacks.",
             )
 
@@ -289,8 +288,7 @@ class ProgressivePhase:
             asked = stats.hits + stats.misses - before.hits - before.misses
             summary += (
                 f"; cache: {stats.hits - before.hits:,} hits of {asked:,}, {stats.samples:,} "
-                f"samples in "
-                f"{stats.nbytes:,} bytes, {stats.evictions:,} evicted"
+                f"samples in {stats.nbytes:,} bytes, {stats.evictions:,} evicted"
             )
         self.after_stack(context, self.records[-1], summary)
 
@@ -335,9 +333,8 @@ def _as_growable(model: nn.Module) -> Transformer:
     """
     if not (isinstance(model, Transformer) and model.grows):
         raise ConfigError(
-            f"model: the phase progressive grows models that are a decoder's blocks between an "
-            f"embedding and a head; a "
-            f"{type(model).__name__} is not",
+            "model: the phase progressive grows models that are a decoder's blocks between an "
+            f"embedding and a head; a {type(model).__name__} is not",
             "Use model: {name: decoder}.",
         )
     return model

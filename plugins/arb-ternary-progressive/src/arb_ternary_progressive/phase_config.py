@@ -76,8 +76,7 @@ class ProgressivePhaseConfig(GrowthConfig):
     lr_schedule: ScheduleName = option(
         "cosine",
         "how rates fall after the warm-up, for each stack: cosine, linear, sqrt, two_stage, "
-        "constant; none = nothing "
-        "touches them",
+        "constant; none = nothing touches them",
     )
     grad_clip: float | None = _loop("grad_clip")
     gradient_accumulation_steps: int = _loop("gradient_accumulation_steps")

@@ -95,9 +95,8 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
         model = build_model(attrs.evolve(config, model=small), vocabulary, selection.name, device)
         if not (isinstance(model, Transformer) and model.grows):
             raise ConfigError(
-                f"model: the phase progressive grows models that are a decoder's blocks between an "
-                f"embedding and a "
-                f"head; a {type(model).__name__} is not"
+                "model: the phase progressive grows models that are a decoder's blocks between an "
+                f"embedding and a head; a {type(model).__name__} is not"
             )
         builder = ProgressiveRackBuilder.from_model(model, options)
         builder.build_rack().set_activation_checkpointing(

@@ -261,8 +261,7 @@ class Rack(Transformer):
             if entry is None or any(entry[key] != found[key] for key in kept):
                 raise CheckpointError(
                     f"rack: it has stack {stack.stack_id} of {found['blocks']} blocks in "
-                    f"{stack.precision}, which the "
-                    "saved structure has not"
+                    f"{stack.precision}, which the saved structure has not"
                 )
         # Registered in the order of building, as at first: optimizers number their parameters by
         # it.

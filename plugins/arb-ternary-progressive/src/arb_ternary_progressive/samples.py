@@ -90,8 +90,7 @@ def as_samples(
         if ids_B.shape != inputs_BS.shape[:1] or ids_B.is_floating_point():
             raise DataError(
                 f"batch: 'sample_ids' must be {inputs_BS.shape[0]} whole numbers, not "
-                f"{ids_B.dtype} of shape "
-                f"{tuple(ids_B.shape)}"
+                f"{ids_B.dtype} of shape {tuple(ids_B.shape)}"
             )
     for key in ("targets", "loss_mask"):
         if raw.get(key) is not None and tuple(raw[key].shape) != tuple(inputs_BS.shape):

@@ -243,8 +243,7 @@ def denoising_fractions(
         if after > before:
             raise ConfigError(
                 f"time: the share of hidden positions grows from {before} to {after} between "
-                f"stacks {place} and "
-                f"{place + 1} in the order in which they run",
+                f"stacks {place} and {place + 1} in the order in which they run",
                 "Let shares grow with the step and steps with the stack; stacks run in reverse "
                 "order of building.",
             )

@@ -189,8 +189,7 @@ class ProgressiveTrainer:
         if done > target_stacks or (checkpoint is None and done == target_stacks):
             raise UsageProblem(
                 f"target_stacks: the rack has {done} stacks already, so that there is nothing to "
-                f"train up to "
-                f"{target_stacks}",
+                f"train up to {target_stacks}",
                 "Ask for more stacks, or give a new builder.",
             )
         phase = _Phase(self._phase_config(dataloader, target_stacks), rack_builder, self)

@@ -71,9 +71,8 @@ class BitnetOfConfig:
         for phase in run.phases:
             if hasattr(phase.options, "planned_in"):
                 text = (
-                    f"phase {phase.name!r} puts parts into the model that would not be those "
-                    f"of "
-                    f"bitnet_of"
+                    f"phase {phase.name!r} puts parts into the model that would not be those of "
+                    "bitnet_of"
                 )
                 yield (
                     "",

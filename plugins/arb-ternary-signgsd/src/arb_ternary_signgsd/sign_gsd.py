@@ -222,8 +222,7 @@ class SignGSD(Optimizer):
                 count = int(values.isnan().sum())
                 raise NanGradientError(
                     f"{self._describe(entry)}: the gradient holds {count} NaN of {values.numel()} "
-                    f"values; "
-                    "no parameter was changed",
+                    "values; no parameter was changed",
                     'nan_policy "zero" treats NaN as a gradient of zero, "skip" drops the whole '
                     "step",
                 )

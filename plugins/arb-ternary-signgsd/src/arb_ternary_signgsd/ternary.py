@@ -67,8 +67,7 @@ class TernarySignGSD(SignVotes):
         if not 0 <= weight_decay <= MAX_DECAY:
             raise ConfigError(
                 f"signgsd: weight_decay must be between 0 and {MAX_DECAY:g} votes an update on "
-                f"ternary modules, "
-                f"not {weight_decay!r}"
+                f"ternary modules, not {weight_decay!r}"
             )
         super().__init__(modules, **asdict(votes or SignVotesConfig()))
         self._named = dict(modules)
@@ -103,8 +102,7 @@ class TernarySignGSD(SignVotes):
                 shape = (module.shape.out_features, module.shape.in_features)
                 raise NanGradientError(
                     f"SignGSD: ternary module {name!r}, shape {shape}: {count} NaN in the gradient "
-                    f"since zero_grad; "
-                    "no trit was changed",
+                    "since zero_grad; no trit was changed",
                     'nan_policy "zero" treats NaN as a gradient of zero, "skip" drops the whole '
                     "step",
                 )

@@ -302,8 +302,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if body.get("version") not in (VERSION, PIECES_VERSION):
         raise CheckpointError(
             f"{path}: checkpoint format version {body.get('version')!r}; this program reads "
-            f"versions {VERSION} and "
-            f"{PIECES_VERSION}",
+            f"versions {VERSION} and {PIECES_VERSION}",
             "Use the version of arb-ternary-core that wrote it; run.json in the run directory "
             "names it.",
         )

@@ -24,8 +24,7 @@ class PureCheck:
         }
         summary = (
             f"{counted.ternary_weights:,} ternary weights, {counted.float_parameters:,} float "
-            f"parameters, "
-            f"{counted.float_buffers:,} floats in buffers"
+            f"parameters, {counted.float_buffers:,} floats in buffers"
         )
         return CheckResult(passed=counted.pure, summary=summary, metrics=numbers)
 

@@ -70,8 +70,7 @@ class RanksConfig:
     weights: Literal["replicated", "sharded"] = option(
         "replicated",
         "packed ternary weights and sums of votes: replicated = every rank has all of them, "
-        "sharded = each keeps some "
-        "rows and has those of the others while a block runs (FSDP2)",
+        "sharded = each keeps some rows and has those of the others while a block runs (FSDP2)",
         validator=in_(("replicated", "sharded")),
     )
     optimizer_state: Literal["replicated", "sharded"] = option(
@@ -83,8 +82,7 @@ class RanksConfig:
     checkpoints: Literal["whole", "pieces"] = option(
         "whole",
         "how a model is saved: whole = rank 0 writes all of it into one file, pieces = each rank "
-        "writes the rows that "
-        "it owns, to a disk that all machines see",
+        "writes the rows that it owns, to a disk that all machines see",
         validator=in_(("whole", "pieces")),
     )
     ordered_sums: bool = option(

@@ -139,8 +139,7 @@ class RunDirectory:
         if record.get("format") != FORMAT or record.get("version") != VERSION:
             raise ArbError(
                 f"{directory.record_file}: format {record.get('format')!r} version "
-                f"{record.get('version')!r}; "
-                f"this program reads {FORMAT!r} version {VERSION}"
+                f"{record.get('version')!r}; this program reads {FORMAT!r} version {VERSION}"
             )
         return directory
 

@@ -88,8 +88,7 @@ class DistributedConfig:
             )
             raise ConfigError(
                 f"fsdp_sharding_strategy: {self.fsdp_sharding_strategy!r} is not supported: "
-                f"weights are gathered for "
-                "forward and again for backward, among all ranks",
+                "weights are gathered for forward and again for backward, among all ranks",
                 hint,
             )
         strange = [name for name in self.fsdp_transformer_layer_cls if name not in _BLOCKS]

@@ -161,8 +161,7 @@ class TrainingLoop:
         if self.options.grad_clip is not None and may_defer(optimizer):
             raise ConfigError(
                 f"grad_clip: the optimizer {self.optimizer_choice.name!r} decides over sums of "
-                f"several gradients, "
-                "and clipping would act on a partial sum",
+                "several gradients, and clipping would act on a partial sum",
                 "Remove grad_clip.",
             )
         self.optimizer = optimizer
@@ -394,8 +393,7 @@ class TrainingLoop:
         if self._skipped_in_a_row >= self.options.max_skipped:
             raise Diverged(
                 f"step {self.context.step + 1}: {self._skipped_in_a_row} micro-batches in a row "
-                f"had no finite {what}; "
-                f"the last was {value}",
+                f"had no finite {what}; the last was {value}",
                 "Lower the learning rate, or continue from an earlier checkpoint: --resume PATH.",
                 skip,
                 earlier,

@@ -18,9 +18,8 @@ WAIT_POLICY: Final = Variable(
     "OMP_WAIT_POLICY",
     "passive",
     "OpenMP's own: how threads wait for each other; `arb train`, `arb eval` and `arb generate` "
-    "make them sleep where "
-    "nothing is set, since threads that spin (`active`) halve the speed as soon as another process "
-    "wants a core",
+    "make them sleep where nothing is set, since threads that spin (`active`) halve the speed as "
+    "soon as another process wants a core",
 )
 VARIABLES: Final = (NUM_THREADS, WAIT_POLICY)
 

@@ -29,8 +29,7 @@ AmpName = Literal["bfloat16", "float16"]
 #: Help of ``eval_every``, for every phase that has it.
 EVAL_EVERY: Final = (
     "steps between evaluations; the one at the end of the run takes no more tokens than it was "
-    "trained on, and 16,384 "
-    "at least; 0 = never, not at the end either"
+    "trained on, and 16,384 at least; 0 = never, not at the end either"
 )
 
 # : Micro-batches of a step, of whose votes each has random numbers of its own: 2**20 casts, 256 of
@@ -130,16 +129,14 @@ class LoopOptions:
     freeze: tuple[str, ...] | None = option(
         None,
         "what does not learn in this phase: patterns of names of modules or parameters, such as "
-        "embedding or "
-        "blocks.0.*; null = nothing is frozen",
+        "embedding or blocks.0.*; null = nothing is frozen",
         validator=optional(_patterns),
         converter=optional_converter(tuple),
     )
     rate_factors: dict[str, float] | None = option(
         None,
         "what the rates of ternary modules and float parameters are multiplied by, by such "
-        "patterns; of several that "
-        "name a part all count; null = none",
+        "patterns; of several that name a part all count; null = none",
         validator=optional(_factors),
     )
     policy: Choice[PolicySpec] | None = option(
@@ -200,8 +197,7 @@ class StandardConfig(LoopOptions):
     init_skip: tuple[str, ...] | None = option(
         None,
         "what init_from does not give: patterns of names of modules or tensors, such as head, that "
-        "stay as they are "
-        "and may have other shapes; null = it gives all",
+        "stay as they are and may have other shapes; null = it gives all",
         validator=optional(_patterns),
         converter=optional_converter(tuple),
     )
@@ -209,8 +205,7 @@ class StandardConfig(LoopOptions):
     batch_doublings: tuple[float, ...] | None = option(
         None,
         "shares of the steps, such as 0.5 for the middle: from each of them on a micro-batch has "
-        "twice the samples; "
-        "null = all have batch_size",
+        "twice the samples; null = all have batch_size",
         validator=optional(_shares),
         converter=optional_converter(tuple),
     )
@@ -224,8 +219,7 @@ class StandardConfig(LoopOptions):
             yield (
                 "batch_doublings",
                 "does not go with preserve_state, which reads each row of a batch as one "
-                "continuous text; "
-                "leave one of them out",
+                "continuous text; leave one of them out",
             )
 
     def __attrs_post_init__(self) -> None:
@@ -255,9 +249,8 @@ def loop_contradictions(
         yield from _second_rates(run.optimizer, options.lr)
     if options.grad_clip is not None and getattr(run.optimizer.options, "defers", False):
         text = (
-            f"{run.optimizer.name!r} decides over sums of several gradients, and clipping "
-            f"would "
-            f"act on a partial sum"
+            f"{run.optimizer.name!r} decides over sums of several gradients, and clipping would "
+            "act on a partial sum"
         )
         yield "grad_clip", text
     if getattr(options, "eval_every", 1) == 0:

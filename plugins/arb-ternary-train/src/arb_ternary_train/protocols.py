@@ -429,8 +429,7 @@ class Course:
     def __str__(self) -> str:
         return (
             f"{self.steps:,} steps of {self.tokens:,} tokens, a mean rate of {self.mean_rate:.3g} "
-            f"of the peak, "
-            f"width {self.width:,}"
+            f"of the peak, width {self.width:,}"
         )
 
 

@@ -312,8 +312,7 @@ def _place_weights(context: TrainingContext) -> None:
     if whole := context.weights.kept_whole:
         context.note(
             f"ranks.weights: backend {context.backend.name} packs {len(whole)} weights in tiles "
-            f"that do not end where "
-            f"the rows of a rank do; every rank has all of them: "
+            "that do not end where the rows of a rank do; every rank has all of them: "
             f"{', '.join(whole[:4])}{', ...' if whole[4:] else ''}"
         )
 

@@ -105,8 +105,7 @@ def _read(source: Path) -> _Export:
         raise DataError(
             f"{source}: its metadata are not those of an export of this program",
             "`arb export RUN FILE` writes them; other safetensors are read with the config.json "
-            "beside them: "
-            "arb import FOLDER RUN --format hf",
+            "beside them: arb import FOLDER RUN --format hf",
         )
     model = {"name": facts["model"]} if isinstance(facts["model"], str) else facts["model"]
     size = facts.get("vocabulary_size")

@@ -149,9 +149,8 @@ def _against(run: RunConfig) -> Iterator[str]:
         )
     if getattr(run.masking.options, "hides_tokens", False):
         yield (
-            f"the masking {run.masking.name!r} has only hidden tokens predicted, and auto "
-            f"counts "
-            f"every one"
+            f"the masking {run.masking.name!r} has only hidden tokens predicted, and auto counts "
+            "every one"
         )
     wide = isinstance(getattr(run.model.options, "width", None), int)
     if not wide:

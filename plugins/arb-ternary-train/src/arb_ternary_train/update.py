@@ -35,14 +35,12 @@ def configure_ternary_training(
         if accum_threshold > module.shape.largest_vote:
             raise ValueError(
                 f"{name}: accumulators of {module.shape.vote_bits} bits end at "
-                f"{module.shape.largest_vote}, "
-                f"below accum_threshold {accum_threshold}"
+                f"{module.shape.largest_vote}, below accum_threshold {accum_threshold}"
             )
         if (optimizer := OPTIMIZERS.get(module)) is not None and optimizer() is not None:
             raise ValueError(
                 f"{name}: its optimizer is built and keeps the thresholds that it found: set them "
-                f"before, or in the "
-                "optimizer's param_groups"
+                "before, or in the optimizer's param_groups"
             )
     for _, module in ternary_modules(model):
         module.accum_threshold = accum_threshold

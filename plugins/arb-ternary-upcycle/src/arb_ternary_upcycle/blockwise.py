@@ -224,8 +224,7 @@ class BlockwisePhase:
             trend = autotune.trend
             context.note(
                 f"{where}: mean {trend.mean:.4g}, lowest {trend.best:.4g}, {autotune.waited} steps "
-                f"ago, "
-                f"rates at {autotune.factor:g} of the schedule's"
+                f"ago, rates at {autotune.factor:g} of the schedule's"
             )
 
     def _finish_block(
@@ -246,8 +245,7 @@ class BlockwisePhase:
         left = blocks - self._block - 1
         text = (
             f"block {self._block + 1} of {blocks}: {loop.step} steps, L1 {record['l1_first']:.4g} "
-            f"to "
-            f"{record['l1']:.4g} ({record['reason']})"
+            f"to {record['l1']:.4g} ({record['reason']})"
         )
         if left and steps:
             text += f"; {left} blocks left, {format_duration(seconds * left)} as the last one went"

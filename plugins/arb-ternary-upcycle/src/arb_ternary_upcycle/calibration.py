@@ -33,8 +33,7 @@ def calibration_tokens(
     if there < count:
         raise DataError(
             f"data {data.name}: {there:,} training samples of {block_size} tokens are too few for "
-            f"{tokens:,} tokens of "
-            "calibration",
+            f"{tokens:,} tokens of calibration",
             f"Ask for at most {there * block_size:,} tokens, or use a longer text.",
         )
     batches = data.batches(BatchRequest(batch_size=1, block_size=block_size, seed=seed))

@@ -136,8 +136,7 @@ class GlobalPhase(StandardPhase):
                 f"phases[{context.phase_index}]: {self.name}: {text}; at most {MOST} times is "
                 f"allowed",
                 "Bring it nearer with the phases projection and blockwise (more of "
-                "calibration_tokens, more steps), or "
-                "set force: true to train it all the same.",
+                "calibration_tokens, more steps), or set force: true to train it all the same.",
             )
         context.record("comparison", {"student": mine, "teacher": its})
         context.note(f"{self.name}: {text}")

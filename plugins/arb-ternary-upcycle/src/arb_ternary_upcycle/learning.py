@@ -70,7 +70,6 @@ def refuse_idle_patterns(
             if named and not set(named) & set(learning):
                 raise ConfigError(
                     f"{where}.{option}: {pattern!r} has no effect: what it names does not learn in "
-                    f"this phase, which "
-                    "trains blocks only",
+                    "this phase, which trains blocks only",
                     near(pattern, learning),
                 )

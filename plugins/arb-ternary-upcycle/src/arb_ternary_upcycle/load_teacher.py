@@ -95,8 +95,7 @@ class LoadTeacherPhase(StagePhase):
                     f"{config.teacher}: {nll:.4f} nats a token of held-out text; the limit is "
                     f"{limit:.4f}, {name}",
                     "Its weights are damaged, or its tokenizer or language is another. Choose text "
-                    "that it knows, or "
-                    "raise max_nll.",
+                    "that it knows, or raise max_nll.",
                 )
         return {"teacher_nll": nll, "teacher_perplexity": math.exp(min(nll, 700))}
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 _TEACHER: Final = (
     "stage folder, or a run that has stages; null = the run's own stage prepared or else teacher, "
-    "or that of the run "
-    "it started from"
+    "or that of the run it started from"
 )
 _TEACHER_MEMORY: Final = (
     "bytes of teacher blocks that stay in memory, in teacher_dtype; of the "
@@ -56,8 +55,7 @@ class BlockwiseConfig(LoopOptions):
     distill_target: Literal["residual", "attention"] = option(
         "residual",
         "what a block is to give as the teacher's does: the residual stream after it, or the "
-        "update of its attention "
-        "(then its feed-forward layer stays as it is)",
+        "update of its attention (then its feed-forward layer stays as it is)",
     )
     convergence_target: float | None = option(
         None,
@@ -122,8 +120,7 @@ class BlockwiseConfig(LoopOptions):
         if self.warmup_steps > self.steps_of_block:
             raise ValueError(
                 f"'warmup_steps' must be at most 'convergence_max_steps'; {self.warmup_steps} is "
-                f"more than "
-                f"{self.steps_of_block}"
+                f"more than {self.steps_of_block}"
             )
 
     @property

@@ -82,9 +82,8 @@ class ScaledVotesConfig:
     lr: float | Literal["auto"] = option(
         0.1,
         "Rate at the start: trits that a weight moves in a step whose gradient is one standard "
-        "deviation; auto = what "
-        "length, batch and schedule of the run and the width of the model say, for training from "
-        "random weights.",
+        "deviation; auto = what length, batch and schedule of the run and the width of the model "
+        "say, for training from random weights.",
         validator=_rate,
     )
     clip: float = option(
@@ -102,9 +101,8 @@ class ScaledVotesConfig:
     vote_levels: Literal[3] | None = option(
         None,
         "3 = a micro-batch's votes are -1, 0 or 1 in a unit as large as the clip, which take 1.6 "
-        "bits a weight to send "
-        "between ranks at any rate; their sum is rounded into quanta once a step. null = votes are "
-        "quanta.",
+        "bits a weight to send between ranks at any rate; their sum is rounded into quanta once a "
+        "step. null = votes are quanta.",
         validator=optional(in_((3,))),
     )
     carry: bool = option(
@@ -127,24 +125,21 @@ class ScaledVotesConfig:
     spread: bool = option(
         False,
         "Accumulators that are all 0, as those of a new model, begin anywhere in their cells, so "
-        "that trits turn from "
-        "the first votes on and not when a cell has filled.",
+        "that trits turn from the first votes on and not when a cell has filled.",
         validator=instance_of(bool),
     )
     orthogonal: bool = option(
         False,
         "Votes of linears, but not of the head, are of a gradient of which half is orthogonalised, "
-        "so that all of its "
-        "directions count. It learns more a token and takes more time a step, more in wide layers "
-        "and small batches.",
+        "so that all of its directions count. It learns more a token and takes more time a step, "
+        "more in wide layers and small batches.",
         validator=instance_of(bool),
     )
     spectral_clip: bool = option(
         False,
         "Votes of linears, but not of the head, are of a gradient whose 32 largest singular values "
-        "(at most a quarter "
-        "of all) are cut to the least of them. It does about what orthogonal does, in less time in "
-        "wide layers.",
+        "(at most a quarter of all) are cut to the least of them. It does about what orthogonal "
+        "does, in less time in wide layers.",
         validator=instance_of(bool),
     )
     magnitude_decay: float = option(
@@ -194,8 +189,7 @@ class ScaledVotesConfig:
                 yield (
                     name,
                     "true does not go with exact: true: what votes are cast of is a float then, "
-                    "whose last bits are "
-                    "not the same on every machine; leave one of them out",
+                    "whose last bits are not the same on every machine; leave one of them out",
                 )
         if planned is None or "ternary" not in planned.kinds:
             return
@@ -205,15 +199,13 @@ class ScaledVotesConfig:
             yield (
                 "tail",
                 "true does not go with gradients int8, whose votes are shifts by whole powers of "
-                "two and cannot be set "
-                "to any number; take gradients float, or leave tail out",
+                "two and cannot be set to any number; take gradients float, or leave tail out",
             )
         if self.tail and self.vote_levels:
             yield (
                 "tail",
                 "true does not go with vote_levels: votes of the tail are one quantum each, and "
-                "those of vote_levels "
-                "are as large as the clip; leave one of them out",
+                "those of vote_levels are as large as the clip; leave one of them out",
             )
         if not planned.exponents:
             yield from without_effect(self, _NO_EXPONENTS, "exponent_rate", "band")
@@ -245,8 +237,7 @@ class ScaledVotesConfig:
 def _beyond(value: float, planned: Planned) -> str:
     return (
         f"{value:g} does not fit accumulators of {planned.vote_bits} bits, which hold up to "
-        f"{planned.largest_vote}; "
-        "give less, or more vote_bits"
+        f"{planned.largest_vote}; give less, or more vote_bits"
     )
 
 
@@ -272,8 +263,7 @@ class MomentumVotesConfig:
     quanta: float | None = option(
         None,
         "Votes for a gradient of one standard deviation; null takes what makes the momentum of "
-        "noise 24 (8-bit "
-        "accumulators) or 1.5 (4-bit) wide.",
+        "noise 24 (8-bit accumulators) or 1.5 (4-bit) wide.",
         validator=optional(and_(gt(0.0), le(127.0))),
     )
     clip: float = option(

@@ -161,8 +161,7 @@ def _check(name: str, module: TernaryModule, options: MomentumVotesConfig) -> No
     if module.accum_threshold != min(32, largest):
         raise ConfigError(
             f"accum_threshold: momentum_votes moves its thresholds by itself, and {name!r} was "
-            f"given "
-            f"{module.accum_threshold}",
+            f"given {module.accum_threshold}",
             "Leave it out, or use the optimizer sign_votes or scaled_votes.",
         )
     if options.quanta is not None and options.quanta > largest:

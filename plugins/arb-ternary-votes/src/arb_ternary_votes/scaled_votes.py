@@ -146,8 +146,7 @@ class ScaledVotes(NormalisedVotes):
                 )
                 raise ValueError(
                     f"{which}: {held} does not fit the {module.shape.vote_bits}-bit accumulators "
-                    f"of {name!r}, which "
-                    f"hold up to {module.shape.largest_vote}"
+                    f"of {name!r}, which hold up to {module.shape.largest_vote}"
                 )
             if tail and has_exact_gradient(module):
                 raise ValueError(

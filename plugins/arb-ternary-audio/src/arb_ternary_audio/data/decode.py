@@ -51,8 +51,7 @@ def read_sound(
     if not _RATES[0] <= rate <= _RATES[1] or not 1 <= channels <= _CHANNELS:
         raise DataError(
             f"{path}: {rate} Hz and {channels} channels; sounds of {_RATES[0]} to {_RATES[1]} Hz "
-            f"with up to "
-            f"{_CHANNELS} channels are read"
+            f"with up to {_CHANNELS} channels are read"
         )
     if frames < 1:
         raise DataError(f"{path}: the sound is empty", "Remove the file.")

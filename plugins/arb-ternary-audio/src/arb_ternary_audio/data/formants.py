@@ -54,8 +54,7 @@ class FormantsConfig:
     tuning: bool = option(
         False,
         "validate on a fifth of the training words and train on the rest, to choose settings by; "
-        "the held-out words "
-        "then stay unseen",
+        "the held-out words then stay unseen",
         validator=attrs.validators.instance_of(bool),
     )
 

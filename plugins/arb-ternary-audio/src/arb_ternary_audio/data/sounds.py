@@ -62,8 +62,7 @@ class SoundsConfig:
     tuning: bool = option(
         False,
         "validate on a fifth of the training sounds and train on the rest, to choose settings by; "
-        "the held-out sounds "
-        "then stay unseen",
+        "the held-out sounds then stay unseen",
         validator=attrs.validators.instance_of(bool),
     )
 
@@ -89,8 +88,7 @@ def build(config: SoundsConfig) -> SpectrogramSource:
         if not taken.size:
             raise DataError(
                 f"{config.path}: {len(train)} sounds in {len(train.classes)} classes are too few "
-                f"to keep a share of "
-                "each for validation",
+                "to keep a share of each for validation",
                 "Add sounds, raise validation_fraction, or give a folder as validation.",
             )
         train, validation = train.take(kept), train.take(taken)

@@ -61,9 +61,8 @@ class MelConfig:
     def __attrs_post_init__(self) -> None:
         if 4 * self.hop > 3 * self.window:
             raise ValueError(
-                f"'hop' must be at most 3/4 of 'window', or samples between two windows hardly "
-                f"count; {self.hop} > "
-                f"3/4 of {self.window}"
+                "'hop' must be at most 3/4 of 'window', or samples between two windows hardly "
+                f"count; {self.hop} > 3/4 of {self.window}"
             )
         if self.high is not None and self.high <= self.low:
             raise ValueError(f"'high' must be above 'low'; {self.high:g} <= {self.low:g}")
@@ -94,8 +93,7 @@ def mel_filter_bank(config: MelConfig, sample_rate: int) -> Tensor:
         least = 2 * max(high, config.low)
         raise DataError(
             f"features: bands from {config.low:g} to {high:g} Hz need a sample rate above "
-            f"{least:g}, and it is "
-            f"{sample_rate}",
+            f"{least:g}, and it is {sample_rate}",
             f"Set high to at most {half:g} and low below it.",
         )
     low_mel = to_mel(config.low)
@@ -116,8 +114,7 @@ def mel_filter_bank(config: MelConfig, sample_rate: int) -> Tensor:
     if empty := (bank_MF.sum(dim=1) == 0).nonzero().flatten().tolist():
         raise DataError(
             f"features: band {empty[0]} of {config.mels}, from {corners[empty[0]]:.0f} to "
-            f"{corners[empty[0] + 2]:.0f} "
-            f"Hz, holds none of the window's frequencies, which are "
+            f"{corners[empty[0] + 2]:.0f} Hz, holds none of the window's frequencies, which are "
             f"{sample_rate / config.window:g} Hz apart",
             "Take fewer mels or a longer window.",
         )

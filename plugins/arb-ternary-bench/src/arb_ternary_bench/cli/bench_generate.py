@@ -87,8 +87,7 @@ def _contenders(
     metavar="NAME,...",
     callback=_contenders,
     help="Backends (cpu/int8-cache: keys and values as int8), tq2_0, tq1_0, bfloat16; default: the "
-    "preferred backend, "
-    "whose keys and values are floats, and all others.",
+    "preferred backend, whose keys and values are floats, and all others.",
 )
 @click.option(
     "--group",

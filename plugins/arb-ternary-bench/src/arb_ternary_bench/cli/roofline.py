@@ -177,9 +177,8 @@ def _print(facts: dict[str, Any]) -> None:
     else:
         click.echo(
             f"  compiled  {code['kernel']} for {code['target']}: {code['registers']} registers, "
-            f"{code['spills']} "
-            f"spilled, {code['shared']} bytes of shared memory, {code['warps']} warps, "
-            f"{code['programs']} programs"
+            f"{code['spills']} spilled, {code['shared']} bytes of shared memory, {code['warps']} "
+            f"warps, {code['programs']} programs"
         )
     print_table(
         ("gpu", "floor (us)", "bound", "programs at a time", "warps", "limit", "waves"),

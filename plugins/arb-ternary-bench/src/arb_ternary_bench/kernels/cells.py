@@ -148,8 +148,7 @@ def check_equal(what: str, got: Tensor, wanted: Tensor) -> None:
         place = tuple(int(i) for i in differs.nonzero()[0])
         raise ArbError(
             f"{what}: {int(differs.sum()):,} of {got.numel():,} elements are wrong; the first, at "
-            f"{place}, is "
-            f"{got[place].item()} instead of {wanted[place].item()}",
+            f"{place}, is {got[place].item()} instead of {wanted[place].item()}",
             "The kernel is wrong, or leaves a part of its output unwritten; a speed of it means "
             "nothing.",
         )

@@ -56,8 +56,7 @@ def check_device(device: str) -> None:
         raise EnvironmentProblem(
             f"--device {device}: {reason}",
             "run it on a machine with a GPU and a build of torch for it; `arb doctor` shows what "
-            "is here, and "
-            "`arb backends list --device cuda` what every backend needs",
+            "is here, and `arb backends list --device cuda` what every backend needs",
         )
 
 

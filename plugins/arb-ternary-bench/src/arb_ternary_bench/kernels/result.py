@@ -101,10 +101,9 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         )
     lines += [
         f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, torch "
-        f"{machine['torch']} "
-        f"({machine['torch_cpu_capability']}), commit {machine['commit'] or 'unknown'}, load "
-        f"average "
-        f"{machine['load_average']} at the start and {machine['load_average_at_end']} at the end.",
+        f"{machine['torch']} ({machine['torch_cpu_capability']}), commit "
+        f"{machine['commit'] or 'unknown'}, load average {machine['load_average']} at the start "
+        f"and {machine['load_average_at_end']} at the end.",
         f"Least and median time of a call; rates and ratios (x: how many times as fast as that) "
         f"are of least times. "
         f"hot: one copy of the weight. cold: {cold}, {result['cache_bytes'] >> 20} MiB.",

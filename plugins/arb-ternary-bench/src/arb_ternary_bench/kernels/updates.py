@@ -182,9 +182,8 @@ def _cast_check(
         if int(difference.max()) > 1 or float(difference.to(torch.float32).mean()) > 0.1:
             raise ArbError(
                 f"{what}: votes differ from those of backend {_REFERENCE!r} by up to "
-                f"{int(difference.max())}, "
-                f"{float(difference.to(torch.float32).mean()):.3f} on average, where 1 and 0.1 are "
-                f"allowed",
+                f"{int(difference.max())}, {float(difference.to(torch.float32).mean()):.3f} on "
+                "average, where 1 and 0.1 are allowed",
                 "The kernel is wrong; a speed of it means nothing.",
             )
         check_close(f"{what}, magnitudes", sizes, wanted_sizes)

@@ -146,17 +146,14 @@ def markdown(result: Mapping[str, Any]) -> str:
     if result["bigram_entropy"] is not None:
         entropies = (
             f" The validation bytes have a unigram entropy of {result['unigram_entropy']:.3f} and "
-            f"a bigram entropy of "
-            f"{result['bigram_entropy']:.3f}."
+            f"a bigram entropy of {result['bigram_entropy']:.3f}."
         )
     note = (
         f"Size {result['size']}; validation loss in nats a byte, mean and standard deviation of "
-        f"{len(seeds)} "
-        f"{'seed' if len(seeds) == 1 else 'seeds'}, {result['tokens']:,} tokens each; the settings "
-        f"are the best of "
-        f"{len(result['rules'][0]['tuning'])} trials on {result['tuning_tokens']:,} tokens, judged "
-        f"on the end of the "
-        f"training text.{entropies} {result['jobs']} at once, {result['threads']} threads each, on "
-        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}."
+        f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, {result['tokens']:,} tokens each; "
+        f"the settings are the best of {len(result['rules'][0]['tuning'])} trials on "
+        f"{result['tuning_tokens']:,} tokens, judged on the end of the training text.{entropies} "
+        f"{result['jobs']} at once, {result['threads']} threads each, on {machine['processor']}, "
+        f"{machine['cores']} cores, torch {machine['torch']}."
     )
     return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", note, ""])

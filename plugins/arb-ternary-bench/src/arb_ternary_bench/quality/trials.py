@@ -119,8 +119,7 @@ def make_recipe(rule: str, steps: int) -> Recipe:
     if len(recipe.trials) != TRIALS:
         raise ComponentError(
             f"recipe {rule!r}: it has {len(recipe.trials)} trials; every recipe has exactly "
-            f"{TRIALS}, so that none is "
-            "tuned more than another"
+            f"{TRIALS}, so that none is tuned more than another"
         )
     for section in (key for part in (recipe.overrides, *recipe.trials) for key in part):
         if section not in SECTIONS:
@@ -213,7 +212,6 @@ def _check(trial: Trial) -> None:
         if tokens != trial.tokens:
             raise ComponentError(
                 f"{source}: steps x batch_size x block_size x gradient_accumulation_steps, with "
-                f"batch_doublings, is "
-                f"{tokens:,} tokens, not {trial.tokens:,}",
+                f"batch_doublings, is {tokens:,} tokens, not {trial.tokens:,}",
                 "Every recipe trains on the same tokens.",
             )

@@ -284,8 +284,7 @@ def _check_memory(run: LargeRun) -> None:
     if free is not None and needed > free:
         raise ArbError(
             f"{run.model.name} with {run.model.layers} layers takes about {needed / 2**30:.1f} "
-            f"GiB; "
-            f"{free / 2**30:.1f} GiB are available",
+            f"GiB; {free / 2**30:.1f} GiB are available",
             "Fewer layers take less: --layers 4",
         )
 
@@ -295,17 +294,14 @@ def model_lines(result: Mapping[str, Any]) -> list[str]:
     parameters = result["parameters"]
     lines = [
         f"model                  {result['model']}, {result['layers']} layers, backend "
-        f"{result['backend']}, "
-        f"gradients {result['gradients']}, group {result['group_size']}",
+        f"{result['backend']}, gradients {result['gradients']}, group {result['group_size']}",
         f"parameters             {parameters:,}, of which float {result['float_parameters']:,}",
         f"seconds a step         {result['seconds_per_step']:.2f} ({result['tokens_per_step']} "
-        f"tokens, activation "
-        f"checkpointing, {result['machine']['threads']} threads)",
+        f"tokens, activation checkpointing, {result['machine']['threads']} threads)",
         f"training state         {result['state_bytes'] / 2**30:.2f} GiB, "
         f"{result['bytes_per_parameter']:.3f} bytes a parameter; gradients are never stored",
         f"peak resident memory   {result['peak_bytes'] / 2**30:.2f} GiB, "
-        f"{result['peak_bytes'] / parameters:.3f} bytes "
-        "a parameter",
+        f"{result['peak_bytes'] / parameters:.3f} bytes a parameter",
         "others would hold, before activations:",
     ]
     lines += [

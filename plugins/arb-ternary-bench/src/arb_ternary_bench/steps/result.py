@@ -45,12 +45,10 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         f"One step of a {result['title']}: forward, backward (also to the input) and update. "
         f"{gpu}{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, "
         f"torch {machine['torch']} ({machine['torch_cpu_capability']}), commit "
-        f"{machine['commit'] or 'unknown'}, "
-        f"load average {machine['load_average']} at the start and {machine['load_average_at_end']} "
-        f"at the end.",
-        f"x: how many times as fast, of least times; bf16 is the faster of the two. Peak memory is "
-        f"{held} "
-        "that trains nothing else; bytes a weight count gradients where they are stored.",
+        f"{machine['commit'] or 'unknown'}, load average {machine['load_average']} at the start "
+        f"and {machine['load_average_at_end']} at the end.",
+        "x: how many times as fast, of least times; bf16 is the faster of the two. Peak memory is "
+        f"{held} that trains nothing else; bytes a weight count gradients where they are stored.",
     ]
     lines += [f"{row['name']}: {row['what']}." for row in result["rows"]]
     lines += [

@@ -140,8 +140,7 @@ class Learner:
         else:
             raise ArbError(
                 f"{self.way.name}: the loss of one batch went from {losses[0]:.4f} to "
-                f"{losses[-1]:.4f} in "
-                f"{len(losses)} steps, and should have fallen"
+                f"{losses[-1]:.4f} in {len(losses)} steps, and should have fallen"
             )
         if self.fingerprint() == before:
             raise ArbError(

@@ -58,23 +58,20 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']} "
         f"({machine['torch_cpu_capability']}), {_backends(machine) or 'no backend of votes'}, "
         f"commit {machine['commit'] or 'unknown'}, load average {machine['load_average']} at the "
-        f"start and "
-        f"{machine['load_average_at_end']} at the end.",
-        f"A step: forward, cross entropy, backward, update, by the loop of arb train. Times are "
-        f"{clock}, the least of "
-        "all steps; tokens a second and ratios are of these. Peak memory is that of a process that "
-        "trains nothing "
-        "else, compilers included; bytes a parameter count gradients where they are stored.",
+        f"start and {machine['load_average_at_end']} at the end.",
+        "A step: forward, cross entropy, backward, update, by the loop of arb train. Times are "
+        f"{clock}, the least of all steps; tokens a second and ratios are of these. Peak memory is "
+        "that of a process that trains nothing else, compilers included; bytes a parameter count "
+        "gradients where they are stored.",
     ]
     told: dict[str, str] = {}
     for cell in result["cells"]:
         shape = cell["shape"]
         lines.append(
             f"{cell['size']}, {cell['threads']} threads: {shape['layers']} layers of "
-            f"{shape['width']}, vocabulary "
-            f"{shape['vocabulary']:,}, {shape['batch']} x {shape['block']} tokens; "
-            f"{cell['in_turns']}; load average "
-            f"{cell['load_average']} to {cell['load_average_at_end']}."
+            f"{shape['width']}, vocabulary {shape['vocabulary']:,}, {shape['batch']} x "
+            f"{shape['block']} tokens; {cell['in_turns']}; load average {cell['load_average']} to "
+            f"{cell['load_average_at_end']}."
         )
         lines += [
             f"{cell['size']}, {cell['threads']} threads: {each['name']} is left out: "
@@ -88,12 +85,10 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         ratios = [row["profile"]["total"] / row["seconds_min"] for row in profiled]
         lines.append(
             "Parts: profiled steps in a further process, where ranges around kernels and modules "
-            "say what an operation "
-            f"belongs to. They took {min(ratios):.2f} to {max(ratios):.2f} times as long as the "
-            f"fastest step without "
-            "the profiler. Where that is more than 1, calls are what the other parts leave of the "
-            "step; else all parts "
-            "are scaled to it. Of compiled models, what the compiler fused counts as else."
+            f"say what an operation belongs to. They took {min(ratios):.2f} to {max(ratios):.2f} "
+            "times as long as the fastest step without the profiler. Where that is more than 1, "
+            "calls are what the other parts leave of the step; else all parts are scaled to it. Of "
+            "compiled models, what the compiler fused counts as else."
         )
     return lines
 

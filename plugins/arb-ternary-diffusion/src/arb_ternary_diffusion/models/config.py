@@ -17,8 +17,7 @@ _MOST_LEVELS = 12
 _LOGIT_SCALE = "what is predicted is 2^logit_scale times the head's output"
 _FLOAT_PARTS = (
     "parts kept in float32: embedding (of pixels or patches, and of classes), head, norms (learned "
-    "float gains), "
-    "linears (convolutions too); empty = pure ternary"
+    "float gains), linears (convolutions too); empty = pure ternary"
 )
 
 

@@ -80,8 +80,7 @@ class Conditioning(nn.Module):
         ):
             raise DataError(
                 f"labels: from {int(labels_B.min())} to {int(labels_B.max())}, and the model was "
-                f"made for "
-                f"{self.classes} classes, which are counted from 0"
+                f"made for {self.classes} classes, which are counted from 0"
             )
         features_BD = time_features(time_B, self.width).to(dtype)
         hidden_BD = F.silu(self.first(features_BD))

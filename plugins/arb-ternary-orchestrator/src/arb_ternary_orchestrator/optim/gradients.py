@@ -42,8 +42,7 @@ def with_gradient(owner: str, groups: Sequence[Mapping[str, Any]]) -> list[list[
             if parameter.grad.is_sparse:
                 raise ConfigError(
                     f"{owner}: param group {number}: the gradient of a parameter of shape "
-                    f"{tuple(parameter.shape)} is "
-                    "sparse, and averages over it would not be",
+                    f"{tuple(parameter.shape)} is sparse, and averages over it would not be",
                     "Make the embedding with sparse=False.",
                 )
     return found

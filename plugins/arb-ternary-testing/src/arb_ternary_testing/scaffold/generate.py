@@ -85,8 +85,7 @@ def _checked(name: str) -> str:
         suggestion = f"{words!r} would do" if words else "for example 'my-optimizer'"
         raise UsageProblem(
             f"{name!r} cannot be the name of a plugin: it must be lower-case letters and digits, "
-            f"beginning with a "
-            "letter, with single hyphens between words",
+            "beginning with a letter, with single hyphens between words",
             suggestion,
         )
     installed = {

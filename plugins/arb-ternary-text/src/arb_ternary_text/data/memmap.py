@@ -60,8 +60,7 @@ class TokenFile(np.memmap[Any, np.dtype[Any]]):
             place = self.first + start + wrong
             raise DataError(
                 f"{self.path}: token {place} (byte {self.header + place * self.dtype.itemsize}) is "
-                f"{int(ids[wrong])}, "
-                f"outside the vocabulary of {self.vocabulary_size} ids",
+                f"{int(ids[wrong])}, outside the vocabulary of {self.vocabulary_size} ids",
                 "The file belongs to another tokenizer, was written with another dtype, or is "
                 "damaged.",
             )

@@ -28,8 +28,7 @@ class ShakespeareConfig:
     tuning: bool = option(
         False,
         "validate on the last twentieth of the training text and train on the rest, to choose "
-        "settings by; "
-        "the validation text then stays unseen",
+        "settings by; the validation text then stays unseen",
         validator=attrs.validators.instance_of(bool),
     )
 

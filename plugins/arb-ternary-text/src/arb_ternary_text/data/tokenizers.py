@@ -64,8 +64,7 @@ class UnknownCharacterError(DataError):
     ) -> None:
         super().__init__(
             f"{where}: character {character!r} (U+{ord(character):04X}) at offset {offset} is not "
-            f"in the "
-            "tokenizer's alphabet",
+            "in the tokenizer's alphabet",
             hint or "Use `tokenizer: bytes`, which can write any text.",
         )
         self.character = character

@@ -23,8 +23,7 @@ class ImportConfig:
     scales: Scales = option(
         "fold",
         "scales that are no powers of two: fold = exactly into gains of norms, round = to the "
-        "nearest power of two, "
-        "float = kept as a float factor of each linear",
+        "nearest power of two, float = kept as a float factor of each linear",
         validator=in_(("fold", "round", "float")),
     )
     float_sources: FloatSources = option(

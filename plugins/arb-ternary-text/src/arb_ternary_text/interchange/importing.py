@@ -190,8 +190,7 @@ class _Import:
             self.dense |= set(ternary)
             self.notes.append(
                 f"{len(ternary)} of {len(floats) + len(ternary)} linears are ternary and become "
-                f"float, for {floats[0]} "
-                "is float; float_sources: ternary makes all of them ternary"
+                f"float, for {floats[0]} is float; float_sources: ternary makes all of them ternary"
             )
         # An embedding has one exponent a row, and no norm before it or after it takes a factor.
         for name in _ENDS if self.config.tied else _ENDS[:1]:
@@ -215,9 +214,8 @@ class _Import:
             worst = max(held, key=lambda name: held[name].error, default=None)
             if worst is not None and held[worst].error > 0:
                 self.notes.append(
-                    f"scales are rounded to powers of two: the largest relative error is "
-                    f"{held[worst].error:.1%}, of "
-                    f"{worst}"
+                    "scales are rounded to powers of two: the largest relative error is "
+                    f"{held[worst].error:.1%}, of {worst}"
                 )
             return
         # Where one linear has factors of rows all of them do, and what these hold needs no other

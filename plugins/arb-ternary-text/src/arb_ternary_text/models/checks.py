@@ -52,9 +52,8 @@ def _check_attention(config: DecoderConfig) -> None:
             )
     if config.rotary_dim is not None and config.rotary_dim < (config.geo_dim or 0):
         raise ValueError(
-            f"'rotary_dim' must be at least 'geo_dim', for each pair of features turns with a "
-            f"plane of its own; "
-            f"{config.rotary_dim} is less than {config.geo_dim}"
+            "'rotary_dim' must be at least 'geo_dim', for each pair of features turns with a plane "
+            f"of its own; {config.rotary_dim} is less than {config.geo_dim}"
         )
     if config.tie_query_key and config.key_heads != config.heads:
         raise ValueError(
@@ -82,8 +81,7 @@ def _check_shapes(config: DecoderConfig) -> None:
         name = "head_dim" if config.attention == "standard" else "rotary_dim"
         raise ValueError(
             f"'rotary_factors' must be {name} / 2 = {planes} numbers, one for each plane of a "
-            f"head; they are "
-            f"{len(config.rotary_factors)}"
+            f"head; they are {len(config.rotary_factors)}"
         )
     if config.experts == 0 and (config.experts_per_token, config.max_moe_iters) != (2, 1):
         raise ValueError(
@@ -122,8 +120,7 @@ def _check_parts(config: DecoderConfig) -> None:
     if config.attention == "decoupled" and config.has_query_key_norm:
         raise ValueError(
             "'query_key_norm' would undo the factors of decoupled attention's two parts; leave it "
-            "out, or use "
-            "'attention': standard"
+            "out, or use 'attention': standard"
         )
     if config.tied and ("embedding" in config.float_parts) != ("head" in config.float_parts):
         raise ValueError(

@@ -109,15 +109,13 @@ class DecoderConfig:
     architecture: Literal["llama", "qwen3", "arcee", "bitnet"] | None = option(
         None,
         "one that other programs compute too: it decides activation, sub_norms, query_key_norm "
-        "and, bitnet, "
-        "tie_embeddings, where these are null; null = those below",
+        "and, bitnet, tie_embeddings, where these are null; null = those below",
         validator=optional(in_(tuple(PRESETS))),
     )
     activation: Literal["relu2", "swiglu", "reglu2"] | None = option(
         None,
         "feed-forward non-linearity: relu(up)^2, silu(gate) * up, or relu(gate)^2 * up; null = the "
-        "architecture's, "
-        "else relu2",
+        "architecture's, else relu2",
         validator=optional(in_(("relu2", "swiglu", "reglu2"))),
     )
     attention: Literal["standard", "decoupled"] = option(
@@ -173,8 +171,7 @@ class DecoderConfig:
     rotary_factors: tuple[float, ...] | None = option(
         None,
         "plane p of a head turns slower by the p-th of these head_dim / 2 (decoupled: rotary_dim / "
-        "2) factors; null = "
-        "1 for all",
+        "2) factors; null = 1 for all",
         validator=optional(_positive_numbers),
         converter=optional_converter(tuple),
     )
@@ -208,8 +205,7 @@ class DecoderConfig:
     group_size: Literal[32, 64, 128, 256, "row", "tensor"] = option(
         128,
         "weights of a row that share an exponent in linears and head; tensor = all of a matrix, "
-        "whose exponent is "
-        "then frozen",
+        "whose exponent is then frozen",
         validator=in_((32, 64, 128, 256, "row", "tensor")),
     )
     activations: Literal["int8", "float"] = option(
@@ -254,8 +250,7 @@ class DecoderConfig:
     stored_eps: bool = option(
         False,
         "each sub-norm, and each norm of queries and keys, has an eps of its own, saved with the "
-        "model; published "
-        "weights may need it",
+        "model; published weights may need it",
         validator=instance_of(bool),
     )
     query_key_value_bias: bool = option(
@@ -264,22 +259,19 @@ class DecoderConfig:
     linear_scales: bool = option(
         False,
         "each ternary linear has a float factor beside its exponents, which does not learn; "
-        "published weights may "
-        "need it",
+        "published weights may need it",
         validator=instance_of(bool),
     )
     row_scales: bool = option(
         False,
         "each ternary linear has a factor for each row beside its exponents: a float, which learns "
-        "as float parts do, "
-        "or, with vector_trits, ternary",
+        "as float parts do, or, with vector_trits, ternary",
         validator=instance_of(bool),
     )
     vector_trits: Literal[4, 8, 16, 32] | None = option(
         None,
         "trits that each factor of row_scales and each ternary gain is 1 plus the mean of, from 0 "
-        "to 2; null = float "
-        "factors, and gains of one trit",
+        "to 2; null = float factors, and gains of one trit",
         validator=optional(in_(VECTOR_TRITS)),
     )
     scale_rule: Literal["residual", "frozen"] = option(

@@ -160,8 +160,7 @@ def outlook_rows(outlook: Outlook) -> list[tuple[str, str]]:
         (
             "memory beside activations",
             f"{format_bytes(outlook.memory_bytes)}: model {format_bytes(outlook.model_bytes)}, "
-            f"optimizer {optimizer}, "
-            f"float gradients {format_bytes(outlook.gradient_bytes)}",
+            f"optimizer {optimizer}, float gradients {format_bytes(outlook.gradient_bytes)}",
         ),
     ]
     for phase in outlook.phases:

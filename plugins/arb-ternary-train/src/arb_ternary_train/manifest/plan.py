@@ -136,8 +136,7 @@ def plan(
                 continue
             if config.checkpoint.every == 0 and run is not target.runs[-1]:
                 text = (
-                    "must be at least 1: the run that follows starts from the checkpoint at "
-                    "the "
+                    "must be at least 1: the run that follows starts from the checkpoint at the "
                     "end of this one"
                 )
                 faults.append(Fault(("targets", t, "config", "checkpoint", "every"), text))

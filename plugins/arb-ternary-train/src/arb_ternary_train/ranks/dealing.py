@@ -153,11 +153,9 @@ class Dealt:
         if place % places:
             raise CheckpointError(
                 f"the checkpoint was written by one process after {place} of the {places} "
-                f"micro-batches of a step, and "
-                "several ranks go on between steps only",
+                "micro-batches of a step, and several ranks go on between steps only",
                 "Let one process go on to its next checkpoint, by the same command without "
-                "torchrun, or resume from an "
-                "earlier one: --resume PATH.",
+                "torchrun, or resume from an earlier one: --resume PATH.",
             )
         if isinstance(learner.batches, DealtBatches):
             learner.batches.deal(rank, size, places)
@@ -269,8 +267,7 @@ def dealing_in(
     if world.size > places:
         raise ConfigError(
             f"gradient_accumulation_steps: a step has {places} micro-batches, and there are "
-            f"{world.size} ranks, each "
-            "of which takes one at least",
+            f"{world.size} ranks, each of which takes one at least",
             f"Start at most {places} ranks, or set gradient_accumulation_steps to {world.size} or "
             f"more, with as much "
             "smaller a batch_size: it counts the micro-batches of all ranks together.",

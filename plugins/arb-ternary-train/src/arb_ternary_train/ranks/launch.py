@@ -84,8 +84,7 @@ def device_for(name: str, place: Place) -> torch.device:
         if place.local_rank >= (here := torch.cuda.device_count()) > 0:
             raise EnvironmentProblem(
                 f"device cuda: rank {place.rank} is process {place.local_rank} on its machine, "
-                f"counted from 0, and "
-                f"{here} GPUs are here",
+                f"counted from 0, and {here} GPUs are here",
                 f"Start at most {here} processes a machine: --nproc_per_node {here}",
             )
         return resolve_device(f"cuda:{place.local_rank}")

@@ -95,8 +95,7 @@ def refuse_checkpoint(checkpoint: Checkpoint, world: World) -> None:
     if world.size > 1 and _is_within_step(checkpoint.state["phase"]):
         raise CheckpointError(
             f"{checkpoint.path}: it was written between two micro-batches of a step, and "
-            f"{world.size} ranks begin with "
-            "whole steps",
+            f"{world.size} ranks begin with whole steps",
             "Resume from an earlier checkpoint (--resume PATH), or in one process up to the next "
             "one.",
         )
@@ -115,8 +114,7 @@ def refuse_global_draws(device: torch.device) -> Iterator[None]:
     if not all(map(torch.equal, before, _generators(device))):
         raise ConfigError(
             "model: it draws from torch's global generator in training, and the draws of several "
-            "ranks are not those "
-            "of one process",
+            "ranks are not those of one process",
             "Draw from a generator of its own (arb_ternary_train.seeding.derived_generator), or "
             "train in one process.",
         )

@@ -86,8 +86,7 @@ class BenchmarkConfig:
             yield (
                 "prompt_lengths",
                 f"{max(self.prompt_lengths)} tokens and {max(self.generation_lengths)} after them "
-                f"exceed the context "
-                f"of the model: max_length is {longest}",
+                f"exceed the context of the model: max_length is {longest}",
             )
 
     @property

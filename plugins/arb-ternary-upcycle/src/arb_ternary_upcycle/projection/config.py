@@ -26,9 +26,8 @@ class ProjectionConfig:
     policy: Policy = option(
         "gptq_cd",
         "absmean = powers of two nearest to the mean size, ls = of the least squared error, gptq = "
-        "each column's error "
-        "is made up for by the next ones, gptq_cd = then each weight becomes the best one given "
-        "all others",
+        "each column's error is made up for by the next ones, gptq_cd = then each weight becomes "
+        "the best one given all others",
         validator=in_(("absmean", "ls", "gptq", "gptq_cd")),
     )
     correction: bool = option(

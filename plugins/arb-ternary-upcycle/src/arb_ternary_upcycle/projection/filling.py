@@ -103,8 +103,7 @@ def _give_ones(name: str, norm: nn.Module, gain: Tensor) -> None:
             f"projection: {name} has gains that are not 1, and the model's norms have none that "
             f"are float",
             "Put the phase `fold_rotate` before this one, which has gains in the weights, or add "
-            "`norms` to "
-            "`model.float_parts`.",
+            "`norms` to `model.float_parts`.",
         )
     if isinstance(norm, TernaryModule):
         norm.set_trits(torch.ones_like(norm.trits()), torch.zeros_like(norm.exponent))

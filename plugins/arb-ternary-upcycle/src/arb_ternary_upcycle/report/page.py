@@ -20,16 +20,13 @@ _SECTIONS: Final[Mapping[str, str]] = {
     "student's distribution "
     "from the teacher's, nats a token; same choice: both find the same token the likeliest.",
     "latency": "Medians of passes in which teacher and student take turns. First token: from the "
-    "ids of a prompt to "
-    "the next id.",
+    "ids of a prompt to the next id.",
     "memory": "Weights as they are computed from. Peak: weights, and the most that a pass takes "
-    "besides, as far as the "
-    "system tells it.",
+    "besides, as far as the system tells it.",
     "kv_cache": "What each token of the context costs in every layer together.",
     "checks": "Each number beside its limit. A number at its limit passes.",
     "projection": "|difference| / |teacher's output| of every linear; of rounding alone: both "
-    "weights on the same "
-    "inputs.",
+    "weights on the same inputs.",
     "blockwise": "Distance of each block's output to the teacher's, before and after the block was "
     "trained.",
 }

@@ -16,9 +16,8 @@ from arb_ternary.config.options import Rule, fraction, non_negative, option, opt
 from arb_ternary_train.specs import CheckSpec
 
 TEACHER_HELP: Final = (
-    "folder of a float model, or a run directory with one; null = the run's "
-    "own, "
-    "the newest of prepared and teacher"
+    "folder of a float model, or a run directory with one; null = the run's own, the newest of "
+    "prepared and teacher"
 )
 
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -161,8 +160,7 @@ class EvalConfig(_CheckConfig):
     tasks: Path | None = option(
         None,
         "file of questions, one JSON object a line: prompt, and choices with the number of the "
-        "right one as answer, or "
-        "answer alone, a text; null = 48 questions about the built-in text",
+        "right one as answer, or answer alone, a text; null = 48 questions about the built-in text",
     )
     min_student_accuracy: float | None = option(
         None,

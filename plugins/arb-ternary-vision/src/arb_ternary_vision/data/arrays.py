@@ -114,14 +114,12 @@ def _samples(config: ArraysConfig, images_at: str, labels_at: str) -> MemorySamp
     if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
         raise DataError(
             f"{labels_at}: {len(images)} whole numbers are needed, one for each image of "
-            f"{images_at}; there are "
-            f"{labels.dtype} {list(labels.shape)}"
+            f"{images_at}; there are {labels.dtype} {list(labels.shape)}"
         )
     if labels.size and not 0 <= labels.min() <= labels.max() < _CLASSES:
         raise DataError(
             f"{labels_at}: labels reach from {labels.min()} to {labels.max()}; they are places of "
-            f"classes, from 0 "
-            f"and below {_CLASSES:,}",
+            f"classes, from 0 and below {_CLASSES:,}",
             "Write the place of each image's class in the list of classes.",
         )
     lowest, highest = (-1, 1) if images.dtype.kind == "f" else (0, config.levels)
@@ -143,8 +141,7 @@ def _in_order(where: str, images: NDArray[Any], channels_first: bool) -> NDArray
     if images.dtype.kind not in "iuf" or images.ndim not in (3, 4):
         raise DataError(
             f"{where}: images are whole numbers or floats [N, H, W] or of four dimensions, not "
-            f"{images.dtype} "
-            f"{list(images.shape)}"
+            f"{images.dtype} {list(images.shape)}"
         )
     if images.ndim == 3:
         return images[:, None]

@@ -135,8 +135,7 @@ def build(config: CaptionedConfig) -> CaptionedSource:
     if len(captions) != len(images.classes):
         raise ConfigError(
             f"data.captions: {len(captions)} texts, and {config.images.name!r} has "
-            f"{len(images.classes)} classes: "
-            f"{', '.join(images.classes)}",
+            f"{len(images.classes)} classes: {', '.join(images.classes)}",
             "Give one for each, in this order.",
         )
     if wrong := [text for text in captions if END in text]:

@@ -39,8 +39,7 @@ class DigitsConfig:
     tuning: bool = option(
         False,
         "validate on a fifth of the training images and train on the rest, to choose settings by; "
-        "the held-out images "
-        "then stay unseen",
+        "the held-out images then stay unseen",
         validator=attrs.validators.instance_of(bool),
     )
 

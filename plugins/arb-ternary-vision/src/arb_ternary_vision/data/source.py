@@ -67,14 +67,12 @@ class LabelledSource:
             if wrong.size:
                 raise DataError(
                     f"{samples.name}: label {int(labels[wrong[0]])} of sample {int(wrong[0])} is "
-                    f"none of the "
-                    f"{len(self.classes)} classes, which are counted from 0"
+                    f"none of the {len(self.classes)} classes, which are counted from 0"
                 )
         if self.train.data.shape[1:] != self.validation.data.shape[1:]:
             raise DataError(
                 f"{self.validation.name}: samples of {list(self.validation.data.shape[1:])}, and "
-                f"those of "
-                f"{self.train.name} are of {list(self.train.data.shape[1:])}"
+                f"those of {self.train.name} are of {list(self.train.data.shape[1:])}"
             )
 
     @property

@@ -48,17 +48,14 @@ class Augmentation:
 
     name: Change = option(
         help="shift, rotate, scale, shear, flip (left and right), erase (a rectangle), erase_rows, "
-        "erase_columns (a "
-        "band), noise, brightness or contrast"
+        "erase_columns (a band), noise, brightness or contrast"
     )
     amount: float | None = option(
         None,
         "most that is changed: shift in sides of the image, rotate and shear in degrees, scale and "
-        "contrast as a share "
-        "around 1, erased share of the area, or of the rows or columns, standard deviation of "
-        "noise and most of "
-        "brightness where black is -1 and white 1; null = 0.1, rotate and shear 10, brightness and "
-        "contrast 0.2",
+        "contrast as a share around 1, erased share of the area, or of the rows or columns, "
+        "standard deviation of noise and most of brightness where black is -1 and white 1; null = "
+        "0.1, rotate and shear 10, brightness and contrast 0.2",
         validator=optional(_amount),
     )
     chance: float | None = option(
@@ -93,8 +90,7 @@ class LabelsConfig:
     augment: list[Augmentation] = option(
         factory=list,
         help="changes made to images in training, in this order, those of place and size all at "
-        "once and first; each "
-        "with a name, an amount and a chance",
+        "once and first; each with a name, an amount and a chance",
     )
 
     def __attrs_post_init__(self) -> None:

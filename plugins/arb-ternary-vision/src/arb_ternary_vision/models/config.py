@@ -58,8 +58,7 @@ class ImageModelConfig:
     float_parts: tuple[FloatPart, ...] = as_in_decoder(
         "float_parts",
         "parts kept in float32: embedding (of patches, or the first convolution), head, norms "
-        "(learned float gains), "
-        "linears (convolutions too); empty = pure ternary",
+        "(learned float gains), linears (convolutions too); empty = pure ternary",
     )
     learned_norms: bool = as_in_decoder("learned_norms")
     sub_norms: bool | None = as_in_decoder(

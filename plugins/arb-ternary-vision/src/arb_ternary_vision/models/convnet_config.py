@@ -52,8 +52,7 @@ class ConvnetConfig(ImageModelConfig):
         if 2 ** (self.stages - 1) > smallest:
             raise ValueError(
                 f"'stages' must be at most {smallest.bit_length()} for 'image_size' "
-                f"{self.image_size}, which each but "
-                f"the first halves; it is {self.stages}"
+                f"{self.image_size}, which each but the first halves; it is {self.stages}"
             )
 
     def in_decoder(self) -> dict[str, Any]:

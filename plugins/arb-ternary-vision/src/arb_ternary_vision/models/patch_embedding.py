@@ -25,8 +25,7 @@ def check_images(options: ImageModelConfig, images_BCHW: Tensor) -> None:
     if found != expected:
         raise UsageProblem(
             f"images: they have {found[0]} channels of {found[1]} x {found[2]} pixels; the model's "
-            f"channels is "
-            f"{expected[0]} and its image_size is [{expected[1]}, {expected[2]}]",
+            f"channels is {expected[0]} and its image_size is [{expected[1]}, {expected[2]}]",
             f"Set channels: {found[0]} and image_size: [{found[1]}, {found[2]}] in `model:`, or "
             f"take other images.",
         )

@@ -36,8 +36,7 @@ class PatchModelConfig(ImageModelConfig):
     positions: Literal["rotary", "learned", "both"] = option(
         "both",
         "what tells patches apart: rotary = queries and keys turn by how far apart rows and "
-        "columns are, learned = "
-        "each place has a vector of its own",
+        "columns are, learned = each place has a vector of its own",
         validator=in_(("rotary", "learned", "both")),
     )
     rotary_base: float = as_in_decoder(
@@ -70,15 +69,13 @@ class PatchModelConfig(ImageModelConfig):
             self.head_dim is None and self.width % self.heads == 0 and self.width // self.heads % 4
         ):
             raise ValueError(
-                f"'width' must be a multiple of 4 'heads' for rotary positions, whose planes rows "
-                f"and columns share; "
-                f"{self.width} / {self.heads} is {self.width // self.heads}"
+                "'width' must be a multiple of 4 'heads' for rotary positions, whose planes rows "
+                f"and columns share; {self.width} / {self.heads} is {self.width // self.heads}"
             )
         elif self.head_dim is not None and self.head_dim % 4:
             raise ValueError(
-                f"'head_dim' must be a multiple of 4 for rotary positions, whose planes rows and "
-                f"columns share; it is "
-                f"{self.head_dim}"
+                "'head_dim' must be a multiple of 4 for rotary positions, whose planes rows and "
+                f"columns share; it is {self.head_dim}"
             )
 
     def in_decoder(self) -> dict[str, Any]:
