@@ -14,7 +14,7 @@ from attrs import NOTHING
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.errors import Path
-from arb_ternary.config.options import DEFAULT_CHOICE
+from arb_ternary.config.options import ACTIVE_WHEN, DEFAULT_CHOICE
 from arb_ternary.errors import ComponentError
 
 _SHAPES: Mapping[Any, str] = {
@@ -66,6 +66,31 @@ def without_effect(config: Any, reason: str, *names: str) -> list[tuple[str, str
     return [
         (str(options[name].alias), f"has no effect because {reason}; remove it") for name in changed
     ]
+
+
+def unused_options(config: Any, run: Any = None, plan: Any = None) -> Iterator[tuple[str, str]]:
+    """Find the options of ``config`` that are set and do nothing.
+
+    An option is set if it is not at its default, and does nothing if one of the conditions that
+    it declares (``option(active_when=...)``) does not hold.
+
+    Args:
+        config: an object of a config class.
+        run: the ``RunConfig`` that it is used in; None outside a run.
+        plan: what the run trains (``arb_ternary.optim.protocol.Planned``); None if not known.
+
+    Yields:
+        The key of each such option, and the message for the user.
+    """
+    for field in config_fields(type(config)):
+        conditions = field.metadata.get(ACTIVE_WHEN, ())
+        if not conditions or to_plain(getattr(config, field.name)) == default_of(field):
+            continue
+        for condition in conditions:
+            if not condition.holds(config, run, plan):
+                reason = condition.reason_for(config)
+                yield str(field.alias), f"has no effect because {reason}; remove it"
+                break
 
 
 # --- instances

@@ -6,36 +6,121 @@ A config class is an ordinary frozen attrs class::
     @frozen(kw_only=True)
     class DecayConfig:
         rate: float = option(0.1, "share that is lost a step", validator=fraction)
-        after: int | None = option(None, "first step that decays; null = never",
-            validator=optional(positive))
+        after: int | None = option(
+            None,
+            "first step that decays; null = never",
+            validator=optional(positive),
+            active_when=when("rate"),
+        )
 
 Types say what a value may be (``config.structure`` lists the supported ones), validators which
-values of that type. The help text appears in ``arb config new``, in the JSON Schema and in the
-reference.
+values of that type, and ``active_when`` under which conditions the option does anything. The help
+text appears in ``arb config new``, in the JSON Schema and in the reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import attrs
 from attrs import NOTHING, frozen
-from attrs.validators import optional as optional  # noqa: PLC0414 (public here: every config class needs it)
+
+# Public here, because every config class needs it.
+from attrs.validators import optional as optional  # noqa: PLC0414
 
 T = TypeVar("T")
 
 #: Key of the help text in an attrs field's metadata.
 HELP = "help"
+#: Key of the conditions under which an option takes effect, in an attrs field's metadata.
+ACTIVE_WHEN = "active_when"
 #: Key of the component that stands in when a file does not name one, in an attrs field's metadata.
 DEFAULT_CHOICE = "default_choice"
 
 
-@overload
-def option(default: T, help: str, *, validator: Any = ..., converter: Any = ...) -> T: ...
+@frozen
+class Condition:
+    """A condition for an option to take effect.
+
+    Attributes:
+        holds: ``(options, run, plan) -> bool``. ``options`` is the config object that has the
+            option, ``run`` the ``RunConfig`` it is used in, and ``plan`` what the run trains
+            (``arb_ternary.optim.protocol.Planned``, None if the model's options do not say).
+            ``run`` and ``plan`` are None if the options are checked outside a run.
+        reason: completes "has no effect because ..."; a text, or a function of the config object.
+    """
+
+    holds: Callable[[Any, Any, Any], bool]
+    reason: str | Callable[[Any], str]
+
+    def reason_for(self, options: Any) -> str:
+        """Return the reason why an option of ``options`` has no effect."""
+        return self.reason if isinstance(self.reason, str) else self.reason(options)
+
+
+def when(name: str, *values: Any, reason: str | None = None) -> Condition:
+    """Return the condition that the option ``name`` of the same class has one of ``values``.
+
+    Without ``values`` it must be neither None, False nor 0. Without ``reason`` the message states
+    the value that the option has: ``'use_amp' is false``.
+    """
+
+    def holds(options: Any, run: Any, plan: Any) -> bool:
+        value = getattr(options, name)
+        return value in values if values else bool(value)
+
+    return Condition(holds, reason or (lambda options: _stated(options, name)))
+
+
+def unless(name: str, *values: Any, reason: str | None = None) -> Condition:
+    """Return the condition that the option ``name`` of the same class has none of ``values``."""
+
+    def holds(options: Any, run: Any, plan: Any) -> bool:
+        return getattr(options, name) not in values
+
+    return Condition(holds, reason or (lambda options: _stated(options, name)))
+
+
+def trains(*parts: str, reason: str) -> Condition:
+    """Return the condition that the run trains one of ``parts``: ternary, float or stored.
+
+    It holds as long as the run's plan is not known.
+    """
+
+    def holds(options: Any, run: Any, plan: Any) -> bool:
+        return plan is None or any(part in plan.kinds for part in parts)
+
+    return Condition(holds, reason)
+
+
+def _stated(options: Any, name: str) -> str:
+    value = getattr(options, name)
+    shown = value
+    if value is None:
+        shown = "null"
+    elif isinstance(value, bool):
+        shown = str(value).lower()
+    return f"'{name}' is {shown}"
+
+
 @overload
 def option(
-    *, help: str, factory: Callable[[], T], validator: Any = ..., converter: Any = ...
+    default: T,
+    help: str,
+    *,
+    validator: Any = ...,
+    converter: Any = ...,
+    active_when: Condition | Sequence[Condition] = ...,
+) -> T: ...
+@overload
+def option(
+    *,
+    help: str,
+    factory: Callable[[], T],
+    validator: Any = ...,
+    converter: Any = ...,
+    active_when: Condition | Sequence[Condition] = ...,
 ) -> T: ...
 @overload
 def option(*, help: str, validator: Any = ..., converter: Any = ...) -> Any: ...
@@ -46,6 +131,7 @@ def option(
     factory: Callable[[], Any] | None = None,
     validator: Any = None,
     converter: Any = None,
+    active_when: Condition | Sequence[Condition] = (),
 ) -> Any:
     """An attrs field with help text. Without ``default`` and ``factory`` the option is required.
 
@@ -55,14 +141,18 @@ def option(
         factory: builds the default, for mutable ones.
         validator: as for ``attrs.field``; a list is a conjunction.
         converter: a function of the value, which it sees after its type was checked.
+        active_when: conditions that must all hold for the option to do anything. A config that
+            sets the option although one of them does not hold is refused, with the reason
+            (``arb_ternary.config.fields.unused_options``).
     """
     if not help:
         raise TypeError("option() needs a help text")
+    conditions = (active_when,) if isinstance(active_when, Condition) else tuple(active_when)
     return attrs.field(
         default=default if factory is None else attrs.Factory(factory),
         validator=validator,
         converter=converter,
-        metadata={HELP: help},
+        metadata={HELP: help, ACTIVE_WHEN: conditions},
     )
 
 

@@ -14,7 +14,7 @@ import attrs
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.errors import Fault, Path
-from arb_ternary.config.fields import config_fields
+from arb_ternary.config.fields import config_fields, unused_options
 from arb_ternary.optim.protocol import PART_NOUNS, Planned
 from arb_ternary.specs import OptimizerSpec, TrainedPart
 from arb_ternary_train.config import RunConfig
@@ -62,6 +62,8 @@ def _faults(value: Any, path: Path, run: RunConfig, planned: Planned | None) -> 
         for index, item in enumerate(value):
             yield from _faults(item, (*path, index), run, planned)
     elif attrs.has(type(value)):
+        for key, message in unused_options(value, run, planned):
+            yield Fault((*path, key), message)
         check = getattr(value, "contradictions_in", None)
         for key, message in () if check is None else check(run, planned):
             yield Fault((*path, key) if key else path, message)
