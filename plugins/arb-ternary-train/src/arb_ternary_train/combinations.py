@@ -64,7 +64,8 @@ def _faults(value: Any, path: Path, run: RunConfig, planned: Planned | None) -> 
     elif attrs.has(type(value)):
         for key, message in unused_options(value, run, planned):
             yield Fault((*path, key), message)
-        check = getattr(value, "contradictions_in", None)
+        check = getattr(value, "validate_in_run", None)
+        check = check or getattr(value, "contradictions_in", None)
         for key, message in () if check is None else check(run, planned):
             yield Fault((*path, key) if key else path, message)
         narrow = getattr(value, "planned_for", None)

@@ -1,0 +1,134 @@
+"""Print the size of each package in AST nodes, and hold the budgets.
+
+Usage::
+
+    python scripts/sizes.py           # a table
+    python scripts/sizes.py --check   # also fail if a package exceeds its budget
+
+The number of AST nodes of a package's ``src`` says how much there is to read: unlike lines, it
+cannot be lowered by packing or by wider lines. Nodes per code line say how dense the code is. A
+code line is a line that is neither blank, nor a comment, nor part of a docstring. The budgets and
+the reasons for the large ones are in ``docs/explanation/layers.md``.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+#: Largest number of AST nodes by package, in thousands.
+BUDGETS = {
+    "core": 46,
+    "arb-ternary-train": 58,
+    "arb-ternary-distributed": 24,
+    "arb-ternary-interchange": 42,
+    "arb-ternary-manifests": 14,
+    "arb-ternary-text": 40,
+    "arb-ternary-upcycle": 46,
+    "arb-ternary-progressive": 30,
+    "arb-ternary-orchestrator": 20,
+    "arb-ternary-bench": 60,
+    "arb-ternary-testing": 30,
+    "arb-ternary-votes": 10.6,
+    "arb-ternary-gqc": 9.8,
+    "arb-ternary-qat": 5.9,
+    "arb-ternary-signgsd": 3.5,
+    "arb-ternary-vision": 19.3,
+    "arb-ternary-audio": 10.1,
+    "arb-ternary-diffusion": 11.6,
+    "arb-ternary-cpu": 15.2,
+    "arb-ternary-triton": 31.6,
+    "arb-ternary-tilelang": 25.2,
+}
+#: Largest number of AST nodes of all packages together, in thousands.
+TOTAL = 490
+#: Most AST nodes per code line of a package.
+DENSITY = 9.0
+DENSITIES = {"core": 8.5, "arb-ternary-train": 8.5}
+
+
+class Size(NamedTuple):
+    """The size of a package: AST nodes and code lines."""
+
+    nodes: int
+    lines: int
+
+    @property
+    def density(self) -> float:
+        """AST nodes per code line."""
+        return self.nodes / max(self.lines, 1)
+
+
+def docstring_lines(tree: ast.AST) -> set[int]:
+    """Return the line numbers that docstrings take up."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node.value.value, str):
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def measure(folder: Path) -> Size:
+    """Return the size of all Python files below ``folder``, templates excepted."""
+    nodes = 0
+    lines = 0
+    for file in sorted(folder.rglob("*.py")):
+        if "templates" in file.parts:
+            continue
+        text = file.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        nodes += sum(1 for _ in ast.walk(tree))
+        documentation = docstring_lines(tree)
+        for number, line in enumerate(text.splitlines(), 1):
+            code = line.strip()
+            if code and not code.startswith("#") and number not in documentation:
+                lines += 1
+    return Size(nodes, lines)
+
+
+def packages() -> dict[str, Size]:
+    """Return the size of every package, tests excepted, by the name of its folder."""
+    folders = [ROOT / "core", *ROOT.glob("plugins/*"), *ROOT.glob("backends/*")]
+    sizes = {}
+    for folder in sorted(folders):
+        source = measure(folder / "src")
+        studies = measure(folder / "studies")
+        sizes[folder.name] = Size(source.nodes + studies.nodes, source.lines + studies.lines)
+    return sizes
+
+
+def main() -> int:
+    """Print the table; with ``--check`` return 1 if a package exceeds its budget."""
+    sizes = packages()
+    total = sum(size.nodes for size in sizes.values())
+    faults = []
+    print(f"{'package':28} {'nodes':>8} {'budget':>8} {'code lines':>10} {'nodes/line':>10}")
+    for name, size in sizes.items():
+        budget = BUDGETS.get(name)
+        shown = "none" if budget is None else f"{budget * 1000:,.0f}"
+        print(f"{name:28} {size.nodes:8,} {shown:>8} {size.lines:10,} {size.density:10.1f}")
+        if budget is None:
+            faults.append(f"{name} has no budget: add one to {Path(__file__).name}")
+        elif size.nodes > budget * 1000:
+            faults.append(f"{name} has {size.nodes:,} AST nodes, its budget is {shown}")
+        densest = DENSITIES.get(name, DENSITY)
+        if size.density > densest:
+            faults.append(f"{name} has {size.density:.1f} nodes per code line, more than {densest}")
+    print(f"{'together':28} {total:8,} {TOTAL * 1000:8,}")
+    if total > TOTAL * 1000:
+        faults.append(f"all packages together have {total:,} AST nodes, more than {TOTAL * 1000:,}")
+    if "--check" not in sys.argv[1:]:
+        return 0
+    for fault in faults:
+        print(f"error: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
