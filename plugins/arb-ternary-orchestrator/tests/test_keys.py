@@ -51,8 +51,7 @@ targets:
   - name: one
     system:
       ref: system.language_model
-      config: {width: 16, layers: 1, heads: 2, max_length: 64, group_size: row,
-          float_parts: [embedding, head, norms]}
+      config: {width: 16, layers: 1, heads: 2, max_length: 64, float_parts: [embedding, head]}
     runs:
       - id: a
         steps: 900

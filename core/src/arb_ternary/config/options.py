@@ -24,12 +24,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import attrs
-from attrs import NOTHING, frozen
+from attrs import frozen
 
 # Public here, because every config class needs it.
 from attrs.validators import optional as optional  # noqa: PLC0414
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 #: Key of the help text in an attrs field's metadata.
 HELP = "help"
@@ -106,26 +106,26 @@ def _stated(options: Any, name: str) -> str:
 
 @overload
 def option(
-    default: T,
+    default: _T,
     help: str,
     *,
     validator: Any = ...,
     converter: Any = ...,
     active_when: Condition | Sequence[Condition] = ...,
-) -> T: ...
+) -> _T: ...
 @overload
 def option(
     *,
     help: str,
-    factory: Callable[[], T],
+    factory: Callable[[], _T],
     validator: Any = ...,
     converter: Any = ...,
     active_when: Condition | Sequence[Condition] = ...,
-) -> T: ...
+) -> _T: ...
 @overload
 def option(*, help: str, validator: Any = ..., converter: Any = ...) -> Any: ...
 def option(
-    default: Any = NOTHING,
+    default: Any = attrs.NOTHING,
     help: str = "",  # noqa: A002
     *,
     factory: Callable[[], Any] | None = None,

@@ -42,8 +42,9 @@ def arb_run_start(context: RunContext) -> None:
 
 @hookspec
 def arb_phase_start(context: RunContext, phase: str) -> None:
-    """The phase is about to run its next step. Called once a phase and process. Results are
-    ignored.
+    """The phase is about to run its next step.
+
+    Called once per phase and process. Results are ignored.
     """
 
 
