@@ -34,16 +34,13 @@ from kernel_tables import back_table, product_table, update_table
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "plugins" / "arb-ternary-bench" / "results"
 README = ROOT / "README.md"
-MEASUREMENTS = ROOT / "docs" / "explanation" / "measurements.md"
-QUALITY = ROOT / "docs" / "explanation" / "what-rules-learn.md"
-GROWTH = ROOT / "docs" / "explanation" / "progressive-training.md"
-KERNELS = ROOT / "docs" / "explanation" / "cpu-kernels.md"
-DRAWS = ROOT / "docs" / "explanation" / "gradient-quality.md"
+REPORTS = ROOT / "plugins" / "arb-ternary-bench" / "reports"
+DEMO = REPORTS / "demo.md"
+QUALITY = REPORTS / "what-rules-learn.md"
+KERNELS = REPORTS / "cpu-kernels.md"
+WHOLE = REPORTS / "whole-models.md"
+DISTRIBUTED = REPORTS / "distributed.md"
 ORCHESTRATE = ROOT / "docs" / "how-to" / "orchestrate.md"
-ORCHESTRATION = ROOT / "docs" / "explanation" / "orchestration.md"
-DISTRIBUTED = ROOT / "docs" / "explanation" / "distributed.md"
-WHOLE = ROOT / "docs" / "explanation" / "whole-models.md"
-MODALITIES = ROOT / "docs" / "explanation" / "modalities.md"
 TITLES = {
     "demo": "ternary, `scaled_votes`",
     "plain": "ternary, without gains and factors",
@@ -115,36 +112,6 @@ def study(path: str) -> ModuleType:
     return module
 
 
-def draws_table(figures: dict[str, Any]) -> str:
-    """A fixed batch against gradient norm thresholds."""
-    return str(study("arb-ternary-gqc/study/equal_tokens.py").table(figures))
-
-
-def sharded_table(figures: dict[str, Any]) -> str:
-    """What a rank holds of a model with sharded weights."""
-    return str(study("arb-ternary-train/studies/sharded_memory.py").table(figures))
-
-
-def growth_table(figures: dict[str, Any]) -> str:
-    """What a grown rack learns."""
-    return str(study("arb-ternary-progressive/study/grown.py").loss_table(figures))
-
-
-def growth_costs(figures: dict[str, Any]) -> str:
-    """What the activation cache saves."""
-    return str(study("arb-ternary-progressive/study/grown.py").cost_table(figures))
-
-
-def votes_table(figures: dict[str, Any]) -> str:
-    """What the settings of votes do."""
-    return str(study("arb-ternary-orchestrator/studies/votes.py").table(figures))
-
-
-def pays_table(figures: dict[str, Any]) -> str:
-    """What orchestrated training is worth."""
-    return str(study("arb-ternary-orchestrator/studies/pays.py").table(figures))
-
-
 def strategies_table() -> str:
     """The built-in strategies, and what they do to votes and to AdamW."""
     votes = make_choice("optimizer", "scaled_votes")
@@ -163,26 +130,6 @@ def strategies_table() -> str:
         shown = [", ".join(filter(None, cell)) or "as configured" for cell in cells]
         lines.append(f"| `{name}` | {summary} | {' | '.join(shown)} |")
     return "\n".join(lines)
-
-
-def digits_table(figures: dict[str, Any]) -> str:
-    """Three ways to train a classifier of digits."""
-    return str(study("arb-ternary-vision/studies/digits.py").table(figures))
-
-
-def drawn_table(figures: dict[str, Any]) -> str:
-    """Three ways to train a model that draws digits."""
-    return str(study("arb-ternary-diffusion/studies/digits.py").table(figures))
-
-
-def wire_table(figures: dict[str, Any]) -> str:
-    """What ranks really send."""
-    return str(study("arb-ternary-bench/studies/wire.py").table(figures))
-
-
-def convolution_table(result: dict[str, Any]) -> str:
-    """Ternary convolutions beside torch's."""
-    return str(study("arb-ternary-bench/studies/convolution.py").table(result))
 
 
 def sample(result: dict[str, Any]) -> str:
@@ -229,11 +176,6 @@ def train_table(result: dict[str, Any]) -> str:
     return train_markdown(result).strip()
 
 
-def layer_calls_table(result: dict[str, Any]) -> str:
-    """A linear within a layer call beside llama.cpp's."""
-    return str(study("arb-ternary-bench/studies/layer_calls.py").table(result))
-
-
 def ladder(part: str) -> Callable[[dict[str, Any]], str]:
     """A table of the ladder of widths, by the name of the function that makes it."""
     return lambda result: str(
@@ -248,7 +190,7 @@ def generate_table(result: dict[str, Any]) -> str:
 
 #: Marker, file of results, what makes a table of it, pages.
 TABLES = (
-    ("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),
+    ("demo-table", "demo.json", demo_table, (README, DEMO)),
     ("demo-sample", "demo-sample.json", sample, (README,)),
     ("quality-small", "quality-small.json", quality_table, (QUALITY,)),
     ("quality-orthogonal", "quality-orthogonal.json", quality_table, (QUALITY,)),
@@ -258,10 +200,6 @@ TABLES = (
     ("ladder-budgets", "ladder.json", ladder("budgets"), (QUALITY,)),
     ("ladder-distances", "ladder.json", ladder("distances"), (QUALITY,)),
     ("ladder-times", "ladder.json", ladder("times"), (QUALITY,)),
-    ("scale", "scale.json", ladder("scale"), (QUALITY,)),
-    ("gradient-quality", "gradient-quality.json", draws_table, (DRAWS,)),
-    ("progressive-losses", "progressive.json", growth_table, (GROWTH,)),
-    ("progressive-costs", "progressive.json", growth_costs, (GROWTH,)),
     ("cpu-linear", "cpu-kernels.json", product_table, (KERNELS,)),
     ("cpu-back", "cpu-kernels.json", back_table, (KERNELS,)),
     ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),
@@ -273,23 +211,9 @@ TABLES = (
     ("whole-train-malloc", "train-malloc.json", train_table, (WHOLE,)),
     ("whole-generate", "generate.json", generate_table, (WHOLE,)),
     ("whole-generate-7b", "generate-7b.json", generate_table, (WHOLE,)),
-    ("whole-layer-calls", "layer-calls.json", layer_calls_table, (WHOLE,)),
     ("cpu-linear-amx", "cpu-kernels-amx.json", product_table, (KERNELS,)),
     ("cpu-back-amx", "cpu-kernels-amx.json", back_table, (KERNELS,)),
     ("cpu-update-amx", "cpu-kernels-amx.json", update_table, (KERNELS,)),
-    ("convolution-xeon", "convolution-xeon.json", convolution_table, (KERNELS,)),
-    ("convolution", "convolution.json", convolution_table, (KERNELS,)),
-    ("wire", "wire.json", wire_table, (DISTRIBUTED,)),
-    ("votes", "../../arb-ternary-orchestrator/results/votes.json", votes_table, (ORCHESTRATE,)),
-    (
-        "sharded",
-        "../../arb-ternary-train/results/sharded-memory.json",
-        sharded_table,
-        (DISTRIBUTED,),
-    ),
-    ("digits", "../../arb-ternary-vision/results/digits.json", digits_table, (MODALITIES,)),
-    ("drawn", "../../arb-ternary-diffusion/results/digits.json", drawn_table, (MODALITIES,)),
-    ("pays", "../../arb-ternary-orchestrator/results/pays.json", pays_table, (ORCHESTRATION,)),
 )
 
 

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "reference"),
+    ROOT / "plugins" / "arb-ternary-bench" / "reports" / "quality.md",
 ]
 FENCE = re.compile(
     r"(?P<run><!-- run -->\n)?^```(?P<language>\w*)(?: "

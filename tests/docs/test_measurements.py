@@ -69,7 +69,7 @@ def test_the_demo_with_float_ends_is_run_with_the_two_rates_that_tuning_chose() 
 )
 def test_the_digits_are_read_with_the_rates_that_tuning_chose(method: str, config: str) -> None:
     runs = json.loads(
-        (ROOT / "plugins" / "arb-ternary-vision" / "results" / "digits.json").read_text()
+        (ROOT / "plugins" / "arb-ternary-bench" / "results" / "digits.json").read_text()
     )["runs"]
     tried = [run for run in runs if run["method"] == method and run["tuning"]]
     assert len(tried) == 3

@@ -17,6 +17,7 @@ OUTSIDE = [
     ROOT / "CHANGELOG.md",
     *sorted(ROOT.glob("*/README.md")),
     *sorted(ROOT.glob("*/arb-ternary-*/README.md")),
+    *sorted((ROOT / "plugins" / "arb-ternary-bench" / "reports").glob("*.md")),
 ]
 PAGES = [*OUTSIDE, *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -39,6 +40,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "reference" / "hooks" / "index.html").is_file()
+    assert (tmp_path / "site" / "reports" / "what-rules-learn" / "index.html").is_file()
     assert not (tmp_path / "site" / "scripts").exists()
 
 

@@ -3,7 +3,7 @@ counts.
 
 ``python backends/arb-ternary-triton/tests/lane.py`` goes through the tests of ``test_shapes.py``
 and counts what they translate instead of translating it; ``--write`` puts the table into
-docs/reference/gpu-kernels.md.
+plugins/arb-ternary-bench/reports/gpu-kernels.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from arb_ternary_triton.launch import Launch
 from arb_ternary_triton.translation import Specialised, specialise
 
 TESTS: Final = Path(__file__).with_name("test_shapes.py")
-PAGE: Final = Path(__file__).parents[3] / "docs/reference/gpu-kernels.md"
+PAGE: Final = Path(__file__).parents[3] / "plugins/arb-ternary-bench/reports/gpu-kernels.md"
 #: Stands in the place of sizes where the conformance kit chose them.
 KIT: Final = "the kit"
 #: Arguments of kernels that are sizes of operands.

@@ -14,7 +14,7 @@ from arb_ternary.environment import for_child
 from arb_ternary_triton.compiling import CASES, OTHERS
 
 LANE = Path(__file__).with_name("lane.py")
-PAGE = Path(__file__).parents[3] / "docs/reference/gpu-kernels.md"
+PAGE = Path(__file__).parents[3] / "plugins/arb-ternary-bench/reports/gpu-kernels.md"
 
 pytestmark = pytest.mark.skipif(
     not PAGE.exists(), reason="the documentation is not beside this package"

@@ -1,6 +1,4 @@
-"""The built-in strategies. What they do to votes is measured: ``studies/votes.py``,
-docs/how-to/orchestrate.md.
-"""
+"""The built-in strategies. docs/how-to/orchestrate.md has a table of what they do to votes."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def whole_matrix_length(dtype: torch.dtype) -> int:
 
     Forward and backward of torch's fused kernel take 0.5 to 1.0 of the time of whole matrices in
     float32. In bfloat16 they take 1.1 to 4 times as long up to these lengths, where the processor
-    multiplies it, and 0.4 to 0.7 of it where it does not: docs/explanation/cpu-kernels.md.
+    multiplies it, and 0.4 to 0.7 of it where it does not: report cpu-kernels.md.
     """
     if not may_round_otherwise() or dtype is torch.float16:
         return _WHOLE_MATRIX_LENGTH

@@ -28,7 +28,7 @@ from arb_ternary_text.models.fused_linear import (
 )
 
 # : Longest sequence over which the kernels were measured to be faster than torch's:
-# docs/explanation/cpu-kernels.md.
+# plugins/arb-ternary-bench/reports/cpu-kernels.md.
 _LONGEST: Final = 2048
 
 
