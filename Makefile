@@ -106,7 +106,7 @@ $(VENV)/torch: requirements-dev.txt
 
 $(VENV)/runtime: $(VENV)/torch $(PROJECTS)
 	$(PIP) "hatchling>=1.26" editables
-	$(PIP) --no-build-isolation $(addprefix --editable ,core $(addprefix plugins/arb-ternary-,train text votes))
+	$(PIP) --no-build-isolation $(addprefix --editable ,core $(addprefix plugins/arb-ternary-,train text interchange votes))
 	$(PIP) --no-build-isolation --no-deps --editable .
 	touch $@
 

@@ -333,6 +333,7 @@ def protocols_page() -> str:
         "Data and masking": "arb_ternary.protocols.data",
         "Phases": "arb_ternary.protocols.runs",
         "What training knows besides": "arb_ternary_train.protocols",
+        "Exporters and importers": "arb_ternary_interchange.protocols",
         "Recipes of the quality bench": "arb_ternary_bench.quality.protocol",
     }
     parts = [

@@ -19,8 +19,8 @@ from arb_ternary.plugins.discovery import Status
 from arb_ternary.plugins.hooks import describe_hooks
 from arb_ternary.plugins.manager import manager, reset_manager
 from arb_ternary.specs import KINDS
-from arb_ternary_train.importing import find_source, import_model
-from arb_ternary_train.inspection import inspect_path
+from arb_ternary_interchange.importing import find_source, import_model
+from arb_ternary_interchange.inspection import inspect_path
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.restore import load_run

@@ -23,7 +23,13 @@ PLUGIN = "arb-ternary-signgsd"
 COMPONENT = "signgsd"
 BACKEND = "arb-ternary-cpu"
 #: What the metapackage consists of.
-PARTS = (CORE, "arb-ternary-text", "arb-ternary-train", "arb-ternary-votes")
+PARTS = (
+    CORE,
+    "arb-ternary-interchange",
+    "arb-ternary-text",
+    "arb-ternary-train",
+    "arb-ternary-votes",
+)
 
 CONFIG = """\
 name: packaged
@@ -208,7 +214,7 @@ INSTALLED = (
     BACKEND,
     "arb-ternary-bench",
     "arb-ternary-testing",
-    "arb-ternary-gguf",
+    "arb-ternary-interchange",
 )
 
 

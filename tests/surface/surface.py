@@ -80,6 +80,7 @@ def _protocols() -> Iterator[str]:
         "optim": "arb_ternary.optim.protocol",
         "runs": "arb_ternary.protocols.runs",
         "train": "arb_ternary_train.protocols",
+        "interchange": "arb_ternary_interchange.protocols",
         "recipes": "arb_ternary_bench.quality.protocol",
     }
     for name, path in modules.items():

@@ -168,17 +168,6 @@ def test_plot_writes_a_figure_into_the_run_directory(capsys: pytest.CaptureFixtu
     assert main(["plot"]) == 2
 
 
-def test_export_writes_a_file_and_names_an_unknown_exporter(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    main(["train", "tiny.yaml", "--run-dir", "here"])
-    assert main(["export", "here", "--format", "safetensors", "model.safetensors"]) == 0
-    assert Path("model.safetensors").stat().st_size > 0
-    capsys.readouterr()
-    assert main(["export", "here", "x", "--format", "onnx"]) == 2
-    assert "no exporter is called 'onnx'" in capsys.readouterr().err
-
-
 def test_common_settings_have_options_of_their_own() -> None:
     options = ["--steps", "3", "--batch-size", "4", "--preserve-state", "--device", "cpu"]
     assert main(["train", "tiny.yaml", "--run-dir", "run", "-o", "phases.0.steps=9", *options]) == 0

@@ -15,7 +15,6 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_train.audit import audit
 from arb_ternary_train.checkpoint import read_checkpoint
-from arb_ternary_train.export import export_run
 from arb_ternary_train.init_from import load_state
 from arb_ternary_train.restore import load_run, measure
 
@@ -89,22 +88,3 @@ def test_training_what_was_read_back_to_compute_with_is_refused(tiny: Any) -> No
     model = load_run(run.path).model.train()
     with pytest.raises(UsageProblem, match="loaded without its accumulators"):
         model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
-
-
-def test_an_export_that_writes_no_accumulators_is_given_none(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[int] = []
-
-    class Exporter:
-        writes_accumulators = False
-
-        def export(self, model: nn.Module, *_: object) -> None:
-            given.append(sum(module.votes.nbytes for _, module in ternary_modules(model)))
-
-    run, _ = tiny.run("run")
-    monkeypatch.setattr("arb_ternary_train.export.named_exporter", lambda *_: Exporter())
-    export_run(run.path, tiny.folder / "file", "any")
-    monkeypatch.setattr(Exporter, "writes_accumulators", True)
-    export_run(run.path, tiny.folder / "file", "any")
-    assert given[0] == 0 < given[1]

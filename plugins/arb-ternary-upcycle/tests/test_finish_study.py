@@ -18,9 +18,9 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 
 pytest.importorskip("xllamacpp")
-GgufConfig = pytest.importorskip("arb_ternary_gguf.config").GgufConfig
-GgufExporter = pytest.importorskip("arb_ternary_gguf.exporter").GgufExporter
-GgufFile = pytest.importorskip("arb_ternary_gguf.reader").GgufFile
+GgufConfig = pytest.importorskip("arb_ternary_interchange.gguf.config").GgufConfig
+GgufExporter = pytest.importorskip("arb_ternary_interchange.gguf.exporter").GgufExporter
+GgufFile = pytest.importorskip("arb_ternary_interchange.gguf.reader").GgufFile
 
 CONFIG = """
 name: small

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from arb_ternary.errors import ConfigError, DataError
-from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
-from arb_ternary_train.export import export_run
+from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights
+from arb_ternary_interchange.export import export_run
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_upcycle.float_model import FloatModel
@@ -94,7 +94,7 @@ def test_whatever_an_importer_reads_is_a_teacher(
     tmp_path: Path, float_run: Path, name: str, options: list[str]
 ) -> None:
     if name == "gguf":
-        pytest.importorskip("arb_ternary_gguf")
+        pytest.importorskip("arb_ternary_interchange.gguf")
     file = tmp_path / f"teacher.{name}"
     export_run(float_run, file, name, options)
     teacher = read_teacher(str(file), "float32")

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from arb_ternary.errors import UsageProblem
+from arb_ternary_interchange.safetensors.exporter import SafetensorsExporter
 from arb_ternary_progressive.rack import Rack
-from arb_ternary_train.export import SafetensorsExporter
 
 
 class MergedExporter:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import ComponentError, ConfigError
+from arb_ternary_interchange.decoder.weights import TernaryWeight
 from arb_ternary_qat.config import BitnetConfig, BitnetOfConfig
 from arb_ternary_qat.products import (
     compute_dtype,
@@ -29,7 +30,6 @@ from arb_ternary_qat.products import (
     rounded_input,
     weight_gradient,
 )
-from arb_ternary_text.interchange.weights import TernaryWeight
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear
 

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from arb_ternary.errors import ConfigError
-from arb_ternary_text.interchange.architecture import architecture_of
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 
@@ -47,15 +45,6 @@ def test_a_preset_decides_what_the_config_leaves_open(name: str | None) -> None:
         type(model.get_submodule("blocks.0.attention.key_norm")) is not torch.nn.Identity
     ) == found[2]
     assert model(torch.zeros(1, 3, dtype=torch.int64)).shape == (1, 3, 11)
-    if name is not None:
-        assert architecture_of(config) == name
-        same = {
-            "activation": found[0],
-            "sub_norms": found[1],
-            "query_key_norm": found[2],
-            "tie_embeddings": found[3],
-        }
-        assert architecture_of(DecoderConfig(**SMALL, **same)) == name
 
 
 @pytest.mark.parametrize(
@@ -98,33 +87,3 @@ def test_what_contradicts_is_refused_with_the_nearest_choice(
     with pytest.raises(ValueError) as error:  # the words are compared below
         DecoderConfig(**{**SMALL, **options})
     assert says in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "names", "nearest"),
-    [
-        ({}, "sub_norms: true", "arcee"),
-        ({"activation": "swiglu", "query_key_norm": True}, "sub_norms: true", "qwen3"),
-        ({"sub_norms": False, "experts": 2}, "experts: 2", "arcee"),
-        ({"sub_norms": False, "sliding_window": 4}, "sliding_window: 4", "arcee"),
-        ({"sub_norms": False, "causal": False}, "causal: false", "arcee"),
-        (
-            {"sub_norms": False, "embedding_scale_rule": "correlation"},
-            "embedding_scale_rule: correlation",
-            "arcee",
-        ),
-        ({"activation": "reglu2", "tie_embeddings": True}, "activation: reglu2", "bitnet"),
-    ],
-)
-def test_a_decoder_of_no_architecture_is_told_the_option_and_the_nearest(
-    options: dict[str, Any], names: str, nearest: str
-) -> None:
-    with pytest.raises(ConfigError) as error:
-        architecture_of(DecoderConfig(**{**SMALL, **options}))
-    assert names in error.value.what
-    assert f"`architecture: {nearest}`" in error.value.hint
-
-
-def test_reglu2_is_an_architecture_where_the_format_computes_it() -> None:
-    config = DecoderConfig(**SMALL, activation="reglu2", tie_embeddings=True)
-    assert architecture_of(config, reglu2=True) == "bitnet"

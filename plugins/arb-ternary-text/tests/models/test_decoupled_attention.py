@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from arb_ternary.errors import ConfigError, UsageProblem
+from arb_ternary.errors import UsageProblem
 from arb_ternary.optim.protocol import collect_trainable
-from arb_ternary_text.interchange.architecture import architecture_of
-from arb_ternary_text.interchange.weights import exported_weights
 from arb_ternary_text.models.attention import make_positions
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
@@ -442,16 +440,3 @@ def test_values_of_any_size_go_with_decoupled_attention(
     float_decoder: Decoders, tokens: Tokens
 ) -> None:
     assert torch.isfinite(float_decoder(**DECOUPLED, head_dim=3)(tokens(1, 5))).all()
-
-
-def test_exporters_of_other_formats_refuse_it_and_name_the_nearest() -> None:
-    config = DecoderConfig(
-        width=32, layers=1, heads=4, activation="swiglu", sub_norms=False, **DECOUPLED
-    )
-    with pytest.raises(ConfigError, match="attention: decoupled") as error:
-        architecture_of(config)
-    assert "`architecture: llama`, with attention: standard" in error.value.hint
-    assert "safetensors" in error.value.hint
-    with pytest.raises(ConfigError, match="block 0 has decoupled attention") as error:
-        list(exported_weights(Decoder(config, 16)))
-    assert "`attention: standard`" in error.value.hint

@@ -26,9 +26,7 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
-    return {
-        "summary": "runs: the standard phase, AdamW, checkpoints, evaluation, export and import"
-    }
+    return {"summary": "runs: the standard phase, AdamW, checkpoints, evaluation"}
 
 
 @hookimpl
@@ -88,29 +86,6 @@ def arb_register_trackers() -> Sequence[TrackerSpec]:
             target="arb_ternary_train.trackers:build_csv",
             config="arb_ternary_train.trackers:CsvConfig",
             summary="metrics of every step in a CSV file",
-        ),
-    )
-
-
-@hookimpl
-def arb_register_exporters() -> Sequence[ExporterSpec]:
-    return (
-        ExporterSpec(
-            name="safetensors",
-            target="arb_ternary_train.export:build_safetensors",
-            suffix=".safetensors",
-            summary="packed weights in one safetensors file",
-        ),
-    )
-
-
-@hookimpl
-def arb_register_importers() -> Sequence[ImporterSpec]:
-    return (
-        ImporterSpec(
-            name="safetensors",
-            target="arb_ternary_train.safetensors_importer:build_safetensors_importer",
-            summary="a file of the exporter of this name, with accumulators: the same bits",
         ),
     )
 
@@ -184,24 +159,9 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             summary="Measure a run's model.",
         ),
         CommandSpec(
-            name="export",
-            target="arb_ternary_train.cli.export:export",
-            summary="Write a run's model in another form.",
-        ),
-        CommandSpec(
             name="generate",
             target="arb_ternary_train.cli.generate:generate",
             summary="Draw from a run's model.",
-        ),
-        CommandSpec(
-            name="import",
-            target="arb_ternary_train.cli.import_model:import_command",
-            summary="Make a run of a model that another program has written.",
-        ),
-        CommandSpec(
-            name="inspect",
-            target="arb_ternary_train.cli.inspect:inspect",
-            summary="Say what is in a model file or a run.",
         ),
         CommandSpec(
             name="config.new",

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arb_ternary.protocols.runs import PhaseResult
+from arb_ternary_interchange.export import export_metadata
+from arb_ternary_interchange.protocols import Exporter
 from arb_ternary_train.build import require_protocol
 from arb_ternary_train.evaluate import evaluation_mode
-from arb_ternary_train.export import export_metadata
-from arb_ternary_train.protocols import Exporter
 from arb_ternary_upcycle.export_config import ExportConfig
 
 if TYPE_CHECKING:

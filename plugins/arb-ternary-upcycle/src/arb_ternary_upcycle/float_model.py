@@ -9,7 +9,7 @@ that has
 ``block-00000.safe...`` a block's tensors ======================
 ============================================================================================
 
-Tensors go by the paths of the decoder's modules, as in ``arb_ternary_text.interchange``:
+Tensors go by the paths of the decoder's modules, as in ``arb_ternary_interchange.decoder``:
 ``attention.query`` is the weight of that linear. Shapes: ``B`` sequences, ``S`` positions, ``D``
 width, ``V`` vocabulary.
 """
@@ -57,8 +57,8 @@ def float_config(config: DecoderConfig) -> DecoderConfig:
     in float.
 
     Powers of two in front of updates and logits are 1: they are in the weights that
-    ``arb_ternary_text.interchange.weights.exported_weights`` gives, and so is what eps and scales
-    of their own did.
+    ``arb_ternary_interchange.decoder.weights.exported_weights`` gives, and so is what eps and
+    scales of their own did.
     """
     return evolve(
         config,

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from arb_ternary.backends.select import request_backend, select, use_backend
 from arb_ternary.errors import ConfigError
-from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
+from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights
+from arb_ternary_interchange.importing import filled_model, find_source
+from arb_ternary_interchange.inspection import is_run
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_train.importing import filled_model, find_source
-from arb_ternary_train.inspection import is_run
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.seeding import preserved_global_rng
 from arb_ternary_upcycle.float_model import DTYPES, float_config

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from arb_ternary.errors import ConfigError
+from arb_ternary_interchange.safetensors.exporter import SafetensorsExporter
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.context import TrainingContext
-from arb_ternary_train.export import SafetensorsExporter
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train

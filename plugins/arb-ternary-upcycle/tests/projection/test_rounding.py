@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from arb_ternary_text.interchange.scales import ternary_rows
+from arb_ternary_interchange.decoder.scales import ternary_rows
 from arb_ternary_upcycle.projection.config import Policy
 from arb_ternary_upcycle.projection.correction import corrected, damped
 from arb_ternary_upcycle.projection.gptq import compensate, inverse_factor

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from arb_ternary.errors import ArbError, ConfigError, Interrupted
+from arb_ternary_interchange.export import export_run
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.export import export_run
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.report import RunReport
@@ -187,7 +187,7 @@ def test_an_export_is_what_the_command_writes(runs: Runs) -> None:
 
 
 def test_an_export_takes_options_and_a_destination(runs: Runs) -> None:
-    pytest.importorskip("arb_ternary_gguf")
+    pytest.importorskip("arb_ternary_interchange.gguf")
     exporter = "{name: gguf, type: q4_0}"
     phase = f"  - {{name: export, exporter: {exporter}, destination: out/deep/tiny.gguf}}"
     runs.train(runs.config(phases=phase))

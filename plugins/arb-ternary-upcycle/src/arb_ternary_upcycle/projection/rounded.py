@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from arb_ternary_text.interchange.scales import CELLS
+from arb_ternary_interchange.decoder.scales import CELLS
 
 #: What shares an exponent: so many columns of a row, a row, or the whole matrix.
 Grouping = int | Literal["row", "tensor"]
@@ -47,7 +47,7 @@ class Rounded:
         ``round(residue U)``.
 
         The default rule of votes takes a weight for ``T + A / U``, as an import of float matrices
-        does (``arb_ternary_text.interchange.scales.ternary_rows``); ``|A| < U``, for at ``U`` a
+        does (``arb_ternary_interchange.decoder.scales.ternary_rows``); ``|A| < U``, for at ``U`` a
         flip would be due.
         """
         cell = CELLS[bits]

@@ -10,11 +10,11 @@ from attrs import frozen
 
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ConfigError, DataError
+from arb_ternary_interchange.importing import find_source
+from arb_ternary_interchange.inspection import is_run
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_train.directory import RunDirectory, write_json
-from arb_ternary_train.importing import find_source
 from arb_ternary_train.init_from import run_of
-from arb_ternary_train.inspection import is_run
 from arb_ternary_train.loading import load_config
 from arb_ternary_upcycle.float_model import float_config
 

@@ -1,0 +1,1 @@
+"""Commands: ``arb export``, ``arb import``, ``arb inspect``."""

@@ -1,0 +1,50 @@
+"""Export: the model of a run, written by one of the exporters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from arb_ternary.config.fields import to_plain
+from arb_ternary_interchange.named_component import named_exporter
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.restore import load_run
+
+
+def export_run(run: Path, destination: Path, name: str, options: Sequence[str] = ()) -> str:
+    """Write the model of ``run`` (a run directory or a checkpoint) to ``destination`` with the
+    exporter ``name``.
+
+    Args:
+        run: where the model is.
+        destination: a file or folder, as the exporter likes.
+        name: of the exporter.
+        options: of the exporter, ``name=value`` each.
+
+    Returns:
+        One line about what was written.
+
+    Raises:
+        UsageProblem: there is no such exporter or run.
+        ConfigError: an option is wrong.
+    """
+    exporter = named_exporter(name, options)
+    trained = load_run(run, accumulators=getattr(exporter, "writes_accumulators", True))
+    metadata = export_metadata(trained.config, trained.directory, trained.checkpoint.step)
+    exporter.export(trained.model, destination, metadata)
+    return f"{name}, step {trained.checkpoint.step} of {trained.directory.path}"
+
+
+def export_metadata(config: RunConfig, directory: RunDirectory, step: int) -> dict[str, Any]:
+    """What an exporter is told of the run in ``directory`` besides its model, at ``step``."""
+    record = directory.record()
+    return {
+        "name": config.name,
+        "step": step,
+        "model": to_plain(config.model, given=False),
+        "vocabulary_size": record["vocabulary_size"],
+        **directory.attachments(),
+        "versions": record["versions"],
+    }

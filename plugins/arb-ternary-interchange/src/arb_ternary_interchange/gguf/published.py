@@ -1,0 +1,302 @@
+"""A GGUF file as a published model: its options, and its tensors by the decoder's paths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from arb_ternary.errors import DataError
+from arb_ternary_interchange.decoder.published import ScaledTrits, part_shapes
+from arb_ternary_interchange.gguf.metadata import ArrayInFile
+from arb_ternary_interchange.gguf.model_keys import GROUP_SIZE
+from arb_ternary_interchange.gguf.names import ROPE_FACTORS, neutral_name, scale_name
+from arb_ternary_interchange.gguf.reader import GgufFile, TensorInfo
+from arb_ternary_interchange.gguf.rotary_rows import INTERLEAVED, from_interleaved
+from arb_ternary_interchange.gguf.trits import GroupSize, is_ternary, read_tensor
+from arb_ternary_interchange.gguf.values import FORMATS
+from arb_ternary_interchange.gguf.vocabulary_reading import read_vocabulary
+
+#: Activation of each architecture that is imported.
+ARCHITECTURES: Final = {"llama": "swiglu", "qwen3": "swiglu", "arcee": "relu2", "bitnet": "swiglu"}
+
+# : Keys under the architecture's name that mean something the decoder cannot do, and the value with
+# which they do not.
+_WITHOUT_PLACE: Final[dict[str, object]] = {
+    "attention.sliding_window": 0,
+    "attention.scale": 0.0,
+    "logit_scale": 1.0,
+    "residual_scale": 1.0,
+    "embedding_scale": 1.0,
+    "attention.causal": True,
+}
+
+_NO_SCALING: Final = {"none", "linear"}
+
+_GROUP_SIZES: Final[dict[str, GroupSize]] = {
+    **{str(size): size for size in (32, 64, 128, 256)},
+    "row": "row",
+    "tensor": "tensor",
+}
+
+
+class GgufModel:
+    """What :class:`arb_ternary_interchange.decoder.published.PublishedModel` asks for.
+
+    Args:
+        file: the file.
+
+    Raises:
+        DataError: the architecture is not one that is imported, a key is missing or contradicts
+            another, or a tensor is missing or of another shape than the keys say.
+    """
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self._metadata = file.metadata
+        self.architecture: str = self._metadata.one("general.architecture", str)
+        if self.architecture not in ARCHITECTURES:
+            raise DataError(
+                f"{file.path}: the architecture is {self.architecture!r}",
+                f"Imported are {', '.join(ARCHITECTURES)}.",
+            )
+        if (parts := self._metadata.get("split.count", 1)) != 1:
+            raise DataError(
+                f"{file.path}: it is one of {parts} files of a model",
+                "Put them together: llama-gguf-split --merge.",
+            )
+        if self._key("expert_count", int, 0):
+            raise DataError(f"{file.path}: the model has experts, which are not imported")
+        self._infos = {
+            path: info
+            for name, info in file.tensors.items()
+            if (path := neutral_name(name)) is not None
+        }
+        self.options: Mapping[str, Any] = self._options()
+        self._check_tensors()
+        self.vocabulary_size: int = self._infos["embedding"].shape[0]
+
+    @property
+    def tokenizer(self) -> Mapping[str, Any] | None:
+        return self._vocabulary[0]
+
+    @cached_property
+    def unmapped(self) -> tuple[str, ...]:
+        known = {info.name for info in self._infos.values()}
+        known |= {scale_name(name) for name in known} | {ROPE_FACTORS}
+        notes = [
+            f"tensor {name} has no place in the decoder"
+            for name in self._file.tensors
+            if name not in known
+        ]
+        for key, harmless in _WITHOUT_PLACE.items():
+            value = self._metadata.get(f"{self.architecture}.{key}", harmless)
+            if value != harmless:
+                said = "a list" if isinstance(value, ArrayInFile) else value
+                notes.append(f"{self.architecture}.{key} is {said}, which the decoder cannot do")
+        scaling = self._scaling
+        if scaling not in _NO_SCALING:
+            notes.append(
+                f"{self.architecture}.rope.scaling.type is {scaling!r}, which the decoder cannot do"
+            )
+        return (*notes, *self._vocabulary[1])
+
+    def names(self) -> Collection[str]:
+        """The paths of the tensors that there are."""
+        return self._infos.keys()
+
+    def read(self, name: str) -> Tensor | ScaledTrits:
+        """One tensor, with its ``.scale`` applied and rows of queries and keys half-split.
+
+        Raises:
+            DataError: its type is not read, or a number in it is infinite or none.
+        """
+        info = self._infos[name]
+        group_size = None if name == "embedding" else self.options.get("group_size")
+        found = _times(read_tensor(self._file, info, group_size), self._scale(info))
+        last = name.rsplit(".", 1)[-1]
+        if self.architecture not in INTERLEAVED or last not in ("query", "key"):
+            return found
+        rows = from_interleaved(
+            info.shape[0], self.options["heads" if last == "query" else "kv_heads"]
+        )
+        if isinstance(found, Tensor):
+            return found[rows]
+        scale = found.scale[rows] if found.scale.dim() == 2 else found.scale
+        return evolve(found, trits=found.trits[rows], scale=scale)
+
+    @cached_property
+    def _vocabulary(self) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
+        return read_vocabulary(self._metadata, self.vocabulary_size)
+
+    @property
+    def _scaling(self) -> str:
+        return str(self._key("rope.scaling.type", str, "none"))
+
+    def _key(self, key: str, type_: type[Any], default: Any = None) -> Any:
+        """The value of a key of the architecture; one value for all layers where there is a list of
+        equal ones.
+        """
+        key = f"{self.architecture}.{key}"
+        if isinstance(value := self._metadata.get(key), ArrayInFile):
+            different = (
+                set(value)
+                if len(value) <= len(self._file.tensors) and value.kind in FORMATS
+                else ()
+            )
+            if len(different) != 1:
+                raise DataError(
+                    f"{self._file.path}: {key!r} differs from layer to layer, which is not imported"
+                )
+            return different.pop()
+        return self._metadata.one(key, type_, default)
+
+    def _options(self) -> dict[str, Any]:
+        path = self._file.path
+        width = self._key("embedding_length", int)
+        heads = self._key("attention.head_count", int)
+        kv_heads = self._key("attention.head_count_kv", int, heads)
+        if min(width, heads, kv_heads) < 1 or heads % kv_heads:
+            raise DataError(
+                f"{path}: {width} features, {heads} heads and {kv_heads} of keys are no attention"
+            )
+        head_dim = self._key("attention.key_length", int, width // heads)
+        for key in ("attention.value_length", "rope.dimension_count"):
+            if self._key(key, int, head_dim) != head_dim or head_dim < 2 or head_dim % 2:
+                raise DataError(
+                    f"{path}: {key} is not the {head_dim} features of a head, which have to be even"
+                )
+        options = {
+            "width": width,
+            "layers": self._key("block_count", int),
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "feed_forward": self._key("feed_forward_length", int),
+            "activation": self._activation(),
+            "max_length": self._key("context_length", int),
+            "norm_eps": self._positive("attention.layer_norm_rms_epsilon"),
+            "rotary_base": self._positive("rope.freq_base", 10000.0),
+            "tie_embeddings": "head" not in self._infos,
+        }
+        if (group_size := self._group_size()) is not None:
+            options["group_size"] = group_size
+        if self._scaling == "linear":
+            options["rotary_scaling"] = self._positive("rope.scaling.factor")
+        if ROPE_FACTORS in self._file.tensors:
+            options["rotary_factors"] = self._rotary_factors(head_dim // 2)
+        return options
+
+    def _group_size(self) -> GroupSize | None:
+        """The option of the decoder that was exported; None where the file does not say, or has no
+        ternary linear.
+        """
+        if not any(is_ternary(info) for path, info in self._infos.items() if path != "embedding"):
+            return None
+        return _GROUP_SIZES.get(self._metadata.one(GROUP_SIZE, str, ""))
+
+    def _activation(self) -> str:
+        written = self._key("hidden_activation", str, "")
+        return (
+            "reglu2"
+            if self.architecture == "bitnet" and written == "relu2"
+            else ARCHITECTURES[self.architecture]
+        )
+
+    def _positive(self, key: str, default: float | None = None) -> float:
+        value: float = self._key(key, float, default)
+        if not 0 < value < math.inf:
+            raise DataError(
+                f"{self._file.path}: {self.architecture}.{key} is {value}; it has to be positive"
+            )
+        return value
+
+    def _rotary_factors(self, planes: int) -> list[float]:
+        info = self._file.tensors[ROPE_FACTORS]
+        if info.shape != (planes,):
+            raise DataError(
+                f"{self._file.path}: {ROPE_FACTORS} has the shape {info.shape} instead of "
+                f"{(planes,)}"
+            )
+        factors = read_tensor(self._file, info)
+        if isinstance(factors, ScaledTrits) or not bool((factors > 0).all()):
+            raise DataError(f"{self._file.path}: {ROPE_FACTORS} has to hold positive numbers")
+        return [float(factor) for factor in factors]
+
+    def _scale(self, info: TensorInfo) -> float:
+        name = scale_name(info.name)
+        if name == info.name or name not in self._file.tensors:
+            return 1.0
+        scale = self._file.tensors[name]
+        value = read_tensor(self._file, scale) if math.prod(scale.shape) == 1 else None
+        if not isinstance(value, Tensor) or float(value) <= 0:
+            raise DataError(f"{self._file.path}: tensor {name!r} has to be one positive number")
+        return float(value)
+
+    def _check_tensors(self) -> None:
+        """Whether every tensor of the model is there, in the shape that the keys say.
+
+        Memory for a model is taken by its options, so these must not promise more than the file
+        holds.
+        """
+        options = self.options
+        if not 1 <= options["layers"] <= len(self._file.tensors):
+            raise DataError(
+                f"{self._file.path}: it claims {options['layers']} blocks, and has no tensors for "
+                f"them"
+            )
+        embedding = self._infos.get("embedding")
+        wanted = _shapes(
+            self.architecture, options, embedding.shape[0] if embedding is not None else 0
+        )
+        for path, expected in wanted.items():
+            info = self._infos.get(path)
+            if info is None:
+                if ".biases." in path or path == "head":
+                    continue
+                raise DataError(f"{self._file.path}: the tensor of {path} is missing")
+            if info.shape != expected:
+                raise DataError(
+                    f"{self._file.path}: tensor {info.name!r} has the shape {info.shape}, and the "
+                    f"keys say {expected}"
+                )
+        self._infos = {path: info for path, info in self._infos.items() if path in wanted}
+
+
+def _shapes(
+    architecture: str, options: Mapping[str, Any], vocabulary_size: int
+) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model of that architecture."""
+    absent = {"feed_forward.gate"} if architecture == "arcee" else set()
+    if architecture != "qwen3":
+        absent |= {"attention.query_norm", "attention.key_norm"}
+    if architecture != "bitnet":
+        absent |= {"attention.output_norm", "feed_forward.hidden_norm"}
+    parts = {
+        name: shape
+        for name, shape in part_shapes(options, vocabulary_size).items()
+        if name not in absent
+    }
+    block = [name for name in parts if "." in name]
+    blocks = {f"blocks.{i}.{name}": parts[name] for i in range(options["layers"]) for name in block}
+    return {
+        "embedding": parts["embedding"],
+        **blocks,
+        "final_norm": parts["final_norm"],
+        "head": parts["head"],
+    }
+
+
+def _times(found: Tensor | ScaledTrits, factor: float) -> Tensor | ScaledTrits:
+    if factor == 1.0:
+        return found
+    return (
+        found * factor
+        if isinstance(found, Tensor)
+        else evolve(found, scale=found.scale * torch.tensor(factor))
+    )

@@ -1,0 +1,117 @@
+"""A tensor of a GGUF file as trits with their scales, or as floats."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from arb_ternary.errors import DataError
+from arb_ternary_interchange.decoder.published import ScaledTrits
+from arb_ternary_interchange.gguf.chunks import chunks, row_chunks
+from arb_ternary_interchange.gguf.float_blocks import READABLE, decode_floats
+from arb_ternary_interchange.gguf.reader import GgufFile, TensorInfo
+from arb_ternary_interchange.gguf.tensor_types import FORK_Q2_0, Q2_0, Q4_0, TQ1_0, TQ2_0
+from arb_ternary_interchange.gguf.trit_blocks import decode_codes
+
+#: The option ``group_size`` of the decoder.
+GroupSize = int | Literal["row", "tensor"]
+
+_TERNARY = (TQ1_0, TQ2_0, Q2_0, FORK_Q2_0, Q4_0)
+
+
+def is_ternary(info: TensorInfo) -> bool:
+    """Whether the type of a matrix may hold trits: Q4_0 does in files of this plugin."""
+    return info.type in _TERNARY and len(info.shape) == 2
+
+
+def read_tensor(
+    file: GgufFile, info: TensorInfo, group_size: GroupSize | None = None
+) -> Tensor | ScaledTrits:
+    """A matrix whose blocks hold nothing but -1, 0 and 1 as trits, all else as float32.
+
+    Scales are one for the matrix or one a row where they are equal there.
+
+    Args:
+        file: the file.
+        info: one of its tensors.
+        group_size: the columns of other groups of trits; None = the most, up to 256, that have
+            equal scales.
+
+    Raises:
+        DataError: the type is not read here, a number is infinite or none, or there are more scales
+            than groups.
+    """
+    if info.type not in READABLE:
+        names = ", ".join(dict.fromkeys(kind.name for kind in READABLE))
+        raise DataError(
+            f"{file.path}: tensor {info.name!r} is of type {info.type.name}",
+            f"Types that are read: {names}.",
+        )
+    found = _read_trits(file, info, group_size) if is_ternary(info) else None
+    return _read_floats(file, info) if found is None else found
+
+
+def _read_trits(
+    file: GgufFile, info: TensorInfo, group_size: GroupSize | None
+) -> ScaledTrits | None:
+    trits = np.empty(info.shape, np.int8)
+    stored = np.empty((info.shape[0], info.shape[1] // info.type.block), np.float32)
+    for some in row_chunks(info.rows, info.shape[-1]):
+        values, scale = decode_codes(file.bytes_of(info, some.start, some.stop), info.type)
+        if values.size and (values.min() < -1 or values.max() > 1):
+            return None
+        trits[some] = values
+        stored[some] = scale
+    _check_finite(file, info, stored)
+    scales, held = _merged(torch.from_numpy(stored), info.type.block, info.shape[1], group_size)
+    if group_size is not None and not _is_held(scales, held, group_size):
+        raise DataError(
+            f"{file.path}: tensor {info.name!r} has more scales than its groups ({group_size})"
+        )
+    return ScaledTrits(torch.from_numpy(trits), scales, held)
+
+
+def _merged(
+    scales: Tensor, block: int, columns: int, group_size: GroupSize | None
+) -> tuple[Tensor, int]:
+    """As few scales as there are different ones, and the columns that share one."""
+    if bool((scales == scales[0, 0]).all()):
+        return scales[0, :1].clone(), columns
+    if bool((scales == scales[:, :1]).all()):
+        return scales[:, :1].clone(), columns
+    for group in (256, 128, 64) if group_size is None else (group_size,):
+        if isinstance(group, int) and group % block == 0:
+            first = torch.arange(0, columns, block) // group * (group // block)
+            if bool((scales == scales[:, first]).all()):
+                return scales[:, :: group // block].contiguous(), group
+    return scales, block
+
+
+def _is_held(scale: Tensor, held: int, group_size: GroupSize) -> bool:
+    """Whether there is no more than one scale a group; finer blocks than groups were merged
+    before.
+    """
+    if scale.numel() == 1:
+        return True
+    if group_size == "tensor":
+        return False
+    return scale.shape[1] == 1 or (group_size != "row" and held % group_size == 0)
+
+
+def _read_floats(file: GgufFile, info: TensorInfo) -> Tensor:
+    values = np.empty((info.rows, info.shape[-1]), np.float32)
+    for some in row_chunks(info.rows, info.shape[-1]):
+        values[some] = decode_floats(file.bytes_of(info, some.start, some.stop), info.type)
+    _check_finite(file, info, values)
+    return torch.from_numpy(values.reshape(info.shape))
+
+
+def _check_finite(file: GgufFile, info: TensorInfo, values: NDArray[np.float32]) -> None:
+    if not all(np.isfinite(part).all() for part in chunks(values)):
+        raise DataError(
+            f"{file.path}: tensor {info.name!r} holds numbers that are infinite or no numbers"
+        )

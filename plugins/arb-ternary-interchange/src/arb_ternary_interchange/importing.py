@@ -1,0 +1,290 @@
+"""Import: a model that another program has written becomes a run, with one checkpoint of step 0."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from attrs import frozen
+from torch import nn
+
+from arb_ternary.backends.select import request_backend, select, use_backend
+from arb_ternary.config.choice import ModelChoice
+from arb_ternary.config.fields import to_plain
+from arb_ternary.config.options import option
+from arb_ternary.config.structure import structure
+from arb_ternary.config.yaml_document import Document, dump_yaml
+from arb_ternary.errors import ArbError, DataError, UsageProblem
+from arb_ternary.optim.protocol import collect_trainable
+from arb_ternary.plugins.manager import manager
+from arb_ternary.ternary.models import seed_votes
+from arb_ternary_interchange.allocation_limit import AllocationLimit
+from arb_ternary_interchange.named_component import named_importer
+from arb_ternary_interchange.protocols import FetchesSources, ImportedModel, Importer
+from arb_ternary_train.audit import audit
+from arb_ternary_train.build import built_module, undrawn, versions_of
+from arb_ternary_train.checkpoint import CheckpointStore
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.loading import structure_run
+from arb_ternary_train.model_state import ModelState
+from arb_ternary_train.protocols import ActivationCheckpointing, LimitedLength
+from arb_ternary_train.seeding import global_rng_state, seed_everything
+from arb_ternary_train.specs import ImporterSpec
+
+# : Weights from which a model is trained on one sequence a step, with activations made again in the
+# backward pass.
+_LARGE: Final = 100_000_000
+#: How the two sizes of model are fine-tuned: samples, the tokens of each, steps.
+_SMALL_STEP: Final = {"steps": 500, "batch_size": 16, "block_size": 128, "warmup_steps": 25}
+_LARGE_STEP: Final = {"steps": 500, "batch_size": 1, "block_size": 256, "warmup_steps": 25}
+_SEED: Final = 0
+# : Rates of fine-tuning: for votes half of that of training from random weights. On a text far from
+# the first one lower : rates learn less in as many steps, which is why it is not lower.
+_OPTIMIZERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "ternary": {"name": "scaled_votes", "lr": 0.05},
+    "float": {"name": "adamw", "lr": 2e-4},
+}
+
+
+@frozen(eq=False)
+class Source:
+    """Something to import: ``path`` on this machine, for the importer called ``name``, and how the
+    user called it.
+    """
+
+    name: str
+    importer: Importer
+    path: Path
+    shown: str
+
+
+@frozen(kw_only=True)
+class _Model:
+    model: ModelChoice = option(help="the network")
+
+
+def find_source(source: str, name: str | None = None, options: Sequence[str] = ()) -> Source:
+    """The importer for ``source`` and where it lies on this machine.
+
+    Args:
+        source: a file, a folder, or an address (``SCHEME://...``) that an importer fetches.
+        name: of the importer; None = the one that recognises the source.
+        options: of the importer, ``name=value`` each.
+
+    Raises:
+        UsageProblem: there is no such file or importer, or no importer takes such addresses.
+        EnvironmentProblem: the plugin that would read it is not installed.
+        DataError: no importer recognises it, or several do.
+    """
+    scheme, separator, _ = source.partition("://")
+    if separator:
+        name = name or _importer_of(scheme, source)
+        importer = named_importer(name, options)
+        if not isinstance(importer, FetchesSources):
+            raise UsageProblem(
+                f"{source}: the importer {name!r} reads files and folders, not addresses"
+            )
+        return Source(name, importer, importer.fetch(source), source)
+    path = Path(source)
+    if not path.exists():
+        raise UsageProblem(f"{source}: there is no such file or folder")
+    if name is None:
+        name = _recognising(path)
+    return Source(name, named_importer(name, options), path, source)
+
+
+def import_model(source: Source, destination: Path) -> tuple[str, ...]:
+    """Make a run directory of the model in ``source``; returns what was lost or rounded, a sentence
+    each.
+
+    Its config trains the model further: ``arb train RUN/config.yaml --init-from RUN --run-dir
+    NEW``. On any failure there is no directory. The global generators are seeded: the same source
+    makes the same run.
+
+    Raises:
+        UsageProblem: ``destination`` exists.
+        DataError: the source is damaged, or nothing that this program can hold.
+        ConfigError: the model has options that the installed model does not know.
+        ArbError: the directory cannot be written.
+    """
+    files = RunDirectory(destination)
+    if destination.exists():
+        raise UsageProblem(
+            f"{destination}: exists already",
+            "An import makes a new directory; choose another name.",
+        )
+    imported = source.importer.load(source.path)
+    if not isinstance(imported, ImportedModel):
+        raise ArbError(
+            f"importer {source.name!r}: it returned a {type(imported).__name__}, not an "
+            f"ImportedModel"
+        )
+    for name in imported.attachments:
+        if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in ("run", "result"):
+            raise DataError(f"{source.shown}: an attachment cannot be called {name!r}")
+    backend = select(request_backend(device="cpu"))
+    with use_backend(backend.name), torch.no_grad():
+        model = filled_model(imported, source)
+        config = _config(imported, model, files, source)
+        record = {
+            "name": config.name,
+            "seed": config.seed,
+            "device": config.device,
+            "backend": {"name": backend.name, "source": backend.source},
+            "data": {"name": config.data.name, "fingerprint": None},
+            "vocabulary_size": imported.vocabulary_size,
+            "threads": {"loops": {}, "last": None},
+            "versions": versions_of(config, backend.name),
+            "init_from": None,
+            "imported": {
+                "source": source.shown,
+                "importer": source.name,
+                "notes": list(imported.notes),
+            },
+        }
+
+        def add_checkpoint(made: RunDirectory) -> None:
+            phase: Any = config.phases[0].options
+            made.metrics_file.touch()
+            CheckpointStore(made.checkpoints).save(
+                0,
+                ModelState(model),
+                {
+                    "step": 0,
+                    "tokens": 0,
+                    "finished": [],
+                    "phase": None,
+                    "structures": [],
+                    "evaluation_shape": (phase.batch_size, phase.block_size),
+                    "unfinished_evaluation": None,
+                    "metrics_length": 0,
+                    "rng": global_rng_state(torch.device("cpu")),
+                    "observers": {},
+                },
+                {"imported": source.shown, "vocabulary_size": imported.vocabulary_size},
+            )
+
+        files.create(dump_yaml(to_plain(config)), record, imported.attachments, add_checkpoint)
+    return imported.notes
+
+
+def filled_model(imported: ImportedModel, source: Source) -> nn.Module:
+    """The model that ``source`` holds, in evaluation mode, on the CPU; the global generators are
+    seeded.
+
+    Raises:
+        ConfigError: it has options that the installed model does not know.
+        DataError: the source is damaged.
+    """
+    document = Document({"model": dict(imported.model)}, source=source.shown)
+    choice = structure(_Model, document, manager().registry).model
+    seed_everything(_SEED)
+    with undrawn(), AllocationLimit(source.shown, _bytes_of(source.path)):
+        model = built_module(choice, imported.vocabulary_size)
+    seed_votes(model, _SEED)  # an importer that knows other words of control writes them over
+    imported.fill(model)
+    model.eval()
+    return model
+
+
+def _config(
+    imported: ImportedModel, model: nn.Module, files: RunDirectory, source: Source
+) -> RunConfig:
+    """A config to fine-tune with."""
+    kinds = [kind for kind in _OPTIMIZERS if collect_trainable(model).parts.get(kind)]
+    chosen = {kind: dict(_OPTIMIZERS[kind]) for kind in kinds}
+    phase = dict(_SMALL_STEP)
+    if audit(model).parameters >= _LARGE:
+        phase = dict(_LARGE_STEP)
+        if isinstance(model, ActivationCheckpointing):
+            phase["activation_checkpointing"] = True
+    if isinstance(model, LimitedLength):
+        phase["block_size"] = min(phase["block_size"], model.max_length)
+    content = {
+        "name": re.sub(r"[^A-Za-z0-9._-]", "-", files.path.resolve().name).lstrip("._-")
+        or "imported",
+        "seed": _SEED,
+        "data": _placed(imported.data, files.path.resolve()),
+        "model": dict(imported.model),
+        "optimizer": {"name": "split", **chosen}
+        if len(chosen) > 1
+        else next(iter(chosen.values()), "scaled_votes"),
+        "phases": [{"name": "standard", **phase}],
+    }
+    document = Document(content, source=f"{source.shown} (its config to fine-tune with)")
+    return structure_run(document, manager().registry).config
+
+
+def _placed(value: Any, directory: Path) -> Any:
+    """A section of a config with the run's directory for ``{run}``."""
+    if isinstance(value, str):
+        return value.replace("{run}", str(directory))
+    if isinstance(value, Mapping):
+        return {key: _placed(item, directory) for key, item in value.items()}
+    return (
+        [_placed(item, directory) for item in value] if isinstance(value, list | tuple) else value
+    )
+
+
+def _importers() -> list[ImporterSpec]:
+    found: list[Any] = [registered.spec for registered in manager().registry.all("importer")]
+    return found
+
+
+def _importer_of(scheme: str, source: str) -> str:
+    """The importer that fetches addresses of a scheme."""
+    names = [spec.name for spec in _importers() if scheme in spec.schemes]
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise UsageProblem(
+            f"{source}: several importers take it",
+            f"Say which: --format {' or --format '.join(names)}",
+        )
+    if scheme in manager().registry.not_installed("importer"):
+        named_importer(scheme)  # says how to install it
+    known = ", ".join(f"{each}://" for spec in _importers() for each in spec.schemes)
+    raise UsageProblem(
+        f"{source}: no importer takes addresses that begin with {scheme}://",
+        f"known: {known or 'none'}",
+    )
+
+
+def _recognising(path: Path) -> str:
+    """The importer that recognises a file or folder."""
+    unusable: list[ArbError] = []
+    names = []
+    for spec in _importers():
+        try:
+            importer = named_importer(spec.name)
+        except ArbError as error:
+            unusable.append(error)
+            continue
+        if importer.recognises(path):
+            names.append(spec.name)
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise DataError(
+            f"{path}: several importers recognise it",
+            f"Say which: --format {' or --format '.join(names)}",
+        )
+    absent = manager().registry.not_installed("importer")
+    hints = [f"installed: {', '.join(spec.name for spec in _importers()) or 'none'}"]
+    hints += [
+        f"not installed: {name} (pip install {distribution})"
+        for name, distribution in absent.items()
+    ]
+    hints += [error.what for error in unusable]
+    raise DataError(f"{path}: no installed importer knows this format", "\n".join(hints))
+
+
+def _bytes_of(path: Path) -> int:
+    """The size of a file, or of all files in a folder."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size
