@@ -12,14 +12,13 @@ from attrs import evolve
 from arb_ternary.cli.main import main
 from arb_ternary.errors import ConfigError, UsageProblem
 from arb_ternary.optim.protocol import Trainable
+from arb_ternary_train.auto_options import TrainingPlan, resolve_auto_options, training_plan
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.manifest.execute import is_finished
 from arb_ternary_train.manifest.plan import PlannedRun
 from arb_ternary_train.progress import Silent
-from arb_ternary_train.protocols import Course
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_train.settling import course_of, settle
 from arb_ternary_votes import config as votes
 from arb_ternary_votes.config import ScaledVotesConfig
 from arb_ternary_votes.rate import rate_of
@@ -46,7 +45,7 @@ phases:
   - {name: standard, steps: 6, batch_size: 2, block_size: 8, eval_every: 0, lr_schedule: linear,
       warmup_steps: 2}
 """
-REFERENCE = Course(steps=2400, tokens=2048, mean_rate=0.5, width=128)
+REFERENCE = TrainingPlan(steps=2400, tokens=2048, mean_rate=0.5, width=128)
 # : Of the config above, whose mean rate is 0.6 of the peak: 0.115 * (400 / 1.2)^(1/4) / 128^(1/8) *
 # 8^(1/5).
 RATE = 0.406
@@ -90,19 +89,19 @@ def test_the_rate_is_a_power_law_in_length_batch_width_and_schedule(
     assert rate_of(evolve(REFERENCE, **change)) == pytest.approx(0.115 * factor, rel=1e-9)
 
 
-def test_the_course_of_a_run_counts_every_token_of_a_step_and_the_mean_of_its_schedule() -> None:
-    course = course_of(config("phases.0.gradient_accumulation_steps=4"))
-    assert (course.steps, course.tokens, course.width) == (6, 64, 16)
+def test_training_plan_counts_tokens_and_mean_rate() -> None:
+    plan = training_plan(config("phases.0.gradient_accumulation_steps=4"))
+    assert (plan.steps, plan.tokens, plan.width) == (6, 64, 16)
     falling = [1.0, 1.0 - 0.95 / 3, 1.0 - 1.9 / 3, 0.05]
-    assert course.mean_rate == pytest.approx((0.5 + 1.0 + sum(falling)) / 6)
+    assert plan.mean_rate == pytest.approx((0.5 + 1.0 + sum(falling)) / 6)
     constant = ("phases.0.lr_schedule=constant", "phases.0.warmup_steps=0")
-    assert course_of(config(*constant)).mean_rate == 1.0
+    assert training_plan(config(*constant)).mean_rate == 1.0
 
 
 def test_the_mean_of_a_long_schedule_is_that_of_all_its_steps() -> None:
     steps = 100_000
-    course = course_of(config(f"phases.0.steps={steps}", "phases.0.warmup_steps=0"))
-    assert course.mean_rate == pytest.approx(0.525, abs=1e-3)
+    plan = training_plan(config(f"phases.0.steps={steps}", "phases.0.warmup_steps=0"))
+    assert plan.mean_rate == pytest.approx(0.525, abs=1e-3)
 
 
 def test_a_run_trains_as_with_the_number_says_it_and_records_it(
@@ -130,7 +129,7 @@ def test_a_resumed_run_keeps_the_rate_that_it_began_with(
         for each in late.iterdir():
             each.unlink()
         late.rmdir()
-    monkeypatch.setattr(votes, "rate_of", lambda course: 0.5)
+    monkeypatch.setattr(votes, "rate_of", lambda plan: 0.5)
     train(load_config(file).config, RunRequest(directory=part, resume="auto", reporter=Silent))
     first, second = ends_of(whole, part)
     assert first == second
@@ -193,7 +192,9 @@ def test_phases_that_train_alike_share_one_rate() -> None:
         "{name: standard, steps: 6, batch_size: 2, block_size: 8, lr_schedule: linear, "
         "warmup_steps: 2}"
     )
-    assert settle(config(f"phases=[{phase}, {phase}]")).record() == {"optimizer.ternary.lr": RATE}
+    assert resolve_auto_options(config(f"phases=[{phase}, {phase}]")).record() == {
+        "optimizer.ternary.lr": RATE
+    }
 
 
 def test_weights_of_another_run_are_refused_before_anything_is_written() -> None:
@@ -218,9 +219,9 @@ def test_a_config_is_shown_with_the_rate_and_what_it_follows_from(
 
 def test_a_config_without_auto_is_left_as_it_is() -> None:
     given = config("optimizer.ternary.lr=0.2")
-    settled = settle(given)
-    assert settled.config is given
-    assert (settled.record(), settled.notes()) == ({}, [])
+    resolved = resolve_auto_options(given)
+    assert resolved.config is given
+    assert (resolved.record(), resolved.notes()) == ({}, [])
 
 
 def test_an_optimizer_without_a_run_refuses_to_guess() -> None:
@@ -232,6 +233,6 @@ def test_a_finished_run_of_a_manifest_is_known_again(monkeypatch: pytest.MonkeyP
     again = PlannedRun(
         target="a", id="b", config=config(), directory=run("done"), previous=None, notes=()
     )
-    monkeypatch.setattr(votes, "rate_of", lambda course: 0.5)
+    monkeypatch.setattr(votes, "rate_of", lambda plan: 0.5)
     assert is_finished(again)
     assert not is_finished(evolve(again, config=config("optimizer.ternary.lr=0.5")))

@@ -118,7 +118,7 @@ def combined(kind: str) -> list[Any]:
 
 def alone(found: Any) -> bool:
     cls = options_class(found.spec)
-    return "teacher" not in options_of(found) and not getattr(cls, "leaves_model", False)
+    return "teacher" not in options_of(found) and not getattr(cls, "no_training", False)
 
 
 def go_together(masking: Any, phase: Any) -> bool:

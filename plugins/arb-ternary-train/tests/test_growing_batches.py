@@ -172,6 +172,7 @@ def test_a_text_that_is_read_on_by_rows_refuses_growing_batches(tiny: Any) -> No
 def test_a_rate_that_is_auto_refuses_growing_batches(tiny: Any) -> None:
     votes = "optimizer.ternary={name: scaled_votes, lr: auto}"
     with pytest.raises(
-        ConfigError, match="the micro-batches of phases\\[0\\] grow, and steps have no one number"
+        ConfigError,
+        match=r"the micro-batches of phases\[0\] grow: tokens per step",
     ):
         tiny.config("phases.0.batch_doublings=[0.5]", votes)

@@ -401,7 +401,7 @@ def test_a_config_that_leaks_now_and_then_has_something_to_leak(options, bits, f
     planned = Planned(kinds=frozenset({"ternary"}), vote_bits=bits)
     said = [
         f"{name}: {wrong}"
-        for name, wrong in ScaledVotesConfig(**options).contradictions_in(run, planned)
+        for name, wrong in ScaledVotesConfig(**options).validate_in_run(run, planned)
     ]
     assert said == (
         [] if found is None else [f"leak_every: has no effect because {found}; remove it"]
@@ -411,7 +411,7 @@ def test_a_config_that_leaks_now_and_then_has_something_to_leak(options, bits, f
 def test_accumulators_of_2_bits_cannot_be_spread():
     run = SimpleNamespace(optimizer=SimpleNamespace(options=None))
     planned = Planned(kinds=frozenset({"ternary"}), vote_bits=2)
-    (said,) = ScaledVotesConfig(spread=True).contradictions_in(run, planned)
+    (said,) = ScaledVotesConfig(spread=True).validate_in_run(run, planned)
     assert said == (
         "spread",
         "has no effect because accumulators of 2 bits keep nothing after a step; remove it",

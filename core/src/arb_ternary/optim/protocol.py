@@ -65,7 +65,7 @@ class Planned:
     anything is built.
 
     The options of a model say it by a method ``planned() -> Planned``. Those of any component
-    object by a method ``contradictions_in(run, planned) -> Iterable[tuple[str, str]]``: an option
+    object by a method ``validate_in_run(run, planned) -> Iterable[tuple[str, str]]``: an option
     of theirs (or "" for all of them) and what is wrong with it in the run whose config is ``run``;
     ``planned`` is None where the model does not tell.
 

@@ -32,7 +32,7 @@ class AbsorbingConfig:
         validator=in_(("count", "independent")),
     )
 
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if getattr(run.model.options, "causal", False):
             yield (

@@ -62,7 +62,7 @@ class GNRConfig(WrapperConfig):
     per_group: bool = option(False, "scale the gradients of each parameter group by themselves")
     schedule: QuantitySchedule | None = option(None, "how the target goes on; null = it stays")
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if planned is not None and "float" not in planned.kinds:
             yield (

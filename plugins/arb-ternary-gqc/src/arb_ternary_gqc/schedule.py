@@ -41,7 +41,7 @@ class QuantitySchedule:
                 f"'warmup_batches' must be at most 'batches'; {self.warmup_batches} is more"
             )
 
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """Options of a way, or of a warm-up, that is not taken."""
         if self.kind == "constant":
             yield from without_effect(self, "'kind' is constant", "final")

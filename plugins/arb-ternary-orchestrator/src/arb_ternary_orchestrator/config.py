@@ -111,6 +111,6 @@ class OrchestratorConfig:
         validator=positive,
     )
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         return contradictions(self, run, planned)

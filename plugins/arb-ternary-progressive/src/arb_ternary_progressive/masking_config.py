@@ -74,7 +74,7 @@ class ProgressiveMaskingConfig(ReplacementOptions):
         0.90, "share of the positions that is hidden with the last stack", validator=is_fraction
     )
 
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``. Phases that are not known here may have any
         depth.
         """
@@ -135,7 +135,7 @@ class TimeStepConfig(ReplacementOptions):
         except ValueError as error:
             raise ValueError(f"'fractions' {error}") from error
 
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``. Phases that are not known here may give any
         time or none.
         """

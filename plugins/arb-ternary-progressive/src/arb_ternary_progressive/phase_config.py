@@ -205,9 +205,7 @@ class ProgressivePhaseConfig(GrowthConfig):
             found.add(kind("head" if self.building_mode == "append" else "embedding"))
         return found
 
-    def contradictions_in(
-        self, run: RunConfig, planned: Planned | None
-    ) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         yield from loop_contradictions(self, run, planned)
         yield from self.idle_options()

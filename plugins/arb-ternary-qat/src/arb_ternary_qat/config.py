@@ -66,7 +66,7 @@ class BitnetOfConfig:
                 f"in each pass; for linears that learn by votes use model {self.model.name} alone"
             )
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         for phase in run.phases:
             if hasattr(phase.options, "planned_in"):
@@ -151,7 +151,7 @@ class BitnetAdamWConfig:
         validator=optional(non_negative),
     )
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if planned is not None and not planned.matrices:
             yield from without_effect(
@@ -203,7 +203,7 @@ class BopConfig:
     )
     eps: float = option(1e-10, "added to that root", validator=gt(0.0))
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         levels = getattr(run.model.options, "levels", "ternary")
         if levels != "ternary":

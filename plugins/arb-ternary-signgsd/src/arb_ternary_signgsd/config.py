@@ -39,7 +39,7 @@ class SignGSDConfig:
         help="how ternary modules turn votes into flips", factory=SignVotesConfig
     )
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``; that of ``votes`` is asked too."""
         if planned is None:
             return

@@ -25,11 +25,11 @@ def loss_in_blocks(
         masking: whose predictions are judged.
         arguments: of a forward pass.
     """
-    found = judge_of(model, batch, masking)
+    found = blocked_loss_model(model, batch, masking)
     if found is None:
         return None
     hidden_BSD = found.hidden(batch.inputs, **arguments)
-    hidden_MD, targets_M = counted(hidden_BSD, batch)
+    hidden_MD, targets_M = masked_rows(hidden_BSD, batch)
     # Nothing counts: 0, with a graph.
     return (
         found.mean_cross_entropy(hidden_MD, targets_M)
@@ -44,10 +44,10 @@ def counted_losses(
     """Loss of each prediction that counts, float32 ``[M]``, without gradients; None where logits
     are to be made.
     """
-    found = None if isinstance(masking, Scores) else judge_of(model, batch, masking)
+    found = None if isinstance(masking, Scores) else blocked_loss_model(model, batch, masking)
     if found is None:
         return None
-    hidden_MD, targets_M = counted(found.hidden(batch.inputs, **arguments), batch)
+    hidden_MD, targets_M = masked_rows(found.hidden(batch.inputs, **arguments), batch)
     return (
         found.cross_entropies(hidden_MD, targets_M)
         if len(targets_M)
@@ -55,7 +55,7 @@ def counted_losses(
     )
 
 
-def judge_of(
+def blocked_loss_model(
     model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy
 ) -> BlockedLogits | None:
     """``model``, where it is to judge the predictions that count in ``batch`` from its hidden
@@ -66,7 +66,7 @@ def judge_of(
     return model if model.judges_in_blocks(int(batch.loss_mask.sum())) else None
 
 
-def counted(hidden_BSD: Tensor, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
+def masked_rows(hidden_BSD: Tensor, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
     """The rows of ``hidden`` whose predictions count, ``[M, D]``, and their targets."""
     counts_M = batch.loss_mask.flatten()
     hidden_MD = hidden_BSD.flatten(0, -2)

@@ -1,7 +1,7 @@
 """Whether the components of a run go together, said before anything is built.
 
 Options of a component are told the run that they are used in: a config class may have the method
-``contradictions_in`` (see :class:`arb_ternary.optim.protocol.Planned`), whose findings are faults
+``validate_in_run`` (see :class:`arb_ternary.optim.protocol.Planned`), whose findings are faults
 of the config like any other.
 """
 
@@ -17,15 +17,15 @@ from arb_ternary.config.errors import Fault, Path
 from arb_ternary.config.fields import config_fields, unused_options
 from arb_ternary.optim.protocol import PART_NOUNS, Planned
 from arb_ternary.specs import OptimizerSpec, TrainedPart
+from arb_ternary_train.auto_options import auto_option_faults
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.settling import unsettled_faults
 
 
 def find_contradictions(run: RunConfig) -> list[Fault]:
     """What is wrong with components beside each other, each fault at the option that is in the
     way.
     """
-    return [*_faults(run, (), run, planned_parts(run)), *unsettled_faults(run)]
+    return [*_faults(run, (), run, planned_parts(run)), *auto_option_faults(run)]
 
 
 def planned_parts(run: RunConfig) -> Planned | None:
@@ -65,7 +65,6 @@ def _faults(value: Any, path: Path, run: RunConfig, planned: Planned | None) -> 
         for key, message in unused_options(value, run, planned):
             yield Fault((*path, key), message)
         check = getattr(value, "validate_in_run", None)
-        check = check or getattr(value, "contradictions_in", None)
         for key, message in () if check is None else check(run, planned):
             yield Fault((*path, key) if key else path, message)
         narrow = getattr(value, "planned_for", None)

@@ -26,7 +26,7 @@ from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.checkpointer import Checkpointer
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
-from arb_ternary_train.evaluate import Evaluation, block_size_of, evaluate, noun_of
+from arb_ternary_train.evaluate import Evaluation, block_size_of, evaluate, prediction_name
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.optim.factored import with_factors
@@ -333,7 +333,7 @@ class TrainingContext:
             "validation", {"loss": result.loss, "tokens": result.tokens, **result.metrics}
         )
         self.tell(hookspecs.arb_eval_end, self, self.step, record)
-        self.note(f"step {self.step}: {result.told(noun_of(self.data))}")
+        self.note(f"step {self.step}: {result.told(prediction_name(self.data))}")
         return result
 
     @property

@@ -92,7 +92,7 @@ def block_size_of(data: DataSource, asked: int) -> int:
     return data.predictions_per_sample if isinstance(data, SizedSamples) else asked
 
 
-def noun_of(data: DataSource) -> str:
+def prediction_name(data: DataSource) -> str:
     """What a report calls one prediction, in the singular."""
     return data.prediction_noun if isinstance(data, SizedSamples) else "token"
 
@@ -101,7 +101,7 @@ def loss_unit_of(data: DataSource, masking: MaskingStrategy) -> str:
     """What the loss of a run is measured in."""
     if isinstance(masking, OwnLosses):
         return masking.loss_unit
-    noun = noun_of(data)
+    noun = prediction_name(data)
     return f"nats {'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 

@@ -167,9 +167,7 @@ class LoopOptions:
         """The order in which samples are read."""
         return "sequential" if self.preserve_state else "random"
 
-    def contradictions_in(
-        self, run: RunConfig, planned: Planned | None
-    ) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """Options that ``run`` refuses, or in which they do nothing; see
         ``arb_ternary.optim.protocol.Planned``.
         """
@@ -210,11 +208,9 @@ class StandardConfig(LoopOptions):
         converter=optional_converter(tuple),
     )
 
-    def contradictions_in(
-        self, run: RunConfig, planned: Planned | None
-    ) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See :class:`LoopOptions`."""
-        yield from super().contradictions_in(run, planned)
+        yield from super().validate_in_run(run, planned)
         if self.batch_doublings is not None and self.preserve_state:
             yield (
                 "batch_doublings",

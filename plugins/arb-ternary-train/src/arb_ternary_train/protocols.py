@@ -6,7 +6,7 @@ Training uses what they have, and says so where an option needs more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
@@ -255,18 +255,6 @@ class AddsParts(Protocol):
 
 
 @runtime_checkable
-class LeavesModel(Protocol):
-    """Options of a phase that trains nothing: a run of such phases alone is not evaluated at its
-    end.
-
-    Attributes:
-        leaves_model: whether the phase leaves the model as it found it.
-    """
-
-    leaves_model: ClassVar[bool]
-
-
-@runtime_checkable
 class PlansSteps(Protocol):
     """Options of a phase that may take more steps than its ``steps`` says, or fewer."""
 
@@ -315,40 +303,3 @@ class PlansState(Protocol):
     """
 
     def planned_state_bytes(self) -> int: ...
-
-
-@frozen(kw_only=True)
-class Course:
-    """How a run trains: what options that are ``auto`` follow from.
-
-    Attributes:
-        steps: optimizer steps of a phase.
-        tokens: predictions of a step.
-        mean_rate: mean of the schedule over the steps, as a fraction of its peak.
-        width: of the model.
-    """
-
-    steps: int
-    tokens: int
-    mean_rate: float
-    width: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.steps:,} steps of {self.tokens:,} tokens, a mean rate of {self.mean_rate:.3g} "
-            f"of the peak, width {self.width:,}"
-        )
-
-
-@runtime_checkable
-class SettlesOptions(Protocol):
-    """Options of a component of which some may be ``auto``."""
-
-    @property
-    def unsettled(self) -> tuple[str, ...]:
-        """Names of those that are."""
-        ...
-
-    def settled(self, course: Course) -> Mapping[str, float]:
-        """A value for each of them, the same wherever and whenever it is asked for."""
-        ...

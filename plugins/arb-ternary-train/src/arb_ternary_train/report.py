@@ -13,7 +13,7 @@ from arb_ternary.errors import ArbError
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary_train.audit import Audit, audit
 from arb_ternary_train.context import TrainingContext
-from arb_ternary_train.evaluate import loss_unit_of, noun_of
+from arb_ternary_train.evaluate import loss_unit_of, prediction_name
 from arb_ternary_train.linear_state import LinearState, linear_state
 from arb_ternary_train.protocols import Baselines, CheckResult
 
@@ -157,6 +157,6 @@ def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResul
             for choice, result in zip(context.config.phases, context.finished, strict=True)
         ),
         validation_metrics={} if validation is None else validation.metrics,
-        noun=noun_of(context.data),
+        noun=prediction_name(context.data),
         loss_unit=loss_unit_of(context.data, context.masking),
     )

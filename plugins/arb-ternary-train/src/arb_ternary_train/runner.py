@@ -15,6 +15,7 @@ from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
 from arb_ternary_train import hookspecs
+from arb_ternary_train.auto_options import CHOSEN, ResolvedConfig, resolve_auto_options
 from arb_ternary_train.build import (
     RunParts,
     build_parts,
@@ -28,7 +29,7 @@ from arb_ternary_train.combinations import find_contradictions
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory, write_json
-from arb_ternary_train.evaluate import loss_unit_of, noun_of
+from arb_ternary_train.evaluate import loss_unit_of, prediction_name
 from arb_ternary_train.exact_arithmetic import exact_arithmetic
 from arb_ternary_train.fine_tuning import check_patterns
 from arb_ternary_train.identity import differences, run_identity
@@ -38,7 +39,7 @@ from arb_ternary_train.metrics import MetricsWriter, NoMetrics
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.progress import LogFile, Reporter, Silent, make_reporter
-from arb_ternary_train.protocols import Attachments, Check, CheckResult, LeavesModel
+from arb_ternary_train.protocols import Attachments, Check, CheckResult
 from arb_ternary_train.ranks.agreement import agree_on_run
 from arb_ternary_train.ranks.exchange import all_rows
 from arb_ternary_train.ranks.launch import joined
@@ -49,7 +50,6 @@ from arb_ternary_train.ranks.weights import place_weights
 from arb_ternary_train.ranks.world import World
 from arb_ternary_train.report import RunReport, make_report
 from arb_ternary_train.seeding import deterministic_algorithms
-from arb_ternary_train.settling import CHOSEN, Settled, settle
 from arb_ternary_train.signals import StopRequest
 from arb_ternary_train.standard import LogOptions
 from arb_ternary_train.threads import recorded_threads
@@ -127,17 +127,17 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         request = _as_restarted(request, world)
         files, named = _located(config, request, world)
         exists = world.from_main(files.exists)
-        settled = settle(
+        resolved = resolve_auto_options(
             config, world.from_main(lambda: files.record().get(CHOSEN, {})) if exists else {}
         )
-        if settled.course is not None and request.init_from is not None:
+        if resolved.plan is not None and request.init_from is not None:
             raise UsageProblem(
-                f"--init-from: {', '.join(settled.record())} is auto, which is for weights drawn "
+                f"--init-from: {', '.join(resolved.record())} is auto, which is for weights drawn "
                 f"at random",
                 "Give the rate as a number, such as a fifth of the one that the weights were "
                 "trained with.",
             )
-        config = settled.config
+        config = resolved.config
         # What is skipped may be a head for other classes, so that the data alone say how many there
         # are.
         model_from = files.path if exists else None if request.init_skip else request.init_from
@@ -150,7 +150,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         check_patterns(config, parts.model)
         identity = run_identity(config, parts.data)
         if not exists:
-            world.from_main(lambda: _create(files, settled, parts, request))
+            world.from_main(lambda: _create(files, resolved, parts, request))
         world.from_main(lambda: stack.enter_context(files.locked()))
         store = CheckpointStore(
             files.checkpoints, keep=config.checkpoint.keep, faults=request.faults
@@ -174,7 +174,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             stop=stack.enter_context(StopRequest()),
             files=files,
             logbook=stack.enter_context(
-                _logbook(files, checkpoint, request, world, noun_of(parts.data))
+                _logbook(files, checkpoint, request, world, prediction_name(parts.data))
             ),
             checkpointer=Checkpointer(store, identity),
             threads_available=available,
@@ -185,7 +185,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), "
             f"{parts.device}{ranks}"
         )
-        for line in settled.notes():
+        for line in resolved.notes():
             context.note(line)
         stack.enter_context(_announce_end(context))
         _begin(context, checkpoint, request)
@@ -231,8 +231,10 @@ def _as_restarted(request: RunRequest, world: World) -> RunRequest:
     return request
 
 
-def _create(files: RunDirectory, settled: Settled, parts: RunParts, request: RunRequest) -> None:
-    config = settled.config
+def _create(
+    files: RunDirectory, resolved: ResolvedConfig, parts: RunParts, request: RunRequest
+) -> None:
+    config = resolved.config
     data = parts.data
     record: dict[str, Any] = {
         "name": config.name,
@@ -242,12 +244,12 @@ def _create(files: RunDirectory, settled: Settled, parts: RunParts, request: Run
         "data": {"name": data.name, "fingerprint": data.fingerprint()},
         "vocabulary_size": parts.vocabulary_size,
         "loss_unit": loss_unit_of(data, parts.masking),
-        "prediction_noun": noun_of(data),
+        "prediction_noun": prediction_name(data),
         "threads": {"loops": {}, "last": None},
         "versions": versions_of(config, parts.backend.name),
         "init_from": None if request.init_from is None else str(request.init_from),
         **({"init_skip": [*request.init_skip]} if request.init_skip else {}),
-        **({CHOSEN: settled.record()} if settled.chosen else {}),
+        **({CHOSEN: resolved.record()} if resolved.chosen else {}),
     }
     files.create(
         dump_yaml(to_plain(config)),
@@ -425,7 +427,7 @@ def _finish(context: TrainingContext) -> RunReport:
     """Evaluate; rank 0 runs the checks and writes ``result.json``."""
     options = context.config.phases[-1].options
     phases = [phase.options for phase in context.config.phases]
-    untouched = all(isinstance(each, LeavesModel) and each.leaves_model for each in phases)
+    untouched = all(getattr(each, "no_training", False) for each in phases)
     if not untouched and (not isinstance(options, LogOptions) or options.eval_every):
         context.evaluate_at_end()
     all_rows(context.model)

@@ -28,7 +28,7 @@ _relative = Rule(
 class ExportConfig:
     """Options of the phase ``export``."""
 
-    leaves_model: ClassVar[bool] = True
+    no_training: ClassVar[bool] = True
 
     exporter: Choice[ExporterSpec] = option(help="format, and the options of its exporter")
     destination: str | None = option(

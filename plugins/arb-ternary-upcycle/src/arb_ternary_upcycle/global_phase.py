@@ -17,7 +17,7 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_text.models.blocked_loss import Guide
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_train.blocked import counted, judge_of
+from arb_ternary_train.blocked import blocked_loss_model, masked_rows
 from arb_ternary_train.evaluate import evaluate, forward_arguments
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.standard import StandardPhase
@@ -69,13 +69,13 @@ class DistillingLoop(TrainingLoop):
             return None
         if (
             forward_arguments(student, masked)
-            or judge_of(student, masked, self.context.masking) is None
+            or blocked_loss_model(student, masked, self.context.masking) is None
         ):
             return None
         with torch.no_grad():
-            theirs_MD = counted(teacher.hidden(masked.inputs), masked)[0]
+            theirs_MD = masked_rows(teacher.hidden(masked.inputs), masked)[0]
         guide = Guide(lambda rows: teacher.logits(theirs_MD[rows]), self._weight, self._temperature)
-        mine_MD, targets_M = counted(student.hidden(masked.inputs), masked)
+        mine_MD, targets_M = masked_rows(student.hidden(masked.inputs), masked)
         return student.mean_cross_entropy(mine_MD, targets_M, guide)
 
 

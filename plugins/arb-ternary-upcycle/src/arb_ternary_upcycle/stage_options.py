@@ -20,7 +20,7 @@ Policy = Literal["svd", "random", "fresh"]
 class LoadTeacherConfig:
     """Options of the phase ``load_teacher``."""
 
-    leaves_model: ClassVar[bool] = True
+    no_training: ClassVar[bool] = True
 
     teacher: str = option(
         help="a run directory or checkpoint, a folder of transformers, a GGUF file, or "
@@ -49,7 +49,7 @@ class LoadTeacherConfig:
 class FoldRotateConfig:
     """Options of the phase ``fold_rotate``."""
 
-    leaves_model: ClassVar[bool] = True
+    no_training: ClassVar[bool] = True
 
     fold: bool = option(
         True, "gains of norms go into the linears behind them", validator=instance_of(bool)
@@ -71,7 +71,7 @@ class FoldRotateConfig:
                 "phase out"
             )
 
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         del planned
         if self.fold and getattr(run.model.options, "tied", False):
@@ -97,7 +97,7 @@ class FoldRotateConfig:
 class SurgeryConfig:
     """Options of the phase ``surgery``."""
 
-    leaves_model: ClassVar[bool] = True
+    no_training: ClassVar[bool] = True
 
     policy: Policy = option(
         "svd",
@@ -121,7 +121,7 @@ class SurgeryConfig:
         validator=non_negative,
     )
 
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         del planned
         model = run.model.options

@@ -139,11 +139,9 @@ class BlockwiseConfig(LoopOptions):
         """Most steps of all blocks; see ``arb_ternary_train.protocols.PlansSteps``."""
         return self.steps_of_block * int(run.model.options.layers)
 
-    def contradictions_in(
-        self, run: RunConfig, planned: Planned | None
-    ) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
-        yield from super().contradictions_in(run, planned)
+        yield from super().validate_in_run(run, planned)
         if self.preserve_state:
             yield (
                 "preserve_state",
@@ -190,11 +188,9 @@ class GlobalConfig(StandardConfig):
         False, "start also where the student's held-out loss is more than 1.5 times the teacher's"
     )
 
-    def contradictions_in(
-        self, run: RunConfig, planned: Planned | None
-    ) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
-        yield from super().contradictions_in(run, planned)
+        yield from super().validate_in_run(run, planned)
         if self.kd_weight == 0:
             yield from without_effect(self, "'kd_weight' is 0", "kd_temperature")
             if self.force:

@@ -53,7 +53,7 @@ class SignVotesConfig:
         validator=ge(0.0),
     )
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if planned is None:
             return
@@ -160,17 +160,17 @@ class ScaledVotesConfig:
     band: int = option(2, "How far an exponent may move from its initial value.", validator=ge(0))
 
     @property
-    def unsettled(self) -> tuple[str, ...]:
+    def auto_fields(self) -> tuple[str, ...]:
         """The options that are ``auto``."""
         return ("lr",) if self.lr == AUTO else ()
 
-    def settled(self, course: Any) -> Mapping[str, float]:
-        """What ``auto`` is in a run of this ``course``; see
+    def auto_values(self, plan: Any) -> Mapping[str, float]:
+        """What ``auto`` is in a run with this training plan; see
         :func:`arb_ternary_votes.rate.rate_of`.
         """
-        return {name: rate_of(course) for name in self.unsettled}
+        return {name: rate_of(plan) for name in self.auto_fields}
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if self.vote_levels and getattr(run.optimizer.options, "defers", False):
             yield (
@@ -298,7 +298,7 @@ class MomentumVotesConfig:
     )
     band: int = option(2, "How far an exponent may move from its initial value.", validator=ge(0))
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         phases = [phase.options for phase in run.phases]
         if all(

@@ -20,14 +20,14 @@ from typing import Any, Final
 AUTO: Final = "auto"
 
 
-def rate_of(course: Any) -> float:
+def rate_of(plan: Any) -> float:
     """The peak rate of a run, to three digits.
 
     Args:
-        course: ``steps`` of the run, ``tokens`` of a step, ``mean_rate`` of the schedule, ``width``
+        plan: ``steps`` of the run, ``tokens`` of a step, ``mean_rate`` of the schedule, ``width``
             of the model.
     """
-    length = (2400 / (course.steps * 2 * course.mean_rate)) ** (1 / 4)
-    batch = (course.tokens / 2048) ** (1 / 8)
-    width = (128 / course.width) ** (1 / 5)
+    length = (2400 / (plan.steps * 2 * plan.mean_rate)) ** (1 / 4)
+    batch = (plan.tokens / 2048) ** (1 / 8)
+    width = (128 / plan.width) ** (1 / 5)
     return float(f"{0.115 * length * batch * width:.3g}")

@@ -269,10 +269,10 @@ def build(config: ScaledVotesConfig, trainable: Trainable) -> ScaledVotes:
     """Factory of the optimizer ``scaled_votes``: all ternary modules of ``trainable``.
 
     Raises:
-        ConfigError: the rate is still ``auto``, which a run settles from its course before it
+        ConfigError: the rate is still ``auto``, which a run replaces by a number before it
             builds anything.
     """
-    if config.unsettled:
+    if config.auto_fields:
         raise ConfigError(
             "lr: auto is chosen by a run of `arb train`, and nothing here says its length",
             "Give a number.",

@@ -33,7 +33,7 @@ _at_least_two = Rule("2 or greater", lambda value: value >= 2, {"minimum": 2})
 class _Decaying:
     """What all have whose decay acts on matrices alone."""
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterable[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterable[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if planned is None or planned.matrices:
             return []
@@ -112,9 +112,9 @@ class SWATSConfig(_Decaying):
         validator=non_negative,
     )
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
-        yield from super().contradictions_in(run, planned)
+        yield from super().validate_in_run(run, planned)
         rates = [phase.options.lr for phase in run.phases if hasattr(phase.options, "lr")]
         if rates and None not in rates:
             yield from without_effect(
@@ -200,7 +200,7 @@ class NowcastingConfig(WrapperConfig):
         if fault := window_fault(self.method, self.every, self.window, self.spacing):
             raise ValueError(fault)
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if planned is not None and planned.kinds - {"float"}:
             yield "", NOT_TRITS

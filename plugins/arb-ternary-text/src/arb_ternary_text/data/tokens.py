@@ -60,7 +60,7 @@ class TokensConfig:
             given = "neither was given" if self.tokenizer is None else "both were given"
             raise ValueError(f"give either tokenizer or vocabulary_size: {given}")
 
-    def contradictions_in(self, run: Any, planned: Any) -> list[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Any) -> list[tuple[str, str]]:
         """A ``dtype`` where no file needs one, or none where one does."""
         raw = [
             path

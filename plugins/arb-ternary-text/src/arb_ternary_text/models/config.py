@@ -329,7 +329,7 @@ class DecoderConfig:
             or (self.scale_rule == "residual" and (gains or self.ternary_linears)),
         )
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if "norms" in self.float_parts:
             yield from without_effect(

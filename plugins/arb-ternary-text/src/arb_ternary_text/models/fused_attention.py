@@ -20,11 +20,11 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.fused import Kernels, eps_of, factor_of, gain_of
 from arb_ternary_text.models.fused_linear import (
     FusedLinear,
+    factor_grad,
+    grad_buffer_like,
     join,
-    of_factor,
     scaled,
     weights_of,
-    zeros_for,
 )
 
 # : Longest sequence over which the kernels were measured to be faster than torch's:
@@ -105,14 +105,14 @@ class _Attention(torch.autograd.Function):
         plan = ctx.plan
         kernels = plan.kernels
         (*inner, output) = plan.linears
-        of_gains = [zeros_for(each) for each in (gain, query_gain, key_gain, seen_gain)]
+        of_gains = [grad_buffer_like(each) for each in (gain, query_gain, key_gain, seen_gain)]
         needs_x = ctx.needs_input_grad[0]
         needs = ctx.needs_input_grad[5:]
         needs_rows = needs_x or needs[0]
         reached = (
             needs_rows or any(needs[1:-1]) or any(linear.anchor is not None for linear in inner)
         )
-        grad_MD, of_output = of_factor(kernels, grad_MD, product_MD, factors[-1])
+        grad_MD, of_output = factor_grad(kernels, grad_MD, product_MD, factors[-1])
         grad_ME = output.backward(grad_MD, q_ME, seen_scale_M, needs_input=reached)
         grad_x = None
         of_inner = (None,) * len(inner)
@@ -126,7 +126,7 @@ class _Attention(torch.autograd.Function):
             gains = (query_gain, key_gain, *of_gains[1:3])
             given = kernels["attend_backward"](grad_ME, *heads, seen_ME, logs, *of_heads, *gains)
             grads, of_inner = zip(
-                *map(partial(of_factor, kernels), given, products, factors), strict=True
+                *map(partial(factor_grad, kernels), given, products, factors), strict=True
             )
             found = [
                 linear.backward(grad, q_MD, scale_M, needs_input=needs_rows)

@@ -127,7 +127,7 @@ def scaled(product_MN: Tensor, factor_N: Tensor | None) -> Tensor:
     return product_MN if factor_N is None else product_MN * factor_N.to(product_MN.dtype)
 
 
-def of_factor(
+def factor_grad(
     kernels: Kernels, grad_MN: Tensor, product_MN: Tensor | None, factor_N: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """From the gradient of a scaled product, those of the product and of the factors."""
@@ -137,7 +137,7 @@ def of_factor(
     return kernels["scale_columns_backward"](grad_MN, product_MN, factor_N, of_factors), of_factors
 
 
-def zeros_for(gain: Tensor | None) -> Tensor | None:
+def grad_buffer_like(gain: Tensor | None) -> Tensor | None:
     """What backward adds the gradient of a gain to."""
     return None if gain is None else torch.zeros_like(gain)
 

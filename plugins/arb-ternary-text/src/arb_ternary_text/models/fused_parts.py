@@ -20,11 +20,11 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.fused import Kernels, eps_of, factor_of, gain_of
 from arb_ternary_text.models.fused_linear import (
     FusedLinear,
+    factor_grad,
+    grad_buffer_like,
     join,
-    of_factor,
     scaled,
     weights_of,
-    zeros_for,
 )
 
 _Angles = tuple[Tensor, Tensor]
@@ -91,7 +91,7 @@ class _Projected(torch.autograd.Function):
         gain = vectors[0]
         gains = vectors[1 : 1 + count]
         factors = vectors[1 + count :]
-        of_vectors = [zeros_for(each) for each in (gain, *gains)]
+        of_vectors = [grad_buffer_like(each) for each in (gain, *gains)]
         needs_rows = ctx.needs_input_grad[0] or ctx.needs_input_grad[5]
         found = []
         for i, (part, grad) in enumerate(zip(parts, grads, strict=True)):
@@ -102,7 +102,7 @@ class _Projected(torch.autograd.Function):
             grad_ME = kernels["turn_heads_backward"](
                 grad, y_ME, angles, r_MH, gains[i], of_vectors[1 + i]
             )
-            grad_ME, of_rows = of_factor(kernels, grad_ME, product_ME, factors[i])
+            grad_ME, of_rows = factor_grad(kernels, grad_ME, product_ME, factors[i])
             of_vectors.append(of_rows)
             found.append(part.linear.backward(grad_ME, q_MD, scale_M, needs_input=needs_rows))
         grad_x = None
@@ -148,10 +148,10 @@ class _Output(torch.autograd.Function):
         seen, q_ME, scale_M, r_M, product_MD, gain, factor, *_ = ctx.saved_tensors
         linear: FusedLinear = ctx.linear
         needs_rows = ctx.needs_input_grad[0] or ctx.needs_input_grad[4]
-        grad_MD, of_rows = of_factor(linear.kernels, grad_MD, product_MD, factor)
+        grad_MD, of_rows = factor_grad(linear.kernels, grad_MD, product_MD, factor)
         grad_ME = linear.backward(grad_MD, q_ME, scale_M, needs_input=needs_rows)
         grad_seen = None
-        of_gain = zeros_for(gain)
+        of_gain = grad_buffer_like(gain)
         if grad_ME is not None:
             back = linear.kernels["normalise_quantize_backward"]
             grad_seen = back([grad_ME], seen, r_M, ctx.size, gain, of_gain)
@@ -207,10 +207,10 @@ class _FeedForward(torch.autograd.Function):
         reached = (
             needs_rows or any(needs[1:-1]) or any(linear.anchor is not None for linear in inner)
         )
-        grad_MD, of_down = of_factor(kernels, grad_MD, product_MD, factors[-1])
+        grad_MD, of_down = factor_grad(kernels, grad_MD, product_MD, factors[-1])
         grad_MF = down.backward(grad_MD, q_MF, hidden_scale_M, needs_input=reached)
         grad_x = None
-        of_gains = [zeros_for(gain), zeros_for(hidden_gain)]
+        of_gains = [grad_buffer_like(gain), grad_buffer_like(hidden_gain)]
         of_inner = (None,) * count
         if grad_MF is not None:
             back = kernels["activate_quantize_backward"]
@@ -218,7 +218,7 @@ class _FeedForward(torch.autograd.Function):
             parts = back(grad_MF, *_gate_and_up(products, factors), ctx.kind, hidden_r_M, *gains)
             given = [each for each in parts if each is not None]
             grads, of_inner = zip(
-                *map(partial(of_factor, kernels), given, products, factors), strict=True
+                *map(partial(factor_grad, kernels), given, products, factors), strict=True
             )
             found = [
                 linear.backward(grad, q_MD, scale_M, needs_input=needs_rows)

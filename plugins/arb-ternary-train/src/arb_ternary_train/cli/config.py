@@ -114,14 +114,14 @@ def show(
 def _without_auto(loaded: LoadedConfig[Any]) -> LoadedConfig[Any]:
     """What a new run would make of options that are ``auto``, each with what it follows from."""
     from arb_ternary.config.errors import Origin
-    from arb_ternary_train.settling import settle
+    from arb_ternary_train.auto_options import resolve_auto_options
 
-    settled = settle(loaded.config)
+    resolved = resolve_auto_options(loaded.config)
     derived = {
-        path: Origin("derived", f"{loaded.origins[path]}: auto, {settled.course}")
-        for path in settled.chosen
+        path: Origin("derived", f"{loaded.origins[path]}: auto, {resolved.plan}")
+        for path in resolved.chosen
     }
-    return evolve(loaded, config=settled.config, origins={**loaded.origins, **derived})
+    return evolve(loaded, config=resolved.config, origins={**loaded.origins, **derived})
 
 
 @click.command("schema")

@@ -18,6 +18,7 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary.protocols.data import DataSource
 from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.audit import audit
+from arb_ternary_train.auto_options import resolve_auto_options
 from arb_ternary_train.build import built_module, require_protocol, undrawn
 from arb_ternary_train.config import CheckpointConfig, RunConfig
 from arb_ternary_train.growing_batches import tokens_in
@@ -27,7 +28,6 @@ from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.protocols import PlansSteps
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_train.settling import settle
 
 #: Steps that are timed.
 _STEPS: Final = 3
@@ -97,9 +97,9 @@ def look_ahead(config: RunConfig, *, probe: bool) -> Outlook:
         ArbError: the run could not begin either.
     """
     notes: list[str] = []
-    settled = settle(_on_this_machine(config, notes))
-    config = settled.config
-    notes += settled.notes()
+    resolved = resolve_auto_options(_on_this_machine(config, notes))
+    config = resolved.config
+    notes += resolved.notes()
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
     model = _outline(config, data.vocabulary_size)
     counted = audit(model)

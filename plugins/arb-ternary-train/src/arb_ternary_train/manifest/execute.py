@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError, Interrupted, UsageProblem
+from arb_ternary_train.auto_options import CHOSEN, resolve_auto_options
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.identity import RUNTIME_KEYS
@@ -15,7 +16,6 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.manifest.plan import PlannedRun
 from arb_ternary_train.report import RunReport
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_train.settling import CHOSEN, settle
 
 #: Settings that a finished run may differ in and still be the one that is meant.
 _FREE: Final = RUNTIME_KEYS - {"data", "checks"}
@@ -70,7 +70,7 @@ def is_finished(run: PlannedRun) -> bool:
         passed = all(check["passed"] or not check["fails_run"] for check in checks)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArbError(f"{directory.result_file}: cannot be read: {error}") from error
-    config = settle(run.config, directory.record().get(CHOSEN, {})).config
+    config = resolve_auto_options(run.config, directory.record().get(CHOSEN, {})).config
     return passed and _deciding(load_config(directory.config_file).config) == _deciding(config)
 
 

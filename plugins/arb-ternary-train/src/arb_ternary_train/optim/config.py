@@ -34,7 +34,7 @@ class AdamWConfig:
         validator=ge(0.0),
     )
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> list[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> list[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if planned is None or planned.matrices:
             return []
@@ -57,7 +57,7 @@ class SplitConfig:
         """What the optimizer ``name`` is given of ``planned``."""
         return evolve(planned, kinds=planned.kinds & _KINDS[name], idle=planned.idle & _KINDS[name])
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """Parts that the model lacks."""
         for name, kinds in _KINDS.items():
             if planned is not None and not kinds & (planned.kinds | planned.idle):

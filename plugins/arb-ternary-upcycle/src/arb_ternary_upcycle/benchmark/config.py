@@ -36,7 +36,7 @@ class BenchmarkConfig:
     evaluations.
     """
 
-    leaves_model: ClassVar[bool] = True
+    no_training: ClassVar[bool] = True
 
     measure: tuple[Measure, ...] = option(
         ("perplexity", "latency", "memory"),
@@ -69,7 +69,7 @@ class BenchmarkConfig:
         10, "timed passes of each combination, teacher and student in turn", validator=positive
     )
 
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if "perplexity" in self.measure:
             yield from held_out_contradictions(run, self.block_size)

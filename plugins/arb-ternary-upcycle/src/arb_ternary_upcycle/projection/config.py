@@ -75,9 +75,7 @@ class ProjectionConfig:
         None, "chooses the calibration samples; null = the run's", validator=optional(non_negative)
     )
 
-    def contradictions_in(
-        self, run: RunConfig, planned: Planned | None
-    ) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if self.policy in ("absmean", "ls"):
             yield from without_effect(

@@ -42,7 +42,7 @@ class _CheckConfig:
         validator=optional(_label),
     )
 
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``: two reports in one file are a fault."""
         names = [choice.options.label or choice.name for choice in _checks_of(run)]
         own = next(
@@ -91,9 +91,9 @@ class SampledConfig(_CheckConfig):
         validator=optional(positive),
     )
 
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
-        yield from _CheckConfig.contradictions_in(self, run, planned)
+        yield from _CheckConfig.validate_in_run(self, run, planned)
         yield from held_out_contradictions(run, self.block_size)
 
 
@@ -194,7 +194,7 @@ class KvCacheConfig(_CheckConfig):
 class VerifyConfig:
     """Options of the phase ``verify``."""
 
-    leaves_model: ClassVar[bool] = True
+    no_training: ClassVar[bool] = True
 
     checks: tuple[Choice[CheckSpec], ...] = option(
         help="checks in the order in which they are made, as in the run's own checks"

@@ -125,7 +125,7 @@ class ImageModelConfig:
             exponents=self.scale_rule == "residual" and (bool(matrices) or gains),
         )
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if "norms" in self.float_parts:
             yield from without_effect(

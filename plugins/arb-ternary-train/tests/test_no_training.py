@@ -32,12 +32,12 @@ class Options:
 
 @frozen(kw_only=True)
 class Leaving(Options):
-    leaves_model: ClassVar[bool] = True
+    no_training: ClassVar[bool] = True
 
 
 @frozen(kw_only=True)
 class Changing(Options):
-    leaves_model: ClassVar[bool] = False
+    no_training: ClassVar[bool] = False
 
 
 @hookimpl
