@@ -22,6 +22,7 @@ from torch import Tensor
 from arb_ternary.backends.dispatch import kernel, pack_votes, vote_kernel
 from arb_ternary.backends.reference_votes import count_correlation_, group_score, summed_rows
 from arb_ternary.backends.registration import op
+from arb_ternary.backends.select import get_backend
 from arb_ternary.backends.vote_state import VoteState, weight_shape
 from arb_ternary.counters.hashing import MICRO, USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES, hash_words
 from arb_ternary.specs import resolve
@@ -220,38 +221,109 @@ def _linear_setup(
 def _linear_backward(
     ctx: Any, grad_y: Tensor, _grad_q: Any, _grad_scale: Any
 ) -> tuple[Tensor | None, ...]:
-    return linear_gradients(ctx, grad_y, *ctx.saved_tensors)
+    x, scale_M, *_ = ctx.saved_tensors
+    grad_x = linear_backward(
+        grad_y,
+        x,
+        scale_M if ctx.activations == "int8" else None,
+        ctx.state,
+        gradients=ctx.gradients,
+        dtype=ctx.x_dtype,
+        needs_input=ctx.needs_input_grad[0],
+        casts=ctx.casts,
+    )
+    grad_bias = grad_y.to(torch.float32).sum(dim=0) if ctx.has_bias else None
+    return grad_x, None, grad_bias
 
 
-def linear_gradients(
-    ctx: Any, grad_y: Tensor, x: Tensor, scale_M: Tensor, weight: Tensor, exponent: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Those of the rows, of nothing and of the bias; and casts the votes, for which ``x`` and
-    ``scale_M`` are.
+def linear_backward(
+    grad_MN: Tensor,
+    x_MK: Tensor,
+    scale_M: Tensor | None,
+    state: VoteState,
+    *,
+    gradients: str,
+    dtype: torch.dtype,
+    needs_input: bool,
+    casts: bool,
+    owns_grad: bool = False,
+) -> Tensor | None:
+    """Cast the votes of a product with a ternary weight; return the gradient of its rows.
+
+    This is the backward of every such product, whatever computed its forward: the op ``linear``,
+    a convolution, a native block, a loss in blocks. Integers, hashes and votes are the same in all.
+
+    Args:
+        grad_MN: gradient of the product.
+        x_MK: the rows that were multiplied, int8 or float.
+        scale_M: scales of int8 rows; None for float rows.
+        state: the weight and what it learns by.
+        gradients: ``int8`` if gradients are rounded before they are multiplied, else ``float``.
+        dtype: dtype of the result.
+        needs_input: whether the gradient of the rows is needed; if not, the result is None.
+        casts: whether votes are cast.
+        owns_grad: whether ``grad_MN`` may be overwritten and freed, which saves memory.
     """
-    state: VoteState = ctx.state
-    integer = ctx.gradients == "int8"
-    grad_y = grad_y.contiguous()
+    # Tracers such as torch.compile pass subclasses of Tensor: each step is then an op of their
+    # graph. Otherwise its function is called, without the cost of the dispatcher.
+    traced = type(grad_MN) is not Tensor
+    quantize = quantize_gradient if traced else quantize_gradient.function
+    multiply = linear_grad_input if traced else linear_grad_input.function
+    integer = gradients == "int8"
+    grad_MN = grad_MN.contiguous()
+
+    both = None
+    if integer and needs_input and casts and scale_M is not None and not (traced or owns_grad):
+        both = _quantize_both(grad_MN, scale_M, state)
+
     grad_x = None
-    if ctx.needs_input_grad[0]:
-        grad = grad_y
+    if needs_input:
+        rounded = grad_MN
         scale = None
-        if integer:
-            grad, scale = quantize_gradient(grad_y, state.control, USE_GRAD_INPUT, state.backend)
-        grad_x = linear_grad_input(
-            grad, scale, weight, exponent, state.sizes, ctx.x_dtype, state.backend
+        if both is not None:
+            rounded, scale, *_ = both
+        elif integer:
+            rounded, scale = quantize(grad_MN, state.control, USE_GRAD_INPUT, state.backend)
+        grad_x = multiply(
+            rounded, scale, state.weight, state.exponent, state.sizes, dtype, state.backend
         )
-    if ctx.casts:
-        # The token scales of int8 activations belong to the product; folded into the gradient, x
-        # stays integer.
-        folded = (
-            grad_y * scale_M.to(grad_y.dtype).unsqueeze(1) if ctx.activations == "int8" else grad_y
-        )
-        scale = None
-        if integer and ctx.activations == "int8":
-            folded, scale = quantize_gradient(folded, state.control, USE_VOTES, state.backend)
-        cast_votes(folded, x, scale, *state)
-    return grad_x, None, grad_y.to(torch.float32).sum(dim=0) if ctx.has_bias else None
+        del rounded
+
+    if casts:
+        folded = grad_MN
+        folded_scale = None
+        if both is not None:
+            *_, folded, folded_scale = both
+        elif scale_M is not None:
+            # The scales of int8 rows belong to the product. Folded into the gradient, they leave
+            # the rows integers.
+            factor_M1 = scale_M.to(grad_MN.dtype).unsqueeze(1)
+            folded = grad_MN.mul_(factor_M1) if owns_grad else grad_MN * factor_M1
+            if integer:
+                folded, folded_scale = quantize(folded, state.control, USE_VOTES, state.backend)
+        del grad_MN
+        if traced:
+            cast_votes(folded, x_MK, folded_scale, *state)
+        else:
+            cast_votes.function(folded, x_MK, folded_scale, state)
+    return grad_x
+
+
+def _quantize_both(
+    grad_MN: Tensor, scale_M: Tensor, state: VoteState
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Quantise a gradient for rows and for votes at once, if the backend has a kernel for that.
+
+    The kernel indexes elements in 32 bits.
+    """
+    kernel_of_both: Any = get_backend(state.backend).kernels.get("quantize_gradients")
+    if kernel_of_both is None or grad_MN.numel() >= 1 << 32:
+        return None
+    seed, step, stream = state.draw()
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = kernel_of_both(
+        grad_MN, scale_M, seed, step, stream + USE_GRAD_INPUT, stream + USE_VOTES
+    )
+    return found
 
 
 linear.register_autograd(_linear_backward, setup_context=_linear_setup)

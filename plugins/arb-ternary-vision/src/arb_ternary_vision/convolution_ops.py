@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel
-from arb_ternary.backends.ops import linear_gradients
+from arb_ternary.backends.ops import linear_backward
 from arb_ternary.backends.patches import fold_rows, places, unfold_rows
 from arb_ternary.backends.registration import op
 from arb_ternary.backends.select import get_backend
@@ -118,7 +118,6 @@ def _setup(
     ctx.casts = anchor is not None
     ctx.has_bias = bias is not None
     ctx.x_dtype = x.dtype
-    ctx.activations = "int8"
     ctx.gradients = gradients
     ctx.window = window
     ctx.save_for_backward(x, state.weight, state.exponent)
@@ -126,10 +125,23 @@ def _setup(
 
 
 def _backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, exponent = ctx.saved_tensors
+    x, *_ = ctx.saved_tensors
     backend = ctx.state.backend
-    q, scale = unfold_quantize(x, ctx.window, backend) if ctx.casts else (x, x)
-    grad_rows, _, grad_bias = linear_gradients(ctx, grad_y, q, scale, weight, exponent)
+    q = x
+    scale = None
+    if ctx.casts:
+        q, scale = unfold_quantize(x, ctx.window, backend)
+    grad_rows = linear_backward(
+        grad_y,
+        q,
+        scale,
+        ctx.state,
+        gradients=ctx.gradients,
+        dtype=ctx.x_dtype,
+        needs_input=ctx.needs_input_grad[0],
+        casts=ctx.casts,
+    )
+    grad_bias = grad_y.to(torch.float32).sum(dim=0) if ctx.has_bias else None
     if grad_rows is None:
         return None, None, grad_bias
     batch, channels, height, width = x.shape

@@ -30,9 +30,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from arb_ternary.backends.dispatch import kernel
-from arb_ternary.backends.ops import cast_votes, linear_grad_input, quantize_gradient
+from arb_ternary.backends.ops import linear_backward
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary.counters.hashing import USE_GRAD_INPUT, USE_VOTES
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
@@ -431,37 +430,22 @@ class _TernaryHead(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_MD, scale_M, weight, exponent = ctx.saved_tensors
+        x_MD, scale_M, *_ = ctx.saved_tensors
         (grad_MV,) = _taken(ctx)
         assert grad_MV is not None
-        head: _TernaryState = ctx.head
-        state = head.state
-        integer = head.gradients == "int8"
         grad_MV = _times(grad_MV, grad)
-        grad_x = None
-        grad_bias = None
-        if ctx.has_bias:
-            grad_bias = grad_MV.sum(dim=0, dtype=torch.float32)
-        if ctx.needs_input_grad[0]:
-            rounded = grad_MV
-            scale = None
-            if integer:
-                rounded, scale = quantize_gradient(
-                    grad_MV, state.control, USE_GRAD_INPUT, state.backend
-                )
-            grad_x = linear_grad_input(
-                rounded, scale, weight, exponent, state.sizes, ctx.x_dtype, state.backend
-            )
-            del rounded
-        if ctx.casts:
-            folded = grad_MV
-            scale = None
-            if head.activations == "int8":
-                folded = folded.mul_(scale_M.to(folded.dtype).unsqueeze(1))
-                if integer:
-                    folded, scale = quantize_gradient(
-                        folded, state.control, USE_VOTES, state.backend
-                    )
-                    del grad_MV
-            cast_votes(folded, x_MD, scale, *state)
+        grad_bias = grad_MV.sum(dim=0, dtype=torch.float32) if ctx.has_bias else None
+        owned = [grad_MV]
+        del grad_MV  # so that backward can free it
+        grad_x = linear_backward(
+            owned.pop(),
+            x_MD,
+            scale_M if ctx.head.activations == "int8" else None,
+            ctx.head.state,
+            gradients=ctx.head.gradients,
+            dtype=ctx.x_dtype,
+            needs_input=ctx.needs_input_grad[0],
+            casts=ctx.casts,
+            owns_grad=True,
+        )
         return grad_x, None, grad_bias, None, None, None, None
