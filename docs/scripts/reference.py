@@ -71,8 +71,8 @@ def kinds() -> Mapping[str, Any]:
 def hooks_page() -> str:
     """Every hook with its signature."""
     from arb_ternary import API_VERSION, hookspecs
-    from arb_ternary.plugins.hooks import STATED, describe_hooks, specified_in
-    from arb_ternary_train import hookspecs as of_a_run
+    from arb_ternary.plugins.hooks import describe_hook
+    from arb_ternary.plugins.manager import manager
 
     titles = {
         "registration": ("Registration", "Called once, when the plugins are loaded."),
@@ -90,20 +90,15 @@ def hooks_page() -> str:
         "with `arb_ternary.hookimpl`. An implementation takes any subset of the arguments, by "
         "name. `arb plugins hooks` prints this list.",
     ]
-    functions = STATED | specified_in(of_a_run)
-    group = ""
-    for hook in describe_hooks(kinds().values()):
-        if hook.group != group:
-            group = hook.group
-            parts.append("## {}\n\n{}".format(*titles[group]))
-        if function := functions.get(hook.name):
-            shown = signature(hook.name, function)
-            text = docstring(function)
-        else:
-            kind = next(kind for kind in kinds().values() if kind.hook == hook.name)
-            shown = f"{hook.name}() -> Sequence[{kind.__name__}]"
-            text = prose(hook.documentation)
-        parts.append(f"### `{hook.name}`\n\n```python\n{shown}\n```\n\n{text}")
+    hooks = [(describe_hook(function), function) for function in manager().hooks]
+    for group, (title, text) in titles.items():
+        parts.append(f"## {title}\n\n{text}")
+        for hook, function in hooks:
+            if hook.group == group:
+                shown = signature(hook.name, function)
+                parts.append(
+                    f"### `{hook.name}`\n\n```python\n{shown}\n```\n\n{docstring(function)}"
+                )
     return "\n\n".join(parts)
 
 
@@ -144,7 +139,7 @@ def config_page() -> str:
     ]
     for kind, spec in kinds().items():
         noun = spec.noun
-        if kind in ("backend", "command", "generator", "recipe", "document", "starter"):
+        if kind in ("backend", "command", "generator", "recipe", "starter"):
             continue
         parts.append(f'## {noun[0].upper()}{noun[1:]} {{ id="{kind}" }}')
         for found in components(kind):

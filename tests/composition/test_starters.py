@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from arb_ternary.cli.groups import config
+from arb_ternary.cli.options import document_called
 from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.plugins.manager import manager
@@ -28,8 +29,7 @@ STARTERS = REGISTRY.names("starter")
 
 def written(name: str) -> str:
     starter: Any = REGISTRY.get("starter", name).spec
-    document: Any = REGISTRY.get("document", starter.document).spec
-    return starter_config(starter, document, REGISTRY)
+    return starter_config(starter, document_called(starter.document), REGISTRY)
 
 
 def run(text: str) -> RunConfig:

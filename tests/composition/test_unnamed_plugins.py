@@ -32,7 +32,7 @@ from arb_ternary import hookimpl
 from arb_ternary.specs import (
     BackendSpec, CommandSpec, DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec,
 )
-from arb_ternary_train.specs import CheckSpec, ExporterSpec, ImporterSpec, TrackerSpec
+from arb_ternary.specs import CheckSpec, ExporterSpec, ImporterSpec, TrackerSpec
 
 ARB_API_VERSION = (1, 0)
 TARGET = "arb_ternary_bystander.parts:explode"

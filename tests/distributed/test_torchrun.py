@@ -25,7 +25,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 KILLER = """
 import os, signal
 from arb_ternary import hookimpl
-from arb_ternary_train.specs import TrackerSpec
+from arb_ternary.specs import TrackerSpec
 
 ARB_API_VERSION = (1, 0)
 

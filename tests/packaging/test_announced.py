@@ -26,6 +26,9 @@ def test_every_component_that_is_not_the_cores_is_announced() -> None:
             family = found.name.partition(".")[0]
             name = found.name if found.kind == "command" else family
             expected[f"{found.kind}.{name}"] = str(found.distribution).replace("-", "_")
+    for record, document in manager().registry.results("arb_register_documents"):
+        if record.distribution in workspace:
+            expected[f"document.{document.name}"] = str(record.distribution).replace("-", "_")
     for folder in ROOT.glob("*/arb-ternary-*"):
         own = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         added = own.get("entry-points", {}).get("arb_ternary.names", {})

@@ -106,18 +106,15 @@ def _specs() -> Iterator[str]:
 
 
 def _hooks() -> Iterator[str]:
-    specified_in = _import("arb_ternary.plugins.hooks").specified_in
-    modules = [
-        "arb_ternary.hookspecs",
-        *(kind.hookspecs for kind in _kinds().values() if kind.hookspecs),
-    ]
     yield f"API version {_import('arb_ternary').API_VERSION}"
     for kind in _kinds().values():
         yield f"{kind.hook}() -> {kind.__name__} [{kind.kind}: {kind.noun}]"
-    for module in modules:
-        for name, function in specified_in(_import(module)).items():
+    registering = {kind.hook for kind in _kinds().values()}
+    for function in _import("arb_ternary.plugins.manager").manager().hooks:
+        if function.__name__ not in registering:
             first_result = " [first result]" if function.arb_ternary_spec["firstresult"] else ""
-            yield f"{name}({', '.join(inspect.signature(function).parameters)}){first_result}"
+            parameters = ", ".join(inspect.signature(function).parameters)
+            yield f"{function.__name__}({parameters}){first_result}"
 
 
 def _ops() -> Iterator[str]:
@@ -192,7 +189,7 @@ def _config_keys() -> Iterator[str]:
     structure = _import("arb_ternary.config.structure")
     yield from _keys(_import("arb_ternary_train.config").RunConfig, "")
     for kind in _kinds():
-        if kind in ("backend", "command", "recipe", "document", "starter"):
+        if kind in ("backend", "command", "recipe", "starter"):
             continue
         for found in _registered(kind):
             cls = structure.options_class(found.spec)

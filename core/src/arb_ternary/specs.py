@@ -86,8 +86,6 @@ class Spec:
         kind: class attribute: what code and messages of plugins call the kind.
         hook: class attribute: the hook that registers components of the kind.
         noun: class attribute: how messages speak of one.
-        hookspecs: class attribute: the module that specifies the hooks of a run which components of
-            the kind implement; None where they implement none.
         conformance: class attribute: the test suite of the kind, ``"module:attribute"``; None where
             the conformance kit brings it or there is none.
         name: what a config calls the component.
@@ -103,7 +101,6 @@ class Spec:
     kind: ClassVar[str]
     hook: ClassVar[str]
     noun: ClassVar[str]
-    hookspecs: ClassVar[str | None] = None
     conformance: ClassVar[str | None] = None
 
     name: str = field(validator=_name)
@@ -201,6 +198,118 @@ class DataSpec(Spec):
 
 
 @frozen(kw_only=True)
+class TrackerSpec(Spec):
+    """An observer of runs. Factory: ``(config) -> object`` that implements observer hooks
+    (``arb_run_start`` ...).
+    """
+
+    kind = "tracker"
+    hook = "arb_register_trackers"
+    noun = "tracker"
+
+
+@frozen(kw_only=True)
+class ExporterSpec(Spec):
+    """Writes a trained model in another form. Factory: ``(config) -> Exporter``.
+
+    Attributes:
+        suffix: the file name ending that the exporter writes, with its dot; empty when it writes a
+            folder.
+    """
+
+    kind = "exporter"
+    hook = "arb_register_exporters"
+    noun = "exporter"
+
+    suffix: str = field(default="", validator=instance_of(str))
+
+
+@frozen(kw_only=True)
+class GeneratorSpec(Spec):
+    """Draws from the model of a run: ``arb generate RUN ...`` hands over to it.
+
+    The target is a ``click.Command`` whose first argument is the run; its options are those of
+    ``arb generate`` for such runs. Of the generators that a run suits, the one is taken that names
+    most of what the run has.
+
+    Attributes:
+        models: names of the models that it draws from; empty = any.
+        masking: names of the masking strategies that they were trained with; empty = any.
+        data: names of the data sources that they were trained on; empty = any.
+    """
+
+    kind = "generator"
+    hook = "arb_register_generators"
+    noun = "generator"
+
+    models: tuple[str, ...] = field(
+        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
+    )
+    masking: tuple[str, ...] = field(
+        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
+    )
+    data: tuple[str, ...] = field(
+        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
+    )
+
+
+@frozen(kw_only=True)
+class ImporterSpec(Spec):
+    """Reads a model that another program has written. Factory: ``(config) -> Importer``.
+
+    Attributes:
+        schemes: what the addresses begin with that ``FetchesSources.fetch`` of the importer takes:
+            ``("hf",)`` for ``hf://...``; empty for an importer that reads files and folders only.
+    """
+
+    kind = "importer"
+    hook = "arb_register_importers"
+    noun = "importer"
+
+    schemes: tuple[str, ...] = field(
+        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
+    )
+
+
+@frozen(kw_only=True)
+class PolicySpec(Spec):
+    """Decides, step by step, how a training loop goes on. Factory: ``(config) -> StepPolicy``, one
+    a loop.
+    """
+
+    kind = "policy"
+    hook = "arb_register_policies"
+    noun = "step policy"
+
+
+@frozen(kw_only=True)
+class CheckSpec(Spec):
+    """A check that passes or fails a finished run. Factory: ``(config) -> Check``."""
+
+    kind = "check"
+    hook = "arb_register_checks"
+    noun = "check"
+
+
+@frozen(kw_only=True)
+class StarterSpec(Spec):
+    """A config to start from. Target: a mapping of settings.
+
+    Attributes:
+        document: name of the kind of config file that the settings are for.
+        priority: listings begin with the highest, and it is what ``arb config new`` writes when
+            none is named.
+    """
+
+    kind = "starter"
+    hook = "arb_register_starters"
+    noun = "starter config"
+
+    document: str = field(default="run", validator=instance_of(str))
+    priority: int = field(default=10, validator=instance_of(int))
+
+
+@frozen(kw_only=True)
 class CommandSpec(Spec):
     """A command of ``arb``. The target is a ``click.Command`` (or group), imported when the command
     is invoked.
@@ -214,25 +323,25 @@ class CommandSpec(Spec):
 
 
 @frozen(kw_only=True)
-class DocumentSpec(Spec):
-    """A kind of config file. Target: ``(path, overrides: Sequence[str]) -> LoadedConfig``;
-    ``config``: its root class.
-
-    The root class says what the file may hold, so ``config`` is required here.
+class DocumentSpec:
+    """A kind of config file, registered by ``arb_register_documents``.
 
     Attributes:
-        command: what such a file is for, without the file's name: ``arb train``.
+        name: how ``--document`` calls it.
+        target: ``(path, overrides: Sequence[str]) -> LoadedConfig``, ``"module:attribute"``.
+        config: the root class, which says what such a file may hold, ``"module:attribute"``.
+        command: what such a file is for, without the name of the file: ``arb train``.
+        summary: one line for listings.
     """
 
-    kind = "document"
-    hook = "arb_register_documents"
-    noun = "kind of config file"
-
+    name: str = field(validator=_name)
+    target: str = field(validator=_target)
     config: str = field(validator=_target)
     command: str = field(validator=instance_of(str))
+    summary: str = field(default="", validator=instance_of(str))
 
 
-#: The kinds of the core.
+#: The kinds of component that the program knows. Their hooks are in ``arb_ternary.hookspecs``.
 KINDS: Final = (
     BackendSpec,
     OptimizerSpec,
@@ -240,6 +349,12 @@ KINDS: Final = (
     PhaseSpec,
     ModelSpec,
     DataSpec,
+    TrackerSpec,
+    ExporterSpec,
+    ImporterSpec,
+    GeneratorSpec,
+    PolicySpec,
+    CheckSpec,
+    StarterSpec,
     CommandSpec,
-    DocumentSpec,
 )

@@ -7,11 +7,10 @@ import json
 import sys
 from importlib.metadata import version
 
-from arb_ternary import __version__
+from arb_ternary import __version__, hookspecs
 from arb_ternary.cli.main import main
 from arb_ternary.cli.output import print_table
-from arb_ternary.plugins.hooks import STATED
-from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.hooks import specified_in
 
 HEAD = """
 from arb_ternary import hookimpl
@@ -30,31 +29,32 @@ def arb_plugin_info():
     return {"homepage": "https://example.org"}
 """
 )
-#: A kind whose components implement hooks of their own.
+#: A kind of component and a hook of its own.
 SAMPLING = (
     HEAD
     + """
 from attrs import frozen
-from arb_ternary.hookspecs import hookspec
 from arb_ternary.specs import Spec
 
 @frozen(kw_only=True)
 class SamplerSpec(Spec):
     kind, hook, noun = "sampler", "arb_register_samplers", "sampler of rows"
-    hookspecs = "fake_sampling:Hooks"
-
-class Hooks:
-    @hookspec
-    def arb_row_drawn(row):
-        pass
-
-    @hookspec(firstresult=True)
-    def arb_row_order(rows):
-        pass
 
 @hookimpl
 def arb_register_kinds():
     return [SamplerSpec]
+
+@hookimpl
+def arb_register_hooks():
+    import types
+    from arb_ternary.hookspecs import hookspec
+
+    def arb_register_orders():
+        "Register orders of rows."
+
+    module = types.ModuleType("fake_hookspecs")
+    module.arb_register_orders = hookspec(arb_register_orders)
+    return [module]
 """
 )
 OLD_BACKEND = (
@@ -175,15 +175,16 @@ def test_every_hook_is_listed_with_its_arguments(install_plugin, capsys):
     text = printed(capsys, "plugins", "hooks")
     rows = as_json(capsys, "plugins", "hooks")
 
-    kinds = [kind.hook for kind in manager().registry.kinds.values()]
-    assert [row["name"] for row in rows] == [*kinds, *STATED, "arb_row_drawn", "arb_row_order"]
+    known = [*specified_in(hookspecs)]
+    of_runs = [hook.__name__ for hook in hookspecs.RUN_HOOKS]
+    added = ["arb_register_orders", "arb_register_samplers"]
+    assert [row["name"] for row in rows] == [*known[: -len(of_runs)], *added, *of_runs]
     assert all(f"{row['name']}({', '.join(row['arguments'])})" in text for row in rows)
     assert {row["name"]: row["group"] for row in rows} == {
-        **dict.fromkeys(kinds, "registration"),
-        "arb_register_kinds": "registration",
+        **dict.fromkeys((*known, *added), "registration"),
         "arb_plugin_info": "information",
-        "arb_row_drawn": "observer",
-        "arb_row_order": "selection",
+        **dict.fromkeys(of_runs, "observer"),
+        "arb_select_backend": "selection",
     }
 
 

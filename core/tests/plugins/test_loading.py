@@ -530,44 +530,75 @@ def test_without_the_plugin_that_brings_the_kind_an_optional_hook_is_not_called(
     assert "sampler" not in manager().registry.kinds
 
 
-#: The kind's components implement a hook of their own.
-WATCHED = """
-    hookspecs = "fake_sampling:Hooks"
+#: A hook of the plugin's own.
+HOOKS = (
+    HEAD
+    + """
+import types
+from arb_ternary.hookspecs import hookspec
 
-class Hooks:
-    @hookspec
-    def arb_row_drawn(row):
-        pass
+def arb_register_orders():
+    "Register orders of rows."
+
+hooks = types.ModuleType("fake_hookspecs")
+hooks.arb_register_orders = hookspec(arb_register_orders)
+
+@hookimpl
+def arb_register_hooks():
+    return [hooks]
 """
+)
+ORDER = (
+    HEAD
+    + """
+from types import SimpleNamespace
+
+@hookimpl
+def arb_register_orders():
+    return [SimpleNamespace(name="reversed")]
+"""
+)
 
 
-def watched_kind() -> str:
-    kind = KIND.replace('"sampler of rows"\n', f'"sampler of rows"{WATCHED}')
-    return kind.replace(
-        "import hookimpl\n", "import hookimpl\nfrom arb_ternary.hookspecs import hookspec\n"
+def test_a_plugin_adds_a_hook_that_others_implement(install_plugin):
+    install_plugin("an_order", ORDER)
+    install_plugin("ordering", HOOKS)
+
+    ((record, order),) = manager().registry.results("arb_register_orders")
+    assert (record.name, order.name) == ("an_order", "reversed")
+    assert manager().registry.by_name("arb_register_orders") == {"reversed": order}
+    assert record.components == ()
+
+
+def test_two_plugins_cannot_register_the_same_name_with_a_hook(install_plugin):
+    install_plugin("an_order", ORDER)
+    install_plugin("another_order", ORDER)
+    install_plugin("ordering", HOOKS)
+
+    with pytest.raises(EnvironmentProblem) as caught:
+        manager().registry.by_name("arb_register_orders")
+    assert caught.value.what == (
+        "arb_register_orders: 'reversed' is provided by more than one plugin: 'an_order' "
+        "(arb-ternary-an_order 1.0) and 'another_order' (arb-ternary-another_order 1.0)"
     )
 
 
-def test_a_plugin_cannot_itself_implement_a_hook_of_a_kinds_components(install_plugin):
-    install_plugin("sampling", watched_kind())
-    install_plugin("a_watcher", HEAD + "@hookimpl\ndef arb_row_drawn(row):\n    print(row)\n")
-
-    assert record_of("sampling").status is Status.OK
-    assert record_of("a_watcher").status is Status.FAILED
-    assert record_of("a_watcher").reason == (
-        "arb_row_drawn is called on the observers of a run only: register a tracker that "
-        "implements it"
-    )
-
-
-def test_a_kind_whose_hooks_cannot_be_imported_is_a_fault_of_the_plugin_that_brings_it(
-    install_plugin,
-):
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("[hooks]", "[1]", "arb_register_hooks returned 1; every item must be a module"),
+        ("arb_register_orders", "arb_orders", "fake_hookspecs.arb_orders: a hook of a plugin is"),
+        ("_orders():", "_orders(rows):", "takes no arguments"),
+        ('"Register orders of rows."', "...", "has a docstring"),
+        ("arb_register_orders", "arb_register_masking", "there is a hook arb_register_masking"),
+    ],
+)
+def test_a_faulty_hook_of_a_plugin_is_refused(install_plugin, before, after, reason):
     install_plugin("good", GOOD)
-    install_plugin("sampling", watched_kind().replace("fake_sampling:Hooks", "gone:Hooks"))
+    install_plugin("ordering", HOOKS.replace(before, after))
 
-    assert record_of("sampling").status is Status.FAILED
-    assert record_of("sampling").reason == "ModuleNotFoundError: No module named 'gone'"
+    assert not record_of("ordering").is_loaded
+    assert reason in record_of("ordering").reason
     assert record_of("good").status is Status.OK
 
 
@@ -598,13 +629,13 @@ def test_what_is_registered_is_held_to_the_kind(install_plugin):
             '"sampler"',
             '"backend"',
             Status.CONFLICT,
-            "there is a kind 'backend' or a hook arb_register_samplers already",
+            "there is a kind 'backend' already",
         ),
         (
             "arb_register_samplers",
             "arb_register_masking",
             Status.CONFLICT,
-            "or a hook arb_register_masking already",
+            "there is a hook arb_register_masking already",
         ),
     ],
 )
@@ -622,7 +653,7 @@ def test_a_kind_comes_from_an_installed_plugin_only(install_plugin, tmp_path):
     file.write_text(KIND)
 
     with pytest.raises(
-        EnvironmentProblem, match="kinds of component come from installed plugins only"
+        EnvironmentProblem, match="hooks and kinds of component come from installed plugins only"
     ):
         manager().load_file(file)
 

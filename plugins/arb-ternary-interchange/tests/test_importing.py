@@ -45,7 +45,7 @@ from attrs import frozen
 
 from arb_ternary import hookimpl
 from arb_ternary_interchange.protocols import ImportedModel
-from arb_ternary_train.specs import ImporterSpec
+from arb_ternary.specs import ImporterSpec
 
 ARB_API_VERSION = (1, 0)
 

@@ -28,7 +28,7 @@ from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary_train.config_file import load_as
 from arb_ternary.config.options import non_negative, option, positive
 from arb_ternary.specs import DocumentSpec, OptimizerSpec
-from arb_ternary_train.specs import StarterSpec
+from arb_ternary.specs import StarterSpec
 
 ARB_API_VERSION = (1, 0)
 

@@ -27,7 +27,7 @@ from arb_ternary import hookimpl
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary_train.specs import GeneratorSpec
+from arb_ternary.specs import GeneratorSpec
 
 ARB_API_VERSION = (1, 0)
 

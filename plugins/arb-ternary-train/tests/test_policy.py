@@ -29,7 +29,7 @@ from arb_ternary import hookimpl
 from arb_ternary.config.options import option
 from arb_ternary_train.policy import Adjustment
 from arb_ternary_train.snapshot import Snapshot
-from arb_ternary_train.specs import PolicySpec
+from arb_ternary.specs import PolicySpec
 
 ARB_API_VERSION = (1, 0)
 LOOPS = []

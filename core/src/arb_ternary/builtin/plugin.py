@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import KINDS, BackendSpec, CommandSpec, Spec
+from arb_ternary.specs import BackendSpec, CommandSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -13,11 +13,6 @@ ARB_API_VERSION = (1, 0)
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
     return {"summary": "the torch backend and the commands that explain an installation"}
-
-
-@hookimpl
-def arb_register_kinds() -> Sequence[type[Spec]]:
-    return KINDS
 
 
 @hookimpl

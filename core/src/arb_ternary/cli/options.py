@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from arb_ternary.errors import EnvironmentProblem, UsageProblem
+from arb_ternary.hookspecs import arb_register_documents
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.registry import USUAL_PARTS
 from arb_ternary.specs import DocumentSpec
@@ -65,12 +64,16 @@ def document_called(name: str | None) -> DocumentSpec:
     one of several.
     """
     registry = manager().registry
-    names = registry.names("document")
-    if not names:
+    documents: dict[str, DocumentSpec] = registry.by_name(arb_register_documents.__name__)
+    if not documents:
         raise EnvironmentProblem(
             "no kind of config file is installed", hint=f"pip install {USUAL_PARTS}"
         )
-    if name is None and len(names) > 1 and _USUAL not in names:
-        raise UsageProblem(f"--document: name the kind of config file: {', '.join(names)}")
-    found: Any = registry.get("document", name or (names[0] if len(names) == 1 else _USUAL)).spec
-    return found  # type: ignore[no-any-return]
+    if name is None and len(documents) == 1:
+        return next(iter(documents.values()))
+    if name is None and _USUAL not in documents:
+        raise UsageProblem(f"--document: name the kind of config file: {', '.join(documents)}")
+    wanted = name or _USUAL
+    if wanted not in documents:
+        raise registry.missing("document", "kind of config file", wanted, documents)
+    return documents[wanted]

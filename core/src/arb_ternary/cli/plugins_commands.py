@@ -10,7 +10,7 @@ from attrs import asdict
 from arb_ternary.cli.options import as_json
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.plugins.discovery import PluginRecord
-from arb_ternary.plugins.hooks import describe_hooks
+from arb_ternary.plugins.hooks import describe_hook
 from arb_ternary.plugins.manager import manager
 
 
@@ -61,7 +61,7 @@ def show(names: tuple[str, ...], as_json: bool) -> None:
 @as_json
 def hooks(as_json: bool) -> None:
     """Every hook that a plugin can implement."""
-    described = describe_hooks(manager().registry.kinds.values())
+    described = [describe_hook(hook) for hook in manager().hooks]
     if as_json:
         print_json([asdict(hook) for hook in described])
         return

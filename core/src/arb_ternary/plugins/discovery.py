@@ -5,7 +5,7 @@ of each.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from importlib.metadata import Distribution, distributions
 from typing import Any, Final
@@ -55,6 +55,7 @@ class PluginRecord:
         status: the outcome.
         reason: why the status is not ok; empty when it is.
         components: what it provides, in the order of registration.
+        results: what its registration hooks returned, by hook.
         hook_module: what implements its hooks, once it is imported: a module or an object.
     """
 
@@ -65,6 +66,7 @@ class PluginRecord:
     status: Status = Status.OK
     reason: str = ""
     components: tuple[Registered, ...] = ()
+    results: Mapping[str, tuple[Any, ...]] = field(factory=dict, repr=False)
     hook_module: object = field(default=None, repr=False)
 
     @property
@@ -98,7 +100,9 @@ class PluginRecord:
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values."""
         stated = asdict(
-            self, recurse=False, filter=lambda attribute, _: attribute.name != "hook_module"
+            self,
+            recurse=False,
+            filter=lambda attribute, _: attribute.name not in ("hook_module", "results"),
         )
         components = [{"kind": found.kind, "name": found.name} for found in self.components]
         return {**stated, "status": str(self.status), "components": components}

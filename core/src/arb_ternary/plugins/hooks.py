@@ -1,6 +1,4 @@
-"""The hooks: which there are, how they are called through pluggy, and what a plugin gets wrong
-about them.
-"""
+"""Call hooks through pluggy, and say what a plugin gets wrong about them."""
 
 from __future__ import annotations
 
@@ -16,26 +14,35 @@ from attrs import frozen
 from arb_ternary import hookspecs
 from arb_ternary.errors import ArbError, nearest
 from arb_ternary.plugins.discovery import Status
-from arb_ternary.specs import Spec, resolve
+from arb_ternary.specs import KINDS, Spec
 
-#: What the name of every hook begins with.
+#: Prefix of the name of every hook.
 PREFIX: Final = "arb_"
+#: Prefix of the name of every hook that registers something.
+REGISTRATION_PREFIX: Final = "arb_register_"
 _KINDS_HOOK: Final = hookspecs.arb_register_kinds.__name__
+_HOOKS_HOOK: Final = hookspecs.arb_register_hooks.__name__
+_RUN_HOOKS: Final = frozenset(hook.__name__ for hook in hookspecs.RUN_HOOKS)
 
 
-def specified_in(module: object) -> dict[str, Any]:
-    """The hooks that a module specifies, by name."""
-    return {name: value for name, value in vars(module).items() if name.startswith(PREFIX)}
-
-
-#: The hooks of the core, by name, that no kind of component brings.
-STATED: Final = specified_in(hookspecs)
+def specified_in(module: object) -> dict[str, Callable[..., Any]]:
+    """Return the hooks that a module specifies, by name."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name.startswith(PREFIX) and hasattr(value, "arb_ternary_spec")
+    }
 
 
 @frozen
 class HookFacts:
-    """A hook for listings; ``group`` is ``registration``, ``information``, ``selection`` or
-    ``observer``.
+    """A hook for listings.
+
+    Attributes:
+        name: the name of the hook.
+        group: ``registration``, ``information``, ``selection`` or ``observer``.
+        arguments: the names of its arguments.
+        documentation: its docstring.
     """
 
     name: str
@@ -44,52 +51,19 @@ class HookFacts:
     documentation: str
 
 
-def describe_hooks(kinds: Iterable[type[Spec]]) -> tuple[HookFacts, ...]:
-    """Every hook of a program that knows ``kinds``: of registration, of ``hookspecs``, and of the
-    kinds' components.
-    """
-    kinds = tuple(kinds)
-    registration = _registration_hooks(kinds)
-    observation = _observation_hooks(kinds)
-    groups = {
-        **dict.fromkeys((*registration, _KINDS_HOOK), "registration"),
-        hookspecs.arb_plugin_info.__name__: "information",
-        **{
-            name: "selection"
-            for name, hook in observation.items()
-            if hook.arb_ternary_spec["firstresult"]
-        },
-    }
-    return tuple(
-        HookFacts(
-            name,
-            groups.get(name, "observer"),
-            tuple(inspect.signature(hook).parameters),
-            inspect.getdoc(hook) or "",
-        )
-        for name, hook in {**registration, **STATED, **observation}.items()
-    )
-
-
-def _observation_hooks(kinds: Iterable[type[Spec]]) -> dict[str, Any]:
-    """The hooks that components of these kinds implement, by name."""
-    modules = [resolve(kind.hookspecs) for kind in kinds if kind.hookspecs is not None]
-    return {name: hook for module in modules for name, hook in specified_in(module).items()}
-
-
-def _registration_hooks(kinds: Iterable[type[Spec]]) -> dict[str, Callable[..., Any]]:
-    """The hook specifications of kinds of component, by name."""
-
-    def specification(kind: type[Spec]) -> Callable[[], None]:
-        def hook() -> None: ...
-
-        hook.__doc__ = (
-            f"Components of the kind `{kind.kind}` ({kind.noun}): a sequence of `{kind.__name__}`. "
-            "Called once at load; an empty sequence or None means none."
-        )
-        return hookspecs.hookspec(hook)
-
-    return {kind.hook: specification(kind) for kind in kinds}
+def describe_hook(hook: Callable[..., Any]) -> HookFacts:
+    """Return the facts about the specification of a hook."""
+    name = hook.__name__
+    if name.startswith(REGISTRATION_PREFIX):
+        group = "registration"
+    elif name not in _RUN_HOOKS:
+        group = "information"
+    elif hook.arb_ternary_spec["firstresult"]:  # type: ignore[attr-defined]
+        group = "selection"
+    else:
+        group = "observer"
+    arguments = tuple(inspect.signature(hook).parameters)
+    return HookFacts(name, group, arguments, inspect.getdoc(hook) or "")
 
 
 class PluginFault(Exception):
@@ -106,16 +80,15 @@ def _failed(reason: str) -> PluginFault:
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception on one line: its class and the first line of what it says."""
-    lines = (error.what if isinstance(error, ArbError) else str(error)).strip().splitlines()
+    """Return an exception on one line: its class and the first line of its message."""
+    message = error.what if isinstance(error, ArbError) else str(error)
+    lines = message.strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 @contextmanager
 def as_faults() -> Iterator[None]:
-    """Whatever the code of a plugin raises within the block, ``sys.exit()`` included, is a
-    :class:`PluginFault`.
-    """
+    """Turn whatever the code of a plugin raises, ``sys.exit()`` included, into a PluginFault."""
     try:
         yield
     except PluginFault:
@@ -125,55 +98,55 @@ def as_faults() -> Iterator[None]:
 
 
 class HookManager(pluggy.PluginManager):
-    """pluggy's manager with the hooks of this program; whatever is wrong with a plugin is a
-    :class:`PluginFault`.
+    """pluggy's manager for the hooks in ``specifications``.
 
-    ``specifications`` is the module of its first hooks; ``kinds`` are the kinds of component whose
-    registration hooks exist too, by name.
+    Attributes:
+        specifications: the functions that specify the hooks, by name.
     """
 
-    def __init__(self, specifications: ModuleType = hookspecs) -> None:
+    def __init__(self, specifications: Iterable[Callable[..., Any]]) -> None:
         super().__init__("arb_ternary")
-        self.add_hookspecs(specifications)
-        self._stated = tuple(specified_in(specifications))
-        self._observation: set[str] = set()
-        self.kinds: dict[str, type[Spec]] = {}
+        self.specifications: dict[str, Callable[..., Any]] = {}
+        self.specify(specifications)
 
-    @property
-    def hooks(self) -> tuple[str, ...]:
-        """The names of all hooks: registration first."""
-        return (*(kind.hook for kind in self.kinds.values()), *self._stated)
+    def specify(self, hooks: Iterable[Callable[..., Any]]) -> None:
+        """Add hooks; their names are new."""
+        added = {hook.__name__: hook for hook in hooks}
+        if added:
+            self.add_hookspecs(type("Specifications", (), added))
+            self.specifications.update(added)
 
     def implementations(self, plugin: object) -> dict[str, Any]:
-        """pluggy's options of every hook implementation of ``plugin``, by hook."""
-        found = ((name, self.parse_hookimpl_opts(plugin, name)) for name in dir(plugin))
-        return {
-            options.get("specname") or name: options
-            for name, options in found
-            if options is not None
-        }
+        """Return pluggy's options of every hook implementation of ``plugin``, by hook."""
+        found = {}
+        for attribute in dir(plugin):
+            options = self.parse_hookimpl_opts(plugin, attribute)
+            if options is not None:
+                found[options.get("specname") or attribute] = options
+        return found
 
     def check(self, plugin: object) -> None:
-        """Refuse what pluggy ignores: an implementation of no hook, a hook's name without the mark,
-        no hook at all.
+        """Refuse what pluggy ignores.
+
+        That is an implementation of an unknown hook, a function with the name of a hook but without
+        the mark, and a plugin without any hook.
         """
         found = self.implementations(plugin)
-        hooks = self.hooks
+        names = tuple(self.specifications)
         for hook, options in found.items():
-            if hook not in hooks and not options.get("optionalhook"):
-                close = nearest(hook, hooks)
-                suggestion = (
-                    f"; did you mean {close!r}?" if close else f"; hooks: {', '.join(hooks)}"
-                )
-                raise PluginFault(Status.UNKNOWN_HOOK, f"no hook is called {hook!r}{suggestion}")
-        for hook in hooks:
+            if hook in self.specifications or options.get("optionalhook"):
+                continue
+            close = nearest(hook, names)
+            suggestion = f"did you mean {close!r}?" if close else f"hooks: {', '.join(names)}"
+            raise PluginFault(Status.UNKNOWN_HOOK, f"no hook is called {hook!r}; {suggestion}")
+        for hook in names:
             if hook not in found and callable(getattr(plugin, hook, None)):
                 raise _failed(f"{hook} is not marked with @arb_ternary.hookimpl")
         if not found:
             raise _failed(f"it implements no hook ({PREFIX}... marked with @arb_ternary.hookimpl)")
 
     def register(self, plugin: object, name: str | None = None) -> str | None:
-        """As pluggy does, but what it refuses is a :class:`PluginFault`."""
+        """Register a plugin as pluggy does, but raise a PluginFault if pluggy refuses it."""
         try:
             return super().register(plugin, name)
         except pluggy.PluginValidationError as error:
@@ -187,45 +160,91 @@ class HookManager(pluggy.PluginManager):
         results: list[Any] = self.subset_hook_caller(hook, others)()
         return results
 
-    def kinds_of(self, plugin: object) -> list[type[Spec]]:
-        """The kinds of component that a plugin adds; it is not registered yet."""
-        if _KINDS_HOOK not in self.implementations(plugin):
-            return []
-        # of its own: the hooks of other kinds, which the plugin may implement, are not known yet
-        scout = HookManager()
+
+class PluginHooks(HookManager):
+    """The hooks of plugins: those of the program, and those that plugins add.
+
+    Attributes:
+        kinds: the kinds of component that plugins can register, by name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            hook for name, hook in specified_in(hookspecs).items() if name not in _RUN_HOOKS
+        )
+        self.kinds: dict[str, type[Spec]] = {kind.kind: kind for kind in KINDS}
+
+    # --- hooks and kinds that plugins add
+
+    def additions(self, plugin: object) -> tuple[list[Any], list[Any]]:
+        """Return the hook modules and the kinds of component that a plugin adds.
+
+        The plugin is not registered yet.
+        """
+        implemented = self.implementations(plugin).keys() & {_HOOKS_HOOK, _KINDS_HOOK}
+        if not implemented:
+            return [], []
+        # A manager of its own: the plugin may implement hooks that other plugins add, which this
+        # one does not know yet.
+        scout = HookManager([hookspecs.arb_register_hooks, hookspecs.arb_register_kinds])
         with as_faults():
             scout.register(plugin)
-            kinds = [kind for result in scout.call_alone(plugin, _KINDS_HOOK) for kind in result]
+            added: list[list[Any]] = [
+                [item for result in scout.call_alone(plugin, hook) for item in result]
+                for hook in (_HOOKS_HOOK, _KINDS_HOOK)
+            ]
+        return added[0], added[1]
+
+    def add_hooks(self, modules: Sequence[Any]) -> None:
+        """Let plugins implement the hooks that these modules specify."""
+        for module in modules:
+            hooks = specified_in(module) if isinstance(module, ModuleType) else {}
+            if not hooks:
+                raise _failed(
+                    f"{_HOOKS_HOOK} returned {module!r}; every item must be a module with functions"
+                    f" {REGISTRATION_PREFIX}... marked with @arb_ternary.hookspecs.hookspec"
+                )
+            for name, hook in hooks.items():
+                arguments = inspect.signature(hook).parameters
+                if not name.startswith(REGISTRATION_PREFIX) or arguments or not hook.__doc__:
+                    raise _failed(
+                        f"{module.__name__}.{name}: a hook of a plugin is called "
+                        f"{REGISTRATION_PREFIX}..., has a docstring and takes no arguments"
+                    )
+                self._refuse_taken(name)
+            self.specify(hooks.values())
+
+    def add_kinds(self, kinds: Sequence[Any]) -> None:
+        """Let plugins register components of these kinds."""
         for kind in kinds:
             own = vars(kind) if isinstance(kind, type) and issubclass(kind, Spec) else {}
             if not own.keys() >= {"kind", "hook", "noun"} or not kind.hook.startswith(
-                f"{PREFIX}register_"
+                REGISTRATION_PREFIX
             ):
                 raise _failed(
                     f"{_KINDS_HOOK} returned {kind!r}; every item must be a subclass of Spec with "
-                    f"a kind, a noun, and a hook {PREFIX}register_...",
+                    f"a kind, a noun, and a hook {REGISTRATION_PREFIX}...",
                 )
-        return kinds
-
-    def add_kinds(self, kinds: Sequence[type[Spec]]) -> None:
-        """Let plugins register components of these kinds, which are new."""
-        for kind in kinds:
-            if kind.kind in self.kinds or kind.hook in self.hooks:
-                raise PluginFault(
-                    Status.CONFLICT, f"there is a kind {kind.kind!r} or a hook {kind.hook} already"
-                )
-        with as_faults():
-            self._observation.update(_observation_hooks(kinds))
+            if kind.kind in self.kinds:
+                raise PluginFault(Status.CONFLICT, f"there is a kind {kind.kind!r} already")
+            self._refuse_taken(kind.hook)
+        self.specify(_hook_of(kind) for kind in kinds)
         self.kinds.update((kind.kind, kind) for kind in kinds)
-        if kinds:
-            self.add_hookspecs(type("Registration", (), _registration_hooks(kinds)))
 
-    def take_in(self, plugin: object, name: str) -> list[Spec]:
-        """Register a plugin and return every component that it provides; after a
-        :class:`PluginFault` it is unknown.
+    def _refuse_taken(self, hook: str) -> None:
+        if hook in self.specifications or hook in _RUN_HOOKS:
+            raise PluginFault(Status.CONFLICT, f"there is a hook {hook} already")
+
+    # --- what plugins register
+
+    def take_in(self, plugin: object, name: str) -> dict[str, tuple[Any, ...]]:
+        """Register a plugin and return what its registration hooks return, by hook.
+
+        Raises:
+            PluginFault: the plugin is faulty; nothing of it is registered.
         """
         for hook, options in self.implementations(plugin).items():
-            if hook in self._observation:
+            if hook in _RUN_HOOKS:
                 raise _failed(
                     f"{hook} is called on the observers of a run only: register a tracker that "
                     f"implements it"
@@ -236,28 +255,51 @@ class HookManager(pluggy.PluginManager):
         try:
             with as_faults():
                 self.register(plugin, name)
-                specs = self._collect(plugin)
+                return self._collect(plugin)
         except PluginFault:
             if self.is_registered(plugin):
                 self.unregister(plugin)
             raise
-        return specs
 
-    def _collect(self, plugin: object) -> list[Spec]:
-        specs: dict[tuple[str, str], Spec] = {}
-        for kind in self.kinds.values():
-            for result in self.call_alone(plugin, kind.hook):
+    def _collect(self, plugin: object) -> dict[str, tuple[Any, ...]]:
+        """Call the registration hooks that a plugin implements."""
+        implemented = self.implementations(plugin)
+        classes = {kind.hook: kind for kind in self.kinds.values()}
+        collected: dict[str, tuple[Any, ...]] = {}
+        for hook in self.specifications:
+            if hook not in implemented or not hook.startswith(REGISTRATION_PREFIX):
+                continue
+            items: list[Any] = []
+            for result in self.call_alone(plugin, hook):
                 if not isinstance(result, Sequence) or isinstance(result, str):
-                    raise _failed(
-                        f"{kind.hook} returned {result!r}; it must return a sequence of "
-                        f"{kind.__name__}"
-                    )
-                for spec in result:
-                    if not isinstance(spec, kind):
-                        raise _failed(
-                            f"{kind.hook} returned {spec!r}; every item must be a {kind.__name__}"
-                        )
-                    if (kind.kind, spec.name) in specs:
-                        raise _failed(f"{kind.hook} returned two {kind.kind}s called {spec.name!r}")
-                    specs[kind.kind, spec.name] = spec
-        return list(specs.values())
+                    wanted = f" of {classes[hook].__name__}" if hook in classes else ""
+                    raise _failed(f"{hook} returned {result!r}; it must return a sequence{wanted}")
+                items.extend(result)
+            if hook in classes:
+                _check_specs(hook, classes[hook], items)
+            collected[hook] = tuple(items)
+        return collected
+
+
+def _hook_of(kind: type[Spec]) -> Callable[..., Any]:
+    """Return the specification of the hook that registers components of a plugin's own kind."""
+
+    def hook() -> None: ...
+
+    hook.__name__ = kind.hook
+    hook.__annotations__ = {"return": f"Sequence[{kind.__name__}]"}
+    hook.__doc__ = (
+        f"Register components of the kind `{kind.kind}` ({kind.noun}).\n\nCalled once, when the "
+        "plugins are loaded. None or an empty sequence means that the plugin has none."
+    )
+    return hookspecs.hookspec(hook)
+
+
+def _check_specs(hook: str, kind: type[Spec], specs: Sequence[Any]) -> None:
+    names = set()
+    for spec in specs:
+        if not isinstance(spec, kind):
+            raise _failed(f"{hook} returned {spec!r}; every item must be a {kind.__name__}")
+        if spec.name in names:
+            raise _failed(f"{hook} returned two {kind.kind}s called {spec.name!r}")
+        names.add(spec.name)

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from arb_ternary import environment
 from arb_ternary.environment import Variable
 from arb_ternary.errors import ComponentError, EnvironmentProblem, UsageProblem, nearest
+from arb_ternary.hookspecs import RUN_HOOKS
 from arb_ternary.plugins.discovery import BUILTIN, PluginRecord, Registered, Status, discover
-from arb_ternary.plugins.hooks import HookManager, PluginFault, describe_exception
+from arb_ternary.plugins.hooks import PluginFault, PluginHooks, describe_exception
 from arb_ternary.plugins.loader import ATTRIBUTE, check_version, import_file, import_object
 from arb_ternary.plugins.registry import Registry
 
@@ -28,7 +30,7 @@ class Plugins:
     """
 
     def __init__(self) -> None:
-        self._relay = HookManager()
+        self._relay = PluginHooks()
         self.registry = Registry(self._relay.kinds)
         self.files: tuple[Path, ...] = ()
 
@@ -36,6 +38,11 @@ class Plugins:
     def records(self) -> tuple[PluginRecord, ...]:
         """A record of every plugin, in the order of loading."""
         return tuple(self.registry.records)
+
+    @property
+    def hooks(self) -> tuple[Callable[..., Any], ...]:
+        """The specification of every hook: of plugins, then of trackers."""
+        return (*self._relay.specifications.values(), *RUN_HOOKS)
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -82,7 +89,7 @@ class Plugins:
         """
         plugin = self._relay.get_plugin(name)
         found = {} if plugin is None else self._relay.implementations(plugin)
-        return tuple(hook for hook in self._relay.hooks if hook in found)
+        return tuple(hook for hook in self._relay.specifications if hook in found)
 
     def load_environment(self) -> None:
         """Load the installed plugins that the environment allows; called once, by :func:`manager`.
@@ -184,11 +191,17 @@ class Plugins:
         record.hook_module = import_object(record.module)
         _trace(f"{record.module} imported [{1e3 * (perf_counter() - started):.1f} ms]")
         check_version(record.hook_module)
-        self._relay.add_kinds(self._relay.kinds_of(record.hook_module))
+        modules, kinds = self._relay.additions(record.hook_module)
+        self._relay.add_hooks(modules)
+        self._relay.add_kinds(kinds)
 
     def _add(self, record: PluginRecord) -> None:
-        specs = self._relay.take_in(record.hook_module, record.name)
-        record.components = tuple(Registered(spec, record) for spec in specs)
+        record.results = self._relay.take_in(record.hook_module, record.name)
+        record.components = tuple(
+            Registered(spec, record)
+            for kind in self._relay.kinds.values()
+            for spec in record.results.get(kind.hook, ())
+        )
 
     def _take_in(self, record: PluginRecord, *, versioned: bool) -> PluginRecord:
         if self._relay.has_plugin(record.name):
@@ -199,9 +212,9 @@ class Plugins:
         try:
             if versioned:
                 check_version(record.hook_module)
-            if self._relay.kinds_of(record.hook_module):
+            if any(self._relay.additions(record.hook_module)):
                 raise PluginFault(
-                    Status.FAILED, "kinds of component come from installed plugins only"
+                    Status.FAILED, "hooks and kinds of component come from installed plugins only"
                 )
             self._add(record)
         except PluginFault as fault:

@@ -4,9 +4,9 @@ is not there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.discovery import PluginRecord, Registered, Status, announced, canonical
@@ -81,6 +81,26 @@ class Registry:
         """The components of every kind, contested names included."""
         return tuple(found for record in self.records for found in record.components)
 
+    def results(self, hook: str) -> tuple[tuple[PluginRecord, Any], ...]:
+        """Every item that plugins returned from a registration hook, with its plugin."""
+        return tuple(
+            (record, item) for record in self.records for item in record.results.get(hook, ())
+        )
+
+    def by_name(self, hook: str) -> dict[str, Any]:
+        """The items that plugins returned from a registration hook, by their ``name``, sorted.
+
+        Raises:
+            EnvironmentProblem: two plugins return items of the same name.
+        """
+        found: dict[str, tuple[PluginRecord, Any]] = {}
+        for record, item in self.results(hook):
+            if item.name in found:
+                rivals = [found[item.name][0], record]
+                raise _contested(f"{hook}: {item.name!r}", rivals)
+            found[item.name] = record, item
+        return {name: found[name][1] for name in sorted(found)}
+
     def claims(self, kind: str, name: str) -> list[Registered]:
         """The components of that kind and name, of whatever plugin: several where plugins are in
         conflict.
@@ -110,15 +130,26 @@ class Registry:
         noun = self.kinds[kind].noun
         claims = self.claims(kind, name)
         if claims:
-            rivals = [claim.plugin for claim in claims]
-            last = next(
-                (rival for rival in reversed(rivals) if rival.distribution), rivals[-1]
-            ).name
-            return EnvironmentProblem(
-                f"{noun} {name!r} is provided by more than one plugin: "
-                + " and ".join(rival.described for rival in rivals),
-                f"uninstall all but one of them, or disable one: ARB_PLUGINS_DISABLED={last}",
-            )
+            return _contested(f"{noun} {name!r}", [claim.plugin for claim in claims])
+        return self.missing(kind, noun, name, self.names(kind), unusable)
+
+    def missing(
+        self,
+        kind: str,
+        noun: str,
+        name: str,
+        names: Collection[str],
+        unusable: Mapping[str, str] = MappingProxyType({}),
+    ) -> ArbError:
+        """Why nothing is registered under a name, and what the user can do about it.
+
+        Args:
+            kind: how distributions announce it: ``KIND.NAME`` in the group ``arb_ternary.known``.
+            noun: how messages speak of it.
+            name: the name that the user wrote.
+            names: the registered names.
+            unusable: registered names that cannot be used here, each with the reason.
+        """
         known = announced()
         unloaded = [record for record in self.records if not record.is_loaded]
         # A name stands for its family too: what brings `a` brings `a.b`.
@@ -134,7 +165,6 @@ class Registry:
             unloaded_owners = [owner for owner in owners if owner in unloaded]
             if unloaded_owners:
                 return _may_come_from(noun, name, unloaded_owners)
-        names = self.names(kind)
         absent = self.not_installed(kind)
         close = nearest(name, [*names, *absent])
         suspects = [record for record in unloaded if record.status is not Status.BLOCKED]
@@ -150,6 +180,17 @@ class Registry:
         if not known:
             hint.append(f"pip install {USUAL_PARTS} brings the program's usual parts")
         return UsageProblem(f"no {noun} is called {name!r}", "\n".join(hint))
+
+
+def _contested(what: str, rivals: Sequence[PluginRecord]) -> EnvironmentProblem:
+    """Two or more plugins provide the same name; say so, and how to disable an installed one."""
+    installed = [rival for rival in rivals if rival.distribution]
+    last = (installed or rivals)[-1].name
+    described = " and ".join(rival.described for rival in rivals)
+    return EnvironmentProblem(
+        f"{what} is provided by more than one plugin: {described}",
+        f"uninstall all but one of them, or disable one: ARB_PLUGINS_DISABLED={last}",
+    )
 
 
 def _outcome(record: PluginRecord) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, MaskingSpec, ModelSpec
-from arb_ternary_train.specs import GeneratorSpec, TrackerSpec
+from arb_ternary.specs import CommandSpec, GeneratorSpec, MaskingSpec, ModelSpec, TrackerSpec
 
 ARB_API_VERSION = (1, 0)
 

@@ -20,6 +20,7 @@ from arb_ternary.config.yaml_document import Document, dump_yaml
 from arb_ternary.errors import ArbError, DataError, UsageProblem
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.plugins.manager import manager
+from arb_ternary.specs import ImporterSpec
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_interchange.allocation_limit import AllocationLimit
 from arb_ternary_interchange.named_component import named_importer
@@ -33,7 +34,6 @@ from arb_ternary_train.loading import structure_run
 from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.protocols import ActivationCheckpointing, LimitedLength
 from arb_ternary_train.seeding import global_rng_state, seed_everything
-from arb_ternary_train.specs import ImporterSpec
 
 # : Weights from which a model is trained on one sequence a step, with activations made again in the
 # backward pass.

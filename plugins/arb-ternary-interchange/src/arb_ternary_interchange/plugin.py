@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec
-from arb_ternary_train.specs import ExporterSpec, ImporterSpec
+from arb_ternary.specs import CommandSpec, ExporterSpec, ImporterSpec
 
 ARB_API_VERSION = (1, 0)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, OptimizerSpec, Spec
+from arb_ternary.specs import CommandSpec, OptimizerSpec, PolicySpec, Spec
 from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.specs import StrategySpec
-from arb_ternary_train.specs import PolicySpec, TrainKeysSpec
+from arb_ternary_train.specs import TrainKeysSpec
 
 ARB_API_VERSION = (1, 0)
 

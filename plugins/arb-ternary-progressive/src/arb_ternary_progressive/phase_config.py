@@ -13,13 +13,12 @@ from arb_ternary.config.choice import Choice
 from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import non_negative, option, optional, positive
 from arb_ternary.optim.protocol import Planned
-from arb_ternary.specs import TrainedPart
+from arb_ternary.specs import PolicySpec, TrainedPart
 from arb_ternary_progressive.growth_config import GrowthConfig
 from arb_ternary_progressive.time import time_step_for_stack
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_train.options import EVAL_EVERY, AmpName, LoopOptions, loop_contradictions
 from arb_ternary_train.schedules import ScheduleName
-from arb_ternary_train.specs import PolicySpec
 
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig

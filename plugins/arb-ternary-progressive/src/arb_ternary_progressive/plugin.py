@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, DataSpec, MaskingSpec, PhaseSpec
-from arb_ternary_train.specs import ExporterSpec
+from arb_ternary.specs import CommandSpec, DataSpec, ExporterSpec, MaskingSpec, PhaseSpec
 
 ARB_API_VERSION = (1, 0)
 

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from arb_ternary import hookimpl
 from arb_ternary.config.choice import Choice
-from arb_ternary_train.specs import TrackerSpec
+from arb_ternary.specs import TrackerSpec
 
 
 class Crash(BaseException):

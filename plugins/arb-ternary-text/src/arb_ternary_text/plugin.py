@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec
-from arb_ternary_train.specs import GeneratorSpec, StarterSpec, SystemSpec
+from arb_ternary.specs import DataSpec, GeneratorSpec, MaskingSpec, ModelSpec, StarterSpec
+from arb_ternary_train.specs import SystemSpec
 
 ARB_API_VERSION = (1, 0)
 

@@ -10,9 +10,9 @@ import torch
 from attrs import define
 from torch import nn
 
+from arb_ternary import hookspecs
 from arb_ternary.errors import CheckpointError
 from arb_ternary.protocols.runs import Phase, PhaseResult
-from arb_ternary_train import hookspecs
 from arb_ternary_train.build import build_phase
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore
 from arb_ternary_train.config import RunConfig

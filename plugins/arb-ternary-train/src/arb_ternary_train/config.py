@@ -18,8 +18,8 @@ from arb_ternary.config.choice import (
     PhaseChoice,
 )
 from arb_ternary.config.options import Rule, default_choice, non_negative, option, positive
+from arb_ternary.specs import CheckSpec, TrackerSpec
 from arb_ternary_train.requirements import parse_requirement
-from arb_ternary_train.specs import CheckSpec, TrackerSpec
 
 _NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _DEVICE_PATTERN = r"cpu|cuda(:\d+)?|mps"

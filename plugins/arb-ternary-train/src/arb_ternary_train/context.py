@@ -15,13 +15,13 @@ from attrs import define, evolve, field
 from torch import nn
 from torch.optim import Optimizer
 
+from arb_ternary import hookspecs
 from arb_ternary.backends.select import Selection
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.errors import ConfigError, Interrupted
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary.protocols.runs import Phase, PhaseResult
-from arb_ternary_train import hookspecs
 from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.checkpointer import Checkpointer
 from arb_ternary_train.config import RunConfig

@@ -10,23 +10,23 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from arb_ternary import hookspecs
 from arb_ternary.errors import ArbError, ComponentError, nearest
 from arb_ternary.plugins.hooks import (
-    PREFIX,
-    STATED,
+    REGISTRATION_PREFIX,
     HookManager,
     PluginFault,
     describe_exception,
-    specified_in,
 )
-from arb_ternary_train import hookspecs
 
 if TYPE_CHECKING:
     from arb_ternary.backends.select import BackendRequest
 
 P = ParamSpec("P")
 #: The hooks of a run.
-_HOOKS = tuple(specified_in(hookspecs))
+_HOOKS = tuple(hook.__name__ for hook in hookspecs.RUN_HOOKS)
+#: The hook of plugins that registers nothing.
+_NOT_OF_A_RUN = hookspecs.arb_plugin_info.__name__
 #: The hook that is called on every observer, whatever the others do.
 _LAST = hookspecs.arb_run_end.__name__
 
@@ -46,7 +46,7 @@ class RunObservers:
     """
 
     def __init__(self, objects: Mapping[str, object]) -> None:
-        self._relay = HookManager(hookspecs)
+        self._relay = HookManager(hookspecs.RUN_HOOKS)
         self._failures: list[ArbError] = []
         self._opinion: tuple[str, Any] | None = None
         self.names: tuple[str, ...] = tuple(objects)
@@ -101,7 +101,7 @@ class RunObservers:
 
     def _add(self, name: str, observer: object) -> None:
         for hook in self._relay.implementations(observer):
-            if hook.startswith(f"{PREFIX}register_") or hook in STATED:
+            if hook.startswith(REGISTRATION_PREFIX) or hook == _NOT_OF_A_RUN:
                 close = nearest(hook, _HOOKS)
                 hint = (
                     f"did you mean {close!r}?" if close else f"hooks of a run: {', '.join(_HOOKS)}"

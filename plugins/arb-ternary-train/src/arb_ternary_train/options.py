@@ -16,9 +16,8 @@ from arb_ternary.config.choice import Choice
 from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import Rule, fraction, non_negative, option, optional, positive
 from arb_ternary.optim.protocol import Planned
-from arb_ternary.specs import OptimizerSpec
+from arb_ternary.specs import OptimizerSpec, PolicySpec
 from arb_ternary_train.schedules import ScheduleName
-from arb_ternary_train.specs import PolicySpec
 
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, DocumentSpec, OptimizerSpec, PhaseSpec, Spec
+from arb_ternary.specs import (
+    CheckSpec,
+    CommandSpec,
+    DocumentSpec,
+    OptimizerSpec,
+    PhaseSpec,
+    Spec,
+    TrackerSpec,
+)
 from arb_ternary_train.openmp import VARIABLES
 from arb_ternary_train.ranks.environment import VARIABLES as RANK_VARIABLES
-from arb_ternary_train.specs import (
-    CheckSpec,
-    ExporterSpec,
-    GeneratorSpec,
-    ImporterSpec,
-    PolicySpec,
-    StarterSpec,
-    SystemSpec,
-    TrackerSpec,
-    TrainerSpec,
-    TrainKeysSpec,
-)
+from arb_ternary_train.specs import SystemSpec, TrainerSpec, TrainKeysSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -31,18 +28,7 @@ def arb_plugin_info() -> Mapping[str, str]:
 
 @hookimpl
 def arb_register_kinds() -> Sequence[type[Spec]]:
-    return (
-        TrackerSpec,
-        ExporterSpec,
-        GeneratorSpec,
-        ImporterSpec,
-        PolicySpec,
-        CheckSpec,
-        StarterSpec,
-        TrainerSpec,
-        SystemSpec,
-        TrainKeysSpec,
-    )
+    return TrainerSpec, SystemSpec, TrainKeysSpec
 
 
 @hookimpl

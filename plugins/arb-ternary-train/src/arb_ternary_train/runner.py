@@ -9,12 +9,12 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from arb_ternary import hookspecs
 from arb_ternary.backends.select import use_backend
 from arb_ternary.config.errors import raise_faults
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
-from arb_ternary_train import hookspecs
 from arb_ternary_train.auto_options import CHOSEN, ResolvedConfig, resolve_auto_options
 from arb_ternary_train.build import (
     RunParts,

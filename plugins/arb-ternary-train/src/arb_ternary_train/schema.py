@@ -14,9 +14,8 @@ from arb_ternary.config.fields import config_fields, default_of, is_required, sh
 from arb_ternary.config.options import HELP, Rule
 from arb_ternary.config.structure import GIVEN, options_class
 from arb_ternary.errors import ArbError
-from arb_ternary.specs import PhaseSpec
+from arb_ternary.specs import PhaseSpec, PolicySpec
 from arb_ternary_train.short_forms import has_policy
-from arb_ternary_train.specs import PolicySpec
 
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry

@@ -17,8 +17,7 @@ from arb_ternary.config.structure import GIVEN, options_class
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError
 from arb_ternary.plugins.registry import Registry
-from arb_ternary.specs import Spec
-from arb_ternary_train.specs import PolicySpec
+from arb_ternary.specs import PolicySpec, Spec
 
 #: The option of a phase.
 POLICY: Final = "policy"

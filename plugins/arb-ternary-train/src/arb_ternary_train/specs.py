@@ -1,135 +1,42 @@
-"""The kinds of component that only runs know: observers, exporters, importers, checks, what
-manifests name.
+"""The kinds of component that only manifests know.
+
+The other kinds are in ``arb_ternary.specs``; importing them from here is deprecated.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import warnings
+from typing import Any
 
 from attrs import field, frozen
-from attrs.validators import deep_iterable, instance_of, matches_re
+from attrs.validators import instance_of, matches_re
 
+from arb_ternary import specs
 from arb_ternary.specs import TARGET_PATTERN, Spec
 
 _target = [instance_of(str), matches_re(re.compile(TARGET_PATTERN))]
+#: Names that moved to ``arb_ternary.specs``.
+_MOVED = (
+    "CheckSpec",
+    "ExporterSpec",
+    "GeneratorSpec",
+    "ImporterSpec",
+    "PolicySpec",
+    "StarterSpec",
+    "TrackerSpec",
+)
 
 
-def _as_tuple(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(values)
-
-
-@frozen(kw_only=True)
-class TrackerSpec(Spec):
-    """An observer of runs. Factory: ``(config) -> object`` that implements observer hooks
-    (``arb_run_start`` ...).
-    """
-
-    kind = "tracker"
-    hook = "arb_register_trackers"
-    noun = "tracker"
-    hookspecs = "arb_ternary_train.hookspecs"
-
-
-@frozen(kw_only=True)
-class ExporterSpec(Spec):
-    """Writes a trained model in another form. Factory: ``(config) -> Exporter``.
-
-    Attributes:
-        suffix: the file name ending that the exporter writes, with its dot; empty when it writes a
-            folder.
-    """
-
-    kind = "exporter"
-    hook = "arb_register_exporters"
-    noun = "exporter"
-
-    suffix: str = field(default="", validator=instance_of(str))
-
-
-@frozen(kw_only=True)
-class GeneratorSpec(Spec):
-    """Draws from the model of a run: ``arb generate RUN ...`` hands over to it.
-
-    The target is a ``click.Command`` whose first argument is the run; its options are those of
-    ``arb generate`` for such runs. Of the generators that a run suits, the one is taken that names
-    most of what the run has.
-
-    Attributes:
-        models: names of the models that it draws from; empty = any.
-        masking: names of the masking strategies that they were trained with; empty = any.
-        data: names of the data sources that they were trained on; empty = any.
-    """
-
-    kind = "generator"
-    hook = "arb_register_generators"
-    noun = "generator"
-
-    models: tuple[str, ...] = field(
-        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
+def __getattr__(name: str) -> Any:
+    if name not in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        f"arb_ternary_train.specs.{name} has moved: import it from arb_ternary.specs",
+        DeprecationWarning,
+        stacklevel=2,
     )
-    masking: tuple[str, ...] = field(
-        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
-    )
-    data: tuple[str, ...] = field(
-        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
-    )
-
-
-@frozen(kw_only=True)
-class ImporterSpec(Spec):
-    """Reads a model that another program has written. Factory: ``(config) -> Importer``.
-
-    Attributes:
-        schemes: what the addresses begin with that ``FetchesSources.fetch`` of the importer takes:
-            ``("hf",)`` for ``hf://...``; empty for an importer that reads files and folders only.
-    """
-
-    kind = "importer"
-    hook = "arb_register_importers"
-    noun = "importer"
-
-    schemes: tuple[str, ...] = field(
-        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str))
-    )
-
-
-@frozen(kw_only=True)
-class PolicySpec(Spec):
-    """Decides, step by step, how a training loop goes on. Factory: ``(config) -> StepPolicy``, one
-    a loop.
-    """
-
-    kind = "policy"
-    hook = "arb_register_policies"
-    noun = "step policy"
-
-
-@frozen(kw_only=True)
-class CheckSpec(Spec):
-    """A check that passes or fails a finished run. Factory: ``(config) -> Check``."""
-
-    kind = "check"
-    hook = "arb_register_checks"
-    noun = "check"
-
-
-@frozen(kw_only=True)
-class StarterSpec(Spec):
-    """A config to start from. Target: a mapping of settings.
-
-    Attributes:
-        document: name of the kind of config file that the settings are for.
-        priority: listings begin with the highest, and it is what ``arb config new`` writes when
-            none is named.
-    """
-
-    kind = "starter"
-    hook = "arb_register_starters"
-    noun = "starter config"
-
-    document: str = field(default="run", validator=instance_of(str))
-    priority: int = field(default=10, validator=instance_of(int))
+    return getattr(specs, name)
 
 
 @frozen(kw_only=True)

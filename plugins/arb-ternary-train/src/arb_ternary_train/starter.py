@@ -14,8 +14,7 @@ from arb_ternary.config.fields import config_fields, default_of, shape_of
 from arb_ternary.config.options import HELP
 from arb_ternary.config.structure import options_class
 from arb_ternary.config.yaml_document import dump_inline
-from arb_ternary.specs import DocumentSpec, load_target
-from arb_ternary_train.specs import StarterSpec
+from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
 
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry

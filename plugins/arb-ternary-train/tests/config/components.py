@@ -11,8 +11,16 @@ from attrs import frozen
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import option, optional, positive
 from arb_ternary.errors import EnvironmentProblem, UsageProblem, nearest
-from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec
-from arb_ternary_train.specs import CheckSpec, PolicySpec
+from arb_ternary.specs import (
+    CheckSpec,
+    DataSpec,
+    MaskingSpec,
+    ModelSpec,
+    OptimizerSpec,
+    PhaseSpec,
+    PolicySpec,
+    Spec,
+)
 
 MODULE = "arb_run_test_components"
 

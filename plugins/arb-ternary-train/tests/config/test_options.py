@@ -26,7 +26,7 @@ def _config_classes() -> Iterator[type[Any]]:
     seen: set[Any] = set()
     _reachable(RunConfig, seen)
     registry = manager().registry
-    for kind in registry.kinds.keys() - {"document"}:
+    for kind in registry.kinds:
         for name in registry.names(kind):
             _reachable(options_class(registry.get(kind, name).spec), seen)
     yield from sorted(seen, key=lambda cls: f"{cls.__module__}.{cls.__qualname__}")

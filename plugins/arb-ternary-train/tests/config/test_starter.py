@@ -11,8 +11,7 @@ import pytest
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import read_yaml
-from arb_ternary.specs import DocumentSpec
-from arb_ternary_train.specs import StarterSpec
+from arb_ternary.specs import DocumentSpec, StarterSpec
 from arb_ternary_train.starter import starter_config
 
 MODULE = components.MODULE

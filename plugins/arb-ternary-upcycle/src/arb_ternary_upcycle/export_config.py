@@ -9,7 +9,7 @@ from attrs import frozen
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import Rule, option, optional
-from arb_ternary_train.specs import ExporterSpec
+from arb_ternary.specs import ExporterSpec
 
 
 def _inside(value: str) -> bool:

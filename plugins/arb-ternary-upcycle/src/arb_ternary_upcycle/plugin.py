@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, PhaseSpec
+from arb_ternary.specs import CheckSpec, CommandSpec, PhaseSpec
 from arb_ternary_train.openmp import VARIABLES
-from arb_ternary_train.specs import CheckSpec, TrainerSpec
+from arb_ternary_train.specs import TrainerSpec
 
 ARB_API_VERSION = (1, 0)
 

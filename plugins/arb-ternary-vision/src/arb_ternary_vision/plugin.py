@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec
-from arb_ternary_train.specs import GeneratorSpec, StarterSpec, TrackerSpec
+from arb_ternary.specs import (
+    DataSpec,
+    GeneratorSpec,
+    MaskingSpec,
+    ModelSpec,
+    StarterSpec,
+    TrackerSpec,
+)
 
 ARB_API_VERSION = (1, 0)
 

@@ -16,8 +16,7 @@ from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.errors import ConfigError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.registry import USUAL_PARTS
-from arb_ternary.specs import load_target
-from arb_ternary_train.specs import StarterSpec
+from arb_ternary.specs import StarterSpec, load_target
 
 if TYPE_CHECKING:
     from arb_ternary.config.yaml_document import LoadedConfig

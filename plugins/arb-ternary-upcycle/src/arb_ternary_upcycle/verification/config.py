@@ -13,7 +13,7 @@ from attrs import frozen
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import Rule, fraction, non_negative, option, optional, positive
-from arb_ternary_train.specs import CheckSpec
+from arb_ternary.specs import CheckSpec
 
 TEACHER_HELP: Final = (
     "folder of a float model, or a run directory with one; null = the run's own, the newest of "
