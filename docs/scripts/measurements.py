@@ -93,6 +93,40 @@ def demo_table(figures: dict[str, Any]) -> str:
     return "\n".join([*lines, "", notes])
 
 
+#: Rows of the README's table: the config, and what the table calls it.
+README_ROWS = {
+    "float32": "float32, AdamW",
+    "demo": "**ARB Ternary, no float parameter**",
+    "bitnet": "quantisation-aware training (BitNet b1.58), AdamW",
+}
+
+
+def readme_table(figures: dict[str, Any]) -> str:
+    """Return the README's table: loss and training state of three of the demo's configs."""
+    rows = {row["name"]: row for row in figures["configs"]}
+    tokens = figures["configs"][0]["tokens"] / 1e6
+    machine = figures["machine"]
+    lines = [
+        f"| decoder of 0.6 M parameters, {tokens:.1f} M tokens, {figures['seeds']} seeds "
+        "| validation loss (nats per byte) | training state (bits per parameter) |",
+        "|---|---:|---:|",
+    ]
+    for name, title in README_ROWS.items():
+        row = rows[name]
+        loss = f"{row['validation_loss_mean']:.3f} ± {row['validation_loss_stdev']:.3f}"
+        bits = f"{row['state_bits_per_parameter']:.2f}"
+        if title.startswith("**"):
+            loss = f"**{loss}**"
+            bits = f"**{bits}**"
+        lines.append(line(title, [loss, bits]))
+    lines += [
+        "",
+        f"Text: Shakespeare. Command: `make bench`. Machine: {machine['processor']}, "
+        f"{machine['cores']} cores, torch {machine['torch']}.",
+    ]
+    return "\n".join(lines)
+
+
 def line(what: str, cells: list[str]) -> str:
     """One row."""
     return f"| {what} | " + " | ".join(cells) + " |"
@@ -190,8 +224,9 @@ def generate_table(result: dict[str, Any]) -> str:
 
 #: Marker, file of results, what makes a table of it, pages.
 TABLES = (
-    ("demo-table", "demo.json", demo_table, (README, DEMO)),
-    ("demo-sample", "demo-sample.json", sample, (README,)),
+    ("readme-table", "demo.json", readme_table, (README,)),
+    ("demo-table", "demo.json", demo_table, (DEMO,)),
+    ("demo-sample", "demo-sample.json", sample, (DEMO,)),
     ("quality-small", "quality-small.json", quality_table, (QUALITY,)),
     ("quality-orthogonal", "quality-orthogonal.json", quality_table, (QUALITY,)),
     ("quality-survey", "quality-survey.json", quality_table, (QUALITY,)),

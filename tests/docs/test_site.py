@@ -80,7 +80,7 @@ def test_the_table_of_distributions_is_complete() -> None:
     table = (
         (ROOT / "README.md")
         .read_text(encoding="utf-8")
-        .partition("## Distributions")[2]
+        .partition("## Packages")[2]
         .partition("\n## ")[0]
     )
     files = [
@@ -102,3 +102,14 @@ def test_every_distribution_is_in_the_development_requirements() -> None:
         line.removeprefix("-e ").partition("[")[0] for line in lines if line.startswith("-e ")
     }
     assert editable == {"core", *(folder.relative_to(ROOT).as_posix() for folder in folders)}
+
+
+def words(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").split())
+
+
+def test_pages_stay_within_their_budgets() -> None:
+    assert words(ROOT / "README.md") <= 900
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 80
+    written = (ROOT / "docs").rglob("*.md")
+    assert sum(words(path) for path in written if path.parent.name != "reference") <= 45_000
