@@ -4,14 +4,18 @@ single row.
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Any, Final, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.ternary.module import GroupSize, TernaryModule, VoteOptions
 from arb_ternary.ternary.vote_memory import ScaleRule
+
+#: Key of a stored eps in state dicts: that of torch's extra state.
+_EPS_KEY: Final = "_extra_state"
 
 
 class TernaryEmbedding(TernaryModule):
@@ -95,13 +99,47 @@ class TernaryEmbedding(TernaryModule):
         return super().vote_state()._replace(correlation=self.correlation, steps=self.steps)
 
 
-class TernaryRMSNorm(TernaryModule):
+class StoredEps(nn.Module):
+    """A norm whose ``eps`` belongs to its weights if ``stored_eps`` is set.
+
+    State dicts then hold it as a float64 scalar, whatever dtype the model is cast to. Where a scale
+    in front of a norm is folded into it, eps takes over the scale:
+    ``norm(s x, eps) = norm(x, eps / s^2)``.
+    """
+
+    eps: Any
+    stored_eps: bool = False
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.stored_eps:
+            destination[prefix + _EPS_KEY] = torch.tensor(self.eps, dtype=torch.float64)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        *others: Any,
+    ) -> None:
+        key = prefix + _EPS_KEY
+        rest = dict(state_dict)
+        if self.stored_eps and key in rest:
+            self.eps = float(rest.pop(key))
+        elif self.stored_eps and strict:
+            missing_keys.append(key)
+        super()._load_from_state_dict(rest, prefix, metadata, strict, missing_keys, *others)
+
+
+class TernaryRMSNorm(StoredEps, TernaryModule):
     """``y = x * rsqrt(mean(x**2) + eps) * gain`` with a gain ``T * 2**E`` that is 1 at birth and
     learns by votes.
 
     The gain is a ternary weight of one row, so its state, votes, flips and arguments are those of
     every ternary module. With ``learned=False`` the gain stays 1, is not read at all and casts no
-    votes.
+    votes. With ``stored_eps`` state dicts hold ``eps``.
     """
 
     def __init__(
@@ -110,6 +148,7 @@ class TernaryRMSNorm(TernaryModule):
         *,
         eps: float = 1e-6,
         learned: bool = True,
+        stored_eps: bool = False,
         group_size: GroupSize = 32,
         device: torch.device | str | None = None,
         **options: Unpack[VoteOptions],
@@ -117,6 +156,7 @@ class TernaryRMSNorm(TernaryModule):
         super().__init__(1, features, group_size=group_size, fan_in=1, **options)
         self.features = features
         self.eps = eps
+        self.stored_eps = stored_eps
         self.learned = learned
         self.frozen = not learned
         self.set_trits(torch.ones(1, features, dtype=torch.int8), torch.zeros_like(self.exponent))

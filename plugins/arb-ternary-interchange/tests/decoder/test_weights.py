@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from arb_ternary.errors import ConfigError
+from arb_ternary.ternary.embedding import StoredEps
 from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights, weight_of
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_text.models.rms_norm import OwnEps
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_text.models.trit_vector import TritVector
 
@@ -43,9 +43,9 @@ def filled(**options: Any) -> Decoder:
             if isinstance(module, TritVector):
                 shape = (module.shape.out_features, module.shape.in_features)
                 module.set_trits(torch.randint(-1, 2, shape, generator=generator).to(torch.int8))
-            if isinstance(module, OwnEps):
+            if isinstance(module, StoredEps) and module.stored_eps:
                 module.eps = float(torch.rand((), generator=generator)) * 0.1
-            if isinstance(module, ScaledTernaryLinear):
+            if isinstance(module, ScaledTernaryLinear) and module.scale is not None:
                 module.scale.fill_(0.5 + float(torch.rand((), generator=generator)))
     return model.eval()
 

@@ -30,7 +30,7 @@ from arb_ternary_progressive.nvfp4 import Packed, pack_nvfp4, unpack_nvfp4
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_text.models.parts import FloatLinear, rounded_to_int8
-from arb_ternary_text.models.rms_norm import OwnEps, OwnEpsRMSNorm, RMSNorm
+from arb_ternary_text.models.rms_norm import RMSNorm
 
 #: What a stack of precision qlora stands on.
 Base: TypeAlias = Literal["nvfp4", "ternary"]
@@ -103,12 +103,10 @@ class StoredRMSNorm(_KeepsDtype, RMSNorm):
     """An RMSNorm whose gain is stored in 16 bits."""
 
     def __init__(self, norm: RMSNorm, dtype: torch.dtype) -> None:
-        super().__init__(norm.normalized_shape[0], eps=norm.eps, gain=True)
+        super().__init__(
+            norm.normalized_shape[0], eps=norm.eps, gain=True, stored_eps=norm.stored_eps
+        )
         self.weight = nn.Parameter(norm.weight.detach().to(dtype))
-
-
-class OwnEpsStoredRMSNorm(OwnEps, StoredRMSNorm):
-    """A :class:`StoredRMSNorm` with an eps of its own, which state dicts hold."""
 
 
 class NVFP4Linear(_KeepsDtype):
@@ -211,8 +209,7 @@ def store_block(block: Block, precision: Precision, base: Base) -> None:
         elif isinstance(child, FloatLinear) and packs:
             setattr(parent, name, NVFP4Linear(child))
         elif isinstance(child, RMSNorm) and child.elementwise_affine and dtype is not None:
-            kind = OwnEpsStoredRMSNorm if isinstance(child, OwnEps) else StoredRMSNorm
-            setattr(parent, name, kind(child, dtype))
+            setattr(parent, name, StoredRMSNorm(child, dtype))
 
 
 def widen_block(block: Block) -> None:
@@ -221,9 +218,8 @@ def widen_block(block: Block) -> None:
         if isinstance(child, FloatLinear | TernaryLinear | NVFP4Linear):
             setattr(parent, name, dense_linear(child))
         elif isinstance(child, StoredRMSNorm):
-            own = isinstance(child, OwnEps)
-            norm = (OwnEpsRMSNorm if own else RMSNorm)(
-                child.weight.numel(), eps=child.eps, gain=True
+            norm = RMSNorm(
+                child.weight.numel(), eps=child.eps, gain=True, stored_eps=child.stored_eps
             )
             norm.weight = nn.Parameter(child.weight.detach().to(torch.float32))
             setattr(parent, name, norm)

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm, rms_norm
+from arb_ternary.ternary.embedding import TernaryRMSNorm
+from arb_ternary_text.models.rms_norm import RMSNorm, rms_norm
 
 
 def test_it_is_the_formula() -> None:
@@ -68,8 +69,10 @@ def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
 
 @pytest.mark.parametrize("ternary", [False, True])
 def test_an_eps_of_its_own_is_used_and_saved_and_no_cast_rounds_it(ternary: bool) -> None:
-    def make(eps: float) -> OwnEpsRMSNorm | OwnEpsTernaryRMSNorm:
-        return OwnEpsTernaryRMSNorm(8, eps=eps) if ternary else OwnEpsRMSNorm(8, eps=eps, gain=True)
+    def make(eps: float) -> RMSNorm | TernaryRMSNorm:
+        if ternary:
+            return TernaryRMSNorm(8, eps=eps, stored_eps=True)
+        return RMSNorm(8, eps=eps, gain=True, stored_eps=True)
 
     norm = make(1e-6)
     other = make(1e-6)

@@ -8,15 +8,15 @@ import torch
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_text.models.row_scaled_linear import RowScaledTernaryLinear
+from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 
 #: 0.3 and 0.1 are no numbers of float16: what multiplies is the nearest of them.
 FACTORS = torch.tensor([0.3, -1.5, 0.1, 0.0, 2.25])
 
 
-def pair() -> tuple[RowScaledTernaryLinear, TernaryLinear]:
+def pair() -> tuple[ScaledTernaryLinear, TernaryLinear]:
     torch.manual_seed(3)
-    scaled = RowScaledTernaryLinear(64, 5, group_size=32, activations="float")
+    scaled = ScaledTernaryLinear(64, 5, factors="rows", group_size=32, activations="float")
     plain = TernaryLinear(64, 5, group_size=32, activations="float")
     plain.set_trits(scaled.trits(), scaled.exponent)
     return scaled, plain
@@ -69,8 +69,8 @@ def test_every_ternary_linear_of_a_decoder_has_them_and_no_other() -> None:
         16,
     )
     kinds = {type(module) for module in model.modules() if isinstance(module, TernaryLinear)}
-    assert kinds == {RowScaledTernaryLinear}
-    assert not any(isinstance(module, RowScaledTernaryLinear) for module in model.head.modules())
+    assert kinds == {ScaledTernaryLinear}
+    assert not any(isinstance(module, ScaledTernaryLinear) for module in model.head.modules())
 
 
 def test_two_kinds_of_factors_are_refused() -> None:

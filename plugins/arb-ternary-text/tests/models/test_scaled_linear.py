@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {"width": 32, "layers": 1, "heads": 2, "max_length": 8, 
 
 def pair() -> tuple[ScaledTernaryLinear, TernaryLinear]:
     torch.manual_seed(3)
-    scaled = ScaledTernaryLinear(64, 5, group_size=32, activations="float")
+    scaled = ScaledTernaryLinear(64, 5, factors="constant", group_size=32, activations="float")
     plain = TernaryLinear(64, 5, group_size=32, activations="float")
     plain.set_trits(scaled.trits(), scaled.exponent)
     scaled.scale.fill_(0.3)

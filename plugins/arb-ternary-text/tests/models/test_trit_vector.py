@@ -14,8 +14,8 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.config import VECTOR_TRITS, DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.rms_norm import RMSNorm
-from arb_ternary_text.models.row_scaled_linear import TritScaledTernaryLinear
-from arb_ternary_text.models.trit_vector import TritRMSNorm, TritVector
+from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
+from arb_ternary_text.models.trit_vector import TritVector
 from arb_ternary_train.audit import audit
 from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes
@@ -90,7 +90,7 @@ def test_they_learn_numbers_that_an_octave_apart_are_not() -> None:
 
 def test_rows_are_multiplied_and_votes_have_their_gradients() -> None:
     torch.manual_seed(3)
-    scaled = TritScaledTernaryLinear(64, 5, group_size=32, activations="float", vector_trits=8)
+    scaled = ScaledTernaryLinear(64, 5, factors="rows", trits=8, group_size=32, activations="float")
     plain = TernaryLinear(64, 5, group_size=32, activations="float")
     plain.set_trits(scaled.trits(), scaled.exponent)
     factors = torch.from_numpy(1 + drawn(scaled.row_trits).mean(axis=1)).float()
@@ -117,12 +117,12 @@ def test_rows_are_multiplied_and_votes_have_their_gradients() -> None:
 
 @pytest.mark.parametrize("name", [each.name for each in candidates() if each.usable])
 def test_factors_compute_with_the_backend_of_their_linear(name: str) -> None:
-    linear = TritScaledTernaryLinear(16, 4, vector_trits=8, backend=name)
+    linear = ScaledTernaryLinear(16, 4, factors="rows", trits=8, backend=name)
     assert linear.row_trits.chosen_backend == linear.chosen_backend == name
 
 
 def test_a_norm_multiplies_by_its_gains() -> None:
-    norm = TritRMSNorm(16, eps=1e-5, trits=8)
+    norm = RMSNorm(16, eps=1e-5, gain=True, trits=8)
     gains = 1 + drawn(norm.gains).mean(axis=1)
     x = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
     numbers = x.double().numpy()
@@ -149,8 +149,8 @@ def test_a_decoder_with_them_has_no_float_parameter_and_every_gain_and_row_is_on
     }
     assert {kind.__name__ for kind in kinds} == {
         "TernaryEmbedding",
-        "TritScaledTernaryLinear",
-        "TritRMSNorm",
+        "ScaledTernaryLinear",
+        "RMSNorm",
         "TritVector",
     }
     # A factor for each row of the six linears and the head, a gain for each feature of six norms

@@ -13,8 +13,7 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_interchange.decoder.published import PublishedModel, ScaledTrits
 from arb_ternary_interchange.decoder.scales import split_scales, ternary_rows
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm
-from arb_ternary_text.models.row_scaled_linear import RowScaledTernaryLinear
+from arb_ternary_text.models.rms_norm import RMSNorm
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 
 #: Rows of a ternary matrix that are made dense at a time.
@@ -98,9 +97,9 @@ def fill(published: PublishedModel, placement: Placement, model: nn.Module) -> N
         if held is not None:
             held.copy_(vector)
     for name, module in model.named_modules():
-        if isinstance(module, OwnEpsRMSNorm):
+        if isinstance(module, RMSNorm) and module.stored_eps:
             module.eps = placement.eps.get(name, module.eps)
-        if isinstance(module, ScaledTernaryLinear):
+        if isinstance(module, ScaledTernaryLinear) and module.scale is not None:
             module.scale.fill_(placement.scales.get(name, 1.0))
 
 
@@ -113,8 +112,9 @@ def _give(name: str, found: Tensor | ScaledTrits, module: nn.Module) -> None:
             module.set_trits(
                 split.trits, split.exponents(shape.out_features, shape.group_size, shape.groups)
             )
-            if isinstance(module, RowScaledTernaryLinear) and split.row_factors is not None:
-                module.row_scale.copy_(split.row_factors)
+            row_scale = module.row_scale if isinstance(module, ScaledTernaryLinear) else None
+            if row_scale is not None and split.row_factors is not None:
+                row_scale.copy_(split.row_factors)
         else:
             trits, exponent, votes = ternary_rows(found, shape.group_size, shape.vote_bits)
             module.set_trits(trits, exponent, votes)

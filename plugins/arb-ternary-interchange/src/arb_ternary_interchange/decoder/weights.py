@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.ternary.embedding import TernaryRMSNorm
+from arb_ternary.ternary.embedding import StoredEps, TernaryRMSNorm
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.attention import Attention, Biases
 from arb_ternary_text.models.block import Block
@@ -19,10 +19,8 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.experts import Experts
 from arb_ternary_text.models.feed_forward import FeedForward
 from arb_ternary_text.models.parts import TiedHead
-from arb_ternary_text.models.rms_norm import OwnEps, RMSNorm
-from arb_ternary_text.models.row_scaled_linear import RowScaled
+from arb_ternary_text.models.rms_norm import RMSNorm
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
-from arb_ternary_text.models.trit_vector import TritRMSNorm
 
 #: What int8 exponents may be; -127 and -128 have no normal float32.
 _EXPONENTS = (-126, 127)
@@ -89,16 +87,21 @@ def weight_of(module: nn.Module) -> TernaryWeight | Tensor:
     if isinstance(module, TernaryRMSNorm):
         return module.dense_weight().view(-1).cpu()
     if isinstance(module, TernaryModule):
-        scale = float(module.scale) if isinstance(module, ScaledTernaryLinear) else 1.0
-        rows = module.factors().cpu() if isinstance(module, RowScaled) else None
+        scale = 1.0
+        rows = None
+        if isinstance(module, ScaledTernaryLinear):
+            if module.scale is None:
+                rows = module.factors().cpu()
+            else:
+                scale = float(module.scale)
         return TernaryWeight(
             module.trits().cpu(), module.exponent.cpu(), module.shape.group_size, scale, rows
         )
     if isinstance(module, HoldsTernaryWeight):
         return module.ternary_weight()
-    if isinstance(module, TritRMSNorm):
-        return module.gains.values().cpu()
     if isinstance(module, RMSNorm):
+        if module.gains is not None:
+            return module.gains.values().cpu()
         return (
             torch.ones(module.normalized_shape) if module.weight is None else _floats(module.weight)
         )
@@ -173,7 +176,9 @@ def _block_weights(
 
 
 def _eps_scale(norm: nn.Module, model: Decoder) -> float:
-    return math.sqrt(model.config.norm_eps / norm.eps) if isinstance(norm, OwnEps) else 1.0
+    if isinstance(norm, StoredEps) and norm.stored_eps:
+        return math.sqrt(model.config.norm_eps / norm.eps)
+    return 1.0
 
 
 def _times(weight: TernaryWeight | Tensor, factor: float) -> TernaryWeight | Tensor:

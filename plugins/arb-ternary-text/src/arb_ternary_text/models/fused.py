@@ -48,13 +48,8 @@ from torch import Tensor, nn
 from arb_ternary.backends.protocol import BLOCK_OPS
 from arb_ternary.backends.select import get_backend
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, RMSNorm
-from arb_ternary_text.models.row_scaled_linear import (
-    RowScaled,
-    RowScaledTernaryLinear,
-    TritScaledTernaryLinear,
-)
-from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm
+from arb_ternary_text.models.rms_norm import RMSNorm
+from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_train.exact_arithmetic import is_exact
 
 Kernels = Mapping[str, Callable[..., Any]]
@@ -64,10 +59,9 @@ _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_ba
 #: Those that take part in training: all but a whole step of decoding.
 _OPS: Final = tuple(op for op in BLOCK_OPS if op != "decode_step")
 _DTYPES: Final = (torch.float32, torch.bfloat16)
-_NORMS: Final = (nn.Identity, RMSNorm, OwnEpsRMSNorm, TritRMSNorm, OwnEpsTritRMSNorm)
-_LINEARS: Final = (TernaryLinear, RowScaledTernaryLinear, TritScaledTernaryLinear)
 #: What a tensor that is all here, and nothing but a tensor, is.
 _TENSORS: Final = (Tensor, nn.Parameter)
+_TENSORS_OR_NONE: Final = (*_TENSORS, type(None))
 
 
 def may_round_otherwise() -> bool:
@@ -123,18 +117,20 @@ def _is_plain(linear: nn.Module) -> TypeGuard[TernaryLinear]:
     here.
     """
     kind = getattr(type(linear), "uncut", type(linear))
-    if kind not in _LINEARS or type(linear.weight) not in _TENSORS:
+    if kind not in (TernaryLinear, ScaledTernaryLinear) or type(linear.weight) not in _TENSORS:
         return False
-    return not isinstance(linear, RowScaledTernaryLinear) or type(linear.row_scale) in _TENSORS
+    if not isinstance(linear, ScaledTernaryLinear):
+        return True
+    return linear.scale is None and type(linear.row_scale) in _TENSORS_OR_NONE
 
 
 def _is_known(norm: nn.Module) -> bool:
     """Whether it is a norm of ours, or none; of one with a float gain, whether all of that is
     here.
     """
-    return type(norm) in _NORMS and (
-        not isinstance(norm, RMSNorm) or type(norm.weight) in (*_TENSORS, type(None))
-    )
+    if type(norm) is RMSNorm:
+        return type(norm.weight) in _TENSORS_OR_NONE
+    return type(norm) is nn.Identity
 
 
 def eps_of(norm: nn.Module) -> float | None:
@@ -146,17 +142,19 @@ def gain_of(norm: nn.Module) -> Tensor | None:
     """What a norm multiplies by after it has normalised, float32 ``[K]``, in the graph; None for
     nothing.
     """
-    if isinstance(norm, TritRMSNorm):
+    if not isinstance(norm, RMSNorm):
+        return None
+    if norm.gains is not None:
         gains: Tensor = norm.gains()
         return gains
-    return norm.weight.float() if isinstance(norm, RMSNorm) and norm.weight is not None else None
+    return None if norm.weight is None else norm.weight.float()
 
 
 def factor_of(linear: nn.Module) -> Tensor | None:
     """What a linear multiplies its rows by beside their powers of two, float32 ``[N]``, in the
     graph; None for none.
     """
-    return linear.learning_factors().float() if isinstance(linear, RowScaled) else None
+    return linear.learning_factors().float() if isinstance(linear, ScaledTernaryLinear) else None
 
 
 def is_watched(module: nn.Module) -> bool:

@@ -34,27 +34,15 @@ from arb_ternary_text.models.decode_plan import DecoderPlan, LayerPlan, NormPlan
 from arb_ternary_text.models.feed_forward import FeedForward
 from arb_ternary_text.models.fused import may_round_otherwise
 from arb_ternary_text.models.parts import TiedHead
-from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
+from arb_ternary_text.models.rms_norm import RMSNorm
 from arb_ternary_text.models.rotary import rotary_speeds
-from arb_ternary_text.models.row_scaled_linear import (
-    RowScaled,
-    RowScaledTernaryLinear,
-    TritScaledTernaryLinear,
-)
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_text.models.transformer import Transformer
-from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm, TritVector
+from arb_ternary_text.models.trit_vector import TritVector
 
 _Step = Callable[..., Tensor | None]
 #: What a plan has a form for.
-_LINEARS: Final = (
-    TernaryLinear,
-    ScaledTernaryLinear,
-    RowScaledTernaryLinear,
-    TritScaledTernaryLinear,
-)
-_TERNARY_NORMS: Final = (TernaryRMSNorm, OwnEpsTernaryRMSNorm)
-_TRIT_NORMS: Final = (TritRMSNorm, OwnEpsTritRMSNorm)
+_LINEARS: Final = (TernaryLinear, ScaledTernaryLinear)
 
 
 def decode_token(model: Transformer, tokens_B1: Tensor, cache: KeyValueCache) -> Tensor | None:
@@ -312,9 +300,9 @@ class _Reading:
         _demand(watch.note(module.__dict__, "activations") == "int8" and module.bias is None)
         factor = None
         if isinstance(module, ScaledTernaryLinear):
-            factor = watch.note(module._buffers, "scale")
-        elif isinstance(module, RowScaled):
-            if isinstance(module, TritScaledTernaryLinear):
+            if module.scale is not None:
+                watch.note(module._buffers, "scale")
+            elif module.row_trits is not None:
                 self._trits(module, "row_trits")
             else:
                 watch.note_numbers(module._parameters, "row_scale")
@@ -324,16 +312,14 @@ class _Reading:
     def _norm(self, parent: nn.Module, name: str) -> NormPlan | None:
         watch = self._watch
         module = watch.note(parent._modules, name)
-        _demand(
-            watch.plain(module, nn.Identity, RMSNorm, OwnEpsRMSNorm, *_TERNARY_NORMS, *_TRIT_NORMS),
-        )
+        _demand(watch.plain(module, nn.Identity, RMSNorm, TernaryRMSNorm))
         if isinstance(module, nn.Identity):
             return None
         eps = float(watch.note(module.__dict__, "eps"))
         if isinstance(module, TernaryRMSNorm):
             learned = watch.note(module.__dict__, "learned")
             return NormPlan(eps, row=self._weight(module) if learned else None)
-        if isinstance(module, TritRMSNorm):
+        if module.gains is not None:
             return NormPlan(eps, gain=self._trits(module, "gains").values())
         return NormPlan(eps, gain=None if module.weight is None else self._floats(module, "weight"))
 

@@ -9,9 +9,7 @@ nearest power of two for their scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +19,8 @@ from arb_ternary.ternary.embedding import TernaryEmbedding, TernaryRMSNorm
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
-from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
-from arb_ternary_text.models.row_scaled_linear import (
-    RowScaledTernaryLinear,
-    TritScaledTernaryLinear,
-)
+from arb_ternary_text.models.rms_norm import RMSNorm
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
-from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm
 
 
 class FloatLinear(nn.Linear):
@@ -103,30 +96,30 @@ class TiedHead(nn.Module):
 def make_linear(
     config: DecoderConfig, in_features: int, out_features: int, *, part: FloatPart = "linears"
 ) -> FloatLinear | TernaryLinear:
-    """A linear; ``part``: the one of ``float_parts`` that makes it float, those of the blocks where
-    it is not said.
+    """Make a linear as the config says.
+
+    Args:
+        config: the options of the model.
+        in_features: ``K``.
+        out_features: ``N``.
+        part: the entry of ``float_parts`` that makes this linear float.
     """
     if part in config.float_parts:
         return FloatLinear(in_features, out_features, activations=config.activations)
-    kind: Callable[..., TernaryLinear] = (
-        ScaledTernaryLinear if config.linear_scales else TernaryLinear
-    )
+    options: dict[str, Any] = {
+        "group_size": config.exponent_groups,
+        "activations": config.activations,
+        "gradients": config.gradients,
+        "scale_rule": config.scale_rule,
+        "vote_bits": config.vote_bits,
+    }
     if config.row_scales:
-        trits = config.vector_trits
-        kind = (
-            RowScaledTernaryLinear
-            if trits is None
-            else partial(TritScaledTernaryLinear, vector_trits=trits)
-        )
-    return kind(
-        in_features,
-        out_features,
-        group_size=config.exponent_groups,
-        activations=config.activations,
-        gradients=config.gradients,
-        scale_rule=config.scale_rule,
-        vote_bits=config.vote_bits,
-    )
+        options |= {"factors": "rows", "trits": config.vector_trits}
+    elif config.linear_scales:
+        options |= {"factors": "constant"}
+    else:
+        return TernaryLinear(in_features, out_features, **options)
+    return ScaledTernaryLinear(in_features, out_features, **options)
 
 
 def make_embedding(config: DecoderConfig, vocabulary_size: int) -> nn.Embedding | TernaryEmbedding:
@@ -173,32 +166,33 @@ def make_zero(linear: nn.Module) -> None:
 
 
 def make_norm(
-    config: DecoderConfig, features: int, *, gain: bool, own_eps: bool = False
+    config: DecoderConfig, features: int, *, gain: bool, stored_eps: bool = False
 ) -> RMSNorm | TernaryRMSNorm:
-    """An RMSNorm over the last dimension.
+    """Make an RMSNorm over the last dimension.
 
     Args:
-        gain: whether this norm has a learned gain when the config asks for gains
-            (``learned_norms``, or norms among the float parts); otherwise it has neither parameter
-            nor buffer.
-        own_eps: its eps is saved with the weights.
+        config: the options of the model.
+        features: size of the last dimension.
+        gain: whether this norm has a learned gain if the config asks for gains (``learned_norms``,
+            or norms among the float parts). Otherwise it has neither parameters nor buffers.
+        stored_eps: whether its eps is saved with the weights.
     """
-    is_float = "norms" in config.float_parts
-    if gain and config.ternary_gains and config.vector_trits is not None:
-        kind = OwnEpsTritRMSNorm if own_eps else TritRMSNorm
-        return kind(
-            features, eps=config.norm_eps, trits=config.vector_trits, gradients=config.gradients
-        )
-    if gain and config.ternary_gains:
-        return (OwnEpsTernaryRMSNorm if own_eps else TernaryRMSNorm)(
+    if gain and config.ternary_gains and config.vector_trits is None:
+        return TernaryRMSNorm(
             features,
             eps=config.norm_eps,
+            stored_eps=stored_eps,
             gradients=config.gradients,
             scale_rule=config.scale_rule,
             vote_bits=config.vote_bits,
         )
-    return (OwnEpsRMSNorm if own_eps else RMSNorm)(
-        features, eps=config.norm_eps, gain=gain and is_float
+    return RMSNorm(
+        features,
+        eps=config.norm_eps,
+        gain=gain and (config.ternary_gains or "norms" in config.float_parts),
+        trits=config.vector_trits if config.ternary_gains else None,
+        gradients=config.gradients,
+        stored_eps=stored_eps,
     )
 
 
@@ -206,7 +200,7 @@ def make_sub_norm(config: DecoderConfig, features: int) -> RMSNorm | TernaryRMSN
     """The norm in front of an output or down projection, where the config has sub-norms."""
     if not config.has_sub_norms:
         return nn.Identity()
-    return make_norm(config, features, gain=config.inner_gains, own_eps=config.stored_eps)
+    return make_norm(config, features, gain=config.inner_gains, stored_eps=config.stored_eps)
 
 
 def make_head_norm(config: DecoderConfig) -> RMSNorm | TernaryRMSNorm | nn.Identity:
@@ -214,5 +208,5 @@ def make_head_norm(config: DecoderConfig) -> RMSNorm | TernaryRMSNorm | nn.Ident
     if not config.has_query_key_norm:
         return nn.Identity()
     return make_norm(
-        config, config.key_features, gain=config.inner_gains, own_eps=config.stored_eps
+        config, config.key_features, gain=config.inner_gains, stored_eps=config.stored_eps
     )

@@ -1,6 +1,6 @@
 """RMSNorm (Zhang and Sennrich, 2019), with a backward of its own on a CPU.
 
-There torch takes the norm and its gradient apart into elementwise operations; as one function it is
+There torch takes the norm and its gradient apart into elementwise operations. As one function it is
 several times faster in training, where the norms of a small model take as long as its attention.
 Elsewhere torch has a fused kernel, and a compiler makes one.
 """
@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from arb_ternary.ternary.embedding import TernaryRMSNorm
+from arb_ternary.ternary.embedding import StoredEps
+from arb_ternary_text.models.trit_vector import TritVector
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -43,54 +44,52 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, eps: float) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps)`` over the last dimension, in the dtype of ``x``."""
+    """Return ``x / sqrt(mean(x^2) + eps)`` over the last dimension, in the dtype of ``x``."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.rms_norm(x, x.shape[-1:], eps=eps)
     y: Tensor = _RMSNorm.apply(x, eps)  # type: ignore[no-untyped-call]
     return y
 
 
-class RMSNorm(nn.RMSNorm):
+class RMSNorm(StoredEps, nn.RMSNorm):
     """``nn.RMSNorm`` over the last dimension, computed by :func:`rms_norm`.
+
+    A gain that is a single ternary row has a module of its own,
+    :class:`arb_ternary.TernaryRMSNorm`: there the norm itself is the ternary weight.
 
     Args:
         features: size of the last dimension.
         eps: added to the mean square.
-        gain: whether there is a learned float gain.
+        gain: whether there is a learned gain per feature, 1 at initialisation.
+        trits: number of trits that each gain is 1 plus the mean of (``gains``); None makes the
+            gains floats (``weight``).
+        gradients: as for every ternary module; for gains of trits.
+        stored_eps: whether state dicts hold ``eps``.
     """
 
-    def __init__(self, features: int, *, eps: float, gain: bool) -> None:
-        super().__init__(features, elementwise_affine=gain)
-        self.eps: float = eps
+    eps: float
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        eps: float,
+        gain: bool,
+        trits: int | None = None,
+        gradients: str = "float",
+        stored_eps: bool = False,
+    ) -> None:
+        super().__init__(features, elementwise_affine=gain and trits is None)
+        self.eps = eps
+        self.stored_eps = stored_eps
+        self.gains: TritVector | None = None
+        if gain and trits is not None:
+            self.gains = TritVector(features, trits, gradients=gradients)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x [..., features]``, normalised, in its dtype."""
+        """Normalise ``x [..., features]``; the result has its dtype."""
         y = rms_norm(x, self.eps)
+        if self.gains is not None:
+            gains: Tensor = self.gains()
+            return y * gains.to(y.dtype)
         return y if self.weight is None else y * self.weight.to(y.dtype)
-
-
-class OwnEps(nn.Module):
-    """A norm whose ``eps`` belongs to its weights: a float64 scalar in state dicts, whatever the
-    model is cast to.
-
-    Where a scale in front of a norm is left out, its eps takes the scale's place:
-    ``norm(s x, eps) = norm(x, eps / s^2)``.
-    """
-
-    eps: Any
-
-    def get_extra_state(self) -> Tensor:
-        """The eps, a float64 scalar."""
-        return torch.tensor(self.eps, dtype=torch.float64)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Take the eps of a state dict."""
-        self.eps = float(state)
-
-
-class OwnEpsRMSNorm(OwnEps, RMSNorm):
-    """:class:`RMSNorm` with an eps of its own."""
-
-
-class OwnEpsTernaryRMSNorm(OwnEps, TernaryRMSNorm):
-    """``TernaryRMSNorm`` with an eps of its own."""

@@ -1,8 +1,8 @@
-"""Vectors of numbers around 1 that are means of trits, and the norm whose gains are one.
+"""Vectors of numbers around 1 that are means of trits: gains of norms and factors of rows.
 
-A gain or a factor of a row is to move in small steps, which one trit with a power of two cannot:
-its next values are half, twice and nothing. A mean of trits can, and it learns by votes as any
-other ternary weight, so that a model with such vectors has no float parameter.
+A gain has to move in small steps. One trit with a power of two cannot do that: its next values are
+half, twice and 0. A mean of trits can, and it learns by votes like any other ternary weight, so
+that a model with such vectors has no float parameter.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from torch import Tensor
 
 from arb_ternary.ternary.module import TernaryModule, VoteOptions
 from arb_ternary_text.models.config import VECTOR_TRITS
-from arb_ternary_text.models.rms_norm import OwnEps, RMSNorm
 
-# : Accumulators at birth reach from this to its opposite: one less than what flips a trit of the
-# strictest rule.
-_FURTHEST: Final = 31
+#: Initial accumulators are spread from minus this to this: one less than the smallest threshold at
+#: which a rule flips a trit.
+_SPREAD: Final = 31
 
 
 class TritVector(TernaryModule):
     """``v[n] = 1 + sum_d T[n, d] / D``: numbers from 0 to 2 in steps of ``1 / D``, exact in
     bfloat16.
 
-    It is the sum over each row of the ternary matrix ``[N, D]`` with exponents ``-log2(D)``. All
-    trits of a number have the same gradient, and would all turn at once: their accumulators are
-    spread at birth. These have 8 bits, whatever those of the matrices beside it.
+    It is 1 plus the row sums of a ternary matrix ``[N, D]`` with exponents ``-log2(D)``. All trits
+    of a number have the same gradient and would flip at once, so their initial accumulators are
+    spread. The accumulators have 8 bits, whatever those of the model's matrices have.
 
     Args:
         features: ``N``.
-        trits: ``D`` of each number, one of :data:`VECTOR_TRITS`; all are 0 at birth.
-        gradients, backend: as of every ternary module.
+        trits: ``D``, one of :data:`VECTOR_TRITS`; all trits are 0 at initialisation.
+        gradients: as for every ternary module.
+        backend: as for every ternary module.
     """
 
-    # : A number that all trits move at once would move eight times as fast as AdamW moves a gain at
-    # its usual rates.
+    #: Without it, a number whose trits all move at once would move eight times as fast as AdamW
+    #: moves a gain at its usual rates.
     rate_factor = 1 / 8
 
     def __init__(
@@ -48,41 +48,18 @@ class TritVector(TernaryModule):
         super().__init__(features, trits, group_size="row", fan_in=1, **options)
         unit = 1 - trits.bit_length()
         zeros = torch.zeros(features, trits, dtype=torch.int8)
-        votes = (
-            torch.linspace(-_FURTHEST, _FURTHEST, trits)
-            .round()
-            .to(torch.int8)
-            .expand_as(zeros)
-            .contiguous()
-        )
-        self.set_trits(
-            zeros, torch.full_like(self.exponent, unit), votes if self.accumulates else None
-        )
+        votes = None
+        if self.accumulates:
+            spread = torch.linspace(-_SPREAD, _SPREAD, trits).round().to(torch.int8)
+            votes = spread.expand_as(zeros).contiguous()
+        self.set_trits(zeros, torch.full_like(self.exponent, unit), votes)
 
     def forward(self) -> Tensor:
-        """``v [N]``, float32; backward casts the votes."""
+        """Return ``v [N]``, float32; backward casts the votes."""
         rows = torch.arange(self.shape.out_features, device=self.weight.device)
         return 1 + self.look_up(rows, torch.float32).sum(dim=1)
 
     @torch.no_grad()
     def values(self) -> Tensor:
-        """``v`` as float32 ``[N]``."""
+        """Return ``v`` as float32 ``[N]``, without a gradient."""
         return 1 + self.dense_weight().sum(dim=1)
-
-
-class TritRMSNorm(RMSNorm):
-    """An RMSNorm without a float parameter whose gains are a :class:`TritVector`, 1 at birth."""
-
-    def __init__(self, features: int, *, eps: float, trits: int, gradients: str = "float") -> None:
-        super().__init__(features, eps=eps, gain=False)
-        self.gains = TritVector(features, trits, gradients=gradients)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``x [..., features]``, normalised, in its dtype."""
-        y = super().forward(x)
-        gains: Tensor = self.gains()
-        return y * gains.to(y.dtype)
-
-
-class OwnEpsTritRMSNorm(OwnEps, TritRMSNorm):
-    """:class:`TritRMSNorm` with an eps of its own."""
