@@ -46,12 +46,11 @@ lint: $(VENV)/dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
-docs: $(VENV)/dev generate
+docs: $(VENV)/dev
 	$(BIN)/mkdocs build --strict
 
-# Rewrite what is generated and compared: the reference pages and the list of the public surface.
+# Rewrite what is generated and compared: measured tables and the list of the public surface.
 generate: $(VENV)/dev
-	$(BIN)/python docs/scripts/reference.py --write
 	$(BIN)/python docs/scripts/measurements.py --write
 	$(BIN)/python tests/surface/surface.py --write
 	$(BIN)/python backends/arb-ternary-triton/tests/lane.py --write

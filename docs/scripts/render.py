@@ -207,7 +207,7 @@ def type_text(t: Any) -> str:
         case "list":
             return f"list of {type_text(get_args(t)[0])}"
         case "choice":
-            return f"[{t.kind}](#{t.kind})"
+            return f"[{t.kind}]({t.kind}.md)"
         case "mapping" | "class":
             return "mapping"
     return "text"

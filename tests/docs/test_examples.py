@@ -28,7 +28,7 @@ from arb_ternary_train.cli.generate import Handover
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "reference"),
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "plugins" / "arb-ternary-bench" / "reports" / "quality.md",
 ]
 FENCE = re.compile(

@@ -1,0 +1,54 @@
+"""Add the pages to the site that are not files of ``docs``: the reference and the reports.
+
+A hook of mkdocs, see ``mkdocs.yml``. The reference is made from the code by ``reference.py``, in a
+process of its own. The reports are files of the bench plugin; links between them and the pages are
+those of the repository, and are rewritten to those of the site.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+REPORTS = "plugins/arb-ternary-bench/reports/"
+ROOT = Path(__file__).parents[2]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages; called by mkdocs once it has found the files of ``docs``."""
+    for path in sorted((ROOT / REPORTS).glob("*.md")):
+        files.append(File.generated(config, f"reports/{path.name}", abs_src_path=str(path)))
+    command = [sys.executable, str(Path(__file__).with_name("reference.py"))]
+    made = subprocess.run(command, check=True, capture_output=True, text=True)
+    reference: dict[str, str] = json.loads(made.stdout)
+    for name, text in reference.items():
+        files.append(File.generated(config, f"reference/{name}", content=text))
+    for section in config.nav or []:
+        if "Reference" in section:
+            section["Reference"] = reference_nav(list(reference))
+    return files
+
+
+def reference_nav(names: list[str]) -> list[Any]:
+    """Return the navigation of the reference: pages, and a section per folder."""
+    nav: list[Any] = []
+    for folder, title in (("config", "Config keys"), ("commands", "Commands")):
+        pages = sorted(name for name in names if name.startswith(f"{folder}/"))
+        pages.sort(key=lambda name: not name.endswith("/index.md"))
+        nav.append({title: [f"reference/{name}" for name in pages]})
+    return [*nav, *(f"reference/{name}" for name in names if "/" not in name)]
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Rewrite the links between pages and reports; called by mkdocs for every page."""
+    if page.file.src_uri.startswith("reports/"):
+        return markdown.replace("](../../../docs/", "](../")
+    depth = page.file.src_uri.count("/")
+    return markdown.replace(f"]({'../' * (depth + 1)}{REPORTS}", f"]({'../' * depth}reports/")
