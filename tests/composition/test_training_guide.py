@@ -25,8 +25,8 @@ from arb_ternary_text.data.shakespeare import load_text
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.manifest.document import read_manifest
-from arb_ternary_train.manifest.plan import plan
+from arb_ternary_manifests.document import read_manifest
+from arb_ternary_manifests.plan import plan
 from arb_ternary_train.restore import load_run
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,4 @@
-"""``arb upcycle`` and ``trainer.upcycle``, of a small teacher that a run of this program
-trained.
-"""
+"""``arb upcycle``, with a small teacher that a run of this program trained."""
 
 from __future__ import annotations
 
@@ -11,12 +9,8 @@ from typing import Any
 import pytest
 
 from arb_ternary.cli.main import main
-from arb_ternary.config.fields import to_plain
-from arb_ternary.errors import ArbError
 from arb_ternary_text.data.shakespeare import load_text
 from arb_ternary_train.loading import load_config
-from arb_ternary_train.manifest.document import read_manifest
-from arb_ternary_train.manifest.plan import PlannedRun, plan
 from arb_ternary_train.restore import load_run
 
 SIZES = (
@@ -62,9 +56,6 @@ def config(*arguments: str, out: str) -> Any:
 def fault(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["upcycle", *arguments]) != 0
     return capsys.readouterr().err
-
-
-# --- the command
 
 
 def test_a_teacher_becomes_a_ternary_student_and_the_run_resumes(
@@ -214,145 +205,3 @@ def test_inspect_counts_what_would_be(capsys: pytest.CaptureFixture[str]) -> Non
         "--sem-dim",
     ):
         assert words in shown
-
-
-# --- the trainer
-
-
-def planned(runs: str, target: str = "") -> list[PlannedRun]:
-    path = Path("manifest.yaml")
-    path.write_text(
-        f"version: 2\ntargets:\n  - name: t\n    trainer: trainer.upcycle\n{target}    runs:\n"
-        + "".join(f"      - {line}\n" for line in runs.splitlines())
-    )
-    return plan(read_manifest(path), Path("out"), dry=False, files=lambda name: Path("out") / name)
-
-
-FIRST = "{id: a, train: {phase: blockwise, teacher_ckpt: teacher, block_size: 32%s}}"
-SECOND = "{id: b, train: {phase: global, block_size: 32%s}}"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "phase"),
-    [
-        ("distill_target", "attention", 0),
-        ("cache_teacher_outputs", True, 0),
-        ("blockwise_autotune_enabled", True, 0),
-        ("kd_weight", 0.5, 1),
-        ("force", True, 1),
-    ],
-)
-def test_a_key_is_an_option_of_its_phase_and_refused_in_others(
-    key: str, value: Any, phase: int
-) -> None:
-    text = f", {key}: {str(value).lower()}"
-    runs = planned(
-        f"{FIRST % (text if phase == 0 else '')}\n{SECOND % (text if phase == 1 else '')}"
-    )
-    assert getattr(runs[phase].config.phases[-1].options, key) == value
-    name = ("blockwise", "global")[phase]
-    with pytest.raises(
-        ArbError, match=f"train.{key}: is of the phase {name}, and this run's phase is "
-    ):
-        planned(f"{FIRST % (text if phase == 1 else '')}\n{SECOND % (text if phase == 0 else '')}")
-
-
-def test_keys_of_autotuning_and_convergence_reach_the_phase() -> None:
-    keys = {
-        "blockwise_autotune_mode": "active",
-        "blockwise_autotune_plateau_patience": 7,
-        "blockwise_autotune_lr_decay": 0.25,
-        "blockwise_autotune_min_lr": 0.5,
-        "blockwise_autotune_log_every": 9,
-        "convergence_target": 0.5,
-        "convergence_patience": 11,
-        "convergence_max_steps": 13,
-    }
-    text = ", blockwise_autotune_enabled: true" + "".join(
-        f", {key}: {value}" for key, value in keys.items()
-    )
-    (run,) = planned(FIRST % text)
-    options = to_plain(run.config.phases[-1].options)
-    assert {key: options[key] for key in keys} == keys
-    # The guide's default is null, where the phase alone has 2000.
-    assert (
-        planned(FIRST % ", convergence_target: 0.5")[0]
-        .config.phases[-1]
-        .options.convergence_max_steps
-        is None
-    )
-
-
-def test_the_first_run_makes_the_student_and_others_go_on() -> None:
-    first, second = planned(
-        f"{FIRST % ', projection: {calibration_tokens: 99}, fold_rotate: {rotate: false}'}\n"
-        f"{SECOND % ', export: {exporter: safetensors}, benchmark: {measure: [perplexity]}'}"
-    )
-    options = {phase.name: phase.options for phase in first.config.phases}
-    assert list(options) == ["load_teacher", "fold_rotate", "projection", "blockwise"]
-    assert (options["projection"].calibration_tokens, options["fold_rotate"].rotate) == (99, False)
-    assert options["load_teacher"].teacher == str(Path("teacher").resolve())
-    assert [phase.name for phase in second.config.phases] == ["global", "benchmark", "export"]
-    assert second.previous == first.directory
-    assert to_plain(first.config.model) == to_plain(second.config.model)
-
-
-def test_the_student_may_be_trained_as_any_other() -> None:
-    (run,) = planned("{id: a, train: {phase: standard, teacher_ckpt: teacher, block_size: 32}}")
-    assert [phase.name for phase in run.config.phases] == [
-        "load_teacher",
-        "fold_rotate",
-        "projection",
-        "standard",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("runs", "target", "message"),
-    [
-        (
-            "{id: a, train: {phase: blockwise}}",
-            "",
-            "manifest.yaml:6: targets[0].runs[0].train: needs 'teacher_ckpt'",
-        ),
-        (
-            FIRST.replace("teacher,", "nobody,") % "",
-            "",
-            "teacher_ckpt: nobody: there is no such file or folder",
-        ),
-        (
-            f"{FIRST % ''}\n{SECOND % ', teacher_ckpt: text.txt'}",
-            "",
-            "must be that of the target's first run, teacher",
-        ),
-        (
-            f"{FIRST % ''}\n{SECOND % ', projection: {policy: ls}'}",
-            "",
-            "which the target's first run does",
-        ),
-        (FIRST % ", surgery: {policy: fresh}", "", "the student keeps the teacher's attention"),
-        (
-            FIRST % "",
-            "    system: {ref: system.language_model, config: {width: 64}}\n",
-            "width: 64, the teacher's is 32",
-        ),
-        (
-            FIRST % "",
-            "    system: {ref: system.language_model, config: {attention: decoupled, sem_dim: 4, "
-            "geo_dim: 16}}\n",
-            "'rotary_dim' must be at least 'geo_dim'",
-        ),
-        (
-            FIRST % ", lr: 0.5",
-            "    system: {ref: system.language_model, config: {float_parts: []}}\n",
-            "train.lr: has no effect because the model has no float parameters",
-        ),
-    ],
-)
-def test_what_is_wrong_is_told_before_anything_is_computed(
-    runs: str, target: str, message: str
-) -> None:
-    with pytest.raises(ArbError) as error:
-        planned(runs, target)
-    assert message in error.value.what
-    assert "manifest.yaml:" in error.value.what

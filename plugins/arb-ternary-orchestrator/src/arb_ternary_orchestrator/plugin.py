@@ -8,7 +8,6 @@ from arb_ternary import hookimpl
 from arb_ternary.specs import CommandSpec, OptimizerSpec, PolicySpec, Spec
 from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.specs import StrategySpec
-from arb_ternary_train.specs import TrainKeysSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -84,16 +83,4 @@ def arb_register_strategies() -> Sequence[StrategySpec]:
             summary=summary,
         )
         for name, summary in STRATEGIES.items()
-    )
-
-
-@hookimpl
-def arb_register_train_keys() -> Sequence[TrainKeysSpec]:
-    return (
-        TrainKeysSpec(
-            name="orchestrator",
-            target="arb_ternary_orchestrator.keys:orchestrate",
-            config="arb_ternary_orchestrator.keys:OrchestratorKeys",
-            summary="strategies that change during the run",
-        ),
     )

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
 from arb_ternary.specs import DataSpec, GeneratorSpec, MaskingSpec, ModelSpec, StarterSpec
-from arb_ternary_train.specs import SystemSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -91,17 +90,6 @@ def arb_register_starters() -> Sequence[StarterSpec]:
             target="arb_ternary_text.starters:FLOAT",
             summary="The same architecture in float32, trained by AdamW: the baseline to compare "
             "with.",
-        ),
-    )
-
-
-@hookimpl
-def arb_register_systems() -> Sequence[SystemSpec]:
-    return (
-        SystemSpec(
-            name="language_model",
-            target="arb_ternary_text.manifest.system:decoder_of",
-            summary="the decoder, from its options or from a topology of layers",
         ),
     )
 

@@ -11,12 +11,10 @@ from arb_ternary.specs import (
     DocumentSpec,
     OptimizerSpec,
     PhaseSpec,
-    Spec,
     TrackerSpec,
 )
 from arb_ternary_train.openmp import VARIABLES
 from arb_ternary_train.ranks.environment import VARIABLES as RANK_VARIABLES
-from arb_ternary_train.specs import SystemSpec, TrainerSpec, TrainKeysSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -24,11 +22,6 @@ ARB_API_VERSION = (1, 0)
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
     return {"summary": "runs: the standard phase, AdamW, checkpoints, evaluation"}
-
-
-@hookimpl
-def arb_register_kinds() -> Sequence[type[Spec]]:
-    return TrainerSpec, SystemSpec, TrainKeysSpec
 
 
 @hookimpl
@@ -103,36 +96,12 @@ def arb_register_documents() -> Sequence[DocumentSpec]:
             command="arb train",
             summary="everything that decides a run",
         ),
-        DocumentSpec(
-            name="manifest",
-            target="arb_ternary_train.manifest.loading:load_manifest",
-            config="arb_ternary_train.manifest.document:Manifest",
-            command="arb run",
-            summary="experiments: targets, and in each the runs that follow one another",
-        ),
-    )
-
-
-@hookimpl
-def arb_register_trainers() -> Sequence[TrainerSpec]:
-    return (
-        TrainerSpec(
-            name="standard",
-            target="arb_ternary_train.manifest.standard:run_settings",
-            config="arb_ternary_train.manifest.keys:StandardKeys",
-            summary="end-to-end training or fine-tuning",
-        ),
     )
 
 
 @hookimpl
 def arb_register_commands() -> Sequence[CommandSpec]:
     return (
-        CommandSpec(
-            name="run",
-            target="arb_ternary_train.cli.run:run",
-            summary="Run the experiments of a manifest.",
-        ),
         CommandSpec(
             name="train",
             target="arb_ternary_train.cli.train:train",

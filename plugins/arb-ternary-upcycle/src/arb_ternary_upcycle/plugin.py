@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from arb_ternary import hookimpl
 from arb_ternary.specs import CheckSpec, CommandSpec, PhaseSpec
 from arb_ternary_train.openmp import VARIABLES
-from arb_ternary_train.specs import TrainerSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -110,19 +109,6 @@ def arb_register_checks() -> Sequence[CheckSpec]:
             target="arb_ternary_upcycle.verification.kv_cache:build",
             config="arb_ternary_upcycle.verification.config:KvCacheConfig",
             summary="the student keeps so much fewer bytes of each token than the teacher",
-        ),
-    )
-
-
-@hookimpl
-def arb_register_trainers() -> Sequence[TrainerSpec]:
-    return (
-        TrainerSpec(
-            name="upcycle",
-            target="arb_ternary_upcycle.recipe.trainer:run_settings",
-            config="arb_ternary_upcycle.recipe.keys:UpcycleKeys",
-            summary="a pretrained model becomes a ternary student, which is trained block by block "
-            "and as a whole",
         ),
     )
 

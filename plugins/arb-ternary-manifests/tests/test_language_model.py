@@ -12,8 +12,7 @@ import torch
 
 from arb_ternary.config.errors import Faulty, show_path
 from arb_ternary.config.yaml_document import read_yaml
-from arb_ternary.plugins.manager import manager
-from arb_ternary_text.manifest.system import decoder_of
+from arb_ternary_manifests.language_model import decoder_section
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
 from arb_ternary_text.models.decoder import build
 
@@ -93,9 +92,9 @@ def system(*layers: dict[str, Any], **keys: Any) -> dict[str, Any]:
     return {"model": {"type": "TransformerModel", "topology": stack, **keys}}
 
 
-def test_the_guides_topology_is_a_decoder_of_decoupled_attention() -> None:
+def test_the_guides_topology_is_a_decoder_section_decoupled_attention() -> None:
     # 128 semantic features over 32 heads are 4 a head, 256 geometric ones 8.
-    assert decoder_of(read_yaml(GUIDE, "guide").data) == {
+    assert decoder_section(read_yaml(GUIDE, "guide").data) == {
         "name": "decoder",
         "width": 2048,
         "layers": 16,
@@ -113,7 +112,7 @@ def test_the_guides_topology_is_a_decoder_of_decoupled_attention() -> None:
 
 
 def test_a_whole_llama_has_the_parameters_that_it_is_published_with() -> None:
-    options = dict(decoder_of(read_yaml(LLAMA, "llama").data))
+    options = dict(decoder_section(read_yaml(LLAMA, "llama").data))
     assert options.pop("name") == "decoder"
     assert options["norm_eps"] == 1e-5
     assert options["rotary_base"] == 500000.0
@@ -139,7 +138,7 @@ def test_every_way_to_write_the_same_blocks_is_the_same() -> None:
         ),
         system({"type": "DropoutLayer"}, *one, {"type": "DropoutLayer", "p": 0.0}, *one, *one),
     ]
-    found = [decoder_of(each) for each in written]
+    found = [decoder_section(each) for each in written]
     assert found[0]["layers"] == 3
     assert found[0]["feed_forward"] == 64
     assert all(each == found[0] for each in found)
@@ -191,7 +190,7 @@ def test_attention_layers_become_options(layer: dict[str, Any], options: dict[st
         "causal": True,
         "float_parts": ["embedding", "head", "norms"],
     }
-    assert decoder_of(system(residual(attention(**layer)), residual(swiglu()))) == {
+    assert decoder_section(system(residual(attention(**layer)), residual(swiglu()))) == {
         **usual,
         **options,
     }
@@ -204,18 +203,18 @@ def test_the_ends_and_other_feed_forward_layers_become_options() -> None:
     ]
     start = {"type": "EmbeddingLayer", "d_model": 32, "vocab_size": 100}
     glu = residual({"type": "GLULayer", "d_model": 32, "d_ff": 48})
-    found = decoder_of(system(start, residual(attention()), glu, *head, tied_embeddings=False))
+    found = decoder_section(system(start, residual(attention()), glu, *head, tied_embeddings=False))
     assert found["feed_forward"] == 48
     assert found["tie_embeddings"] is False
     assert "norm_eps" not in found
     moe = residual({"type": "MoELayer", "d_model": 32, "d_ff": 16, "num_experts": 4, "top_k": 1})
-    found = decoder_of(system(residual(attention()), moe))
+    found = decoder_section(system(residual(attention()), moe))
     assert (found["experts"], found["experts_per_token"], found["feed_forward"]) == (4, 1, 16)
 
 
 def test_what_a_topology_cannot_say_stands_beside_it() -> None:
     written = system(residual(attention()), residual(swiglu()))
-    found = decoder_of({**written, "decoder": {"group_size": "row", "max_length": 64}})
+    found = decoder_section({**written, "decoder": {"group_size": "row", "max_length": 64}})
     assert (found["group_size"], found["max_length"]) == ("row", 64)
 
 
@@ -231,7 +230,7 @@ def test_what_a_topology_cannot_say_stands_beside_it() -> None:
 def test_plain_options_are_taken_as_they_are(
     config: dict[str, Any], section: dict[str, Any] | None
 ) -> None:
-    assert decoder_of(config) == {
+    assert decoder_section(config) == {
         "name": "decoder",
         **(config["model"] if section is None else section),
     }
@@ -254,7 +253,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "gates of the input": (
         system(residual(attention(decoupled_gate_dynamic=True))),
         f"{AT}[0].layers[1].decoupled_gate_dynamic",
-        "one number a head",
+        "one number per head",
     ),
     "scaled positions": (
         system(residual(attention(rope_scaling={"type": "linear"}))),
@@ -464,7 +463,7 @@ def test_what_the_decoder_cannot_hold_is_refused_where_it_stands(name: str) -> N
     config, path, message = REFUSED[name]
     before = deepcopy(config)
     with pytest.raises(Faulty) as error:
-        decoder_of(config)
+        decoder_section(config)
     found = {show_path(fault.path): fault.message for fault in error.value.faults}
     assert path in found, found
     assert message in found[path]
@@ -478,16 +477,11 @@ def test_all_that_is_wrong_with_the_layers_is_said_at_once_and_the_nearest_is_na
         {"type": "RMSNormLayer", "d_model": 0},
     )
     with pytest.raises(Faulty) as error:
-        decoder_of(broken)
+        decoder_section(broken)
     assert [show_path(fault.path) for fault in error.value.faults] == [
         f"{AT}[0].type",
         f"{AT}[1].layers[1].dropout_p",
         f"{AT}[1].layers[1].bias",
         f"{AT}[2].d_model",
     ]
-    assert error.value.faults[0].hint == "The nearest that it has is AttentionLayer."
-
-
-def test_manifests_find_it_by_its_name() -> None:
-    spec = manager().registry.get("system", "language_model").spec
-    assert spec.target == "arb_ternary_text.manifest.system:decoder_of"
+    assert error.value.faults[0].hint == "The nearest type is AttentionLayer."

@@ -1,6 +1,4 @@
-"""What a manifest holds: targets, and in each the runs that follow one another. And how one is
-read.
-"""
+"""Manifests: their config classes, and reading one from a file."""
 
 from __future__ import annotations
 
@@ -15,27 +13,27 @@ from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary.plugins.manager import manager
+from arb_ternary_manifests.variables import VARIANTS, substitute, with_variant
 from arb_ternary_train.config import is_run_name
 from arb_ternary_train.config_file import apply_overrides, read_document
-from arb_ternary_train.manifest.variables import VARIANTS, substitute, with_variant
 
 _is_not_empty = Rule("a list of at least one item", lambda value: len(value) > 0, {"minItems": 1})
 
 
-def _distinct(what: str) -> Rule:
+def _unique(name: str) -> Rule:
     def holds(value: Sequence[Any]) -> bool:
-        names = [getattr(item, what) for item in value]
+        names = [getattr(item, name) for item in value]
         return len(set(names)) == len(names)
 
-    return Rule(f"a list in which every {what} stands once", holds, {})
+    return Rule(f"a list in which every {name} is used once", holds, {})
 
 
 @frozen(kw_only=True)
 class System:
     """What a target trains."""
 
-    ref: str = option(help="the system: system.NAME")
-    config: Mapping[str, Any] = option(factory=dict, help="what the system makes a model of")
+    ref: str = option(help="the system: system.language_model, or system.NAME of a model")
+    config: Mapping[str, Any] = option(factory=dict, help="what the system makes a model from")
 
 
 @frozen(kw_only=True)
@@ -48,56 +46,62 @@ class Run:
         None, "optimizer steps; null = the phase's default", validator=optional(positive)
     )
     seed: int = option(0, "seed of all randomness", validator=non_negative)
-    train: Mapping[str, Any] = option(factory=dict, help="how it trains: the trainer's keys")
+    train: Mapping[str, Any] = option(
+        factory=dict,
+        help="how it trains: phase, options of the phase, device, and weight_decay, beta1 and "
+        "beta2 of AdamW",
+    )
     verify: Mapping[str, Any] | list[Mapping[str, Any]] | None = option(
         None,
-        "checks that pass or fail the run: `type` names one, the rest are its options; a mapping, "
+        "checks that pass or fail the run: `type` names one, the rest are its options; a mapping "
         "or a list",
     )
 
 
 @frozen(kw_only=True)
 class Target:
-    """Runs that follow one another: each starts from the weights of the one before it."""
+    """Runs that follow one another: each starts from the weights of the run before."""
 
     name: str = option("experiment", "name of the target and of its folder", validator=is_run_name)
     type: Literal["experiment"] = option("experiment", "what the target is")
-    trainer: str = option("trainer.standard", "what trains: trainer.NAME")
-    system: System | None = option(None, "what is trained; null = the trainer's own choice")
+    trainer: str = option(
+        "trainer.standard", "how its runs train: trainer.standard or trainer.upcycle"
+    )
+    system: System | None = option(None, "what is trained; null = the trainer's default")
     config: Mapping[str, Any] = option(
         factory=dict,
         help="settings of the runs' config, as `arb train` reads them: data, optimizer, backend, "
         "checkpoint, ...",
     )
     runs: tuple[Run, ...] = option(
-        help="the runs, in order", validator=[_is_not_empty, _distinct("id")]
+        help="the runs, in order", validator=[_is_not_empty, _unique("id")]
     )
 
 
 @frozen(kw_only=True)
 class Manifest:
-    """Experiments in one file."""
+    """Several experiments in one file."""
 
-    version: Literal[2] = option(help="version of the form of manifests")
+    version: Literal[2] = option(help="version of the format of manifests")
     name: str = option("manifest", "name of the manifest and of its folder", validator=is_run_name)
-    vars: Mapping[str, Any] = option(factory=dict, help="values that ${name} stands for")
+    vars: Mapping[str, Any] = option(factory=dict, help="values that ${name} is replaced by")
     variants: Mapping[str, Mapping[str, Any]] = option(
-        factory=dict, help="other values of some vars by the name that --target chooses"
+        factory=dict, help="other values of some vars, by the name that --target chooses"
     )
     targets: tuple[Target, ...] = option(
-        help="what is to be run, in order", validator=[_is_not_empty, _distinct("name")]
+        help="what is run, in order", validator=[_is_not_empty, _unique("name")]
     )
 
 
 @frozen(eq=False)
 class ManifestFile:
-    """A manifest that was read.
+    """A manifest that was read from a file.
 
     Attributes:
-        manifest: with every variable replaced.
-        document: plain values of the same, with the line of each.
-        variant: the variant that was chosen; None for none.
-        targets: positions of the targets that were chosen.
+        manifest: the manifest, with every variable replaced.
+        document: the same as plain values, with their lines.
+        variant: the chosen variant; None if none was chosen.
+        targets: positions of the chosen targets.
         unused: variables that nothing uses.
     """
 
@@ -116,42 +120,42 @@ def read_manifest(
     Args:
         path: a YAML file.
         overrides: ``path=value`` each, as given to ``-o``.
-        chosen: at most one variant, and any targets; no target = all of them.
+        chosen: names of at most one variant and of any targets; no target means all of them.
 
     Raises:
-        ConfigError: the file or its content is wrong; every fault is listed with file and line.
-        UsageProblem: ``chosen`` names what is not there.
+        ConfigError: the file or its content is wrong; every fault is listed with its line.
+        UsageProblem: ``chosen`` has a name that does not exist, or two variants.
     """
     document = apply_overrides(read_document(path), overrides)
-    variants = _names(document, VARIANTS)
+    variants = _variant_names(document)
     taken = [name for name in dict.fromkeys(chosen) if name in variants]
     if len(taken) > 1:
         raise UsageProblem(
             f"--target: {' and '.join(taken)} are both variants of {path}", "Choose one of them."
         )
-    if taken:
-        document = with_variant(document, taken[0])
+    variant = taken[0] if taken else None
+    if variant is not None:
+        document = with_variant(document, variant)
     document, unused = substitute(document)
     manifest = structure(Manifest, document, manager().registry)
+
     names = [target.name for target in manifest.targets]
-    wanted = [name for name in chosen if name not in taken]
+    wanted = [name for name in chosen if name != variant]
     for name in wanted:
-        if name not in names:
-            known = [*variants, *names]
-            close = nearest(name, known)
-            raise UsageProblem(
-                f"--target {name}: {path} has no variant and no target of this name"
-                + (f"; did you mean '{close}'?" if close else ""),
-                f"variants: {', '.join(variants) or 'none'}\ntargets: {', '.join(names)}",
-            )
+        if name in names:
+            continue
+        close = nearest(name, [*variants, *names])
+        advice = f"; did you mean '{close}'?" if close else ""
+        raise UsageProblem(
+            f"--target {name}: {path} has no variant and no target of this name{advice}",
+            f"variants: {', '.join(variants) or 'none'}\ntargets: {', '.join(names)}",
+        )
     targets = tuple(index for index, name in enumerate(names) if not wanted or name in wanted)
-    return ManifestFile(manifest, document, taken[0] if taken else None, targets, unused)
+    return ManifestFile(manifest, document, variant, targets, unused)
 
 
-def _names(document: Document, key: str) -> list[str]:
-    value = document.data.get(key) if isinstance(document.data, dict) else None
-    return (
-        [str(name) for name, item in value.items() if isinstance(item, dict)]
-        if isinstance(value, dict)
-        else []
-    )
+def _variant_names(document: Document) -> list[str]:
+    variants = document.data.get(VARIANTS) if isinstance(document.data, dict) else None
+    if not isinstance(variants, dict):
+        return []
+    return [str(name) for name, values in variants.items() if isinstance(values, dict)]

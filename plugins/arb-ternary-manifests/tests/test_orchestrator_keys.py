@@ -13,11 +13,10 @@ import pytest
 from arb_ternary.config.errors import show_path
 from arb_ternary.config.fields import config_fields, leaves, to_plain
 from arb_ternary.errors import ConfigError
+from arb_ternary_manifests.document import read_manifest
+from arb_ternary_manifests.plan import plan
 from arb_ternary_orchestrator.config import OrchestratorConfig
-from arb_ternary_orchestrator.keys import OrchestratorKeys
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.manifest.document import read_manifest
-from arb_ternary_train.manifest.plan import plan
 
 #: Another value of every key.
 KEYS: dict[str, Any] = {
@@ -78,7 +77,6 @@ def flat(config: RunConfig) -> dict[str, Any]:
 
 def test_every_option_of_the_policy_is_a_key() -> None:
     assert set(KEYS) == {str(field.alias) for field in config_fields(OrchestratorConfig)}
-    assert {str(field.alias) for field in config_fields(OrchestratorKeys)} == {*KEYS, "enabled"}
 
 
 def test_every_key_takes_effect() -> None:

@@ -1,8 +1,7 @@
-"""Layers of a manifest's topology, as their keys are written, each with what the decoder has in its
-place.
+"""The layers of a manifest's topology, with the keys that they have in a manifest.
 
-A key that the decoder has nothing for is here where one of its values asks for nothing; any other
-value is refused by name.
+A key that the decoder has no option for is declared if one of its values asks for nothing; any
+other value is a fault that names it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _WIDTH: Final = "features of the residual stream"
 
 @frozen(kw_only=True)
 class EmbeddingLayer:
-    """The token embedding; the vocabulary itself comes from the data."""
+    """The token embedding; the vocabulary comes from the data."""
 
     d_model: int = option(help=_WIDTH, validator=positive)
     vocab_size: int | None = option(None, "number of token ids", validator=optional(positive))
@@ -37,11 +36,11 @@ class EmbeddingLayer:
 
 @frozen(kw_only=True)
 class RMSNormLayer:
-    """A norm in front of a layer, or of the head."""
+    """A norm before a layer or before the head."""
 
     d_model: int = option(help=_WIDTH, validator=positive)
     eps: float | None = option(
-        None, "added to the mean square; null = the decoder's", validator=optional(positive)
+        None, "added to the mean square; null = the decoder's default", validator=optional(positive)
     )
     elementwise_affine: bool | None = option(
         None, "whether it has a learned gain; null = as the decoder's options say"
@@ -50,7 +49,7 @@ class RMSNormLayer:
 
 @frozen(kw_only=True)
 class AttentionLayer:
-    """Attention. ``sem_dim``, ``geo_dim`` and ``attn_dim`` count all heads together."""
+    """Attention; ``sem_dim``, ``geo_dim`` and ``attn_dim`` count all heads together."""
 
     d_model: int = option(help=_WIDTH, validator=positive)
     n_heads: int = option(help="query heads", validator=positive)
@@ -58,7 +57,7 @@ class AttentionLayer:
         None, "key and value heads; null = n_heads", validator=optional(positive)
     )
     mode: Literal["standard", "gqa", "decoupled"] = option(
-        "standard", "what becomes of queries and keys"
+        "standard", "how queries and keys are made"
     )
     attn_dim: int | None = option(
         None, "features of all heads together; null = d_model", validator=optional(positive)
@@ -78,7 +77,9 @@ class AttentionLayer:
         validator=_only(True, "the decoder's attention has rotary positions"),
     )
     rope_base: float | None = option(
-        None, "longest wavelength over 2 pi; null = the decoder's", validator=optional(positive)
+        None,
+        "longest wavelength over 2 pi; null = the decoder's default",
+        validator=optional(positive),
     )
     rope_scaling: Mapping[str, Any] | None = option(
         None,
@@ -93,18 +94,18 @@ class AttentionLayer:
         validator=_only(False, "semantic features have no positions"),
     )
     tie_qk: bool = option(False, "semantic keys are the semantic queries")
-    null_attn: bool = option(False, "a key and value of no token")
+    null_attn: bool = option(False, "a key and a value that belong to no token")
     decoupled_gate: bool = option(False, "a learned weight of the two parts for each head")
     decoupled_gate_dynamic: bool = option(
         False,
         "gates that depend on the input",
-        validator=_only(False, "the decoder's gates are one number a head"),
+        validator=_only(False, "the decoder's gates are one number per head"),
     )
-    is_causal: bool = option(True, "a position sees only itself and earlier ones")
+    is_causal: bool = option(True, "a position attends only to itself and earlier ones")
     local_window: int | None = option(
-        None, "positions that a position sees; null = all", validator=optional(positive)
+        None, "positions that a position attends to; null = all", validator=optional(positive)
     )
-    dropout_p: float = option(0.0, "share of attention that is dropped", validator=_no_dropout)
+    dropout_p: float = option(0.0, "fraction of attention that is dropped", validator=_no_dropout)
     bias: bool = option(
         False,
         "biases of the linears",
@@ -136,7 +137,7 @@ class GLULayer:
 
     d_model: int = option(help=_WIDTH, validator=positive)
     d_ff: int = option(help="hidden features", validator=positive)
-    activation: Literal["silu", "swiglu"] = option("silu", "of the gate")
+    activation: Literal["silu", "swiglu"] = option("silu", "activation function of the gate")
     bias: bool = option(False, "biases of the linears", validator=_no_bias)
 
 
@@ -146,19 +147,19 @@ class MoELayer:
 
     d_model: int = option(help=_WIDTH, validator=positive)
     d_ff: int = option(help="hidden features of an expert", validator=positive)
-    num_experts: int = option(8, "experts", validator=positive)
-    top_k: int = option(2, "experts that a token is routed to", validator=positive)
+    num_experts: int = option(8, "number of experts", validator=positive)
+    top_k: int = option(2, "number of experts that a token is routed to", validator=positive)
     bias: bool = option(False, "biases of the linears", validator=_no_bias)
     load_balancing: bool = option(
         False,
         "a loss that balances experts",
-        validator=_only(False, "no loss balances the decoder's experts"),
+        validator=_only(False, "the decoder has no loss that balances experts"),
     )
 
 
 @frozen(kw_only=True)
 class LinearLayer:
-    """The head."""
+    """The head: from the residual stream to logits."""
 
     d_in: int = option(help=_WIDTH, validator=positive)
     d_out: int = option(help="number of token ids", validator=positive)
@@ -167,9 +168,9 @@ class LinearLayer:
 
 @frozen(kw_only=True)
 class DropoutLayer:
-    """Nothing, where nothing is dropped."""
+    """Dropout; only a layer that drops nothing is allowed."""
 
-    p: float = option(0.0, "share that is dropped", validator=_no_dropout)
+    p: float = option(0.0, "fraction that is dropped", validator=_no_dropout)
 
 
 FeedForward = SwiGLULayer | GLULayer | MoELayer
@@ -178,7 +179,7 @@ FEED_FORWARD: Final = (SwiGLULayer, GLULayer, MoELayer)
 _ALL = (EmbeddingLayer, RMSNormLayer, AttentionLayer, *FEED_FORWARD, LinearLayer, DropoutLayer)
 #: The class of a layer's keys, by its ``type``.
 LAYERS: Final[Mapping[str, type[Any]]] = MappingProxyType({cls.__name__: cls for cls in _ALL})
-#: What the decoder has where a topology has something else.
+#: The nearest type that the decoder has, by an unknown type.
 NEAREST: Final = MappingProxyType(
     {
         "LayerNormLayer": "RMSNormLayer",

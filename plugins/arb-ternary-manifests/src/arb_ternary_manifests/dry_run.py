@@ -1,4 +1,4 @@
-"""What a run would be: layers, parameters, memory, steps, and its time from a few timed steps."""
+"""Forecasts of runs: layers, parameters, memory, steps, and time from a few timed steps."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.protocols import PlansSteps
 from arb_ternary_train.runner import RunRequest, train
 
-#: Steps that are timed.
-_STEPS: Final = 3
-#: Parameters above which a model is counted without its numbers.
+#: Number of steps that are timed.
+_PROBE_STEPS: Final = 3
+#: Number of parameters from which a model is counted without allocating its weights.
 _LARGE: Final = 1 << 27
 
 
 @frozen(kw_only=True)
-class PhaseOutlook:
-    """A phase of a run that has not begun.
+class PhaseForecast:
+    """The forecast for a phase.
 
     Attributes:
-        name: of the phase.
-        steps: optimizer steps; None where the phase takes none, or does not say before it runs.
-        tokens: predictions that they train on; None likewise.
-        seconds: that training would take at the probe's speed; None where there was no probe.
+        name: name of the phase.
+        steps: optimizer steps; None if the phase takes none, or does not say before it runs.
+        tokens: number of predictions to train on; None likewise.
+        seconds: expected training time at the probe's speed; None without a probe.
     """
 
     name: str
@@ -53,17 +53,17 @@ class PhaseOutlook:
 
 
 @frozen(kw_only=True)
-class Outlook:
-    """A run that has not begun.
+class RunForecast:
+    """The forecast for a run.
 
     Attributes:
-        layers: number of blocks; None where the model's options do not say.
-        parameters, ternary_weights, float_parameters: how many.
-        model_bytes: of weights, exponents, votes and float parameters.
-        optimizer_bytes: of the optimizer's state.
-        gradient_bytes: of float gradients, between backward and step; votes need none.
-        phases: in order.
-        notes: a sentence each.
+        layers: number of blocks; None if the model's options do not say.
+        parameters, ternary_weights, float_parameters: numbers of parameters.
+        model_bytes: size of weights, exponents, votes and float parameters.
+        optimizer_bytes: size of the optimizer's state; None if unknown.
+        gradient_bytes: size of float gradients; votes need none.
+        phases: forecasts of the phases, in order.
+        notes: sentences for the user.
     """
 
     layers: int | None
@@ -73,38 +73,38 @@ class Outlook:
     model_bytes: int
     optimizer_bytes: int | None
     gradient_bytes: int
-    phases: tuple[PhaseOutlook, ...]
+    phases: tuple[PhaseForecast, ...]
     notes: tuple[str, ...]
 
     @property
     def memory_bytes(self) -> int:
-        """What training holds besides activations."""
+        """Memory that training needs, without activations."""
         return self.model_bytes + (self.optimizer_bytes or 0) + self.gradient_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return the forecast as a JSON object."""
         return {**asdict(self), "memory_bytes": self.memory_bytes}
 
 
-def look_ahead(config: RunConfig, *, probe: bool) -> Outlook:
-    """What the run of ``config`` would be; nothing stays behind.
+def forecast(config: RunConfig, *, probe: bool) -> RunForecast:
+    """Return the forecast for the run of ``config``; nothing stays on disk.
 
-    Sizes are counted on a model without numbers, where it can be made so. The probe trains the
-    model as it is at birth for three steps at the batch and block size of each training phase, in a
-    temporary folder.
+    Sizes are counted on a model without allocated weights if it can be built so. The probe trains
+    a newly initialised model for three steps at the batch and block size of each training phase, in
+    a temporary folder.
 
     Raises:
-        ArbError: the run could not begin either.
+        ArbError: the run could not start either.
     """
     notes: list[str] = []
     resolved = resolve_auto_options(_on_this_machine(config, notes))
     config = resolved.config
     notes += resolved.notes()
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
-    model = _outline(config, data.vocabulary_size)
+    model = _sized_model(config, data.vocabulary_size)
     counted = audit(model)
     layers = getattr(config.model.options, "layers", None)
-    return Outlook(
+    return RunForecast(
         layers=layers if isinstance(layers, int) else None,
         parameters=counted.parameters,
         ternary_weights=counted.ternary_weights,
@@ -120,7 +120,7 @@ def look_ahead(config: RunConfig, *, probe: bool) -> Outlook:
 
 
 def _on_this_machine(config: RunConfig, notes: list[str]) -> RunConfig:
-    """``config`` for a device that is here."""
+    """Return ``config`` with a device that this machine has."""
     try:
         resolve_device(config.device)
     except EnvironmentProblem as error:
@@ -129,17 +129,17 @@ def _on_this_machine(config: RunConfig, notes: list[str]) -> RunConfig:
     return config
 
 
-def _outline(config: RunConfig, vocabulary_size: int) -> nn.Module:
-    """The model, without numbers where it is large and can be made so."""
-    model = _without_numbers(config, vocabulary_size)
+def _sized_model(config: RunConfig, vocabulary_size: int) -> nn.Module:
+    """Return the model, without allocated weights if it is large and can be built so."""
+    model = _meta_model(config, vocabulary_size)
     if model is not None and audit(model).parameters > _LARGE:
         return model
     with undrawn():
         return built_module(config.model, vocabulary_size)
 
 
-def _without_numbers(config: RunConfig, vocabulary_size: int) -> nn.Module | None:
-    """The model on the device ``meta``; None of one that computes while it is built."""
+def _meta_model(config: RunConfig, vocabulary_size: int) -> nn.Module | None:
+    """Return the model on the device ``meta``; None if building it computes something."""
     try:
         with use_backend("torch"), torch.device("meta"), undrawn():
             return built_module(config.model, vocabulary_size)
@@ -150,8 +150,8 @@ def _without_numbers(config: RunConfig, vocabulary_size: int) -> nn.Module | Non
 def _optimizer_bytes(config: RunConfig, model: nn.Module, notes: list[str]) -> int | None:
     trainable = evolve(collect_trainable(model), later=parts_added_by(config.phases))
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        # Optimizers of votes read control words. What they keep, a few numbers a row and a column,
-        # is left out.
+        # Optimizers of votes read control words, which have no values here. Their state, a few
+        # numbers per row and column, is left out.
         trainable = evolve(
             trainable, ternary={}, stored={}, later=trainable.later | {"ternary", "stored"}
         )
@@ -164,25 +164,25 @@ def _optimizer_bytes(config: RunConfig, model: nn.Module, notes: list[str]) -> i
         return None
 
 
-def _phase(config: RunConfig, choice: PhaseChoice, *, probe: bool) -> PhaseOutlook:
+def _phase(config: RunConfig, choice: PhaseChoice, *, probe: bool) -> PhaseForecast:
     options = choice.options
     if not isinstance(options, LoopOptions):
-        return PhaseOutlook(name=choice.name, steps=None, tokens=None, seconds=None)
+        return PhaseForecast(name=choice.name, steps=None, tokens=None, seconds=None)
     steps = options.planned_steps(config) if isinstance(options, PlansSteps) else options.steps
     tokens = tokens_in(options, steps)
-    seconds = tokens / _tokens_a_second(config, options) if probe else None
-    return PhaseOutlook(name=choice.name, steps=steps, tokens=tokens, seconds=seconds)
+    seconds = tokens / _tokens_per_second(config, options) if probe else None
+    return PhaseForecast(name=choice.name, steps=steps, tokens=tokens, seconds=seconds)
 
 
-def _tokens_a_second(config: RunConfig, options: LoopOptions) -> float:
-    """The speed of a few steps of the whole model with these options."""
+def _tokens_per_second(config: RunConfig, options: LoopOptions) -> float:
+    """Measure the speed of a few steps of the whole model with these options."""
     loop = {field.name: getattr(options, field.name) for field in fields(LoopOptions)}
     changes: dict[str, Any] = {
-        "steps": min(_STEPS, options.steps),
+        "steps": min(_PROBE_STEPS, options.steps),
         "warmup_steps": 0,
         "eval_every": 0,
     }
-    if config.device == "cpu":  # whatever the device was that is not here
+    if config.device == "cpu":  # perhaps in place of a device that this machine does not have
         changes |= {
             "pin_memory": False,
             "dtype": "float32" if options.dtype == "float16" else options.dtype,

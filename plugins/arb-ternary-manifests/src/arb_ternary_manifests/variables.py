@@ -1,8 +1,8 @@
-"""``${name}`` in a manifest: values that stand once, under ``vars``, and are used in many places.
+"""``${name}`` in a manifest: a value that is given once, under ``vars``, and used in many places.
 
-A text that is nothing but ``${name}`` becomes the value itself, whatever its type: a number stays a
-number, a list a list. Inside other text the value is written in, as YAML would write it. A variable
-may use others.
+A text that is nothing but ``${name}`` becomes the value itself, with its type: a number stays a
+number, a list a list. Inside other text the value is inserted as YAML would write it. A variable
+may use other variables.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from arb_ternary.config.errors import Fault, Faulty, Path
 from arb_ternary.config.yaml_document import Document, dump_inline
 from arb_ternary.errors import nearest
 
-#: Keys of the top level: the variables, and other values of them by name.
+#: Keys of the top level: the variables, and other values for them by name.
 VARIABLES: Final = "vars"
 VARIANTS: Final = "variants"
 _REFERENCE: Final = re.compile(r"\$\{([^{}]*)\}")
 
 
 def with_variant(document: Document, name: str) -> Document:
-    """The document with the values that the variant ``name`` has for some variables.
+    """Return the document with the values that the variant ``name`` has for some variables.
 
-    A variant that names a variable that there is not is a fault of the document.
+    A variant that names an unknown variable is a fault of the document.
     """
     variables = _mapping(document.data.get(VARIABLES))
     chosen = _mapping(document.data[VARIANTS][name])
@@ -35,22 +35,26 @@ def with_variant(document: Document, name: str) -> Document:
     for key in chosen:
         where: Path = (VARIANTS, name, key)
         if key not in variables:
-            faults.append(
-                Fault(where, f"{VARIABLES} has no variable '{key}'" + _advice(str(key), variables))
-            )
-        below = [path for path in origins if path[:3] == where]
-        replaced = [path for path in origins if path[:2] == (VARIABLES, key)]
-        moved = {(VARIABLES, key, *path[3:]): origins[path] for path in below}
-        origins = {path: origin for path, origin in origins.items() if path not in replaced} | moved
+            faults.append(_unknown_variable(where, str(key), variables))
+        # The variable's lines are now those of the variant.
+        moved = {
+            (VARIABLES, key, *path[3:]): origin
+            for path, origin in origins.items()
+            if path[:3] == where
+        }
+        kept = {path: origin for path, origin in origins.items() if path[:2] != (VARIABLES, key)}
+        origins = {**kept, **moved}
     data = {**document.data, VARIABLES: {**variables, **chosen}}
     return evolve(document, data=data, origins=origins, faults=tuple(faults))
 
 
 def substitute(document: Document) -> tuple[Document, tuple[str, ...]]:
-    """The document with every ``${name}`` replaced outside ``vars`` and ``variants``, and variables
-    that nothing uses.
+    """Replace every ``${name}`` outside ``vars`` and ``variants``.
 
     A name that is unknown, or that leads back to itself, is a fault at the line where it is used.
+
+    Returns:
+        The document, and the names of variables that nothing uses.
     """
     if not isinstance(document.data, dict):
         return document, ()  # structuring reports that it is not a mapping
@@ -58,42 +62,44 @@ def substitute(document: Document) -> tuple[Document, tuple[str, ...]]:
     values = _Values(variables)
     for name in variables:
         values.resolve(name)
-    data = {
-        key: value if key in (VARIABLES, VARIANTS) else values.replaced(value, (key,))
-        for key, value in document.data.items()
-    }
+    data = dict(document.data)
+    for key, value in data.items():
+        if key not in (VARIABLES, VARIANTS):
+            data[key] = values.replaced(value, (key,))
     unused = tuple(str(name) for name in variables if name not in values.used)
     return evolve(document, data=data, faults=(*document.faults, *values.faults)), unused
 
 
 class _Values:
-    """Variables with everything replaced in them, as they are asked for."""
+    """The values of variables, with the variables in them replaced when they are first used."""
 
     def __init__(self, variables: Mapping[Any, Any]) -> None:
         self.variables = variables
         self.done: dict[str, Any] = {}
-        self.under_way: list[str] = []
+        self.in_progress: list[str] = []
         self.used: set[str] = set()
         self.faults: list[Fault] = []
 
     def resolve(self, name: str) -> Any:
-        """The value of a variable that exists; None where it leads back to itself."""
-        if name in self.under_way:
-            circle = [*self.under_way[self.under_way.index(name) :], name]
-            raise Faulty(
-                Fault(
-                    (VARIABLES, self.under_way[-1]), f"a circle of variables: {' -> '.join(circle)}"
-                )
-            )
+        """Return the value of a variable that exists.
+
+        Raises:
+            Faulty: it leads back to itself.
+        """
+        if name in self.in_progress:
+            circle = [*self.in_progress[self.in_progress.index(name) :], name]
+            text = f"a circle of variables: {' -> '.join(circle)}"
+            raise Faulty(Fault((VARIABLES, self.in_progress[-1]), text))
         if name not in self.done:
-            self.under_way.append(name)
+            self.in_progress.append(name)
             self.done[name] = self.replaced(self.variables[name], (VARIABLES, name))
-            self.under_way.pop()
+            self.in_progress.pop()
         return self.done[name]
 
     def replaced(self, value: Any, path: Path) -> Any:
-        """``value``, which stands at ``path``, with every reference in it replaced; None for one
-        that is at fault.
+        """Return ``value``, found at ``path``, with every reference in it replaced.
+
+        A text with a fault becomes None, and the fault is collected.
         """
         if isinstance(value, dict):
             return {key: self.replaced(item, (*path, key)) for key, item in value.items()}
@@ -120,9 +126,8 @@ class _Values:
             value = self._value(found[1], path)
             if isinstance(value, dict | list):
                 kind = "a mapping" if isinstance(value, dict) else "a list"
-                raise Faulty(
-                    Fault(path, f"{found[0]} is {kind}, which cannot be written into a text")
-                )
+                text = f"{found[0]} is {kind}, which cannot be written into a text"
+                raise Faulty(Fault(path, text))
             yield text[end : found.start()]
             yield value if isinstance(value, str) else dump_inline(value)
             end = found.end()
@@ -131,9 +136,7 @@ class _Values:
     def _value(self, reference: str, path: Path) -> Any:
         name = reference.strip()
         if name not in self.variables:
-            raise Faulty(
-                Fault(path, f"{VARIABLES} has no variable '{name}'" + _advice(name, self.variables))
-            )
+            raise Faulty(_unknown_variable(path, name, self.variables))
         self.used.add(name)
         return self.resolve(name)
 
@@ -142,8 +145,10 @@ def _mapping(value: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _advice(name: str, variables: Mapping[Any, Any]) -> str:
-    close = nearest(name, [str(each) for each in variables])
+def _unknown_variable(path: Path, name: str, variables: Mapping[Any, Any]) -> Fault:
+    known = [str(each) for each in variables]
+    close = nearest(name, known)
+    advice = f"there are {', '.join(known) or 'none'}"
     if close is not None:
-        return f"; did you mean '{close}'?"
-    return f"; there are {', '.join(map(str, variables))}" if variables else "; there are none"
+        advice = f"did you mean '{close}'?"
+    return Fault(path, f"{VARIABLES} has no variable '{name}'; {advice}")

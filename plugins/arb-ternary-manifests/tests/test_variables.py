@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from arb_ternary.config.yaml_document import read_yaml
-from arb_ternary_train.manifest.variables import substitute, with_variant
+from arb_ternary_manifests.variables import substitute, with_variant
 
 
 def replaced(text: str, variant: str = "") -> Any:

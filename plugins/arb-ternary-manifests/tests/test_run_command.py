@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from arb_ternary.cli.main import main
+from arb_ternary_manifests.document import read_manifest
+from arb_ternary_manifests.dry_run import forecast
+from arb_ternary_manifests.plan import plan
 from arb_ternary_train.restore import load_run
 
 Write = Callable[..., Path]
@@ -16,7 +19,7 @@ vars: {lr: 0.001, spare: 1}
 variants: {quick: {lr: 0.5}}
 targets:
   - name: one
-    system: {ref: system.bird}
+    system: SYSTEM
     config: {data: {name: text, path: text.txt}, checkpoint: {every: 2}}
 """
 RUNS = """
@@ -139,12 +142,19 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(
     assert 0 < phase["seconds"] < 60
 
 
+def test_a_dry_run_counts_tokens_of_growing_batches(written: Write) -> None:
+    runs = RUNS.replace("steps: 3,", "steps: 8,").replace(
+        "block_size: 8,", "block_size: 8, batch_doublings: [0.5, 0.75],"
+    )
+    first, _ = plan(read_manifest(written(runs, HEAD)), Path("out"), dry=True, files=Path)
+    # Four steps of two samples of eight tokens, two of four, two of eight.
+    assert forecast(first.config, probe=False).phases[0].tokens == 64 + 64 + 128
+
+
 def test_without_a_probe_nothing_is_trained(
     written: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "arb_ternary_train.manifest.dry_run.train", lambda *_: pytest.fail("trained")
-    )
+    monkeypatch.setattr("arb_ternary_manifests.dry_run.train", lambda *_: pytest.fail("trained"))
     path = written(RUNS.replace("block_size: 8,", "block_size: 8, device: mps,"), HEAD)
     assert main(["run", str(path), "--dry-run", "--no-probe"]) == 0
     shown = capsys.readouterr().out
@@ -157,8 +167,9 @@ def test_a_model_too_large_for_this_machine_is_counted_all_the_same(
     written: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     big = HEAD.replace(
-        "{ref: system.bird}",
-        "{ref: system.bird, config: {width: 16384, layers: 4, heads: 64, group_size: 128}}",
+        "SYSTEM",
+        "{ref: system.language_model, config: {width: 16384, layers: 4, heads: 64, "
+        "max_length: 512, group_size: 128, float_parts: [embedding, head, norms]}}",
     )
     assert main(["run", str(written(RUNS, big)), "--dry-run", "--no-probe", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)[0]

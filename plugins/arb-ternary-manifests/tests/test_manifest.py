@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, UsageProblem
-from arb_ternary.plugins.registry import Registry
+from arb_ternary.plugins.discovery import PluginRecord, discover
+from arb_ternary.plugins.manager import reset_manager
+from arb_ternary_manifests.document import read_manifest
+from arb_ternary_manifests.plan import PlannedRun, load_manifest, plan
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.manifest.document import read_manifest
-from arb_ternary_train.manifest.loading import load_manifest
-from arb_ternary_train.manifest.plan import PlannedRun, plan
 
 Write = Callable[..., Path]
 
@@ -144,7 +144,10 @@ def test_a_key_that_would_do_nothing_is_refused_with_its_line(
 def test_without_float_parts_their_keys_are_refused_and_their_defaults_left_out(
     written: Write,
 ) -> None:
-    head = "version: 2\ntargets:\n  - system: {ref: system.bird, config: {float_parts: []}}\n"
+    head = (
+        "version: 2\ntargets:\n  - system: {ref: system.language_model, config: {width: 16, "
+        "layers: 1, heads: 2, max_length: 512, group_size: 32}}\n"
+    )
     made = config(written("runs: [{id: a}]", head))
     assert made.optimizer.name == "scaled_votes"
     assert made.phases[0].options.lr is None
@@ -155,7 +158,7 @@ def test_without_float_parts_their_keys_are_refused_and_their_defaults_left_out(
 
 def test_the_targets_config_is_the_runs_own(written: Write) -> None:
     head = (
-        "version: 2\ntargets:\n  - system: {ref: system.bird}\n    config:\n      threads: 1\n"
+        "version: 2\ntargets:\n  - system: SYSTEM\n    config:\n      threads: 1\n"
         "      optimizer: {name: split, float: {name: adamw, lr: 0.125}}\n      checkpoint: "
         "{every: 7}\n"
     )
@@ -189,9 +192,9 @@ def test_verify_becomes_the_checks_of_the_run(written: Write) -> None:
 
 def test_runs_follow_one_another_and_a_target_begins_anew(written: Write) -> None:
     path = written("runs: [{id: a, steps: 3, seed: 4}, {id: b}]\n")
-    path.write_text(
-        path.read_text() + "  - name: two\n    system: {ref: system.bird}\n    runs: [{id: a}]\n"
-    )
+    text = path.read_text()
+    (system,) = [line for line in text.splitlines() if "system:" in line]
+    path.write_text(f"{text}  - name: two\n{system}\n    runs: [{{id: a}}]\n")
     runs = planned(path)
     assert [(run.target, run.id, str(run.directory)) for run in runs] == [
         ("one", "a", "out/one/a"),
@@ -205,7 +208,7 @@ def test_runs_follow_one_another_and_a_target_begins_anew(written: Write) -> Non
 
 def test_a_run_that_is_followed_leaves_a_checkpoint(written: Write) -> None:
     head = (
-        "version: 2\ntargets:\n  - system: {ref: system.bird}\n    config:\n      "
+        "version: 2\ntargets:\n  - system: SYSTEM\n    config:\n      "
         "checkpoint:\n "
         "       every: 0\n"
     )
@@ -217,7 +220,7 @@ def test_a_run_that_is_followed_leaves_a_checkpoint(written: Write) -> None:
 def test_a_target_of_a_variant(written: Write) -> None:
     head = (
         "version: 2\nvars: {n: 5}\nvariants: {quick: {n: 2}, paper: {n: 9}}\ntargets:\n  - "
-        "system: {ref: system.bird}\n"
+        "system: SYSTEM\n"
     )
     path = written("runs: [{id: a, steps: '${n}'}]", head)
     steps = {
@@ -249,7 +252,7 @@ def test_a_target_of_a_variant(written: Write) -> None:
         ),
         (
             "version: 2\ntargets:\n  - runs:\n    - id: a\n    - id: a",
-            ["in which every id stands once"],
+            ["in which every id is used once"],
         ),
         (
             "version: 2\ntargets:\n  - rums: [{id: a}]",
@@ -275,20 +278,13 @@ def test_a_target_of_a_variant(written: Write) -> None:
             ],
         ),
         (
-            "version: 2\ntargets:\n  - system:\n      ref: system.brid\n    runs: [{id: a}]",
-            ["study.yaml:4: targets[0].system.ref: no system is called 'brid'"],
+            "version: 2\ntargets:\n  - system:\n      ref: system.decodr\n    runs: [{id: a}]",
+            ["study.yaml:4: targets[0].system.ref: no system is called 'decodr'"],
         ),
         (
-            "version: 2\ntargets:\n  - system:\n      ref: system.bird\n      config:\n        "
-            "depth: 2\n"
-            "    runs: [{id: a}]",
-            ["study.yaml:6: targets[0].system.config.depth: a bird has no depth"],
-        ),
-        (
-            "version: 2\ntargets:\n  - trainer: trainer.bird\n    system: {ref: system.bird}\n    "
-            "runs:\n    - id: a\n"
-            "      train:\n        twigs: 13\n",
-            ["study.yaml:8: targets[0].runs[0].train.twigs: brings bad luck"],
+            "version: 2\ntargets:\n  - system:\n      ref: system.language_model\n      config:\n"
+            "        depth: 2\n    runs: [{id: a}]",
+            ["study.yaml:6: targets[0].system.config.depth: unknown key"],
         ),
         (
             "version: 2\nvars: {a: 1}\ntargets:\n  - runs:\n    - id: a\n      steps: ${b}\n",
@@ -316,52 +312,62 @@ def test_faults_of_several_runs_are_listed_together(written: Write) -> None:
     assert "study.yaml:12: phases[0].dtype: one/b: " in found
 
 
-# --- keys that plugins bring
+# --- keys of other distributions
 
 
-def test_a_trainer_brings_keys_which_others_refuse_but_at_their_defaults(written: Write) -> None:
-    assert config(written(run_with("twigs: 2", "bird"))).threads == 2
-    assert config(written(run_with("twigs: 3, where: null"))).threads == "auto"
-    found = fault(written(run_with("twigs: 2")))
-    assert "train.twigs: is a key of trainer.bird, and this target has trainer.standard" in found
+def test_keys_of_another_trainer_are_refused_except_at_their_defaults(written: Write) -> None:
+    made = config(written(run_with("teacher_ckpt: null, convergence_max_steps: null")))
+    assert [phase.name for phase in made.phases] == ["standard"]
+    found = fault(written(run_with("teacher_ckpt: there")))
+    assert "train.teacher_ckpt: is a key of trainer.upcycle, and this target has trainer" in found
+    found = fault(written(run_with("convergence_patience: 5")))
+    assert "train.convergence_patience: is a key of trainer.upcycle" in found
 
 
-def test_a_plugin_brings_the_keys_with_its_prefix_to_every_trainer(written: Write) -> None:
-    assert config(written(run_with("song_notes: 3"))).requires == ()
-    assert config(written(run_with("song_enabled: true, song_notes: 3", "bird"))).requires == (
-        "arb-ternary-core<3",
-    )
-    assert "study.yaml:11: targets[0].runs[0].train.song_notes: must be greater than 0" in fault(
-        written(run_with("song_notes: 0"))
-    ).replace("'song_notes' ", "").replace("'notes' ", "")
-    assert "train.song_note: unknown key; did you mean 'notes'?" in fault(
-        written(run_with("song_note: 1"))
-    )
-
-
-def test_keys_of_a_plugin_that_is_not_installed_name_it(
-    written: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    absent = {
-        "train_keys": {"conductor": "arb-ternary-conductor"},
-        "trainer": {"heron": "arb-ternary-heron"},
+@pytest.fixture
+def _no_upcycling_nor_orchestrator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installation without the distributions that manifests need for some keys."""
+    missing = {"arb-ternary-upcycle", "arb-ternary-orchestrator"}
+    known = {
+        "phase.blockwise": "arb-ternary-upcycle",
+        "policy.orchestrator": "arb-ternary-orchestrator",
     }
-    monkeypatch.setattr(Registry, "not_installed", lambda self, kind: absent.get(kind, {}))
-    known = {"train_keys.conductor": "arb-ternary-conductor", "trainer.heron": "arb-ternary-heron"}
+
+    def others() -> tuple[list[PluginRecord], list[str]]:
+        found, notes = discover()
+        return [record for record in found if record.distribution not in missing], notes
+
+    monkeypatch.setattr("arb_ternary.plugins.manager.discover", others)
     monkeypatch.setattr("arb_ternary.plugins.registry.announced", lambda: known)
-    (run,) = planned(written(run_with("conductor_enabled: false, conductor_interval: 500")))
-    assert run.notes == ("conductor_enabled is false: no key with conductor_ was read",)
-    for keys in ("conductor_interval: 5", "conductor_interval: 5, conductor_enabled: true"):
+    reset_manager()
+    yield
+    reset_manager()
+
+
+@pytest.mark.usefixtures("_no_upcycling_nor_orchestrator")
+def test_keys_of_missing_distributions_name_them(written: Write) -> None:
+    (run,) = planned(written(run_with("orchestrator_enabled: false, orchestrator_window: 500")))
+    assert run.notes == ("orchestrator_enabled is false: no key with orchestrator_ was read",)
+    for keys in ("orchestrator_window: 5", "orchestrator_window: 5, orchestrator_enabled: true"):
         with pytest.raises(EnvironmentProblem) as error:
             planned(written(run_with(keys)))
-        assert "study.yaml:11: targets[0].runs[0].train.conductor_interval: " in error.value.what
-        assert "pip install arb-ternary-conductor" in error.value.hint
-    with pytest.raises(EnvironmentProblem, match=r"trainer 'heron' is not installed") as error:
-        planned(written(run_with("", "heron")))
-    assert "pip install arb-ternary-heron" in error.value.hint
+        assert "study.yaml:11: targets[0].runs[0].train.orchestrator_window: " in error.value.what
+        assert "pip install arb-ternary-orchestrator" in error.value.hint
+    with pytest.raises(EnvironmentProblem, match=r"trainer\.upcycle cannot be used") as error:
+        planned(written(run_with("", "upcycle")))
+    assert "pip install arb-ternary-upcycle" in error.value.hint
     with pytest.raises(ConfigError, match="plumage: unknown key") as wrong:
         planned(written(run_with("plumage: grey")))
-    assert "trainer.heron (pip install arb-ternary-heron)" in wrong.value.hint
+    assert "trainer.upcycle (pip install arb-ternary-upcycle)" in wrong.value.hint
+
+
+def test_a_system_can_be_any_model(written: Write) -> None:
+    head = (
+        "version: 2\ntargets:\n  - system:\n      ref: system.decoder\n      config:\n"
+        "        {width: 16, layers: 1, heads: 2, max_length: 512, group_size: 32}\n"
+    )
+    made = config(written("runs: [{id: a}]", head))
+    assert (made.model.name, made.model.options.width) == ("decoder", 16)
 
 
 # --- as a kind of config file
