@@ -12,11 +12,11 @@ from attrs import evolve
 from arb_ternary.cli.main import main
 from arb_ternary.errors import ConfigError, UsageProblem
 from arb_ternary.optim.protocol import Trainable
+from arb_ternary_manifests.execution import is_finished
+from arb_ternary_manifests.plan import PlannedRun
 from arb_ternary_train.auto_options import TrainingPlan, resolve_auto_options, training_plan
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import load_config
-from arb_ternary_manifests.execution import is_finished
-from arb_ternary_manifests.plan import PlannedRun
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_votes import config as votes

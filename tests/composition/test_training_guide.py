@@ -21,12 +21,12 @@ from arb_ternary.plugins.discovery import PluginRecord, canonical, discover
 from arb_ternary.plugins.manager import reset_manager
 from arb_ternary_interchange.huggingface.config import HfExportConfig
 from arb_ternary_interchange.huggingface.exporter import HfExporter
+from arb_ternary_manifests.document import read_manifest
+from arb_ternary_manifests.plan import plan
 from arb_ternary_text.data.shakespeare import load_text
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.config import RunConfig
-from arb_ternary_manifests.document import read_manifest
-from arb_ternary_manifests.plan import plan
 from arb_ternary_train.restore import load_run
 
 ROOT = Path(__file__).parents[2]
