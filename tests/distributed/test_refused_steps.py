@@ -39,7 +39,7 @@ judged = TrainingLoop.loss
 
 
 def broken(self: TrainingLoop, batch: Any, masked: Any, output: Tensor) -> Tensor:
-    if self.micro_batches in BROKEN:
+    if self.microbatches in BROKEN:
         output.register_hook(lambda gradient: gradient * float("inf"))
     return judged(self, batch, masked, output)
 

@@ -55,9 +55,9 @@ def test_the_votes_of_a_step_are_clipped_once(bits: int, low: int, high: int) ->
     module.set_votes(torch.tensor(start, dtype=torch.int8))
     cast = draw.integers(-1, 2, size=(9, 3, 5))
     for place, votes in enumerate(cast):
-        module.begin_micro_batch(place)
+        module.begin_microbatch(place)
         signs(module, torch.tensor(votes))
-        module.end_micro_batch()
+        module.end_microbatch()
     assert module.casts == 9
     np.testing.assert_array_equal(module.logical_votes(), start)
     collect(module)
@@ -92,9 +92,9 @@ def test_the_order_of_micro_batches_changes_no_accumulator(kind: str, bits: int)
     for order in permutations(range(3)):
         module = copy.deepcopy(made)
         for place in order:
-            module.begin_micro_batch(place)
+            module.begin_microbatch(place)
             module(inputs[place]).square().sum().backward()
-            module.end_micro_batch()
+            module.end_microbatch()
         collect(module)
         state = module.state_dict()
         found.append({name: state[name] for name in state if name.endswith("votes")})
@@ -111,10 +111,10 @@ def test_statistics_are_added_a_micro_batch_at_a_time() -> None:
     module.sum_votes()
     sizes = [[1.0, 2.0**-24], [2.0**-24, 2.0**-24]]
     for place, uses in enumerate(sizes):
-        module.begin_micro_batch(place)
+        module.begin_microbatch(place)
         for size in uses:
             ops.cast_votes(torch.tensor([[size]]), torch.ones(1, 1), None, *module.vote_state())
-        module.end_micro_batch()
+        module.end_microbatch()
     folds = [np.float32(first) + np.float32(second) for first, second in sizes]
     assert module.magnitudes is not None
     assert module.magnitudes[0] == folds[0] + folds[1] != np.float32(1.0)
@@ -125,11 +125,11 @@ def test_hash_words_are_those_of_place_and_use() -> None:
     module.sum_votes()
     seen = []
     for place in (2, 0):
-        module.begin_micro_batch(place)
+        module.begin_microbatch(place)
         for _ in range(2):
             seen.append(int(module.control[MICRO]))
             signs(module, torch.ones(4, 4))
-        module.end_micro_batch()
+        module.end_microbatch()
     assert seen == [512, 513, 0, 1]
     assert (module.casts, int(module.control[MICRO])) == (4, 0)
 
@@ -138,9 +138,9 @@ def test_what_was_summed_can_be_dropped() -> None:
     module = TernaryLinear(4, 4, bias=True, activations="float")
     module.sum_votes()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    module.begin_micro_batch(1)  # that at place 0 had no finite loss
+    module.begin_microbatch(1)  # that at place 0 had no finite loss
     module(torch.randn(3, 4)).sum().backward()
-    module.end_micro_batch()
+    module.end_microbatch()
     assert module.sums is not None
     assert module.sums.votes.any()
     assert module.sums.bias is not None

@@ -195,7 +195,7 @@ def test_a_strategy_whose_optimizer_cannot_be_made_fails_and_spares_the_others(
 def test_where_all_candidates_fail_the_safety_strategy_goes_on_from_where_they_began(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _poison(monkeypatch, lambda loop: loop.micro_batches == 10)
+    _poison(monkeypatch, lambda loop: loop.microbatches == 10)
     run = tiny.run("run", "phases.0.steps=16", policy=COMPARING)
     first, second = run.decisions[:2]
     assert (first["step"], first["to"], first["reason"]) == (8, "wild", "periodic")

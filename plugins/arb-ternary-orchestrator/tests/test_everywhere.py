@@ -124,7 +124,7 @@ def test_a_micro_batch_without_a_loss_is_survived_and_a_stopped_run_goes_on(
 
     def poisoned(self: Any, batch: Any, masked: Any, output: Tensor) -> Tensor:
         value = loss(self, batch, masked, output)
-        return value * math.nan if value.requires_grad and self.micro_batches in (15, 31) else value
+        return value * math.nan if value.requires_grad and self.microbatches in (15, 31) else value
 
     monkeypatch.setattr(TrainingLoop, "loss", poisoned)
     changed = {"safety_strategy": "conservative_adamw", "strategies": None}
@@ -133,7 +133,7 @@ def test_a_micro_batch_without_a_loss_is_survived_and_a_stopped_run_goes_on(
         override = override.replace("conservative_adamw", "conservative_votes")
     whole = tiny.run("whole", *CASES[case], override)
     assert "safety" in {each["reason"] for each in whole.decisions}
-    train = TrainingLoop.train_micro_batch
+    train = TrainingLoop.train_microbatch
     calls = []
 
     def stopping(self: Any) -> Any:
@@ -144,7 +144,7 @@ def test_a_micro_batch_without_a_loss_is_survived_and_a_stopped_run_goes_on(
 
     from arb_ternary.errors import Interrupted
 
-    monkeypatch.setattr(TrainingLoop, "train_micro_batch", stopping)
+    monkeypatch.setattr(TrainingLoop, "train_microbatch", stopping)
     for _ in range(30):
         try:
             resumed = tiny.run("stopped", *CASES[case], override, resume="auto")

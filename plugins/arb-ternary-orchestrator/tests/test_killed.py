@@ -47,8 +47,8 @@ from arb_ternary_train.snapshot import Snapshot
 loss = TrainingLoop.loss
 def disturbed(self, batch, masked, output):
     value = loss(self, batch, masked, output)
-    if value.requires_grad and self.micro_batches in (18, 24):
-        value = value * (10.0 if self.micro_batches == 18 else float("nan"))
+    if value.requires_grad and self.microbatches in (18, 24):
+        value = value * (10.0 if self.microbatches == 18 else float("nan"))
     return value
 TrainingLoop.loss = disturbed
 

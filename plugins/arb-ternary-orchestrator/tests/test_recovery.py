@@ -65,7 +65,7 @@ def test_a_run_goes_back_to_the_strategy_that_bad_data_interrupted(
 
     def disturbed(self: Any, batch: Any, masked: Any, output: Tensor) -> Tensor:
         value = loss(self, batch, masked, output)
-        return value * 10.0 if value.requires_grad and self.micro_batches in exploding else value
+        return value * 10.0 if value.requires_grad and self.microbatches in exploding else value
 
     monkeypatch.setattr(TrainingLoop, "loss", disturbed)
     run = tiny.run("run", "phases.0.steps=36", *tiny.floats, policy=GUARDED)
@@ -104,7 +104,7 @@ def test_an_explosion_in_the_last_step_is_taken_back(
 
     def disturbed(self: Any, batch: Any, masked: Any, output: Tensor) -> Tensor:
         value = loss(self, batch, masked, output)
-        return value * 10.0 if value.requires_grad and self.micro_batches == 24 else value
+        return value * 10.0 if value.requires_grad and self.microbatches == 24 else value
 
     monkeypatch.setattr(TrainingLoop, "loss", disturbed)
     run = tiny.run("run", "phases.0.steps=24", *tiny.floats, policy=GUARDED)

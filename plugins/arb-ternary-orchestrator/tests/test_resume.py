@@ -34,7 +34,7 @@ def _exploding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def disturbed(self: Any, batch: Any, masked: Any, output: Tensor) -> Tensor:
         value = loss(self, batch, masked, output)
-        return value * 10.0 if value.requires_grad and self.micro_batches == 18 else value
+        return value * 10.0 if value.requires_grad and self.microbatches == 18 else value
 
     monkeypatch.setattr(TrainingLoop, "loss", disturbed)
 
@@ -51,7 +51,7 @@ def test_a_signal_ends_a_comparison_at_once_and_the_resumed_run_makes_it_anew(
     drawn = []
 
     def interrupting(self: Any) -> Any:
-        drawn.append(self.micro_batches)
+        drawn.append(self.microbatches)
         if len(drawn) == 14:
             os.kill(os.getpid(), signal.SIGTERM)
         return draw(self)
@@ -78,7 +78,7 @@ def test_a_run_stopped_anywhere_ends_with_the_same_bytes(
     drawn = []
 
     def interrupting(self: Any) -> Any:
-        drawn.append(self.micro_batches)
+        drawn.append(self.microbatches)
         if len(drawn) % (7 + seed) == 0:
             os.kill(os.getpid(), signal.SIGTERM)
         return draw(self)

@@ -49,7 +49,7 @@ def restore_by_hand(monkeypatch: pytest.MonkeyPatch, *, saved_at: int, restored_
     """A loop without orchestrator whose weights and optimizer are put back as a script with PyTorch
     would do it.
     """
-    whole = TrainingLoop.train_micro_batch
+    whole = TrainingLoop.train_microbatch
     kept: dict[str, Any] = {}
 
     def train(self: Any) -> Any:
@@ -57,12 +57,12 @@ def restore_by_hand(monkeypatch: pytest.MonkeyPatch, *, saved_at: int, restored_
             kept.update(model=self.model.state_dict(), optimizer=self.optimizer.state_dict())
             kept.update(copy.deepcopy(kept))
         report = whole(self)
-        if self.micro_batches == restored_after:
+        if self.microbatches == restored_after:
             self.model.load_state_dict(kept["model"])
             self.optimizer.load_state_dict(copy.deepcopy(kept["optimizer"]))
         return report
 
-    monkeypatch.setattr(TrainingLoop, "train_micro_batch", train)
+    monkeypatch.setattr(TrainingLoop, "train_microbatch", train)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def restore_by_hand(monkeypatch: pytest.MonkeyPatch, *, saved_at: int, restored_
 def test_a_rollback_puts_weights_votes_and_optimizer_back_and_goes_on_behind_the_data(
     factor: float, tiny: Any, equal: Any, disturb: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disturb(lambda loop: loop.micro_batches == 23, factor)
+    disturb(lambda loop: loop.microbatches == 23, factor)
     run = tiny.run("run", STEPS, policy=GUARDED)
     with monkeypatch.context() as patch:
         restore_by_hand(patch, saved_at=20, restored_after=23)
@@ -98,7 +98,7 @@ def test_weights_that_became_nan_are_put_back_and_the_run_finishes(
 
     def ruined(self: Any) -> Any:
         drawn = draw(self)
-        if self.micro_batches == 22:
+        if self.microbatches == 22:
             with torch.no_grad():
                 next(self.model.parameters()).fill_(math.nan)
         return drawn
@@ -133,7 +133,7 @@ def test_a_good_moment_that_was_none_is_passed_over(
     def ruined(self: Any) -> Any:
         drawn = draw(self)
         # the loss of step 20 is still good, and what it leaves is kept
-        if self.micro_batches == 20:
+        if self.microbatches == 20:
             with torch.no_grad():
                 next(self.model.parameters()).fill_(math.nan)
         return drawn
@@ -151,7 +151,7 @@ def test_a_good_moment_that_was_none_is_passed_over(
 def test_a_second_explosion_soon_after_goes_one_moment_further_back(
     second: int, hysteresis: int, goes_to: int, tiny: Any, disturb: Any
 ) -> None:
-    disturb(lambda loop: loop.micro_batches in (23, second), 10.0)
+    disturb(lambda loop: loop.microbatches in (23, second), 10.0)
     run = tiny.run("run", STEPS, *tiny.floats, policy={**GUARDED, "hysteresis": hysteresis})
     assert [(each["step"], each["rolled_back_to"]) for each in run.decisions] == [
         (23, 20),
@@ -160,13 +160,13 @@ def test_a_second_explosion_soon_after_goes_one_moment_further_back(
 
 
 def test_a_stretch_of_bad_batches_costs_no_more_than_its_steps(tiny: Any, disturb: Any) -> None:
-    disturb(lambda loop: 23 <= loop.micro_batches < 29, 10.0)
+    disturb(lambda loop: 23 <= loop.microbatches < 29, 10.0)
     run = tiny.run("run", STEPS, *tiny.floats, policy=GUARDED)
     assert [each["rolled_back_to"] for each in run.decisions] == [20] * 6
 
 
 def test_a_loss_that_has_risen_for_good_is_accepted(tiny: Any, disturb: Any) -> None:
-    disturb(lambda loop: loop.micro_batches >= 16, 10.0)
+    disturb(lambda loop: loop.microbatches >= 16, 10.0)
     run = tiny.run("run", STEPS, *tiny.floats, "phases.0.max_skipped=4", policy=GUARDED)
     # The first rollback, three more for the batches that follow, and the fifth batch is believed.
     assert [each["rolled_back_to"] for each in run.decisions] == [15, 15, 15, 15, None]
@@ -177,7 +177,7 @@ def test_a_loss_that_has_risen_for_good_is_accepted(tiny: Any, disturb: Any) -> 
 def test_a_stretch_of_batches_without_a_loss_is_rolled_back_once_and_passed_over(
     tiny: Any, disturb: Any
 ) -> None:
-    disturb(lambda loop: 23 <= loop.micro_batches < 29, math.nan)
+    disturb(lambda loop: 23 <= loop.microbatches < 29, math.nan)
     run = tiny.run("run", STEPS, *tiny.floats, policy=GUARDED)
     assert [(each["step"], each["rolled_back_to"]) for each in run.decisions] == [(22, 20)]
     assert [record["micro_batch"] for record in run.metrics if record["event"] == "skip"] == list(
@@ -188,7 +188,7 @@ def test_a_stretch_of_batches_without_a_loss_is_rolled_back_once_and_passed_over
 def test_a_run_that_finds_no_finite_loss_any_more_ends_with_the_reason(
     tiny: Any, disturb: Any
 ) -> None:
-    disturb(lambda loop: loop.micro_batches >= 12, math.nan)
+    disturb(lambda loop: loop.microbatches >= 12, math.nan)
     with pytest.raises(
         ArbError, match="step 12: 7 micro-batches in a row had no finite loss; the last was nan"
     ):
@@ -202,7 +202,7 @@ def test_a_run_that_finds_no_finite_gradient_any_more_ends_with_the_reason(
     before_step = Orchestrator.before_step
 
     def overflowing(self: Orchestrator, loop: TrainingLoop) -> None:
-        if loop.micro_batches >= 12:
+        if loop.microbatches >= 12:
             gradients = [p.grad for p in loop.model.parameters() if p.grad is not None]
             gradients[0].fill_(math.inf)
         before_step(self, loop)

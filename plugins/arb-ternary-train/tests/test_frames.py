@@ -43,6 +43,6 @@ def test_train_reaches_backward_within_five_frames(
         "train.py:train",
         "runner.py:train",
         "standard.py:run",
-        "loop.py:train_micro_batch",
+        "loop.py:train_microbatch",
         "loop.py:draw",
     ]

@@ -59,7 +59,7 @@ class Growing:
                 self.loop.load_state_dict(self.state)
                 self.state = None
             while self.loop.step < half.steps:
-                report = self.loop.train_micro_batch()
+                report = self.loop.train_microbatch()
                 context.record_step(report.metrics(), tokens=report.tokens, phase_step=report.step,
                     log=False)
                 context.checkpoint_if_due()

@@ -81,8 +81,8 @@ class Context:
     def count_training(self, tokens: int, seconds: float) -> None:
         self.tokens += tokens
 
-    def record_skip(self, what: str, value: float, micro_batch: int) -> None:
-        self.skips.append((what, micro_batch))
+    def record_skip(self, what: str, value: float, microbatch: int) -> None:
+        self.skips.append((what, microbatch))
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -99,7 +99,7 @@ def loop_of(
 
 def step(loop: TrainingLoop) -> StepReport:
     """Train to the end of the next step."""
-    while (report := loop.train_micro_batch()) is None:
+    while (report := loop.train_microbatch()) is None:
         pass
     return report
 
@@ -157,7 +157,7 @@ def test_one_step_descends_the_gradient_of_the_mean_loss() -> None:
 
 def test_accumulated_micro_batches_are_averaged() -> None:
     loop, context = loop_of(gradient_accumulation_steps=4)
-    assert [loop.train_micro_batch() is None for _ in range(4)] == [True, True, True, False]
+    assert [loop.train_microbatch() is None for _ in range(4)] == [True, True, True, False]
     together, other = loop_of(batch_size=16)
     # Four micro-batches of four samples are one batch of sixteen of them.
     together.batches.sampler.batch = lambda cursor: np.concatenate(
@@ -171,10 +171,10 @@ def test_a_deferred_step_keeps_the_gradient_the_weights_and_the_schedule() -> No
     loop, context = loop_of(Deferring, lr_schedule="linear", lr=1.0, min_lr=0.0, steps=11)
     before = table(context)
     optimizer: Any = loop.optimizer
-    assert [loop.train_micro_batch() for _ in range(2)] == [None, None]
+    assert [loop.train_microbatch() for _ in range(2)] == [None, None]
     assert torch.equal(table(context), before)
     assert context.model.table.grad is not None  # type: ignore[union-attr]
-    report = loop.train_micro_batch()
+    report = loop.train_microbatch()
     assert report is not None
     assert report.tokens == 60
     assert not torch.equal(table(context), before)
@@ -193,12 +193,12 @@ def test_the_loss_of_a_deferred_step_is_the_mean_over_all_its_micro_batches() ->
 def test_a_micro_batch_without_a_finite_loss_keeps_its_place_and_adds_no_gradient() -> None:
     loop, context = loop_of(poisoned=(2,), gradient_accumulation_steps=2)
     before = table(context)
-    loop.train_micro_batch()
+    loop.train_microbatch()
     kept = context.model.table.grad.clone()  # type: ignore[union-attr,operator]
-    report = loop.train_micro_batch()
+    report = loop.train_microbatch()
     assert context.skips == [("loss", 2)]
     assert report is not None
-    assert (report.draws, report.tokens, loop.skipped, loop.micro_batches) == (1, 20, 1, 2)
+    assert (report.draws, report.tokens, loop.skipped, loop.microbatches) == (1, 20, 1, 2)
     # The step is that of the other one, whose loss counts half as it would have with both.
     torch.testing.assert_close(table(context), before - 0.5 * kept)
     whole, _ = loop_of()
@@ -211,11 +211,11 @@ def test_a_micro_batch_without_a_finite_loss_keeps_its_place_and_adds_no_gradien
 def test_without_any_finite_loss_there_is_no_step_and_the_next_places_are_drawn() -> None:
     loop, context = loop_of(poisoned=(1, 2, 5), gradient_accumulation_steps=2)
     before = table(context)
-    assert [loop.train_micro_batch() for _ in range(2)] == [None, None]
+    assert [loop.train_microbatch() for _ in range(2)] == [None, None]
     assert torch.equal(table(context), before)
-    assert (loop.step, loop.micro_batches, context.skips) == (0, 2, [("loss", 1), ("loss", 2)])
-    assert loop.train_micro_batch() is None
-    report = loop.train_micro_batch()
+    assert (loop.step, loop.microbatches, context.skips) == (0, 2, [("loss", 1), ("loss", 2)])
+    assert loop.train_microbatch() is None
+    report = loop.train_microbatch()
     assert report is not None
     # What was lost has left nothing: the step is that of two batches later.
     later, other = loop_of(gradient_accumulation_steps=2)
@@ -245,12 +245,12 @@ def test_a_lost_micro_batch_and_the_gradients_of_its_step_are_both_recorded() ->
         lambda p: Refusing(p, lr=0.5), poisoned=(2, 4), gradient_accumulation_steps=2, max_skipped=4
     )
     for _ in range(3):
-        assert loop.train_micro_batch() is None
+        assert loop.train_microbatch() is None
     assert context.skips == [("loss", 2), ("gradient", 2)]
     with pytest.raises(
         ArbError, match="4 micro-batches in a row had no finite gradient; the last was inf"
     ):
-        loop.train_micro_batch()
+        loop.train_microbatch()
     assert context.skips[2:] == [("loss", 4), ("gradient", 4)]
 
 
@@ -268,8 +268,8 @@ def test_an_update_that_the_optimizer_skips_is_counted_and_is_no_step() -> None:
             return StepOutcome(flips=4, statistics={"threshold": 2})
 
     loop, context = loop_of(Skipping)
-    assert loop.train_micro_batch() is None
-    report = loop.train_micro_batch()
+    assert loop.train_microbatch() is None
+    report = loop.train_microbatch()
     assert report is not None
     assert (report.metrics()["flips"], report.metrics()["threshold"]) == (4, 2.0)
     assert context.skips == [("gradient", 1)]
@@ -315,13 +315,13 @@ def test_a_loop_continues_exactly_from_any_micro_batch(make: Any, accumulate: in
     whole, context = loop_of(
         make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7)
     )
-    reports = [whole.train_micro_batch() for _ in range(14)]
+    reports = [whole.train_microbatch() for _ in range(14)]
     for stop in range(14):
         first, broken = loop_of(
             make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7)
         )
         for _ in range(stop):
-            first.train_micro_batch()
+            first.train_microbatch()
         state = first.state_dict()
         weights = {k: v.clone() for k, v in broken.model.state_dict().items()}
         calls = getattr(first.optimizer, "calls", 0)
@@ -333,7 +333,7 @@ def test_a_loop_continues_exactly_from_any_micro_batch(make: Any, accumulate: in
         second.load_state_dict(state)
         if calls:
             second.optimizer.calls = calls  # type: ignore[attr-defined]
-        assert [second.train_micro_batch() for _ in range(stop, 14)] == reports[stop:]
+        assert [second.train_microbatch() for _ in range(stop, 14)] == reports[stop:]
         assert torch.equal(table(resumed), table(context))
 
 
@@ -350,7 +350,7 @@ def test_a_gradient_that_overflows_its_scale_is_no_step_and_lowers_the_scale(
     before = table(context)
     overflows = iter([math.inf, 1.0, 1.0])
     context.model.table.register_hook(lambda gradient: gradient * next(overflows))  # type: ignore[union-attr,operator]
-    assert loop.train_micro_batch() is None
+    assert loop.train_microbatch() is None
     assert torch.equal(table(context), before)
     assert context.model.table.grad is None  # type: ignore[union-attr]
     assert context.skips == [("gradient", 1)]
@@ -461,7 +461,7 @@ def test_a_loop_that_masks_and_predicts_in_another_way_needs_to_say_only_that() 
             )
 
         def predict(self, batch: Batch, masked: MaskedBatch) -> torch.Tensor:
-            seen.append((self.micro_batches, batch.sample_ids, masked.inputs))
+            seen.append((self.microbatches, batch.sample_ids, masked.inputs))
             return super().predict(batch, masked)
 
     context = Context(Net(), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
@@ -550,10 +550,10 @@ def test_a_step_that_the_scaler_drops_takes_its_votes_along(
     loop, model = ternary_loop(monkeypatch, (4,))
     step(loop)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    loop.train_micro_batch()
+    loop.train_microbatch()
     assert model.table.sums is not None
     assert model.table.sums.votes.any()
-    loop.train_micro_batch()
+    loop.train_microbatch()
     assert not model.table.sums.votes.any()
     assert (loop.step, loop.skipped) == (1, 1)
     assert [
@@ -569,14 +569,14 @@ def test_votes_are_dropped_with_their_step_also_where_it_was_resumed(
     for resumed in (False, True):
         loop, model = ternary_loop(monkeypatch, (4,))
         for _ in range(3):
-            loop.train_micro_batch()
+            loop.train_microbatch()
         if resumed:
             state = copy.deepcopy(loop.state_dict())
             weights = copy.deepcopy(model.state_dict())
             loop, model = ternary_loop(monkeypatch, (1,))
             model.load_state_dict(weights)
             loop.load_state_dict(state)
-        loop.train_micro_batch()
+        loop.train_microbatch()
         assert loop.skipped == 1
         ends.append(model.state_dict())
     assert [name for name in ends[0] if not torch.equal(ends[0][name], ends[1][name])] == []

@@ -243,7 +243,7 @@ def test_a_snapshot_puts_back_every_bit_and_what_follows_is_the_same(
     for _ in range(2):  # twice: nothing that follows writes into the snapshot
         snapshot.restore(loop)
         assert all(map(torch.equal, before, tensors(loop)))
-        assert (loop.step, loop.micro_batches, loop.batches.state_dict()) == (3, 3, cursor)
+        assert (loop.step, loop.microbatches, loop.batches.state_dict()) == (3, 3, cursor)
         assert [loop.draw().report for _ in range(4)] == first
         assert all(map(torch.equal, ends, tensors(loop)))
 
@@ -259,7 +259,7 @@ def test_a_snapshot_without_the_cursor_puts_back_what_was_learnt_and_goes_on(tin
     cursor = copied(loop.batches.state_dict())
     snapshot.restore(loop, cursor=False)
     assert all(map(torch.equal, before, tensors(loop)))
-    assert (loop.step, loop.micro_batches, loop.batches.state_dict()) == (7, 7, cursor)
+    assert (loop.step, loop.microbatches, loop.batches.state_dict()) == (7, 7, cursor)
 
 
 def test_what_the_model_remembers_of_a_text_goes_back_with_the_cursor_alone(tiny: Any) -> None:
@@ -329,10 +329,10 @@ def test_too_many_losses_that_are_not_finite_are_an_error_that_says_which_was_th
 ) -> None:
     loop = loop_of(tiny, "phases.0.max_skipped=3")
     loop.loss = lambda batch, masked, output: output.sum() * float("nan")  # type: ignore[method-assign]
-    assert [loop.draw().skip.micro_batch for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
+    assert [loop.draw().skip.microbatch for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
     with pytest.raises(Diverged, match="3 micro-batches in a row had no finite loss") as caught:
         loop.draw()
-    assert (caught.value.skip.what, caught.value.skip.micro_batch) == ("loss", 3)
+    assert (caught.value.skip.what, caught.value.skip.microbatch) == ("loss", 3)
 
 
 def test_a_policy_without_what_it_needs_is_refused(

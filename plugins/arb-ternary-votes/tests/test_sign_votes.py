@@ -297,9 +297,9 @@ def assert_unchanged(model: nn.Module, before: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("where", ["loss", "component", "signal", "step", "closure"])
-@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("microbatches", [1, 3])
 def test_a_skip_behind_a_backward_leaves_everything_as_before_it_and_the_next_update_runs(
-    where: str, micro_batches: int
+    where: str, microbatches: int
 ) -> None:
     model = nn.Sequential(
         TernaryEmbedding(32, 16, scale_rule="correlation"),
@@ -314,7 +314,7 @@ def test_a_skip_behind_a_backward_leaves_everything_as_before_it_and_the_next_up
         ternary_update(model, optimizer, model(ids).square().sum())
     before = everything(model)
     nan = float("nan")
-    for _ in range(micro_batches - 1):
+    for _ in range(microbatches - 1):
         model(ids).square().sum().backward()
 
     def closure() -> Tensor:

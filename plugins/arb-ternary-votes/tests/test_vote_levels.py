@@ -192,7 +192,7 @@ def test_scores_of_exponents_are_shifted_less_by_what_a_vote_is_worth(rate, colu
     optimizer = ScaledVotes({"layer": module}, vote_levels=3)
     optimizer.param_groups[0]["lr"] = rate
     module(torch.eye(columns)).backward(torch.ones(columns, 8))
-    module.end_micro_batch()
+    module.end_microbatch()
     module.sums.casts = casts
     optimizer.step()
     # A score of one deviation, 6.4 sqrt(K) quanta, moves 1.6 of 32; a vote is worth 160 rate /
@@ -208,11 +208,11 @@ def trained(module, optimizer, orders, drift):
         for place in order:
             rng = np.random.default_rng((step, place))
             gradient = drift + rng.integers(-40, 41, drift.shape)
-            module.begin_micro_batch(place)
+            module.begin_microbatch(place)
             module(torch.eye(drift.shape[1])).backward(
                 torch.tensor(gradient.T, dtype=torch.float32)
             )
-            module.end_micro_batch()
+            module.end_microbatch()
         outcome = optimizer.step()
         optimizer.zero_grad()
         flips = flips + outcome.flips
@@ -256,9 +256,9 @@ def test_a_step_adds_the_rounded_sum_and_clips_once(bits, cell, count):
     for step in range(12):
         for place in range(count):
             gradient = drift + np.random.default_rng((step, place)).integers(-40, 41, (3, 5))
-            module.begin_micro_batch(place)
+            module.begin_microbatch(place)
             module(torch.eye(5)).backward(torch.tensor(gradient.T, dtype=torch.float32))
-            module.end_micro_batch()
+            module.end_microbatch()
         sums = module.sums.votes.numpy().astype(int)
         assert np.abs(sums).max() <= count
         assert bool(module.logical_votes().any()) == bool(votes.any())

@@ -56,7 +56,7 @@ class Alone:
     def collect(self, optimizer: TernaryOptimizer) -> None:
         """Settle what was summed."""
         for module in optimizer.modules:
-            module.end_micro_batch()
+            module.end_microbatch()
             if module.sums is not None:
                 module.settle(optimizer.whole_votes(module, module.sums.votes, 0))
 

@@ -161,7 +161,7 @@ class VoteMemory(nn.Module):
         sums = self.sums
         return sums is not None and self.casts - sums.casts >= sums.awaited > 0
 
-    def begin_micro_batch(self, place: int) -> None:
+    def begin_microbatch(self, place: int) -> None:
         """What is cast from now on is of the micro-batch at this place, from 0, among those of the
         step.
         """
@@ -171,7 +171,7 @@ class VoteMemory(nn.Module):
             self.control[MICRO] = CASTS * place
 
     @torch.no_grad()
-    def end_micro_batch(self) -> None:
+    def end_microbatch(self) -> None:
         """The micro-batch has cast its votes: its statistics are added to those of the ones before
         it.
         """

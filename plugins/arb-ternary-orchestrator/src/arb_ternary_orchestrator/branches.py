@@ -98,7 +98,7 @@ class Setting:
     Attributes:
         base: the loop before the first step, under the strategy ``strategy``.
         monitor: what had been seen by then.
-        micro_batches: that each of them draws.
+        microbatches: that each of them draws.
         probe: training samples on which they are judged in the end.
         margin: see :func:`compare`.
     """
@@ -106,7 +106,7 @@ class Setting:
     base: Kept
     strategy: str
     monitor: Monitor
-    micro_batches: int
+    microbatches: int
     probe: list[Batch]
     margin: float
 
@@ -117,7 +117,7 @@ def compare(
     *,
     base: Kept,
     monitor: Monitor,
-    micro_batches: int,
+    microbatches: int,
     probe_batches: int,
     margin: float,
     strategies: Strategies,
@@ -125,7 +125,7 @@ def compare(
     meter: Meter,
     tell: Callable[[str], None],
 ) -> Comparison | None:
-    """Try ``names`` one after another, each for ``micro_batches`` from where the loop is, and keep
+    """Try ``names`` one after another, each for ``microbatches`` from where the loop is, and keep
     the best.
 
     Afterwards the loop stands at the end of the winner's branch, bit for bit as if there had been
@@ -137,7 +137,7 @@ def compare(
         names: of the candidates.
         base: a snapshot of the loop as it is now.
         monitor: what has been seen so far; it is left as it is.
-        micro_batches: how many each candidate draws.
+        microbatches: how many each candidate draws.
         probe_batches: batches of training samples that each is judged on in the end.
         margin: by how much the reward of another strategy has to exceed that of the one in use.
         strategies: switches.
@@ -146,7 +146,7 @@ def compare(
         tell: shows a person what is tried.
     """
     setting = Setting(
-        base, strategies.current, monitor, micro_batches, draw_probe(loop, probe_batches), margin
+        base, strategies.current, monitor, microbatches, draw_probe(loop, probe_batches), margin
     )
     trials: list[Trial] = []
     best: Branch | None = None
@@ -209,7 +209,7 @@ def _try_out(
     failed: str | None = None
     try:
         strategies.switch(loop, name)
-        while len(drawn) < setting.micro_batches and failed is None:
+        while len(drawn) < setting.microbatches and failed is None:
             drawn.append(loop.draw())
             observation = meter.after(loop, drawn[-1])
             if observation is not None:

@@ -338,7 +338,7 @@ class Orchestrator:
 
     # --- comparisons
 
-    def _micro_batches(self, loop: TrainingLoop) -> int:
+    def _microbatches(self, loop: TrainingLoop) -> int:
         """Micro-batches that each candidate draws."""
         usual = (
             sum(self._draws) / len(self._draws)
@@ -354,7 +354,7 @@ class Orchestrator:
         count = min(config.max_candidates, len(self._strategies.names))
         # Where an optimizer decides how many micro-batches go into a step, a candidate may take
         # fewer for each.
-        most = math.ceil(self._micro_batches(loop) / options.gradient_accumulation_steps)
+        most = math.ceil(self._microbatches(loop) / options.gradient_accumulation_steps)
         left = options.steps - loop.step
         lost = self.lost_steps + (count - 1) * config.eval_horizon
         share = lost / (lost + options.steps)
@@ -387,7 +387,7 @@ class Orchestrator:
         generator = derived_generator(loop.context.seed, loop.key, "bandit", loop.step)
         suits = self._strategies.preferred(self._monitor.telemetry.phase)
         names = self._bandit.choose(config.max_candidates, before, suits, generator)
-        micro_batches = self._micro_batches(loop)
+        microbatches = self._microbatches(loop)
         story.note(
             f"{trigger.reason} ({trigger.metric} {trigger.value:.4g}): {len(names)} strategies are "
             f"compared"
@@ -399,7 +399,7 @@ class Orchestrator:
             names,
             base=base,
             monitor=self._monitor,
-            micro_batches=micro_batches,
+            microbatches=microbatches,
             probe_batches=config.probe_batches,
             margin=config.margin,
             strategies=self._strategies,

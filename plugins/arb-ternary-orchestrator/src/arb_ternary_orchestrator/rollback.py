@@ -24,14 +24,14 @@ class GoodMoment:
 
     Attributes:
         step: steps that the loop had taken, of which none was lost.
-        micro_batches: that it had drawn.
+        microbatches: that it had drawn.
         strategy: under which it trained.
         seen: state of the monitor.
         kept: the snapshot.
     """
 
     step: int
-    micro_batches: int
+    microbatches: int
     strategy: str
     seen: Mapping[str, Any]
     kept: Kept
@@ -71,13 +71,13 @@ class Ring:
             self._moments.pop(0).kept.release()
         self._last = loop.step
         self._moments.append(
-            GoodMoment(loop.step, loop.micro_batches, strategy, seen, self._memory.take(loop))
+            GoodMoment(loop.step, loop.microbatches, strategy, seen, self._memory.take(loop))
         )
 
     def holds(self, loop: TrainingLoop) -> bool:
         """Whether the newest moment is now."""
-        now = (loop.step, loop.micro_batches)
-        return bool(self._moments) and (self.newest.step, self.newest.micro_batches) == now
+        now = (loop.step, loop.microbatches)
+        return bool(self._moments) and (self.newest.step, self.newest.microbatches) == now
 
     def drop_since(self, step: int) -> None:
         """Give up the moments from step ``step`` on; one always stays."""
@@ -94,7 +94,7 @@ class Ring:
         moments = [
             {
                 "step": moment.step,
-                "micro_batches": moment.micro_batches,
+                "micro_batches": moment.microbatches,
                 "strategy": moment.strategy,
                 "seen": moment.seen,
                 "snapshot": moment.kept.get().state_dict(),
@@ -127,7 +127,7 @@ def without_gradient(loop: TrainingLoop, norm: float) -> Diverged:
         f"step {loop.context.step}: {loop.options.max_skipped} steps in a row had no finite "
         f"gradient, all from a state that had been found good; the last norm was {norm}",
         "Lower the learning rate, or continue from an earlier checkpoint: --resume PATH.",
-        Skip("gradient", norm, loop.micro_batches),
+        Skip("gradient", norm, loop.microbatches),
     )
 
 

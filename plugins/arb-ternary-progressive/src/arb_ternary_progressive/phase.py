@@ -96,7 +96,7 @@ class _StackLoop(TrainingLoop):
         return logits_BSV
 
     def _generator(self, what: str) -> torch.Generator:
-        return derived_generator(self.context.seed, self.key, what, self.step, self.micro_batches)
+        return derived_generator(self.context.seed, self.key, what, self.step, self.microbatches)
 
 
 class ProgressivePhase:
@@ -267,7 +267,7 @@ class ProgressivePhase:
                 context.finish_evaluation()
             context.logbook.reporter.start(f"{self.name}, stack {index}", options.steps, loop.step)
             while loop.step < options.steps:
-                report = loop.train_micro_batch()
+                report = loop.train_microbatch()
                 if report is not None:
                     self._progress.add(report.loss, report.tokens)
                     self.after_step(context, stage, report)

@@ -437,10 +437,10 @@ def test_votes_can_be_undone_and_are_summed_over_micro_batches() -> None:
     assert not any(held.any() for held in votes(model).values())
     for place in range(2):
         for each in ternary(model).values():
-            each.begin_micro_batch(place)
+            each.begin_microbatch(place)
         loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
         for each in ternary(model).values():
-            each.end_micro_batch()
+            each.end_microbatch()
     assert not any(held.any() for held in votes(model).values())
     for name, each in ternary(model).items():
         assert each.sums is not None

@@ -288,16 +288,16 @@ class TrainingContext:
         self.tell(hookspecs.arb_step_end, self, self.step, {**record, **speed})
         self.logbook.show_step(phase_step, metrics, log)
 
-    def record_skip(self, what: str, value: float, micro_batch: int) -> None:
+    def record_skip(self, what: str, value: float, microbatch: int) -> None:
         """A micro-batch was dropped while step ``self.step + 1`` was under way: its ``what`` was
         ``value``.
         """
         self.mark_progress()
         self.record(
             "skip",
-            {"step": self.step + 1, "micro_batch": micro_batch, "what": what, "value": value},
+            {"step": self.step + 1, "micro_batch": microbatch, "what": what, "value": value},
         )
-        self.note(f"step {self.step + 1}: micro-batch {micro_batch} skipped, its {what} is {value}")
+        self.note(f"step {self.step + 1}: micro-batch {microbatch} skipped, its {what} is {value}")
 
     def evaluate(self, batches: int | None = None) -> Evaluation:
         """Loss on ``batches`` batches of held-out samples (None: all), written down and told to

@@ -64,7 +64,7 @@ class TrainingLoop:
     """Trains ``context.model`` with ``options``. Close it when done: it may own threads that read
     ahead.
 
-    A phase calls :meth:`train_micro_batch` until ``step`` has reached ``options.steps``. One that
+    A phase calls :meth:`train_microbatch` until ``step`` has reached ``options.steps``. One that
     masks, predicts or judges in another way overrides :meth:`mask`, :meth:`predict` or
     :meth:`loss`; one whose rates follow more than the schedule, :meth:`set_rates`. What is frozen
     when the loop is made is not trained, nor is what its options freeze until it is closed.
@@ -76,7 +76,7 @@ class TrainingLoop:
 
     Attributes:
         step: optimizer steps taken.
-        micro_batches: micro-batches drawn.
+        microbatches: micro-batches drawn.
         skipped: micro-batches without a finite loss.
         batches: where micro-batches come from.
         optimizer: what trains the model.
@@ -94,7 +94,7 @@ class TrainingLoop:
         self.context = context
         self.options = options
         self.key = key
-        self.step = self.micro_batches = self.skipped = 0
+        self.step = self.microbatches = self.skipped = 0
         self._skipped_in_a_row = 0
         self._in_flight = InFlight()
         self.model = context.model
@@ -172,7 +172,7 @@ class TrainingLoop:
             # can have to undo them.
             module.undoable = self._scaler is not None or may_refuse(optimizer)
 
-    def train_micro_batch(self) -> StepReport | None:
+    def train_microbatch(self) -> StepReport | None:
         """Train on one micro-batch; the report if the optimizer stepped, None if the step needs
         more of them.
 
@@ -208,7 +208,7 @@ class TrainingLoop:
 
     def _record(self, skips: Sequence[Skip]) -> None:
         for skip in skips:
-            self.context.record_skip(skip.what, skip.value, skip.micro_batch)
+            self.context.record_skip(skip.what, skip.value, skip.microbatch)
 
     def draw(self) -> Drawn:
         """Train on one micro-batch, or on a whole step where several ranks do so together, and tell
@@ -218,7 +218,7 @@ class TrainingLoop:
             Diverged: too many in a row had no finite loss.
         """
         started = time.perf_counter()
-        before = self.micro_batches
+        before = self.microbatches
         rates = self.adjustment.apply(self.optimizer, self.set_rates())
         mine: list[Outcome] = []
         for place in self._dealing.places(self, self._in_flight.place, mine):
@@ -253,9 +253,9 @@ class TrainingLoop:
             reset_runtime_state(self.model)
         batch = next(self.batches)
         masked = self.mask(batch).to(self.context.device)
-        self.micro_batches += 1
+        self.microbatches += 1
         for module in self.voters:
-            module.begin_micro_batch(place)
+            module.begin_microbatch(place)
         self.model.train()
         with self._autocast():
             loss = self.loss_in_blocks(masked)
@@ -272,11 +272,11 @@ class TrainingLoop:
         return outcome, loss if self._scaler is None else self._scaler.scale(loss)
 
     def mask(self, batch: Batch) -> MaskedBatch:
-        """``batch`` masked, for the micro-batch number ``micro_batches``: a pure function of seed,
+        """``batch`` masked, for the micro-batch number ``microbatches``: a pure function of seed,
         step and number.
         """
         context = self.context
-        generator = derived_generator(context.seed, self.key, "mask", self.step, self.micro_batches)
+        generator = derived_generator(context.seed, self.key, "mask", self.step, self.microbatches)
         mask_context = MaskContext(
             step=self.step, seed=context.seed, vocabulary_size=context.vocabulary_size
         )
@@ -341,7 +341,7 @@ class TrainingLoop:
         outcome = self._step_optimizer({"loss_signal": mean} if self._takes_loss_signal else {})
         if outcome.skipped:
             norm = math.nan if outcome.grad_norm is None else outcome.grad_norm
-            skips = (*skips, self._skip("gradient", norm, self.micro_batches, skips))
+            skips = (*skips, self._skip("gradient", norm, self.microbatches, skips))
         if not outcome.stepped:
             self._in_flight = in_flight.attempted(dropped=outcome.skipped)
             return Drawn(skips=skips)
@@ -386,10 +386,10 @@ class TrainingLoop:
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         return float(nn.utils.clip_grad_norm_(parameters, limit)) if parameters else None
 
-    def _skip(self, what: str, value: float, micro_batch: int, earlier: tuple[Skip, ...]) -> Skip:
+    def _skip(self, what: str, value: float, microbatch: int, earlier: tuple[Skip, ...]) -> Skip:
         self.skipped += 1
         self._skipped_in_a_row += 1
-        skip = Skip(what, value, micro_batch)
+        skip = Skip(what, value, microbatch)
         if self._skipped_in_a_row >= self.options.max_skipped:
             raise Diverged(
                 f"step {self.context.step + 1}: {self._skipped_in_a_row} micro-batches in a row "
@@ -415,7 +415,7 @@ class TrainingLoop:
         """As :meth:`state_dict`, without the policy's."""
         return {
             "step": self.step,
-            "micro_batches": self.micro_batches,
+            "micro_batches": self.microbatches,
             "skipped": self.skipped,
             "skipped_in_a_row": self._skipped_in_a_row,
             "sampler": self.batches.state_dict(),
@@ -438,7 +438,7 @@ class TrainingLoop:
         """As :meth:`load_state_dict`, without the policy's; its tensors may be used on."""
         device = self.context.device
         self.step = state["step"]
-        self.micro_batches = state["micro_batches"]
+        self.microbatches = state["micro_batches"]
         self.skipped = state["skipped"]
         self._skipped_in_a_row = state["skipped_in_a_row"]
         self.batches.load_state_dict(state["sampler"])

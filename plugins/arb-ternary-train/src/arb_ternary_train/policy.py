@@ -26,7 +26,7 @@ class Skip:
 
     what: str
     value: float
-    micro_batch: int
+    microbatch: int
 
 
 @frozen

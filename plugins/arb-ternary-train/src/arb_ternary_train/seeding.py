@@ -1,7 +1,7 @@
 """Randomness that a run can restore: seeds derived by hash, and the global generators as state.
 
 Everything that a result depends on draws from a generator whose seed is a hash of what it is for
-(``derive_seed(seed, "mask", step, micro_batch)``), so that no order of calls matters and nothing
+(``derive_seed(seed, "mask", step, microbatch)``), so that no order of calls matters and nothing
 needs to be stored. The global generators of Python, numpy and torch are seeded and stored all the
 same, for components that use them.
 """

@@ -74,7 +74,7 @@ class StandardPhase:
                 context.finish_evaluation()
             reporter.start(self.name, config.steps, loop.step)
             while loop.step < config.steps:
-                report = loop.train_micro_batch()
+                report = loop.train_microbatch()
                 if report is not None:
                     self._last_loss = report.loss
                     log_and_evaluate(context, report, config, steps=config.steps)

@@ -63,16 +63,16 @@ class Learner:
         table.vote_scale.fill_(100.0)
         table.limits = VoteLimits(vote_limit=16 * 256)
         self.batches = batches
-        self.micro_batches = 0
+        self.microbatches = 0
         self.voters: Any = ()
         self.seen: list[tuple[int, int]] = []
 
     def train_on(self, place: int) -> Outcome:
         number = next(self.batches)
-        self.micro_batches += 1
+        self.microbatches += 1
         self.seen.append((place, number))
         for module in self.voters:
-            module.begin_micro_batch(place)
+            module.begin_microbatch(place)
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(number)) * 10.0 ** (
             number % 7 - 3
         )
@@ -109,7 +109,7 @@ def two_steps(dealing: Any, batches: Numbers) -> list[dict[str, Any]]:
                 "statistics": [table.stats.clone(), table.magnitudes.clone()],
                 "votes": table.sums.votes.clone(),
                 "casts": table.casts,
-                "counted": (batches.cursor, learner.micro_batches),
+                "counted": (batches.cursor, learner.microbatches),
                 "seen": [each for each in learner.seen if each[1] >= first],
             }
         )

@@ -80,7 +80,7 @@ def trained(
                 optimizer.exchange.watch(optimizer)
             if place < PLACES:
                 for module in modules:
-                    module.begin_micro_batch(place)
+                    module.begin_microbatch(place)
                 ids = torch.randint(
                     0, 13, (6, 8), generator=torch.Generator().manual_seed(step * PLACES + place)
                 )
@@ -102,7 +102,7 @@ def trained(
                 for part in parts:
                     part.zero_()
             for module in modules:
-                module.end_micro_batch()
+                module.end_microbatch()
         if total is not None:
             sums = iter(total.finish())
             for module in modules:
@@ -155,7 +155,7 @@ def sent_meanwhile(world: World) -> tuple[list[int], int, list[Tensor]]:
         layer.sum_votes()
     delivery.watch()
     for layer in layers:
-        layer.begin_micro_batch(world.rank)
+        layer.begin_microbatch(world.rank)
         x = layer(x)
         x.register_hook(lambda _: seen.append(delivery.sent_bytes))
     x.sum().backward()
@@ -184,11 +184,11 @@ def test_votes_leave_while_backward_goes_on() -> None:
     for rank in range(2):
         y = x + rank
         for layer in layers:
-            layer.begin_micro_batch(rank)
+            layer.begin_microbatch(rank)
             y = layer(y)
         y.sum().backward()
         for layer in layers:
-            layer.end_micro_batch()
+            layer.end_microbatch()
     for index, layer in enumerate(layers):
         assert layer.sums is not None
         assert torch.equal(torch.cat([sums[index] for _, _, sums in ranks]), layer.sums.votes)

@@ -19,7 +19,7 @@ DTYPES = [torch.float32, torch.float32, torch.float32, torch.float64, torch.bflo
 PLACES = 11
 
 
-def micro_batch(place: int) -> list[Tensor]:
+def microbatch(place: int) -> list[Tensor]:
     """Numbers of very different sizes, so that another order of additions gives another sum."""
     draw = np.random.default_rng(place)
     tensors = []
@@ -42,9 +42,9 @@ def summed(world: World, places: int) -> tuple[list[Tensor], list[bool]]:
     for first in range(0, places, world.size):
         place = first + world.rank
         if place >= places:
-            sums.add_round(micro_batch(0), False)
+            sums.add_round(microbatch(0), False)
             continue
-        tensors = micro_batch(place)
+        tensors = microbatch(place)
         tensors[0] = tensors[0].T.contiguous().T  # columns first, as some gradients lie
         sums.add_round(tensors, [is_there(place, index) for index in range(len(tensors))])
     return sums.finish(), sums.present
@@ -57,7 +57,7 @@ def one_after_the_other(places: int, index: int) -> Any:
     total = None
     for place in range(places):
         if is_there(place, index):
-            tensor = micro_batch(place)[index]
+            tensor = microbatch(place)[index]
             narrow = tensor.dtype == torch.bfloat16
             added = (tensor.float() if narrow else tensor).numpy()
             total = added if total is None else total + added
@@ -94,7 +94,7 @@ def check(told: list[Any]) -> None:
     wanted = [one_after_the_other(PLACES, index) for index in range(len(SHAPES))]
     assert wanted[-1] is None
     backwards = sum(
-        micro_batch(place)[4].float() for place in reversed(range(PLACES)) if is_there(place, 4)
+        microbatch(place)[4].float() for place in reversed(range(PLACES)) if is_there(place, 4)
     )
     assert not np.array_equal(np.asarray(backwards), wanted[4])
     for sums, present, alone, nothing in told:

@@ -95,7 +95,7 @@ def summed(world: World, tied: bool) -> dict[str, Any]:
     for first in range(0, PLACES, world.size):
         place = first + world.rank
         for module in modules:
-            module.begin_micro_batch(place)
+            module.begin_microbatch(place)
         ids = torch.randint(0, IDS, (2, 8), generator=torch.Generator().manual_seed(place))
         loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(1, 1).flatten())
         if place != 2:  # a micro-batch whose loss is not finite
@@ -104,7 +104,7 @@ def summed(world: World, tied: bool) -> dict[str, Any]:
         if rounds is not None:
             rounds.end_round(last=first + world.size >= PLACES)
         for module in modules:
-            module.end_micro_batch()
+            module.end_microbatch()
     sums = [module.sums for module in modules]
     own = [
         each.own_votes if isinstance(each, RowSums) else each.votes
@@ -205,7 +205,7 @@ def late(world: World) -> list[Tensor]:
         place = first + world.rank
         if place < 3:
             for module in modules:
-                module.begin_micro_batch(place)
+                module.begin_microbatch(place)
         steps: Sequence[tuple[TernaryLinear | None, TernaryLinear]] = (
             (None, head),
             (blocks[1], blocks[1]),
@@ -220,7 +220,7 @@ def late(world: World) -> list[Tensor]:
         if rounds is not None:
             rounds.end_round(last=first + world.size >= 3)
         for module in modules:
-            module.end_micro_batch()
+            module.end_microbatch()
     found: list[Tensor] = []
     for module in modules:
         assert module.sums is not None

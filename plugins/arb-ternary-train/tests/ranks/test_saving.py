@@ -86,7 +86,7 @@ def make(
 
 def lossy(self: TrainingLoop, batch: Any, masked: Any, output: Tensor) -> Tensor:
     loss = judged(self, batch, masked, output)
-    return loss * math.nan if self.micro_batches in LOST else loss
+    return loss * math.nan if self.microbatches in LOST else loss
 
 
 judged = TrainingLoop.loss

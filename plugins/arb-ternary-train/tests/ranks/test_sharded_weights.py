@@ -92,7 +92,7 @@ def trained_with(
             place = first + world.rank
             if finite := place < PLACES:
                 for module in modules:
-                    module.begin_micro_batch(place)
+                    module.begin_microbatch(place)
                 ids = torch.randint(
                     0,
                     VOCABULARY,
@@ -120,7 +120,7 @@ def trained_with(
                 for part in parts:
                     part.zero_()
             for module in modules:
-                module.end_micro_batch()
+                module.end_microbatch()
         if total is not None:
             sums = iter(total.finish())
             for module in modules:

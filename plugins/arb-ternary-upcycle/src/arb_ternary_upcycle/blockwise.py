@@ -163,7 +163,7 @@ class BlockwisePhase:
                 )
                 # Steps that a policy has taken ahead are told to the last.
                 while (loop.step < options.steps and not self._convergence.done) or context.held:
-                    report = loop.train_micro_batch()
+                    report = loop.train_microbatch()
                     if report is not None:
                         self._after_step(context, loop, report, ends_phase=number == blocks - 1)
                         context.checkpoint_if_due()

@@ -44,7 +44,7 @@ class Learner(Protocol):
     model: nn.Module
     batches: Batches
     voters: Sequence[TernaryModule]
-    micro_batches: int
+    microbatches: int
 
 
 class Dealing(Protocol):
@@ -97,7 +97,7 @@ class OneByOne:
         """See :class:`Dealing`."""
         yield place
         for module in learner.voters:
-            module.end_micro_batch()
+            module.end_microbatch()
 
     def outcomes(self, mine: Sequence[Outcome]) -> list[Outcome]:
         """See :class:`Dealing`."""
@@ -210,7 +210,7 @@ class Dealt:
         for each in folds:
             each.zero_()
         for module in learner.voters:
-            module.end_micro_batch()
+            module.end_microbatch()
 
     def _take(self, sums: OrderedSums | OneSum, learner: Learner) -> None:
         """Leave the sums where one process would have left them."""
@@ -291,7 +291,7 @@ def _sum_votes(model: nn.Module, optimizer: Optimizer, *, always: bool) -> list[
 
 def _pass_over(learner: Learner, count: int) -> None:
     """Go on as if the next ``count`` micro-batches had been trained on."""
-    learner.micro_batches += count
+    learner.microbatches += count
     if isinstance(learner.batches, DealtBatches):
         learner.batches.skip(count)
     else:

@@ -207,7 +207,7 @@ class OwnerRows:
         for module in voters:
             sums = module.sums
             assert sums is not None
-            module.end_micro_batch()
+            module.end_microbatch()
             first, last = self._bounds(module)[self.world.rank]
             if self._rounds is not None:
                 sums.casts, own = self._rounds.finish(module)

@@ -150,9 +150,9 @@ def _in_phases(config: RunConfig, size: int) -> Iterator[tuple[str, str]]:
                     f"{choice.name!r} runs on rank 0 alone; it needs ranks.weights: replicated",
                 )
             continue
-        if (micro_batches := options.gradient_accumulation_steps) < size:
+        if (microbatches := options.gradient_accumulation_steps) < size:
             why = (
-                f"{micro_batches} of all ranks together, and each of {size} needs one; use "
+                f"{microbatches} of all ranks together, and each of {size} needs one; use "
                 f"{size} or more"
             )
             yield f"{where}.gradient_accumulation_steps", why
