@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from arb_ternary.errors import ArbError, ConfigError
+from arb_ternary_distributed.checks import check_config
 from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
-from arb_ternary_train.ranks.refusals import refuse_config
-from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_train.world import SingleProcess, World
 from arb_ternary_upcycle.float_model import float_config
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 
@@ -111,7 +111,7 @@ def files_of(run: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_phases_write_the_files_of_one_process_whatever_ranks_there_are(tmp_path: Path) -> None:
     make_runs(tmp_path)
-    trained(Alone(), str(tmp_path), [(phase, f"{phase}-whole", 0) for phase in PHASES])
+    trained(SingleProcess(), str(tmp_path), [(phase, f"{phase}-whole", 0) for phase in PHASES])
     two = [(phase, f"{phase}-two", 0) for phase in PHASES]
     begun = [(phase, f"{phase}-moved", 2) for phase in PHASES]
     for ends in on_ranks(2, trained, str(tmp_path), [*two, *begun], seconds=600):
@@ -122,7 +122,7 @@ def test_phases_write_the_files_of_one_process_whatever_ranks_there_are(tmp_path
     ):
         assert ends == ["Interrupted"] * 3
     assert (
-        trained(Alone(), str(tmp_path), [(p, f"{p}-moved", 5) for p in PHASES])
+        trained(SingleProcess(), str(tmp_path), [(p, f"{p}-moved", 5) for p in PHASES])
         == ["Interrupted"] * 3
     )
     for ends in on_ranks(
@@ -144,9 +144,8 @@ def test_phases_write_the_files_of_one_process_whatever_ranks_there_are(tmp_path
 def test_a_folder_that_ranks_would_all_write_to_is_refused(tmp_path: Path) -> None:
     make_runs(tmp_path)
     config = load_config(tmp_path / "progressive.yaml", ["phases.0.cache_folder=cache"]).config
-    refuse_config(config, Alone())
     with pytest.raises(
         ConfigError,
         match="phase 'progressive', cache_folder: several ranks would write to one folder",
     ):
-        refuse_config(config, Alone(size=2))
+        check_config(config, 2)

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from arb_ternary.errors import ConfigError
+from arb_ternary_distributed.checks import check_config, check_parts
 from arb_ternary_train.build import build_parts
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import load_config
-from arb_ternary_train.ranks.refusals import refuse_config, refuse_parts
-from arb_ternary_train.ranks.world import Alone
 from arb_ternary_upcycle.load_teacher import LoadTeacherPhase
 
 CONFIG = """
@@ -33,15 +32,14 @@ def config(tmp_path: Path) -> Any:
 
 
 def refused(config: RunConfig) -> str:
-    refuse_config(config, Alone())
     with pytest.raises(ConfigError, match="2 ranks cannot train this run") as caught:
-        refuse_config(config, Alone(size=2))
+        check_config(config, 2)
     return caught.value.what
 
 
 def test_the_config_itself_is_not_refused(config: Any) -> None:
-    refuse_config(config(), Alone(size=2))
-    refuse_parts(config(), build_parts(config()), Alone(size=2))
+    check_config(config(), 2)
+    check_parts(config(), build_parts(config()), 2)
 
 
 def test_a_wrapper_that_puts_steps_off(config: Any) -> None:
@@ -60,7 +58,7 @@ def test_a_phase_on_rank_0_that_changes_what_the_model_is_made_of(
 ) -> None:
     standard = "{name: standard, block_size: 8, gradient_accumulation_steps: 2}"
     run = config(f"phases=[{standard}, {{name: load_teacher, teacher: here}}]")
-    refuse_config(run, Alone(size=2))
+    check_config(run, 2)
     for name in ("structure", "restore_structure"):
         monkeypatch.setattr(LoadTeacherPhase, name, lambda *_: None, raising=False)
     assert "phases.1: 'load_teacher' runs on rank 0 alone, and changes" in refused(run)
@@ -72,7 +70,7 @@ def test_a_phase_that_may_run_parts_of_a_model_whose_weights_are_sharded(config:
         "gradient_accumulation_steps: 2}"
     )
     phases = f"phases=[{growing}]"
-    refuse_config(config(phases), Alone(size=2))
+    check_config(config(phases), 2)
     assert "phases.0: 'progressive' may run parts of a model" in refused(
         config(phases, "ranks.weights=sharded")
     )
@@ -81,4 +79,4 @@ def test_a_phase_that_may_run_parts_of_a_model_whose_weights_are_sharded(config:
 def test_integer_weights_of_another_format(config: Any) -> None:
     run = config("model={name: direct, width: 16, layers: 1, heads: 2, max_length: 8}", DQT)
     with pytest.raises(ConfigError, match="integer weights of a format of their own"):
-        refuse_parts(run, build_parts(run), Alone(size=2))
+        check_parts(run, build_parts(run), 2)

@@ -15,8 +15,8 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.progress import Silent
-from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_train.world import SingleProcess, World
 
 CONFIG = """
 name: refused
@@ -59,7 +59,7 @@ def test_two_ranks_refuse_the_steps_that_one_process_refuses(
 ) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question; " * 20)
     (tmp_path / "run.yaml").write_text(CONFIG.replace("TEXT", str(tmp_path / "text.txt")))
-    trained(Alone(), str(tmp_path), "one")
+    trained(SingleProcess(), str(tmp_path), "one")
     on_ranks(2, trained, str(tmp_path), "two")
     same_files(tmp_path / "one", tmp_path / "two")
     lines = read_metrics(tmp_path / "two/metrics.jsonl")

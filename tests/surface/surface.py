@@ -123,7 +123,7 @@ def _ops() -> Iterator[str]:
     for op in (*protocol.REQUIRED_OPS, *protocol.OPTIONAL_OPS):
         optional = " [optional]" if op in protocol.OPTIONAL_OPS else ""
         yield f"{op}({', '.join(inspect.signature(kernels[op]).parameters)}){optional}"
-    wire = _import("arb_ternary_train.ranks.wire").WIRE_KERNELS
+    wire = _import("arb_ternary_distributed.wire").WIRE_KERNELS
     for op in protocol.WIRE_OPS:
         yield f"{op}({', '.join(inspect.signature(wire[op]).parameters)}) [of ranks]"
     yield from (f"{op} [of sums]" for op in protocol.SUM_OPS)

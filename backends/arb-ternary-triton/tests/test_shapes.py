@@ -26,8 +26,8 @@ from arb_ternary.backends.protocol import (
 )
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.counters.hashing import counter_hash
+from arb_ternary_distributed.wire import WIRE_KERNELS
 from arb_ternary_testing import BackendSuite
-from arb_ternary_train.ranks.wire import WIRE_KERNELS
 from arb_ternary_triton import backend
 from arb_ternary_triton.arguments import packed_columns, vote_columns
 from arb_ternary_triton.compiling import OPS, call_of, launches_of

@@ -18,7 +18,7 @@ from arb_ternary.protocols.data import Batch, Batches
 from arb_ternary_train.growing_batches import GrowingBatches, batches_in, joined_at
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.metrics import read_metrics
-from arb_ternary_train.protocols import DealtBatches
+from arb_ternary_train.protocols import ShardableBatches
 
 SCALED = """
 name: grown
@@ -93,7 +93,7 @@ def test_a_grown_micro_batch_is_the_next_batches_in_a_row() -> None:
     grown = GrowingBatches(numbers, lambda: next(sizes))
     assert isinstance(grown, Batches)
     # Of several ranks each draws what the others take, and drops it.
-    assert not isinstance(grown, DealtBatches)
+    assert not isinstance(grown, ShardableBatches)
     assert next(grown).sample_ids.tolist() == [2, 3]
     second = next(grown)
     assert second.sample_ids.tolist() == [4, 5, 6, 7]

@@ -23,9 +23,8 @@ from arb_ternary_train.config import RanksConfig
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.options import LoopOptions
-from arb_ternary_train.ranks.weights import WholeWeights
-from arb_ternary_train.ranks.world import Alone
 from arb_ternary_train.step_report import StepReport
+from arb_ternary_train.world import SingleProcess
 from arb_ternary_votes.sign_votes import SignVotes
 
 VOCABULARY = 7
@@ -68,8 +67,7 @@ class Context:
         self.activity = 0
         self.logbook = SimpleNamespace(count_training=self.count_training)
         self.files = SimpleNamespace(exists=lambda: False)
-        self.world = Alone()
-        self.weights = WholeWeights()
+        self.world = SingleProcess()
         self.tokens = 0
 
     def make_optimizer(self, choice: None = None, factors: object = None) -> Any:

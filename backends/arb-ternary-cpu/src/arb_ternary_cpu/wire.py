@@ -1,6 +1,6 @@
 """What travels between ranks: votes as digits of bytes, and lists of trits that have moved.
 
-Meaning and signatures are those of ``arb_ternary_train.ranks``, which looks these kernels up by
+Meaning and signatures are those of ``arb_ternary_distributed``, which looks these kernels up by
 name.
 """
 

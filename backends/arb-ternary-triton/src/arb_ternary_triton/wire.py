@@ -1,7 +1,7 @@
 """What travels between ranks: votes as digits of bytes, and lists of trits that have moved; what
 sums are worth.
 
-Meaning and signatures are those of ``arb_ternary_train.ranks`` and ``arb_ternary_votes.levels``,
+Meaning and signatures are those of ``arb_ternary_distributed`` and ``arb_ternary_votes.levels``,
 which look for these kernels by name.
 """
 

@@ -43,7 +43,7 @@ OPTIONAL_OPS: Final = (
     "apply_scaled_votes",
 )
 # : Kernels for ranks that share a weight. Core calls none of them: see
-# ``arb_ternary_train.ranks.wire``.
+# ``arb_ternary_distributed.wire``.
 WIRE_OPS: Final = (
     "digits_to_bytes",
     "bytes_to_digits",

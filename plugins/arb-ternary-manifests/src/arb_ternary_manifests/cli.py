@@ -58,9 +58,9 @@ def run(
     from arb_ternary.errors import UsageProblem
     from arb_ternary_manifests.document import read_manifest
     from arb_ternary_manifests.plan import plan
-    from arb_ternary_train.ranks.environment import refuse_several
+    from arb_ternary_train.launcher import require_single_process
 
-    refuse_several("arb run")
+    require_single_process("arb run")
     if no_probe and not dry_run:
         raise UsageProblem("--no-probe: nothing is timed without --dry-run")
     if dry_run and resume:

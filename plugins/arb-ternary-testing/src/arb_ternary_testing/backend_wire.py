@@ -1,7 +1,7 @@
 """Backend suite, part 6: what processes exchange that share a weight, the votes of some of its
 rows, sums of a step.
 
-A backend may leave all of it to code in torch, that of ``arb_ternary_train.ranks`` and of those who
+A backend may leave all of it to code in torch, that of ``arb_ternary_distributed`` and of those who
 sum.
 """
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.protocol import ROW_SHARDS, WeightShape
+from arb_ternary_distributed.wire import WIRE_KERNELS
 from arb_ternary_testing import restatement_votes as expected
 from arb_ternary_testing.backend_case import Array, BackendCase
-from arb_ternary_train.ranks.wire import WIRE_KERNELS
 
 _BASES: Final = (3, 5, 15, 255, 65535)
 # : Numbers of values: none, fewer than a byte has digits, around whole bytes, more than a task or a

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from arb_ternary_train.ranks.world import Ranks
+from arb_ternary_distributed.process_group import ProcessGroup
 
 
 def on_ranks(
@@ -81,7 +81,7 @@ def _run(
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    world = Ranks(torch.device("cpu"))
+    world = ProcessGroup(torch.device("cpu"))
     result = function(world, *arguments)
     _result(folder, rank).write_bytes(pickle.dumps(result))
     world.close()

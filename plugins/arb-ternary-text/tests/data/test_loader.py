@@ -77,15 +77,15 @@ def test_a_rank_reads_what_it_draws_and_nothing_else(workers, monkeypatch):
         lambda stream, ids, size: read.append(ids.tolist()) or original(stream, ids, size),
     )
     with _loader(workers) as loader:
-        for step in range(4):  # five places a step, of which rank 1 of 2 has 1 and 3
-            loader.deal(1, 2, 5)
-            for skipped, place in ((1, 1), (1, 3)):
+        for step in range(4):  # five batches per step, of which rank 1 of 2 has 1 and 3
+            loader.shard(1, 2, 5)
+            for skipped, index in ((1, 1), (1, 3)):
                 loader.skip(skipped)
                 batch = next(loader)
-                assert (batch.data.tolist(), batch.sample_ids.tolist()) == whole[5 * step + place]
+                assert (batch.data.tolist(), batch.sample_ids.tolist()) == whole[5 * step + index]
             loader.skip(1)
             assert loader.state_dict()["cursor"] == 5 * (step + 1)
-        # Another that was not dealt is there all the same.
+        # A batch of the other rank can be drawn all the same.
         assert next(loader).sample_ids.tolist() == loader.sampler.batch(20).tolist()
     numbers = {tuple(loader.sampler.batch(number).tolist()): number for number in range(60)}
     assert (

@@ -14,11 +14,11 @@ from arb_ternary import hookspecs
 from arb_ternary.errors import CheckpointError
 from arb_ternary.protocols.runs import Phase, PhaseResult
 from arb_ternary_train.build import build_phase
-from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore
+from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, Pieces
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.init_from import load_state
 from arb_ternary_train.protocols import ModelChangingPhase
-from arb_ternary_train.ranks.saving import saved_model
+from arb_ternary_train.safetensors_file import TensorParts
 from arb_ternary_train.seeding import global_rng_state, restore_global_rng
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class Checkpointer:
         stands = (
             self._saved if self._saved is not None and self._saved[0] == self._changes else None
         )
-        # What its observers have asked for, only rank 0 has done.
-        if (path := context.world.share(None if stands is None else str(stands[1]))) is not None:
+        # Only rank 0 has saved what its observers asked for.
+        path = context.world.broadcast(None if stands is None else str(stands[1]))
+        if path is not None:
             return Path(path)
         observed: dict[str, Any] = {}
         context.tell(hookspecs.arb_checkpoint_save, context, observed)
@@ -80,24 +81,13 @@ class Checkpointer:
             "rng": global_rng_state(context.device),
             "observers": observed,
         }
-        folder = Path(self._write(context, state))
+
+        def write(model: TensorParts | Pieces) -> str:
+            return str(self.store.save(context.step, model, state, self.identity))
+
+        folder = Path(context.world.save_model(context.model, context.config.ranks, write))
         self.mark_saved(folder)
         return folder
-
-    def _write(self, context: TrainingContext, state: Mapping[str, Any]) -> str:
-        """Have rank 0 write, while all ranks do their part of it; the folder, on every rank."""
-        saved = saved_model(context.model, context.config.ranks.checkpoints, context.world)
-
-        def write() -> str:
-            try:
-                return str(self.store.save(context.step, saved.content, state, self.identity))
-            finally:
-                saved.finish()
-
-        if not context.world.is_main:
-            saved.attend()
-        path: str = context.world.from_main(write)
-        return path
 
 
 def restore_run(context: TrainingContext, checkpoint: Checkpoint) -> None:

@@ -31,9 +31,8 @@ from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.optim.factored import with_factors
 from arb_ternary_train.protocols import LimitedLength, ModelChangingPhase
-from arb_ternary_train.ranks.weights import Weights, WholeWeights
-from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.signals import StopRequest
+from arb_ternary_train.world import SingleProcess, World
 
 # : The evaluation at the end of a run covers at least so many predictions, however few the run was
 # trained on.
@@ -81,7 +80,6 @@ class TrainingContext:
             ``step``.
         threads_available: threads that torch had when the run began.
         world: the processes that train together.
-        weights: where the packed weights of the model are.
     """
 
     config: RunConfig
@@ -107,8 +105,7 @@ class TrainingContext:
     held: bool = False
     _checkpoint_due: bool = False
     threads_available: int = field(factory=torch.get_num_threads)
-    world: World = field(factory=Alone)
-    weights: Weights = field(factory=WholeWeights)
+    world: World = field(factory=SingleProcess)
 
     @property
     def directory(self) -> Path:
@@ -231,14 +228,12 @@ class TrainingContext:
     # --- what rank 0 does alone
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Within a block this process acts alone: what it computes or asks concerns no other
-        rank.
-        """
+    def main_process_only(self) -> Iterator[None]:
+        """Act alone within a block: what this process computes or asks concerns no other rank."""
         world = self.world
-        self.world = Alone(self.device)
+        self.world = SingleProcess(self.device)
         try:
-            with world.apart(), self.weights.apart():
+            with world.main_process_only():
                 yield
         finally:
             self.world = world
@@ -249,7 +244,7 @@ class TrainingContext:
         Raises:
             ArbError: an observer failed; it is named.
         """
-        with self.apart():
+        with self.main_process_only():
             self.observers.call(hook, *args, **kwargs)
 
     # --- what happened
@@ -322,7 +317,6 @@ class TrainingContext:
                 step=self.step,
                 after_batch=self._after_evaluated_batch,
                 world=self.world,
-                weights=self.weights,
             )
         except _EvaluationStopped:
             self.stop_if_requested()

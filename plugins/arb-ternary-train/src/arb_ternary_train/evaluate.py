@@ -18,9 +18,8 @@ from torch.nn import functional as F
 from arb_ternary.protocols.data import DataSource, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_train.blocked import counted_losses
 from arb_ternary_train.protocols import OwnLosses, Scores, SizedSamples, TakesTime
-from arb_ternary_train.ranks.weights import Weights, WholeWeights
-from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
+from arb_ternary_train.world import SingleProcess, World
 
 
 @frozen
@@ -130,7 +129,6 @@ def evaluate(
     step: int = 0,
     after_batch: Callable[[int], None] = lambda _: None,
     world: World | None = None,
-    weights: Weights | None = None,
 ) -> Evaluation:
     """Evaluate ``model`` on ``batches`` batches of the held-out samples of ``data`` (None: on all
     of them).
@@ -140,14 +138,13 @@ def evaluate(
     with the number of batches that are done; what it raises ends the evaluation.
 
     The ranks of ``world`` take batches in turn; sums of batches are added in their order, so that
-    the outcome is to the bit that of one process. ``weights`` are those of the model. Collective,
-    ``after_batch`` too, which is called once a round.
+    the outcome is to the bit that of one process. Collective, and so is ``after_batch``, which is
+    called once per round.
 
     Raises:
         DataError: there is not one sample.
     """
-    world = Alone() if world is None else world
-    held = WholeWeights() if weights is None else weights
+    world = SingleProcess() if world is None else world
     sums: list[tuple[float, int, dict[str, float]]] = []
     done = 0
     context = MaskContext(
@@ -174,10 +171,10 @@ def evaluate(
                 sums.append((float(counted_M.double().sum()), counted_M.numel(), scored))
             done = index + 1
             if done % world.size == 0:
-                held.end_evaluation_round()
+                world.end_evaluation_round()
                 after_batch(done)
         if done % world.size:
-            held.end_evaluation_round()
+            world.end_evaluation_round()
             after_batch(done)
     total = 0.0
     count = 0

@@ -38,20 +38,22 @@ class InFlight:
         losses: of all that have a finite one.
         tokens: of the same ones.
         cast: with a finite loss, since the last call of ``optimizer.step``.
-        place: of the next micro-batch among those of the step, from 0.
+        microbatch_index: index of the next micro-batch of the step, from 0.
     """
 
     accumulated: int = 0
     losses: tuple[float, ...] = ()
     tokens: tuple[int, ...] = ()
     cast: int = 0
-    place: int = 0
+    microbatch_index: int = 0
 
     def plus(self, outcome: Outcome) -> InFlight:
         """With one micro-batch more. Where its loss is not finite, it has a place, and nothing
         else.
         """
-        longer = evolve(self, accumulated=self.accumulated + 1, place=self.place + 1)
+        longer = evolve(
+            self, accumulated=self.accumulated + 1, microbatch_index=self.microbatch_index + 1
+        )
         if not outcome.finite:
             return longer
         losses = (*self.losses, outcome.loss)
@@ -71,7 +73,10 @@ class InFlight:
             return evolve(self, accumulated=0, cast=0)
         kept = len(self.losses) - self.cast
         return InFlight(
-            0, self.losses[:kept], self.tokens[:kept], place=self.place - self.accumulated
+            0,
+            self.losses[:kept],
+            self.tokens[:kept],
+            microbatch_index=self.microbatch_index - self.accumulated,
         )
 
 
@@ -87,12 +92,12 @@ def in_flight_state(model: nn.Module, in_flight: InFlight) -> dict[str, Any]:
         if (kept := module.kept_votes)
     }
     sums = {name: _sums(module.sums) for name, module in modules.items() if module.sums is not None}
-    lost = in_flight.place != len(in_flight.losses)
+    lost = in_flight.microbatch_index != len(in_flight.losses)
     return {
         "accumulated": in_flight.accumulated,
         "losses": list(in_flight.losses),
         "tokens": list(in_flight.tokens),
-        **({"cast": in_flight.cast, "place": in_flight.place} if lost else {}),
+        **({"cast": in_flight.cast, "place": in_flight.microbatch_index} if lost else {}),
         "gradients": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
         "statistics": {name: module.stats for name, module in modules.items()},
         "magnitudes": {
@@ -132,8 +137,8 @@ def load_in_flight(model: nn.Module, state: Mapping[str, Any], device: torch.dev
     losses = tuple(state["losses"])
     accumulated = state["accumulated"]
     cast = state.get("cast", accumulated)
-    place = state.get("place", len(losses))
-    return InFlight(accumulated, losses, tuple(state["tokens"]), cast, place)
+    index = state.get("place", len(losses))
+    return InFlight(accumulated, losses, tuple(state["tokens"]), cast, index)
 
 
 def _logical(module: TernaryModule, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

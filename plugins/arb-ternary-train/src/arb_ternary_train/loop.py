@@ -42,7 +42,6 @@ from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.policy import Adjustment, Diverged, Drawn, Skip, StepPolicy
 from arb_ternary_train.precision import autocast_for, scaler_for
 from arb_ternary_train.protocols import CarriesState
-from arb_ternary_train.ranks.dealing import dealing_in
 from arb_ternary_train.schedules import apply_schedule
 from arb_ternary_train.seeding import (
     derive_seed,
@@ -104,10 +103,8 @@ class TrainingLoop:
         settle_threads(context, options, key)
         self._scaler = scaler_for(device, options.use_amp, options.amp_dtype)
         self.adjustment = Adjustment()
-        self._dealing = dealing_in(
-            context.world,
+        self._schedule = context.world.microbatch_schedule(
             options.gradient_accumulation_steps,
-            context.weights,
             context.config.ranks,
             compiled=options.compile_model,
         )
@@ -166,7 +163,7 @@ class TrainingLoop:
             )
         self.optimizer = optimizer
         self._takes_loss_signal = takes_loss_signal(optimizer)
-        self.voters = self._dealing.adopt(self.model, optimizer)
+        self.voters = self._schedule.prepare(self.model, optimizer)
         for _, module in ternary_modules(self.model):
             # A loss that is not finite casts no votes here, so that only what looks at gradients
             # can have to undo them.
@@ -220,13 +217,13 @@ class TrainingLoop:
         started = time.perf_counter()
         before = self.microbatches
         rates = self.adjustment.apply(self.optimizer, self.set_rates())
-        mine: list[Outcome] = []
-        for place in self._dealing.places(self, self._in_flight.place, mine):
-            outcome, share = self._forward_on(place)
+        own: list[Outcome] = []
+        for index in self._schedule.indices(self, self._in_flight.microbatch_index, own):
+            outcome, share = self._forward_on(index)
             if share is not None:
                 share.backward()  # type: ignore[no-untyped-call]
-            mine.append(outcome)
-        outcomes = self._dealing.outcomes(mine)
+            own.append(outcome)
+        outcomes = self._schedule.gather_outcomes(own)
         self.context.mark_progress()
         skips: tuple[Skip, ...] = ()
         for number, outcome in enumerate(outcomes, before + 1):
@@ -243,11 +240,12 @@ class TrainingLoop:
         self.context.logbook.count_training(tokens, time.perf_counter() - started)
         return drawn
 
-    def _forward_on(self, place: int) -> tuple[Outcome, Tensor | None]:
-        """What becomes of the next micro-batch, at ``place`` of its step, and its share of what
-        backward starts from.
+    def _forward_on(self, index: int) -> tuple[Outcome, Tensor | None]:
+        """Run forward on the next micro-batch, which has this ``index`` in its step.
 
-        None where its loss is not finite.
+        Returns:
+            Its outcome, and its share of the loss to start backward from: None if its loss is not
+            finite.
         """
         if not self.batches.continues:
             reset_runtime_state(self.model)
@@ -255,7 +253,7 @@ class TrainingLoop:
         masked = self.mask(batch).to(self.context.device)
         self.microbatches += 1
         for module in self.voters:
-            module.begin_microbatch(place)
+            module.begin_microbatch(index)
         self.model.train()
         with self._autocast():
             loss = self.loss_in_blocks(masked)

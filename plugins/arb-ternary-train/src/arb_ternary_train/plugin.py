@@ -13,8 +13,8 @@ from arb_ternary.specs import (
     PhaseSpec,
     TrackerSpec,
 )
+from arb_ternary_train.launcher import VARIABLES as LAUNCHER_VARIABLES
 from arb_ternary_train.openmp import VARIABLES
-from arb_ternary_train.ranks.environment import VARIABLES as RANK_VARIABLES
 
 ARB_API_VERSION = (1, 0)
 
@@ -105,7 +105,7 @@ def arb_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(
             name="train",
             target="arb_ternary_train.cli.train:train",
-            variables=RANK_VARIABLES,
+            variables=LAUNCHER_VARIABLES,
             summary="Run a config's phases.",
         ),
         CommandSpec(

@@ -216,19 +216,19 @@ class Baselines(Protocol):
 
 
 @runtime_checkable
-class DealtBatches(Protocol):
-    """``Batches`` of which one of several processes draws some and need not read the others.
+class ShardableBatches(Protocol):
+    """``Batches`` of which one of several processes draws some without reading the others.
 
-    Of batches without these methods all are drawn, and those of others dropped.
+    Batches without these methods are all drawn, and those of other processes dropped.
     """
 
-    def deal(self, rank: int, size: int, places: int) -> None:
-        """Of every ``places`` batches from the next on, those at places ``j`` with ``j % size ==
-        rank`` are drawn.
+    def shard(self, rank: int, size: int, count: int) -> None:
+        """Announce that of every ``count`` batches from the next on only those with index ``j`` and
+        ``j % size == rank`` will be drawn.
         """
 
     def skip(self, count: int) -> None:
-        """Go on as if the next ``count`` batches had been drawn."""
+        """Advance as if the next ``count`` batches had been drawn."""
 
 
 @runtime_checkable

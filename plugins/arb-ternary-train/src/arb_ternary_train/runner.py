@@ -40,19 +40,13 @@ from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.progress import LogFile, Reporter, Silent, make_reporter
 from arb_ternary_train.protocols import Attachments, Check, CheckResult
-from arb_ternary_train.ranks.agreement import agree_on_run
-from arb_ternary_train.ranks.exchange import all_rows
-from arb_ternary_train.ranks.launch import joined
-from arb_ternary_train.ranks.owned_moments import all_moments
-from arb_ternary_train.ranks.phases import run_on_main, runs_together
-from arb_ternary_train.ranks.refusals import refuse_checkpoint, refuse_config, refuse_parts
-from arb_ternary_train.ranks.weights import place_weights
-from arb_ternary_train.ranks.world import World
 from arb_ternary_train.report import RunReport, make_report
+from arb_ternary_train.restarts import restart_memory
 from arb_ternary_train.seeding import deterministic_algorithms
 from arb_ternary_train.signals import StopRequest
 from arb_ternary_train.standard import LogOptions
 from arb_ternary_train.threads import recorded_threads
+from arb_ternary_train.world import World, init_world
 
 
 @frozen(kw_only=True)
@@ -98,7 +92,10 @@ def train(config: RunConfig, request: RunRequest | None = None) -> RunReport:
         while context.phase_index < len(config.phases):
             phase = context.phase or build_phase(config, context.phase_index)
             context.enter_phase(phase)
-            result = phase.run(context) if runs_together(context) else run_on_main(context, phase)
+            if context.world.runs_on_every_rank(config.phases[context.phase_index].options):
+                result = phase.run(context)
+            else:
+                result = context.world.run_phase_on_main(phase, context)
             context.leave_phase(phase, result)
             context.stop_if_requested()
         return _finish(context)
@@ -120,15 +117,15 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             "Give --init-from RUN too; a resumed run keeps what it began with.",
         )
     with ExitStack() as stack:
-        world = (
-            stack.enter_context(joined(config.device)) if request.world is None else request.world
-        )
-        refuse_config(config, world)
+        world = request.world
+        if world is None:
+            world = stack.enter_context(init_world(config.device))
+        world.check_config(config)
         request = _as_restarted(request, world)
         files, named = _located(config, request, world)
-        exists = world.from_main(files.exists)
+        exists = world.run_on_main(files.exists)
         resolved = resolve_auto_options(
-            config, world.from_main(lambda: files.record().get(CHOSEN, {})) if exists else {}
+            config, world.run_on_main(lambda: files.record().get(CHOSEN, {})) if exists else {}
         )
         if resolved.plan is not None and request.init_from is not None:
             raise UsageProblem(
@@ -141,28 +138,27 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         # What is skipped may be a head for other classes, so that the data alone say how many there
         # are.
         model_from = files.path if exists else None if request.init_skip else request.init_from
-        size = world.from_main(lambda: _vocabulary_of(model_from))
+        size = world.run_on_main(lambda: _vocabulary_of(model_from))
         parts = build_parts(
             config, backend=request.backend, vocabulary_size=size, device=world.device
         )
-        agree_on_run(world, config, parts)
-        refuse_parts(config, parts, world)
+        world.check_parts(config, parts)
         check_patterns(config, parts.model)
         identity = run_identity(config, parts.data)
         if not exists:
-            world.from_main(lambda: _create(files, resolved, parts, request))
-        world.from_main(lambda: stack.enter_context(files.locked()))
+            world.run_on_main(lambda: _create(files, resolved, parts, request))
+        world.run_on_main(lambda: stack.enter_context(files.locked()))
         store = CheckpointStore(
             files.checkpoints, keep=config.checkpoint.keep, faults=request.faults
         )
         checkpoint = _checkpoint(store, request, named, world)
         if checkpoint is not None:
             _check_same_run(checkpoint, identity)
-            refuse_checkpoint(checkpoint, world)
+            world.check_checkpoint(checkpoint)
         stack.enter_context(use_backend(parts.backend.name))
         stack.enter_context(deterministic_algorithms(config.deterministic))
         stack.enter_context(exact_arithmetic(config.exact))
-        available = stack.enter_context(recorded_threads(world.from_main(files.record)))
+        available = stack.enter_context(recorded_threads(world.run_on_main(files.record)))
         context = TrainingContext(
             config=config,
             device=parts.device,
@@ -190,7 +186,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         stack.enter_context(_announce_end(context))
         _begin(context, checkpoint, request)
         del checkpoint  # its optimizer state would stay in memory as long as the run
-        _place_weights(context)
+        _shard_weights(context)
         yield context
 
 
@@ -219,14 +215,16 @@ def _as_restarted(request: RunRequest, world: World) -> RunRequest:
     When a machine comes or goes, torchrun does so without counting it as a restart. What was
     refused had not begun.
     """
-    if begun := world.share(world.kept()):
+
+    def recall() -> tuple[str | None, int]:
+        memory = restart_memory()
+        return memory.begin_run(), memory.restarts
+
+    begun, restarts = world.run_on_main(recall)
+    if begun:
         return evolve(request, directory=Path(begun), resume="auto")
-    if (
-        begun is None
-        and world.restarts
-        and request.directory is not None
-        and request.resume is None
-    ):
+    unknown = begun is None and restarts > 0
+    if unknown and request.directory is not None and request.resume is None:
         return evolve(request, resume="auto")
     return request
 
@@ -290,7 +288,7 @@ def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: Run
     """Start at step 0, or where ``checkpoint`` was written."""
     if checkpoint is None:
         # Whatever a killed attempt left here before its first checkpoint does not count.
-        record = context.world.from_main(context.files.record)
+        record = context.world.run_on_main(context.files.record)
         init_from = record.get("init_from")
         skip = record.get("init_skip", ())
         if init_from is not None:
@@ -309,13 +307,13 @@ def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: Run
         context.note(f"continuing from {checkpoint.path.name}, step {checkpoint.step}")
 
 
-def _place_weights(context: TrainingContext) -> None:
-    context.weights = place_weights(context.model, context.config.ranks.weights, context.world)
-    if whole := context.weights.kept_whole:
+def _shard_weights(context: TrainingContext) -> None:
+    replicated = context.world.shard_weights(context.model, context.config.ranks)
+    if replicated:
         context.note(
-            f"ranks.weights: backend {context.backend.name} packs {len(whole)} weights in tiles "
-            "that do not end where the rows of a rank do; every rank has all of them: "
-            f"{', '.join(whole[:4])}{', ...' if whole[4:] else ''}"
+            f"ranks.weights: backend {context.backend.name} packs {len(replicated)} weights in "
+            "tiles that do not end where the rows of a rank do; they stay replicated: "
+            f"{', '.join(replicated[:4])}{', ...' if replicated[4:] else ''}"
         )
 
 
@@ -328,10 +326,10 @@ def _located(
         files, named = _locate(config, request)
         # until the checkpoints after a named one are set aside, a restart begins as this one
         if named is None:
-            world.keep(str(files.path))
+            restart_memory().store_directory(str(files.path))
         return str(files.path), None if named is None else str(named)
 
-    path, named = world.from_main(locate)
+    path, named = world.run_on_main(locate)
     return RunDirectory(Path(path)), None if named is None else Path(named)
 
 
@@ -391,11 +389,11 @@ def _checkpoint(
             return None
         if named is not None:
             store.set_aside_newer(named)
-            world.keep(str(store.root.parent))
+            restart_memory().store_directory(str(store.root.parent))
         read.append(checkpoint)
         return str(checkpoint.path)
 
-    path = world.from_main(choose)
+    path = world.run_on_main(choose)
     if path is None or read:
         return read[0] if read else None
     return read_checkpoint(Path(path))
@@ -430,11 +428,8 @@ def _finish(context: TrainingContext) -> RunReport:
     untouched = all(getattr(each, "no_training", False) for each in phases)
     if not untouched and (not isinstance(options, LogOptions) or options.eval_every):
         context.evaluate_at_end()
-    all_rows(context.model)
-    context.weights.make_whole()
-    if context.optimizer is not None:
-        all_moments(context.optimizer)
-    report: RunReport = context.world.from_main(lambda: _judge(context))
+    context.world.gather_full(context.model, context.optimizer)
+    report: RunReport = context.world.run_on_main(lambda: _judge(context))
     return report
 
 
@@ -442,7 +437,7 @@ def _judge(context: TrainingContext) -> RunReport:
     results: list[tuple[str, CheckResult]] = []
     for choice in context.config.checks:
         check: Check = require_protocol(choice.build(), Check, choice)
-        with context.apart():
+        with context.main_process_only():
             result = check.check(context)
         results.append((choice.name, result))
         context.note(f"check {choice.name}: {result.verdict}: {result.summary}")

@@ -75,17 +75,17 @@ def settle_threads(context: TrainingContext, options: LoopOptions, key: str) -> 
     config = context.config
     files = context.files
     world = context.world
-    if not world.from_main(files.exists) or (
+    if not world.run_on_main(files.exists) or (
         config.threads == "auto" and context.device.type != "cpu"
     ):
         return
-    record = world.from_main(files.record)
+    record = world.run_on_main(files.record)
     loops = record["threads"]["loops"]
-    count = world.from_main(lambda: _number(context, options, loops.get(key)))
+    count = world.run_on_main(lambda: _number(context, options, loops.get(key)))
     torch.set_num_threads(count)
     if loops.get(key) != count or record["threads"]["last"] != count:
         changed = {**record, "threads": {"loops": {**loops, key: count}, "last": count}}
-        world.from_main(lambda: write_json(files.record_file, changed))
+        world.run_on_main(lambda: write_json(files.record_file, changed))
         context.note(f"{key}: {count} of {context.threads_available} threads")
 
 

@@ -7,7 +7,7 @@ import torch
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import Batches, BatchRequest, DataSource
 from arb_ternary_text.data.sampler import permutation
-from arb_ternary_train.protocols import Attachments, Baselines, DealtBatches
+from arb_ternary_train.protocols import Attachments, Baselines, ShardableBatches
 from arb_ternary_vision.data.batches import MemorySamples
 from arb_ternary_vision.data.source import LabelledSource, split_by_class
 
@@ -83,9 +83,9 @@ def test_a_rank_draws_its_places_of_a_step(workers):
         whole = [next(batches).sample_ids.tolist() for _ in range(12)]
     with samples().batches(request(3, workers=workers)) as mine:
         assert isinstance(mine, Batches)
-        assert isinstance(mine, DealtBatches)
+        assert isinstance(mine, ShardableBatches)
         for step in range(3):  # four places a step, of which rank 1 of 2 has 1 and 3
-            mine.deal(1, 2, 4)
+            mine.shard(1, 2, 4)
             for place in (1, 3):
                 mine.skip(1)
                 assert next(mine).sample_ids.tolist() == whole[4 * step + place]

@@ -24,8 +24,8 @@ from arb_ternary_bench.network.collectives import (
 )
 from arb_ternary_bench.network.config import ClusterConfig, NetworkConfig, SchemeName
 from arb_ternary_bench.network.model import Model
-from arb_ternary_train.ranks.digits import base_for, bytes_for
-from arb_ternary_train.ranks.flips import FLIP_BLOCK
+from arb_ternary_distributed.digits import base_for, bytes_for
+from arb_ternary_distributed.flips import FLIP_BLOCK
 
 #: Bytes of a flip, and of the count of a block of weights.
 _FLIP_BYTES: Final = 2

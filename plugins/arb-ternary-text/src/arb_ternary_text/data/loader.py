@@ -72,7 +72,7 @@ class SampledBatches:
             ThreadPoolExecutor(workers, thread_name_prefix="arb-data") if workers else None
         )
         self._ahead: deque[tuple[int, Future[Batch]]] = deque()
-        self._dealt = (0, 0, 1, 1)  # number of a first batch, rank, ranks, places of a step
+        self._shard = (0, 0, 1, 1)  # number of a first batch, rank, ranks, batches per step
         self._closed = False
 
     def __iter__(self) -> Self:
@@ -87,7 +87,7 @@ class SampledBatches:
         if self._closed:
             raise ValueError("the batch loader is closed")
         cursor = self.sampler.cursor
-        if self._executor is None or not self._is_dealt(cursor):
+        if self._executor is None or not self._is_own(cursor):
             batch = self._read(self.sampler.batch(cursor))
         else:
             while self._ahead and self._ahead[0][0] < cursor:
@@ -101,16 +101,16 @@ class SampledBatches:
         self.sampler.cursor = cursor + 1
         return batch
 
-    def deal(self, rank: int, size: int, places: int) -> None:
-        """Read ahead only what one of several processes asks for.
+    def shard(self, rank: int, size: int, count: int) -> None:
+        """Read ahead only what one of several processes draws.
 
-        Of every ``places`` batches from the next one on it asks for those at places ``j`` with ``j
-        % size == rank``, and passes over the others.
+        Of every ``count`` batches from the next one on it draws those with index ``j`` and ``j %
+        size == rank``, and skips the others.
         """
-        self._dealt = (self.sampler.cursor, rank, size, places)
+        self._shard = (self.sampler.cursor, rank, size, count)
 
     def skip(self, count: int) -> None:
-        """Pass over the next ``count`` batches; nothing of them is read."""
+        """Skip the next ``count`` batches without reading them."""
         self.sampler.cursor += count
 
     @property
@@ -150,9 +150,9 @@ class SampledBatches:
     ) -> None:
         self.close()
 
-    def _is_dealt(self, number: int) -> bool:
-        first, rank, size, places = self._dealt
-        return (number - first) % places % size == rank
+    def _is_own(self, number: int) -> bool:
+        first, rank, size, count = self._shard
+        return (number - first) % count % size == rank
 
     def _fill(self, cursor: int) -> None:
         """Have the batches from ``cursor`` on in flight. Indices are computed here, so that threads
@@ -161,7 +161,7 @@ class SampledBatches:
         assert self._executor is not None
         wanted = self._ahead[-1][0] + 1 if self._ahead else cursor
         while len(self._ahead) < _AHEAD * self.workers:
-            if self._is_dealt(wanted):
+            if self._is_own(wanted):
                 self._ahead.append(
                     (wanted, self._executor.submit(self._read, self.sampler.batch(wanted)))
                 )

@@ -80,14 +80,14 @@ def train(
     checkpoint that is damaged is passed over by `--resume auto` and refused by `--resume PATH`.
 
     Under torchrun (torchrun --nproc_per_node N -m arb_ternary train CONFIG) N processes train
-    together, and write what one would.
+    together, and write what one would; this needs the package arb-ternary-distributed.
     """
     wait_passively()
     from arb_ternary_train.cli.outcome import show_outcome
     from arb_ternary_train.loading import in_only_phase, load_config
-    from arb_ternary_train.ranks.launch import joined
     from arb_ternary_train.runner import RunRequest
     from arb_ternary_train.runner import train as run
+    from arb_ternary_train.world import init_world
 
     phase = {
         "steps": steps,
@@ -102,7 +102,7 @@ def train(
     if backend is None and loaded.origins["backend",].kind == "override":
         # -o is the command line too, and goes before the environment
         backend = loaded.config.backend
-    with joined(loaded.config.device) as world:
+    with init_world(loaded.config.device) as world:
         request = RunRequest(
             directory=run_dir,
             resume=resume,

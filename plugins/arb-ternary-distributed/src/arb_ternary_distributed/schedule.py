@@ -1,0 +1,214 @@
+"""The schedule of micro-batches on several ranks, and how their parts become one step.
+
+A step has ``n`` micro-batches (``gradient_accumulation_steps``), with the indices ``j = 0 .. n -
+1``. Of ``N`` ranks rank ``r`` trains on those with ``j % N == r`` and skips the others; so the
+data, the masks and the hashes of a micro-batch do not depend on which rank trains on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from arb_ternary.errors import CheckpointError, ConfigError
+from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_distributed.checks import check_optimizer, no_global_draws
+from arb_ternary_distributed.collectives import all_gather_single
+from arb_ternary_distributed.exchange import OwnerRows, exchange_votes, shard_rows
+from arb_ternary_distributed.one_sum import OneSum
+from arb_ternary_distributed.optimizer_state import shard_moments
+from arb_ternary_distributed.ordered_sums import OrderedSums
+from arb_ternary_distributed.rounds import RoundDelivery
+from arb_ternary_train.config import RanksConfig
+from arb_ternary_train.in_flight import Outcome
+from arb_ternary_train.microbatches import sum_votes
+from arb_ternary_train.protocols import ShardableBatches
+
+if TYPE_CHECKING:
+    from arb_ternary_distributed.process_group import ProcessGroup
+    from arb_ternary_distributed.sharded_weights import ShardedWeights
+    from arb_ternary_train.loop import TrainingLoop
+
+
+class DistributedSchedule:
+    """Trains on the micro-batches of a step in rounds, one per rank and round.
+
+    Gradients of float parameters, and magnitudes and statistics of ternary modules, are added in
+    the order of micro-batches; after the last round every rank has those sums, as one process
+    would. Votes are integers: the optimizer's exchange adds them when it steps. Without
+    ``options.ordered_sums`` torch chooses the order in which gradients are added.
+
+    In the last round votes are sent while backward continues, unless a second rule would
+    communicate at the same time, or backward is ``compiled`` and calls no hooks. Votes for sharded
+    weights are sent in every round.
+
+    Args:
+        world: the ranks.
+        count: micro-batches per step.
+        options: what the ranks share.
+        weights: the sharded weights of the model; None = they are replicated.
+        compiled: whether the model is compiled.
+
+    Raises:
+        ConfigError: there are more ranks than micro-batches.
+    """
+
+    def __init__(
+        self,
+        world: ProcessGroup,
+        count: int,
+        options: RanksConfig,
+        weights: ShardedWeights | None = None,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        if world.size > count:
+            raise ConfigError(
+                f"gradient_accumulation_steps: a step has {count} micro-batches, and there are "
+                f"{world.size} ranks, each of which takes one at least",
+                f"Start at most {count} ranks, or set gradient_accumulation_steps to {world.size} "
+                f"or more, with as much smaller a batch_size: it counts the micro-batches of all "
+                f"ranks together.",
+            )
+        self._world = world
+        self._count = count
+        self._options = options
+        self._weights = weights
+        self._compiled = compiled
+        self._rounds: RoundDelivery | None = None
+        self._exchanges: dict[TernaryOptimizer, OwnerRows] = {}
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
+        """See ``MicrobatchSchedule``."""
+        check_optimizer(optimizer, self._world.size)
+        voters = sum_votes(model, optimizer, always=True)
+        shard_rows(model, self._world)
+        self._rounds = None if self._weights is None else self._weights.round_exchange(voters)
+        self._exchanges = exchange_votes(optimizer, self._world, self._rounds)
+        if self._options.optimizer_state == "sharded":
+            shard_moments(optimizer, self._world)
+        return voters
+
+    def indices(self, loop: TrainingLoop, first: int, outcomes: list[Outcome]) -> Iterator[int]:
+        """See ``MicrobatchSchedule``. All micro-batches of a step are trained on together."""
+        rank = self._world.rank
+        size = self._world.size
+        count = self._count
+        if first % count:
+            raise CheckpointError(
+                f"the checkpoint was written by one process after {first} of the {count} "
+                "micro-batches of a step, and several ranks go on between steps only",
+                "Let one process go on to its next checkpoint, by the same command without "
+                "torchrun, or resume from an earlier one: --resume PATH.",
+            )
+        if isinstance(loop.batches, ShardableBatches):
+            loop.batches.shard(rank, size, count)
+        if self._options.ordered_sums:
+            sums: OrderedSums | OneSum = OrderedSums(self._world)
+        else:
+            sums = OneSum(self._world, len(_trainable(loop.model)))
+        for exchange in self._exchanges.values():
+            exchange.begin()
+        done = 0
+        rounds = -(-count // size)
+        for number in range(rounds):
+            index = number * size + rank
+            trained = index < count
+            last = number == rounds - 1
+            if trained:
+                _skip(loop, index - done)
+                if last and self._may_send_early:
+                    for rule, exchange in self._exchanges.items():
+                        exchange.watch(rule)
+                with no_global_draws(self._world.device):
+                    yield index
+                done = index + 1
+            if self._weights is not None:
+                self._weights.end_round()
+            if self._rounds is not None:
+                self._rounds.end_round(last=last)
+            if last:
+                for rule, exchange in self._exchanges.items():
+                    exchange.flush(rule)
+            self._add(sums, loop, trained and outcomes[-1].finite)
+        _skip(loop, count - done)
+        self._take(sums, loop)
+
+    @property
+    def _may_send_early(self) -> bool:
+        """Whether votes are sent while the last backward pass continues."""
+        return len(self._exchanges) == 1 and self._weights is None and not self._compiled
+
+    def _add(self, sums: OrderedSums | OneSum, loop: TrainingLoop, present: bool) -> None:
+        """Add what a micro-batch has left to ``sums``, and clear it."""
+        parameters = _trainable(loop.model)
+        tensors = [p if p.grad is None else p.grad for p in parameters]
+        has = [p.grad is not None for p in parameters]
+        folds = [each for module in loop.voters for each, _ in _folds(module)]
+        sums.add_round(
+            [*tensors, *folds], [present and there for there in (*has, *[True] * len(folds))]
+        )
+        for parameter in parameters:
+            parameter.grad = None
+        for each in folds:
+            each.zero_()
+        for module in loop.voters:
+            module.end_microbatch()
+
+    def _take(self, sums: OrderedSums | OneSum, loop: TrainingLoop) -> None:
+        """Leave the sums where one process would have left them."""
+        parameters = _trainable(loop.model)
+        totals = sums.finish()
+        present = sums.present
+        for parameter, total, there in zip(parameters, totals, present, strict=False):
+            if there:
+                parameter.grad = total
+        folded = [into for module in loop.voters for _, into in _folds(module)]
+        for into, total in zip(folded, totals[len(parameters) :], strict=True):
+            into.add_(total)
+
+    def gather_outcomes(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """See ``MicrobatchSchedule``. Collective."""
+        rounds = -(-self._count // self._world.size)
+        own = torch.zeros(rounds, 2, dtype=torch.float64)
+        for index, outcome in enumerate(outcomes):
+            own[index] = torch.tensor([outcome.loss, outcome.tokens], dtype=torch.float64)
+        own = own.to(self._world.device)
+        found = own.new_empty(self._world.size * rounds, 2)
+        all_gather_single(found, own, group=self._world.group)
+        rows = (
+            found.view(self._world.size, rounds, 2)
+            .transpose(0, 1)
+            .reshape(-1, 2)[: self._count]
+            .tolist()
+        )
+        return [Outcome(loss, int(tokens)) for loss, tokens in rows]
+
+
+def _skip(loop: TrainingLoop, count: int) -> None:
+    """Advance the loop as if it had trained on the next ``count`` micro-batches."""
+    loop.microbatches += count
+    if isinstance(loop.batches, ShardableBatches):
+        loop.batches.skip(count)
+    else:
+        for _ in range(count):
+            next(loop.batches)
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _folds(module: TernaryModule) -> list[tuple[Tensor, Tensor]]:
+    """What a module sums in float, of the micro-batch under way and of the step."""
+    sums = module.sums
+    assert sums is not None
+    found = [(sums.stats, module.stats)]
+    if sums.magnitudes is not None and module.magnitudes is not None:
+        found.append((sums.magnitudes, module.magnitudes))
+    return found

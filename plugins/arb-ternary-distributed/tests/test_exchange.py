@@ -1,0 +1,223 @@
+"""Ranks that exchange votes end every step with the bytes of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.ternary.embedding import TernaryEmbedding
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.models import ternary_modules
+from arb_ternary_distributed.delivery import Delivery
+from arb_ternary_distributed.exchange import exchange_votes, shard_rows
+from arb_ternary_distributed.ordered_sums import OrderedSums
+from arb_ternary_distributed.rows import row_bounds
+from arb_ternary_testing.ranks import on_ranks
+from arb_ternary_train.world import SingleProcess, World
+from arb_ternary_votes.config import MomentumVotesConfig
+from arb_ternary_votes.momentum_votes import MomentumVotes
+from arb_ternary_votes.scaled_votes import ScaledVotes
+from arb_ternary_votes.sign_votes import SignVotes
+
+PLACES = 5
+STEPS = 4
+
+
+class Tied(nn.Module):
+    """A table that is looked up and multiplied with, a layer that only some micro-batches reach,
+    and a bias.
+    """
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = TernaryEmbedding(13, 40, vote_bits=bits, group_size=32)
+        self.middle = TernaryLinear(40, 40, vote_bits=bits, bias=True, group_size=32)
+        self.rare = TernaryLinear(40, 1, vote_bits=bits)
+
+    def forward(self, ids: torch.Tensor, *, rare: bool) -> torch.Tensor:
+        hidden = self.middle(self.table(ids)).relu()
+        if rare:
+            hidden = hidden + self.rare(hidden)
+        return self.table.multiply(hidden, "int8")
+
+
+def rule(name: str, model: nn.Module) -> TernaryOptimizer:
+    modules = dict(ternary_modules(model))
+    if name == "sign":
+        return SignVotes(modules, lr=4.0)
+    if name == "momentum":
+        return MomentumVotes(modules, MomentumVotesConfig(flip_rate=0.05))
+    return ScaledVotes(modules, lr=0.5, vote_levels=3 if name == "levels" else None)
+
+
+def trained(
+    world: World, name: str, bits: int, overlapped: bool = True
+) -> tuple[dict[str, Any], list[Any], int]:
+    """State, what every step told, and bytes sent; rank r of N has the micro-batches r, r + N,
+    ...
+    """
+    model = Tied(bits)
+    optimizer = rule(name, model)
+    modules = [module for _, module in ternary_modules(model)]
+    for module in modules:
+        module.sum_votes()
+    if world.size > 1:
+        shard_rows(model, world)
+        exchange_votes(optimizer, world)
+    told = []
+    for step in range(STEPS):
+        total = OrderedSums(world) if world.size > 1 else None
+        for first in range(0, PLACES, world.size):
+            place = first + world.rank
+            last = world.size > 1 and first + world.size >= PLACES
+            if last and overlapped:
+                optimizer.exchange.watch(optimizer)
+            if place < PLACES:
+                for module in modules:
+                    module.begin_microbatch(place)
+                ids = torch.randint(
+                    0, 13, (6, 8), generator=torch.Generator().manual_seed(step * PLACES + place)
+                )
+                logits = model(ids, rare=place in (1, 2))
+                (
+                    nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(1, 1).flatten())
+                    / PLACES
+                ).backward()
+            if last:
+                optimizer.exchange.flush(optimizer)
+            if total is not None:
+                parts = [
+                    part
+                    for m in modules
+                    for part in (m.sums.stats, m.sums.magnitudes)
+                    if part is not None
+                ]
+                total.add_round(parts, place < PLACES)
+                for part in parts:
+                    part.zero_()
+            for module in modules:
+                module.end_microbatch()
+        if total is not None:
+            sums = iter(total.finish())
+            for module in modules:
+                module.stats.copy_(next(sums))
+                if module.magnitudes is not None:
+                    module.magnitudes.copy_(next(sums))
+        told.append(optimizer.step())
+        optimizer.zero_grad()
+    sent = 0 if world.size == 1 else optimizer.exchange.sent_bytes
+    return model.state_dict(), told, sent
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "size"),
+    [
+        pytest.param("scaled", 8, 2, marks=pytest.mark.slow),
+        ("scaled", 4, 3),
+        pytest.param("scaled", 2, 2, marks=pytest.mark.slow),
+        pytest.param("sign", 8, 3, marks=pytest.mark.slow),
+        pytest.param("levels", 8, 2, marks=pytest.mark.slow),
+        pytest.param("levels", 4, 4, marks=pytest.mark.slow),
+        pytest.param("levels", 2, 3, marks=pytest.mark.slow),
+        pytest.param("sign", 2, 2, marks=pytest.mark.slow),
+        pytest.param("sign", 4, 4, marks=pytest.mark.slow),
+        pytest.param("momentum", 4, 2, marks=pytest.mark.slow),
+        pytest.param("momentum", 4, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_train_as_one_process_does(name: str, bits: int, size: int) -> None:
+    wanted, steps, _ = trained(SingleProcess(), name, bits)
+    assert sum(step.flips for step in steps) > 0
+    for state, told, sent in on_ranks(size, trained, name, bits):
+        assert told == steps
+        assert sent > 0
+        assert state.keys() == wanted.keys()
+        for key, value in wanted.items():
+            assert torch.equal(state[key], value), key
+
+
+def sent_meanwhile(world: World) -> tuple[list[int], int, list[Tensor]]:
+    """Bytes sent when backward reached each of four layers, the last one first, and in the end;
+    sums of own rows.
+    """
+    torch.manual_seed(0)
+    layers = [TernaryLinear(16, 16, bias=True) for _ in range(4)]
+    delivery = Delivery(world, layers, block=1)
+    seen: list[int] = []
+    x = torch.randn(2, 16) + world.rank
+    for layer in layers:
+        layer.sum_votes()
+    delivery.watch()
+    for layer in layers:
+        layer.begin_microbatch(world.rank)
+        x = layer(x)
+        x.register_hook(lambda _: seen.append(delivery.sent_bytes))
+    x.sum().backward()
+    casts = delivery.finish()
+    assert all(count == world.size for count in casts.values())
+    rows = slice(*row_bounds(16, world.size)[world.rank])
+    return (
+        seen,
+        delivery.sent_bytes,
+        [layer.sums.votes[rows] for layer in layers if layer.sums is not None],
+    )
+
+
+def test_votes_leave_while_backward_goes_on() -> None:
+    ranks = on_ranks(2, sent_meanwhile)
+    for seen, total, _ in ranks:
+        # A layer's hook comes before the exchange looks, which then finds the layers behind it
+        # complete.
+        assert seen[0] == seen[1] == 0 < seen[2] < seen[3] < total
+    # One process casts the votes of both.
+    torch.manual_seed(0)
+    layers = [TernaryLinear(16, 16, bias=True) for _ in range(4)]
+    x = torch.randn(2, 16)
+    for layer in layers:
+        layer.sum_votes()
+    for rank in range(2):
+        y = x + rank
+        for layer in layers:
+            layer.begin_microbatch(rank)
+            y = layer(y)
+        y.sum().backward()
+        for layer in layers:
+            layer.end_microbatch()
+    for index, layer in enumerate(layers):
+        assert layer.sums is not None
+        assert torch.equal(torch.cat([sums[index] for _, _, sums in ranks]), layer.sums.votes)
+
+
+def many_casts(world: World) -> list[list[int]]:
+    """Sums of exponent votes, of own rows, after 300 casts on each rank with one vote each that 16
+    bits do not hold.
+    """
+    linear = TernaryLinear(64, 3, group_size=32)
+    linear.use_scaled_votes()
+    linear.sum_votes()
+    assert linear.sums is not None
+    linear.sums.casts = 300
+    linear.sums.exponent_votes[1, 0] = 127 * 300
+    linear.sums.exponent_votes[2, 1] = -(127 * 299) + world.rank
+    Delivery(world, [linear]).finish()
+    linear.sums.casts = 20_000
+    try:
+        Delivery(world, [linear]).finish()
+    except UsageProblem as error:
+        assert error.what.startswith("40000 casts of votes up to")  # noqa: PT017
+    else:
+        raise AssertionError
+    sums: list[list[int]] = linear.sums.exponent_votes[
+        slice(*row_bounds(3, 2)[world.rank])
+    ].tolist()
+    return sums
+
+
+def test_sums_of_exponent_votes_may_be_larger_than_those_of_votes() -> None:
+    assert on_ranks(2, many_casts) == [[[0, 0], [2 * 127 * 300, 0]], [[0, -2 * 127 * 299 + 1]]]

@@ -1,0 +1,196 @@
+"""Micro-batches dealt to ranks leave what one process leaves: gradients, statistics, outcomes, a
+place in the data.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arb_ternary import TernaryLinear
+from arb_ternary.backends.vote_state import VoteLimits
+from arb_ternary.errors import CheckpointError, ConfigError
+from arb_ternary_distributed.schedule import DistributedSchedule
+from arb_ternary_train.config import RanksConfig
+from arb_ternary_train.in_flight import Outcome
+from arb_ternary_train.microbatches import SequentialSchedule
+from arb_ternary_train.world import SingleProcess, World
+from arb_ternary_votes.scaled_votes import ScaledVotes
+
+PLACES = 5
+TWO: Any = SingleProcess(size=2)
+
+
+class Numbers:
+    """Batches that are their own number."""
+
+    continues = False
+
+    def __init__(self) -> None:
+        self.cursor = 0
+        self.read: list[int] = []
+
+    def __next__(self) -> int:
+        self.read.append(self.cursor)
+        self.cursor += 1
+        return self.cursor - 1
+
+
+class Skipping(Numbers):
+    """As text is: what is passed over is not read."""
+
+    sharded: tuple[int, ...] = ()
+
+    def shard(self, rank: int, size: int, count: int) -> None:
+        self.sharded = (rank, size, count)
+
+    def skip(self, count: int) -> None:
+        self.cursor += count
+
+
+class Learner:
+    """A float layer before a ternary one, and a parameter that some micro-batches leave alone."""
+
+    def __init__(self, batches: Any) -> None:
+        torch.manual_seed(0)
+        table = TernaryLinear(16, 3, group_size=32)
+        self.model: Any = nn.ModuleDict(
+            {"first": nn.Linear(6, 16), "table": table, "last": nn.Linear(3, 3)}
+        )
+        self.optimizer = ScaledVotes({"table": table})
+        table.vote_scale.fill_(100.0)
+        table.limits = VoteLimits(vote_limit=16 * 256)
+        self.batches = batches
+        self.microbatches = 0
+        self.voters: Any = ()
+        self.seen: list[tuple[int, int]] = []
+
+    def train_on(self, place: int) -> Outcome:
+        number = next(self.batches)
+        self.microbatches += 1
+        self.seen.append((place, number))
+        for module in self.voters:
+            module.begin_microbatch(place)
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(number)) * 10.0 ** (
+            number % 7 - 3
+        )
+        y = self.model["table"](self.model["first"](x))
+        loss = (self.model["last"](y) if number % 3 else y).square().mean()
+        if number == 2:
+            return Outcome(math.inf, 1)
+        loss.backward()
+        return Outcome(float(loss.detach()), number)
+
+
+def two_steps(schedule: Any, batches: Numbers) -> list[dict[str, Any]]:
+    """What two steps of five micro-batches leave behind, each before votes are shared."""
+    learner = Learner(batches)
+    left = []
+    learner.voters = schedule.prepare(learner.model, learner.optimizer)
+    for first in (0, PLACES):
+        outcomes: list[Outcome] = []
+        while len(outcomes) < PLACES:
+            own: list[Outcome] = []
+            for index in schedule.indices(learner, len(outcomes), own):
+                own += [learner.train_on(index)]
+            outcomes += schedule.gather_outcomes(own)
+        table = learner.model["table"]
+        gradients: dict[str, Tensor | None] = {
+            name: p.grad for name, p in learner.model.named_parameters()
+        }
+        left.append(
+            {
+                "outcomes": [(outcome.loss, outcome.tokens) for outcome in outcomes],
+                "gradients": {
+                    name: None if g is None else g.clone() for name, g in gradients.items()
+                },
+                "statistics": [table.stats.clone(), table.magnitudes.clone()],
+                "votes": table.sums.votes.clone(),
+                "casts": table.casts,
+                "counted": (batches.cursor, learner.microbatches),
+                "seen": [each for each in learner.seen if each[1] >= first],
+            }
+        )
+        for p in learner.model.parameters():
+            p.grad = None
+        table.clear_stats()
+        table.sums.clear()
+    return left
+
+
+def on_rank(world: World, _folder: Path) -> Any:
+    skipping = Skipping()
+    plain = Numbers()
+    steps = two_steps(world.microbatch_schedule(PLACES, RanksConfig()), skipping)
+    again = two_steps(world.microbatch_schedule(PLACES, RanksConfig()), plain)
+    with pytest.raises(ConfigError, match=r"1 micro-batches, and there are 2 ranks") as few:
+        world.microbatch_schedule(1, RanksConfig())
+    return steps, again[-1]["counted"], skipping.read, plain.read, skipping.sharded, few.value.hint
+
+
+def test_two_ranks_leave_what_one_process_leaves(two_ranks: Any) -> None:
+    alone = two_steps(SequentialSchedule(PLACES), Numbers())
+    assert alone[0]["casts"] == 4  # one loss of five is not finite
+    assert alone[0]["gradients"]["last.weight"] is not None
+    ranks = [told["test_schedule"] for told in two_ranks[0]]
+    for rank, (steps, counted, read, all_read, told, hint) in enumerate(ranks):
+        own = [place for place in range(PLACES) if place % 2 == rank]
+        assert read == [*own, *(PLACES + place for place in own)]
+        assert all_read == [*range(2 * PLACES)]  # what cannot be passed over is drawn and dropped
+        assert told == (rank, 2, PLACES)
+        assert "at most 1 ranks" in hint
+        for number, (step, whole) in enumerate(zip(steps, alone, strict=True)):
+            assert step["seen"] == [(place, number * PLACES + place) for place in own]
+            assert step["counted"] == counted if number else step["counted"] == (PLACES, PLACES)
+            assert step["outcomes"] == whole["outcomes"]
+            for name, gradient in whole["gradients"].items():
+                assert torch.equal(step["gradients"][name], gradient)
+            for mine, its in zip(step["statistics"], whole["statistics"], strict=True):
+                assert mine.numpy().tobytes() == its.numpy().tobytes()
+    # Votes are still apart: integers, whose sum is that of one process.
+    for number, whole in enumerate(alone):
+        assert whole["votes"].any()
+        both = [steps[number] for steps, *_ in ranks]
+        assert torch.equal(both[0]["votes"] + both[1]["votes"], whole["votes"])
+        assert both[0]["casts"] + both[1]["casts"] == whole["casts"]
+
+
+def test_a_step_that_one_process_has_begun_is_not_gone_on_with() -> None:
+    schedule = DistributedSchedule(TWO, PLACES, RanksConfig())
+    with pytest.raises(
+        CheckpointError, match="after 3 of the 5 micro-batches of a step, and several ranks"
+    ):
+        next(schedule.indices(Learner(Skipping()), 3, []))
+
+
+class PutsOff(torch.optim.SGD):
+    """A wrapper that keeps micro-batches for later steps, and drops some of them, by itself."""
+
+    defers = True
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([nn.Parameter(torch.zeros(1))])
+        self.inner = inner
+
+
+def test_votes_are_summed_where_a_step_has_several_micro_batches_and_is_not_put_off() -> None:
+    learner = Learner(Skipping())
+    learner.model["still"] = TernaryLinear(16, 3, group_size=32)  # nothing trains it
+    table = learner.model["table"]
+    still = learner.model["still"]
+    for places, optimizer, summed in (
+        (1, learner.optimizer, False),
+        (2, learner.optimizer, True),
+        (2, PutsOff(learner.optimizer), False),
+    ):
+        assert SequentialSchedule(places).prepare(learner.model, optimizer) == [table]
+        assert (table.sums is not None) == summed
+        assert still.sums is None
+    levels = ScaledVotes({"table": table}, vote_levels=3)
+    SequentialSchedule(1).prepare(learner.model, levels)
+    assert table.sums is not None

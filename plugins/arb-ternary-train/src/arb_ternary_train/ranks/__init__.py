@@ -1,1 +1,0 @@
-"""Training by several processes (ranks) that together do what one process does, to the byte."""
