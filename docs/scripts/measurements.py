@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from arb_ternary.config.fields import to_plain
+from arb_ternary.config.loading import load_as
 from arb_ternary_bench.generation.result import markdown as generate_markdown
 from arb_ternary_bench.network.config import NetworkConfig
 from arb_ternary_bench.network.result import compute
@@ -28,7 +29,6 @@ from arb_ternary_bench.training.result import markdown as train_markdown
 from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.strategies import find_strategy
 from arb_ternary_testing.component import make_choice
-from arb_ternary_train.config_file import load_as
 from kernel_tables import back_table, product_table, update_table
 
 ROOT = Path(__file__).parents[2]

@@ -15,13 +15,13 @@ from jsonschema import Draft202012Validator
 from arb_ternary.cli.groups import config
 from arb_ternary.cli.options import document_called
 from arb_ternary.config.fields import leaves, to_plain
+from arb_ternary.config.schema import json_schema
+from arb_ternary.config.starter import starter_config
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import resolve
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import structure_run
-from arb_ternary_train.schema import json_schema
-from arb_ternary_train.starter import starter_config
 
 REGISTRY = manager().registry
 STARTERS = REGISTRY.names("starter")

@@ -26,8 +26,11 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.runner import RunRequest, train
 
-#: The fixture imports from there, as plugins did that were written for interface 1.0.
-pytestmark = pytest.mark.filterwarnings("ignore:arb_ternary_train.specs.:DeprecationWarning")
+# The fixture imports from where things were when interface 1.0 was new.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:arb_ternary_train.specs.:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:arb_ternary_train.config_file.:DeprecationWarning"),
+]
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "third_party"
 

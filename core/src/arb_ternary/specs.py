@@ -331,6 +331,9 @@ class DocumentSpec:
         target: ``(path, overrides: Sequence[str]) -> LoadedConfig``, ``"module:attribute"``.
         config: the root class, which says what such a file may hold, ``"module:attribute"``.
         command: what such a file is for, without the name of the file: ``arb train``.
+        resolve: ``(loaded: LoadedConfig) -> LoadedConfig``, ``"module:attribute"``: replaces
+            options that are ``auto`` by their values, for ``arb config show``; None if there are
+            none.
         summary: one line for listings.
     """
 
@@ -338,6 +341,7 @@ class DocumentSpec:
     target: str = field(validator=_target)
     config: str = field(validator=_target)
     command: str = field(validator=instance_of(str))
+    resolve: str | None = field(default=None, validator=optional(_target))
     summary: str = field(default="", validator=instance_of(str))
 
 

@@ -8,50 +8,28 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from jsonschema import Draft202012Validator
 
 from arb_ternary.cli.groups import config
 from arb_ternary.cli.main import main
+from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.errors import ConfigError, UsageProblem
 
-#: A loader of the simplest kind: the values of the file, then KEY=VALUE from the command line.
-LOADER = """
-from attrs import evolve
-
-from arb_ternary.config.errors import Origin
-from arb_ternary.config.fields import leaves, to_plain
-from arb_ternary.config.structure import structure
-from arb_ternary.config.yaml_document import LoadedConfig, parse_yaml_value, read_yaml
-from arb_ternary.errors import ConfigError
-from arb_ternary.plugins.manager import manager
-
-
-def load_as(cls, path, overrides):
-    if not path.exists():
-        raise ConfigError(f"{path}: no such file")
-    document = read_yaml(path.read_text(), str(path))
-    origins = dict(document.origins)
-    for text in overrides:
-        key, _, value = text.partition("=")
-        document.data[key] = parse_yaml_value(value)
-        origins[key,] = Origin("override", f"-o {text}")
-    config = structure(cls, evolve(document, origins=origins), manager().registry)
-    values = leaves(to_plain(config, given=False))
-    return LoadedConfig(config, {where: origins.get(where, Origin("default", "default")) for where,
-        _ in values})
-"""
-
-#: A plugin with the kind of config file NAME, whose top level is `Study`, and two optimizers.
-PLUGIN = (
-    LOADER
-    + """
+#: A plugin with the kind of config file NAME, whose top level is `Study`, two optimizers and two
+# templates.
+PLUGIN = """
 from attrs import evolve, frozen
 
 from arb_ternary import hookimpl
 from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary.config.loading import load_as
 from arb_ternary.config.options import non_negative, option, positive
-from arb_ternary.specs import DocumentSpec, OptimizerSpec
+from arb_ternary.specs import DocumentSpec, OptimizerSpec, StarterSpec
 
 ARB_API_VERSION = (1, 0)
+
+SHORT = {"optimizer": {"name": "slow"}, "steps": 10}
+LONG = {"optimizer": {"name": "quick", "lr": 0.5}, "steps": 1000}
 
 
 @frozen(kw_only=True)
@@ -83,16 +61,24 @@ def arb_register_optimizers():
 def arb_register_documents():
     return [DocumentSpec(name="NAME", target="fake_NAME:load", config="fake_NAME:Study",
         command="arb do")]
+
+
+@hookimpl
+def arb_register_starters():
+    return [
+        StarterSpec(name="long", target="fake_NAME:LONG", document="NAME", summary="A long one."),
+        StarterSpec(name="short", target="fake_NAME:SHORT", document="NAME",
+            summary="A short one.", priority=20),
+    ]
 """
-)
+
 
 #: A plugin that brings one more kind of config file, and nothing else.
-OTHER = (
-    LOADER
-    + """
+OTHER = """
 from attrs import frozen
 
 from arb_ternary import hookimpl
+from arb_ternary.config.loading import load_as
 from arb_ternary.config.options import option
 from arb_ternary.specs import DocumentSpec
 
@@ -113,7 +99,6 @@ def arb_register_documents():
     return [DocumentSpec(name="other", target="fake_other:load", config="fake_other:Other",
         command="arb other")]
 """
-)
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +121,149 @@ def output(*arguments: str) -> str:
     result = run(*arguments)
     assert result.exit_code == 0, (result.output, result.exception)
     return result.output
+
+
+def new(*arguments: str) -> Path:
+    output("new", *arguments)
+    return Path("arb.yaml")
+
+
+# --- new
+
+
+@pytest.mark.usefixtures("study")
+def test_new_writes_a_starter_config_that_validates() -> None:
+    assert output("new") == "arb.yaml: written; run it with: arb do arb.yaml\n"
+    assert output("validate", "--document", "study", "arb.yaml") == "arb.yaml: valid: 10 steps\n"
+
+
+@pytest.mark.usefixtures("study")
+def test_new_takes_a_path_and_a_template() -> None:
+    written = output("new", "--template", "long", "mine.yml", "--json")
+    assert written == '{\n  "path": "mine.yml",\n  "template": "long"\n}\n'
+    assert read_yaml(Path("mine.yml").read_text(), "mine.yml").data["optimizer"]["name"] == "quick"
+
+
+@pytest.mark.usefixtures("study")
+def test_new_replaces_a_file_only_when_forced(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("arb.yaml").write_text("precious")
+    assert main(["config", "new"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "error: arb.yaml: the file exists\n  Use --force to replace it.\n"
+    )
+    assert Path("arb.yaml").read_text() == "precious"
+    new("--force")
+    assert Path("arb.yaml").read_text().startswith("# A short one.")
+
+
+@pytest.mark.usefixtures("study")
+def test_new_writes_yaml_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "new", "arb.toml"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "error: arb.toml: a starter config is YAML\n  arb config new arb.yaml\n"
+    )
+
+
+@pytest.mark.usefixtures("study")
+def test_new_into_a_folder_that_is_not_there_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "new", "no/such/arb.yaml"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "error: no/such/arb.yaml: cannot be written: No such file or directory\n"
+    )
+
+
+@pytest.mark.usefixtures("study")
+def test_new_explains_an_unknown_template(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "new", "--template", "shrt"]) == 2
+    assert capsys.readouterr().err == (
+        "error: no template is called 'shrt'; did you mean 'short'?\n  short: A short one.\n  "
+        "long: A long one.\n"
+    )
+    assert not Path("arb.yaml").exists()
+
+
+@pytest.mark.usefixtures("study")
+def test_new_lists_the_templates_the_default_first() -> None:
+    assert [line.split()[0] for line in output("new", "--list").splitlines()] == [
+        "template",
+        "short",
+        "long",
+    ]
+    assert json.loads(output("new", "--list", "--json")) == [
+        {"name": "short", "summary": "A short one."},
+        {"name": "long", "summary": "A long one."},
+    ]
+    assert not Path("arb.yaml").exists()
+
+
+# --- show
+
+
+@pytest.mark.usefixtures("study")
+def test_show_prints_the_config_in_force_as_yaml_and_as_json() -> None:
+    Path("arb.yaml").write_text("steps: 1000\noptimizer: {name: quick, lr: 0.5}\n")
+    shown = read_yaml(
+        output("show", "--document", "study", "arb.yaml", "-o", "seed=7"), "shown"
+    ).data
+    assert shown == {"seed": 7, "steps": 1000, "optimizer": {"name": "quick", "lr": 0.5}}
+    assert (
+        json.loads(output("show", "--document", "study", "arb.yaml", "-o", "seed=7", "--json"))
+        == shown
+    )
+
+
+@pytest.mark.usefixtures("study")
+def test_show_origin_says_where_each_value_comes_from() -> None:
+    Path("arb.yaml").write_text("steps: 3\noptimizer:\n  name: quick\n  lr: 0.25\n")
+    rows = {
+        row["path"]: (row["value"], row["origin"])
+        for row in json.loads(
+            output(
+                "show", "--document", "study", "arb.yaml", "--origin", "--json", "-o", "steps=300"
+            )
+        )
+    }
+    assert rows == {
+        "seed": (0, "default"),
+        "steps": (300, "-o steps=300"),
+        "optimizer.name": ("quick", "arb.yaml:3"),
+        "optimizer.lr": (0.25, "arb.yaml:4"),
+    }
+    plain = output("show", "--document", "study", "arb.yaml", "--origin").splitlines()
+    assert plain[0].split() == ["setting", "value", "origin"]
+    assert next(row for row in plain if row.startswith("optimizer.lr")).split() == [
+        "optimizer.lr",
+        "0.25",
+        "arb.yaml:4",
+    ]
+
+
+# --- schema
+
+
+@pytest.mark.usefixtures("study")
+def test_schema_describes_every_installed_component() -> None:
+    schema: Any = json.loads(output("schema", "--document", "study"))
+    Draft202012Validator.check_schema(schema)
+    assert schema["$defs"]["optimizer.quick"]["properties"]["name"] == {"const": "quick"}
+    compact = output("schema", "--document", "study", "--json")
+    assert compact.count("\n") == 1
+    assert json.loads(compact) == schema
+    data = read_yaml(new().read_text(), "arb.yaml").data
+    assert Draft202012Validator(schema).is_valid(data)
+    assert not Draft202012Validator(schema).is_valid({**data, "sed": 1})
+
+
+@pytest.mark.parametrize("arguments", [["new"], ["new", "--list"]])
+@pytest.mark.usefixtures("install_plugin")
+def test_without_a_template_new_says_what_to_install(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", *arguments]) == 3
+    assert capsys.readouterr().err == "error: no template is installed\n  pip install arb-ternary\n"
 
 
 # --- validate
@@ -200,8 +328,14 @@ def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem
         '"fake_study:load", config="fake_study:Study"', '"gone:load", config="gone:X"'
     )
     install_plugin("study", lost)
-    assert main(["config", "validate", "arb.yaml"]) == 3
-    assert "document 'study': gone:" in capsys.readouterr().err
+    for arguments in (
+        ["validate", "arb.yaml"],
+        ["schema"],
+        ["show", "arb.yaml"],
+        ["new"],
+    ):
+        assert main(["config", *arguments]) == 3
+        assert "document 'study': gone:" in capsys.readouterr().err
 
 
 # --- kinds of config files

@@ -215,9 +215,10 @@ def test_an_unknown_command_gets_the_nearest_name(dance, capsys):
     assert capsys.readouterr().err == (
         "error: no command is called 'trian'\n"
         "  did you mean 'train'?\n"
-        "  available: backends, backends.explain, backends.list, config, config.validate, dance, "
-        "doctor, plugins, plugins.hooks, plugins.list, plugins.show\n"
-        "  not installed: config.new (pip install arb-ternary-train)\n"
+        "  available: backends, backends.explain, backends.list, config, config.new, "
+        "config.schema, config.show, config.validate, dance, doctor, plugins, plugins.hooks, "
+        "plugins.list, plugins.show\n"
+        "  not installed: backends.roofline (pip install arb-ternary-bench)\n"
         "  not installed: plugins.check (pip install arb-ternary-testing)\n"
         "  not installed: train (pip install arb-ternary-train)\n"
         "  not installed: upcycle (pip install arb-ternary-upcycle)\n"
@@ -236,7 +237,7 @@ def test_a_command_that_is_not_installed_names_the_command_that_installs_it(inst
     ("arguments", "distribution"),
     [
         (["plugins", "check", "mine"], "arb-ternary-testing"),
-        (["config", "new"], "arb-ternary-train"),
+        (["backends", "roofline"], "arb-ternary-bench"),
     ],
 )
 def test_a_command_of_a_group_that_is_not_installed_names_the_command_that_installs_it(

@@ -185,6 +185,17 @@ class Study:
     saving: Saving = option(help="when files are written", factory=Saving)
 
 
+#: Settings of a starter config.
+SETTINGS = {
+    "data": "letters",
+    "model": {"name": "stack", "width": 32},
+    "optimizer": {"name": "wrapper", "inner": {"name": "adam", "lr": 0.5}},
+    "phases": [{"name": "standard", "steps": 7}, {"name": "standard", "steps": 8}],
+    "rules": ["pure"],
+    "saving": {"every": 5},
+}
+
+
 @frozen
 class Registered:
     spec: Spec

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from arb_ternary.errors import ArbError, render
+
 _NAME = "arb_config_test_components"
 
 
@@ -29,6 +31,20 @@ _load()
 @pytest.fixture
 def registry() -> Any:
     return sys.modules[_NAME].FakeRegistry()
+
+
+@pytest.fixture
+def failure(load: Any) -> Any:
+    """The error that a config gives: its class's exit code and its text as the command line prints
+    it.
+    """
+
+    def run(text: str, *overrides: str) -> tuple[int, str]:
+        with pytest.raises(ArbError) as caught:
+            load(text, *overrides)
+        return caught.value.exit_code, render(caught.value)
+
+    return run
 
 
 @pytest.fixture

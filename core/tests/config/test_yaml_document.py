@@ -24,6 +24,8 @@ PLAIN = st.recursive(
 )
 #: Text that some YAML reads as something else.
 TRICKY = [
+    "\x85",
+    "a\u2028b",
     "yes",
     "no",
     "on",

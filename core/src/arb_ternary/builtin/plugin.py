@@ -34,6 +34,15 @@ def arb_register_backends() -> Sequence[BackendSpec]:
 def arb_register_commands() -> Sequence[CommandSpec]:
     commands = {
         "config": ("groups:config", "Write, check and explain config files."),
+        "config.new": (
+            "config_commands:new",
+            "Write a starter config, with every option explained.",
+        ),
+        "config.schema": ("config_commands:schema", "Print the JSON Schema of config files."),
+        "config.show": (
+            "config_commands:show",
+            "Print a config as it takes effect, and where each value comes from.",
+        ),
         "config.validate": (
             "config_commands:validate",
             "Check a config; list everything that is wrong with it.",

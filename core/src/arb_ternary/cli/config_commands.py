@@ -1,19 +1,122 @@
-"""``arb config validate``: everything that is wrong with a config."""
+"""``arb config``: write a config to start from, show one, check one, describe what it may hold."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from arb_ternary.cli.options import as_json, document_called, document_name, overrides, plugin_files
-from arb_ternary.cli.output import print_json
-from arb_ternary.errors import ConfigError, EnvironmentProblem
-from arb_ternary.specs import load_target
+from arb_ternary.cli.output import print_json, print_table
+from arb_ternary.errors import ConfigError, EnvironmentProblem, UsageProblem, nearest
+from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.registry import USUAL_PARTS
+from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
 
 if TYPE_CHECKING:
     from arb_ternary.config.yaml_document import LoadedConfig
+
+
+@click.command("new")
+@click.argument("path", default="arb.yaml", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--template", metavar="NAME", help="What to start from; --list names them, the default first."
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option(
+    "--list", "list_templates", is_flag=True, help="List the templates and write nothing."
+)
+@plugin_files
+@as_json
+def new(path: Path, template: str | None, force: bool, list_templates: bool, as_json: bool) -> None:
+    """Write a starter config to PATH (arb.yaml), with every option explained."""
+    from arb_ternary.config.starter import starter_config
+
+    starters = _starters()
+    if list_templates:
+        if as_json:
+            print_json([{"name": spec.name, "summary": spec.summary} for spec in starters])
+        else:
+            print_table(("template", "summary"), [(spec.name, spec.summary) for spec in starters])
+        return
+
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise ConfigError(
+            f"{path}: a starter config is YAML", hint=f"arb config new {path.with_suffix('.yaml')}"
+        )
+    starter = _chosen(template, starters)
+    document = document_called(starter.document)
+    text = starter_config(starter, document, manager().registry)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path}: the file exists", hint="Use --force to replace it.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+    if as_json:
+        print_json({"path": str(path), "template": starter.name})
+    else:
+        click.echo(f"{path}: written; run it with: {document.command} {path}")
+
+
+def _starters() -> list[StarterSpec]:
+    """Return the installed starter configs, the default first."""
+    found: list[StarterSpec] = [each.spec for each in manager().registry.all("starter")]
+    if not found:
+        raise EnvironmentProblem("no template is installed", hint=f"pip install {USUAL_PARTS}")
+    return sorted(found, key=lambda spec: (-spec.priority, spec.name))
+
+
+def _chosen(template: str | None, starters: list[StarterSpec]) -> StarterSpec:
+    """Return the starter config of that name, or the default."""
+    if template is None:
+        return starters[0]
+    by_name = {spec.name: spec for spec in starters}
+    if template in by_name:
+        return by_name[template]
+    close = nearest(template, by_name)
+    suggestion = f"; did you mean '{close}'?" if close else ""
+    raise UsageProblem(
+        f"no template is called '{template}'{suggestion}",
+        hint="\n".join(f"{spec.name}: {spec.summary}" for spec in starters),
+    )
+
+
+@click.command("show")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@document_name
+@overrides
+@plugin_files
+@as_json
+def show(
+    path: Path, document: str | None, origin: bool, overrides: tuple[str, ...], as_json: bool
+) -> None:
+    """Print the config in PATH as it takes effect, with every default."""
+    from arb_ternary.config.errors import show_path
+    from arb_ternary.config.fields import leaves, to_plain
+    from arb_ternary.config.yaml_document import dump_inline, dump_yaml
+
+    spec = document_called(document)
+    loaded = _load(spec, path, overrides)
+    if spec.resolve is not None:
+        loaded = load_target(f"document '{spec.name}':", spec.resolve)(loaded)
+    plain = to_plain(loaded.config, given=False)
+    rows = [(show_path(where), value, str(loaded.origins[where])) for where, value in leaves(plain)]
+    if as_json:
+        keys = ("path", "value", "origin")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows] if origin else plain)
+    elif origin:
+        print_table(
+            ("setting", "value", "origin"),
+            [(where, dump_inline(value), text) for where, value, text in rows],
+        )
+    else:
+        click.echo(dump_yaml(plain), nl=False)
 
 
 @click.command("validate")
@@ -27,10 +130,7 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
     from arb_ternary.config.errors import Fault
 
     try:
-        spec = document_called(document)
-        loaded: LoadedConfig[Any] = load_target(f"document '{spec.name}':", spec.target)(
-            path, overrides
-        )
+        loaded = _load(document_called(document), path, overrides)
     except (ConfigError, EnvironmentProblem) as error:
         if not as_json:
             raise
@@ -41,3 +141,22 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
         print_json({"path": str(path), "valid": True, "faults": []})
     else:
         click.echo(": ".join(part for part in (str(path), "valid", loaded.summary) if part))
+
+
+@click.command("schema")
+@document_name
+@plugin_files
+@click.option("--json", "compact", is_flag=True, help="Print it on one line.")
+def schema(document: str | None, compact: bool) -> None:
+    """Print the JSON Schema (draft 2020-12) of config files, with every installed component."""
+    from arb_ternary.config.schema import json_schema
+
+    spec = document_called(document)
+    found = json_schema(load_target(f"document '{spec.name}':", spec.config), manager().registry)
+    click.echo(json.dumps(found, indent=None if compact else 2, ensure_ascii=False))
+
+
+def _load(spec: DocumentSpec, path: Path, overrides: tuple[str, ...]) -> LoadedConfig[Any]:
+    loader = load_target(f"document '{spec.name}':", spec.target)
+    loaded: LoadedConfig[Any] = loader(path, overrides)
+    return loaded

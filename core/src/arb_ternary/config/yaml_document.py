@@ -58,6 +58,14 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # Only in double quotes are these line breaks escaped; elsewhere they read back as others.
+        style = '"' if re.search("[\x85\u2028\u2029]", data) else None
+        return self.represent_scalar(f"{_TAG}str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
 
 @frozen(eq=False)
 class Document:

@@ -13,6 +13,7 @@ import pytest
 from attrs import asdict, evolve, frozen
 from click.testing import CliRunner
 
+from arb_ternary.config.loading import read_document
 from arb_ternary.errors import ArbError, ConfigError, UsageProblem
 from arb_ternary_bench.cli.bench import bench
 from arb_ternary_bench.training import bench as bench_module
@@ -24,7 +25,6 @@ from arb_ternary_bench.training.processes import Asked, TrainProcess
 from arb_ternary_bench.training.result import COLUMNS, markdown, rows
 from arb_ternary_bench.training.sizes import SIZES, TrainSize
 from arb_ternary_bench.training.trainees import FLOAT_WAYS, TrainWay, chosen_ways, train_ways
-from arb_ternary_train.config_file import read_document
 
 TINY = evolve(SIZES["tiny"], batch=1, block=8)
 EAGER = [way for way in train_ways(["torch"], compiled=False) if way.role != "qat"]

@@ -9,13 +9,13 @@ from attrs import frozen
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import option
+from arb_ternary.config.overrides import apply_overrides
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import ExporterSpec, ImporterSpec
 from arb_ternary_interchange.protocols import Exporter, Importer
 from arb_ternary_train.build import require_protocol
-from arb_ternary_train.config_file import apply_overrides
 
 
 @frozen(kw_only=True)

@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from arb_ternary.config.loading import read_document
 from arb_ternary.config.options import Rule, non_negative, option, optional, positive
+from arb_ternary.config.overrides import apply_overrides
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary.plugins.manager import manager
 from arb_ternary_manifests.variables import VARIANTS, substitute, with_variant
 from arb_ternary_train.config import is_run_name
-from arb_ternary_train.config_file import apply_overrides, read_document
 
 _is_not_empty = Rule("a list of at least one item", lambda value: len(value) > 0, {"minItems": 1})
 

@@ -11,6 +11,8 @@ from attrs import evolve, frozen
 
 from arb_ternary.config.errors import Fault, Faulty, Origin, Path, find_origin, raise_faults
 from arb_ternary.config.fields import config_fields, leaves
+from arb_ternary.config.loading import value_origins
+from arb_ternary.config.short_forms import POLICY, has_policy
 from arb_ternary.config.yaml_document import Document, LoadedConfig
 from arb_ternary.errors import ArbError, EnvironmentProblem
 from arb_ternary.plugins.manager import manager
@@ -21,9 +23,7 @@ from arb_ternary_manifests.standard import TargetRun
 from arb_ternary_manifests.train_keys import TrainSection, read_train_section
 from arb_ternary_manifests.trainers import find_trainer
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.config_file import value_origins
 from arb_ternary_train.loading import load_document
-from arb_ternary_train.short_forms import POLICY, has_policy
 
 #: Settings of a run's config that a manifest has keys of its own for.
 _DECIDED: Final = ("name", "seed", "device", "model", "phases", "checks")

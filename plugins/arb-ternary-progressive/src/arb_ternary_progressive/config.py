@@ -18,6 +18,7 @@ from attrs.validators import optional
 
 from arb_ternary.config.errors import Fault, raise_faults
 from arb_ternary.config.fields import without_effect
+from arb_ternary.config.loading import load_as
 from arb_ternary.config.options import Rule, one_of, option
 from arb_ternary.errors import ConfigError
 from arb_ternary_progressive.growth_config import (
@@ -28,7 +29,6 @@ from arb_ternary_progressive.growth_config import (
     at_least_one,
     boolean,
 )
-from arb_ternary_train.config_file import load_as
 
 if TYPE_CHECKING:
     from arb_ternary_text.models.config import DecoderConfig

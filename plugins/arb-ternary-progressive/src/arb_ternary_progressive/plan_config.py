@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from arb_ternary.backends.select import request_backend, select, use_backend
+from arb_ternary.config.loading import read_document
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, build_optimizer
 from arb_ternary.protocols.data import (
@@ -31,7 +32,6 @@ from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.build import build_model, configured_backend, require_protocol
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.config_file import read_document
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.precision import autocast_for, resolve_device
 from arb_ternary_train.protocols import SizedSamples

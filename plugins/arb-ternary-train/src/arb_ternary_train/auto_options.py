@@ -21,8 +21,9 @@ import attrs
 from attrs import field, frozen
 
 from arb_ternary.config.choice import Choice
-from arb_ternary.config.errors import Fault, Path, show_path
+from arb_ternary.config.errors import Fault, Origin, Path, show_path
 from arb_ternary.config.fields import config_fields
+from arb_ternary.config.yaml_document import LoadedConfig
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.options import LoopOptions
 from arb_ternary_train.schedules import scheduled_value
@@ -109,6 +110,20 @@ def resolve_auto_options(
     resolved = _replaced(config, (), chosen)
     known = frozenset(path for path in chosen if show_path(path) in recorded)
     return ResolvedConfig(resolved, chosen, plan, known)
+
+
+def resolve_loaded(loaded: LoadedConfig[RunConfig]) -> LoadedConfig[RunConfig]:
+    """Return a loaded config as a new run takes it: ``auto`` options with their values.
+
+    The origin of such a value says what it follows from.
+    """
+    resolved = resolve_auto_options(loaded.config)
+    derived = {
+        path: Origin("derived", f"{loaded.origins[path]}: auto, {resolved.plan}")
+        for path in resolved.chosen
+    }
+    origins = {**loaded.origins, **derived}
+    return attrs.evolve(loaded, config=resolved.config, origins=origins)
 
 
 def auto_option_faults(run: RunConfig) -> Iterator[Fault]:

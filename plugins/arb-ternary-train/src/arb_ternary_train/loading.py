@@ -14,6 +14,9 @@ from attrs import evolve
 from arb_ternary import environment
 from arb_ternary.config.errors import Fault, Faulty, Origin, find_origin, raise_faults
 from arb_ternary.config.fields import leaves, to_plain
+from arb_ternary.config.loading import read_document, value_origins
+from arb_ternary.config.overrides import apply_overrides, set_value
+from arb_ternary.config.short_forms import write_out_policies
 from arb_ternary.config.structure import structure_with_faults
 from arb_ternary.config.yaml_document import Document, LoadedConfig
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
@@ -21,10 +24,8 @@ from arb_ternary.plugins.manager import Plugins, manager
 from arb_ternary.plugins.registry import Registry
 from arb_ternary_train.combinations import find_contradictions
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.config_file import apply_overrides, read_document, set_value, value_origins
 from arb_ternary_train.exact import contradictions, make_exact
 from arb_ternary_train.requirements import unmet_requirements
-from arb_ternary_train.short_forms import write_out_policies
 
 
 def load_config(

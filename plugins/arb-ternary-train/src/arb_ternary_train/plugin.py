@@ -94,6 +94,7 @@ def arb_register_documents() -> Sequence[DocumentSpec]:
             target="arb_ternary_train.loading:load_config",
             config="arb_ternary_train.config:RunConfig",
             command="arb train",
+            resolve="arb_ternary_train.auto_options:resolve_loaded",
             summary="everything that decides a run",
         ),
     )
@@ -117,21 +118,6 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             name="generate",
             target="arb_ternary_train.cli.generate:generate",
             summary="Draw from a run's model.",
-        ),
-        CommandSpec(
-            name="config.new",
-            target="arb_ternary_train.cli.config:new",
-            summary="Write a starter config, with every option explained.",
-        ),
-        CommandSpec(
-            name="config.schema",
-            target="arb_ternary_train.cli.config:schema",
-            summary="Print the JSON Schema of config files.",
-        ),
-        CommandSpec(
-            name="config.show",
-            target="arb_ternary_train.cli.config:show",
-            summary="Print a config as it takes effect.",
         ),
         CommandSpec(
             name="plot",

@@ -12,20 +12,20 @@ import pytest
 
 from arb_ternary.errors import ArbError, render
 
-_COMPONENTS = {"components": "arb_run_test_components", "study": "arb_study_test_components"}
+_NAME = "arb_run_test_components"
 
 
-def _load(stem: str, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_NAME, Path(__file__).with_name("components.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[_NAME] = module
     spec.loader.exec_module(module)
     return module
 
 
-_MODULES = {stem: _load(stem, name) for stem, name in _COMPONENTS.items()}
+_components = _load()
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +35,7 @@ def _no_backend_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plugins() -> Any:
-    return _MODULES["components"].FakePlugins()
-
-
-@pytest.fixture
-def registry() -> Any:
-    """The components of the kind of config file called study."""
-    return _MODULES["components"].FakeRegistry(_MODULES["study"].SPECS)
+    return _components.FakePlugins()
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from arb_ternary.config.fields import to_plain
+from arb_ternary.config.overrides import parse_path
+from arb_ternary.config.schema import json_schema
 from arb_ternary.config.yaml_document import dump_yaml, read_yaml
 from arb_ternary.errors import ConfigError
 from arb_ternary_train.config import CheckpointConfig, RunConfig
-from arb_ternary_train.config_file import parse_path
 from arb_ternary_train.loading import load_config
-from arb_ternary_train.schema import json_schema
 
 MINIMAL = """\
 data: shakespeare

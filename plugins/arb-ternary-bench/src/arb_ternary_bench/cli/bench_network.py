@@ -27,10 +27,10 @@ def network(config: Path, out: Path | None, overrides: tuple[str, ...], as_json:
     sent: formulas are in docs/explanation/distributed.md, and computation in which transfers could
     hide is not counted.
     """
+    from arb_ternary.config.loading import load_as
     from arb_ternary_bench.network.config import NetworkConfig
     from arb_ternary_bench.network.result import COLUMNS, compute, markdown, rows
     from arb_ternary_bench.network.schemes import SUMMARIES
-    from arb_ternary_train.config_file import load_as
     from arb_ternary_train.directory import write_json
 
     asked = load_as(NetworkConfig, config, overrides).config

@@ -179,10 +179,10 @@ def _nothing_else(ctx: click.Context) -> None:
 
 def _write_config(model: str, out: Path, asked: dict[str, Any]) -> None:
     """Write the config, once it is known to be one."""
+    from arb_ternary.config.overrides import apply_overrides
     from arb_ternary.config.yaml_document import Document, dump_yaml
     from arb_ternary.errors import UsageProblem
     from arb_ternary.plugins.manager import manager
-    from arb_ternary_train.config_file import apply_overrides
     from arb_ternary_train.loading import structure_run
     from arb_ternary_upcycle.recipe.outline import read_outline
     from arb_ternary_upcycle.recipe.run_config import UpcycleOptions, run_config

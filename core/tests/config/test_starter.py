@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import arb_study_test_components as components
+import arb_config_test_components as components
 import pytest
 
 from arb_ternary.config.fields import to_plain
+from arb_ternary.config.starter import starter_config
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.specs import DocumentSpec, StarterSpec
-from arb_ternary_train.starter import starter_config
 
 MODULE = components.MODULE
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import arb_study_test_components as components
+import arb_config_test_components as components
 import pytest
 
+from arb_ternary.config.loading import load_as, read_document
+from arb_ternary.config.overrides import parse_path
 from arb_ternary.errors import ConfigError, EnvironmentProblem
-from arb_ternary_train.config_file import load_as, parse_path, read_document
 
 MINIMAL = """\
 data: letters

@@ -1,4 +1,4 @@
-"""What a config file may hold, with every component that is installed here, as JSON Schema."""
+"""The JSON Schema of a config file, with every component that is installed here."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import attrs
 
 from arb_ternary.config.fields import config_fields, default_of, is_required, shape_of
 from arb_ternary.config.options import HELP, Rule
+from arb_ternary.config.short_forms import has_policy
 from arb_ternary.config.structure import GIVEN, options_class
 from arb_ternary.errors import ArbError
 from arb_ternary.specs import PhaseSpec, PolicySpec
-from arb_ternary_train.short_forms import has_policy
 
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
@@ -33,22 +33,24 @@ _GIVEN = "in a resolved config: the options that the user wrote"
 
 
 def json_schema(cls: type[Any], registry: Registry) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of files whose top level is ``cls``.
+    """Return the JSON Schema (draft 2020-12) of files whose top level is ``cls``.
 
-    A component whose options cannot be imported is there with its name, and with any options.
+    If the options of a component cannot be imported, the schema has its name and allows any option.
     """
     builder = _Builder(registry)
     top = builder.mapping(cls)
-    head = {
+    return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"ARB Ternary: {cls.__name__}",
+        **top,
+        "$defs": dict(sorted(builder.definitions.items())),
     }
-    return {**head, **top, "$defs": dict(sorted(builder.definitions.items()))}
 
 
 class _Builder:
-    """Makes schemas of types; classes and components become definitions, so that they may refer to
-    each other.
+    """Builds schemas of types.
+
+    Classes and components become definitions, so that they can refer to each other.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -56,27 +58,30 @@ class _Builder:
         self.definitions: dict[str, Any] = {}
 
     def mapping(self, cls: type[Any]) -> dict[str, Any]:
+        """Return the schema of a config class."""
         fields = config_fields(cls)
-        return {
-            "type": "object",
-            **({"description": cls.__doc__.strip().splitlines()[0]} if cls.__doc__ else {}),
-            "properties": {field.alias: self.option(field) for field in fields},
-            "required": [field.alias for field in fields if is_required(field)],
-            "additionalProperties": False,
-        }
+        schema: dict[str, Any] = {"type": "object"}
+        if cls.__doc__:
+            schema["description"] = cls.__doc__.strip().splitlines()[0]
+        schema["properties"] = {field.alias: self.option(field) for field in fields}
+        schema["required"] = [field.alias for field in fields if is_required(field)]
+        schema["additionalProperties"] = False
+        return schema
 
     def option(self, field: attrs.Attribute[Any]) -> dict[str, Any]:
-        rules = _rules(field.validator)
-        text = field.metadata.get(HELP)
+        """Return the schema of an option: its type, its rules, its help and its default."""
+        schema = self.type(field.type)
+        if rules := _rules(field.validator):
+            schema["allOf"] = rules
+        if text := field.metadata.get(HELP):
+            schema["description"] = text
         default = default_of(field)
-        return {
-            **self.type(field.type),
-            **({"allOf": rules} if rules else {}),
-            **({"description": text} if text else {}),
-            **({} if default is attrs.NOTHING else {"default": default}),
-        }
+        if default is not attrs.NOTHING:
+            schema["default"] = default
+        return schema
 
     def type(self, t: Any) -> dict[str, Any]:
+        """Return the schema of a type of options."""
         arguments = get_args(t)
         match shape_of(t):
             case "literal":
@@ -85,18 +90,17 @@ class _Builder:
                 return {"anyOf": [self.type(arm) for arm in arguments]}
             case "list" if len(arguments) > 1 and arguments[-1] is not Ellipsis:
                 items = [self.type(argument) for argument in arguments]
-                return {
-                    "type": "array",
-                    "prefixItems": items,
-                    "minItems": len(items),
-                    "items": False,
-                }
+                count = len(items)
+                return {"type": "array", "prefixItems": items, "minItems": count, "items": False}
             case "list":
                 return {"type": "array", "items": self.type(arguments[0] if arguments else Any)}
             case "mapping":
                 key, value = arguments or (str, Any)
-                names = {"propertyNames": {"pattern": r"^-?\d+$"}} if key is int else {}
-                return {"type": "object", **names, "additionalProperties": self.type(value)}
+                schema: dict[str, Any] = {"type": "object"}
+                if key is int:
+                    schema["propertyNames"] = {"pattern": r"^-?\d+$"}
+                schema["additionalProperties"] = self.type(value)
+                return schema
             case "choice":
                 return self.refer(t.kind, lambda: self.kind(t.kind))
             case "class":
@@ -104,7 +108,10 @@ class _Builder:
         return {"type": _SCALARS[t]} if t in _SCALARS else {}
 
     def kind(self, kind: str) -> dict[str, Any]:
-        """A component of a kind: by its name alone where it needs no options, or as a mapping."""
+        """Return the schema of any component of a kind: a mapping, or a name alone.
+
+        A name alone is allowed if the component has no required options.
+        """
         names = self.registry.names(kind)
         forms = [
             self.refer(f"{kind}.{name}", functools.partial(self.component, kind, name))
@@ -116,59 +123,42 @@ class _Builder:
         return {"anyOf": [{"enum": bare}, *forms]}
 
     def component(self, kind: str, name: str) -> dict[str, Any]:
+        """Return the schema of a component, with its name."""
         spec = self.registry.get(kind, name).spec
-        named = {"name": {"const": name}}
+        properties: dict[str, Any] = {"name": {"const": name}}
+        schema: dict[str, Any] = {"type": "object", "properties": properties, "required": ["name"]}
         try:
             cls = options_class(spec)
         except ArbError as error:
-            return {
-                "type": "object",
-                "description": error.what,
-                "properties": named,
-                "required": ["name"],
-            }
-        options: dict[str, Any] = (
-            {"properties": {}, "required": []} if cls is None else self.mapping(cls)
-        )
-        given = {
-            "description": _GIVEN,
-            "type": "array",
-            "items": {"enum": list(options["properties"])},
-        }
-        short = self.policies() if kind == PhaseSpec.kind and has_policy(spec) else {}
-        return {
-            "type": "object",
-            "description": spec.summary,
-            "properties": {
-                **named,
-                **({} if cls is None else {GIVEN: given}),
-                **short,
-                **options["properties"],
-            },
-            "required": ["name", *options["required"]],
-            "additionalProperties": False,
-        }
+            return {**schema, "description": error.what}
+        if cls is not None:
+            options = self.mapping(cls)
+            names = {"enum": list(options["properties"])}
+            properties[GIVEN] = {"description": _GIVEN, "type": "array", "items": names}
+            if kind == PhaseSpec.kind and has_policy(spec):
+                properties.update(self.policies())
+            properties.update(options["properties"])
+            schema["required"] += options["required"]
+        return {**schema, "description": spec.summary, "additionalProperties": False}
 
     def policies(self) -> dict[str, Any]:
-        """The short forms of a phase's policy; see ``arb_ternary_train.short_forms``."""
+        """Return the schemas of policies in their short form (``config.short_forms``)."""
         return {
-            name: {"anyOf": [{"type": "null"}, self.short(name)]}
+            name: {"anyOf": [{"type": "null"}, self.short_form(name)]}
             for name in self.registry.names(PolicySpec.kind)
         }
 
-    def short(self, policy: str) -> dict[str, Any]:
-        """The options of a policy, without its name."""
-        whole = self.component(PolicySpec.kind, policy)
+    def short_form(self, policy: str) -> dict[str, Any]:
+        """Return the schema of the options of a policy, without its name."""
+        schema = self.component(PolicySpec.kind, policy)
         properties = {
-            key: value for key, value in whole["properties"].items() if key not in ("name", GIVEN)
+            key: value for key, value in schema["properties"].items() if key not in ("name", GIVEN)
         }
-        return {
-            **whole,
-            "properties": properties,
-            "required": [key for key in whole["required"] if key != "name"],
-        }
+        required = [key for key in schema["required"] if key != "name"]
+        return {**schema, "properties": properties, "required": required}
 
     def refer(self, name: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return a reference to a definition, which is built if it is new."""
         if name not in self.definitions:
             # Taken before it is built: a component may hold components of its own kind.
             self.definitions[name] = {"required": []}
@@ -177,7 +167,7 @@ class _Builder:
 
 
 def _rules(validator: Any) -> list[dict[str, Any]]:
-    """What a validator says in JSON Schema; nothing for one that only Python can express."""
+    """Return what a validator demands, in JSON Schema; nothing if only Python can express it."""
     if isinstance(validator, Rule):
         return [dict(validator.schema)]
     if hasattr(validator, "_validators"):

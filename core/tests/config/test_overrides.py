@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arb_ternary.config.errors import find_origin, show_path
+from arb_ternary.config.overrides import apply_overrides, parse_path
 from arb_ternary.config.yaml_document import read_yaml
-from arb_ternary_train.config_file import apply_overrides, parse_path
 
 TEXT = """\
 seed: 1
