@@ -129,16 +129,16 @@ def _checked(section: dict[str, Any], source: Callable[[Path], Path]) -> dict[st
 
 def _options(network: Network, transformer: _Transformer) -> Iterator[tuple[str, Any]]:
     first, feed_forward = network.blocks[0]
-    attention: AttentionLayer = first.layer.options
+    attention: AttentionLayer = first.options
     _check_widths(network, transformer, attention.d_model)
     _check_vocabulary(network, transformer)
     yield "width", attention.d_model
     yield "layers", len(network.blocks)
-    yield from _attention_options(attention, first.layer.path)
+    yield from _attention_options(attention, first.path)
     yield "sub_norms", False
     yield "activation", "swiglu"
     if feed_forward is not None:
-        layer = feed_forward.layer.options
+        layer = feed_forward.options
         yield "feed_forward", layer.d_ff
         if isinstance(layer, MoELayer):
             yield "experts", layer.num_experts

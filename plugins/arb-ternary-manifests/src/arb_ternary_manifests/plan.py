@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Final
 
@@ -276,8 +276,10 @@ def _origins(
     file: ManifestFile, position: tuple[int, int], data: Mapping[str, Any], section: TrainSection
 ) -> dict[Path, Origin]:
     """Return, by path, the line of the manifest that each value of a run's config comes from."""
+    # What encloses a value has a line too, for faults of missing and unknown keys.
+    paths = {path[:end] for path, _ in leaves(dict(data)) for end in range(len(path) + 1)}
     found: dict[Path, Origin] = {}
-    for path in ((), *_paths(data)):
+    for path in paths:
         source = _source_path(file, position, path, section)
         origin = find_origin(file.document.origins, source)
         if origin is not None:
@@ -309,15 +311,6 @@ def _source_path(
         if key in run.train:
             return (*at, "train", key)
     return (*at, path[-1])
-
-
-def _paths(data: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield every path in a config: to its values, and to what encloses them."""
-    seen: dict[Path, None] = {}
-    for path, _ in leaves(dict(data)):
-        for end in range(1, len(path) + 1):
-            seen[path[:end]] = None
-    yield from seen
 
 
 def _below(path: Path, error: Faulty) -> list[Fault]:

@@ -49,23 +49,21 @@ _MAX_BLOCKS: Final = 4096
 
 @frozen
 class Layer:
-    """The options of a layer, and its path in the manifest."""
+    """A layer of a topology.
+
+    Attributes:
+        options: the layer's keys, an object of a class of ``layers``.
+        path: its path in the manifest.
+        norm: the norm before it, if it is a residual update ``x + layer(norm(x))``; None otherwise.
+    """
 
     options: Any
     path: Path
-
-
-@frozen
-class Residual:
-    """``x + layer(norm(x))``."""
-
-    norm: Layer
-    layer: Layer
+    norm: Layer | None = None
 
 
 #: Attention of a block, and its feed-forward layer; None if the topology has none.
-Block = tuple[Residual, Residual | None]
-Part = Layer | Residual
+Block = tuple[Layer, Layer | None]
 
 
 @frozen
@@ -78,17 +76,13 @@ class Network:
     embedding: Layer | None
 
     def layers(self) -> Iterator[Layer]:
-        """Yield every layer in order, the layers of repeated blocks again for each block."""
-        if self.embedding is not None:
-            yield self.embedding
-        for block in self.blocks:
-            for residual in block:
-                if residual is not None:
-                    yield residual.norm
-                    yield residual.layer
-        for layer in (self.norm, self.head):
+        """Yield every layer and norm, those of repeated blocks again for each block."""
+        inner = [layer for block in self.blocks for layer in block]
+        for layer in (self.embedding, *inner, self.norm, self.head):
             if layer is not None:
                 yield layer
+                if layer.norm is not None:
+                    yield layer.norm
 
 
 def structure_section(cls: type[Any], section: Any, path: Path) -> Any:
@@ -115,14 +109,19 @@ def read_network(topology: Any, path: Path) -> Network:
     if faults:
         raise Faulty(*faults)
     rest = _without_dropout(parts)
-    embedding = _take_layer(rest, EmbeddingLayer)
+    embedding = _take(rest, EmbeddingLayer)
     blocks: list[Block] = []
-    while (attention := _take_residual(rest, (AttentionLayer,))) is not None:
-        blocks.append((attention, _take_residual(rest, FEED_FORWARD)))
-    norm = _take_layer(rest, RMSNormLayer)
-    head = _take_layer(rest, LinearLayer)
+    while (attention := _take(rest, AttentionLayer, residual=True)) is not None:
+        blocks.append((attention, _take(rest, *FEED_FORWARD, residual=True)))
+    norm = _take(rest, RMSNormLayer)
+    head = _take(rest, LinearLayer)
     if rest:
-        raise Faulty(_out_of_place(rest[0]))
+        text = (
+            f"the decoder has no {type(rest[0].options).__name__} here: blocks of attention and "
+            f"feed-forward layer, each in a ResidualTopology behind an RMSNormLayer, then an "
+            f"RMSNormLayer and a LinearLayer"
+        )
+        raise Faulty(Fault(rest[0].path, text))
     if not blocks:
         text = "has no block: a ResidualTopology of RMSNormLayer and AttentionLayer"
         raise Faulty(Fault(path, text))
@@ -130,47 +129,24 @@ def read_network(topology: Any, path: Path) -> Network:
     return Network(tuple(blocks), norm, head, embedding)
 
 
-def _without_dropout(parts: list[Part]) -> list[Part]:
+def _without_dropout(layers: list[Layer]) -> list[Layer]:
     """Leave out dropout layers, which drop nothing."""
-    return [
-        part
-        for part in parts
-        if isinstance(part, Residual) or not isinstance(part.options, DropoutLayer)
-    ]
+    return [layer for layer in layers if not isinstance(layer.options, DropoutLayer)]
 
 
-def _take_layer(rest: list[Part], cls: type[Any]) -> Layer | None:
-    """Remove the first part and return it if it is a layer of ``cls``."""
-    first = rest[0] if rest else None
-    if isinstance(first, Layer) and isinstance(first.options, cls):
-        del rest[0]
-        return first
-    return None
-
-
-def _take_residual(rest: list[Part], classes: tuple[type[Any], ...]) -> Residual | None:
-    """Remove the first part and return it if it is a residual update by a layer of ``classes``."""
-    first = rest[0] if rest else None
-    if isinstance(first, Residual) and isinstance(first.layer.options, classes):
-        del rest[0]
-        return first
-    return None
-
-
-def _out_of_place(part: Part) -> Fault:
-    layer = part if isinstance(part, Layer) else part.layer
-    return Fault(
-        layer.path,
-        f"the decoder has no {type(layer.options).__name__} here: blocks of attention and "
-        f"feed-forward layer, each in a ResidualTopology behind an RMSNormLayer, then an "
-        f"RMSNormLayer and a LinearLayer",
-    )
+def _take(rest: list[Layer], *classes: type[Any], residual: bool = False) -> Layer | None:
+    """Remove the first layer and return it if it is what is expected; otherwise return None."""
+    if not rest or not isinstance(rest[0].options, classes):
+        return None
+    if residual != (rest[0].norm is not None):
+        return None
+    return rest.pop(0)
 
 
 # --- reading
 
 
-def _read(section: Any, path: Path) -> tuple[list[Part], list[Fault]]:
+def _read(section: Any, path: Path) -> tuple[list[Layer], list[Fault]]:
     """Return the layers and residual updates of a topology or a layer, in order, and its faults."""
     kind = section.get("type") if isinstance(section, Mapping) else None
     if not isinstance(kind, str):
@@ -186,7 +162,7 @@ def _read(section: Any, path: Path) -> tuple[list[Part], list[Fault]]:
         return [], list(error.faults)
 
 
-def _read_topology(kind: str, keys: dict[str, Any], path: Path) -> tuple[list[Part], list[Fault]]:
+def _read_topology(kind: str, keys: dict[str, Any], path: Path) -> tuple[list[Layer], list[Fault]]:
     repeat = keys.pop("repeat", 1) if kind == "NestedTopology" else 1
     layers = keys.pop("layers", None)
     faults = [Fault((*path, key), f"unknown key; a {kind} has none of this name") for key in keys]
@@ -197,7 +173,7 @@ def _read_topology(kind: str, keys: dict[str, Any], path: Path) -> tuple[list[Pa
     if not isinstance(layers, list | tuple) or not layers:
         return [], [*faults, Fault((*path, "layers"), "must be a list of layers")]
 
-    parts: list[Part] = []
+    parts: list[Layer] = []
     for index, layer in enumerate(layers):
         found, wrong = _read(layer, (*path, "layers", index))
         parts += found
@@ -209,12 +185,13 @@ def _read_topology(kind: str, keys: dict[str, Any], path: Path) -> tuple[list[Pa
     return parts * repeat, faults
 
 
-def _read_residual(parts: list[Part], path: Path) -> tuple[list[Part], list[Fault]]:
-    match _without_dropout(parts):
-        case [Layer() as norm, Layer() as layer] if isinstance(
-            norm.options, RMSNormLayer
-        ) and isinstance(layer.options, (AttentionLayer, *FEED_FORWARD)):
-            return [Residual(norm, layer)], []
+def _read_residual(parts: list[Layer], path: Path) -> tuple[list[Layer], list[Fault]]:
+    inside = _without_dropout(parts)
+    if len(inside) == 2 and inside[0].norm is inside[1].norm is None:
+        norm, layer = inside
+        updates = isinstance(layer.options, (AttentionLayer, *FEED_FORWARD))
+        if isinstance(norm.options, RMSNormLayer) and updates:
+            return [evolve(layer, norm=norm)], []
     text = "must be an RMSNormLayer, then an AttentionLayer or a feed-forward layer (SwiGLULayer)"
     return [], [Fault((*path, "layers"), text)]
 
@@ -234,10 +211,10 @@ def _check_equal_blocks(blocks: list[Block]) -> None:
     for attention, feed_forward in blocks[1:]:
         if (feed_forward is None) != (first_feed_forward is None):
             text = "one block has a feed-forward layer and another has none"
-            raise Faulty(Fault(attention.layer.path, text))
-        _check_equal(attention.layer, first_attention.layer)
+            raise Faulty(Fault(attention.path, text))
+        _check_equal(attention, first_attention)
         if feed_forward is not None and first_feed_forward is not None:
-            _check_equal(feed_forward.layer, first_feed_forward.layer)
+            _check_equal(feed_forward, first_feed_forward)
 
 
 def _check_equal(layer: Layer, first: Layer) -> None:

@@ -8,7 +8,7 @@ may use other variables.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from attrs import evolve
@@ -114,24 +114,22 @@ class _Values:
             return None
 
     def _text(self, text: str, path: Path) -> Any:
-        if (whole := _REFERENCE.fullmatch(text)) is not None:
+        whole = _REFERENCE.fullmatch(text)
+        if whole is not None:
             return self._value(whole[1], path)
         if "${" in _REFERENCE.sub("", text):
             raise Faulty(Fault(path, f"{text!r} has a ${{ without its }}"))
-        return "".join(self._pieces(text, path))
+        return _REFERENCE.sub(lambda found: self._inserted(found, path), text)
 
-    def _pieces(self, text: str, path: Path) -> Iterator[str]:
-        end = 0
-        for found in _REFERENCE.finditer(text):
-            value = self._value(found[1], path)
-            if isinstance(value, dict | list):
-                kind = "a mapping" if isinstance(value, dict) else "a list"
-                text = f"{found[0]} is {kind}, which cannot be written into a text"
-                raise Faulty(Fault(path, text))
-            yield text[end : found.start()]
-            yield value if isinstance(value, str) else dump_inline(value)
-            end = found.end()
-        yield text[end:]
+    def _inserted(self, reference: re.Match[str], path: Path) -> str:
+        value = self._value(reference[1], path)
+        if isinstance(value, str):
+            return value
+        if isinstance(value, dict | list):
+            kind = "a mapping" if isinstance(value, dict) else "a list"
+            text = f"{reference[0]} is {kind}, which cannot be written into a text"
+            raise Faulty(Fault(path, text))
+        return dump_inline(value)
 
     def _value(self, reference: str, path: Path) -> Any:
         name = reference.strip()
