@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "votes of three levels of steps that are put off": (
         {"optimizer": {"name": "gqc.gnts", "inner": {"name": "scaled_votes", "vote_levels": 3}}},
         "optimizer.inner.vote_levels",
-        "does not go with gqc.gnts, which puts steps off",
+        "cannot be combined with gqc.gnts, which puts steps off",
     ),
     "a threshold beyond the accumulators": (
         {"model": {"vote_bits": 2}, "optimizer": {"name": "sign_votes", "accum_threshold": 2}},

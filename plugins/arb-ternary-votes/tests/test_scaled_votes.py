@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from arb_ternary.config.fields import unused_options
 from arb_ternary.counters.hashing import HASH_USES, MICRO_BITS, USE_VOTE_ROUNDING, stream_id
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.ternary.linear import TernaryLinear
@@ -399,20 +400,18 @@ def test_a_leak_every_so_often_needs_a_leak():
 def test_a_config_that_leaks_now_and_then_has_something_to_leak(options, bits, found):
     run = SimpleNamespace(optimizer=SimpleNamespace(options=None))
     planned = Planned(kinds=frozenset({"ternary"}), vote_bits=bits)
-    said = [
-        f"{name}: {wrong}"
-        for name, wrong in ScaledVotesConfig(**options).validate_in_run(run, planned)
-    ]
-    assert said == (
-        [] if found is None else [f"leak_every: has no effect because {found}; remove it"]
-    )
+    faults = list(unused_options(ScaledVotesConfig(**options), run, planned))
+    expected = []
+    if found is not None:
+        expected = [("leak_every", f"has no effect because {found}; remove it")]
+    assert faults == expected
 
 
 def test_accumulators_of_2_bits_cannot_be_spread():
     run = SimpleNamespace(optimizer=SimpleNamespace(options=None))
     planned = Planned(kinds=frozenset({"ternary"}), vote_bits=2)
-    (said,) = ScaledVotesConfig(spread=True).validate_in_run(run, planned)
-    assert said == (
+    (fault,) = unused_options(ScaledVotesConfig(spread=True), run, planned)
+    assert fault == (
         "spread",
         "has no effect because accumulators of 2 bits keep nothing after a step; remove it",
     )

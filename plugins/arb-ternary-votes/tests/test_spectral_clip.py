@@ -125,5 +125,5 @@ def test_a_head_casts_the_votes_of_its_gradient() -> None:
 
 
 def test_two_ways_to_change_a_gradient_are_refused() -> None:
-    with pytest.raises(ValueError, match="both say what votes are cast of"):
+    with pytest.raises(ValueError, match="both choose what votes are cast from"):
         ScaledVotes({"up": layer()}, orthogonal=True, spectral_clip=True)

@@ -176,8 +176,8 @@ def test_more_micro_batches_in_the_last_step_make_a_vote_smaller_too():
     optimizer = ScaledVotes({"layer": module}, vote_levels=3)
     learn(module, optimizer, torch.ones(8, 64))
     ones = torch.ones(8, 64, dtype=torch.int16)
-    group, magnitudes = optimizer._tracked(module)
-    magnitudes.casts = 8
+    (group,) = optimizer.param_groups
+    optimizer._magnitudes[module].casts = 8
     assert optimizer.whole_votes(module, ones, 0).unique().tolist() == [2]
     group["vote_rate"] = 0.0
     assert optimizer.whole_votes(module, ones, 0).unique().tolist() == [0]

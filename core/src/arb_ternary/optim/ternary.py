@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import unwrap
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 from weakref import ref
 
 import torch
+from attrs import frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
 from arb_ternary.counters.hashing import MICRO, STEP
 from arb_ternary.optim.protocol import StepOutcome, copied_attributes
+from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import OPTIMIZERS, TernaryModule
 
 
@@ -64,8 +66,31 @@ class Alone:
         """The weights are whole."""
 
 
+@frozen
+class VoteUpdate:
+    """How a step applies the votes of one module: what a rule returns, and the step carries out.
+
+    Attributes:
+        kernel: the kernel that turns votes into flips.
+        settings: what the kernel takes besides the state of the module.
+        bias_threshold: votes that move an element of an integer bias.
+        exponent_threshold: votes that move an exponent; None leaves exponents and their votes.
+        exponent_leak: how far the votes for exponents move towards zero.
+    """
+
+    kernel: Literal["apply_votes", "apply_scaled_votes"]
+    settings: tuple[int, ...]
+    bias_threshold: int
+    exponent_threshold: int | None = None
+    exponent_leak: int = 0
+
+
 class TernaryOptimizer(Optimizer):
     """Turns votes into flips when it steps; votes are cast by the modules in backward.
+
+    A rule implements :meth:`update_of`, which says how the votes of a module are applied. It may
+    override :meth:`begin_group`, which is called once per group before that, and
+    :meth:`end_update`, which sees the number of flips of each module.
 
     Param groups have ``kind`` "ternary", ``lr`` (a dimensionless rate, 1.0 at first, which any
     ``torch.optim.lr_scheduler`` may drive) and the rule's own entries; ``params`` are the packed
@@ -125,13 +150,23 @@ class TernaryOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return copied_attributes(self)
 
-    @abstractmethod
-    def _apply_group(
-        self, group: dict[str, Any], modules: list[TernaryModule]
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Apply the votes of one group; returns flips and exponent moves (int64 scalars), for some
-        of its modules.
+    def begin_group(self, group: dict[str, Any], modules: Sequence[TernaryModule]) -> None:
+        """Prepare the update of one group, whose votes are complete and not yet applied.
+
+        Called once per step for each group, also if its rate is 0.
         """
+
+    @abstractmethod
+    def update_of(self, group: Mapping[str, Any], module: TernaryModule) -> VoteUpdate:
+        """Return how the votes of ``module`` are applied.
+
+        Called once per step for each module that is not frozen, if the rate of its group is above
+        0.
+        """
+
+    def end_update(self, flips: Mapping[TernaryModule, int]) -> Mapping[str, float]:
+        """Observe the flips of each module that was updated; returns statistics of the step."""
+        return {}
 
     def whole_votes(self, module: TernaryModule, sums: Tensor, first_row: int) -> Tensor:
         """Votes of a step as they are added to accumulators: the sums themselves, unless a rule has
@@ -167,14 +202,28 @@ class TernaryOptimizer(Optimizer):
         self.exchange.collect(self)
         norm = self.gradient_norm()
         draws = max((module.casts for module in self.modules), default=1)
+
+        # Exponents move first: their votes were taken on the trits before the flips.
+        updated: list[TernaryModule] = []
         flips: list[Tensor] = []
         moves: list[Tensor] = []
         for group, modules in zip(self.param_groups, self._modules, strict=True):
             # A module replaces its packed weight when it changes backend or device.
             group["params"] = [module.weight for module in modules]
-            flipped, moved = self._apply_group(group, modules)
-            flips.extend(flipped)
-            moves.extend(moved)
+            self.begin_group(group, modules)
+            for module in modules:
+                if module.frozen or group["lr"] <= 0:
+                    continue
+                update = self.update_of(group, module)
+                threshold = update.exponent_threshold
+                if threshold is not None:
+                    leak = update.exponent_leak
+                    moves.append(module.apply_exponent_votes(threshold, group["band"], leak))
+                updated.append(module)
+                flips.append(module.apply_votes(update.kernel, *update.settings))
+                if isinstance(module, TernaryLinear):
+                    module.apply_bias_votes(update.bias_threshold)
+
         self.exchange.share(self, flips)
         for module in self.modules:
             module.control[STEP] += 1
@@ -183,11 +232,15 @@ class TernaryOptimizer(Optimizer):
             if module.sums is not None:
                 module.sums.clear()
         self.updates += 1
+
         changed = to_host([*flips, *moves])
-        flipped_trits = sum(changed[: len(flips)])
-        moved_exponents = sum(changed[len(flips) :])
+        flipped = dict(zip(updated, changed, strict=False))
         return StepOutcome(
-            draws=max(draws, 1), grad_norm=norm, flips=flipped_trits, exponent_moves=moved_exponents
+            draws=max(draws, 1),
+            grad_norm=norm,
+            flips=sum(flipped.values()),
+            exponent_moves=sum(changed[len(flips) :]),
+            statistics=self.end_update(flipped),
         )
 
     def may_step(self, loss_signal: Tensor | float | None = None) -> bool:

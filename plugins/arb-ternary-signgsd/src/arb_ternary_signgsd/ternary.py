@@ -10,7 +10,7 @@ vote, and the exponents do not decay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -124,18 +124,15 @@ class TernarySignGSD(SignVotes):
             return self.skip_update()
         return super().step(loss_signal=loss_signal)
 
-    def _apply_group(
-        self, group: dict[str, Any], modules: list[TernaryModule]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def begin_group(self, group: dict[str, Any], modules: Sequence[TernaryModule]) -> None:
+        """Cast the decay votes of the modules that learn."""
+        super().begin_group(group, modules)
         for module in modules:
-            count = (
-                0
-                if module.frozen
-                else decay_votes(module.control.tolist()[STEP], group["weight_decay"])
-            )
+            if module.frozen:
+                continue
+            count = decay_votes(module.control.tolist()[STEP], group["weight_decay"])
             if count:
                 shape = module.shape
                 decayed = module.logical_votes().to(torch.int16).sub_(module.trits(), alpha=count)
                 decayed.clamp_(shape.smallest_vote, shape.largest_vote)
                 module.set_votes(decayed.to(torch.int8))
-        return super()._apply_group(group, modules)

@@ -1,5 +1,6 @@
-"""Vote rules beside the default one, for study. The public names are loaded when they are first
-used (PEP 562).
+"""Vote rules: scaled votes (the default), sign votes and momentum votes.
+
+Public names are loaded when they are first used (PEP 562).
 """
 
 from __future__ import annotations

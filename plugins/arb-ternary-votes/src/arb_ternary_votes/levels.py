@@ -1,13 +1,13 @@
-"""Votes of three levels: what a step's sum of them is worth in quanta.
+"""Votes of three levels: the value of a step's sum of votes in quanta.
 
-A vote is -1, 0 or 1 in a *unit* that is as large as the clip, so that a micro-batch's votes take
-1.6 bits a weight to send and 2 to hold, whatever the rate. Sums of a step are whole numbers, exact
-in any order. Whoever owns a row turns its sums into quanta once, in fixed point::
+A vote is -1, 0 or 1 in a *unit* that is as large as the clip, so a micro-batch's votes take 1.6
+bits per weight to send and 2 to hold, whatever the rate. Sums of a step are whole numbers, exact in
+any order. The owner of a row turns its sums into quanta once, in fixed point::
 
     q[n, k] = (sum[n, k] * round(unit * 2**24) + (h >> 8)) >> 24
 
 with ``h`` the counter hash of ``n * K + k``, the index in the whole table, in a stream of its own
-and without the place of a micro-batch: the same on one process or many, and on every backend. The
+and without the index of a micro-batch: the same with one process or many, and on every backend. The
 mean of ``q`` is ``sum * unit``.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from arb_ternary.backends.protocol import KernelBackend
 from arb_ternary.counters.hashing import HASH_USES, MICRO_BITS, SEED, STEP, STREAM, counter_hash
 
-#: Use of the counter hash, beside those of core's kernels.
+#: Use of the counter hash, besides those of core's kernels.
 USE_VOTE_SUM: Final = 6
 #: Quanta beyond which a unit is the same as a full accumulator.
 LARGEST_UNIT: Final = 127.0
@@ -41,17 +41,17 @@ def in_quanta(
     first_row: int = 0,
     backend: KernelBackend | None = None,
 ) -> Tensor:
-    """``sums * unit`` in whole quanta, rounded stochastically; see the module's docstring.
+    """Return ``sums * unit`` in whole quanta, rounded stochastically; see the module's docstring.
 
     Args:
         sums: integer ``[n, width]``, some rows of a table of this width; sizes up to 2**31.
         unit: quanta that a vote is worth, 0 to :data:`LARGEST_UNIT`.
-        control: of the module; its seed, step and stream are taken.
-        first_row: of ``sums`` in the table.
-        backend: whose kernel computes it, where it has one; the same bits.
+        control: control words of the module, of which seed, step and stream are used.
+        first_row: the row of the table that ``sums`` begins at.
+        backend: the backend whose kernel computes it, if it has one; the bits are the same.
 
     Returns:
-        int32 ``[n, width]``, within the range of int32.
+        int32 ``[n, width]``, clamped to the range of int32.
     """
     factor = round(unit * (1 << _FRACTION_BITS))
     whole = factor >> _FRACTION_BITS
@@ -61,11 +61,13 @@ def in_quanta(
     stream = words[STREAM] * HASH_USES + USE_VOTE_SUM
     flat = sums.reshape(-1)
     start = first_row * sums.shape[1]
-    own = None if backend is None else backend.kernels.get("sums_to_quanta")
-    if own is not None:
-        computed = own(sums, whole, fraction, (words[SEED], step, stream), start)
+
+    own_kernel = None if backend is None else backend.kernels.get("sums_to_quanta")
+    if own_kernel is not None:
+        computed = own_kernel(sums, whole, fraction, (words[SEED], step, stream), start)
         assert isinstance(computed, Tensor)
         return computed
+
     quanta = torch.empty(flat.shape, dtype=torch.int32, device=sums.device)
     for at in range(0, flat.numel(), _HELD):
         some = flat[at : at + _HELD]
@@ -80,7 +82,11 @@ def in_quanta(
 
 
 def _small(sums: Tensor) -> bool:
-    """Whether 32 bits hold a fraction of them, read where that is free: on a CPU."""
-    return (
-        sums.device.type == "cpu" and max(map(abs, torch.stack(sums.aminmax()).tolist())) <= _SMALL
-    )
+    """Return whether products of ``sums`` with a fraction fit 32 bits.
+
+    It is looked up on a CPU only: elsewhere reading the sums would cost a synchronisation.
+    """
+    if sums.device.type != "cpu":
+        return False
+    least, largest = torch.stack(sums.aminmax()).tolist()
+    return bool(max(abs(least), abs(largest)) <= _SMALL)

@@ -1,5 +1,6 @@
-"""Running magnitudes of a gradient by row and by column, as fixed-point logarithms, and the scales
-that votes get.
+"""Running magnitudes of a gradient by row and column, and the scales of votes that follow.
+
+Magnitudes are fixed-point logarithms.
 
 The normaliser of element ``g[n, k]`` is ``r_n * c_k / m``, with ``r_n`` the mean of ``|g|`` over
 row ``n``, ``c_k`` that over column ``k`` and ``m`` the mean of all: the factored estimate of
@@ -16,7 +17,8 @@ logarithm of this step's mean and ``b`` the weight of a step in units of 2**-16:
 Rows or columns without a gradient keep their value. Everything is integer arithmetic, the same on
 every machine.
 
-A step can have several micro-batches, and whoever puts steps off does not say beforehand how many.
+A step can have several micro-batches, and an optimizer that puts steps off does not say beforehand
+how many.
 Means are those of one micro-batch, and votes are spread: with ``n`` the micro-batches of the last
 step, the ``i``-th of the next one has votes of ``1 / max(n, i)`` of a step's size. As many as last
 time make one step's votes; 64 instead of 1 make 4.7 times as many, not 64 times.
@@ -32,18 +34,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
-#: Units a factor of two.
+#: Units per factor of two.
 FRACTION: Final = 256
-# : ``E|x| / sqrt(E x**2)`` of a Gaussian: what turns a mean of absolute values into a standard
-# deviation.
+#: ``E|x| / sqrt(E x**2)`` of a Gaussian: turns a mean of absolute values into a standard deviation.
 _GAUSSIAN: Final = math.sqrt(2.0 / math.pi)
 #: Largest right shift of an integer gradient.
 _MAX_SHIFT: Final = 63
 
 
 def mitchell_log2(x: Tensor) -> Tensor:
-    """``log2(x)`` of positive normal float32 numbers in units of 1/256, int32, read off their
-    bits.
+    """Return ``log2(x)`` of positive normal float32 numbers in units of 1/256, int32.
+
+    It is read off their bits.
     """
     return (x.contiguous().view(torch.int32) - 0x3F800000) >> 15
 
@@ -54,18 +56,18 @@ class Magnitudes:
     Args:
         rows: ``N``.
         columns: ``K``.
-        device: of the state.
+        device: device of the state.
 
     Attributes:
         steps: updates seen.
         casts: micro-batches that cast votes for the last step.
-        deferred: of the step under way, those after which it was put off.
+        deferred: micro-batches of the step under way after which it was put off.
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device | str = "cpu") -> None:
         self._rows = rows
         self._columns = columns
-        # Rows, then columns: a step on both at once takes half the calls, which are most of its
+        # Rows, then columns: a step on both at once needs half the calls, which take most of the
         # time.
         self._logarithms = torch.zeros(rows + columns, dtype=torch.int16, device=device)
         self.steps = 0
@@ -89,7 +91,7 @@ class Magnitudes:
 
     @property
     def device(self) -> torch.device:
-        """Where the state is."""
+        """Device of the state."""
         return self._logarithms.device
 
     @property
@@ -103,7 +105,8 @@ class Magnitudes:
         Args:
             sums: float32 ``[N + K]``: ``|g|`` summed over each row, then over each column, and over
                 micro-batches.
-            weight: of this step; the first steps weigh ``1 / step`` instead, where that is more.
+            weight: weight of this step; the first steps weigh ``1 / step`` instead, if that is
+                more.
             casts: micro-batches of the step, at least 1.
         """
         self.update_all([self], [sums], weight, [casts])
@@ -116,8 +119,9 @@ class Magnitudes:
         weight: float,
         casts: Sequence[int],
     ) -> None:
-        """:meth:`update` of several weights on one device at once: for small ones the number of
-        calls is the time.
+        """Update several weights on one device at once.
+
+        For small weights the number of calls determines the time.
         """
         shares = []
         units = []
@@ -125,16 +129,16 @@ class Magnitudes:
             each.steps += 1
             each.casts = count
             each.deferred = 0
-            shares += [round(65536 * max(weight, 1.0 / each.steps))] * 2
-            units += [_log2(max(others, 1) * count) for others in (each._columns, each._rows)]
+            share = round(65536 * max(weight, 1.0 / each.steps))
+            shares += [share, share]
+            # The sum over a row has as many terms as there are columns, and the other way round.
+            units.append(_log2(max(each._columns, 1) * count))
+            units.append(_log2(max(each._rows, 1) * count))
+
         all_sums = torch.cat(list(sums)).nan_to_num(0.0, torch.finfo(torch.float32).max, 0.0)
         old = torch.cat([each._logarithms for each in tracked]).to(torch.int32)
-        change = (
-            mitchell_log2(all_sums)
-            .sub_(_spread(tracked, units))
-            .sub_(old)
-            .mul_(_spread(tracked, shares))
-        )
+        means = mitchell_log2(all_sums).sub_(_spread(tracked, units))
+        change = means.sub_(old).mul_(_spread(tracked, shares))
         new = change.add_(1 << 15).bitwise_right_shift_(16).add_(old).clamp_(-(2**15), 2**15 - 1)
         kept = torch.where(all_sums >= torch.finfo(torch.float32).tiny, new, old)
         for each, part in zip(tracked, _parts(kept, tracked), strict=True):
@@ -142,22 +146,21 @@ class Magnitudes:
 
     @staticmethod
     def _relative(tracked: Sequence[Magnitudes]) -> Tensor:
-        """The logarithms, those of rows less their mean: ``log2(r_n / m)``, ``log2(c_k)``; int32,
-        one after another.
+        """Return the logarithms, those of rows less their mean: ``log2(r_n / m)``, ``log2(c_k)``.
+
+        They are int32, one weight after another.
         """
         means = [each.row.sum() for each in tracked]
         rows = torch.tensor([max(each._rows, 1) for each in tracked], device=means[0].device)
         mean = torch.stack(means).div_(rows, rounding_mode="floor").to(torch.int32)
         both = torch.stack([mean, torch.zeros_like(mean)], dim=1).flatten()
-        return (
-            torch.cat([each._logarithms for each in tracked])
-            .to(torch.int32)
-            .sub_(_spread(tracked, both))
-        )
+        logarithms = torch.cat([each._logarithms for each in tracked]).to(torch.int32)
+        return logarithms.sub_(_spread(tracked, both))
 
     def factors(self, quanta: float) -> Tensor:
-        """Float32 ``[N + K]``: ``g * row * column`` is ``quanta`` times the gradient in standard
-        deviations.
+        """Return float32 factors ``[N + K]`` of rows and columns.
+
+        ``g * row * column`` is ``quanta`` times the gradient in standard deviations.
         """
         return self.all_factors([self], [quanta])[0]
 
@@ -165,16 +168,18 @@ class Magnitudes:
     def all_factors(
         cls, tracked: Sequence[Magnitudes], quanta: Sequence[float]
     ) -> tuple[Tensor, ...]:
-        """:meth:`factors` of several weights on one device."""
+        """Return :meth:`factors` of several weights on one device."""
         factors = _power(cls._relative(tracked).neg_())
-        sizes = torch.tensor(
-            [size for each in quanta for size in (each * _GAUSSIAN, 1.0)], dtype=torch.float32
-        )
-        return _parts(factors.mul_(_spread(tracked, sizes)), tracked)
+        sizes = []
+        for each in quanta:
+            sizes += [each * _GAUSSIAN, 1.0]
+        scales = _spread(tracked, torch.tensor(sizes, dtype=torch.float32))
+        return _parts(factors.mul_(scales), tracked)
 
     def shifts(self, quanta: float) -> Tensor:
-        """Int32 ``[N + K]``: the same as right shifts, rows and columns each rounded to the nearest
-        power of two.
+        """Return :meth:`factors` as right shifts, int32 ``[N + K]``.
+
+        Rows and columns are each rounded to the nearest power of two.
         """
         return self.all_shifts([self], [quanta])[0]
 
@@ -182,22 +187,24 @@ class Magnitudes:
     def all_shifts(
         cls, tracked: Sequence[Magnitudes], quanta: Sequence[float]
     ) -> tuple[Tensor, ...]:
-        """:meth:`shifts` of several weights on one device."""
-        units = [unit for each in quanta for unit in (_log2(each * _GAUSSIAN), 0)]
+        """Return :meth:`shifts` of several weights on one device."""
+        units = []
+        for each in quanta:
+            units += [_log2(each * _GAUSSIAN), 0]
         shifts = cls._relative(tracked).sub_(_spread(tracked, units))
         shifts = shifts.add_(FRACTION // 2).bitwise_right_shift_(8).clamp_(-_MAX_SHIFT, _MAX_SHIFT)
         return _parts(shifts, tracked)
 
     def state_dict(self) -> dict[str, Tensor | int]:
-        """The logarithms, the number of steps, and of micro-batches."""
+        """Return the logarithms, the number of steps and that of micro-batches."""
         counts = {"steps": self.steps, "casts": self.casts, "deferred": self.deferred}
         return {"row": self.row.clone(), "column": self.column.clone(), **counts}
 
     def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
-        """Restore what :meth:`state_dict` gave.
+        """Restore what :meth:`state_dict` returned.
 
         Raises:
-            ValueError: the shapes are of another weight.
+            ValueError: the shapes are those of another weight.
         """
         row = state["row"]
         column = state["column"]
@@ -216,38 +223,39 @@ class Magnitudes:
 
 
 def _log2(x: float) -> int:
-    """``log2(x)`` in units."""
+    """Return ``log2(x)`` in units."""
     return round(FRACTION * math.log2(x))
 
 
 @cache
 def _fractions(device: torch.device) -> Tensor:
-    """``2**(i / 256)``, float32."""
+    """Return ``2**(i / 256)`` for ``i`` in 0..255, float32."""
     return torch.tensor([2.0 ** (i / FRACTION) for i in range(FRACTION)], device=device)
 
 
 def _power(x: Tensor) -> Tensor:
-    """Two to the power of ``x`` units, int32: float32, normal numbers at both ends.
+    """Return two to the power of ``x`` units (int32) as float32, with normal numbers at both ends.
 
-    From a table and an exponent: ``exp2`` has other last bits in the middle of a tensor than at its
-    end.
+    It is computed from a table and an exponent: ``exp2`` has other last bits in the middle of a
+    tensor than at its end.
     """
     whole = (x >> 8).clamp_(-126, 127).add_(127).bitwise_left_shift_(23).view(torch.float32)
     return _fractions(x.device).index_select(0, x & (FRACTION - 1)).mul_(whole)
 
 
 def _spread(tracked: Sequence[Magnitudes], values: Sequence[int] | Tensor) -> Tensor:
-    """A value for the rows of each weight and one for its columns, as often as there are of these;
-    int32 of numbers.
+    """Repeat a value for the rows of each weight and one for its columns, as often as there are.
+
+    Numbers become int32.
     """
     device = tracked[0].device
-    given = torch.as_tensor(
-        values, dtype=None if isinstance(values, Tensor) else torch.int32, device=device
-    )
-    counts = torch.tensor([count for each in tracked for count in each.counts], device=device)
-    return given.repeat_interleave(counts, output_size=sum(sum(each.counts) for each in tracked))
+    dtype = None if isinstance(values, Tensor) else torch.int32
+    given = torch.as_tensor(values, dtype=dtype, device=device)
+    counts = [count for each in tracked for count in each.counts]
+    repeats = torch.tensor(counts, device=device)
+    return given.repeat_interleave(repeats, output_size=sum(counts))
 
 
 def _parts(values: Tensor, tracked: Sequence[Magnitudes]) -> tuple[Tensor, ...]:
-    """What belongs to each weight; views."""
+    """Split ``values`` into views, one per weight."""
     return torch.split(values, [sum(each.counts) for each in tracked])

@@ -1,16 +1,16 @@
-"""Gradients of which half is orthogonalised, before votes are cast of them.
+"""Gradients of which half is orthogonalised, before votes are cast from them.
 
 The gradient ``G = U S V^T`` of one weight in one micro-batch has a few large singular values, so
-that most of a vote is about the few directions that those belong to. Muon (Jordan et al., 2024)
-steps by ``U V^T`` instead, in which all directions count as much, and which needs a momentum over
-many steps: of one micro-batch most directions are noise. Half of each needs none::
+most of a vote is about the few directions of these values. Muon (Jordan et al., 2024) steps by
+``U V^T`` instead, in which all directions count equally. That needs a momentum over many steps: in
+one micro-batch most directions are noise. Half of each needs none::
 
     H = G / |G| + O / |O|        O ~ U V^T, |.| the root of the mean square
 
-``O`` comes of Newton and Schulz's iteration, with Muon's polynomial and three of its five rounds:
-singular values of less than a fortieth of the norm, which those five would enlarge as much as any,
-stay small. ``H`` has the same size in every micro-batch. Nothing is kept from one step to the next;
-in backward there is the whole gradient of one weight at a time.
+``O`` comes from the iteration of Newton and Schulz, with Muon's polynomial and three of its five
+rounds: singular values of less than a fortieth of the norm, which five rounds would enlarge as much
+as any, stay small. ``H`` has the same size in every micro-batch. Nothing is kept from one step to
+the next; in backward there is the whole gradient of one weight at a time.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from arb_ternary_votes.weight_gradients import TINY, arguments_of, even
 #: What a module's ``transform`` is set to.
 TRANSFORM: Final = f"{__name__}:arguments"
 
-# : Of an odd polynomial that drives singular values in (0, 1] to between 0.7 and 1.2, and how often
-# it is applied.
+#: Coefficients of an odd polynomial that drives singular values in (0, 1] to between 0.7 and 1.2,
+#: and how often it is applied.
 POLYNOMIAL: Final = (3.4445, -4.7750, 2.0315)
 ROUNDS: Final = 3
 
 
 def half_orthogonal(gradient: Tensor) -> Tensor:
-    """``H`` of the module's docstring, float32 ``[N, K]``, of a gradient in float32 or bfloat16.
+    """Return ``H`` of the module's docstring, float32 ``[N, K]``.
 
-    Of zeros it is zero. Of a gradient with a number that is not finite every element is NaN, and
-    casts no vote.
+    The gradient is float32 or bfloat16. For a gradient of zeros ``H`` is zero. If the gradient has
+    a number that is not finite, every element is NaN and casts no vote.
     """
     return even(gradient.float()).add_(even(orthogonalised(gradient).float()))
 
 
 def orthogonalised(gradient: Tensor) -> Tensor:
-    """About ``U V^T`` of ``U S V^T``, in the dtype of ``gradient``: ``[N, K]``."""
+    """Return about ``U V^T`` of ``U S V^T``, in the dtype of ``gradient``: ``[N, K]``."""
     x: Tensor = gradient / gradient.float().norm().clamp_min(TINY).to(gradient.dtype)
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x

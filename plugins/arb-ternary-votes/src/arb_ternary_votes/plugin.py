@@ -1,4 +1,4 @@
-"""Hook implementations of the plugin of vote rules."""
+"""Registers the vote rules."""
 
 from __future__ import annotations
 

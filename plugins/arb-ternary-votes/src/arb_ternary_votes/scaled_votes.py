@@ -1,14 +1,13 @@
-"""Scaled votes: the default update rule. Magnitude-aware, stochastically rounded votes with
-normalisers of O(N + K).
+"""Scaled votes, the default update rule: stochastically rounded votes of normalised gradients.
 
 A trit and its accumulator are a fixed-point number ``T + A / U`` in base ``U`` (the *cell*: quanta
-a trit). In backward each element of the gradient is divided by its normaliser, clipped, scaled to
+per trit). In backward each element of the gradient is divided by its normaliser, clipped, scaled to
 ``rate * U`` quanta and rounded stochastically into the accumulator, tile by tile. A step turns
 accumulators that left their cell into flips of one trit step and carries the rest (or, with
 ``carry`` off, starts again in the middle of the cell). Normalisers are those of the steps before
 (delayed scaling), so a gradient is never needed twice; the first step casts no votes.
 
-All state is integer: the accumulators in the modules, and two int16 vectors a weight
+All state is integer: the accumulators in the modules, and two int16 vectors per weight
 (:mod:`arb_ternary_votes.magnitudes`). With int8 gradients the votes are exact integers too.
 """
 
@@ -36,16 +35,15 @@ from arb_ternary_votes.orthogonal import TRANSFORM as HALF_ORTHOGONAL
 from arb_ternary_votes.spectral_clip import TRANSFORM as CLIPPED
 from arb_ternary_votes.weight_gradients import HEAD
 
-#: Use of the counter hash, beside those of core's kernels and of sums of three levels.
+#: Use of the counter hash, besides those of core's kernels and of sums of three levels.
 USE_SPREAD: Final = 7
 
-# : Quanta a trit by bits of an accumulator, where none are given. Half the range lets a carry fit;
-# with few bits, a cell : as large as the range trains better, and what a flip would carry
-# saturates.
+#: Quanta per trit by bits of an accumulator, if none are given. With half the range a carry fits.
+#: With few bits a cell as large as the range trains better, and what a flip would carry saturates.
 CELLS: Final = {8: 64, 4: 7, 2: 1}
 
-# : Votes of the tail: a vote is cast where the scaled gradient exceeds a half, give or take noise
-# of a quarter, and is : never more than one quantum.
+#: Votes of the tail: a vote is cast if the scaled gradient exceeds a half, give or take noise of a
+#: quarter, and is never more than one quantum.
 _TAIL_NOISE_SHIFT: Final = 2
 _TAIL_LIMIT: Final = 1.25
 #: ``E|x|`` of a normal gradient of one standard deviation.
@@ -56,38 +54,38 @@ class ScaledVotes(NormalisedVotes):
     """The scaled-vote optimizer; see the module's docstring for the rule.
 
     The rate of a step, as a scheduler set it, acts on the votes that are cast after the step. With
-    a rate of 0 no votes are cast. A loss signal is looked at only for whether it is finite.
+    a rate of 0 no votes are cast. Of a loss signal only whether it is finite matters.
 
     Args:
         modules: ternary modules by qualified name.
-        lr: rate, in trits a step for a gradient of one standard deviation.
+        lr: rate, in trits per step for a gradient of one standard deviation.
         clip: largest normalised gradient of proportional votes.
-        tail: whether votes are cast only where the gradient is in the tail of its distribution;
-            None: where accumulators have 4 bits and gradients are float, without ``vote_levels``.
+        tail: whether votes are cast only if the gradient is in the tail of its distribution; None:
+            if accumulators have 4 bits and gradients are float, without ``vote_levels``.
         vote_levels: 3 casts votes of -1, 0 and 1 in a unit as large as the clip, whose sum over a
             step becomes quanta (:mod:`arb_ternary_votes.levels`); None casts quanta.
         carry: whether a flip keeps what exceeds the cell.
-        leak: share of an accumulator that decays each step, times the rate.
+        leak: share of an accumulator that decays per step, times the rate.
         leak_every: updates from one decay to the next, which takes as many shares, but no more than
-            all of it.
+            the whole accumulator.
         spread: whether accumulators that are all 0 begin anywhere in their cells
             (:func:`spread_votes`).
-        orthogonal: whether votes of linears, but not of one called ``head``, are of a gradient of
-            which half is orthogonalised (:mod:`arb_ternary_votes.orthogonal`); they are cast by
-            factors also with int8 gradients.
-        spectral_clip: whether they are instead of a gradient whose largest singular values are cut
-            to the least of them (:mod:`arb_ternary_votes.spectral_clip`), for less time in wide
-            layers.
-        magnitude_decay: of the running magnitudes.
-        cell: quanta a trit; None takes 64, 7 or 1 for 8, 4 or 2 bits, in proportion to a module's
+        orthogonal: whether votes of linears, except one called ``head``, are cast from a gradient
+            of which half is orthogonalised (:mod:`arb_ternary_votes.orthogonal`). They are cast by
+            factors, also with int8 gradients.
+        spectral_clip: whether they are cast from a gradient whose largest singular values are cut
+            to the least of them (:mod:`arb_ternary_votes.spectral_clip`), which takes less time in
+            wide layers.
+        magnitude_decay: decay of the running magnitudes.
+        cell: quanta per trit; None takes 64, 7 or 1 for 8, 4 or 2 bits, in proportion to a module's
             ``accum_threshold``.
-        exponent_rate: of the exponents, where they learn.
+        exponent_rate: rate of the exponents, if they learn.
         band: how far exponents may move from their origin.
 
     Raises:
-        ValueError: a cell larger than a module's accumulators can hold; votes of the tail for a
-            module whose gradients are exact integers, or together with ``vote_levels``; or
-            ``leak_every`` without a leak; or both ``orthogonal`` and ``spectral_clip``.
+        ValueError: the cell is larger than a module's accumulators can hold; votes of the tail are
+            asked for a module whose gradients are exact integers, or together with ``vote_levels``;
+            ``leak_every`` is given without a leak; or both ``orthogonal`` and ``spectral_clip``.
     """
 
     def __init__(
@@ -131,43 +129,35 @@ class ScaledVotes(NormalisedVotes):
             )
         if orthogonal and spectral_clip:
             raise ValueError(
-                "orthogonal and spectral_clip both say what votes are cast of; leave one of them "
-                "out"
+                "orthogonal and spectral_clip both choose what votes are cast from; leave one of "
+                "them out"
             )
         if leak_every != 1 and not leak:
             raise ValueError(
                 f"leak_every: {leak_every} has no effect with leak: 0, with which nothing decays"
             )
         for name, module in modules.items():
-            held = _cell({"cell": cell, "accum_threshold": module.accum_threshold}, module)
-            if held > module.shape.largest_vote:
-                which = (
-                    "cell" if cell else f"accum_threshold: {module.accum_threshold} makes a cell"
-                )
-                raise ValueError(
-                    f"{which}: {held} does not fit the {module.shape.vote_bits}-bit accumulators "
-                    f"of {name!r}, which hold up to {module.shape.largest_vote}"
-                )
-            if tail and has_exact_gradient(module):
-                raise ValueError(
-                    f"tail: true does not fit {name!r}, whose gradients are int8: shifts by whole "
-                    f"powers of two cannot "
-                    "set how often a vote is cast. Take gradients 'float', or tail null"
-                )
+            _check_module(config, name, module)
         self.sums_votes = vote_levels is not None
-        self._cast_of = HALF_ORTHOGONAL if orthogonal else CLIPPED if spectral_clip else None
+        self._gradient_transform = _transform_of(config)
+
+        # These options are not settings of a group: they are fixed when the optimizer is made.
         of_modules = ("vote_levels", "spread", "orthogonal", "spectral_clip")
         options = {name: value for name, value in asdict(config).items() if name not in of_modules}
         super().__init__(modules, {**options, "base_lr": lr})
-        for group, members in zip(self.param_groups, self._modules, strict=True):
-            for module in members if spread else ():
-                spread_votes(module, _cell(group, module))
-        for module in modules.values() if self.sums_votes else ():
-            module.sum_votes()
+
+        if spread:
+            for group, members in zip(self.param_groups, self._modules, strict=True):
+                for module in members:
+                    spread_votes(module, _cell(group, module))
+        if self.sums_votes:
+            for module in modules.values():
+                module.sum_votes()
 
     def _transform(self, name: str, module: TernaryModule) -> str | None:
-        hidden = isinstance(module, TernaryLinear) and name.rpartition(".")[2] != HEAD
-        return self._cast_of if hidden else None
+        if not isinstance(module, TernaryLinear) or name.rpartition(".")[2] == HEAD:
+            return None
+        return self._gradient_transform
 
     def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
         return float(group["vote_rate"]) * _cell(group, module)
@@ -176,14 +166,14 @@ class ScaledVotes(NormalisedVotes):
         self, group: Mapping[str, Any], module: TernaryModule, quanta: float
     ) -> tuple[float, float, int]:
         if self.sums_votes:
-            # Whatever the rate: the owner of a sum knows what a vote is worth. In float32 a clipped
-            # gradient and its noise can round up to the next whole number, so that the clip is a
-            # 256th below it; shifts are exact.
+            # The factor does not depend on the rate: the owner of a sum knows what a vote is worth.
+            # In float32 a clipped gradient and its noise can round up to the next whole number, so
+            # the clip is a 256th below it; shifts are exact.
             return 1.0 / group["clip"], 1.0 if casts_integers(module) else 255 / 256, 0
         if not _in_tail(group, module):
             return super()._scaling(group, module, quanta)
-        # Of a normal gradient, the share beyond +-tau is that for which stochastic rounding would
-        # have cast a vote.
+        # The share of a normal gradient beyond +-tau equals the share for which stochastic rounding
+        # would have cast a vote.
         share = _MEAN_SIZE * min(quanta, 1.0)
         tau = -NormalDist().inv_cdf(share / 2)
         return 0.5 / tau, _TAIL_LIMIT, _TAIL_NOISE_SHIFT
@@ -193,84 +183,114 @@ class ScaledVotes(NormalisedVotes):
         quanta = float(group["base_lr"]) * _cell(group, module)
         if not self.sums_votes:
             return quanta
-        # Votes of three levels do not know the rate, so that the exponents follow it by whole
+        # Votes of three levels do not depend on the rate, so the exponents follow it by whole
         # powers of two.
-        return quanta / self._unit(group, module, self._tracked(module)[1].spread)
+        return quanta / self._unit(group, module, self._magnitudes[module].spread)
 
     def defer_step(self) -> None:
-        """See :class:`TernaryOptimizer`; ConfigError with ``vote_levels``, whose sums cannot drop
-        one micro-batch.
+        """Make votes smaller if there are more micro-batches than in the last step.
+
+        Raises:
+            ConfigError: ``vote_levels`` is set, whose sums cannot drop one micro-batch.
         """
         if self.sums_votes:
             raise ConfigError(
-                "vote_levels: votes are summed until a step is taken, and what puts steps off may "
-                "drop some of them",
-                "Leave vote_levels out, or take gradient_accumulation_steps instead.",
+                "vote_levels: votes are summed until a step is taken, and an optimizer that puts "
+                "steps off may drop some of them",
+                "Leave vote_levels out, or use gradient_accumulation_steps instead.",
             )
         super().defer_step()
 
     def whole_votes(self, module: TernaryModule, sums: Tensor, first_row: int) -> Tensor:
-        """See :class:`TernaryOptimizer`; with ``vote_levels`` a vote is worth the clip at the rate,
-        over the casts.
+        """Return the sums of a step in quanta.
+
+        With ``vote_levels`` a vote is worth the clip at the rate, divided by the number of casts.
         """
         if not self.sums_votes:
             return sums
-        group, magnitudes = self._tracked(module)
-        unit = (
-            self._unit(group, module, max(magnitudes.casts, module.casts))
-            if magnitudes.steps
-            else 0.0
-        )
-        return in_quanta(
-            sums, min(unit, LARGEST_UNIT), module.control, first_row, get_backend(module.backend)
-        )
+        group = self._group_of(module)
+        magnitudes = self._magnitudes[module]
+        unit = 0.0
+        if magnitudes.steps:
+            unit = self._unit(group, module, max(magnitudes.casts, module.casts))
+        backend = get_backend(module.backend)
+        return in_quanta(sums, min(unit, LARGEST_UNIT), module.control, first_row, backend)
 
     def _unit(self, group: Mapping[str, Any], module: TernaryModule, casts: int) -> float:
-        """Quanta that a vote is worth, of three levels."""
+        """Return the quanta that a vote of three levels is worth."""
         return float(group["clip"]) * self._quanta(group, module) / casts
 
-    def _flip(
-        self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool
-    ) -> Tensor:
+    def _flip_settings(self, group: Mapping[str, Any], module: TernaryModule) -> tuple[int, int]:
         # Groups of a checkpoint from before the option do not have it.
         every = int(group.get("leak_every", 1))
-        leaks = (self.updates + 1) % every == 0
-        decay = round(65536 * min(1.0, group["leak"] * group["lr"] * every)) if leaks else 0
-        return module.apply_votes("apply_scaled_votes", _cell(group, module), decay, group["carry"])
+        decay = 0
+        if (self.updates + 1) % every == 0:
+            decay = round(65536 * min(1.0, group["leak"] * group["lr"] * every))
+        return _cell(group, module), decay
 
 
 def spread_votes(module: TernaryModule, cell: int) -> None:
-    """Begin with accumulators anywhere in their cells, where all of them are 0.
+    """Begin with accumulators anywhere in their cells, if all of them are 0.
 
-    Every element gets ``floor(u * (2 U - 1)) - (U - 1)`` with ``U`` the cell and ``u`` of the
-    counter hash, uniform over the ``2 U - 1`` values that turn no trit. Where they all begin at 0,
-    no trit turns before the votes of a whole cell have come together, and then many do at once.
+    Every element gets ``floor(u * (2 U - 1)) - (U - 1)`` with ``U`` the cell and ``u`` from the
+    counter hash: uniform over the ``2 U - 1`` values that turn no trit. If all accumulators begin
+    at 0, no trit turns before the votes of a whole cell have come together, and then many turn at
+    once.
     """
-    if not bool(module.logical_votes().any()):
-        seed, _, stream = hash_words(module.control)
-        shape = (module.shape.out_features, module.shape.in_features)
-        u_NK = uniform(shape, seed, 0, stream + USE_SPREAD, device=module.weight.device)
-        module.set_votes((u_NK.mul_(2 * cell - 1).floor_().sub_(cell - 1)).to(torch.int8))
+    if bool(module.logical_votes().any()):
+        return
+    seed, _, stream = hash_words(module.control)
+    shape = (module.shape.out_features, module.shape.in_features)
+    u_NK = uniform(shape, seed, 0, stream + USE_SPREAD, device=module.weight.device)
+    votes_NK = u_NK.mul_(2 * cell - 1).floor_().sub_(cell - 1)
+    module.set_votes(votes_NK.to(torch.int8))
+
+
+def _check_module(config: ScaledVotesConfig, name: str, module: TernaryModule) -> None:
+    """Raise ValueError if the rule with these options cannot train ``module``."""
+    shape = module.shape
+    settings = {"cell": config.cell, "accum_threshold": module.accum_threshold}
+    cell = _cell(settings, module)
+    if cell > shape.largest_vote:
+        which = f"accum_threshold: {module.accum_threshold} makes a cell"
+        if config.cell:
+            which = "cell"
+        raise ValueError(
+            f"{which}: {cell} does not fit the {shape.vote_bits}-bit accumulators of {name!r}, "
+            f"which hold up to {shape.largest_vote}"
+        )
+    if config.tail and has_exact_gradient(module):
+        raise ValueError(
+            f"tail: true does not fit {name!r}, whose gradients are int8: shifts by whole powers "
+            f"of two cannot set how often a vote is cast. Take gradients 'float', or tail null"
+        )
+
+
+def _transform_of(config: ScaledVotesConfig) -> str | None:
+    """Return the transformation of gradients that the options ask for."""
+    if config.orthogonal:
+        return HALF_ORTHOGONAL
+    return CLIPPED if config.spectral_clip else None
 
 
 def _in_tail(group: Mapping[str, Any], module: TernaryModule) -> bool:
+    """Return whether votes of ``module`` are votes of the tail."""
     if group["tail"] is None:
         return module.shape.vote_bits == 4 and not has_exact_gradient(module)
     return bool(group["tail"])
 
 
 def _cell(group: Mapping[str, Any], module: TernaryModule) -> int:
-    """The group's cell, or as many quanta for each of its threshold's votes as the default has."""
+    """Return the group's cell, or the default cell in proportion to the group's threshold."""
     usual = min(32, module.shape.largest_vote)
     return int(group["cell"] or CELLS[module.shape.vote_bits] * group["accum_threshold"] // usual)
 
 
 def build(config: ScaledVotesConfig, trainable: Trainable) -> ScaledVotes:
-    """Factory of the optimizer ``scaled_votes``: all ternary modules of ``trainable``.
+    """Build the optimizer ``scaled_votes`` over all ternary modules of ``trainable``.
 
     Raises:
-        ConfigError: the rate is still ``auto``, which a run replaces by a number before it
-            builds anything.
+        ConfigError: the rate is still ``auto``, which a run replaces before it builds anything.
     """
     if config.auto_fields:
         raise ConfigError(

@@ -1,4 +1,6 @@
-"""The threshold of a module, servoed so that the right share of its trits flips. Integers only.
+"""The threshold of a module, controlled so that the right share of its trits flips.
+
+All arithmetic is on integers.
 
 A threshold is kept as a *level*, a logarithm in units of 1/4096 of a factor of two with a linear
 mantissa::
@@ -17,38 +19,36 @@ After a step with ``f`` flips among ``n`` trits and a target share ``t``, rounde
     level = clip(level + (round(4096 * gain) * e + 128 >> 8), 0,
         level of R)      where |e| > round(256 * dead_band)
 
-The error is linear in the number of flips, and not its logarithm, so that the mean share is the
-target also where most steps have no flip at all.
+The error is linear in the number of flips, not in its logarithm, so the mean share is the target
+even if most steps have no flip at all.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Levels a factor of two.
+#: Levels per factor of two.
 FRACTION: Final = 4096
 _FRACTION_BITS: Final = 12
-#: ``2**16`` over the golden ratio: the multiples of it modulo 2**16 are spread most evenly.
+#: ``2**16`` over the golden ratio: its multiples modulo 2**16 are spread most evenly.
 _WEYL: Final = 40503
 #: Largest number of flips that counts, as a multiple of the target.
 _MOST: Final = 8
 
 
 def level_of(threshold: int) -> int:
-    """The level of a whole threshold, 1..4096."""
+    """Return the level of a whole threshold, 1..4096."""
     octave = threshold.bit_length() - 1
     return (octave << _FRACTION_BITS) + ((threshold << _FRACTION_BITS) >> octave) - FRACTION
 
 
 def exact_threshold(level: int) -> int:
-    """The threshold of a level in units of 2**-16."""
+    """Return the threshold of a level in units of 2**-16."""
     return ((FRACTION + level % FRACTION) << (16 - _FRACTION_BITS)) << (level // FRACTION)
 
 
 def whole_threshold(level: int, step: int, largest: int) -> int:
-    """The threshold that optimizer step ``step`` uses: one of the two whole numbers around that of
-    ``level``.
-    """
+    """Return the threshold of optimizer step ``step``: a whole number next to that of ``level``."""
     return min(largest, (exact_threshold(level) + (step * _WEYL & 0xFFFF)) >> 16)
 
 
@@ -62,13 +62,13 @@ def next_level(
     dead_band: float,
     largest: int,
 ) -> int:
-    """The level after a step.
+    """Return the level after a step.
 
     Args:
-        level: of the step.
-        flips: trits that changed in it.
+        level: level of the step.
+        flips: trits that changed in the step.
         elements: trits of the module, at least 1.
-        share: of them that should have changed, in (0, 1].
+        share: share of the trits that should have changed, in (0, 1].
         gain: octaves for a relative error of 1.
         dead_band: relative error that is tolerated.
         largest: largest threshold.

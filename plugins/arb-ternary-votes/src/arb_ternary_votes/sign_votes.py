@@ -9,7 +9,7 @@ trits, because their scores were taken on those.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,24 +18,36 @@ from torch import Tensor
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome, Trainable
-from arb_ternary.optim.ternary import TernaryOptimizer
-from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.optim.ternary import TernaryOptimizer, VoteUpdate
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.config import SignVotesConfig
 
 
 def effective_threshold(
-    threshold: int, lr: float, gain: float, signal: float | None, mean: float | None
+    threshold: int,
+    lr: float,
+    gain: float = 0.0,
+    signal: float | None = None,
+    mean: float | None = None,
 ) -> int:
-    """``clamp(ceil(theta / (lr * 2 * sigmoid(gain * (l - mean) / |mean|))), 1, 127)``.
+    """Return ``clamp(ceil(theta / (lr * 2 * sigmoid(gain * (l - mean) / |mean|))), 1, 127)``.
 
-    With ``gain`` 0, no signal yet or a mean of zero the sigmoid is one half and the rule is
-    ``ceil(theta / lr)``.
+    If ``gain`` is 0, there is no signal yet or the mean is zero, the sigmoid is one half, and the
+    rule is ``ceil(theta / lr)``.
+
+    Args:
+        threshold: ``theta``, votes that flip a trit at the rate 1.
+        lr: the rate.
+        gain: strength of the loss signal.
+        signal: ``l``, the loss signal of this step.
+        mean: running mean of the loss signal.
     """
     share = 0.5
     if gain and signal is not None and mean:
-        share = 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, gain * (signal - mean) / abs(mean)))))
-    return min(127, max(1, math.ceil(round(threshold / (lr * 2.0 * share), 9))))
+        exponent = gain * (signal - mean) / abs(mean)
+        share = 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, exponent))))
+    exact = round(threshold / (lr * 2.0 * share), 9)
+    return min(127, max(1, math.ceil(exact)))
 
 
 class SignVotes(TernaryOptimizer):
@@ -50,7 +62,7 @@ class SignVotes(TernaryOptimizer):
         e_accum_threshold: votes that move an exponent; None takes each module's own.
         band: how far exponents may move from their origin.
         leak: every this many updates the accumulators move one unit towards zero; 0 is never.
-        gain: strength of the loss signal, 0 for none.
+        gain: strength of the loss signal; 0 ignores it.
 
     Raises:
         ConfigError: ``accum_threshold`` is beyond the accumulators of a module.
@@ -83,14 +95,18 @@ class SignVotes(TernaryOptimizer):
             if accum_threshold is not None and accum_threshold > module.shape.largest_vote:
                 raise ConfigError(
                     f"accum_threshold: {accum_threshold} is out of reach for the accumulators of "
-                    f"{name}, "
-                    f"{module.shape.vote_bits} bits, which end at {module.shape.largest_vote}",
+                    f"{name}, {module.shape.vote_bits} bits, which end at "
+                    f"{module.shape.largest_vote}",
                     f"give at most {module.shape.largest_vote}, or leave it out for each module's "
                     f"own",
                 )
         self.signal: float | None = None
         self.mean_signal: float | None = None
+        # Settings of the step under way.
         self._scales_move = True
+        self._threshold = 1
+        self._exponent_threshold = 1
+        self._leak = 0
         super().__init__(modules, asdict(config))
 
     @torch.no_grad()
@@ -102,12 +118,12 @@ class SignVotes(TernaryOptimizer):
         accum_threshold: int | None = None,
         update_scales: bool = True,
     ) -> StepOutcome:
-        """As any ternary optimizer's; the further arguments are for this step alone.
+        """Apply the votes cast since the last step.
 
         Args:
-            closure: gives the loss.
+            closure: returns the loss.
             loss_signal: see :meth:`TernaryOptimizer.step`.
-            accum_threshold: votes that flip a trit; None = those of the groups.
+            accum_threshold: votes that flip a trit in this step; None = the threshold of the group.
             update_scales: False leaves exponents, and the votes for them, to a later step.
 
         Raises:
@@ -131,55 +147,55 @@ class SignVotes(TernaryOptimizer):
                 group["accum_threshold"] = threshold
 
     def may_step(self, loss_signal: Tensor | float | None = None, **settings: Any) -> bool:
-        """See :class:`TernaryOptimizer`; settings of one step skip none."""
+        """See :meth:`TernaryOptimizer.may_step`; no setting of one step makes it skip."""
         return super().may_step(loss_signal)
 
     def _observe_signal(self, signal: float) -> None:
-        decay = self.SIGNAL_DECAY
-        self.mean_signal = (
-            signal if self.mean_signal is None else decay * self.mean_signal + (1 - decay) * signal
-        )
         self.signal = signal
+        if self.mean_signal is None:
+            self.mean_signal = signal
+        else:
+            decay = self.SIGNAL_DECAY
+            self.mean_signal = decay * self.mean_signal + (1 - decay) * signal
 
-    def _apply_group(
-        self, group: dict[str, Any], modules: list[TernaryModule]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        flips: list[Tensor] = []
-        moves: list[Tensor] = []
+    def begin_group(self, group: dict[str, Any], modules: Sequence[TernaryModule]) -> None:
+        """Compute the thresholds of this step."""
         if group["lr"] <= 0:
-            return flips, moves
-        threshold, e_threshold = (
-            effective_threshold(
-                group[name], group["lr"], group["gain"], self.signal, self.mean_signal
-            )
-            for name in ("accum_threshold", "e_accum_threshold")
+            return
+        signals = (self.signal, self.mean_signal)
+        self._threshold = effective_threshold(
+            group["accum_threshold"], group["lr"], group["gain"], *signals
         )
-        leak = 1 if group["leak"] and (self.updates + 1) % group["leak"] == 0 else 0
-        for module in modules:
-            if module.frozen:
-                continue
-            if self._scales_move:
-                moves.append(module.apply_exponent_votes(e_threshold, group["band"], leak))
-            # An accumulator of fewer bits is full, and crosses, before a threshold that the rate
-            # has raised.
-            flips.append(
-                module.apply_votes("apply_votes", min(threshold, module.shape.largest_vote), leak)
-            )
-            if isinstance(module, TernaryLinear):
-                module.apply_bias_votes(threshold)
-        return flips, moves
+        self._exponent_threshold = effective_threshold(
+            group["e_accum_threshold"], group["lr"], group["gain"], *signals
+        )
+        leaks = group["leak"] and (self.updates + 1) % group["leak"] == 0
+        self._leak = 1 if leaks else 0
+
+    def update_of(self, group: Mapping[str, Any], module: TernaryModule) -> VoteUpdate:
+        """Flip the trits whose accumulators reached the threshold."""
+        # An accumulator of fewer bits is full, and crosses, before a threshold that the rate has
+        # raised.
+        threshold = min(self._threshold, module.shape.largest_vote)
+        return VoteUpdate(
+            "apply_votes",
+            (threshold, self._leak),
+            bias_threshold=self._threshold,
+            exponent_threshold=self._exponent_threshold if self._scales_move else None,
+            exponent_leak=self._leak,
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings, counters and the running mean of the loss signal."""
+        """Return settings, counters and the running mean of the loss signal."""
         return {**super().state_dict(), "signal": self.signal, "mean_signal": self.mean_signal}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         super().load_state_dict(state_dict)
         self.signal = state_dict["signal"]
         self.mean_signal = state_dict["mean_signal"]
 
 
 def build(config: SignVotesConfig, trainable: Trainable) -> SignVotes:
-    """Factory of the optimizer ``sign_votes``: all ternary modules of ``trainable``."""
+    """Build the optimizer ``sign_votes`` over all ternary modules of ``trainable``."""
     return SignVotes(trainable.ternary, **asdict(config))

@@ -1,8 +1,8 @@
-"""Gradients whose largest singular values are cut to one size, before votes are cast of them.
+"""Gradients whose largest singular values are cut to one size, before votes are cast from them.
 
 The gradient ``G = U S V^T`` of one weight in one micro-batch has a few large singular values, so
-that most of a vote is about the few directions that those belong to. What
-:mod:`arb_ternary_votes.orthogonal` gains by evening out all of them comes from those few. Here the
+most of a vote is about the few directions of these values. The gain of
+:mod:`arb_ternary_votes.orthogonal`, which evens out all of them, comes from those few. Here the
 :data:`RANK` largest are cut to the least of them, and the others stay::
 
     H = (G - P (1 - s_r / s) P^T G) / |.|
@@ -28,27 +28,27 @@ from arb_ternary_votes.weight_gradients import TINY, arguments_of, even
 #: What a module's ``transform`` is set to.
 TRANSFORM: Final = f"{__name__}:arguments"
 
-#: Singular values that are cut, but no more than a quarter of those that there are.
+#: Number of singular values that are cut; at most a quarter of all.
 RANK: Final = 32
 
-# : No value is cut below this share of the largest: a batch of few samples has fewer directions
-# than are looked for.
+#: No value is cut below this share of the largest: a batch of few samples has fewer directions
+#: than are looked for.
 FLOOR: Final = 1 / 256
 
 _SEED: Final = 0x5EED
 
 
 def clipped(gradient: Tensor) -> Tensor:
-    """``H`` of the module's docstring, float32 ``[N, K]``, of a gradient in float32 or bfloat16.
+    """Return ``H`` of the module's docstring, float32 ``[N, K]``.
 
-    Of zeros it is zero. Of a gradient with a number that is not finite every element is NaN, and
-    casts no vote.
+    The gradient is float32 or bfloat16. For a gradient of zeros ``H`` is zero. If the gradient has
+    a number that is not finite, every element is NaN and casts no vote.
     """
     rank = min(RANK, max(1, min(gradient.shape) // 4))
     whole = gradient.float()
     if not whole.numel():
         return whole
-    # 0 where all is finite, else NaN: decompositions of such numbers fail.
+    # 0 if all numbers are finite, else NaN: decompositions of such numbers fail.
     poison = (whole * 0).sum()
     # Numbers near 1, so that squares of squares neither overflow nor vanish.
     finite = whole.nan_to_num(0.0, 0.0, 0.0)
@@ -63,8 +63,9 @@ def clipped(gradient: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """About the largest left singular vectors of a wide ``x``, ``[N, r]``, and their singular
-    values, rising.
+    """Return about the largest left singular vectors of a wide ``x`` and their singular values.
+
+    Vectors are ``[N, r]``; values rise.
     """
     first: Tensor = torch.linalg.qr(x @ _start(x.shape[1], rank, x.device))[0]
     basis: Tensor = torch.linalg.qr(x @ (x.T @ first))[0]
@@ -75,7 +76,7 @@ def _largest(x: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 @cache
 def _start(columns: int, rank: int, device: torch.device) -> Tensor:
-    """The same normal numbers every time, float32 ``[K, r]``."""
+    """Return the same normal numbers every time, float32 ``[K, r]``."""
     generator = torch.Generator().manual_seed(_SEED)
     return torch.randn(columns, rank, generator=generator).to(device)
 

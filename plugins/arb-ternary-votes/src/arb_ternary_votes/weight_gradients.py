@@ -1,8 +1,8 @@
-"""Votes of what a function makes of a whole weight gradient, instead of the gradient itself.
+"""Votes cast from a function of a whole weight gradient, instead of the gradient itself.
 
-A cast is of a product ``grad.T @ x``, which kernels never write out. Here it is a matrix for once,
-in backward, of one weight at a time; what a function makes of it is cast as the product of it and
-the identity of its shorter side.
+A cast takes a product ``grad.T @ x``, which kernels never write out. Here the product is written
+out, in backward, for one weight at a time. The function's result is cast as the product of itself
+and the identity of its shorter side.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from arb_ternary.backends.vote_state import VoteState
 
-# : What the last linear of a model is called. Its rows are classes, most of which one batch hardly
-# knows, and it learns : better from its gradient as it is.
+#: Name of the last linear of a model. Its rows are classes, most of which hardly occur in one
+#: batch, and it learns better from its gradient as it is.
 HEAD: Final = "head"
 
-#: What a norm of zeros counts as.
+#: The norm of zeros counts as this number.
 TINY: Final = torch.finfo(torch.float32).tiny
 
 
@@ -30,20 +30,19 @@ def arguments_of(
     scale: Tensor | None,
     state: VoteState,
 ) -> tuple[Tensor, Tensor, None, VoteState]:
-    """The arguments of a cast whose gradient is ``function`` of ``G = scale * grad.T @ x``, in
-    float32.
+    """Return the arguments of a cast whose gradient is ``function(scale * grad.T @ x)``.
 
-    One of the two matrices is the identity, of the shorter side. ``stats`` of the state count ``G``
-    itself, so that norms of gradients are what they are without.
+    They are float32. One of the two matrices is the identity, of the shorter side. ``stats`` of the
+    state count the product itself, so norms of gradients are the same as without the function.
 
     Args:
-        function: of ``G``, float32 or bfloat16 ``[N, K]``, to float32.
+        function: maps the product, float32 or bfloat16 ``[N, K]``, to float32.
         grad: float or int8 ``[M, N]``.
         x: float or int8 ``[M, K]``.
         scale: float32 scalar of an int8 ``grad``.
-        state: whose ``stats`` are changed, and replaced by others in what is returned.
+        state: state of the module. Its ``stats`` are changed, and the returned state has others.
     """
-    # In bfloat16 where the run multiplies in it, as Muon does; float16 would overflow.
+    # In bfloat16 if the run multiplies in it, as Muon does; float16 would overflow.
     kind = torch.bfloat16 if grad.dtype == torch.bfloat16 else torch.float32
     gradient = grad.to(kind).T @ x.to(kind)
     if scale is not None:
@@ -58,13 +57,13 @@ def arguments_of(
 
 
 def even(matrix: Tensor) -> Tensor:
-    """``matrix`` with a mean square of 1."""
+    """Return ``matrix`` scaled to a mean square of 1."""
     result: Tensor = matrix / matrix.square().mean().sqrt().clamp_min(TINY)
     return result
 
 
 def _count(gradient: Tensor, stats: Tensor) -> None:
-    """Add the number of NaN, and the sums of squares by row and by column of all others."""
+    """Add the number of NaN, and the sums of squares by row and by column of all other elements."""
     stats[0] += gradient.isnan().sum()
     squares = gradient.float().nan_to_num(0.0, torch.inf, torch.inf).square_()
     rows = gradient.shape[0]
