@@ -30,6 +30,15 @@ from arb_ternary.specs import resolve
 ACTIVATION_MODES: Final = ("int8", "float")
 
 
+def _is_traced(grad: Tensor) -> bool:
+    """Return whether a tracer such as torch.compile runs this backward: it passes a subclass.
+
+    Each step is then an op of its graph. Otherwise the function of the op is called, which saves
+    the time of the dispatcher.
+    """
+    return type(grad) is not Tensor
+
+
 @op()
 def quantize_gradient(
     grad: Tensor, control: Tensor, use: int, backend: str
@@ -264,9 +273,7 @@ def linear_backward(
         casts: whether votes are cast.
         owns_grad: whether ``grad_MN`` may be overwritten and freed, which saves memory.
     """
-    # Tracers such as torch.compile pass subclasses of Tensor: each step is then an op of their
-    # graph. Otherwise its function is called, without the cost of the dispatcher.
-    traced = type(grad_MN) is not Tensor
+    traced = _is_traced(grad_MN)
     quantize = quantize_gradient if traced else quantize_gradient.function
     multiply = linear_grad_input if traced else linear_grad_input.function
     integer = gradients == "int8"
@@ -371,9 +378,14 @@ def _embedding_backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
         state: VoteState = ctx.state
         grad = grad.contiguous()
         scale = None
+        traced = _is_traced(grad)
         if ctx.gradients == "int8":
-            grad, scale = quantize_gradient(grad, state.control, USE_EMBEDDING, state.backend)
-        cast_embedding_votes(ids, grad, scale, *state)
+            quantize = quantize_gradient if traced else quantize_gradient.function
+            grad, scale = quantize(grad, state.control, USE_EMBEDDING, state.backend)
+        if traced:
+            cast_embedding_votes(ids, grad, scale, *state)
+        else:
+            cast_embedding_votes.function(ids, grad, scale, state)
     return ()
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arb_ternary_text.models import fused_attention, fused_parts
+from arb_ternary_text.models import native_block
 from arb_ternary_text.models.attend import attend
 from arb_ternary_text.models.cache import LayerCache, Span
 from arb_ternary_text.models.config import DecoderConfig
@@ -23,6 +23,9 @@ from arb_ternary_text.models.parts import make_head_norm, make_linear, make_norm
 from arb_ternary_text.models.rotary import rotary_angles, rotate
 
 _NO_NORM: Final = nn.Identity()
+#: Longest sequence for which the attention kernels were measured to be faster than torch's
+#: (docs/explanation/cpu-kernels.md).
+_LONGEST: Final = 2048
 
 
 class Positions(NamedTuple):
@@ -159,48 +162,11 @@ class Attention(nn.Module):
         kernels = None
         if self.biases is None:
             norms = (self.norm, self.query_norm, self.key_norm, self.output_norm)
-            kernels = kernels_for(x_BSD, norms, (self.query, self.key, self.value, self.output))
-        if (
-            kernels is not None
-            and cache is None
-            and positions.is_causal
-            and fused_attention.serves(x_BSD)
-        ):
-            return self._attended(x_BSD, positions, kernels)
-        query_BHSC, key_BGTC, value_BGTC = self._heads_of(x_BSD, positions, kernels)
-        if cache is not None and positions.span is not None:
-            key_BGTC, value_BGTC = cache.extend(key_BGTC, value_BGTC, positions.span)
-        seen_BHSC = attend(
-            query_BHSC, key_BGTC, value_BGTC, mask=positions.mask, is_causal=positions.is_causal
-        )
+            linears = (self.query, self.key, self.value, self.output)
+            kernels = kernels_for(x_BSD, norms, linears)
         if kernels is not None:
-            return fused_parts.output(kernels, seen_BHSC, self.output_norm, self.output)
-        update_BSD: Tensor = self.output(self.output_norm(seen_BHSC.transpose(1, 2).flatten(2)))
-        return update_BSD
+            return self._by_kernels(kernels, x_BSD, positions, cache)
 
-    def _attended(self, x_BSD: Tensor, positions: Positions, kernels: Kernels) -> Tensor:
-        """All of it as one node of the graph."""
-        modules = fused_attention.Modules(
-            (self.query, self.key, self.value, self.output),
-            (self.norm, self.query_norm, self.key_norm, self.output_norm),
-        )
-        angles = positions.cos, positions.sin
-        return fused_attention.attention(
-            kernels, x_BSD, modules, (self.heads, self.key_heads), angles
-        )
-
-    def _heads_of(
-        self, x_BSD: Tensor, positions: Positions, kernels: Kernels | None
-    ) -> tuple[Tensor, ...]:
-        """Queries, keys and values of the new positions, by the kernels if there are any."""
-        if kernels is not None:
-            projections = (
-                (self.query, self.heads, self.query_norm),
-                (self.key, self.key_heads, self.key_norm),
-                (self.value, self.key_heads, _NO_NORM),
-            )
-            angles = positions.cos, positions.sin
-            return fused_parts.project_heads(kernels, x_BSD, self.norm, projections, angles)
         normed_BSD = self.norm(x_BSD)
         query_BSE = self.query(normed_BSD)
         key_BSE = self.key(normed_BSD)
@@ -214,7 +180,65 @@ class Attention(nn.Module):
         value_BGTC = split_heads(value_BSE, self.key_heads)
         query_BHSC = rotate(self.query_norm(query_BHSC), positions.cos, positions.sin)
         key_BGTC = rotate(self.key_norm(key_BGTC), positions.cos, positions.sin)
-        return query_BHSC, key_BGTC, value_BGTC
+
+        seen_BHSC = self._attend(query_BHSC, key_BGTC, value_BGTC, positions, cache)
+        update_BSD: Tensor = self.output(self.output_norm(seen_BHSC.transpose(1, 2).flatten(2)))
+        return update_BSD
+
+    def _by_kernels(
+        self, kernels: Kernels, x_BSD: Tensor, positions: Positions, cache: LayerCache | None
+    ) -> Tensor:
+        """Compute the same by the kernels of a backend.
+
+        They attend over whole causal sequences; with a cache or a mask torch does.
+        """
+        batch, length, width = x_BSD.shape
+        angles = positions.cos, positions.sin
+        products = native_block.normalized_products(
+            kernels,
+            x_BSD.reshape(batch * length, width),
+            self.norm,
+            (self.query, self.key, self.value),
+        )
+        if cache is None and positions.is_causal and length <= _LONGEST:
+            seen = native_block.attention(
+                kernels,
+                products,
+                (self.query_norm, self.key_norm),
+                (self.heads, self.key_heads, length),
+                angles,
+            )
+        else:
+            queries, keys, values = products
+            key_sizes = self.key_heads, length
+            seen = self._attend(
+                native_block.turned_heads(
+                    kernels, queries, self.query_norm, (self.heads, length), angles
+                ),
+                native_block.turned_heads(kernels, keys, self.key_norm, key_sizes, angles),
+                native_block.turned_heads(kernels, values, _NO_NORM, key_sizes, None),
+                positions,
+                cache,
+            )
+        (update,) = native_block.normalized_products(
+            kernels, seen, self.output_norm, (self.output,)
+        )
+        return native_block.scaled(kernels, update).view(batch, length, -1)
+
+    def _attend(
+        self,
+        query_BHSC: Tensor,
+        key_BGTC: Tensor,
+        value_BGTC: Tensor,
+        positions: Positions,
+        cache: LayerCache | None,
+    ) -> Tensor:
+        """Attend over new positions and those in the cache, by torch's operations."""
+        if cache is not None and positions.span is not None:
+            key_BGTC, value_BGTC = cache.extend(key_BGTC, value_BGTC, positions.span)
+        return attend(
+            query_BHSC, key_BGTC, value_BGTC, mask=positions.mask, is_causal=positions.is_causal
+        )
 
     def output_projections(self) -> list[nn.Module]:
         """The linears that write to the residual stream."""

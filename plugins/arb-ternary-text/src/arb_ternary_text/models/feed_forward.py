@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.fused import kernels_for
-from arb_ternary_text.models.fused_parts import feed_forward
+from arb_ternary_text.models.native_block import feed_forward
 from arb_ternary_text.models.parts import make_linear, make_norm, make_sub_norm
 
 

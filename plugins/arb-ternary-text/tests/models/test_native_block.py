@@ -15,13 +15,12 @@ from arb_ternary.backends.select import candidates, use_backend
 from arb_ternary.ternary.embedding import TernaryRMSNorm
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_text.models import fused_attention
+from arb_ternary_text.models import attention, native_block
 from arb_ternary_text.models.attention import Attention, make_positions
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.feed_forward import FeedForward
 from arb_ternary_text.models.fused import kernels_for
-from arb_ternary_text.models.fused_linear import FusedLinear
 from arb_ternary_text.models.rms_norm import RMSNorm
 from arb_ternary_text.models.trit_vector import TritVector
 from arb_ternary_train.exact_arithmetic import exact_arithmetic
@@ -30,9 +29,11 @@ if "cpu" not in [each.name for each in candidates() if each.usable]:
     pytest.skip("the backend cpu is not installed here", allow_module_level=True)
 
 KINDS = ("swiglu", "relu2", "reglu2")
-#: Nodes of attention as a whole, and where torch computes it between the linears.
-WHOLE = ("_AttentionBackward",)
-PARTS = ("_OutputBackward", "_ProjectedBackward")
+#: Nodes of attention by kernels, of attention by torch between native products, and of a
+#: feed-forward layer.
+WHOLE = ("_NormalizedProductsBackward", "_AttentionBackward")
+PARTS = ("_NormalizedProductsBackward", "_TurnedHeadsBackward")
+FEED_FORWARD = ("_NormalizedProductsBackward", "_ActivatedProductBackward")
 
 
 @pytest.fixture(autouse=True)
@@ -90,8 +91,8 @@ def far(found: Tensor, wanted: Tensor) -> float:
     )
 
 
-def is_fused(y: Tensor, *names: str) -> bool:
-    """Whether a node of the graph behind ``y`` is that of a fused part."""
+def is_native(y: Tensor, *names: str) -> bool:
+    """Whether the graph behind ``y`` has all of these nodes."""
     seen = set()
     left = [y.grad_fn]
     while left:
@@ -122,7 +123,7 @@ def both(
         with exact_arithmetic(exact):
             y = call(leaf)
             y.backward(weights)  # type: ignore[no-untyped-call]
-        assert is_fused(y, *nodes) is not exact
+        assert is_native(y, *nodes) is not exact
         given = {
             name: each.grad.clone()
             for name, each in module.named_parameters()
@@ -162,9 +163,7 @@ def test_a_feed_forward_layer_is_that_of_torch(
     layer = FeedForward(
         config(activation=activation, gradients=gradients, sub_norms=sub_norms, group_size=32)
     )
-    fused, wanted = both(
-        layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2, "_FeedForwardBackward"
-    )
+    fused, wanted = both(layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2, *FEED_FORWARD)
     assert_alike(fused, wanted, dtype)
 
 
@@ -191,7 +190,7 @@ def test_attention_is_that_of_torch(
     nodes: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fused_attention, "_LONGEST", longest)
+    monkeypatch.setattr(attention, "_LONGEST", longest)
     of = config(**options)
     layer = Attention(of)
     x = torch.randn(2, 8, 64, dtype=dtype) * 2
@@ -210,9 +209,7 @@ def test_a_feed_forward_layer_with_gains_and_factors_is_that_of_torch(
         config(activation=activation, sub_norms=True, group_size="row", **VECTORS[vectors])
     )
     draw_vectors(layer)
-    fused, wanted = both(
-        layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2, "_FeedForwardBackward"
-    )
+    fused, wanted = both(layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2, *FEED_FORWARD)
     assert_alike(fused, wanted, dtype)
     # Linears, and two norms and three or two factors: none is left out on both sides.
     assert len(fused[2]) + len(fused[3]) == (6 if activation == "relu2" else 8)
@@ -256,7 +253,7 @@ def test_vectors_learn_where_linears_and_inputs_do_not(vectors: str) -> None:
     for name in silent:
         ternary(layer)[name].frozen = True
     y = layer(torch.randn(4, 64))
-    assert is_fused(y, "_FeedForwardBackward")
+    assert is_native(y, *FEED_FORWARD)
     y.square().sum().backward()  # type: ignore[no-untyped-call]
     assert {name for name, held in votes(layer).items() if name in silent and held.any()} == set()
     learning = [each.grad for each in layer.parameters()] + [
@@ -271,17 +268,17 @@ def test_attention_keeps_neither_scores_nor_turned_heads() -> None:
     length = 512
     layer = Attention(of)
     x = torch.randn(1, length, 64, requires_grad=True)
-    kept: list[int] = []
+    kept: dict[int, int] = {}  # elements by address: two nodes may keep the same tensor
 
     def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor.numel())
+        kept[tensor.data_ptr()] = tensor.numel()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(x, make_positions(of, x, start=0, total=length, window=None))
     # Rows before the norm and int8 ones, queries, keys, values, what was seen and its int8 rows.
-    assert max(kept) == length * 64
-    assert sum(size == length * 64 for size in kept) == 7
+    assert max(kept.values()) == length * 64
+    assert sum(size == length * 64 for size in kept.values()) == 7
 
 
 @pytest.mark.parametrize("activation", KINDS)
@@ -330,42 +327,31 @@ def test_the_integers_of_a_linear_are_those_of_its_op(
     linear.frozen = frozen
     x = torch.randn(6, 40)
     grad = torch.randn(6, 24)
-    linear.control.copy_(torch.tensor([5, 7, 11, 3]))
-    kernels = kernels_for(x, (), (linear,))
-    assert kernels is not None
-    fused = FusedLinear.of(linear, kernels)
-    q, scale = kernels["quantize_rows"](x)
-    y = fused.multiply(q, scale, x.dtype)
-    grad_x = fused.backward(grad, q, scale, needs_input=needs_input)
-    found = (
-        votes(linear),
-        linear.exponent_votes.clone(),
-        linear.stats.clone(),
-        linear.control.clone(),
-    )
 
-    linear.undo_votes()
-    linear.set_votes(torch.zeros(24, 40, dtype=torch.int8))
-    linear.exponent_votes.zero_()
-    linear.stats.zero_()
-    linear.control.copy_(torch.tensor([5, 7, 11, 3]))
-    leaf = x.clone().requires_grad_(needs_input)
-    wanted = linear(leaf)
-    assert torch.equal(y, wanted)
-    if wanted.requires_grad:
-        wanted.backward(grad)
-    if needs_input:
-        assert leaf.grad is not None
-        assert grad_x is not None
-        assert torch.equal(grad_x, leaf.grad)
-    else:
-        assert grad_x is None
-    assert torch.equal(found[0][""], linear.held_votes())
+    def product_by_kernels(rows: Tensor) -> Tensor:
+        kernels = kernels_for(x, (), (linear,))
+        assert kernels is not None
+        (product,) = native_block.normalized_products(kernels, rows, nn.Identity(), (linear,))
+        return native_block.scaled(kernels, product)
+
+    results = []
+    for call in (product_by_kernels, linear):
+        linear.take_votes()
+        linear.set_votes(torch.zeros(24, 40, dtype=torch.int8))
+        linear.exponent_votes.zero_()
+        linear.stats.zero_()
+        linear.control.copy_(torch.tensor([5, 7, 11, 3]))
+        leaf = x.clone().requires_grad_(needs_input)
+        y = call(leaf)
+        if y.requires_grad:
+            y.backward(grad)
+        assert (leaf.grad is not None) == needs_input
+        given = [] if leaf.grad is None else [leaf.grad]
+        changed = (linear.held_votes(), linear.exponent_votes, linear.stats, linear.control)
+        results.append([y.detach(), *given, *(each.clone() for each in changed)])
     assert bool(linear.held_votes().any()) != frozen
-    for one, other in zip(
-        found[1:], (linear.exponent_votes, linear.stats, linear.control), strict=True
-    ):
-        assert torch.equal(one, other)
+    for found, wanted in zip(*results, strict=True):
+        assert torch.equal(found, wanted)
 
 
 def loss_of(model: Decoder, tokens: Tensor) -> Tensor:
@@ -391,7 +377,7 @@ def test_a_pass_without_a_graph_gives_the_same_bits() -> None:
     model = Decoder(config(), 50)
     tokens = torch.randint(0, 50, (2, 16))
     with_graph = model(tokens)
-    assert is_fused(with_graph, "_FeedForwardBackward", *WHOLE)
+    assert is_native(with_graph, *FEED_FORWARD, *WHOLE)
     with torch.no_grad():
         assert torch.equal(model(tokens), with_graph)
 
@@ -513,7 +499,7 @@ def test_what_somebody_changed_is_left_to_torch(
 def test_attention_under_autocast_is_that_of_torch_under_it(
     longest: int, nodes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_attention, "_LONGEST", longest)
+    monkeypatch.setattr(attention, "_LONGEST", longest)
     of = config(gradients="int8", query_key_norm=True)
     layer = Attention(of)
     x = torch.randn(2, 8, 64) * 2
@@ -529,7 +515,7 @@ def test_attention_under_autocast_is_that_of_torch_under_it(
 def test_a_feed_forward_layer_under_autocast_is_that_of_torch_under_it(activation: Any) -> None:
     layer = FeedForward(config(activation=activation, gradients="int8", group_size=32))
     with torch.autocast("cpu", torch.bfloat16):
-        fused, wanted = both(layer, layer, torch.randn(3, 8, 64) * 2, "_FeedForwardBackward")
+        fused, wanted = both(layer, layer, torch.randn(3, 8, 64) * 2, *FEED_FORWARD)
     assert fused[0].dtype is wanted[0].dtype is torch.bfloat16
     assert fused[1].dtype is wanted[1].dtype is torch.float32
     assert_alike(fused, wanted, torch.bfloat16)
