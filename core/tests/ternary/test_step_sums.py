@@ -17,7 +17,7 @@ from arb_ternary.backends import ops
 from arb_ternary.backends.vote_state import VoteLimits
 from arb_ternary.counters.hashing import MICRO
 from arb_ternary.errors import UsageProblem
-from arb_ternary.optim.ternary import Alone
+from arb_ternary.optim.ternary import SingleProcessExchange
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.step_sums import StepSums
@@ -35,7 +35,7 @@ class _Rule:
 
 
 def collect(module: Any, unit: int = 1) -> None:
-    Alone().collect(_Rule(module, unit))  # type: ignore[arg-type]
+    SingleProcessExchange().reduce_votes(_Rule(module, unit))  # type: ignore[arg-type]
 
 
 def signs(module: TernaryLinear, votes: Tensor) -> None:
@@ -54,8 +54,8 @@ def test_the_votes_of_a_step_are_clipped_once(bits: int, low: int, high: int) ->
     start = draw.integers(low + (bits == 8), high + 1, size=(3, 5))
     module.set_votes(torch.tensor(start, dtype=torch.int8))
     cast = draw.integers(-1, 2, size=(9, 3, 5))
-    for place, votes in enumerate(cast):
-        module.begin_microbatch(place)
+    for index, votes in enumerate(cast):
+        module.begin_microbatch(index)
         signs(module, torch.tensor(votes))
         module.end_microbatch()
     assert module.casts == 9
@@ -91,9 +91,9 @@ def test_the_order_of_micro_batches_changes_no_accumulator(kind: str, bits: int)
     found = []
     for order in permutations(range(3)):
         module = copy.deepcopy(made)
-        for place in order:
-            module.begin_microbatch(place)
-            module(inputs[place]).square().sum().backward()
+        for index in order:
+            module.begin_microbatch(index)
+            module(inputs[index]).square().sum().backward()
             module.end_microbatch()
         collect(module)
         state = module.state_dict()
@@ -110,8 +110,8 @@ def test_statistics_are_added_a_micro_batch_at_a_time() -> None:
     module.use_scaled_votes()
     module.sum_votes()
     sizes = [[1.0, 2.0**-24], [2.0**-24, 2.0**-24]]
-    for place, uses in enumerate(sizes):
-        module.begin_microbatch(place)
+    for index, uses in enumerate(sizes):
+        module.begin_microbatch(index)
         for size in uses:
             ops.cast_votes(torch.tensor([[size]]), torch.ones(1, 1), None, *module.vote_state())
         module.end_microbatch()
@@ -120,12 +120,12 @@ def test_statistics_are_added_a_micro_batch_at_a_time() -> None:
     assert module.magnitudes[0] == folds[0] + folds[1] != np.float32(1.0)
 
 
-def test_hash_words_are_those_of_place_and_use() -> None:
+def test_hash_words_follow_from_index_and_use() -> None:
     module = TernaryLinear(4, 4, activations="float")
     module.sum_votes()
     seen = []
-    for place in (2, 0):
-        module.begin_microbatch(place)
+    for index in (2, 0):
+        module.begin_microbatch(index)
         for _ in range(2):
             seen.append(int(module.control[MICRO]))
             signs(module, torch.ones(4, 4))
@@ -138,7 +138,7 @@ def test_what_was_summed_can_be_dropped() -> None:
     module = TernaryLinear(4, 4, bias=True, activations="float")
     module.sum_votes()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    module.begin_microbatch(1)  # that at place 0 had no finite loss
+    module.begin_microbatch(1)  # that with index 0 had no finite loss
     module(torch.randn(3, 4)).sum().backward()
     module.end_microbatch()
     assert module.sums is not None

@@ -53,7 +53,7 @@ def test_a_sum_becomes_quanta_as_the_restatement_says_on_whichever_rows_it_is_ow
     cut = data.draw(st.integers(0, rows))
     kind = torch.int16 if limit < 2**15 else torch.int32
     given_sums = torch.from_numpy(sums).to(kind)
-    # The place of the micro-batch that a rank took last is not part of the hash.
+    # The index of the micro-batch that a rank took last is not part of the hash.
     owned = [
         in_quanta(given_sums[:cut], unit, control(micro=5)),
         in_quanta(given_sums[cut:], unit, control(micro=9), cut),
@@ -202,13 +202,13 @@ def test_scores_of_exponents_are_shifted_less_by_what_a_vote_is_worth(rate, colu
 
 
 def trained(module, optimizer, orders, drift):
-    """Steps whose micro-batches are taken in some order, each at the place that it has."""
+    """Steps whose micro-batches are taken in some order, each with its own index."""
     flips = moves = 0
     for step, order in enumerate(orders):
-        for place in order:
-            rng = np.random.default_rng((step, place))
+        for index in order:
+            rng = np.random.default_rng((step, index))
             gradient = drift + rng.integers(-40, 41, drift.shape)
-            module.begin_microbatch(place)
+            module.begin_microbatch(index)
             module(torch.eye(drift.shape[1])).backward(
                 torch.tensor(gradient.T, dtype=torch.float32)
             )
@@ -254,9 +254,9 @@ def test_a_step_adds_the_rounded_sum_and_clips_once(bits, cell, count):
     largest = module.shape.largest_vote
     total = 0
     for step in range(12):
-        for place in range(count):
-            gradient = drift + np.random.default_rng((step, place)).integers(-40, 41, (3, 5))
-            module.begin_microbatch(place)
+        for index in range(count):
+            gradient = drift + np.random.default_rng((step, index)).integers(-40, 41, (3, 5))
+            module.begin_microbatch(index)
             module(torch.eye(5)).backward(torch.tensor(gradient.T, dtype=torch.float32))
             module.end_microbatch()
         sums = module.sums.votes.numpy().astype(int)

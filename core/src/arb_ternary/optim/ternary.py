@@ -37,33 +37,36 @@ def to_host(scalars: Iterable[Tensor]) -> list[Any]:
 
 
 class Exchange(Protocol):
-    """What a ternary optimizer does at both ends of a step so that its modules learn from all
-    micro-batches.
+    """Communication of a ternary optimizer at both ends of a step.
+
+    One process and several processes implement it.
     """
 
-    def collect(self, optimizer: TernaryOptimizer) -> None:
-        """Sum the votes of the step into accumulators that know all of them, and the statistics of
-        its gradients.
+    def reduce_votes(self, optimizer: TernaryOptimizer) -> None:
+        """Add the votes of all micro-batches of the step to the accumulators."""
+
+    def gather_flips(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
+        """Apply the flips of all ranks to the weights.
+
+        Args:
+            optimizer: whose weights.
+            flips: numbers of trits that flipped here (int64 scalars), which become those of all
+                ranks, in place.
         """
 
-    def share(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
-        """Make the weights whole after the flips, whose numbers (int64 scalars) become those of all
-        rows, in place.
-        """
 
+class SingleProcessExchange:
+    """The exchange of one process, which sends nothing."""
 
-class Alone:
-    """The exchange of one process."""
-
-    def collect(self, optimizer: TernaryOptimizer) -> None:
-        """Settle what was summed."""
+    def reduce_votes(self, optimizer: TernaryOptimizer) -> None:
+        """Add the sums of each module to its accumulators."""
         for module in optimizer.modules:
             module.end_microbatch()
             if module.sums is not None:
                 module.settle(optimizer.whole_votes(module, module.sums.votes, 0))
 
-    def share(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
-        """The weights are whole."""
+    def gather_flips(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
+        """No-op: the weights already have all flips."""
 
 
 @frozen
@@ -107,8 +110,8 @@ class TernaryOptimizer(Optimizer):
     votes_by_rows: ClassVar[bool] = False
     #: Whether votes are summed also in a step of one micro-batch.
     sums_votes: bool = False
-    #: Where votes of other processes come from, if there are any.
-    exchange: Exchange = Alone()
+    #: How votes and flips are exchanged with other processes.
+    exchange: Exchange = SingleProcessExchange()
     # Unwrapped, here and below: torch's wrapper imports torch._dynamo, which is seconds at the
     # start of every run.
     add_param_group = unwrap(Optimizer.add_param_group)
@@ -199,7 +202,7 @@ class TernaryOptimizer(Optimizer):
             return self.skip_update()
         if loss_signal is not None:
             self._observe_signal(float(loss_signal))
-        self.exchange.collect(self)
+        self.exchange.reduce_votes(self)
         norm = self.gradient_norm()
         draws = max((module.casts for module in self.modules), default=1)
 
@@ -224,7 +227,7 @@ class TernaryOptimizer(Optimizer):
                 if isinstance(module, TernaryLinear):
                     module.apply_bias_votes(update.bias_threshold)
 
-        self.exchange.share(self, flips)
+        self.exchange.gather_flips(self, flips)
         for module in self.modules:
             module.control[STEP] += 1
             module.control[MICRO] = 0

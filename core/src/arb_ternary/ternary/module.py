@@ -163,24 +163,23 @@ class TernaryModule(VoteMemory):
         return trits
 
     def logical_votes(self, votes: Tensor | None = None) -> Tensor:
-        """The accumulators, or others in their layout, as int8 ``[N, K]``, whatever their bits and
-        that layout.
+        """Return the accumulators, or others in their layout, as int8 ``[N, K]``.
 
-        Where several ranks keep them, all of them call it together.
+        Collective if several ranks share them.
         """
-        held = self.held_votes(votes)
-        return held if self.owner is None else self.owner.gathered(held)
+        local = self.local_votes(votes)
+        return local if self.shard is None else self.shard.gather(local)
 
-    def held_votes(self, votes: Tensor | None = None) -> Tensor:
-        """As :meth:`logical_votes`, of the rows that are kept here."""
-        held = self.votes if votes is None else votes
-        logical: Tensor = kernel(self.backend, "unpack_votes")(held, self._kept_shape())
+    def local_votes(self, votes: Tensor | None = None) -> Tensor:
+        """Return :meth:`logical_votes` of the rows that this rank keeps."""
+        packed = self.votes if votes is None else votes
+        logical: Tensor = kernel(self.backend, "unpack_votes")(packed, self._local_shape())
         return logical
 
-    def _kept_shape(self) -> WeightShape:
-        if self.owner is None:
+    def _local_shape(self) -> WeightShape:
+        if self.shard is None:
             return self.shape
-        return evolve(self.shape, out_features=self.owner.rows.stop - self.owner.rows.start)
+        return evolve(self.shape, out_features=self.shard.rows.stop - self.shard.rows.start)
 
     def add_votes(self, whole: Tensor, low: int) -> None:
         """Add integers ``[n, K]`` to the accumulators that are kept here, clipped at ``low`` and
@@ -188,11 +187,11 @@ class TernaryModule(VoteMemory):
         """
         own: Any = get_backend(self.backend).kernels.get("settle_votes")
         if own is not None:
-            own(self.votes, self._kept_shape(), whole, low)
+            own(self.votes, self._local_shape(), whole, low)
             torch.autograd.graph.increment_version((self.votes,))
             return
         votes = (
-            torch.add(whole, self.held_votes()).clamp_(low, self.shape.largest_vote).to(torch.int8)
+            torch.add(whole, self.local_votes()).clamp_(low, self.shape.largest_vote).to(torch.int8)
         )
         self.votes.copy_(pack_votes(self.backend, votes, self.shape.vote_bits))
 
@@ -200,7 +199,7 @@ class TernaryModule(VoteMemory):
         """Accumulators int8 ``[N, K]`` in the layout and on the device of the module's own; of the
         rows kept here.
         """
-        kept = logical if self.owner is None else logical[self.owner.rows]
+        kept = logical if self.shard is None else logical[self.shard.rows]
         return pack_votes(self.backend, kept.to(self.votes.device), self.shape.vote_bits)
 
     def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -274,7 +273,7 @@ class TernaryModule(VoteMemory):
             return
         self.take_votes()
         trits = self.trits()
-        votes = self.held_votes()
+        votes = self.local_votes()
         self.backend = name
         self.weight = kernel(name, "pack")(trits)
         self.votes = pack_votes(name, votes, self.shape.vote_bits)
@@ -365,8 +364,8 @@ class TernaryModule(VoteMemory):
 
         Returns the trits that changed: int64 scalar.
         """
-        if self.owner is not None:
-            return self.owner.apply_votes(op, *settings)
+        if self.shard is not None:
+            return self.shard.apply_votes(op, *settings)
         changed: Tensor = kernel(self.backend, op)(self.vote_state(), *settings)
         torch.autograd.graph.increment_version((self.weight, self.votes))
         return changed

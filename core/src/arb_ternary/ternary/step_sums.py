@@ -1,8 +1,8 @@
-"""What the micro-batches of a step add up to before any of it reaches an accumulator.
+"""Sums of the votes and statistics of a step's micro-batches, before they reach an accumulator.
 
-Accumulators that are clipped after every micro-batch depend on the order of these, and so on who
-took which. Integer sums that are clipped once do not; and float sums are taken in the order of the
-micro-batches' places.
+Accumulators that are clipped after every micro-batch depend on the order of micro-batches, and so
+on which process computed which. Integer sums that are clipped once do not; float sums are added in
+the order of micro-batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StepSums:
         stats: float32 ``[1 + N + K]`` of the micro-batch under way, as ``VoteState.stats``.
         magnitudes: float32 ``[N + K]`` of the micro-batch under way; None under sign votes.
         casts: of the micro-batches that have ended.
-        place: of the micro-batch under way among those of the step.
+        microbatch_index: index of the current micro-batch in its step.
         awaited: casts that backward owes for the forward passes of that micro-batch; counted while
             somebody watches.
     """
@@ -45,7 +45,9 @@ class StepSums:
         self.bias = torch.zeros(rows, dtype=torch.int16, device=device) if bias else None
         self.stats = torch.zeros(1 + rows + columns, device=device)
         self.magnitudes = torch.zeros(rows + columns, device=device) if magnitudes else None
-        self.casts = self.place = self.awaited = 0
+        self.casts = 0
+        self.microbatch_index = 0
+        self.awaited = 0
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that there are, by name."""
@@ -55,7 +57,9 @@ class StepSums:
         """Start a step."""
         for tensor in self.tensors().values():
             tensor.zero_()
-        self.casts = self.place = self.awaited = 0
+        self.casts = 0
+        self.microbatch_index = 0
+        self.awaited = 0
 
     @staticmethod
     def check(casts: int, largest_vote: int) -> None:

@@ -28,33 +28,30 @@ _BESIDE: Final = ("correlation", "steps", "control", "stats", "magnitudes")
 ACCUMULATES: Final = ContextVar("ACCUMULATES", default=True)
 
 
-class RowOwner(Protocol):
-    """Who keeps the accumulators of a module on several ranks, of which each has those of some rows
-    only.
-    """
+class RowShard(Protocol):
+    """The rows of a module's accumulators that this rank keeps, if several ranks share them."""
 
     @property
     def rows(self) -> slice:
-        """Those of this rank."""
+        """The rows of this rank."""
 
-    def gathered(self, held: Tensor) -> Tensor:
-        """The rows of all ranks from those that each of them holds, ``[n, ...]``; every rank calls
-        it.
+    def gather(self, local: Tensor) -> Tensor:
+        """Gather the rows of all ranks, ``[N, ...]``, from those of each, ``[n, ...]``.
+
+        Collective: every rank calls it.
         """
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:
-        """As ``TernaryModule.apply_votes``, for the rows of this rank."""
+        """Apply votes to the rows of this rank; see ``TernaryModule.apply_votes``."""
 
 
 class NoAccumulators:
-    """The owner of a module that was made to compute and not to learn: nobody has its
-    accumulators.
-    """
+    """The shard of a module that computes and does not learn: no rank has its accumulators."""
 
     rows = slice(0, 0)
 
-    def gathered(self, *_: object) -> NoReturn:
-        """UsageProblem, as in backward."""
+    def gather(self, *_: object) -> NoReturn:
+        """Raise UsageProblem, as backward does."""
         raise UsageProblem(
             "the model was loaded without its accumulators (votes), to compute with: it cannot "
             "learn",
@@ -62,7 +59,7 @@ class NoAccumulators:
             "accumulators=True).",
         )
 
-    apply_votes = gathered
+    apply_votes = gather
 
 
 class VoteMemory(nn.Module):
@@ -102,14 +99,14 @@ class VoteMemory(nn.Module):
     transform: str | None = None
     #: Called when backward reaches a use of the module; None: nobody watches.
     on_backward: Callable[[], None] | None = None
-    #: Who keeps the accumulators; None: the module keeps them all.
-    owner: RowOwner | None = None
+    #: The accumulators that this rank keeps of a module; None: all of them.
+    shard: RowShard | None = None
 
     def allocate(self, shape: WeightShape) -> None:
         """Make the working memory of sign votes for a weight of this shape, on the CPU."""
         self.shape = shape
         self.accumulates = ACCUMULATES.get()
-        self.owner = None if self.accumulates else NoAccumulators()
+        self.shard = None if self.accumulates else NoAccumulators()
         self.stats = torch.zeros(1 + shape.out_features + shape.in_features)
         self.magnitudes = None
         self.vote_scale = None
@@ -151,7 +148,9 @@ class VoteMemory(nn.Module):
     def casts(self) -> int:
         """How often the module has cast votes since the last step."""
         cast: int = self.control.tolist()[MICRO]
-        return cast if self.sums is None else self.sums.casts + cast - CASTS * self.sums.place
+        if self.sums is None:
+            return cast
+        return self.sums.casts + cast - CASTS * self.sums.microbatch_index
 
     @property
     def has_cast_all(self) -> bool:
@@ -161,25 +160,21 @@ class VoteMemory(nn.Module):
         sums = self.sums
         return sums is not None and self.casts - sums.casts >= sums.awaited > 0
 
-    def begin_microbatch(self, place: int) -> None:
-        """What is cast from now on is of the micro-batch at this place, from 0, among those of the
-        step.
-        """
+    def begin_microbatch(self, index: int) -> None:
+        """Begin the micro-batch with this index in its step; votes cast from now on are its."""
         if self.sums is not None:
-            self.sums.place = place
+            self.sums.microbatch_index = index
             self.sums.awaited = 0
-            self.control[MICRO] = CASTS * place
+            self.control[MICRO] = CASTS * index
 
     @torch.no_grad()
     def end_microbatch(self) -> None:
-        """The micro-batch has cast its votes: its statistics are added to those of the ones before
-        it.
-        """
+        """End the micro-batch: add its statistics to those of the micro-batches before it."""
         sums = self.sums
         if sums is None:
             return
         sums.casts = self.casts
-        sums.place = 0
+        sums.microbatch_index = 0
         self.control[MICRO] = 0
         self.stats += sums.stats
         sums.stats.zero_()
@@ -253,8 +248,8 @@ class VoteMemory(nn.Module):
             y.register_hook(self._keep)  # type: ignore[no-untyped-call]
 
     def _keep(self, _grad: object = None) -> None:
-        if isinstance(self.owner, NoAccumulators):
-            self.owner.gathered()
+        if isinstance(self.shard, NoAccumulators):
+            self.shard.gather()
         if self.undoable and self.kept_votes is None:
             changed = (*_ACCUMULATORS, *_BESIDE) if self.sums is None else _BESIDE
             found = ((name, getattr(self, name, None)) for name in changed)

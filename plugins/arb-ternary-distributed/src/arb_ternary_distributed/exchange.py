@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class OwnedRows:
-    """The accumulators of a module on this rank; see ``RowOwner``.
+    """The accumulators of a module on this rank; see ``RowShard``.
 
     Attributes:
         rows: of this rank.
@@ -63,13 +63,10 @@ class OwnedRows:
         """Those of this rank."""
         return slice(*self.bounds[self.world.rank])
 
-    def gathered(self, held: Tensor) -> Tensor:
-        """The rows of all ranks from those that each holds, ``[n, ...]``; every rank calls it."""
-        return torch.cat(
-            all_gather_rows(
-                held, [last - first for first, last in self.bounds], group=self.world.group
-            )
-        )
+    def gather(self, local: Tensor) -> Tensor:
+        """See ``RowShard``."""
+        counts = [last - first for first, last in self.bounds]
+        return torch.cat(all_gather_rows(local, counts, group=self.world.group))
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:
         """Flip own rows, of a copy: the weight itself follows when all ranks have told their
@@ -116,10 +113,10 @@ def shard_rows(model: nn.Module, world: ProcessGroup) -> None:
     What is frozen keeps all of its own, which do not change.
     """
     for _, module in ternary_modules(model):
-        if module.owner is None and not module.frozen:
+        if module.shard is None and not module.frozen:
             held = module.logical_votes()
-            kind: type[OwnedRows] = getattr(module, "row_owner", OwnedRows)
-            module.owner = kind(module, world, row_bounds(module.shape.out_features, world.size))
+            kind: type[OwnedRows] = getattr(module, "shard_type", OwnedRows)
+            module.shard = kind(module, world, row_bounds(module.shape.out_features, world.size))
             module.votes = module.packed_votes(held)
 
 
@@ -128,9 +125,9 @@ def gather_rows(model: nn.Module) -> None:
     alone. Collective.
     """
     for _, module in ternary_modules(model):
-        if module.owner is not None:
+        if module.shard is not None:
             held = module.logical_votes()
-            module.owner = None
+            module.shard = None
             module.votes = module.packed_votes(held)
 
 
@@ -199,7 +196,7 @@ class OwnerRows:
             )
         self._delivery.flush()
 
-    def collect(self, optimizer: TernaryOptimizer) -> None:
+    def reduce_votes(self, optimizer: TernaryOptimizer) -> None:
         """Bring the votes of all ranks into the accumulators of own rows. Collective."""
         self.flush(optimizer)
         delivery = self._delivery
@@ -257,13 +254,13 @@ class OwnerRows:
 
     # --- flips to everybody
 
-    def share(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
+    def gather_flips(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
         """Make the flips of all ranks in the weight of every module. Collective."""
         world = self.world
         flipped = [
-            m.owner
+            m.shard
             for m in optimizer.modules
-            if isinstance(m.owner, OwnedRows) and m.owner.flips is not None
+            if isinstance(m.shard, OwnedRows) and m.shard.flips is not None
         ]
         self._count_flips([owner for owner in flipped if owner.before is None])
         owners = [owner for owner in flipped if owner.before is not None]

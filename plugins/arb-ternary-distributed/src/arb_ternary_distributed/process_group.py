@@ -101,7 +101,7 @@ class ProcessGroup:
                 f"only some",
                 "An observer or a hook does this between steps, by logical_votes(), state_dict() "
                 "or save_checkpoint(): "
-                "leave it out, or read the rows of its rank only: held_votes().",
+                "leave it out, or read the rows of its rank only: local_votes().",
             )
         return dist.group.WORLD
 

@@ -232,7 +232,7 @@ def _own_rows_state(module: TernaryModule, prefix: str, rows: slice) -> dict[str
     found: dict[str, Any] = {}
     nn.Module._save_to_state_dict(module, found, prefix, False)
     found[prefix + "weight"] = encode_at_rest(module.trits()[rows])
-    votes = module.logical_votes()[rows] if module.owner is None else module.held_votes()
+    votes = module.logical_votes()[rows] if module.shard is None else module.local_votes()
     if module.shape.vote_bits == 2:
         votes = encode_at_rest(votes)
     found[prefix + "votes"] = votes

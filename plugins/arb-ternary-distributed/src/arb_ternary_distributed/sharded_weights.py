@@ -71,7 +71,7 @@ class ShardedModule(TernaryModule):
     """
 
     #: Who keeps its rows.
-    row_owner = ShardedRows
+    shard_type = ShardedRows
     #: The kind of module that it was.
     uncut: type[TernaryModule]
     cut_by: ShardedWeights

@@ -81,7 +81,7 @@ def draw_vectors(module: nn.Module) -> None:
 
 
 def votes(module: nn.Module) -> dict[str, Tensor]:
-    return {name: each.held_votes().clone() for name, each in ternary(module).items()}
+    return {name: each.local_votes().clone() for name, each in ternary(module).items()}
 
 
 def far(found: Tensor, wanted: Tensor) -> float:
@@ -257,7 +257,7 @@ def test_vectors_learn_where_linears_and_inputs_do_not(vectors: str) -> None:
     y.square().sum().backward()  # type: ignore[no-untyped-call]
     assert {name for name, held in votes(layer).items() if name in silent and held.any()} == set()
     learning = [each.grad for each in layer.parameters()] + [
-        each.held_votes() for each in layer.modules() if isinstance(each, TritVector)
+        each.local_votes() for each in layer.modules() if isinstance(each, TritVector)
     ]
     assert len(learning) == 4
     assert all(each is not None and each.any() for each in learning)
@@ -347,9 +347,9 @@ def test_the_integers_of_a_linear_are_those_of_its_op(
             y.backward(grad)
         assert (leaf.grad is not None) == needs_input
         given = [] if leaf.grad is None else [leaf.grad]
-        changed = (linear.held_votes(), linear.exponent_votes, linear.stats, linear.control)
+        changed = (linear.local_votes(), linear.exponent_votes, linear.stats, linear.control)
         results.append([y.detach(), *given, *(each.clone() for each in changed)])
-    assert bool(linear.held_votes().any()) != frozen
+    assert bool(linear.local_votes().any()) != frozen
     for found, wanted in zip(*results, strict=True):
         assert torch.equal(found, wanted)
 
