@@ -123,12 +123,16 @@ def _ops() -> Iterator[str]:
     for op in (*protocol.REQUIRED_OPS, *protocol.OPTIONAL_OPS):
         optional = " [optional]" if op in protocol.OPTIONAL_OPS else ""
         yield f"{op}({', '.join(inspect.signature(kernels[op]).parameters)}){optional}"
+    yield from (f"{op} [combined]" for op in protocol.COMBINED_OPS)
     wire = _import("arb_ternary_distributed.wire").WIRE_KERNELS
-    for op in protocol.WIRE_OPS:
-        yield f"{op}({', '.join(inspect.signature(wire[op]).parameters)}) [of ranks]"
-    yield from (f"{op} [of sums]" for op in protocol.SUM_OPS)
-    yield from (f"{op} [of convolutions]" for op in protocol.CONVOLUTION_OPS)
-    yield from (f"{op} [of blocks]" for op in protocol.BLOCK_OPS)
+    for op, kernel in wire.items():
+        yield f"{op}({', '.join(inspect.signature(kernel).parameters)})"
+    yield _import("arb_ternary_votes.levels").SUMS_TO_QUANTA
+    yield from _import("arb_ternary_vision.convolution_ops").CONVOLUTION_OPS
+    yield from (
+        op for op in _import("arb_ternary_text.models.fused").BLOCK_OPS if op.startswith("text.")
+    )
+    yield _import("arb_ternary_text.models.native_decode").DECODE_STEP
 
 
 def _errors() -> Iterator[str]:

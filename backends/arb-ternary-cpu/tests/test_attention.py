@@ -46,7 +46,7 @@ CASES = (
 @pytest.fixture(params=usable_isas())
 def call(request: pytest.FixtureRequest) -> Call:
     kernels = build(request.param).kernels
-    return lambda name, *arguments: kernels[name](*arguments)
+    return lambda name, *arguments: kernels[f"text.{name}"](*arguments)
 
 
 def drawn(
@@ -196,7 +196,7 @@ def test_results_depend_neither_on_threads_nor_on_other_sequences() -> None:
     kernels: Mapping[str, Any] = build().kernels
 
     def native(name: str, *arguments: Any) -> Any:
-        return kernels[name](*arguments)
+        return kernels[f"text.{name}"](*arguments)
 
     case = Case(3, 4, 2, 70, 32, (0.1, 0.1), turns=True, gains=(True, True))
     before = torch.get_num_threads()
@@ -225,7 +225,7 @@ def test_rows_that_are_not_contiguous_are_read_right() -> None:
     apart = [torch.stack((each, -each), dim=-1)[..., 0] for each in tensors]
     assert not apart[0].is_contiguous()
     found, wanted = (
-        run(lambda name, *arguments: kernels[name](*arguments), case, each, None)
+        run(lambda name, *arguments: kernels[f"text.{name}"](*arguments), case, each, None)
         for each in (apart, tensors)
     )
     for one, other in zip(found, wanted, strict=True):
@@ -239,7 +239,19 @@ def test_tensors_without_elements_give_such(call: Call) -> None:
         assert seen.shape == shape
         assert logs.shape == (shape[0] // length, 2, length)
         grads = call(
-            "attend_backward", none, none, none, none, seen, logs, None, 2, 2, length, None, None
+            "attend_backward",
+            none,
+            none,
+            none,
+            none,
+            seen,
+            logs,
+            None,
+            2,
+            2,
+            length,
+            None,
+            None,
         )
         assert [each.shape for each in grads] == [shape] * 3
 
@@ -261,8 +273,16 @@ LOGS = torch.ones(2, 2, 2)
             (ONE.double(), ONE, ONE, None, 2, 2, 2, None, None),
             "float32, bfloat16 and float16",
         ),
-        ("attend", (ONE, ONE, ONE, (torch.ones(2, 3),) * 2, 2, 2, 2, None, None), "cos must be"),
-        ("attend", (ONE, ONE, ONE, None, 2, 2, 2, 0.1, None, torch.ones(3)), "query_gain must be"),
+        (
+            "attend",
+            (ONE, ONE, ONE, (torch.ones(2, 3),) * 2, 2, 2, 2, None, None),
+            "cos must be",
+        ),
+        (
+            "attend",
+            (ONE, ONE, ONE, None, 2, 2, 2, 0.1, None, torch.ones(3)),
+            "query_gain must be",
+        ),
         (
             "attend",
             (ONE, ONE, ONE, None, 2, 2, 2, 0.1, None, None, torch.ones(4)),
@@ -292,4 +312,4 @@ LOGS = torch.ones(2, 2, 2)
 )
 def test_wrong_arguments_are_named(name: str, arguments: tuple[Any, ...], fault: str) -> None:
     with pytest.raises((ValueError, TypeError), match=fault):
-        build().kernels[name](*arguments)
+        build().kernels[f"text.{name}"](*arguments)

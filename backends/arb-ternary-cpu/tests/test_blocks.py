@@ -25,10 +25,19 @@ KINDS = ("swiglu", "relu2", "reglu2")
 UNIT = 2.0**-24
 
 
+def calls(isa: str | None) -> Call:
+    """Call a kernel for blocks by its name without the namespace."""
+    kernels = build(isa).kernels
+
+    def run(name: str, *arguments: Any) -> Any:
+        return kernels[name if name in kernels else f"text.{name}"](*arguments)
+
+    return run
+
+
 @pytest.fixture(params=usable_isas())
 def call(request: pytest.FixtureRequest) -> Call:
-    kernels = build(request.param).kernels
-    return lambda name, *arguments: kernels[name](*arguments)
+    return calls(request.param)
 
 
 def unit_of(dtype: torch.dtype) -> float:
@@ -339,7 +348,13 @@ def test_heads_are_normalised_and_turned(
     for given_grad in (grad, grad.transpose(1, 2).contiguous().transpose(1, 2)):
         grad_gain = None if gain is None else torch.zeros_like(gain)
         found = call(
-            "turn_heads_backward", given_grad, None if r is None else x, angles, r, gain, grad_gain
+            "turn_heads_backward",
+            given_grad,
+            None if r is None else x,
+            angles,
+            r,
+            gain,
+            grad_gain,
         )
         if grad_gain is not None:
             assert_sums(grad_gain, factors.grad, batch * length * heads, 20)
@@ -397,26 +412,28 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     angles = (torch.randn(100, 20), torch.randn(100, 20))
 
     def results() -> list[Tensor]:
-        q, scale, r = kernels["normalise_quantize"](x, 1e-6)
+        q, scale, r = kernels["text.normalise_quantize"](x, 1e-6)
         sums = [torch.zeros(160), torch.zeros(160), torch.zeros(40)]
-        hidden = kernels["activate_quantize"](gate, x, "swiglu", 1e-6)
-        y, r_heads = kernels["turn_heads"](x, angles, 4, 100, 1e-6)
+        hidden = kernels["text.activate_quantize"](gate, x, "swiglu", 1e-6)
+        y, r_heads = kernels["text.turn_heads"](x, angles, 4, 100, 1e-6)
         return [
             q,
             scale,
             r,
             y,
             *hidden,
-            kernels["normalise_quantize_backward"]([gate, x], x, r, x.shape),
-            *kernels["activate_quantize_backward"](gate, gate, x, "swiglu", hidden[2]),
-            kernels["turn_heads_backward"](y, x, angles, r_heads),
+            kernels["text.normalise_quantize_backward"]([gate, x], x, r, x.shape),
+            *kernels["text.activate_quantize_backward"](gate, gate, x, "swiglu", hidden[2]),
+            kernels["text.turn_heads_backward"](y, x, angles, r_heads),
             *kernels["quantize_gradients"](x, scale, 1, 2, 3, 4),
-            kernels["normalise_quantize_backward"]([gate, x], x, r, x.shape, x[0].clone(), sums[0]),
-            *kernels["activate_quantize_backward"](
+            kernels["text.normalise_quantize_backward"](
+                [gate, x], x, r, x.shape, x[0].clone(), sums[0]
+            ),
+            *kernels["text.activate_quantize_backward"](
                 gate, gate, x, "swiglu", hidden[2], x[0].clone(), sums[1]
             ),
-            kernels["turn_heads_backward"](y, x, angles, r_heads, x[0, :40].clone(), sums[2]),
-            kernels["scale_columns_backward"](gate, x, x[0].clone(), sums[0]),
+            kernels["text.turn_heads_backward"](y, x, angles, r_heads, x[0, :40].clone(), sums[2]),
+            kernels["text.scale_columns_backward"](gate, x, x[0].clone(), sums[0]),
             *sums,
         ]
 
@@ -462,7 +479,11 @@ def test_tensors_without_elements_give_such(call: Call) -> None:
             ([torch.ones(2, 3)], None, torch.ones(2), (2, 3)),
             "x must be",
         ),
-        ("normalise_quantize_backward", ([torch.ones(2, 4)], None, None, (2, 3)), "grad must be"),
+        (
+            "normalise_quantize_backward",
+            ([torch.ones(2, 4)], None, None, (2, 3)),
+            "grad must be",
+        ),
         ("normalise_quantize", (torch.ones(2, 3), 1e-6, torch.ones(4)), "gain must be"),
         (
             "normalise_quantize",
@@ -506,9 +527,21 @@ def test_tensors_without_elements_give_such(call: Call) -> None:
         ),
         ("turn_heads", (torch.ones(4, 8), None, 2, 2, 0.1, torch.ones(8)), "gain must be"),
         ("activate_quantize", (None, torch.ones(2, 4), "swiglu", None), "needs a gate"),
-        ("activate_quantize", (torch.ones(2, 4), torch.ones(2, 4), "relu2", None), "has no gate"),
-        ("activate_quantize", (torch.ones(2, 4), torch.ones(2, 4), "gelu", None), "must be one of"),
-        ("activate_quantize", (torch.ones(2, 5), torch.ones(2, 4), "swiglu", None), "gate must be"),
+        (
+            "activate_quantize",
+            (torch.ones(2, 4), torch.ones(2, 4), "relu2", None),
+            "has no gate",
+        ),
+        (
+            "activate_quantize",
+            (torch.ones(2, 4), torch.ones(2, 4), "gelu", None),
+            "must be one of",
+        ),
+        (
+            "activate_quantize",
+            (torch.ones(2, 5), torch.ones(2, 4), "swiglu", None),
+            "gate must be",
+        ),
         ("turn_heads", (torch.ones(4, 6), None, 2, 2, None), "even number"),
         ("turn_heads", (torch.ones(4, 8), None, 2, 3, None), r"B \* 3"),
         (
@@ -528,4 +561,4 @@ def test_tensors_without_elements_give_such(call: Call) -> None:
 )
 def test_wrong_arguments_are_named(name: str, arguments: tuple[Any, ...], fault: str) -> None:
     with pytest.raises((ValueError, TypeError), match=fault):
-        build().kernels[name](*arguments)
+        calls(None)(name, *arguments)

@@ -67,8 +67,8 @@ class Counted:
     def __init__(self, isa: str | None) -> None:
         self.isa = isa
         self.kernels = dict(build(isa).kernels)
-        self.prepare: Callable[..., Any] = self.kernels["decode_step"]
-        self.kernels["decode_step"] = self.counting
+        self.prepare: Callable[..., Any] = self.kernels["text.decode_step"]
+        self.kernels["text.decode_step"] = self.counting
         self.steps = 0
         self.interrupted: int | None = None
 

@@ -11,12 +11,9 @@ import pytest
 import torch
 
 from arb_ternary.backends.protocol import (
-    BLOCK_OPS,
-    CONVOLUTION_OPS,
+    COMBINED_OPS,
     OPTIONAL_OPS,
     REQUIRED_OPS,
-    SUM_OPS,
-    WIRE_OPS,
 )
 from arb_ternary.backends.select import BackendRequest, get_backend, select
 from arb_ternary.environment import for_child
@@ -28,6 +25,11 @@ from arb_ternary_cpu.isa import ISAS, chosen_isa, usable_isas
 from arb_ternary_cpu.plugin import ISA
 from arb_ternary_cpu.probe import probe
 from arb_ternary_cpu.sources import FOLDER, check_sources, digest_of
+from arb_ternary_distributed.wire import WIRE_KERNELS
+from arb_ternary_text.models.fused import BLOCK_OPS
+from arb_ternary_text.models.native_decode import DECODE_STEP
+from arb_ternary_vision.convolution_ops import CONVOLUTION_OPS
+from arb_ternary_votes.levels import SUMS_TO_QUANTA
 
 
 def test_scalar_is_always_usable_and_the_fastest_comes_first() -> None:
@@ -129,10 +131,12 @@ def test_every_op_is_native() -> None:
     assert set(kernels) == {
         *REQUIRED_OPS,
         *OPTIONAL_OPS,
-        *WIRE_OPS,
-        *SUM_OPS,
+        *COMBINED_OPS,
+        *WIRE_KERNELS,
+        SUMS_TO_QUANTA,
         *CONVOLUTION_OPS,
         *BLOCK_OPS,
+        DECODE_STEP,
     }
     for op, kernel in kernels.items():
         function = getattr(kernel, "func", kernel)

@@ -111,7 +111,7 @@ def test_every_bit_is_that_of_patches_as_rows(
     x = image(seed, size, dtype, layout, content)
     rows = rows_of(x, window)
     wanted_q, wanted_scale = reference.quantize_rows(rows)
-    q, scale = kernels["unfold_quantize"](x, window)
+    q, scale = kernels["vision.unfold_quantize"](x, window)
     assert_same(q, wanted_q)
     assert_same(scale, wanted_scale)
 
@@ -123,7 +123,7 @@ def test_every_bit_is_that_of_patches_as_rows(
         wanted_q, wanted_scale, reference.pack(trits), exponent, bias, shape, dtype
     )
     assert_same(
-        kernels["convolve"](x, kernels["pack"](trits), exponent, bias, shape, window), wanted
+        kernels["vision.convolve"](x, kernels["pack"](trits), exponent, bias, shape, window), wanted
     )
 
     grad = torch.randn_like(rows)
@@ -131,7 +131,7 @@ def test_every_bit_is_that_of_patches_as_rows(
     summed = fold(patches, size[2:], window[:2], window[2:4], window[4:6], window[6:]).permute(
         0, 2, 3, 1
     )
-    found = kernels["fold_patches"](grad, (size[0], *size[2:], size[1]), window)
+    found = kernels["vision.fold_patches"](grad, (size[0], *size[2:], size[1]), window)
     assert_same(found, summed.contiguous())
 
 
@@ -140,7 +140,7 @@ def test_large_images_are_cut_into_bands(threads: int) -> None:
     window = (3, 3, 1, 1, 1, 1, 1, 1)
     x = image(3, (2, 40, 70, 90), torch.float32, "first", "normal")
     wanted_q, wanted_scale = reference.quantize_rows(rows_of(x, window))
-    q, scale = kernels["unfold_quantize"](x, window)
+    q, scale = kernels["vision.unfold_quantize"](x, window)
     assert_same(q, wanted_q)
     assert_same(scale, wanted_scale)
     shape = WeightShape(24, 360, 128)
@@ -150,7 +150,7 @@ def test_large_images_are_cut_into_bands(threads: int) -> None:
         wanted_q, wanted_scale, reference.pack(trits), exponent, None, shape, torch.float32
     )
     assert_same(
-        kernels["convolve"](x, kernels["pack"](trits), exponent, None, shape, window), wanted
+        kernels["vision.convolve"](x, kernels["pack"](trits), exponent, None, shape, window), wanted
     )
 
 
@@ -184,10 +184,10 @@ def test_nothing_in_or_out() -> None:
     shape = WeightShape(4, 3, 32)
     packed = kernels["pack"](torch.ones(4, 3, dtype=torch.int8))
     exponent = torch.zeros(4, 1, dtype=torch.int8)
-    y = kernels["convolve"](torch.zeros(0, 3, 5, 5), packed, exponent, None, shape, window)
+    y = kernels["vision.convolve"](torch.zeros(0, 3, 5, 5), packed, exponent, None, shape, window)
     assert y.shape == (0, 4)
     assert_same(
-        kernels["convolve"](
+        kernels["vision.convolve"](
             torch.zeros(1, 3, 1, 2), packed, exponent, torch.arange(4.0), shape, window
         ),
         torch.arange(4.0).expand(2, 4),
@@ -198,18 +198,18 @@ def test_wrong_arguments_are_refused() -> None:
     kernels = kernels_of(get_backend("cpu"))
     window = (3, 3, 1, 1, 0, 0, 1, 1)
     with pytest.raises(ValueError, match=r"\[B, C, H, W\]"):
-        kernels["unfold_quantize"](torch.zeros(3, 5, 5), window)
+        kernels["vision.unfold_quantize"](torch.zeros(3, 5, 5), window)
     with pytest.raises(ValueError, match="smaller than the kernel"):
-        kernels["unfold_quantize"](torch.zeros(1, 3, 2, 5), window)
+        kernels["vision.unfold_quantize"](torch.zeros(1, 3, 2, 5), window)
     with pytest.raises(ValueError, match="taps, dilation, padding and stride"):
-        kernels["unfold_quantize"](torch.zeros(1, 3, 5, 5), (3, 3, 1, 1, 0, 0, 0, 1))
+        kernels["vision.unfold_quantize"](torch.zeros(1, 3, 5, 5), (3, 3, 1, 1, 0, 0, 0, 1))
     with pytest.raises(TypeError, match="float32, bfloat16 and float16"):
-        kernels["unfold_quantize"](torch.zeros(1, 3, 5, 5, dtype=torch.int8), window)
+        kernels["vision.unfold_quantize"](torch.zeros(1, 3, 5, 5, dtype=torch.int8), window)
     packed = kernels["pack"](torch.ones(4, 9, dtype=torch.int8))
     exponent = torch.zeros(4, 1, dtype=torch.int8)
     with pytest.raises(ValueError, match="27 elements do not fit"):
-        kernels["convolve"](
+        kernels["vision.convolve"](
             torch.zeros(1, 3, 5, 5), packed, exponent, None, WeightShape(4, 9, 32), window
         )
     with pytest.raises(ValueError, match="rows must be"):
-        kernels["fold_patches"](torch.zeros(4, 27), (1, 5, 5, 3), window)
+        kernels["vision.fold_patches"](torch.zeros(4, 27), (1, 5, 5, 3), window)

@@ -41,7 +41,7 @@ def without_gradients() -> Iterator[None]:
 @pytest.fixture(params=usable_isas())
 def taken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each step was the kernel's, of every instruction set in turn."""
-    prepare = build(request.param).kernels["decode_step"]
+    prepare = build(request.param).kernels["text.decode_step"]
     steps: list[bool] = []
 
     def counting(plan: Any) -> Callable[..., Tensor | None]:
@@ -55,7 +55,9 @@ def taken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
         return one
 
     monkeypatch.setattr(
-        native_decode, "get_backend", lambda _: SimpleNamespace(kernels={"decode_step": counting})
+        native_decode,
+        "get_backend",
+        lambda _: SimpleNamespace(kernels={"text.decode_step": counting}),
     )
     return steps
 
@@ -201,7 +203,7 @@ def test_a_greedy_text_is_drawn_by_the_kernel(
 def test_a_rounded_cache_of_another_form_is_refused(broken: str) -> None:
     model = decoder()
     plan, _ = native_decode.plan_of(model)
-    step = build(None).kernels["decode_step"](plan)
+    step = build(None).kernels["text.decode_step"](plan)
     codes = (1, 4, 8, 16)
     scales = (1, 4, 8)
     layer = [torch.zeros(codes, dtype=torch.int8) for _ in range(2)] + [

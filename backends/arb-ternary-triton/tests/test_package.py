@@ -16,10 +16,10 @@ from arb_ternary.backends.protocol import (
     OPTIONAL_OPS,
     REQUIRED_OPS,
     ROW_SHARDS,
-    WIRE_OPS,
 )
 from arb_ternary.backends.select import BackendRequest, get_backend, select
 from arb_ternary.errors import EnvironmentProblem
+from arb_ternary_distributed.wire import WIRE_KERNELS
 from arb_ternary_triton import arguments
 from arb_ternary_triton import launch as launching
 from arb_ternary_triton import probe as probing
@@ -44,7 +44,12 @@ def _forced(device: str) -> EnvironmentProblem:
 
 def test_every_op_is_its_own() -> None:
     backend = get_backend("triton")
-    assert set(backend.kernels) == {*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, "sums_to_quanta"}
+    assert set(backend.kernels) == {
+        *REQUIRED_OPS,
+        *OPTIONAL_OPS,
+        *WIRE_KERNELS,
+        "votes.sums_to_quanta",
+    }
     assert backend.capabilities == {FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS}
     for op, kernel in backend.kernels.items():
         assert kernel.__module__.startswith("arb_ternary_triton"), op

@@ -162,6 +162,10 @@ def _quanta(
 @pytest.mark.slow
 class TestEveryLaunch(BackendSuite):
     def make_backend(self) -> KernelBackend:
-        torch_kernels = {**reference.build().kernels, **WIRE_KERNELS, "sums_to_quanta": _quanta}
+        torch_kernels = {
+            **reference.build().kernels,
+            **WIRE_KERNELS,
+            "votes.sums_to_quanta": _quanta,
+        }
         ours = backend.build().kernels
         return _Recorded(kernels={op: _recorded(ours[op], torch_kernels[op]) for op in ours})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arb_ternary.backends import reference
-from arb_ternary.backends.protocol import WIRE_OPS, WeightShape
+from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_distributed.digits import (
     add_digits_,
@@ -33,7 +33,7 @@ from arb_ternary_distributed.flips import (
     unpacked_flip_list,
 )
 from arb_ternary_distributed.rows import repacked_rows, row_bounds, weight_rows
-from arb_ternary_distributed.wire import WIRE_KERNELS, wire_kernel
+from arb_ternary_distributed.wire import wire_kernel
 
 BASES = (3, 5, 15, 255, 65535)
 SIZES = (0, 1, 2, 4, 5, 6, 97, 32_769, 70_001)
@@ -267,10 +267,6 @@ def test_rows_of_a_weight_are_those_of_its_trits(first: int, last: int) -> None:
         assert torch.equal(rows, reference.pack(trits[first:last]))
 
 
-def test_core_knows_the_names_of_the_kernels() -> None:
-    assert set(WIRE_KERNELS) == set(WIRE_OPS)
-
-
 def test_a_backend_without_wire_kernels_has_stand_ins_unless_that_is_forbidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -285,14 +281,16 @@ def test_a_backend_without_wire_kernels_has_stand_ins_unless_that_is_forbidden(
     monkeypatch.setattr("arb_ternary_distributed.rows.kernel", lambda name, op: Bare.kernels[op])
     before, after = (torch.from_numpy(trits) for trits in moved(5, 9, 0.5, seed=3))
     shape = WeightShape(5, 9, 32)
-    places, directions = wire_kernel("bare", "flip_list")(before, after, shape)
+    places, directions = wire_kernel("bare", "distributed.flip_list")(before, after, shape)
     changed = before.clone()
-    wire_kernel("bare", "apply_flips_")(changed, shape, places, directions)
+    wire_kernel("bare", "distributed.apply_flips_")(changed, shape, places, directions)
     assert torch.equal(changed, after)
     assert places.numel()
-    assert torch.equal(wire_kernel("bare", "weight_rows")(after, shape, 1, 3), after[1:3])
-    assert wire_kernel("bare", "digits_to_bytes") is digits_to_bytes
+    assert torch.equal(
+        wire_kernel("bare", "distributed.weight_rows")(after, shape, 1, 3), after[1:3]
+    )
+    assert wire_kernel("bare", "distributed.digits_to_bytes") is digits_to_bytes
     monkeypatch.setenv("ARB_TERNARY_STRICT", "1")
-    with pytest.raises(EnvironmentProblem, match="no kernel for 'flip_list'"):
-        wire_kernel("bare", "flip_list")
-    assert wire_kernel("torch", "flip_list") is flip_list
+    with pytest.raises(EnvironmentProblem, match=r"no kernel for 'distributed\.flip_list'"):
+        wire_kernel("bare", "distributed.flip_list")
+    assert wire_kernel("torch", "distributed.flip_list") is flip_list

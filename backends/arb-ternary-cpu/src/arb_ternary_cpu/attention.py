@@ -173,4 +173,7 @@ def _attend_backward(
 
 def kernels(isa: int) -> dict[str, Callable[..., Any]]:
     """The kernels of this module for the instruction set with this index."""
-    return {"attend": partial(_attend, isa), "attend_backward": partial(_attend_backward, isa)}
+    return {
+        "text.attend": partial(_attend, isa),
+        "text.attend_backward": partial(_attend_backward, isa),
+    }

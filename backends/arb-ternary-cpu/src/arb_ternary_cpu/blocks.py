@@ -372,12 +372,12 @@ def _address(tensor: Tensor | None) -> int:
 def kernels(isa: int) -> dict[str, Callable[..., Any]]:
     """The kernels of this module for the instruction set with this index."""
     return {
-        "normalise_quantize": partial(_normalise_quantize, isa),
-        "normalise_quantize_backward": partial(_normalise_quantize_backward, isa),
-        "activate_quantize": partial(_activate_quantize, isa),
-        "activate_quantize_backward": partial(_activate_quantize_backward, isa),
-        "scale_columns_backward": partial(_scale_columns_backward, isa),
-        "turn_heads": partial(_turn_heads, isa),
-        "turn_heads_backward": partial(_turn_heads_backward, isa),
+        "text.normalise_quantize": partial(_normalise_quantize, isa),
+        "text.normalise_quantize_backward": partial(_normalise_quantize_backward, isa),
+        "text.activate_quantize": partial(_activate_quantize, isa),
+        "text.activate_quantize_backward": partial(_activate_quantize_backward, isa),
+        "text.scale_columns_backward": partial(_scale_columns_backward, isa),
+        "text.turn_heads": partial(_turn_heads, isa),
+        "text.turn_heads_backward": partial(_turn_heads_backward, isa),
         "quantize_gradients": partial(_quantize_gradients, isa),
     }

@@ -1,7 +1,7 @@
 """Convolutions: patches of an image quantised, multiplied and summed up again, without the patches
 as floats.
 
-Windows and rows are those of ``arb_ternary.backends.patches``; an image may have any strides.
+Windows and rows are those of ``arb_ternary_vision.patches``; an image may have any strides.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor, get_num_threads
 
-from arb_ternary.backends.patches import fold_rows, places
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_cpu import _native
 from arb_ternary_cpu.arguments import (
@@ -36,13 +35,27 @@ def _image(x: Tensor) -> tuple[Tensor, tuple[int, int, tuple[int, ...]]]:
     return x, (x.data_ptr(), float_dtype(x.dtype, "x"), (*x.shape, *x.stride()))
 
 
+def _places(size: Sequence[int], window: Sequence[int]) -> tuple[int, int]:
+    """Where a window fits into an image of ``size``: ``H', W'``."""
+    taps, gaps, pads, steps = (window[at : at + 2] for at in (0, 2, 4, 6))
+    high, wide = (
+        (size[axis] + 2 * pads[axis] - gaps[axis] * (taps[axis] - 1) - 1) // steps[axis] + 1
+        for axis in (0, 1)
+    )
+    if high < 1 or wide < 1:
+        raise ValueError(
+            f"an image of {[*size]} with padding {[*pads]} is smaller than the kernel {(*taps,)}"
+        )
+    return high, wide
+
+
 def _rows(x: Tensor, window: Sequence[int]) -> tuple[int, int]:
     """``M`` and ``K``."""
     if len(window) != 8 or min(window[:4]) < 1 or min(window[4:6]) < 0 or min(window[6:]) < 1:
         raise ValueError(
             f"a window is taps, dilation, padding and stride, each down and across, got {[*window]}"
         )
-    high, wide = places(x.shape[2:], window)
+    high, wide = _places(x.shape[2:], window)
     return x.shape[0] * high * wide, x.shape[1] * window[0] * window[1]
 
 
@@ -108,8 +121,6 @@ def _convolve(
 
 
 def _fold_patches(rows_MK: Tensor, size: Sequence[int], window: Sequence[int]) -> Tensor:
-    if rows_MK.dtype is not torch.float32 or not rows_MK.numel():
-        return fold_rows(rows_MK, size, window)
     batch, height, width, channels = size
     out = torch.empty((batch, height, width, channels))
     rows = check_readable(rows_MK, "rows", torch.float32, _rows(out.permute(0, 3, 1, 2), window))
@@ -121,7 +132,7 @@ def _fold_patches(rows_MK: Tensor, size: Sequence[int], window: Sequence[int]) -
 def kernels(isa: int, linear: Callable[..., Tensor]) -> dict[str, Callable[..., object]]:
     """The kernels of this module for the instruction set with this index, beside its ``linear``."""
     return {
-        "unfold_quantize": partial(_unfold_quantize, isa),
-        "convolve": partial(_convolve, isa, linear),
-        "fold_patches": _fold_patches,
+        "vision.unfold_quantize": partial(_unfold_quantize, isa),
+        "vision.convolve": partial(_convolve, isa, linear),
+        "vision.fold_patches": _fold_patches,
     }

@@ -247,4 +247,4 @@ def _sizes(shape: WeightShape) -> tuple[int, int, int, int]:
 
 def kernels(isa: int) -> dict[str, Callable[..., Any]]:
     """The kernels of this module for the instruction set with this index."""
-    return {"decode_step": partial(decode_step, isa)}
+    return {"text.decode_step": partial(decode_step, isa)}

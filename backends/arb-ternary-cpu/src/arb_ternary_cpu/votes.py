@@ -51,7 +51,7 @@ def kernels(isa: int) -> dict[str, Callable[..., object]]:
         "apply_votes": _apply_votes,
         "apply_scaled_votes": _apply_scaled_votes,
         "apply_exponent_votes": _apply_exponent_votes,
-        "sums_to_quanta": _sums_to_quanta,
+        "votes.sums_to_quanta": _sums_to_quanta,
         "settle_votes": _settle_votes,
     }
     bound: dict[str, Callable[..., object]] = {

@@ -34,12 +34,12 @@ _EMPTY_ROW: Final = 0x55555555
 def kernels(isa: int) -> dict[str, Callable[..., object]]:
     """The kernels of this module for the instruction set with this index."""
     return {
-        "digits_to_bytes": partial(_digits_to_bytes, isa),
-        "bytes_to_digits": partial(_bytes_to_digits, isa),
-        "add_digits_": partial(_add_digits_, isa),
-        "weight_rows": _weight_rows,
-        "flip_list": _flip_list,
-        "apply_flips_": _apply_flips_,
+        "distributed.digits_to_bytes": partial(_digits_to_bytes, isa),
+        "distributed.bytes_to_digits": partial(_bytes_to_digits, isa),
+        "distributed.add_digits_": partial(_add_digits_, isa),
+        "distributed.weight_rows": _weight_rows,
+        "distributed.flip_list": _flip_list,
+        "distributed.apply_flips_": _apply_flips_,
     }
 
 

@@ -42,35 +42,10 @@ OPTIONAL_OPS: Final = (
     "embedding_scaled_votes",
     "apply_scaled_votes",
 )
-# : Kernels for ranks that share a weight. Core calls none of them: see
-# ``arb_ternary_distributed.wire``.
-WIRE_OPS: Final = (
-    "digits_to_bytes",
-    "bytes_to_digits",
-    "add_digits_",
-    "weight_rows",
-    "flip_list",
-    "apply_flips_",
-)
-# : Kernels for the sums of a step. Who calls one has code in torch beside it:
-# ``TernaryModule.add_votes``, and : ``arb_ternary_votes.levels``.
-SUM_OPS: Final = ("settle_votes", "sums_to_quanta")
-#: Kernels of convolutions. Core calls none of them: see ``arb_ternary_vision.convolution_ops``.
-CONVOLUTION_OPS: Final = ("unfold_quantize", "convolve", "fold_patches")
-# : Kernels for the blocks of a transformer. Core calls none of them: see
-# ``arb_ternary_text.models.fused``.
-BLOCK_OPS: Final = (
-    *(
-        "normalise_quantize",
-        "normalise_quantize_backward",
-        "activate_quantize",
-        "activate_quantize_backward",
-    ),
-    *("scale_columns_backward", "turn_heads", "turn_heads_backward", "attend", "attend_backward"),
-    *("quantize_gradients", "decode_step"),
-)
-#: All that a backend may have.
-KNOWN_OPS: Final = (*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUTION_OPS, *BLOCK_OPS)
+#: Ops that do the work of several calls at once. Core makes the calls if a backend lacks them.
+COMBINED_OPS: Final = ("quantize_gradients", "settle_votes")
+#: The ops of core. The name of any other op has a namespace: see :class:`KernelBackend`.
+CORE_OPS: Final = (*REQUIRED_OPS, *OPTIONAL_OPS, *COMBINED_OPS)
 
 #: Capability: ``cast_votes`` never materialises the gradient.
 FUSED_VOTES: Final = "fused_votes"
@@ -143,8 +118,10 @@ class KernelBackend(Protocol):
         name: the registered name.
         capabilities: what the backend promises beyond correctness, e.g. :data:`FUSED_VOTES`,
             :data:`NARROW_VOTES`.
-        kernels: implementation by op name, with the signatures of
-            ``arb_ternary.backends.reference``.
+        kernels: implementation by op name. Ops of core have the signatures of
+            ``arb_ternary.backends.reference``. An op of another package has a namespace in its
+            name, which is that of the package without ``arb_ternary_``: ``text.attend`` is listed
+            and called by ``arb_ternary_text``, which has torch code for backends without it.
     """
 
     @property

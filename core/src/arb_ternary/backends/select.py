@@ -16,7 +16,7 @@ from typing import Final
 
 from attrs import asdict, frozen
 
-from arb_ternary.backends.protocol import KNOWN_OPS, REQUIRED_OPS, KernelBackend, ProbeResult
+from arb_ternary.backends.protocol import CORE_OPS, REQUIRED_OPS, KernelBackend, ProbeResult
 from arb_ternary.environment import BACKEND
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import Plugins, manager
@@ -340,8 +340,8 @@ def _build(plugins: Plugins, name: str) -> KernelBackend:
     if lacking:
         raise ComponentError(f"{registered.described} lacks required ops: {', '.join(lacking)}")
     for op in backend.kernels:
-        if op not in KNOWN_OPS:
-            close = nearest(op, KNOWN_OPS)
+        if op not in CORE_OPS and "." not in op:
+            close = nearest(op, CORE_OPS)
             hint = f"did you mean {close!r}?" if close else ""
             raise ComponentError(f"{registered.described} has an unknown op {op!r}", hint)
     return backend

@@ -47,7 +47,7 @@ class Parcel:
         """The values as they travel, uint8."""
         if self.base == _WIDE:
             return self.values.view(torch.uint8)
-        packed: Tensor = wire_kernel(backend, "digits_to_bytes")(
+        packed: Tensor = wire_kernel(backend, "distributed.digits_to_bytes")(
             self.values.to(torch.int16), self.base
         )
         return packed
@@ -57,7 +57,7 @@ class Parcel:
         if self.base == _WIDE:
             self.values.add_(received.clone().view(torch.int32))
         else:
-            wire_kernel(backend, "add_digits_")(self.values, received, self.base)
+            wire_kernel(backend, "distributed.add_digits_")(self.values, received, self.base)
 
 
 def vote_parcels(

@@ -74,7 +74,7 @@ class OwnedRows:
         """
         module = self.module
         first, last = self.bounds[self.world.rank]
-        self.before = wire_kernel(module.backend, "weight_rows")(
+        self.before = wire_kernel(module.backend, "distributed.weight_rows")(
             module.weight, module.shape, first, last
         )
         self.after = self.before.clone()
@@ -322,7 +322,9 @@ def _own_flips(owners: Sequence[OwnedRows], space: Sequence[int]) -> tuple[Tenso
         shape = rows_shape(module.shape, first, last)
         assert owner.before is not None
         assert owner.after is not None
-        where, how = wire_kernel(module.backend, "flip_list")(owner.before, owner.after, shape)
+        where, how = wire_kernel(module.backend, "distributed.flip_list")(
+            owner.before, owner.after, shape
+        )
         places.append(where + start)
         directions.append(how)
     return torch.cat(places), torch.cat(directions)
@@ -334,4 +336,6 @@ def _apply(owner: OwnedRows, rank: int, places: Tensor, directions: Tensor) -> N
     assert owner.flips is not None
     owner.flips += places.numel()
     whole = places + first * module.shape.in_features
-    wire_kernel(module.backend, "apply_flips_")(module.weight, module.shape, whole, directions)
+    wire_kernel(module.backend, "distributed.apply_flips_")(
+        module.weight, module.shape, whole, directions
+    )

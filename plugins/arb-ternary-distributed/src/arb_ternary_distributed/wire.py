@@ -15,19 +15,19 @@ Kernel = Callable[..., Any]
 
 #: What a backend may offer beside the ops of core. The first three know no layout of weights.
 WIRE_KERNELS: Final[Mapping[str, Kernel]] = {
-    "digits_to_bytes": digits.digits_to_bytes,
-    "bytes_to_digits": digits.bytes_to_digits,
-    "add_digits_": digits.add_digits_,
-    "weight_rows": rows.weight_rows,
-    "flip_list": flips.flip_list,
-    "apply_flips_": flips.apply_flips_,
+    "distributed.digits_to_bytes": digits.digits_to_bytes,
+    "distributed.bytes_to_digits": digits.bytes_to_digits,
+    "distributed.add_digits_": digits.add_digits_,
+    "distributed.weight_rows": rows.weight_rows,
+    "distributed.flip_list": flips.flip_list,
+    "distributed.apply_flips_": flips.apply_flips_,
 }
 # : What stands in for those that do, where a backend has a layout of its own; the first argument is
 # its name.
 _ANY_LAYOUT: Final[Mapping[str, Kernel]] = {
-    "weight_rows": rows.repacked_rows,
-    "flip_list": flips.unpacked_flip_list,
-    "apply_flips_": flips.repacked_flips_,
+    "distributed.weight_rows": rows.repacked_rows,
+    "distributed.flip_list": flips.unpacked_flip_list,
+    "distributed.apply_flips_": flips.repacked_flips_,
 }
 
 

@@ -48,10 +48,12 @@ class WireTests(BackendCase):
     @pytest.mark.parametrize("count", _COUNTS)
     def test_digits_are_packed_as_the_reference_packs_them(self, base: int, count: int) -> None:
         values = torch.from_numpy(_values(count, base))
-        packed = self.run("digits_to_bytes", values.to(self.device), base)
+        packed = self.run("distributed.digits_to_bytes", values.to(self.device), base)
         assert packed.dtype == torch.uint8
-        assert torch.equal(packed.cpu(), WIRE_KERNELS["digits_to_bytes"](values, base))
-        assert torch.equal(self.run("bytes_to_digits", packed, count, base).cpu(), values)
+        assert torch.equal(packed.cpu(), WIRE_KERNELS["distributed.digits_to_bytes"](values, base))
+        assert torch.equal(
+            self.run("distributed.bytes_to_digits", packed, count, base).cpu(), values
+        )
 
     @pytest.mark.parametrize("base", _BASES)
     @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
@@ -63,14 +65,14 @@ class WireTests(BackendCase):
         second = _values(count, base)[::-1].copy()
         # What is added lies within a message, at an odd byte.
         pieces = [
-            WIRE_KERNELS["digits_to_bytes"](torch.from_numpy(values), base)
+            WIRE_KERNELS["distributed.digits_to_bytes"](torch.from_numpy(values), base)
             for values in (first, second)
         ]
         message = torch.cat([torch.zeros(1, dtype=torch.uint8), *pieces]).to(self.device)
         start = np.arange(count) % 50 if base < 65535 else -first.astype(np.int64)
         total = self.tensor(start).to(dtype)
         for place, piece in zip((1, 1 + pieces[0].numel()), pieces, strict=True):
-            self.run("add_digits_", total, message[place : place + piece.numel()], base)
+            self.run("distributed.add_digits_", total, message[place : place + piece.numel()], base)
         np.testing.assert_array_equal(self.array(total), start + first + second)
 
     @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ class WireTests(BackendCase):
         values = torch.zeros(70_001, dtype=torch.int16)
         values[place] = value
         with pytest.raises(ValueError, match=f"digits of base {base}"):
-            self.run("digits_to_bytes", values, base)
+            self.run("distributed.digits_to_bytes", values, base)
 
     @pytest.mark.parametrize("size", _SIZES)
     @pytest.mark.parametrize("share", [0.0, 0.02, 1.0])
@@ -94,15 +96,15 @@ class WireTests(BackendCase):
         shape = WeightShape(*size, 32)
         packed = self._packed(before)
         wanted = self._packed(after)
-        places, directions = self.run("flip_list", packed, wanted, shape)
+        places, directions = self.run("distributed.flip_list", packed, wanted, shape)
         assert (places.dtype, directions.dtype) == (torch.int64, torch.int8)
         difference = (after.astype(int) - before).reshape(-1)
         np.testing.assert_array_equal(self.array(places), np.flatnonzero(difference))
         np.testing.assert_array_equal(self.array(directions), difference[difference != 0])
-        self.run("apply_flips_", packed, shape, places, directions)
+        self.run("distributed.apply_flips_", packed, shape, places, directions)
         assert torch.equal(packed, wanted)
         order = torch.randperm(len(places)).to(self.device)
-        self.run("apply_flips_", packed, shape, places[order], -directions[order])
+        self.run("distributed.apply_flips_", packed, shape, places[order], -directions[order])
         assert torch.equal(packed, self._packed(before))
 
     def test_flips_that_lead_nowhere_are_refused_and_change_nothing(self) -> None:
@@ -118,7 +120,9 @@ class WireTests(BackendCase):
             ([0, -1], down, "outside a weight of 3 x 40"),
         ):
             with pytest.raises(ValueError, match=message):
-                self.run("apply_flips_", packed, shape, torch.tensor(places), directions)
+                self.run(
+                    "distributed.apply_flips_", packed, shape, torch.tensor(places), directions
+                )
         assert torch.equal(packed, self._packed(before))
 
     @pytest.mark.parametrize(
@@ -126,7 +130,9 @@ class WireTests(BackendCase):
     )
     def test_rows_of_a_weight_are_packed_as_those_trits(self, first: int, last: int) -> None:
         trits, _ = _moved(70, 150, 0.0)
-        rows = self.run("weight_rows", self._packed(trits), WeightShape(70, 150, 32), first, last)
+        rows = self.run(
+            "distributed.weight_rows", self._packed(trits), WeightShape(70, 150, 32), first, last
+        )
         if first < last:
             assert torch.equal(rows, self._packed(trits[first:last]))
         shape = WeightShape(last - first, 150, 32)
@@ -171,7 +177,7 @@ class WireTests(BackendCase):
         factor = round(unit * 2**24)
         words = (_DRAW.seed, _DRAW.step, _DRAW.stream + 6)
         given = self.tensor(sums).to(dtype)
-        quanta = self.run("sums_to_quanta", given, factor >> 24, factor % 2**24, words, start)
+        quanta = self.run("votes.sums_to_quanta", given, factor >> 24, factor % 2**24, words, start)
         assert quanta.dtype == torch.int32
         noise = _DRAW.bits((3, 70), 6, start) >> 8
         np.testing.assert_array_equal(self.array(quanta), (sums * factor + noise) >> 24)

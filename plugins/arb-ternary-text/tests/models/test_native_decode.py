@@ -33,7 +33,7 @@ class Kernel:
 
     @property
     def kernels(self) -> dict[str, Callable[..., Any]]:
-        return {"decode_step": self.prepare}
+        return {"text.decode_step": self.prepare}
 
     def prepare(self, plan: DecoderPlan) -> Callable[..., Tensor | None]:
         self.plans.append(plan)

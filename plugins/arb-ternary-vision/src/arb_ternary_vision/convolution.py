@@ -7,10 +7,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from arb_ternary.backends.patches import places, unfold_rows
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import GroupSize, VoteOptions
 from arb_ternary_vision.convolution_ops import convolution
+from arb_ternary_vision.patches import places, unfold_rows
 
 Pair = tuple[int, int]
 

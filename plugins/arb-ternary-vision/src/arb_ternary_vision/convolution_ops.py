@@ -2,23 +2,26 @@
 backend lacks.
 
 A patch is a row of :func:`~arb_ternary.backends.ops.linear`, quantised by its own absolute maximum.
-Windows and rows are those of :mod:`arb_ternary.backends.patches`.
+Windows and rows are those of :mod:`arb_ternary_vision.patches`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.ops import linear_backward
-from arb_ternary.backends.patches import fold_rows, places, unfold_rows
 from arb_ternary.backends.registration import op
 from arb_ternary.backends.select import get_backend
 from arb_ternary.backends.vote_state import VoteState
+from arb_ternary_vision.patches import fold_rows, places, unfold_rows
+
+#: The ops that a backend may have for convolutions. The signatures are those of the calls below.
+CONVOLUTION_OPS: Final = ("vision.unfold_quantize", "vision.convolve", "vision.fold_patches")
 
 
 def _own(backend: str, name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,7 +37,7 @@ def unfold_quantize(x: Tensor, window: Sequence[int], backend: str) -> tuple[Ten
         q, scale = kernel(backend, "quantize_rows")(unfold_rows(x, window))
         return q, scale
 
-    q, scale = _own(backend, "unfold_quantize", unfolded)(x, window)
+    q, scale = _own(backend, "vision.unfold_quantize", unfolded)(x, window)
     return q, scale
 
 
@@ -48,8 +51,11 @@ def _(x: Tensor, window: Sequence[int], *_: object) -> tuple[Tensor, Tensor]:
 
 @op()
 def fold_patches(rows: Tensor, size: Sequence[int], window: Sequence[int], backend: str) -> Tensor:
-    """:func:`fold_rows`, by the backend's kernel if it has one."""
-    folded: Tensor = _own(backend, "fold_patches", fold_rows)(rows, size, window)
+    """:func:`fold_rows`, by the backend's kernel if it has one; kernels take float32 only."""
+    fold = fold_rows
+    if rows.dtype is torch.float32 and rows.numel():
+        fold = _own(backend, "vision.fold_patches", fold_rows)
+    folded: Tensor = fold(rows, size, window)
     return folded
 
 
@@ -92,7 +98,7 @@ def convolution(
         )
         return y
 
-    run = _own(state.backend, "convolve", multiplied)
+    run = _own(state.backend, "vision.convolve", multiplied)
     y: Tensor = run(x, state.weight, state.exponent, bias, state.shape, window)
     return y
 

@@ -26,6 +26,9 @@ USE_VOTE_SUM: Final = 6
 #: Quanta beyond which a unit is the same as a full accumulator.
 LARGEST_UNIT: Final = 127.0
 
+#: The op that a backend may have for :func:`sums_to_quanta`.
+SUMS_TO_QUANTA: Final = "votes.sums_to_quanta"
+
 _FRACTION_BITS: Final = 24
 _MASK: Final = (1 << _FRACTION_BITS) - 1
 #: Sums of which ``(sum * fraction + noise)`` fits 32 bits: 127 * (2**24 - 1) + 2**24 - 1 < 2**31.
@@ -62,7 +65,7 @@ def in_quanta(
     flat = sums.reshape(-1)
     start = first_row * sums.shape[1]
 
-    own_kernel = None if backend is None else backend.kernels.get("sums_to_quanta")
+    own_kernel = None if backend is None else backend.kernels.get(SUMS_TO_QUANTA)
     if own_kernel is not None:
         computed = own_kernel(sums, whole, fraction, (words[SEED], step, stream), start)
         assert isinstance(computed, Tensor)

@@ -1,7 +1,7 @@
 """When the parts of a block may be computed by kernels of their own, not by the operations of
 torch.
 
-Such kernels (``arb_ternary.backends.protocol.BLOCK_OPS``) are optional: they save the memory
+Such kernels (:data:`BLOCK_OPS`) are optional: they save the memory
 traffic and the calls of a dozen operations each. They add up in an order of their own, so that
 float results differ from torch's in the last bits; integers made of the same floats are equal. Rows
 of ``M`` positions have ``K`` features, of any float dtype; what lies between reading a row and
@@ -32,9 +32,9 @@ alone.
   float32 ``[B, heads, S]``, are those of the sums of what softmax divides by.
 * ``attend_backward(grad, query, key, value, seen, logs, ..., grad_query_gain, grad_key_gain) ->
   grad_query, grad_key, grad_value``, with the rest of the arguments of ``attend``.
-* ``quantize_gradients(grad, row_scale, seed, step, stream, folded_stream) -> q, scale, folded,
-  folded_scale``: ``quantize_gradient`` of ``grad`` and of its rows times their scales; for fewer
-  than 2**32 elements.
+* core's ``quantize_gradients(grad, row_scale, seed, step, stream, folded_stream) -> q, scale,
+  folded, folded_scale``: ``quantize_gradient`` of ``grad`` and of its rows times their scales; for
+  fewer than 2**32 elements.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from typing import Any, Final, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from arb_ternary.backends.protocol import BLOCK_OPS
 from arb_ternary.backends.select import get_backend
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.rms_norm import RMSNorm
@@ -56,8 +55,19 @@ Kernels = Mapping[str, Callable[..., Any]]
 
 #: Parts of a module that a user may have set to see, or to change, what enters and leaves it.
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-#: Those that take part in training: all but a whole step of decoding.
-_OPS: Final = tuple(op for op in BLOCK_OPS if op != "decode_step")
+#: The ops that a backend needs for the parts of a block. ``text.decode_step`` is for generation.
+BLOCK_OPS: Final = (
+    "quantize_gradients",
+    "text.normalise_quantize",
+    "text.normalise_quantize_backward",
+    "text.activate_quantize",
+    "text.activate_quantize_backward",
+    "text.scale_columns_backward",
+    "text.turn_heads",
+    "text.turn_heads_backward",
+    "text.attend",
+    "text.attend_backward",
+)
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 #: What a tensor that is all here, and nothing but a tensor, is.
 _TENSORS: Final = (Tensor, nn.Parameter)
@@ -109,7 +119,7 @@ def kernels_for(
     if backend is None or not all(_is_known(norm) and not is_watched(norm) for norm in norms):
         return None
     kernels = get_backend(backend).kernels
-    return kernels if all(op in kernels for op in _OPS) else None
+    return kernels if all(op in kernels for op in BLOCK_OPS) else None
 
 
 def _is_plain(linear: nn.Module) -> TypeGuard[TernaryLinear]:

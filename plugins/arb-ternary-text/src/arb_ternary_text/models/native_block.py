@@ -106,7 +106,7 @@ class _NormalizedProducts(torch.autograd.Function):
         linears: Sequence[_Linear],
         eps: float | None,
     ) -> tuple[Tensor, ...]:
-        q_MD, scale_M, r_M = kernels["normalise_quantize"](x, eps, gain)
+        q_MD, scale_M, r_M = kernels["text.normalise_quantize"](x, eps, gain)
         x_kept = None if r_M is None else x
         # Weights are kept so that torch notices if they change before backward.
         weights = [
@@ -130,7 +130,7 @@ class _NormalizedProducts(torch.autograd.Function):
         if not needs_rows:
             return (None,) * 6
         grad_gain = grad_buffer_like(gain)
-        grad_x = ctx.kernels["normalise_quantize_backward"](
+        grad_x = ctx.kernels["text.normalise_quantize_backward"](
             found, x, r_M, ctx.size, gain, grad_gain
         )
         return grad_x, None, grad_gain, None, None, None
@@ -153,7 +153,7 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         products = products_and_factors[:3]
         factors = products_and_factors[3:]
-        seen_ME, logs = kernels["attend"](
+        seen_ME, logs = kernels["text.attend"](
             *map(_scaled, products, factors), (cos, sin), *sizes, *eps, query_gain, key_gain
         )
         ctx.save_for_backward(cos, sin, query_gain, key_gain, seen_ME, logs, *products_and_factors)
@@ -170,7 +170,7 @@ class _Attention(torch.autograd.Function):
         factors = rest[3:]
         grad_gains = grad_buffer_like(query_gain), grad_buffer_like(key_gain)
         heads = map(_scaled, products, factors)
-        grads = ctx.kernels["attend_backward"](
+        grads = ctx.kernels["text.attend_backward"](
             grad_ME,
             *heads,
             seen_ME,
@@ -205,7 +205,7 @@ class _TurnedHeads(torch.autograd.Function):
         angles: Angles | None,
     ) -> Tensor:
         y_ME = _scaled(product_ME, factor)
-        y_BHSC, r_MH = kernels["turn_heads"](y_ME, angles, *sizes, eps, gain)
+        y_BHSC, r_MH = kernels["text.turn_heads"](y_ME, angles, *sizes, eps, gain)
         kept = None if r_MH is None and factor is None else product_ME
         ctx.save_for_backward(kept, r_MH, factor, gain, *(angles or ()))
         ctx.kernels = kernels
@@ -218,7 +218,7 @@ class _TurnedHeads(torch.autograd.Function):
         product_ME, r_MH, factor, gain, *angles = ctx.saved_tensors
         grad_gain = grad_buffer_like(gain)
         y_ME = None if r_MH is None else _scaled(product_ME, factor)
-        grad_ME = ctx.kernels["turn_heads_backward"](
+        grad_ME = ctx.kernels["text.turn_heads_backward"](
             grad_BHSC, y_ME, tuple(angles) or None, r_MH, gain, grad_gain
         )
         grad_ME, grad_factor = factor_grad(ctx.kernels, grad_ME, product_ME, factor)
@@ -244,7 +244,7 @@ class _ActivatedProduct(torch.autograd.Function):
     ) -> Tensor:
         gate = None if gate_MF is None else _scaled(gate_MF, gate_factor)
         up = _scaled(up_MF, up_factor)
-        q_MF, scale_M, r_M = kernels["activate_quantize"](gate, up, kind, eps, gain)
+        q_MF, scale_M, r_M = kernels["text.activate_quantize"](gate, up, kind, eps, gain)
         ctx.save_for_backward(
             gate_MF,
             up_MF,
@@ -275,7 +275,7 @@ class _ActivatedProduct(torch.autograd.Function):
         gate = None if gate_MF is None else _scaled(gate_MF, gate_factor)
         up = _scaled(up_MF, up_factor)
         grad_gain = grad_buffer_like(gain)
-        grad_gate, grad_up = kernels["activate_quantize_backward"](
+        grad_gate, grad_up = kernels["text.activate_quantize_backward"](
             grad_MF, gate, up, ctx.kind, r_M, gain, grad_gain
         )
         grad_gate_factor = None
@@ -314,7 +314,7 @@ def factor_grad(
     if factor_N is None or product_MN is None:
         return grad_MN, None
     grad_factor = torch.zeros_like(factor_N)
-    return kernels["scale_columns_backward"](
+    return kernels["text.scale_columns_backward"](
         grad_MN, product_MN, factor_N, grad_factor
     ), grad_factor
 

@@ -1,4 +1,4 @@
-"""One token of a plain decoder by the backend's kernel ``decode_step``, without a module in
+"""One token of a plain decoder by the backend's kernel ``text.decode_step``, without a module in
 between.
 
 Where the backend of a model has that kernel, generation takes it for decoders made of nothing but
@@ -40,6 +40,9 @@ from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_text.models.trit_vector import TritVector
 
+#: The op that a backend may have for a step of decoding.
+DECODE_STEP: Final = "text.decode_step"
+
 _Step = Callable[..., Tensor | None]
 #: What a plan has a form for.
 _LINEARS: Final = (TernaryLinear, ScaledTernaryLinear)
@@ -76,7 +79,7 @@ class _Bound:
         except _NotPlainError:
             return
         self._plan = plan
-        kernel = get_backend(backend).kernels.get("decode_step")
+        kernel = get_backend(backend).kernels.get(DECODE_STEP)
         if kernel is not None:
             self.step = kernel(plan)  # type: ignore[assignment]
         config = model.config
