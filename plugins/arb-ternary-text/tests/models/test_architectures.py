@@ -62,7 +62,7 @@ def test_a_preset_decides_what_the_config_leaves_open(name: str | None) -> None:
             "'tie_embeddings' is true in 'architecture': bitnet",
         ),
         ({"architecture": "bitnet", "head_dim": 4}, "'head_dim' is width / heads"),
-        ({"architecture": "llama", "experts": 3}, "leave 'architecture' out: none has it"),
+        ({"architecture": "llama", "experts": 3}, "remove 'architecture': no preset has it"),
         ({"architecture": "llama", "sliding_window": 4}, "'sliding_window' is null"),
         ({"architecture": "llama", "causal": False}, "'causal' is true"),
         (
@@ -73,7 +73,7 @@ def test_a_preset_decides_what_the_config_leaves_open(name: str | None) -> None:
         ({"rotary_factors": (1.0, 2.0, 0.0, 1.0)}, "numbers greater than 0"),
         ({"rotary_scaling": 0.0}, "rotary_scaling"),
         ({"group_size": "tensor"}, "'group_size': tensor needs 'scale_rule': frozen"),
-        ({"inner_gains": True}, "'inner_gains' needs 'learned_norms'"),
+        ({"inner_gains": True}, "'inner_gains' has no effect because norms have gains only"),
         (
             {"inner_gains": True, "learned_norms": True, "sub_norms": False},
             "'inner_gains' has no effect",

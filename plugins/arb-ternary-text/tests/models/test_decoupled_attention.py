@@ -399,13 +399,13 @@ def test_gates_and_null_keys_are_float_and_counted(options: dict[str, Any], floa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sem_dim": 4}, "'sem_dim' has no effect without 'attention': decoupled"),
-        ({"null_key_value": True}, "'null_key_value' has no effect without 'attention': decoupled"),
+        ({"sem_dim": 4}, "'sem_dim' has no effect because 'attention' is standard"),
+        ({"null_key_value": True}, "'null_key_value' has no effect"),
         ({"attention": "decoupled", "geo_dim": 4}, "needs 'sem_dim'"),
         ({"attention": "decoupled", "sem_dim": 4}, "needs 'geo_dim'"),
         (
             {**DECOUPLED, "geo_dim": 5},
-            "'geo_dim' must be even for the rotary embedding; it is 5, and 6 would do",
+            "'geo_dim' must be even for the rotary embedding, for example 6; it is 5",
         ),
         ({**DECOUPLED, "rotary_dim": 7}, "'rotary_dim' must be even"),
         (
@@ -415,15 +415,15 @@ def test_gates_and_null_keys_are_float_and_counted(options: dict[str, Any], floa
         ({**DECOUPLED, "rotary_dim": 2**16 + 2}, "whole number from 1 to 65536"),
         (
             {**DECOUPLED, "tie_query_key": True, "kv_heads": 1},
-            "as many 'kv_heads' as 'heads', 4; they are 1",
+            "as many 'kv_heads' as 'heads', 4; there are 1",
         ),
         (
             {**DECOUPLED, "query_key_norm": True},
-            "'query_key_norm' would undo .* leave it out, or use 'attention'",
+            "'query_key_norm' would undo .* remove it, or use 'attention'",
         ),
         (
             {**DECOUPLED, "architecture": "llama"},
-            "'attention' is standard in 'architecture': llama; leave it out",
+            "'attention' is standard in 'architecture': llama; remove it",
         ),
         ({**DECOUPLED, "rotary_factors": (1.0,)}, "rotary_dim / 2 = 2 numbers"),
         ({"attention": "linear"}, "attention"),

@@ -164,10 +164,10 @@ def test_a_decoder_with_them_has_no_float_parameter_and_every_gain_and_row_is_on
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"vector_trits": 8}, "'vector_trits' needs 'row_scales', or 'learned_norms'"),
+        ({"vector_trits": 8}, "'vector_trits' has no effect"),
         (
             {"vector_trits": 8, "float_parts": ("norms",)},
-            "'vector_trits' needs 'row_scales', or 'learned_norms'",
+            "'vector_trits' has no effect",
         ),
         ({"vector_trits": 5, "row_scales": True}, "vector_trits"),
     ],

@@ -7,8 +7,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import Rule, option, optional, positive
+from arb_ternary.config.options import Condition, Rule, option, optional, positive
 from arb_ternary.errors import DataError
 from arb_ternary_text.data.memmap import open_tokens
 from arb_ternary_text.data.source import DEFAULT_FRACTION, StreamSource, part
@@ -37,7 +36,11 @@ class TokensConfig:
         validator=optional(part),
     )
     dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = option(
-        None, "integer type of .bin files; null for .npy files, which know their own"
+        None,
+        "integer type of .bin files; null for .npy files, which know their own",
+        active_when=Condition(
+            lambda options, run, plan: bool(options.raw_files), ".npy files know their own"
+        ),
     )
     tokenizer: str | None = option(
         None,
@@ -61,15 +64,17 @@ class TokensConfig:
             raise ValueError(f"give either tokenizer or vocabulary_size: {given}")
 
     def validate_in_run(self, run: Any, planned: Any) -> list[tuple[str, str]]:
-        """A ``dtype`` where no file needs one, or none where one does."""
-        raw = [
-            path
-            for path in (self.train, self.validation)
-            if path is not None and path.endswith(".bin")
-        ]
+        """Require ``dtype`` for files that do not say what they hold."""
+        raw = self.raw_files
         if raw and self.dtype is None:
             return [("dtype", f"must be given: {raw[0]} does not say what it holds")]
-        return [] if raw else without_effect(self, ".npy files know their own", "dtype")
+        return []
+
+    @property
+    def raw_files(self) -> list[str]:
+        """The files that are nothing but integers."""
+        paths = [self.train] if self.validation is None else [self.train, self.validation]
+        return [path for path in paths if path.endswith(".bin")]
 
 
 def build(config: TokensConfig) -> StreamSource:

@@ -1,16 +1,14 @@
-"""Options of the decoder, checked against each other when they are set."""
+"""Options of the decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from attrs import Attribute, frozen
 from attrs.converters import optional as optional_converter
 from attrs.validators import in_, instance_of, optional
 
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import Rule, option, positive
+from arb_ternary.config.options import Condition, Rule, option, positive, when
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.architectures import PRESETS, Activation, preset_of
@@ -18,35 +16,34 @@ from arb_ternary_text.models.checks import check_options
 
 FloatPart = Literal["embedding", "head", "norms", "linears"]
 
-# : The parts of a decoder that ``float_parts`` can name; all of them together make the float
-# baseline.
+#: The parts of a decoder that ``float_parts`` can name. With all of them float the decoder is the
+#: float baseline.
 FLOAT_PARTS: tuple[FloatPart, ...] = ("embedding", "head", "norms", "linears")
 
-# : Trits that a number can be 1 plus the mean of: powers of two, so that the mean is a sum of
-# ternary weights.
+#: Numbers of trits that a factor or gain can be 1 plus the mean of: powers of two, so that the mean
+#: is a sum of ternary weights.
 VECTOR_TRITS: Final = (4, 8, 16, 32)
 
-# : Largest distance of a constant power-of-two factor from 1: beyond it float16 activations
-# overflow or vanish.
+#: Largest distance of a constant power-of-two factor from 1: beyond it float16 activations
+#: overflow or vanish.
 MAX_SCALE_EXPONENT = 16
 
-# : More experts than any model has; a bound against a mistyped number that would allocate for
-# minutes.
+#: More experts than any model has: a bound against a mistyped number that would allocate for
+#: minutes.
 MAX_EXPERTS = 4096
 
 
 def _whole(low: int, high: int | None = None) -> Rule:
-    text = (
-        f"a whole number of at least {low}"
-        if high is None
-        else f"a whole number from {low} to {high}"
-    )
-    schema = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
-    return Rule(
-        text,
-        lambda value: type(value) is int and low <= value and (high is None or value <= high),
-        schema,
-    )
+    schema = {"minimum": low}
+    text = f"a whole number of at least {low}"
+    if high is not None:
+        schema["maximum"] = high
+        text = f"a whole number from {low} to {high}"
+
+    def holds(value: Any) -> bool:
+        return type(value) is int and low <= value and (high is None or value <= high)
+
+    return Rule(text, holds, schema)
 
 
 _count = _whole(1)
@@ -77,13 +74,65 @@ _positive_numbers = Rule(
 )
 
 
+# --- when options take effect
+
+
+def _float_parts_lack(*parts: FloatPart) -> Condition:
+    """Return the condition that one of ``parts``, or the gains of norms, are ternary."""
+
+    def holds(options: DecoderConfig, run: Any, plan: Any) -> bool:
+        return options.ternary_gains or not set(parts) <= set(options.float_parts)
+
+    *others, last = parts
+    return Condition(holds, f"{', '.join(others)} and {last} are all in 'float_parts'")
+
+
+def _linears_vote(options: DecoderConfig, run: Any, plan: Planned | None) -> bool:
+    if run is None or options.ternary_linears:
+        return True
+    # A phase that changes the model may put ternary linears where there were none.
+    changes_model = any(hasattr(phase.options, "planned_in") for phase in run.phases)
+    return changes_model and plan is not None and "ternary" in plan.kinds | plan.idle
+
+
+_decoupled = when("attention", "decoupled")
+_with_experts = when("experts")
+_learned_gains = Condition(
+    lambda options, run, plan: run is None or "norms" not in options.float_parts,
+    "norms among the 'float_parts' have gains anyway",
+)
+_any_gains = Condition(
+    lambda options, run, plan: options.learned_norms or "norms" in options.float_parts,
+    "norms have gains only with 'learned_norms', or with norms in 'float_parts'",
+)
+_inner_norms = Condition(
+    lambda options, run, plan: options.has_sub_norms or options.has_query_key_norm,
+    "neither 'sub_norms' nor 'query_key_norm' is set",
+)
+_voting_linears = Condition(_linears_vote, "no linear learns by votes")
+_vectors = (
+    Condition(
+        lambda options, run, plan: options.row_scales or options.ternary_gains,
+        "there are neither 'row_scales' nor ternary gains ('learned_norms')",
+    ),
+    Condition(
+        lambda options, run, plan: options.ternary_gains or _linears_vote(options, run, plan),
+        "no linear learns by votes, and no gain",
+    ),
+)
+_ternary_embedding = Condition(
+    lambda options, run, plan: "embedding" not in options.float_parts,
+    "'float_parts' names embedding",
+)
+
+
 @frozen(kw_only=True)
 class DecoderConfig:
     """A decoder-only transformer; the vocabulary comes from the data.
 
     The default is pure: every weight is ternary, no parameter and no buffer is float. Each linear
-    reads an RMS-normalised input (BitNet). ``float_parts`` swaps parts for their float32
-    counterparts; with all four the same architecture is the float baseline.
+    reads an RMS-normalised input, as in BitNet. ``float_parts`` replaces parts by their float32
+    counterparts. With all four the same architecture is the float baseline.
     """
 
     width: int = option(256, "features of the residual stream", validator=_count)
@@ -96,20 +145,20 @@ class DecoderConfig:
     )
     head_dim: int | None = option(
         None,
-        "features of a head, even; those of its values where attention is decoupled; null = width "
+        "features of a head, even; with decoupled attention, features of its values; null = width "
         "/ heads",
         validator=optional(_count),
     )
     feed_forward: int | None = option(
         None,
         "hidden features of a feed-forward layer; null = 4 width for relu2, else 8/3 width rounded "
-        "up to 32",
+        "up to a multiple of 32",
         validator=optional(_count),
     )
     architecture: Literal["llama", "qwen3", "arcee", "bitnet"] | None = option(
         None,
-        "one that other programs compute too: it decides activation, sub_norms, query_key_norm "
-        "and, bitnet, tie_embeddings, where these are null; null = those below",
+        "preset that other programs run too; it decides activation, sub_norms, query_key_norm and "
+        "(bitnet) tie_embeddings where these are null; null = no preset",
         validator=optional(in_(tuple(PRESETS))),
     )
     activation: Literal["relu2", "swiglu", "reglu2"] | None = option(
@@ -120,43 +169,47 @@ class DecoderConfig:
     )
     attention: Literal["standard", "decoupled"] = option(
         "standard",
-        "decoupled = scores are the sum of a semantic part without positions and a geometric one "
+        "decoupled = scores are the sum of a semantic part without positions and a geometric part "
         "with rotary positions",
         validator=in_(("standard", "decoupled")),
     )
     sem_dim: int | None = option(
         None,
-        "semantic features of a head's queries and keys, in decoupled attention",
+        "semantic features of each head's queries and keys",
         validator=optional(_features),
+        active_when=_decoupled,
     )
     geo_dim: int | None = option(
         None,
-        "geometric features of a head's queries and keys, even, in decoupled attention",
+        "geometric features of each head's queries and keys, even",
         validator=optional(_features),
+        active_when=_decoupled,
     )
     rotary_dim: int | None = option(
         None,
-        "the planes that geometric features turn with are some of those of a head of so many; null "
-        "= geo_dim",
+        "features of the rotary embedding whose planes the geometric features choose from; null = "
+        "geo_dim",
         validator=optional(_features),
+        active_when=_decoupled,
     )
     attention_gate: bool = option(
         False,
-        "each head has a float gate that weighs its geometric against its semantic scores, in "
-        "decoupled attention",
+        "each head has a float gate that weighs its geometric against its semantic scores",
         validator=instance_of(bool),
+        active_when=_decoupled,
     )
     null_key_value: bool = option(
         False,
-        "each key head has a float key and value of no token, which every position sees, in "
-        "decoupled attention",
+        "each key head has a learned float key and value that belong to no token and are visible "
+        "to every position",
         validator=instance_of(bool),
+        active_when=_decoupled,
     )
     tie_query_key: bool = option(
         False,
-        "semantic keys are the semantic queries, in decoupled attention; needs as many kv_heads as "
-        "heads",
+        "semantic keys are the semantic queries; needs as many kv_heads as heads",
         validator=instance_of(bool),
+        active_when=_decoupled,
     )
     causal: bool = option(
         True,
@@ -170,13 +223,13 @@ class DecoderConfig:
     )
     rotary_factors: tuple[float, ...] | None = option(
         None,
-        "plane p of a head turns slower by the p-th of these head_dim / 2 (decoupled: rotary_dim / "
-        "2) factors; null = 1 for all",
+        "factors by which the planes of a head turn slower: head_dim / 2 of them (decoupled: "
+        "rotary_dim / 2); null = 1 for all",
         validator=optional(_positive_numbers),
         converter=optional_converter(tuple),
     )
     rotary_scaling: float = option(
-        1.0, "positions are divided by it before they turn queries and keys", validator=positive
+        1.0, "positions are divided by this before the rotary embedding", validator=positive
     )
     max_length: int = option(512, "context: longest sequence, in tokens", validator=_count)
     sliding_window: int | None = option(
@@ -189,13 +242,17 @@ class DecoderConfig:
         0, "experts of each feed-forward layer; 0 = dense", validator=_whole(0, MAX_EXPERTS)
     )
     experts_per_token: int = option(
-        2, "experts that a token is routed to in one pass", validator=_count
+        2,
+        "experts that a token is routed to in one pass",
+        validator=_count,
+        active_when=_with_experts,
     )
     max_moe_iters: int = option(
         1,
-        "most passes through the experts: a token is routed again, from its refined state, until "
+        "most passes through the experts: a token is routed again from its refined state until "
         "its choice repeats",
         validator=_count,
+        active_when=_with_experts,
     )
     tie_embeddings: bool | None = option(
         None,
@@ -204,19 +261,21 @@ class DecoderConfig:
     )
     group_size: Literal[32, 64, 128, 256, "row", "tensor"] = option(
         128,
-        "weights of a row that share an exponent in linears and head; tensor = all of a matrix, "
-        "whose exponent is then frozen",
+        "weights of a row that share an exponent, in linears and head; tensor = all weights of a "
+        "matrix, whose exponent is then frozen",
         validator=in_((32, 64, 128, 256, "row", "tensor")),
+        active_when=_voting_linears,
     )
     activations: Literal["int8", "float"] = option(
         "int8",
-        "precision of what enters each linear: int8 with one scale a token, or float",
+        "precision of the input of each linear: int8 with one scale per token, or float",
         validator=in_(("int8", "float")),
     )
     gradients: Literal["float", "int8"] = option(
         "float",
         "precision of the gradients that ternary modules multiply with",
         validator=in_(("float", "int8")),
+        active_when=_float_parts_lack("embedding", "head", "linears"),
     )
     float_parts: tuple[FloatPart, ...] = option(
         (),
@@ -229,15 +288,17 @@ class DecoderConfig:
         False,
         "pre-norms and final norm have a learned gain, ternary unless float_parts names norms",
         validator=instance_of(bool),
+        active_when=_learned_gains,
     )
     inner_gains: bool = option(
         False,
-        "sub-norms and norms of queries and keys have a learned gain too, as the pre-norms have",
+        "sub-norms and the norms of queries and keys have a learned gain like the pre-norms",
         validator=instance_of(bool),
+        active_when=(_any_gains, _inner_norms),
     )
     sub_norms: bool | None = option(
         None,
-        "normalise also what enters the output and down projections; null = the architecture's, "
+        "normalise the input of the output and down projections too; null = the architecture's, "
         "else true",
         validator=optional(instance_of(bool)),
     )
@@ -249,44 +310,53 @@ class DecoderConfig:
     norm_eps: float = option(1e-6, "added to the mean square in every norm", validator=positive)
     stored_eps: bool = option(
         False,
-        "each sub-norm, and each norm of queries and keys, has an eps of its own, saved with the "
-        "model; published weights may need it",
+        "each sub-norm and each norm of queries and keys has an eps of its own, which is saved "
+        "with the model; published weights may need it",
         validator=instance_of(bool),
+        active_when=_inner_norms,
     )
     query_key_value_bias: bool = option(
         False, "queries, keys and values have a float bias", validator=instance_of(bool)
     )
     linear_scales: bool = option(
         False,
-        "each ternary linear has a float factor beside its exponents, which does not learn; "
-        "published weights may need it",
+        "each ternary linear has a constant float factor beside its exponents; published weights "
+        "may need it",
         validator=instance_of(bool),
+        active_when=_voting_linears,
     )
     row_scales: bool = option(
         False,
-        "each ternary linear has a factor for each row beside its exponents: a float, which learns "
-        "as float parts do, or, with vector_trits, ternary",
+        "each row of a ternary linear has a learned factor beside its exponents: a float, trained "
+        "like other float parts, or, with vector_trits, ternary",
         validator=instance_of(bool),
+        active_when=_voting_linears,
     )
     vector_trits: Literal[4, 8, 16, 32] | None = option(
         None,
-        "trits that each factor of row_scales and each ternary gain is 1 plus the mean of, from 0 "
-        "to 2; null = float factors, and gains of one trit",
+        "number of trits that each factor of row_scales and each ternary gain is 1 plus the mean "
+        "of, from 0 to 2; null = float factors, and gains of one trit",
         validator=optional(in_(VECTOR_TRITS)),
+        active_when=_vectors,
     )
     scale_rule: Literal["residual", "frozen"] = option(
         "residual",
-        "how the exponents of ternary linears, head and gains move: by votes, or not at all",
+        "how the exponents of ternary linears, head and gains learn: by votes, or not at all",
         validator=in_(("residual", "frozen")),
+        active_when=_float_parts_lack("head", "linears"),
     )
     vote_bits: Literal[8, 4, 2] = option(
-        8, "bits of an accumulator of votes; 2 hold one step's votes only", validator=in_((8, 4, 2))
+        8,
+        "bits per accumulator of votes; 2 hold the votes of one step only",
+        validator=in_((8, 4, 2)),
+        active_when=_float_parts_lack("embedding", "head", "linears"),
     )
     embedding_scale_rule: Literal["residual", "frozen", "correlation"] = option(
         "residual",
-        "how the exponents of a ternary embedding move: by votes, not at all, or by the gradient's "
-        "correlation",
+        "how the exponents of a ternary embedding learn: by votes, not at all, or by the "
+        "correlation of gradient and trits",
         validator=in_(("residual", "frozen", "correlation")),
+        active_when=_ternary_embedding,
     )
     residual_scale: int = option(
         0,
@@ -298,12 +368,12 @@ class DecoderConfig:
     )
     zero_head: bool = option(
         False,
-        "the head starts at zero, so that every id is as likely as another before the first step",
+        "the head starts at zero, so that all ids are equally likely before the first step",
         validator=instance_of(bool),
     )
     zero_residual: bool = option(
         False,
-        "blocks start as the identity: output and down projections are zero at birth",
+        "blocks start as the identity: output and down projections are initialised to zero",
         validator=instance_of(bool),
     )
 
@@ -311,84 +381,67 @@ class DecoderConfig:
         check_options(self)
 
     def planned(self) -> Planned:
-        """What an optimizer will find in the decoder."""
+        """Return what an optimizer will find in the decoder."""
         embedding = "embedding" not in self.float_parts
         gains = self.ternary_gains
-        whole = self.activations == "int8"  # then the gradient of a linear can be an integer too
-        there: dict[TrainedPart, bool] = {
-            "ternary": embedding or gains or self.ternary_linears,
-            "float": bool(self.float_parts) or self.float_vectors,
-        }
+        linears = self.ternary_linears
+
+        kinds: set[TrainedPart] = set()
+        if embedding or gains or linears:
+            kinds.add("ternary")
+        if self.float_parts or self.float_vectors:
+            kinds.add("float")
+
+        # The gradient of a linear can be an integer only if its input is.
+        integers = embedding or gains or (linears and self.activations == "int8")
+        by_scale_rule = self.scale_rule == "residual" and (gains or linears)
+        by_embedding = self.embedding_scale_rule == "residual" and embedding
         return Planned(
-            kinds=frozenset(kind for kind in there if there[kind]),
+            kinds=frozenset(kinds),
             matrices=bool({"embedding", "head", "linears"} & set(self.float_parts)),
             vote_bits=self.vote_bits,
-            integers=self.gradients == "int8"
-            and (embedding or gains or (whole and self.ternary_linears)),
-            exponents=(embedding and self.embedding_scale_rule == "residual")
-            or (self.scale_rule == "residual" and (gains or self.ternary_linears)),
+            integers=self.gradients == "int8" and integers,
+            exponents=by_scale_rule or by_embedding,
         )
-
-    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``."""
-        if "norms" in self.float_parts:
-            yield from without_effect(
-                self, "norms among the 'float_parts' have gains anyway", "learned_norms"
-            )
-        # A phase that changes the model may put ternary linears where there were none.
-        changed = any(hasattr(phase.options, "planned_in") for phase in run.phases)
-        added = changed and planned is not None and "ternary" in planned.kinds | planned.idle
-        if not (self.ternary_linears or added):
-            yield from without_effect(
-                self, "no linear learns by votes", "group_size", "linear_scales", "row_scales"
-            )
-            if not self.ternary_gains:
-                yield from without_effect(
-                    self, "no linear learns by votes, and no gain", "vector_trits"
-                )
 
     @property
     def ternary_linears(self) -> bool:
         """Whether a linear of the blocks, or a head of its own, is ternary."""
-        return not {"linears", "head"} <= set(self.float_parts) and not (
-            self.tied and "linears" in self.float_parts
-        )
+        if "linears" not in self.float_parts:
+            return True
+        return "head" not in self.float_parts and not self.tied
 
     @property
     def feed_forward_activation(self) -> Activation:
         """The non-linearity of a feed-forward layer."""
-        return (
-            preset_of(self.architecture).activation if self.activation is None else self.activation
-        )
+        if self.activation is not None:
+            return self.activation
+        return preset_of(self.architecture).activation
 
     @property
     def has_sub_norms(self) -> bool:
-        """Whether what enters the output and down projections is normalised."""
-        return preset_of(self.architecture).sub_norms if self.sub_norms is None else self.sub_norms
+        """Whether the input of the output and down projections is normalised."""
+        if self.sub_norms is not None:
+            return self.sub_norms
+        return preset_of(self.architecture).sub_norms
 
     @property
     def has_query_key_norm(self) -> bool:
         """Whether queries and keys are normalised."""
-        return (
-            preset_of(self.architecture).query_key_norm
-            if self.query_key_norm is None
-            else self.query_key_norm
-        )
+        if self.query_key_norm is not None:
+            return self.query_key_norm
+        return preset_of(self.architecture).query_key_norm
 
     @property
     def tied(self) -> bool:
         """Whether the head uses the embedding's weights."""
-        return (
-            bool(preset_of(self.architecture).tied)
-            if self.tie_embeddings is None
-            else self.tie_embeddings
-        )
+        if self.tie_embeddings is not None:
+            return self.tie_embeddings
+        return bool(preset_of(self.architecture).tied)
 
     @property
     def exponent_groups(self) -> Literal[32, 64, 128, 256, "row"]:
-        """``group_size`` as modules take it: one exponent a matrix is held as equal ones, a row
-        each.
-        """
+        """``group_size`` as modules take it: one exponent per matrix is kept as equal row ones."""
         return "row" if self.group_size == "tensor" else self.group_size
 
     @property
@@ -398,7 +451,7 @@ class DecoderConfig:
 
     @property
     def key_heads(self) -> int:
-        """Key and value heads."""
+        """Number of key and value heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
@@ -409,22 +462,20 @@ class DecoderConfig:
     @property
     def key_features(self) -> int:
         """Features of the queries and keys of one head."""
-        return (
-            self.value_features
-            if self.attention == "standard"
-            else (self.sem_dim or 0) + (self.geo_dim or 0)
-        )
+        if self.attention == "standard":
+            return self.value_features
+        return (self.sem_dim or 0) + (self.geo_dim or 0)
 
     @property
     def rotary_features(self) -> int:
-        """Features of a head whose planes are those that there are, two a plane."""
+        """Features of the rotary embedding: two per plane."""
         if self.attention == "standard":
             return self.value_features
         return self.rotary_dim or self.geo_dim or 0
 
     @property
     def kv_features(self) -> int:
-        """Numbers that a cache holds for each token: keys and values of all layers."""
+        """Numbers that a cache holds per token: keys and values of all layers."""
         return self.layers * self.key_heads * (self.key_features + self.value_features)
 
     @property
@@ -432,21 +483,19 @@ class DecoderConfig:
         """Hidden features of a feed-forward layer."""
         if self.feed_forward is not None:
             return self.feed_forward
+        if self.feed_forward_activation == "relu2":
+            return 4 * self.width
         # Three matrices of 8/3 width hold as many weights as two of 4 width (Shazeer, GLU Variants,
-        # 2020).
-        return (
-            4 * self.width
-            if self.feed_forward_activation == "relu2"
-            else -(-8 * self.width // 96) * 32
-        )
+        # 2020). Rounded up to a multiple of 32.
+        return -(-8 * self.width // 96) * 32
 
     @property
     def float_vectors(self) -> bool:
-        """Whether there are float vectors that learn, whatever ``float_parts`` says: biases, gates,
-        keys, factors.
-        """
-        rows = self.row_scales and self.ternary_linears and self.vector_trits is None
-        return rows or self.query_key_value_bias or self.attention_gate or self.null_key_value
+        """Whether there are float vectors that learn: biases, gates, null keys, factors of rows."""
+        float_factors = self.row_scales and self.ternary_linears and self.vector_trits is None
+        return (
+            float_factors or self.query_key_value_bias or self.attention_gate or self.null_key_value
+        )
 
     @property
     def pure(self) -> bool:

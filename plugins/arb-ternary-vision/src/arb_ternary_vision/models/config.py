@@ -11,7 +11,7 @@ import attrs
 from attrs import frozen
 
 from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import HELP, Rule, option
+from arb_ternary.config.options import ACTIVE_WHEN, HELP, Rule, option
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
@@ -31,7 +31,8 @@ def as_in_decoder(name: str, help: str = "", default: Any = None) -> Any:  # noq
         default=found.default if default is None else default,
         validator=found.validator,
         converter=found.converter,
-        metadata={**found.metadata, **({HELP: help} if help else {})},
+        # Conditions for an effect are about the decoder's other options.
+        metadata={HELP: help or found.metadata[HELP], ACTIVE_WHEN: ()},
     )
 
 
