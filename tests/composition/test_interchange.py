@@ -11,13 +11,11 @@ import torch
 from attrs import evolve
 
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary_interchange.decoder.config import ImportConfig
-from arb_ternary_interchange.gguf.config import GgufConfig
 from arb_ternary_interchange.gguf.exporter import GgufExporter
 from arb_ternary_interchange.gguf.importer import GgufImporter
-from arb_ternary_interchange.huggingface.config import HfExportConfig
 from arb_ternary_interchange.huggingface.exporter import HfExporter
 from arb_ternary_interchange.huggingface.importer import HfImporter
+from arb_ternary_interchange.options import GgufConfig, HfExportConfig, ImportConfig
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 

@@ -19,8 +19,8 @@ from arb_ternary.config.errors import show_path
 from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.plugins.discovery import PluginRecord, canonical, discover
 from arb_ternary.plugins.manager import reset_manager
-from arb_ternary_interchange.huggingface.config import HfExportConfig
 from arb_ternary_interchange.huggingface.exporter import HfExporter
+from arb_ternary_interchange.options import HfExportConfig
 from arb_ternary_manifests.document import read_manifest
 from arb_ternary_manifests.plan import plan
 from arb_ternary_text.data.shakespeare import load_text

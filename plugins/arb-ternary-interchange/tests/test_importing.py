@@ -464,7 +464,7 @@ def test_inspect_counts_what_is_in_an_export_a_run_and_a_checkpoint(tiny: Any) -
         assert found["architecture"].startswith("decoder, ")
         assert "group_size 32" in found["architecture"]
         assert found["tokenizer"] == "characters"
-        assert found["scales"] == "powers of two, one a group of 32"
+        assert found["scales"] == "powers of two, one per group of 32"
         assert found["tensors"] == of_run["tensors"]
     stored = sum(
         row.nbytes

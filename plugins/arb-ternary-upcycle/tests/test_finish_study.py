@@ -18,7 +18,7 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 
 pytest.importorskip("xllamacpp")
-GgufConfig = pytest.importorskip("arb_ternary_interchange.gguf.config").GgufConfig
+GgufConfig = pytest.importorskip("arb_ternary_interchange.options").GgufConfig
 GgufExporter = pytest.importorskip("arb_ternary_interchange.gguf.exporter").GgufExporter
 GgufFile = pytest.importorskip("arb_ternary_interchange.gguf.reader").GgufFile
 

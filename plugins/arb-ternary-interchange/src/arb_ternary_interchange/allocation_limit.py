@@ -1,4 +1,4 @@
-"""A limit to what a model may allocate while it is built from the description in a stranger's
+"""A limit to what a model may allocate while it is built from the description in an untrusted
 file.
 """
 
@@ -6,33 +6,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from arb_ternary.errors import DataError
 
-# : Trits in a byte, at most; and tensors of a weight's size that a module makes while it is built
-# (trits, votes, their : packed forms).
-_DENSEST = 5
-_COPIES = 4
+#: Most trits in a byte of a file.
+_DENSEST: Final = 5
+#: Tensors of a weight's size that a module makes while it is built: trits, votes, packed forms.
+_COPIES: Final = 4
 #: What any description may ask for, in elements and in tensors.
-_SLACK = 1 << 24
-_TENSORS = 20_000
+_FREE_ELEMENTS: Final = 1 << 24
+_FREE_TENSORS: Final = 20_000
 
 
 class AllocationLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it no more is allocated than the weights in a file of ``nbytes`` bytes can need.
+    """A context in which no more is allocated than the weights in a file of ``nbytes`` bytes need.
 
-    A description of a few bytes can ask for more than any machine has; what its importer overlooks
-    ends here, as a DataError that begins with ``source``.
+    A description of a few bytes can ask for more memory than any machine has. What its importer
+    overlooks ends here, as a DataError that begins with ``source``.
     """
 
     def __init__(self, source: str, nbytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._source = source
-        self._elements = _DENSEST * _COPIES * nbytes + _SLACK
-        self._tensors = nbytes + _TENSORS
+        self._elements = _DENSEST * _COPIES * nbytes + _FREE_ELEMENTS
+        self._tensors = nbytes + _FREE_TENSORS
 
     def __torch_dispatch__(
         self,
@@ -49,6 +49,6 @@ class AllocationLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise DataError(
                     f"{self._source}: its description asks for a model larger than the file holds "
                     f"weights for",
-                    "The file is damaged, or not what it says.",
+                    "The file is damaged, or its description is false.",
                 )
         return func(*args, **(kwargs or {}))

@@ -7,24 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from arb_ternary.config.fields import to_plain
-from arb_ternary_interchange.named_component import named_exporter
+from arb_ternary_interchange.components import named_exporter
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.restore import load_run
 
 
 def export_run(run: Path, destination: Path, name: str, options: Sequence[str] = ()) -> str:
-    """Write the model of ``run`` (a run directory or a checkpoint) to ``destination`` with the
-    exporter ``name``.
+    """Write the model of ``run`` to ``destination`` and return one line about what was written.
 
     Args:
-        run: where the model is.
-        destination: a file or folder, as the exporter likes.
-        name: of the exporter.
-        options: of the exporter, ``name=value`` each.
-
-    Returns:
-        One line about what was written.
+        run: a run directory or a checkpoint.
+        destination: a file or folder, depending on the exporter.
+        name: name of the exporter.
+        options: options of the exporter, ``name=value`` each.
 
     Raises:
         UsageProblem: there is no such exporter or run.
@@ -38,7 +34,9 @@ def export_run(run: Path, destination: Path, name: str, options: Sequence[str] =
 
 
 def export_metadata(config: RunConfig, directory: RunDirectory, step: int) -> dict[str, Any]:
-    """What an exporter is told of the run in ``directory`` besides its model, at ``step``."""
+    """Return what an exporter receives besides the model: facts of the run in ``directory`` at
+    ``step``.
+    """
     record = directory.record()
     return {
         "name": config.name,

@@ -1,4 +1,4 @@
-"""Import: a model that another program has written becomes a run, with one checkpoint of step 0."""
+"""Import: a model that another program has written becomes a run with one checkpoint, at step 0."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import ImporterSpec
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_interchange.allocation_limit import AllocationLimit
-from arb_ternary_interchange.named_component import named_importer
+from arb_ternary_interchange.components import named_importer
 from arb_ternary_interchange.protocols import FetchesSources, ImportedModel, Importer
 from arb_ternary_train.audit import audit
 from arb_ternary_train.build import built_module, undrawn, versions_of
@@ -35,15 +35,14 @@ from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.protocols import ActivationCheckpointing, LimitedLength
 from arb_ternary_train.seeding import global_rng_state, seed_everything
 
-# : Weights from which a model is trained on one sequence a step, with activations made again in the
-# backward pass.
+#: Weights from which a model is fine-tuned on one sequence per step, recomputing activations in the
+#: backward pass.
 _LARGE: Final = 100_000_000
-#: How the two sizes of model are fine-tuned: samples, the tokens of each, steps.
-_SMALL_STEP: Final = {"steps": 500, "batch_size": 16, "block_size": 128, "warmup_steps": 25}
-_LARGE_STEP: Final = {"steps": 500, "batch_size": 1, "block_size": 256, "warmup_steps": 25}
+_SMALL_PHASE: Final = {"steps": 500, "batch_size": 16, "block_size": 128, "warmup_steps": 25}
+_LARGE_PHASE: Final = {"steps": 500, "batch_size": 1, "block_size": 256, "warmup_steps": 25}
 _SEED: Final = 0
-# : Rates of fine-tuning: for votes half of that of training from random weights. On a text far from
-# the first one lower : rates learn less in as many steps, which is why it is not lower.
+# Learning rates of fine-tuning. For votes it is half of that of training from random weights: still
+# lower rates learn less in as many steps when the new text differs much from the first one.
 _OPTIMIZERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ternary": {"name": "scaled_votes", "lr": 0.05},
     "float": {"name": "adamw", "lr": 2e-4},
@@ -52,8 +51,13 @@ _OPTIMIZERS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @frozen(eq=False)
 class Source:
-    """Something to import: ``path`` on this machine, for the importer called ``name``, and how the
-    user called it.
+    """A model to import.
+
+    Attributes:
+        name: name of the importer.
+        importer: the importer.
+        path: the file or folder on this machine.
+        shown: the source in the user's words.
     """
 
     name: str
@@ -63,17 +67,20 @@ class Source:
 
 
 @frozen(kw_only=True)
-class _Model:
+class _ModelSection:
     model: ModelChoice = option(help="the network")
 
 
+# --- finding the importer
+
+
 def find_source(source: str, name: str | None = None, options: Sequence[str] = ()) -> Source:
-    """The importer for ``source`` and where it lies on this machine.
+    """Return the importer for ``source`` and its place on this machine.
 
     Args:
         source: a file, a folder, or an address (``SCHEME://...``) that an importer fetches.
-        name: of the importer; None = the one that recognises the source.
-        options: of the importer, ``name=value`` each.
+        name: name of the importer; None = the one that recognises the source.
+        options: options of the importer, ``name=value`` each.
 
     Raises:
         UsageProblem: there is no such file or importer, or no importer takes such addresses.
@@ -82,7 +89,7 @@ def find_source(source: str, name: str | None = None, options: Sequence[str] = (
     """
     scheme, separator, _ = source.partition("://")
     if separator:
-        name = name or _importer_of(scheme, source)
+        name = name or _importer_of_scheme(scheme, source)
         importer = named_importer(name, options)
         if not isinstance(importer, FetchesSources):
             raise UsageProblem(
@@ -92,22 +99,73 @@ def find_source(source: str, name: str | None = None, options: Sequence[str] = (
     path = Path(source)
     if not path.exists():
         raise UsageProblem(f"{source}: there is no such file or folder")
-    if name is None:
-        name = _recognising(path)
+    name = name or _recognising_importer(path)
     return Source(name, named_importer(name, options), path, source)
 
 
-def import_model(source: Source, destination: Path) -> tuple[str, ...]:
-    """Make a run directory of the model in ``source``; returns what was lost or rounded, a sentence
-    each.
+def _importers() -> list[ImporterSpec]:
+    found: list[Any] = [registered.spec for registered in manager().registry.all("importer")]
+    return found
 
-    Its config trains the model further: ``arb train RUN/config.yaml --init-from RUN --run-dir
-    NEW``. On any failure there is no directory. The global generators are seeded: the same source
-    makes the same run.
+
+def _importer_of_scheme(scheme: str, source: str) -> str:
+    """Return the name of the importer that fetches addresses of a scheme."""
+    names = [spec.name for spec in _importers() if scheme in spec.schemes]
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise UsageProblem(f"{source}: several importers take it", _choose_one(names))
+    if scheme in manager().registry.not_installed("importer"):
+        named_importer(scheme)  # raises an error that says how to install it
+    known = ", ".join(f"{each}://" for spec in _importers() for each in spec.schemes)
+    raise UsageProblem(
+        f"{source}: no importer takes addresses that begin with {scheme}://",
+        f"known: {known or 'none'}",
+    )
+
+
+def _recognising_importer(path: Path) -> str:
+    """Return the name of the importer that recognises a file or folder."""
+    unusable: list[ArbError] = []
+    names = []
+    for spec in _importers():
+        try:
+            importer = named_importer(spec.name)
+        except ArbError as error:
+            unusable.append(error)
+            continue
+        if importer.recognises(path):
+            names.append(spec.name)
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise DataError(f"{path}: several importers recognise it", _choose_one(names))
+    absent = manager().registry.not_installed("importer")
+    hints = [f"installed: {', '.join(spec.name for spec in _importers()) or 'none'}"]
+    for name, distribution in absent.items():
+        hints.append(f"not installed: {name} (pip install {distribution})")
+    hints += [error.what for error in unusable]
+    raise DataError(f"{path}: no installed importer knows this format", "\n".join(hints))
+
+
+def _choose_one(names: Sequence[str]) -> str:
+    return f"Say which: --format {' or --format '.join(names)}"
+
+
+# --- the run
+
+
+def import_model(source: Source, destination: Path) -> tuple[str, ...]:
+    """Make a run directory of the model in ``source``. Return what was lost or rounded, one
+    sentence each.
+
+    The run's config trains the model further: ``arb train RUN/config.yaml --init-from RUN --run-dir
+    NEW``. After any failure there is no directory. The global generators are seeded: the same
+    source makes the same run.
 
     Raises:
         UsageProblem: ``destination`` exists.
-        DataError: the source is damaged, or nothing that this program can hold.
+        DataError: the source is damaged, or this program cannot hold such a model.
         ConfigError: the model has options that the installed model does not know.
         ArbError: the directory cannot be written.
     """
@@ -126,10 +184,11 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
     for name in imported.attachments:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in ("run", "result"):
             raise DataError(f"{source.shown}: an attachment cannot be called {name!r}")
+
     backend = select(request_backend(device="cpu"))
     with use_backend(backend.name), torch.no_grad():
         model = filled_model(imported, source)
-        config = _config(imported, model, files, source)
+        config = _fine_tuning_config(imported, model, files, source)
         record = {
             "name": config.name,
             "seed": config.seed,
@@ -173,118 +232,68 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
 
 
 def filled_model(imported: ImportedModel, source: Source) -> nn.Module:
-    """The model that ``source`` holds, in evaluation mode, on the CPU; the global generators are
-    seeded.
+    """Build the model that ``source`` holds, in evaluation mode, on the CPU. The global generators
+    are seeded.
 
     Raises:
         ConfigError: it has options that the installed model does not know.
         DataError: the source is damaged.
     """
     document = Document({"model": dict(imported.model)}, source=source.shown)
-    choice = structure(_Model, document, manager().registry).model
+    choice = structure(_ModelSection, document, manager().registry).model
     seed_everything(_SEED)
-    with undrawn(), AllocationLimit(source.shown, _bytes_of(source.path)):
+    with undrawn(), AllocationLimit(source.shown, _size_of(source.path)):
         model = built_module(choice, imported.vocabulary_size)
-    seed_votes(model, _SEED)  # an importer that knows other words of control writes them over
+    seed_votes(model, _SEED)  # an importer that has read control words writes these over
     imported.fill(model)
     model.eval()
     return model
 
 
-def _config(
+def _size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size
+
+
+def _fine_tuning_config(
     imported: ImportedModel, model: nn.Module, files: RunDirectory, source: Source
 ) -> RunConfig:
-    """A config to fine-tune with."""
-    kinds = [kind for kind in _OPTIMIZERS if collect_trainable(model).parts.get(kind)]
-    chosen = {kind: dict(_OPTIMIZERS[kind]) for kind in kinds}
-    phase = dict(_SMALL_STEP)
+    """Return a config with which the model can be fine-tuned."""
+    phase: dict[str, Any] = dict(_SMALL_PHASE)
     if audit(model).parameters >= _LARGE:
-        phase = dict(_LARGE_STEP)
+        phase = dict(_LARGE_PHASE)
         if isinstance(model, ActivationCheckpointing):
             phase["activation_checkpointing"] = True
     if isinstance(model, LimitedLength):
         phase["block_size"] = min(phase["block_size"], model.max_length)
+
+    trainable = collect_trainable(model).parts
+    chosen = {kind: dict(_OPTIMIZERS[kind]) for kind in _OPTIMIZERS if trainable.get(kind)}
+    optimizer: Any = next(iter(chosen.values()), "scaled_votes")
+    if len(chosen) > 1:
+        optimizer = {"name": "split", **chosen}
+
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", files.path.resolve().name).lstrip("._-")
     content = {
-        "name": re.sub(r"[^A-Za-z0-9._-]", "-", files.path.resolve().name).lstrip("._-")
-        or "imported",
+        "name": name or "imported",
         "seed": _SEED,
-        "data": _placed(imported.data, files.path.resolve()),
+        "data": _with_directory(imported.data, files.path.resolve()),
         "model": dict(imported.model),
-        "optimizer": {"name": "split", **chosen}
-        if len(chosen) > 1
-        else next(iter(chosen.values()), "scaled_votes"),
+        "optimizer": optimizer,
         "phases": [{"name": "standard", **phase}],
     }
     document = Document(content, source=f"{source.shown} (its config to fine-tune with)")
     return structure_run(document, manager().registry).config
 
 
-def _placed(value: Any, directory: Path) -> Any:
-    """A section of a config with the run's directory for ``{run}``."""
+def _with_directory(value: Any, directory: Path) -> Any:
+    """Return a section of a config with the run's directory instead of ``{run}``."""
     if isinstance(value, str):
         return value.replace("{run}", str(directory))
     if isinstance(value, Mapping):
-        return {key: _placed(item, directory) for key, item in value.items()}
-    return (
-        [_placed(item, directory) for item in value] if isinstance(value, list | tuple) else value
-    )
-
-
-def _importers() -> list[ImporterSpec]:
-    found: list[Any] = [registered.spec for registered in manager().registry.all("importer")]
-    return found
-
-
-def _importer_of(scheme: str, source: str) -> str:
-    """The importer that fetches addresses of a scheme."""
-    names = [spec.name for spec in _importers() if scheme in spec.schemes]
-    if len(names) == 1:
-        return names[0]
-    if names:
-        raise UsageProblem(
-            f"{source}: several importers take it",
-            f"Say which: --format {' or --format '.join(names)}",
-        )
-    if scheme in manager().registry.not_installed("importer"):
-        named_importer(scheme)  # says how to install it
-    known = ", ".join(f"{each}://" for spec in _importers() for each in spec.schemes)
-    raise UsageProblem(
-        f"{source}: no importer takes addresses that begin with {scheme}://",
-        f"known: {known or 'none'}",
-    )
-
-
-def _recognising(path: Path) -> str:
-    """The importer that recognises a file or folder."""
-    unusable: list[ArbError] = []
-    names = []
-    for spec in _importers():
-        try:
-            importer = named_importer(spec.name)
-        except ArbError as error:
-            unusable.append(error)
-            continue
-        if importer.recognises(path):
-            names.append(spec.name)
-    if len(names) == 1:
-        return names[0]
-    if names:
-        raise DataError(
-            f"{path}: several importers recognise it",
-            f"Say which: --format {' or --format '.join(names)}",
-        )
-    absent = manager().registry.not_installed("importer")
-    hints = [f"installed: {', '.join(spec.name for spec in _importers()) or 'none'}"]
-    hints += [
-        f"not installed: {name} (pip install {distribution})"
-        for name, distribution in absent.items()
-    ]
-    hints += [error.what for error in unusable]
-    raise DataError(f"{path}: no installed importer knows this format", "\n".join(hints))
-
-
-def _bytes_of(path: Path) -> int:
-    """The size of a file, or of all files in a folder."""
-    if path.is_dir():
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return path.stat().st_size
+        return {key: _with_directory(item, directory) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_directory(item, directory) for item in value]
+    return value

@@ -1,4 +1,4 @@
-"""What is in a model file, a run or a checkpoint, without reading its weights."""
+"""Describe a model file, a run or a checkpoint without reading its weights."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.init_from import checkpoint_path
 from arb_ternary_train.safetensors_file import StoredTensor
 
-#: Options that are shown whatever they are.
+#: Options that are shown even if they have their defaults.
 _SIZES: Final = ("width", "layers", "heads")
-#: What only training needs of a module, by the last part of a tensor's name.
+#: Tensors of a module that only training needs, by the last part of their names.
 _TRAINING: Final = (
     "votes",
     "exponent_votes",
@@ -27,19 +27,18 @@ _TRAINING: Final = (
     "correlation",
     "steps",
 )
-
-#: Integers that say which, not how much: no parameters.
+#: Tensors of integers that are indices and therefore not parameters.
 _INDICES: Final = ("planes",)
 
 
 def inspect_path(path: str, name: str | None = None) -> Mapping[str, Any]:
-    """What is in a run directory, a checkpoint, or whatever the importer ``name`` (None: one of
-    them) recognises.
+    """Describe a run directory, a checkpoint, or whatever the importer ``name`` reads (None: the
+    one that recognises it).
 
-    Keys are those of ``Importer.inspect``, and ``path``; errors those of :func:`inspect_run` and
-    ``find_source``.
+    Returns the keys of ``Importer.inspect``, and ``path``. Raises as :func:`inspect_run` and
+    ``find_source`` do.
     """
-    from arb_ternary_interchange.importing import find_source  # which builds models
+    from arb_ternary_interchange.importing import find_source  # imports all that builds models
 
     if name is None and is_run(Path(path)):
         return {"path": path, **inspect_run(Path(path))}
@@ -53,8 +52,8 @@ def is_run(path: Path) -> bool:
 
 
 def inspect_run(path: Path) -> dict[str, Any]:
-    """What is in a run directory (its newest checkpoint) or in one of its checkpoints; keys as
-    those of ``Importer``.
+    """Describe the newest checkpoint of a run directory, or a checkpoint, with the keys of
+    ``Importer.inspect``.
 
     Raises:
         CheckpointError: there is no checkpoint.
@@ -63,86 +62,88 @@ def inspect_run(path: Path) -> dict[str, Any]:
     from arb_ternary_train.loading import load_config
 
     checkpoint = checkpoint_path(path)
-    directory = RunDirectory.existing(
-        path if RunDirectory(path).exists() else path.resolve().parent.parent
-    )
+    run = path if RunDirectory(path).exists() else path.resolve().parent.parent
+    directory = RunDirectory.existing(run)
     config = load_config(directory.config_file).config
     record = directory.record()
     model = to_plain(config.model, given=False)
+    section = model if isinstance(model, dict) else {"name": model}
+    metadata = {
+        "name": config.name,
+        "checkpoint": checkpoint.name,
+        "data": record["data"],
+        "versions": record["versions"],
+    }
+    for key in ("imported", "init_from", "init_skip"):
+        if record.get(key):
+            metadata[key] = record[key]
     return {
         "format": "arb-ternary run",
-        **describe_model(
-            model if isinstance(model, dict) else {"name": model},
-            record["vocabulary_size"],
-            directory.attachments(),
-        ),
+        **describe_model(section, record["vocabulary_size"], directory.attachments()),
         **count_tensors(model_entries(checkpoint)),
         "unmapped": record.get("imported", {}).get("notes", []),
-        "metadata": {
-            "name": config.name,
-            "checkpoint": checkpoint.name,
-            "data": record["data"],
-            "versions": record["versions"],
-            **{
-                key: record[key]
-                for key in ("imported", "init_from", "init_skip")
-                if record.get(key)
-            },
-        },
+        "metadata": metadata,
     }
 
 
 def describe_model(
     model: Mapping[str, Any], vocabulary_size: int, attachments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Architecture, vocabulary, tokenizer and scales of a model of this program, from its section
-    of a config.
+    """Describe architecture, vocabulary, tokenizer and scales of a model of this program, from its
+    section of a config.
     """
     tokenizer = attachments.get("tokenizer")
+    scales = "powers of two"
     group = model.get("group_size")
+    if isinstance(group, str):
+        scales += f", one per {group}"
+    elif group is not None:
+        scales += f", one per group of {group}"
     return {
         "architecture": _architecture(model),
         "vocabulary_size": vocabulary_size,
         "tokenizer": tokenizer.get("kind") if isinstance(tokenizer, dict) else None,
-        "scales": "powers of two" + ("" if group is None else f", one a {_group(group)}"),
+        "scales": scales,
     }
 
 
 def _architecture(model: Mapping[str, Any]) -> str:
-    """The model's name, sizes, and options that are not at their defaults, on one line."""
+    """Return the model's name, its sizes and the options that are not at their defaults, on one
+    line.
+    """
     name = str(model.get("name"))
     registered = manager().registry.find("model", name)
     cls = None if registered is None else options_class(registered.spec)
-    usual = (
-        {} if cls is None else {str(field.alias): default_of(field) for field in config_fields(cls)}
-    )
+    defaults = {}
+    if cls is not None:
+        defaults = {str(field.alias): default_of(field) for field in config_fields(cls)}
+
     parts = [name]
     for key, value in model.items():
-        if (
-            key == "name"
-            or (key not in _SIZES and to_plain(usual.get(key)) == value)
-            or value is None
-        ):
+        is_default = key not in _SIZES and to_plain(defaults.get(key)) == value
+        if key == "name" or value is None or is_default:
             continue
-        shown = " ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
-        parts.append(key if value is True else f"{key} {shown}")
+        if value is True:
+            parts.append(key)
+        elif isinstance(value, list):
+            parts.append(f"{key} {' '.join(map(str, value))}")
+        else:
+            parts.append(f"{key} {str(value).lower()}")
     return ", ".join(parts)
 
 
-def _group(size: Any) -> str:
-    return str(size) if isinstance(size, str) else f"group of {size}"
-
-
 def count_tensors(entries: Mapping[str, StoredTensor]) -> dict[str, Any]:
-    """Tensors, parameters and bits a parameter of a state dict in a file, or in several.
+    """Count the parameters of a state dict in a file, and list its tensors.
 
-    Accumulators and what else only training needs do not count as bits. ``parameters`` is None
-    where accumulators of 2 bits, packed as the weights are, leave open how many weights there are.
+    ``bits_per_weight`` leaves out accumulators and everything else that only training needs.
+    ``parameters`` is None if there are accumulators of 2 bits: they are packed as the weights are,
+    so that the number of weights cannot be told from the file.
     """
     modules: dict[str, set[str]] = {}
     for name in entries:
         prefix, _, last = name.rpartition(".")
         modules.setdefault(prefix, set()).add(last)
+
     parameters = 0
     nbytes = 0
     exact = True
@@ -159,8 +160,15 @@ def count_tensors(entries: Mapping[str, StoredTensor]) -> dict[str, Any]:
     return {
         "parameters": parameters if exact else None,
         "bits_per_weight": 8 * nbytes / parameters if exact and parameters else None,
-        "tensors": [
-            {"name": name, "shape": list(entry.shape), "type": entry.dtype, "bytes": entry.nbytes}
-            for name, entry in entries.items()
-        ],
+        "tensors": stored_rows(entries),
     }
+
+
+def stored_rows(entries: Mapping[str, StoredTensor]) -> list[dict[str, Any]]:
+    """Return the list under ``tensors`` of ``Importer.inspect`` for tensors in safetensors
+    files.
+    """
+    return [
+        {"name": name, "shape": list(entry.shape), "type": entry.dtype, "bytes": entry.nbytes}
+        for name, entry in entries.items()
+    ]

@@ -41,21 +41,21 @@ def arb_register_exporters() -> Sequence[ExporterSpec]:
     return (
         ExporterSpec(
             name="safetensors",
-            target="arb_ternary_interchange.safetensors.exporter:build_safetensors",
+            target="arb_ternary_interchange.safetensors.exporter:build",
             suffix=".safetensors",
             summary="packed weights in one safetensors file",
         ),
         ExporterSpec(
             name="gguf",
             target="arb_ternary_interchange.gguf.exporter:build",
-            config="arb_ternary_interchange.gguf.config:GgufConfig",
+            config="arb_ternary_interchange.options:GgufConfig",
             summary="a GGUF file for llama.cpp and what is built on it; ternary weights exactly",
             suffix=".gguf",
         ),
         ExporterSpec(
             name="hf",
             target="arb_ternary_interchange.huggingface.exporter:build",
-            config="arb_ternary_interchange.huggingface.config:HfExportConfig",
+            config="arb_ternary_interchange.options:HfExportConfig",
             summary="a folder that transformers loads: Llama, Qwen3, Arcee or BitNet, packed or "
             "dense",
         ),
@@ -67,20 +67,20 @@ def arb_register_importers() -> Sequence[ImporterSpec]:
     return (
         ImporterSpec(
             name="safetensors",
-            target="arb_ternary_interchange.safetensors.importer:build_safetensors_importer",
+            target="arb_ternary_interchange.safetensors.importer:build",
             summary="a file of the exporter of this name, with accumulators: the same bits",
         ),
         ImporterSpec(
             name="gguf",
             target="arb_ternary_interchange.gguf.importer:build",
-            config="arb_ternary_interchange.decoder.config:ImportConfig",
+            config="arb_ternary_interchange.options:ImportConfig",
             summary="GGUF files of llama, qwen3, arcee and bitnet: ternary (TQ1_0, TQ2_0, Q2_0) "
             "and float",
         ),
         ImporterSpec(
             name="hf",
             target="arb_ternary_interchange.huggingface.importer:build",
-            config="arb_ternary_interchange.decoder.config:ImportConfig",
+            config="arb_ternary_interchange.options:ImportConfig",
             schemes=("hf",),
             summary="a folder of transformers, the hub's cache, or hf://org/name: packed, dense "
             "ternary and float",

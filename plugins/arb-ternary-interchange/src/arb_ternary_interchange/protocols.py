@@ -1,4 +1,4 @@
-"""What exporters and importers are: the interfaces that plugins of further formats implement."""
+"""The interfaces of exporters and importers, which plugins for further formats implement."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 class Exporter(Protocol):
     """Writes a model in another form.
 
-    One that writes no accumulators (votes) of ternary modules says so by an attribute
-    ``writes_accumulators = False``: `arb export` then loads none, which saves a byte a weight.
+    An exporter that writes no accumulators (votes) of ternary modules has an attribute
+    ``writes_accumulators = False``: `arb export` then loads none, which saves a byte per weight.
     """
 
     def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
-        """Write ``model`` to the file or folder ``destination``, atomically; an existing one is
-        replaced only whole.
+        """Write ``model`` to the file or folder ``destination``, atomically: an existing one is
+        replaced only by a complete one.
         """
         ...
 
 
 @frozen(eq=False)
 class ImportedModel:
-    """A model as an importer has read it; its weights are still where they were.
+    """A model as an importer has read it; its weights are still in the file.
 
     Attributes:
         model: the ``model:`` section of a run's config, with its ``name``.
-        vocabulary_size: ids of the model's vocabulary.
-        attachments: plain JSON by name, kept by the run as those of a data source are
+        vocabulary_size: number of ids in the model's vocabulary.
+        attachments: plain JSON by name, which the run keeps like those of a data source
             (``Attachments``): ``{"tokenizer": ...}``, or nothing.
-        fill: gives the model that was built from ``model`` its weights, one tensor at a time: of
-            all of them there is never a second copy in memory. Every weight must be given; those of
-            ternary modules by ``set_trits``.
-        notes: what could not be mapped or was rounded, a sentence each.
+        fill: gives the model that was built from ``model`` its weights, one tensor at a time, so
+            that there is never a second copy of all of them in memory. It must give every weight;
+            those of ternary modules by ``set_trits``.
+        notes: what could not be mapped or was rounded, one sentence each.
         data: the ``data:`` section of a config to fine-tune with; ``{run}`` in a text stands for
             the run's directory.
     """
@@ -56,25 +56,25 @@ class ImportedModel:
 class Importer(Protocol):
     """Reads a model that another program has written.
 
-    Sources are files of strangers: nothing in them is executed, sizes are checked before memory is
-    taken, and whatever is wrong with one is a ``DataError`` that names file and place.
+    The files may come from anybody: nothing in them is executed, sizes are checked before memory is
+    allocated, and every fault is a ``DataError`` that names the file and the place.
     """
 
     def recognises(self, source: Path) -> bool:
         """Whether ``source``, a file or a folder, is of this importer's format, by its first bytes
         or its file names.
 
-        Cheap, and False for what cannot be read.
+        This is cheap, and False for what cannot be read.
         """
         ...
 
     def inspect(self, source: Path) -> Mapping[str, Any]:
-        """What is in ``source``, as plain JSON for ``arb inspect``, without reading weights.
+        """Describe ``source`` as plain JSON for ``arb inspect``, without reading weights.
 
         Keys, as far as they are known: ``format``, ``architecture``, ``vocabulary_size``,
         ``parameters``, ``bits_per_weight``, ``tokenizer``, ``scales``, ``tensors`` (``name``,
-        ``shape``, ``type`` and ``bytes`` of each), ``unmapped`` (what an import would leave out, a
-        sentence each), ``metadata`` (everything else).
+        ``shape``, ``type`` and ``bytes`` of each), ``unmapped`` (what an import would leave out,
+        one sentence each), ``metadata`` (everything else).
 
         Raises:
             DataError: it is damaged, or not of this format.
@@ -82,23 +82,23 @@ class Importer(Protocol):
         ...
 
     def load(self, source: Path) -> ImportedModel:
-        """The model in ``source``; weights are read by ``ImportedModel.fill``.
+        """Read the model in ``source``, except for its weights: ``ImportedModel.fill`` reads them.
 
         Raises:
-            DataError: it is damaged, or nothing that this program can hold.
+            DataError: it is damaged, or this program cannot hold such a model.
         """
         ...
 
 
 @runtime_checkable
 class FetchesSources(Protocol):
-    """An importer that also takes addresses, those of ``ImporterSpec.schemes``."""
+    """An importer that also takes addresses, with the schemes in ``ImporterSpec.schemes``."""
 
     def fetch(self, source: str) -> Path:
-        """Where ``source``, such as ``hf://org/name``, lies on this machine; it is brought here
-        where it does not.
+        """Return the place of ``source``, such as ``hf://org/name``, on this machine. It is
+        downloaded if it is not there yet.
 
         Raises:
-            DataError: there is nothing of this address, or no network.
+            DataError: there is nothing at this address, or no network.
         """
         ...

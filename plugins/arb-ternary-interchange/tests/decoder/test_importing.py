@@ -15,10 +15,11 @@ from torch import Tensor
 from arb_ternary.config.choice import Choice
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary.plugins.manager import manager
-from arb_ternary_interchange.decoder.filling import expected_tensors
-from arb_ternary_interchange.decoder.importing import imported
+from arb_ternary_interchange.decoder.conversion import convert
 from arb_ternary_interchange.decoder.published import ScaledTrits
+from arb_ternary_interchange.decoder.tensors import DecoderShape, is_bias
 from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights
+from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_interchange.protocols import ImportedModel
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
@@ -92,14 +93,11 @@ def published(
     generator = torch.Generator().manual_seed(seed)
     every = {**SIZES, **options}
     config = DecoderConfig(architecture=architecture, **every)  # type: ignore[arg-type]
-    with_biases = (
-        {f"blocks.{i}.attention.biases.query" for i in range(config.layers)} if biases else set()
-    )
     tensors: dict[str, Tensor | ScaledTrits] = {}
-    for name, shape in expected_tensors(config, VOCABULARY, with_biases):
+    for name, shape in DecoderShape.from_config(config, VOCABULARY).tensors(biases=biases):
         if len(shape) == 1:
             drawn = torch.rand(shape, generator=generator) + 0.5 if gains else torch.ones(shape)
-            tensors[name] = drawn - 1 if ".biases." in name else drawn
+            tensors[name] = drawn - 1 if is_bias(name) else drawn
         elif name.startswith(floats):
             tensors[name] = torch.randn(shape, generator=generator) / shape[1] ** 0.5
         else:
@@ -112,6 +110,10 @@ def published(
             groups = 1 if made.numel() == 1 else made.shape[1]
             tensors[name] = ScaledTrits(trits, made, shape[1] if groups == 1 else 32)
     return Published(architecture, every, tensors)
+
+
+def imported(source: Published, **options: Any) -> ImportedModel:
+    return convert(source, ImportConfig(**options))
 
 
 def built(found: ImportedModel) -> Decoder:
@@ -318,7 +320,7 @@ def test_scales_of_rows_that_float16_holds_are_factors_of_rows(
     model = built(found)
     compared(source, model, restated, 1e-5)
     assert found.notes == (
-        "rows have float factors, which learn; `--scales round` makes them powers of two",
+        "rows have float factors, which are trained; `--scales round` makes them powers of two",
     )
     assert model.config.row_scales
     assert not model.config.linear_scales
@@ -349,7 +351,7 @@ def test_scales_that_no_factor_takes_are_refused_with_the_choice_that_works() ->
         with pytest.raises(
             ConfigError, match=r"blocks\.0\.attention\.query: its scales differ"
         ) as error:
-            imported(source, scales=scales)  # type: ignore[arg-type]
+            imported(source, scales=scales)
         assert "--scales round" in error.value.hint
     assert built(imported(source, scales="round")).config.group_size == "row"
 
@@ -363,7 +365,7 @@ def test_a_ternary_embedding_whose_scale_is_no_power_of_two_is_a_float_part(
     compared(source, built(found), restated, 1e-5)
     assert found.model["float_parts"] == ["embedding", *(["head"] if tied else []), "norms"]
     assert any(
-        note.startswith("embedding: its scales are no powers of two") for note in found.notes
+        note.startswith("embedding: its scales are not powers of two") for note in found.notes
     )
     assert "embedding" not in imported(source, scales="round").model["float_parts"]
 

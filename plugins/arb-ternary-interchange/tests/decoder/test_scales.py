@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from arb_ternary.errors import DataError
 from arb_ternary_interchange.decoder.published import ScaledTrits
-from arb_ternary_interchange.decoder.scales import CELLS, coarser, split_scales, ternary_rows
+from arb_ternary_interchange.decoder.scales import (
+    CELLS,
+    coarsest_grouping,
+    split_scales,
+    ternary_rows,
+)
 from arb_ternary_votes.scaled_votes import CELLS as CELLS_OF_THE_RULE
 
 
@@ -63,7 +68,7 @@ def test_exponents_come_back_and_the_factor_is_the_remainder(
 def test_the_decoder_holds_all_in_the_coarsest_division_that_serves(
     found: list[Any], held: Any
 ) -> None:
-    assert coarser(found) == held
+    assert coarsest_grouping(found) == held
 
 
 def test_unknown_exponents_are_those_beside_them() -> None:

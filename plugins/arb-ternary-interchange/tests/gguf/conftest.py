@@ -10,8 +10,8 @@ import pytest
 import torch
 import xllamacpp
 
-from arb_ternary_interchange.gguf.config import GgufConfig
 from arb_ternary_interchange.gguf.exporter import GgufExporter
+from arb_ternary_interchange.options import GgufConfig
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 

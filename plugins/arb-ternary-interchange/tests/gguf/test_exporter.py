@@ -13,7 +13,7 @@ import torch
 
 from arb_ternary.errors import ConfigError
 from arb_ternary_interchange.gguf.reader import GgufFile
-from arb_ternary_interchange.gguf.rotary_rows import from_interleaved, to_interleaved
+from arb_ternary_interchange.gguf.tensors import from_interleaved, to_interleaved
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 

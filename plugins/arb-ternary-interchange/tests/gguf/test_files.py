@@ -169,7 +169,7 @@ BROKEN = {
         head(keys=1) + struct.pack("<Q", 2**40),
         "key 0 of the metadata has 1099511627776 bytes",
     ),
-    "key twice": (head(keys=2) + 2 * value(b"k", 0, b"\1"), "byte 38: the key 'k' stands twice"),
+    "key twice": (head(keys=2) + 2 * value(b"k", 0, b"\1"), "byte 38: the key 'k' occurs twice"),
     "unknown kind": (
         head(keys=1) + value(b"k", 13, b"\1"),
         "the value of 'k' is of the unknown kind 13",
@@ -206,7 +206,7 @@ BROKEN = {
         head(keys=1) + value(b"general.alignment", 10, struct.pack("<Q", 32)),
         "'general.alignment' has to be a power of two",
     ),
-    "tensor twice": (head(tensors=2) + 2 * tensor() + bytes(200), "tensor 't' stands twice"),
+    "tensor twice": (head(tensors=2) + 2 * tensor() + bytes(200), "tensor 't' occurs twice"),
     "no dimension": (head(tensors=1) + tensor(shape=()) + bytes(99), "has 0 dimensions; 1 to 4"),
     "many dimensions": (head(tensors=1) + tensor(shape=(1,) * 5) + bytes(99), "has 5 dimensions"),
     "dimension 0": (
@@ -287,7 +287,7 @@ def test_a_file_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> No
         write_gguf(path, {"k": Scalar(Kind.STRING, "\ud800")}, [])
     with pytest.raises(DataError, match="up to 63 bytes"):
         write_gguf(path, {}, [zeros(F32, 1, 1, "n" * 64)])
-    with pytest.raises(DataError, match="stands twice"):
+    with pytest.raises(DataError, match="occurs twice"):
         write_gguf(path, {}, [zeros(F32, 1, 1), zeros(F32, 1, 1)])
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]

@@ -17,7 +17,7 @@ from attrs import define
 
 from arb_ternary.errors import DataError
 from arb_ternary_interchange.gguf.metadata import ArrayInFile
-from arb_ternary_interchange.gguf.published import GgufModel
+from arb_ternary_interchange.gguf.model import GgufModel
 from arb_ternary_interchange.gguf.reader import GgufFile
 from arb_ternary_interchange.gguf.values import Array, Kind, Scalar, encode_string
 from arb_ternary_interchange.gguf.writer import write_gguf

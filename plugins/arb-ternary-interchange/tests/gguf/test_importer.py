@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from arb_ternary_interchange.decoder.config import ImportConfig
 from arb_ternary_interchange.gguf.importer import GgufImporter
+from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 

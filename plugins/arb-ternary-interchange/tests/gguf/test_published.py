@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_interchange.decoder.published import ScaledTrits
 from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights
-from arb_ternary_interchange.gguf.config import GgufConfig
+from arb_ternary_interchange.gguf.blocks import encode_trits
+from arb_ternary_interchange.gguf.decoding import read_tensor
 from arb_ternary_interchange.gguf.exporter import GgufExporter
-from arb_ternary_interchange.gguf.published import GgufModel
+from arb_ternary_interchange.gguf.model import GgufModel
 from arb_ternary_interchange.gguf.reader import GgufFile
 from arb_ternary_interchange.gguf.tensor_types import F32, FORK_Q2_0, Q2_0, TQ2_0, TensorType
-from arb_ternary_interchange.gguf.trit_blocks import encode_trits
-from arb_ternary_interchange.gguf.trits import read_tensor
 from arb_ternary_interchange.gguf.values import Array, Kind, Scalar, Value
 from arb_ternary_interchange.gguf.writer import PlannedTensor, write_gguf
+from arb_ternary_interchange.options import GgufConfig
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 
@@ -238,7 +238,7 @@ def test_two_bits_that_are_no_trits_are_floats(tmp_path: Path) -> None:
 def test_numbers_that_are_none_are_an_error(tmp_path: Path, kind: TensorType) -> None:
     data = np.full((1, kind.row_bytes(256)), 0xFF, np.uint8)
     data[:, :64] = 0 if kind is TQ2_0 else 0xFF
-    with pytest.raises(DataError, match="tensor 't' holds numbers that are infinite or no numbers"):
+    with pytest.raises(DataError, match="tensor 't' holds numbers that are infinite or NaN"):
         read(matrix(tmp_path, data, kind, (1, 256)))
 
 

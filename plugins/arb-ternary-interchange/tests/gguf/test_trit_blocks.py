@@ -9,7 +9,14 @@ from gguf import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arb_ternary_interchange.gguf.float_blocks import decode_floats, encode_floats, holds
+from arb_ternary_interchange.gguf.blocks import (
+    EXPONENTS,
+    decode_codes,
+    decode_floats,
+    encode_floats,
+    encode_trits,
+    holds,
+)
 from arb_ternary_interchange.gguf.tensor_types import (
     BF16,
     F16,
@@ -24,7 +31,6 @@ from arb_ternary_interchange.gguf.tensor_types import (
     TYPES,
     TensorType,
 )
-from arb_ternary_interchange.gguf.trit_blocks import EXPONENTS, decode_codes, encode_trits
 
 THEIRS = {
     TQ1_0: GGMLQuantizationType.TQ1_0,

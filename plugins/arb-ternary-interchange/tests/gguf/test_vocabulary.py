@@ -13,8 +13,8 @@ import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from arb_ternary.errors import DataError
-from arb_ternary_interchange.gguf.pre_tokenizers import CUTS
-from arb_ternary_interchange.gguf.published import GgufModel
+from arb_ternary_interchange.gguf.model import GgufModel
+from arb_ternary_interchange.gguf.pre_tokenizers import PRE_TOKENIZERS
 from arb_ternary_interchange.gguf.reader import GgufFile
 from arb_ternary_interchange.gguf.vocabulary import vocabulary_keys
 from arb_ternary_text.data.shakespeare import load_text
@@ -41,12 +41,12 @@ def train_text() -> str:
 
 @pytest.fixture(scope="module")
 def byte_level() -> Callable[[str], dict[str, Any]]:
-    """Makes a tokenizer.json of 400 tokens that cuts as ``name`` says, with a special token."""
+    """Makes a tokenizer.json of 400 tokens that splits as ``name`` says, with a special token."""
 
     def make(name: str) -> dict[str, Any]:
-        cut = next(cut for cut in CUTS if cut.name == name)
-        tokenizer = Tokenizer(models.BPE(ignore_merges=cut.ignore_merges))
-        parts = cut.pre_tokenizer.get("pretokenizers", [cut.pre_tokenizer])
+        splitting = next(known for known in PRE_TOKENIZERS if known.name == name)
+        tokenizer = Tokenizer(models.BPE(ignore_merges=splitting.ignore_merges))
+        parts = splitting.definition.get("pretokenizers", [splitting.definition])
         made: list[Any] = []
         for part in parts:
             if part["type"] == "Split":
@@ -127,7 +127,7 @@ def test_bytes_of_a_model_with_more_ids_stay_bytes(
     assert GgufModel(GgufFile(path)).tokenizer == {"kind": "bytes"}
 
 
-@pytest.mark.parametrize("name", [cut.name for cut in CUTS])
+@pytest.mark.parametrize("name", [known.name for known in PRE_TOKENIZERS])
 def test_byte_level_merges_give_the_same_ids_and_come_back(
     decoder: Make,
     export: Export,

@@ -12,8 +12,8 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from arb_ternary_interchange.huggingface.config import HfExportConfig
 from arb_ternary_interchange.huggingface.exporter import HfExporter
+from arb_ternary_interchange.options import HfExportConfig
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arb_ternary.errors import DataError
-from arb_ternary_interchange.huggingface.codes import pack, unpack
+from arb_ternary_interchange.huggingface.packing import pack, unpack
 
 
 @settings(max_examples=50, deadline=None)

@@ -168,7 +168,7 @@ def test_factors_of_rows_are_in_the_dense_weights_and_not_in_packed_ones(
     assert np.array_equal(
         tensors["model.layers.0.self_attn.q_proj.weight"].double().numpy(), expected
     )
-    with pytest.raises(ConfigError, match="packed has one scale a matrix, and the rows of"):
+    with pytest.raises(ConfigError, match="packed has one scale per matrix, and the rows of"):
         export(model, tmp_path / "packed", layout="packed")
 
 

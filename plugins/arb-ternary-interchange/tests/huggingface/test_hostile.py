@@ -21,8 +21,8 @@ from attrs import define
 from safetensors.torch import load_file
 
 from arb_ternary.errors import ArbError
-from arb_ternary_interchange.decoder.config import ImportConfig
 from arb_ternary_interchange.huggingface.importer import HfImporter
+from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_interchange.safetensors.shards import INDEX_NAME, SINGLE_NAME, write_shards
 from arb_ternary_text.data.byte_level import byte_level_bpe
 from arb_ternary_text.data.tokenizers import IdTokenizer, from_json
@@ -321,8 +321,8 @@ READ = """
 import sys
 from pathlib import Path
 from arb_ternary_interchange.huggingface.importer import HfImporter
-from arb_ternary_interchange.huggingface.published import HfModel
-from arb_ternary_interchange.decoder.config import ImportConfig
+from arb_ternary_interchange.huggingface.model import HfModel
+from arb_ternary_interchange.options import ImportConfig
 
 def most():  # ru_maxrss begins with that of the process before exec
     status = Path("/proc/self/status").read_text()
@@ -378,7 +378,7 @@ def test_a_tensor_of_the_file_is_read_alone(
     tmp_path: Path, make_decoder: Make, export: Export
 ) -> None:
     """What of a file is in memory is the tensor that is asked for."""
-    from arb_ternary_interchange.huggingface.published import HfModel
+    from arb_ternary_interchange.huggingface.model import HfModel
 
     source = sources(tmp_path, make_decoder, export)[0]
     model = HfModel(source)

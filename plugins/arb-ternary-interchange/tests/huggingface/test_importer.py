@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_interchange.decoder.config import ImportConfig
-from arb_ternary_interchange.huggingface.codes import pack
 from arb_ternary_interchange.huggingface.importer import HfImporter
+from arb_ternary_interchange.huggingface.packing import pack
+from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_interchange.protocols import ImportedModel
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
@@ -88,8 +88,8 @@ def test_what_is_exported_comes_back_bit_for_bit(
     tied: bool,
     seed: int,
 ) -> None:
-    from arb_ternary_interchange.huggingface.config import HfExportConfig
     from arb_ternary_interchange.huggingface.exporter import HfExporter
+    from arb_ternary_interchange.options import HfExportConfig
 
     torch.manual_seed(seed)
     one = group == "tensor" or layout == "packed"

@@ -60,7 +60,7 @@ def test_defaults_are_those_of_transformers(path: Path) -> None:
     assert (bitnet.options["norm_eps"], bitnet.options["rotary_base"]) == (1e-5, 500000.0)
     assert bitnet.options["activations"] == "int8"
     assert bitnet.quantization is not None
-    assert (bitnet.quantization.divides, bitnet.quantization.skipped) == (True, None)
+    assert (bitnet.quantization.divides, bitnet.quantization.float_modules) == (True, None)
 
 
 @pytest.mark.parametrize(

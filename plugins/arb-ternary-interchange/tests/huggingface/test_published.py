@@ -14,11 +14,11 @@ import torch
 from huggingface_hub import constants
 
 from arb_ternary.errors import DataError, EnvironmentProblem
-from arb_ternary_interchange.decoder.config import ImportConfig
 from arb_ternary_interchange.decoder.published import ScaledTrits
 from arb_ternary_interchange.huggingface.folder import fetched, model_folder
 from arb_ternary_interchange.huggingface.importer import HfImporter
-from arb_ternary_interchange.huggingface.published import HfModel
+from arb_ternary_interchange.huggingface.model import HfModel
+from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_text.models.decoder import Decoder
 
 Make = Callable[..., Decoder]
@@ -127,10 +127,10 @@ def test_half_precision_stays_until_it_is_needed(change: Callable[..., Path]) ->
         (
             {},
             {"intermediate_size": 92},
-            "92, 64] trits packed along the rows, four a byte, are [23, 64]",
+            "92, 64] trits packed along the rows, four per byte, are [23, 64]",
         ),
         ({}, {"vocab_size": 512}, "is [256, 64], and"),
-        ({}, {"quantization_config": None}, "is uint8: linears are packed alone"),
+        ({}, {"quantization_config": None}, "is uint8: only linears are packed"),
         ({f"{QUERY}_scale": None}, {}, "of packed trits, is missing"),
         ({f"{QUERY}_scale": torch.ones(2)}, {}, "must be one float number, not F32 [2]"),
         (
@@ -142,7 +142,7 @@ def test_half_precision_stays_until_it_is_needed(change: Callable[..., Path]) ->
         (
             {"model.norm.weight": torch.zeros(64, dtype=torch.uint8)},
             {},
-            "is uint8: linears are packed alone",
+            "is uint8: only linears are packed",
         ),
         ({"model.norm.weight": torch.zeros(63)}, {}, "is [63], and"),
     ],
@@ -220,7 +220,7 @@ def test_inspect_tells_everything_without_reading_weights(change: Callable[..., 
     )
     assert (told["format"], told["architecture"], told["vocabulary_size"]) == ("hf", "llama", 256)
     assert (told["tokenizer"], told["unmapped"]) == ("bytes", [])
-    assert told["scales"] == "one a matrix, divided by (bitlinear)"
+    assert told["scales"] == "one per matrix, divided by (bitlinear)"
     assert {"name": QUERY, "shape": [16, 64], "type": "U8", "bytes": 1024} in told["tensors"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from arb_ternary_interchange.huggingface.codes import pack
+from arb_ternary_interchange.huggingface.packing import pack
 from arb_ternary_interchange.huggingface.rotary_scaling import llama3_factors
 from arb_ternary_text.models.decoder import Decoder
 

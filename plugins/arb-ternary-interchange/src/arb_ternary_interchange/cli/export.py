@@ -39,7 +39,10 @@ def export(
     """Write the model of RUN (a run directory or a checkpoint) to DESTINATION."""
     from arb_ternary_interchange.export import export_run
 
-    common = {"type": number_type, "layout": layout}
-    given = [f"{name}={value}" for name, value in common.items() if value is not None]
-    written = export_run(run, destination, target, [*options, *given])
+    given = list(options)
+    if number_type is not None:
+        given.append(f"type={number_type}")
+    if layout is not None:
+        given.append(f"layout={layout}")
+    written = export_run(run, destination, target, given)
     click.echo(f"{destination}: {written}")

@@ -22,7 +22,7 @@ from arb_ternary_train.openmp import wait_passively
 @click.option(
     "--scales",
     metavar="fold|round|float",
-    help="What becomes of scales that are no powers of two; the same as -o scales=NAME.",
+    help="How scales that are not powers of two are kept; the same as -o scales=NAME.",
 )
 @click.option(
     "-o", "--option", "options", metavar="NAME=VALUE", multiple=True, help="Option of the importer."
@@ -34,12 +34,15 @@ def import_command(
     """Make the run directory RUN of the model in SOURCE: a file, a folder, or an address such as
     hf://org/name.
 
-    The run can be evaluated, generated from and exported, and another can start from it.
+    The run can be evaluated, generated from and exported, and another run can start from it.
     """
     wait_passively()
     from arb_ternary_interchange.importing import find_source, import_model
 
-    found = find_source(source, name, [*options, *([] if scales is None else [f"scales={scales}"])])
+    given = list(options)
+    if scales is not None:
+        given.append(f"scales={scales}")
+    found = find_source(source, name, given)
     for note in import_model(found, run):
         click.echo(f"note: {note}", err=True)
     click.echo(f"{run}: {found.name}, {source}")

@@ -1,8 +1,9 @@
-"""``arb inspect``: say what is in a model file or a run."""
+"""``arb inspect``: describe a model file or a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -10,17 +11,17 @@ import click
 from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 
-#: What is shown of a description in this order, and by what name.
+#: The keys of a description that are shown, in this order, and their labels.
 _ROWS: Final = {
     "format": "format",
     "architecture": "architecture",
     "vocabulary_size": "vocabulary",
     "parameters": "parameters",
-    "bits_per_weight": "bits a parameter",
+    "bits_per_weight": "bits per parameter",
     "tokenizer": "tokenizer",
     "scales": "scales",
 }
-#: Longest text of the metadata that a line has room for.
+#: Longest text of the metadata that fits on a line.
 _LONGEST: Final = 72
 
 
@@ -35,10 +36,10 @@ _LONGEST: Final = 72
 @plugin_files
 @as_json
 def inspect(path: str, name: str | None, as_json: bool) -> None:
-    """Say what is in PATH, a model file of any format that can be imported, a run directory or a
+    """Describe PATH, a model file of any format that can be imported, a run directory or a
     checkpoint.
 
-    Weights are not read. Bits are those of the weights and scales, without what only training
+    Weights are not read. Bits per parameter count weights and scales, without what only training
     needs.
     """
     from arb_ternary_interchange.inspection import inspect_path
@@ -47,13 +48,17 @@ def inspect(path: str, name: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    shown = [(label, text) for key, label in _ROWS.items() if (text := _text(found.get(key)))]
-    print_table((path, ""), [*shown, *_metadata(found.get("metadata", {}))])
+    rows = []
+    for key, label in _ROWS.items():
+        text = _text(found.get(key))
+        if text:
+            rows.append((label, text))
+    print_table((path, ""), rows + _metadata_rows(found.get("metadata", {})))
     click.echo()
-    print_table(
-        ("tensors of type", "tensors", "numbers", "bytes"), _types(found.get("tensors", ()))
-    )
-    if unmapped := found.get("unmapped", ()):
+    header = ("tensors of type", "tensors", "numbers", "bytes")
+    print_table(header, _type_rows(found.get("tensors", ())))
+    unmapped = found.get("unmapped", ())
+    if unmapped:
         click.echo()
         click.echo("not mapped:")
         for sentence in unmapped:
@@ -61,15 +66,15 @@ def inspect(path: str, name: str | None, as_json: bool) -> None:
 
 
 def _printable(text: str) -> str:
-    """A text of a stranger's file without what a terminal would obey."""
+    """Return a text from an untrusted file without control characters, which a terminal obeys."""
     return "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
     )
 
 
 def _text(value: Any) -> str:
-    """A value on one line; empty where there is nothing to say."""
-    if value is None or value == "":
+    """Return a value on one line; empty if there is none."""
+    if value is None:
         return ""
     if isinstance(value, bool | str):
         return _printable(str(value))
@@ -78,37 +83,45 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        inner = {
-            key: item for key, item in value.items() if isinstance(item, str) or type(item) is int
-        }
-        return _printable(
-            ", ".join(
-                str(item) if key == "name" else f"{key} {item}" for key, item in inner.items()
-            )
-        )
+        return _printable(", ".join(_pairs(value)))
     return ", ".join(map(_text, value))
 
 
-def _metadata(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    left = 0
+def _pairs(value: Mapping[str, Any]) -> list[str]:
+    """Return the texts and integers in a mapping with their keys; a name needs no key."""
+    pairs = []
+    for key, item in value.items():
+        if key == "name" and isinstance(item, str):
+            pairs.append(item)
+        elif isinstance(item, str) or type(item) is int:
+            pairs.append(f"{key} {item}")
+    return pairs
+
+
+def _metadata_rows(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    left_out = 0
     for key, value in metadata.items():
         text = _text(value) if isinstance(value, str | int | float) else ""
         if text and len(text) <= _LONGEST:
-            yield _printable(key), text
+            rows.append((_printable(key), text))
         else:
-            left += 1
-    if left:
-        yield "further metadata", f"{left}: see --json"
+            left_out += 1
+    if left_out:
+        rows.append(("further metadata", f"{left_out}: see --json"))
+    return rows
 
 
-def _types(tensors: Any) -> list[tuple[str, ...]]:
-    counts: dict[str, list[int]] = {}
+def _type_rows(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return number, elements and bytes of the tensors of each type, the largest type first."""
+    sums: dict[str, tuple[int, int, int]] = {}
     for tensor in tensors:
-        elements = 1
-        for size in tensor["shape"]:
-            elements *= size
-        sums = counts.setdefault(str(tensor["type"]), [0, 0, 0])
-        for index, amount in enumerate((1, elements, tensor["bytes"])):
-            sums[index] += amount
-    rows = sorted(counts.items(), key=lambda item: -item[1][2])
-    return [(_printable(kind), *(f"{number:,}" for number in sums)) for kind, sums in rows]
+        kind = str(tensor["type"])
+        count, elements, nbytes = sums.get(kind, (0, 0, 0))
+        elements += math.prod(tensor["shape"])
+        sums[kind] = (count + 1, elements, nbytes + tensor["bytes"])
+    rows = sorted(sums.items(), key=lambda item: -item[1][2])
+    return [
+        (_printable(kind), f"{count:,}", f"{elements:,}", f"{nbytes:,}")
+        for kind, (count, elements, nbytes) in rows
+    ]

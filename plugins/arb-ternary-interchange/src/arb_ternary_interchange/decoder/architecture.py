@@ -1,4 +1,4 @@
-"""Which architecture that other programs compute a decoder is."""
+"""The architecture under which other programs compute a decoder."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from arb_ternary_text.models.config import DecoderConfig
 
 
 def architecture_of(config: DecoderConfig, *, reglu2: bool = False) -> Architecture:
-    """The architecture whose programs compute this decoder.
+    """Return the architecture whose programs compute this decoder.
 
     Constant powers of two in front of updates and logits are no obstacle:
-    :func:`~arb_ternary_interchange.decoder.weights .exported_weights` has them in the weights.
+    :func:`.weights.exported_weight` multiplies the weights by them.
 
     Args:
         config: the decoder's options.
-        reglu2: whether those programs know ``relu(gate)^2 * up`` (transformers does; llama.cpp's
-            graphs take SILU, whatever the model says).
+        reglu2: whether those programs compute ``relu(gate)^2 * up``. Transformers does; the graphs
+            of llama.cpp use SiLU, whatever the model says.
 
     Raises:
-        ConfigError: no architecture is this decoder; the message names an option in the way, and
+        ConfigError: no architecture is this decoder; the message names the options in the way and
             the nearest preset.
     """
     best = config.architecture or nearest_preset(config)[0] or "llama"

@@ -1,21 +1,21 @@
-"""Where the float scales of a block's ternary matrices go, so that the block computes the same with
-powers of two.
+"""Fold the float scales of a block's ternary matrices into gains and eps of its norms, so that the
+block computes the same with powers of two.
 
-Let ``W = r T 2^E`` be a published matrix and ``T 2^E`` the stored one. Gains, norms and eps take
-the factors ``r``:
+Let ``W = r T 2^E`` be a published matrix and ``T 2^E`` the stored one. Gains and eps take the
+factors ``r``:
 
 * A gain in front of linears multiplies what they read. Let ``c`` be a factor of the pre-norm's
   gain; a stored linear then gives ``c / r`` times the published output.
 * The scores of attention are the product of query and key. Without norms on them ``c^2 = r_q r_k``
-  keeps the scores. With such norms any ``c`` does, because a norm takes the scale of what it reads
+  keeps the scores. With such norms any ``c`` does, because a norm takes the scale of its input
   away.
-* ``norm(x, e) = norm(a x, a^2 e)``: where a scale is taken away, only the eps changes, by ``a^2``.
-* What a linear writes through a norm's gain: ``r`` of the linear multiplies the gain in front of
-  it.
+* ``norm(x, e) = norm(a x, a^2 e)``: if a norm takes a scale ``a`` away, only its eps changes, by
+  ``a^2``.
+* The ``r`` of a linear behind a norm multiplies the gain of that norm.
 * ``relu(.)^2`` is homogeneous: a factor ``a`` of its input is ``a^2`` of its output. ``silu`` is
   not: there ``c = r_gate``.
 
-With sub-norms (``output_norm``, ``hidden_norm``) every factor has a place. Without, values and
+With sub-norms (``output_norm``, ``hidden_norm``) every factor has a place. Without them, values and
 output are linear, and so are up and down:
 
 | | no sub-norms | left over |
@@ -26,8 +26,8 @@ output are linear, and so are up and down:
 | reglu2 | ``c^3 = r_gate^2 r_up r_down`` | nothing |
 | relu2 | ``c^2 = r_up^2 r_down`` | nothing |
 
-All of it is exact up to the rounding of floats, in float and in int8 activations: the int8 of a
-token do not change with a factor of all its features.
+All of it is exact up to the rounding of floats, with float and with int8 activations: the int8
+codes of a token do not change if all its features are multiplied by one factor.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from collections.abc import Mapping
 
 from attrs import define, field
 
+from arb_ternary_interchange.decoder.tensors import LINEARS
 from arb_ternary_text.models.architectures import Activation
 
 
 @define
 class Folded:
-    """What becomes of a block's factors, by the path of the module within the block; factors of 1
+    """The factors of a block after folding, by the path of the module in the block. Factors of 1
     are left out.
 
     Attributes:
         gains: factors of gains.
         eps: factors of the eps of inner norms.
         biases: factors of the biases of queries, keys and values.
-        left: factors that no norm takes, of linears.
+        left: factors of linears that no norm takes.
     """
 
     gains: dict[str, float] = field(factory=dict)
@@ -69,11 +70,11 @@ def fold_block(
 
     Args:
         remainders: ``r`` by path (``attention.query``, ...); those left out are 1.
-        activation: of the feed-forward layer.
-        sub_norms: whether what enters ``output`` and ``down`` is normalised.
-        query_key_norm: whether queries and keys are.
+        activation: the activation of the feed-forward layer.
+        sub_norms: whether the inputs of ``output`` and ``down`` are normalised.
+        query_key_norm: whether queries and keys are normalised.
     """
-    r = {name: remainders.get(name, 1.0) for name in _MATRICES}
+    r = {name: remainders.get(name, 1.0) for name in LINEARS}
     found = Folded()
     _fold_attention(r, found, sub_norms=sub_norms, query_key_norm=query_key_norm)
     _fold_feed_forward(r, found, activation, sub_norms=sub_norms)
@@ -83,26 +84,22 @@ def fold_block(
     return found
 
 
-_MATRICES = (
-    *(f"attention.{name}" for name in ("query", "key", "value", "output")),
-    *(f"feed_forward.{name}" for name in ("gate", "up", "down")),
-)
-
-
 def _fold_attention(
     r: Mapping[str, float], found: Folded, *, sub_norms: bool, query_key_norm: bool
 ) -> None:
-    query, key, value, output = (
-        r[f"attention.{name}"] for name in ("query", "key", "value", "output")
-    )
+    query = r["attention.query"]
+    key = r["attention.key"]
+    value = r["attention.value"]
+    output = r["attention.output"]
     c = math.sqrt(query * key)
     if query_key_norm:
         c = 1.0 if sub_norms else value * output
         found.eps["attention.query_norm"] = (c / query) ** 2
         found.eps["attention.key_norm"] = (c / key) ** 2
     found.gains["attention.norm"] = c
-    for name, factor in (("query", query), ("key", key), ("value", value)):
-        found.biases[f"attention.biases.{name}"] = c / factor
+    found.biases["attention.biases.query"] = c / query
+    found.biases["attention.biases.key"] = c / key
+    found.biases["attention.biases.value"] = c / value
     if sub_norms:
         found.eps["attention.output_norm"] = (c / value) ** 2
         found.gains["attention.output_norm"] = output
@@ -113,7 +110,10 @@ def _fold_attention(
 def _fold_feed_forward(
     r: Mapping[str, float], found: Folded, activation: Activation, *, sub_norms: bool
 ) -> None:
-    gate, up, down = (r[f"feed_forward.{name}"] for name in ("gate", "up", "down"))
+    gate = r["feed_forward.gate"]
+    up = r["feed_forward.up"]
+    down = r["feed_forward.down"]
+    # ``hidden``: the factor of what the sub-norm reads.
     if activation == "swiglu":
         c = gate
         hidden = c / up

@@ -1,4 +1,4 @@
-"""A place in a mapped file that moves forward and never beyond its end."""
+"""A position in a mapped GGUF file that moves forward and never beyond the end of the file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,8 @@ _PIECE = 1 << 16
 class Cursor:
     """Reads little-endian values from ``data`` at ``position``.
 
-    Every read is checked against the end of the file first.
-
-    Raises:
-        DataError: of every method, when the file ends before the value does, or the value is not
-            one of its kind.
+    Every read is checked against the end of the file first. Every method raises DataError if the
+    file ends before the value does, or if the value is not one of its kind.
     """
 
     def __init__(self, data: mmap.mmap, path: Path, position: int = 0) -> None:
@@ -34,14 +31,14 @@ class Cursor:
         self.position = position
 
     def fail(self, what: str) -> DataError:
-        """The error for what is wrong at this place."""
+        """Return the error for a fault at this position."""
         return DataError(
             f"{self.path}: byte {self.position}: {what}",
             "The file is damaged, or is not GGUF of a model.",
         )
 
     def skip(self, size: int, what: str) -> int:
-        """Step over ``size`` bytes of ``what``; where they began."""
+        """Step over the ``size`` bytes of ``what`` and return their start."""
         start = self.position
         if size > len(self.data) - start:
             raise self.fail(
@@ -51,7 +48,7 @@ class Cursor:
         return start
 
     def number(self, kind: Kind, what: str) -> Any:
-        """A number or boolean."""
+        """Read a number or boolean."""
         letter = FORMATS[kind]
         start = self.skip(struct.calcsize(f"<{letter}"), what)
         if kind is Kind.BOOL and self.data[start] > 1:
@@ -68,7 +65,7 @@ class Cursor:
         return value
 
     def kind(self, what: str) -> Kind:
-        """The kind of a value."""
+        """Read the kind of a value."""
         number = self.u32(f"the kind of {what}")
         try:
             return Kind(number)
@@ -79,7 +76,7 @@ class Cursor:
             ) from None
 
     def text(self, what: str) -> str:
-        """A string of up to :data:`MAX_TEXT` bytes."""
+        """Read a string of up to :data:`MAX_TEXT` bytes."""
         length = self.u64(f"the length of {what}")
         if length > MAX_TEXT:
             self.position -= 8
@@ -88,7 +85,7 @@ class Cursor:
         return self._decode(start, length, what)
 
     def check_string(self, what: str) -> None:
-        """Step over a string, once it is known to be UTF-8."""
+        """Step over a string and check that it is UTF-8."""
         length = self.u64(f"the length of {what}")
         start = self.skip(length, what)
         if length <= _PIECE:
@@ -103,9 +100,9 @@ class Cursor:
             raise self._not_utf8(start, what) from error
 
     def check_strings(self, count: int, what: str) -> None:
-        """Step over ``count`` strings, once they are known to be UTF-8.
+        """Step over ``count`` strings and check that they are UTF-8.
 
-        Vocabularies have hundreds of thousands, so that there are no calls in this loop until
+        Vocabularies have hundreds of thousands of strings. The loop therefore makes no calls until
         something is wrong.
         """
         data = self.data

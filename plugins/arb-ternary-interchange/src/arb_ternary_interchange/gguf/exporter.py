@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import evolve
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
 from arb_ternary_interchange.decoder.architecture import architecture_of
-from arb_ternary_interchange.decoder.weights import TernaryWeight, exported_weights
-from arb_ternary_interchange.gguf.chunks import chunks, row_chunks
-from arb_ternary_interchange.gguf.config import GgufConfig
-from arb_ternary_interchange.gguf.exact import block_exponents, choose_type
-from arb_ternary_interchange.gguf.float_blocks import FLOAT_TYPES, encode_floats
-from arb_ternary_interchange.gguf.linear_scales import gains_of_scales, is_in_gain
+from arb_ternary_interchange.decoder.weights import weight_paths
+from arb_ternary_interchange.gguf.blocks import chunks, encode_floats, encode_trits, row_chunks
 from arb_ternary_interchange.gguf.model_keys import check_options, file_type, model_keys
-from arb_ternary_interchange.gguf.names import ROPE_FACTORS, scale_name, tensor_name
-from arb_ternary_interchange.gguf.rotary_rows import INTERLEAVED, to_interleaved
-from arb_ternary_interchange.gguf.tensor_types import F32, TensorType
-from arb_ternary_interchange.gguf.trit_blocks import encode_trits
+from arb_ternary_interchange.gguf.tensor_types import F32, FLOAT_TYPES, TensorType
+from arb_ternary_interchange.gguf.tensors import ROPE_FACTORS, FileTensors, scale_name
+from arb_ternary_interchange.gguf.type_choice import block_exponents, choose_type
 from arb_ternary_interchange.gguf.vocabulary import vocabulary_keys
 from arb_ternary_interchange.gguf.writer import PlannedTensor, write_gguf
+from arb_ternary_interchange.options import GgufConfig
 from arb_ternary_text.models.decoder import Decoder
 
 
 class GgufExporter:
-    """Writes a decoder whose architecture llama.cpp knows.
-
-    Args:
-        config: the options.
-    """
+    """Writes a decoder whose architecture llama.cpp knows."""
 
     writes_accumulators = False
 
@@ -59,12 +52,30 @@ class GgufExporter:
         check_options(model.config, architecture)
         keys = model_keys(model.config, architecture, model.vocabulary_size, str(metadata["name"]))
         keys |= vocabulary_keys(metadata.get("tokenizer"), model.vocabulary_size)
-        planned = [*_rope_factors(model), *_Weights(model, architecture).plan(self._config)]
-        counts: dict[TensorType, int] = {}
+        planned = self._plan(model, architecture)
+        weights: Counter[TensorType] = Counter()
         for tensor in planned:
             if len(tensor.shape) > 1:
-                counts[tensor.type] = counts.get(tensor.type, 0) + int(np.prod(tensor.shape))
-        write_gguf(destination, {**keys, "general.file_type": file_type(counts)}, planned)
+                weights[tensor.type] += math.prod(tensor.shape)
+        write_gguf(destination, {**keys, "general.file_type": file_type(weights)}, planned)
+
+    def _plan(self, model: Decoder, architecture: str) -> list[PlannedTensor]:
+        """Return names, shapes and types. The bytes of a tensor are made when it is written."""
+        tensors = FileTensors(model, architecture)
+        planned = []
+        if model.config.rotary_factors is not None:
+            planned.append(_vector(ROPE_FACTORS, list(model.config.rotary_factors)))
+        scales = []
+        for path in weight_paths(model):
+            tensor = tensors.at(path)
+            values = tensor.values
+            kind = choose_type(tensor.name, values, self._config)
+            shape = tuple(values.shape if isinstance(values, Tensor) else values.trits.shape)
+            encode = partial(_encoded, tensors, path, kind)
+            planned.append(PlannedTensor(tensor.name, shape, kind, encode))
+            if tensor.scale != 1.0:
+                scales.append(_vector(scale_name(tensor.name), [tensor.scale]))
+        return planned + scales
 
 
 def build(config: GgufConfig) -> GgufExporter:
@@ -72,76 +83,22 @@ def build(config: GgufConfig) -> GgufExporter:
     return GgufExporter(config)
 
 
-class _Weights:
-    """The tensors of a file, made when they are written: of all weights there is never a second
-    copy in memory.
-    """
-
-    def __init__(self, model: Decoder, architecture: str) -> None:
-        self._model = model
-        self._architecture = architecture
-        self._stream: Iterator[tuple[str, TernaryWeight | Tensor]] = iter(())
-        self._gains: dict[str, float] = {}
-
-    def plan(self, config: GgufConfig) -> list[PlannedTensor]:
-        """Names, shapes and types; the bytes come from a second pass, in the same order."""
-        tensors: list[PlannedTensor] = []
-        scales: dict[str, float] = {}
-        for path, weight in exported_weights(self._model):
-            name = tensor_name(path)
-            kind = choose_type(name, weight, config.type, config.float_type)
-            shape = tuple(weight.shape) if isinstance(weight, Tensor) else tuple(weight.trits.shape)
-            tensors.append(PlannedTensor(name, shape, kind, partial(self._bytes, path, kind)))
-            if isinstance(weight, TernaryWeight) and weight.scale != 1:
-                scales[path] = weight.scale
-        self._gains = gains_of_scales(scales, self._architecture)
-        self._stream = exported_weights(self._model)
-        left = {
-            path: scale
-            for path, scale in scales.items()
-            if not is_in_gain(path, self._architecture)
-        }
-        return [
-            *tensors,
-            *(_floats(scale_name(tensor_name(path)), [scale]) for path, scale in left.items()),
-        ]
-
-    def _bytes(self, path: str, kind: TensorType) -> Iterator[NDArray[np.uint8]]:
-        found, weight = next(self._stream)
-        if found != path:
-            raise RuntimeError(
-                f"the weights of the model come in another order: {found} instead of {path}"
-            )
-        weight = self._in_file_order(path, weight)
-        if isinstance(weight, Tensor):
-            values = weight * self._gains[path] if path in self._gains else weight
-            yield from (
-                encode_floats(part, kind)
-                for part in chunks(values.view(-1, values.shape[-1]).numpy())
-            )
-            return
-        exponents = None if kind in FLOAT_TYPES else block_exponents(weight, kind.block)
-        for chunk in row_chunks(*weight.trits.shape):
-            if exponents is None:
-                yield encode_floats(evolve(weight.rows(chunk), scale=1.0).dense().numpy(), kind)
-            else:
-                factors = None if weight.row_scale is None else weight.row_scale[chunk].numpy()
-                yield encode_trits(weight.trits[chunk].numpy(), exponents[chunk], kind, factors)
-
-    def _in_file_order(self, path: str, weight: TernaryWeight | Tensor) -> TernaryWeight | Tensor:
-        last = path.rsplit(".", 1)[-1]
-        if self._architecture not in INTERLEAVED or last not in ("query", "key"):
-            return weight
-        heads = self._model.config.heads if last == "query" else self._model.config.key_heads
-        rows = to_interleaved(heads * self._model.config.key_features, heads)
-        return weight[rows] if isinstance(weight, Tensor) else weight.rows(rows)
+def _encoded(tensors: FileTensors, path: str, kind: TensorType) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of a tensor, some rows at a time."""
+    values = tensors.at(path).values
+    if isinstance(values, Tensor):
+        for part in chunks(values.view(-1, values.shape[-1]).numpy()):
+            yield encode_floats(part, kind)
+        return
+    exponents = None if kind in FLOAT_TYPES else block_exponents(values, kind.block)
+    for some in row_chunks(*values.trits.shape):
+        if exponents is None:
+            yield encode_floats(values.rows(some).dense().numpy(), kind)
+            continue
+        factors = None if values.row_scale is None else values.row_scale[some].numpy()
+        yield encode_trits(values.trits[some].numpy(), exponents[some], kind, factors)
 
 
-def _rope_factors(model: Decoder) -> list[PlannedTensor]:
-    factors = model.config.rotary_factors
-    return [] if factors is None else [_floats(ROPE_FACTORS, list(factors))]
-
-
-def _floats(name: str, numbers: list[float]) -> PlannedTensor:
+def _vector(name: str, numbers: list[float]) -> PlannedTensor:
     values = np.asarray(numbers, np.float32)[None]
     return PlannedTensor(name, (len(numbers),), F32, lambda: [encode_floats(values, F32)])

@@ -1,19 +1,20 @@
-"""The importer ``gguf``, and what ``arb inspect`` says of a file."""
+"""The importer ``gguf``, and the description of a file by ``arb inspect``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from arb_ternary.errors import DataError
-from arb_ternary_interchange.decoder.config import ImportConfig
-from arb_ternary_interchange.decoder.importing import imported
+from arb_ternary_interchange.decoder.conversion import convert
+from arb_ternary_interchange.gguf.decoding import is_ternary
 from arb_ternary_interchange.gguf.metadata import ArrayInFile
-from arb_ternary_interchange.gguf.published import GgufModel
+from arb_ternary_interchange.gguf.model import GgufModel
 from arb_ternary_interchange.gguf.reader import GgufFile, is_gguf
-from arb_ternary_interchange.gguf.trits import is_ternary
+from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_interchange.protocols import ImportedModel
 
 #: Characters and items of a long value that are shown.
@@ -22,11 +23,7 @@ _SHOWN_ITEMS: Final = 8
 
 
 class GgufImporter:
-    """Reads the decoders of a GGUF file.
-
-    Args:
-        config: the options.
-    """
+    """Reads the decoder in a GGUF file."""
 
     def __init__(self, config: ImportConfig) -> None:
         self._config = config
@@ -40,19 +37,18 @@ class GgufImporter:
         file = GgufFile(source)
         infos = file.tensors.values()
         parameters = sum(math.prod(info.shape) for info in infos)
+        nbytes = sum(info.size for info in infos)
         embedding = file.tensors.get("token_embd.weight")
         tokens = file.metadata.get("tokenizer.ggml.tokens")
         return {
             "format": "gguf",
-            "architecture": _value_or_none(file, "general.architecture"),
+            "architecture": _shown(file, "general.architecture"),
             "vocabulary_size": None if embedding is None else embedding.shape[0],
             "parameters": parameters,
-            "bits_per_weight": 8 * sum(info.size for info in infos) / parameters
-            if parameters
-            else None,
+            "bits_per_weight": 8 * nbytes / parameters if parameters else None,
             "tokenizer": {
-                "model": _value_or_none(file, "tokenizer.ggml.model"),
-                "pre": _value_or_none(file, "tokenizer.ggml.pre"),
+                "model": _shown(file, "tokenizer.ggml.model"),
+                "pre": _shown(file, "tokenizer.ggml.pre"),
                 "tokens": len(tokens) if isinstance(tokens, ArrayInFile) else None,
             },
             "scales": _scales(file),
@@ -66,13 +62,12 @@ class GgufImporter:
                 for info in infos
             ],
             "unmapped": _unmapped(file),
-            "metadata": {key: _value(file, key) for key in file.metadata},
+            "metadata": {key: _shown(file, key) for key in file.metadata},
         }
 
     def load(self, source: Path) -> ImportedModel:
-        """See :class:`arb_ternary_interchange.protocols.Importer`."""
-        model = GgufModel(GgufFile(source))
-        return imported(model, scales=self._config.scales, float_sources=self._config.float_sources)
+        """See ``Importer``."""
+        return convert(GgufModel(GgufFile(source)), self._config)
 
 
 def build(config: ImportConfig) -> GgufImporter:
@@ -82,12 +77,14 @@ def build(config: ImportConfig) -> GgufImporter:
 
 def _scales(file: GgufFile) -> list[str]:
     blocks = {info.type.name: info.type.block for info in file.tensors.values() if is_ternary(info)}
-    factors = sum(name.endswith(".scale") for name in file.tensors)
-    said = [
+    lines = [
         f"{name}: float16, one for {block} weights of a row"
         for name, block in sorted(blocks.items())
     ]
-    return [*said, f"{factors} float factors of whole matrices"] if factors else said
+    factors = sum(name.endswith(".scale") for name in file.tensors)
+    if factors:
+        lines.append(f"{factors} float factors of whole matrices")
+    return lines
 
 
 def _unmapped(file: GgufFile) -> list[str]:
@@ -97,22 +94,24 @@ def _unmapped(file: GgufFile) -> list[str]:
         return [str(error)]
 
 
-def _value_or_none(file: GgufFile, key: str) -> Any:
-    return _value(file, key) if key in file.metadata else None
-
-
-def _value(file: GgufFile, key: str) -> Any:
-    """A value as it is shown, or why it is not read."""
+def _shown(file: GgufFile, key: str) -> Any:
+    """Return the value of a key as it is shown, or why it is not read; None if there is no such
+    key.
+    """
+    if key not in file.metadata:
+        return None
     try:
-        return _shown(file.metadata[key])
+        return _shortened(file.metadata[key])
     except DataError as error:
         return error.what
 
 
-def _shown(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     if isinstance(value, ArrayInFile):
-        first = [_shown(item) for item, _ in zip(value, range(_SHOWN_ITEMS), strict=False)]
+        first = [_shortened(item) for item in islice(value, _SHOWN_ITEMS)]
         return {"items": value.kind.name.lower(), "length": len(value), "first": first}
     if isinstance(value, str) and len(value) > _SHOWN_TEXT:
         return f"{value[:_SHOWN_TEXT]}... ({len(value)} characters)"
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

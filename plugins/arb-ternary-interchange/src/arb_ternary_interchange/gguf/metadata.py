@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file, decoded value by value when they are asked for."""
+"""The metadata of a GGUF file. A value is decoded when it is asked for."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from arb_ternary.errors import DataError
 from arb_ternary_interchange.gguf.cursor import Cursor
 from arb_ternary_interchange.gguf.values import FORMATS, Kind
 
-#: Models have fewer than a hundred keys.
+#: Most keys of a file; models have fewer than a hundred.
 MAX_KEYS = 4096
 
-# : Strings (and arrays in arrays) of a file; the largest vocabularies and lists of merges have half
-# a million.
+#: Most strings (and arrays in arrays) of a file; the largest vocabularies and lists of merges have
+#: half a million.
 MAX_ITEMS = 1 << 22
 
-#: Arrays in arrays; llama.cpp reads none.
+#: Most levels of arrays in arrays; llama.cpp reads none.
 MAX_DEPTH = 4
 
 
 @frozen
 class ArrayInFile:
-    """An array that lies in a file: nothing of it is in memory until it is iterated.
+    """An array in a file. Nothing of it is in memory until it is iterated.
 
     Attributes:
-        kind: of its items.
+        kind: kind of its items.
         length: number of its items.
     """
 
@@ -45,7 +45,7 @@ class ArrayInFile:
         return self.length
 
     def __iter__(self) -> Iterator[Any]:
-        """The items: numbers, booleans, strings, or arrays."""
+        """Yield the items: numbers, booleans, strings, or arrays."""
         if self.kind in FORMATS:
             yield from self.numbers().tolist()
             return
@@ -55,11 +55,11 @@ class ArrayInFile:
                 yield cursor.text(f"item {i}")
             else:
                 item = _array(cursor, "an array")
-                _Walk(0).over(cursor, item, "an array")
+                _Walk(None).over(cursor, item, "an array")
                 yield item
 
     def numbers(self) -> NDArray[Any]:
-        """The numbers, a view of the file."""
+        """Return the numbers, a view of the file."""
         dtype = np.dtype(FORMATS[self.kind]).newbyteorder("<")
         return np.frombuffer(self._data, dtype, self.length, self._start)
 
@@ -70,11 +70,11 @@ class Metadata(Mapping[str, Any]):
     Everything is checked when this is made; a value is decoded each time that it is asked for.
 
     Args:
-        cursor: at the first key; afterwards behind the last value.
+        cursor: a cursor at the first key; it is left behind the last value.
         count: number of keys that the file claims.
 
     Raises:
-        DataError: a key stands twice, or something is cut short, of an unknown kind, too many or
+        DataError: a key occurs twice, or something is cut short, of an unknown kind, too many or
             too deep.
     """
 
@@ -90,7 +90,7 @@ class Metadata(Mapping[str, Any]):
             key = cursor.text(f"key {i} of the metadata")
             if key in self._places:
                 cursor.position = start
-                raise cursor.fail(f"the key {key!r} stands twice")
+                raise cursor.fail(f"the key {key!r} occurs twice")
             kind = cursor.kind(f"the value of {key!r}")
             self._places[key] = (kind, cursor.position)
             walk.over_value(cursor, kind, f"the value of {key!r}")
@@ -111,11 +111,11 @@ class Metadata(Mapping[str, Any]):
         return len(self._places)
 
     def kind(self, key: str) -> Kind:
-        """The kind of the value of ``key``."""
+        """Return the kind of the value of ``key``."""
         return self._places[key][0]
 
     def one(self, key: str, type_: type[Any], default: Any = None) -> Any:
-        """The value of ``key``, which has to be of ``type_`` (a whole number counts as a float).
+        """Return the value of ``key``, which has to be of ``type_`` (an integer counts as a float).
 
         Raises:
             DataError: it is of another type, or there is none and no default.
@@ -141,12 +141,11 @@ class _Walk:
     """Steps over values without keeping them.
 
     Args:
-        budget: strings and inner arrays that a file may have; 0 = those of a file that was checked
-            before.
+        budget: most strings and inner arrays that are stepped over; None = any number, in a file
+            that was checked before.
     """
 
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
+    def __init__(self, budget: int | None) -> None:
         self._left = budget
 
     def over_value(self, cursor: Cursor, kind: Kind, what: str) -> None:
@@ -158,17 +157,9 @@ class _Walk:
             cursor.number(kind, what)
 
     def over(self, cursor: Cursor, array: ArrayInFile, what: str, depth: int = 1) -> None:
-        """Step over the items of ``array``, at whose first ``cursor`` stands."""
+        """Step over the items of ``array``; ``cursor`` is at the first of them."""
         if array.kind in FORMATS:
-            itemsize = np.dtype(FORMATS[array.kind]).itemsize
-            start = cursor.skip(array.length * itemsize, f"{what}, {array.length} items,")
-            if (
-                array.kind is Kind.BOOL
-                and array.length
-                and _largest(cursor.data, start, array.length) > 1
-            ):
-                cursor.position = start
-                raise cursor.fail(f"{what} has a boolean that is neither 0 nor 1")
+            self._over_numbers(cursor, array, what)
             return
         self._spend(cursor, array.length, what)
         if depth == MAX_DEPTH and array.kind is Kind.ARRAY:
@@ -180,8 +171,17 @@ class _Walk:
             inner = f"item {i} of {what}"
             self.over(cursor, _array(cursor, inner), inner, depth + 1)
 
+    def _over_numbers(self, cursor: Cursor, array: ArrayInFile, what: str) -> None:
+        itemsize = np.dtype(FORMATS[array.kind]).itemsize
+        start = cursor.skip(array.length * itemsize, f"{what}, {array.length} items,")
+        if array.kind is not Kind.BOOL or not array.length:
+            return
+        if np.frombuffer(cursor.data, np.uint8, array.length, start).max() > 1:
+            cursor.position = start
+            raise cursor.fail(f"{what} has a boolean that is neither 0 nor 1")
+
     def _spend(self, cursor: Cursor, count: int, what: str) -> None:
-        if not self._budget:
+        if self._left is None:
             return
         if count > self._left or count > (len(cursor.data) - cursor.position) // 8:
             raise cursor.fail(
@@ -192,11 +192,7 @@ class _Walk:
 
 
 def _array(cursor: Cursor, what: str) -> ArrayInFile:
-    """The array whose kind of items and length come next; ``cursor`` is left at its first item."""
+    """Read the kind of items and the length of an array; ``cursor`` is left at its first item."""
     kind = cursor.kind(f"the items of {what}")
     length = cursor.u64(f"the length of {what}")
     return ArrayInFile(kind, length, cursor.data, cursor.path, cursor.position)
-
-
-def _largest(data: mmap.mmap, start: int, length: int) -> int:
-    return int(np.frombuffer(data, np.uint8, length, start).max())

@@ -1,7 +1,8 @@
-"""The keys of a model's shape in a GGUF file's metadata."""
+"""The keys of a model's sizes and options in the metadata of a GGUF file."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from arb_ternary.errors import ConfigError
@@ -19,7 +20,7 @@ from arb_ternary_interchange.gguf.tensor_types import (
 from arb_ternary_interchange.gguf.values import Kind, Scalar, Value
 from arb_ternary_text.models.config import DecoderConfig
 
-#: Our own key: the option ``group_size`` of the decoder, as text, so that an import has the same.
+#: A key of this program: the option ``group_size`` of the decoder as text, which an import reads.
 GROUP_SIZE: Final = "arb_ternary.group_size"
 
 #: llama.cpp's numbers of files by the type of most of their weights (``llama_ftype``).
@@ -28,14 +29,14 @@ _FILE_TYPES: Final = {F32: 0, F16: 1, Q4_0: 2, Q8_0: 7, BF16: 32, TQ1_0: 36, TQ2
 #: Version of the quantised types.
 _QUANTISATION: Final = 2
 
-#: Architectures whose graphs in llama.cpp take factors for the planes of rotation.
-_WITH_FACTORS: Final = frozenset({"llama", "arcee"})
+#: Architectures whose graphs in llama.cpp take factors of the planes of rotation.
+_WITH_ROPE_FACTORS: Final = frozenset({"llama", "arcee"})
 
 
 def model_keys(
     config: DecoderConfig, architecture: str, vocabulary_size: int, name: str
 ) -> dict[str, Value]:
-    """What llama.cpp has to know of the model, but for ``general.file_type``."""
+    """Return all keys that describe the model, except for ``general.file_type``."""
     whole = {
         "context_length": config.max_length,
         "embedding_length": config.width,
@@ -69,21 +70,21 @@ def model_keys(
 
 
 def check_options(config: DecoderConfig, architecture: str) -> None:
-    """Raises ConfigError where llama.cpp's graph of ``architecture`` has no place for an option of
-    the decoder.
+    """Raise ConfigError if llama.cpp's graph of ``architecture`` has no place for an option of the
+    decoder.
     """
-    missing = {
-        "rotary_factors": config.rotary_factors is not None and architecture not in _WITH_FACTORS,
-        "query_key_value_bias": config.query_key_value_bias and architecture == "bitnet",
-    }
-    for option, is_missing in missing.items():
-        if is_missing:
-            raise ConfigError(
-                f"model: {option} has no place in llama.cpp's graph of {architecture}",
-                f"The nearest preset that has one is `architecture: llama`; or leave {option} out.",
-            )
+    missing = []
+    if config.rotary_factors is not None and architecture not in _WITH_ROPE_FACTORS:
+        missing.append("rotary_factors")
+    if config.query_key_value_bias and architecture == "bitnet":
+        missing.append("query_key_value_bias")
+    for option in missing:
+        raise ConfigError(
+            f"model: {option} has no place in llama.cpp's graph of {architecture}",
+            f"The nearest preset that has one is `architecture: llama`; or leave {option} out.",
+        )
 
 
-def file_type(weights: dict[TensorType, int]) -> Value:
-    """``general.file_type`` of a file with so many weights of each type."""
+def file_type(weights: Mapping[TensorType, int]) -> Value:
+    """Return ``general.file_type`` of a file with so many weights of each type."""
     return Scalar(Kind.UINT32, _FILE_TYPES[max(weights, key=lambda kind: weights[kind])])

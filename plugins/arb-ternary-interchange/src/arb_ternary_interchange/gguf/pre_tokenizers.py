@@ -1,5 +1,5 @@
-"""How a byte-level tokenizer cuts a text before it merges: llama.cpp's names, and a
-tokenizer.json's words for them.
+"""How a byte-level tokenizer splits a text before it merges: llama.cpp's names, and the same in a
+tokenizer.json.
 """
 
 from __future__ import annotations
@@ -35,60 +35,57 @@ def _split(pattern: str) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
 
 
+_DIGITS: Final = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {"type": "Digits", "individual_digits": True},
+        _byte_level(use_regex=True),
+    ],
+}
+
+
 @frozen
-class Cut:
-    """One way to cut.
+class PreTokenizer:
+    """A way to split a text.
 
     Attributes:
-        name: llama.cpp's (``tokenizer.ggml.pre``).
-        pre_tokenizer: of a tokenizer.json.
-        ignore_merges: whether a piece that is a token is one, whatever the merges make of it.
+        name: llama.cpp's name of it (``tokenizer.ggml.pre``).
+        definition: the ``pre_tokenizer`` of a tokenizer.json.
+        ignore_merges: whether a piece that is a token is taken whole, whatever the merges make of
+            it.
     """
 
     name: str
-    pre_tokenizer: Mapping[str, Any]
+    definition: Mapping[str, Any]
     ignore_merges: bool = False
 
 
-#: The ways that both llama.cpp and a tokenizer.json can say.
-CUTS: Final = (
-    Cut("gpt-2", _byte_level(use_regex=True)),
-    Cut("llama-bpe", _split(_LLAMA_3), ignore_merges=True),
-    Cut("dbrx", _split(_LLAMA_3)),
-    Cut("qwen2", _split(_QWEN_2)),
-    Cut(
-        "smollm",
-        {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Digits", "individual_digits": True},
-                _byte_level(use_regex=True),
-            ],
-        },
-    ),
+#: The ways that both llama.cpp and a tokenizer.json can express.
+PRE_TOKENIZERS: Final = (
+    PreTokenizer("gpt-2", _byte_level(use_regex=True)),
+    PreTokenizer("llama-bpe", _split(_LLAMA_3), ignore_merges=True),
+    PreTokenizer("dbrx", _split(_LLAMA_3)),
+    PreTokenizer("qwen2", _split(_QWEN_2)),
+    PreTokenizer("smollm", _DIGITS),
 )
 
 
-def cut_of(pre_tokenizer: object, ignore_merges: bool) -> Cut | None:
-    """The cut that a tokenizer.json says; None where llama.cpp has no name for it."""
-    wanted = _plain(pre_tokenizer)
-    return next(
-        (
-            cut
-            for cut in CUTS
-            if _plain(cut.pre_tokenizer) == wanted and cut.ignore_merges == ignore_merges
-        ),
-        None,
-    )
+def find_pre_tokenizer(definition: object, ignore_merges: bool) -> PreTokenizer | None:
+    """Return the way that a tokenizer.json defines; None if llama.cpp has no name for it."""
+    wanted = _normalised(definition)
+    for known in PRE_TOKENIZERS:
+        if _normalised(known.definition) == wanted and known.ignore_merges == ignore_merges:
+            return known
+    return None
 
 
-def _plain(part: object) -> object:
-    """``part`` without what has no influence on tokens, and with the defaults of what it leaves
+def _normalised(part: object) -> object:
+    """Return ``part`` without what does not affect tokens, and with the defaults of what it leaves
     out.
     """
     if not isinstance(part, Mapping):
         return part
     if part.get("type") == "Sequence":
-        return [_plain(inner) for inner in part.get("pretokenizers", [])]
+        return [_normalised(inner) for inner in part.get("pretokenizers", [])]
     left = {key: value for key, value in part.items() if key != "trim_offsets"}
     return {"use_regex": True, **left} if part.get("type") == "ByteLevel" else left

@@ -1,11 +1,10 @@
-"""Reading GGUF files (versions 2 and 3, little-endian), written for files that nobody vouches for.
+"""Read GGUF files (versions 2 and 3, little-endian) from untrusted sources.
 
 The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): ``GGUF``, version, number of
 tensors, number of keys, metadata, tensor infos, padding to the alignment, tensor data.
 
-A file is mapped, not read. Whatever it claims is compared with its size before memory is taken for
-it, so that opening one takes memory for its keys and names only, of which there are bounded
-numbers.
+A file is mapped, not read. Whatever it claims is compared with its size before memory is allocated.
+Opening a file therefore takes memory only for its keys and names, and their number is bounded.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from arb_ternary.errors import DataError
@@ -28,7 +27,7 @@ from arb_ternary_interchange.gguf.tensor_types import FORK_Q2_0, Q2_0, TYPES, Te
 from arb_ternary_interchange.gguf.values import Kind
 
 MAGIC: Final = b"GGUF"
-_ALIGNMENT: Final = 32
+DEFAULT_ALIGNMENT: Final = 32
 _MAX_ALIGNMENT: Final = 1 << 20
 _MAX_TENSORS: Final = 1 << 14
 _MAX_DIMENSIONS: Final = 4
@@ -40,7 +39,7 @@ class TensorInfo:
 
     Attributes:
         name: its name.
-        shape: rows first: ``(N, K)`` of a matrix whose file dimensions are ``K, N``.
+        shape: rows first: ``(N, K)`` for a matrix whose dimensions in the file are ``K, N``.
         type: how its weights are stored.
         start: its first byte in the file.
     """
@@ -52,12 +51,12 @@ class TensorInfo:
 
     @property
     def rows(self) -> int:
-        """Rows of its last dimension."""
+        """Number of rows, which have the length of the last dimension."""
         return math.prod(self.shape[:-1])
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Size in bytes."""
         return self.rows * self.type.row_bytes(self.shape[-1])
 
 
@@ -74,10 +73,10 @@ class GgufFile:
     """An open file.
 
     Attributes:
-        path: where it is.
-        size: its bytes.
+        path: the file.
+        size: its size in bytes.
         metadata: values by key.
-        tensors: by name, in the order of the file.
+        tensors: tensors by name, in the order of the file.
 
     Raises:
         DataError: it cannot be read, is not GGUF, is cut short, or contradicts itself.
@@ -106,35 +105,29 @@ class GgufFile:
         keys = cursor.u64("the number of keys")
         self.metadata = Metadata(cursor, keys)
         alignment = self._alignment()
-        infos = _infos(cursor, tensors)
+        infos = _read_infos(cursor, tensors)
         begin = -(-cursor.position // alignment) * alignment
-        self.tensors = {
-            info.name: info for info in _placed(path, infos, begin, alignment, self.size)
-        }
+        placed = _placed(path, infos, begin, alignment, self.size)
+        self.tensors = {info.name: info for info in placed}
 
     def bytes_of(
         self, info: TensorInfo, first: int = 0, last: int | None = None
     ) -> NDArray[np.uint8]:
-        """The bytes of rows ``first`` to ``last`` of a tensor (exclusive; None = all), ``[rows,
-        bytes]``: a view.
+        """Return a view of rows ``first`` to ``last`` of a tensor (exclusive; None = all): uint8
+        ``[rows, bytes]``.
         """
         width = info.type.row_bytes(info.shape[-1])
-        last = info.rows if last is None else last
-        view = np.frombuffer(
-            self._data, np.uint8, (last - first) * width, info.start + first * width
-        )
-        return view.reshape(last - first, width)
+        rows = (info.rows if last is None else last) - first
+        view = np.frombuffer(self._data, np.uint8, rows * width, info.start + first * width)
+        return view.reshape(rows, width)
 
     def _alignment(self) -> int:
         key = "general.alignment"
         if key not in self.metadata:
-            return _ALIGNMENT
+            return DEFAULT_ALIGNMENT
         value = self.metadata[key]
-        if (
-            self.metadata.kind(key) is not Kind.UINT32
-            or not 1 <= value <= _MAX_ALIGNMENT
-            or value & (value - 1)
-        ):
+        valid = self.metadata.kind(key) is Kind.UINT32 and 1 <= value <= _MAX_ALIGNMENT
+        if not valid or value & (value - 1):
             raise DataError(
                 f"{self.path}: {key!r} has to be a power of two up to {_MAX_ALIGNMENT} (uint32)"
             )
@@ -146,29 +139,28 @@ def _check_head(cursor: Cursor) -> None:
         raise cursor.fail(f"the file begins with {bytes(cursor.data[:4])!r}, not with {MAGIC!r}")
     cursor.skip(len(MAGIC), "the beginning of the file")
     version = cursor.u32("the version")
-    if version not in (2, 3):
-        cursor.position -= 4
-        if version in (2 << 24, 3 << 24):
-            raise cursor.fail(
-                "the file is big-endian; convert it with gguf-py's gguf_convert_endian"
-            )
-        raise cursor.fail(f"version {version} is unknown; 2 and 3 are read")
+    if version in (2, 3):
+        return
+    cursor.position -= 4
+    if version in (2 << 24, 3 << 24):
+        raise cursor.fail("the file is big-endian; convert it with gguf-py's gguf_convert_endian")
+    raise cursor.fail(f"version {version} is unknown; 2 and 3 are read")
 
 
-def _infos(cursor: Cursor, count: int) -> Sequence[TensorInfo]:
-    """Tensor infos; ``start`` counts from the beginning of the data."""
+def _read_infos(cursor: Cursor, count: int) -> Sequence[TensorInfo]:
+    """Read tensor infos; ``start`` counts from the beginning of the data."""
     found: dict[str, TensorInfo] = {}
     for i in range(count):
         start = cursor.position
         name = cursor.text(f"the name of tensor {i}")
         if name in found:
             cursor.position = start
-            raise cursor.fail(f"tensor {name!r} stands twice")
-        found[name] = _info(cursor, name)
+            raise cursor.fail(f"tensor {name!r} occurs twice")
+        found[name] = _read_info(cursor, name)
     return list(found.values())
 
 
-def _info(cursor: Cursor, name: str) -> TensorInfo:
+def _read_info(cursor: Cursor, name: str) -> TensorInfo:
     what = f"tensor {name!r}"
     count = cursor.u32(f"{what}: number of dimensions")
     if not 1 <= count <= _MAX_DIMENSIONS:
@@ -181,7 +173,7 @@ def _info(cursor: Cursor, name: str) -> TensorInfo:
         known = ", ".join(f"{kind.name} {kind.id}" for kind in TYPES.values())
         raise cursor.fail(f"{what} is of the unknown type {number}; known are {known}")
     offset = cursor.u64(f"{what}: its offset")
-    # Compared before anything is made of the numbers, which may have 64 bits each.
+    # Compared before anything is computed with the numbers, which may have 64 bits each.
     if math.prod(shape) > 64 * len(cursor.data) or offset > len(cursor.data):
         raise cursor.fail(
             f"{what} of shape {shape} at offset {offset} is more than the file can hold"
@@ -191,8 +183,8 @@ def _info(cursor: Cursor, name: str) -> TensorInfo:
 
 def _placed(
     path: Path, infos: Sequence[TensorInfo], begin: int, alignment: int, size: int
-) -> list[TensorInfo]:
-    """``infos`` with their places in the file, none of which lies outside it or in another
+) -> Sequence[TensorInfo]:
+    """Return ``infos`` with their places in the file, none of which is outside it or in another
     tensor.
     """
     for info in infos:
@@ -201,49 +193,34 @@ def _placed(
                 f"{path}: tensor {info.name!r} is at offset {info.start}, no multiple of the "
                 f"alignment, {alignment}"
             )
-    order = sorted(infos, key=lambda info: info.start)
-    ends = {info.name: begin + after.start for info, after in pairwise(order)}
-    fault = _fault(infos, begin, ends, size, Q2_0)
-    replaced = Q2_0
-    if (
-        fault
-        and any(info.type is Q2_0 for info in infos)
-        and not _fault(infos, begin, ends, size, FORK_Q2_0)
-    ):
-        fault = None
-        replaced = FORK_Q2_0
-    if fault:
-        raise DataError(f"{path}: {fault}", "The file is damaged, or was not copied whole.")
-    return [
-        TensorInfo(
-            info.name, info.shape, replaced if info.type is Q2_0 else info.type, begin + info.start
-        )
-        for info in infos
-    ]
+    placed = [evolve(info, start=begin + info.start) for info in infos]
+    fault = _misplaced(placed, size)
+    if fault is None:
+        return placed
+    # The fork's Q2_0 has the same number; tensors of that type end elsewhere.
+    of_fork = [evolve(info, type=FORK_Q2_0 if info.type is Q2_0 else info.type) for info in placed]
+    if _misplaced(of_fork, size) is None:
+        return of_fork
+    raise DataError(f"{path}: {fault}", "The file is damaged, or was not copied whole.")
 
 
-def _fault(
-    infos: Sequence[TensorInfo],
-    begin: int,
-    ends: Mapping[str, int],
-    size: int,
-    two_bits: TensorType,
-) -> str | None:
-    """What is wrong with the places of ``infos`` when type 42 is ``two_bits``; None when nothing
+def _misplaced(infos: Sequence[TensorInfo], size: int) -> str | None:
+    """Return what is wrong with the places of tensors in a file of ``size`` bytes; None if nothing
     is.
     """
+    order = sorted(infos, key=lambda info: info.start)
+    next_starts = {info.name: after.start for info, after in pairwise(order)}
     for info in infos:
-        kind = two_bits if info.type is Q2_0 else info.type
+        kind = info.type
         columns = info.shape[-1]
         if columns % kind.block:
             return (
                 f"tensor {info.name!r}: {kind.name} stores {kind.block} columns together, and "
                 f"it has {columns}"
             )
-        start = begin + info.start
-        end = start + info.rows * kind.row_bytes(columns)
+        end = info.start + info.size
         if end > size:
             return f"tensor {info.name!r} ends at byte {end}, and the file at {size}"
-        if end > ends.get(info.name, size):
+        if end > next_starts.get(info.name, size):
             return f"tensor {info.name!r} ends at byte {end}, inside the next one"
     return None

@@ -25,7 +25,7 @@ _ENDS: Final = (
 
 
 class TokenKind(IntEnum):
-    """Kind of a token, by llama.cpp's number."""
+    """Kind of a token, by its number in llama.cpp and sentencepiece."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -35,21 +35,21 @@ class TokenKind(IntEnum):
     BYTE = 6
 
 
-@frozen
+@frozen(kw_only=True)
 class Vocabulary:
-    """What llama.cpp has to know of a tokenizer.
+    """A tokenizer of llama.cpp.
 
     Attributes:
         model: ``gpt2`` (merges of bytes), ``llama`` (sentencepiece's merges by score) or ``t5``
             (unigrams).
-        tokens: text of each id; of ``gpt2`` in the characters of :data:`BYTE_CHARACTERS`.
-        kinds: of each token.
+        tokens: text of each id; for ``gpt2`` in the characters of ``BYTE_CHARACTERS``.
+        kinds: kind of each token.
         end: id of the end of a text.
-        pre: how ``gpt2`` cuts a text first.
-        merges: of ``gpt2``, pairs with a space between them, the first first.
-        scores: of ``llama`` and ``t5``, of each token.
+        pre: for ``gpt2``, how a text is split before it merges.
+        merges: for ``gpt2``, pairs of tokens with a space between them, in order.
+        scores: for ``llama`` and ``t5``, the score of each token.
         unknown: id of what there is no token for.
-        characters: of ``t5``, the compiled table by which characters are replaced first.
+        characters: for ``t5``, the compiled table by which characters are replaced first.
         flags: further booleans under ``tokenizer.ggml.``.
     """
 
@@ -65,10 +65,10 @@ class Vocabulary:
     flags: Mapping[str, bool] = field(factory=dict)
 
     def keys(self, vocabulary_size: int) -> dict[str, Value]:
-        """The metadata, with unused tokens up to ``vocabulary_size`` ids."""
-        missing = range(len(self.tokens), vocabulary_size)
-        tokens = [*self.tokens, *(f"[PAD{i}]" for i in missing)]
-        kinds = [*self.kinds, *(TokenKind.UNUSED for _ in missing)]
+        """Return the metadata, with unused tokens up to ``vocabulary_size`` ids."""
+        padding = range(len(self.tokens), vocabulary_size)
+        tokens = [*self.tokens, *[f"[PAD{i}]" for i in padding]]
+        kinds = [*self.kinds, *[TokenKind.UNUSED] * len(padding)]
         values: dict[str, Value] = {
             "model": Scalar(Kind.STRING, self.model),
             "tokens": Array(Kind.STRING, tokens),
@@ -83,7 +83,7 @@ class Vocabulary:
         if self.merges is not None:
             values["merges"] = Array(Kind.STRING, self.merges)
         if self.scores is not None:
-            values["scores"] = Array(Kind.FLOAT32, [*self.scores, *(0.0 for _ in missing)])
+            values["scores"] = Array(Kind.FLOAT32, [*self.scores, *[0.0] * len(padding)])
         if self.unknown is not None:
             values["unknown_token_id"] = Scalar(Kind.UINT32, self.unknown)
         if self.characters:
@@ -92,9 +92,10 @@ class Vocabulary:
 
 
 def end_of_text(tokens: Sequence[str], zero: str) -> int:
-    """The id of the end of a text: a token of a usual name, else the byte 0, which no text has.
+    """Return the id of the end of a text: a token of a usual name, else the byte 0 (``zero``),
+    which no text has.
 
-    llama.cpp takes the token 11 where the file says nothing.
+    llama.cpp takes token 11 if the file does not say.
     """
     for name in (*_ENDS, zero):
         if name in tokens:
@@ -103,6 +104,7 @@ def end_of_text(tokens: Sequence[str], zero: str) -> int:
 
 
 def refused(what: str, wanted: str) -> DataError:
+    """Return the error for a tokenizer that llama.cpp does not have."""
     return DataError(
         f"tokenizer: llama.cpp has none that gives the same ids: {what}",
         f"What it takes here: {wanted}. Export to safetensors keeps any tokenizer.",

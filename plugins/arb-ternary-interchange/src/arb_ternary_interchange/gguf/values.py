@@ -1,4 +1,4 @@
-"""Values of a GGUF file's metadata: their kinds, and their bytes."""
+"""The values in the metadata of a GGUF file: their kinds and their bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arb_ternary.errors import DataError
 
 
 class Kind(IntEnum):
-    """Kind of a value, by the number that stands in a file."""
+    """Kind of a value, by its number in a file."""
 
     UINT8 = 0
     INT8 = 1
@@ -30,8 +30,8 @@ class Kind(IntEnum):
     FLOAT64 = 12
 
 
-# : Of each kind of number, its letter for ``struct`` and numpy. Numbers are little-endian, a
-# boolean is a byte 0 or 1.
+#: The letter of each kind of number for ``struct`` and numpy. Numbers are little-endian, a boolean
+#: is a byte 0 or 1.
 FORMATS: Final = {
     Kind.UINT8: "B",
     Kind.INT8: "b",
@@ -57,7 +57,7 @@ class Scalar:
 
 @frozen
 class Array:
-    """Values of one kind; of ``Kind.ARRAY`` each item is an :class:`Array`."""
+    """Values of one kind; if that is ``Kind.ARRAY``, each item is an :class:`Array`."""
 
     kind: Kind
     items: Sequence[Any]
@@ -67,7 +67,9 @@ Value = Scalar | Array
 
 
 def encode_string(text: str) -> bytes:
-    """Length (uint64) and UTF-8 bytes; DataError for half of a surrogate pair."""
+    """Return the length (uint64) and the UTF-8 bytes of a string; raises DataError for half of a
+    surrogate pair.
+    """
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -78,28 +80,25 @@ def encode_string(text: str) -> bytes:
 
 
 def encode(value: Value) -> bytes:
-    """A value as it stands in a file, its kind first; DataError for a number that its kind cannot
-    hold.
+    """Return a value as it stands in a file, its kind first; raises DataError for a number that
+    its kind cannot hold.
     """
     if isinstance(value, Array):
         return struct.pack("<I", Kind.ARRAY) + _items(value)
-    if value.kind is Kind.STRING:
-        return struct.pack("<I", Kind.STRING) + encode_string(value.value)
-    return struct.pack("<I", value.kind) + _numbers(value.kind, [value.value])
+    return struct.pack("<I", value.kind) + _sequence(value.kind, [value.value])
 
 
 def _items(array: Array) -> bytes:
-    head = struct.pack("<IQ", array.kind, len(array.items))
-    if array.kind is Kind.ARRAY:
-        return head + b"".join(_items(item) for item in array.items)
-    if array.kind is Kind.STRING:
-        return head + b"".join(encode_string(item) for item in array.items)
-    return head + _numbers(array.kind, array.items)
+    return struct.pack("<IQ", array.kind, len(array.items)) + _sequence(array.kind, array.items)
 
 
-def _numbers(kind: Kind, numbers: Sequence[Any]) -> bytes:
+def _sequence(kind: Kind, items: Sequence[Any]) -> bytes:
+    if kind is Kind.ARRAY:
+        return b"".join(_items(item) for item in items)
+    if kind is Kind.STRING:
+        return b"".join(encode_string(item) for item in items)
     try:
-        return struct.pack(f"<{len(numbers)}{FORMATS[kind]}", *numbers)
+        return struct.pack(f"<{len(items)}{FORMATS[kind]}", *items)
     except (struct.error, OverflowError) as error:
         raise DataError(
             f"a GGUF value of kind {kind.name.lower()} cannot hold this: {error}"

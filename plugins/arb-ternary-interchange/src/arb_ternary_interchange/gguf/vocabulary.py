@@ -1,24 +1,38 @@
-"""A run's tokenizer as the keys ``tokenizer.ggml.*`` of a GGUF file."""
+"""A run's tokenizer as the keys ``tokenizer.ggml.*`` of a GGUF file, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from arb_ternary.errors import DataError
+from arb_ternary_interchange.gguf.metadata import ArrayInFile, Metadata
+from arb_ternary_interchange.gguf.pre_tokenizers import PRE_TOKENIZERS
+from arb_ternary_interchange.gguf.sentencepiece_tokenizer import from_sentencepiece
 from arb_ternary_interchange.gguf.tokenizer_json import from_tokenizer_json
-from arb_ternary_interchange.gguf.tokenizer_sentencepiece import from_sentencepiece
 from arb_ternary_interchange.gguf.tokens import TokenKind, Vocabulary
-from arb_ternary_interchange.gguf.values import Value
-from arb_ternary_text.data.byte_level import BYTE_CHARACTERS
+from arb_ternary_interchange.gguf.values import Kind, Value
+from arb_ternary_text.data.byte_level import BYTE_CHARACTERS, byte_level_bpe
+
+#: A tokenizer, as ``to_json`` writes it, or None; and what could not be read of it.
+_Found = tuple[Mapping[str, Any] | None, tuple[str, ...]]
+
+#: Most merges of a tokenizer for each of its ids; Llama 3's has 2.2.
+_MERGES_PER_TOKEN: Final = 4
+#: Most tokens, and most merges: four times those of the largest tokenizers.
+_MAX_ITEMS: Final = 1 << 21
+
+
+# --- out
 
 
 def vocabulary_keys(tokenizer: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str, Value]:
-    """The metadata of a tokenizer.
+    """Return the metadata of a tokenizer.
 
     Args:
-        tokenizer: ``to_json`` of a tokenizer; None where the run has none.
-        vocabulary_size: ids of the model, of which there may be more than of the tokenizer.
+        tokenizer: ``to_json`` of a tokenizer; None if the run has none.
+        vocabulary_size: number of ids of the model; it may be larger than the tokenizer's.
 
     Raises:
         DataError: there is none, or llama.cpp has none that gives the same ids.
@@ -27,9 +41,8 @@ def vocabulary_keys(tokenizer: Mapping[str, Any] | None, vocabulary_size: int) -
         tokenizer = tokenizer["tokenizer"]
     kind = None if tokenizer is None else tokenizer.get("kind")
     if tokenizer is None or kind not in _FORMS:
-        raise DataError(
-            *_REASONS.get(kind, (f"tokenizer: a GGUF file cannot hold the kind {kind!r}", ""))
-        )
+        unknown = (f"tokenizer: a GGUF file cannot hold the kind {kind!r}", "")
+        raise DataError(*_REASONS.get(kind, unknown))
     vocabulary = _FORMS[kind](tokenizer)
     if len(vocabulary.tokens) > vocabulary_size:
         raise DataError(
@@ -40,15 +53,24 @@ def vocabulary_keys(tokenizer: Mapping[str, Any] | None, vocabulary_size: int) -
 
 
 def _bytes(_tokenizer: Mapping[str, Any]) -> Vocabulary:
-    # Without merges every byte stays a token of its own, whatever a text is cut into.
+    # Without merges every byte stays a token of its own, however a text is split.
     return Vocabulary(
-        "gpt2", BYTE_CHARACTERS, [TokenKind.NORMAL] * 256, end=0, pre="gpt-2", merges=()
+        model="gpt2",
+        tokens=BYTE_CHARACTERS,
+        kinds=[TokenKind.NORMAL] * 256,
+        end=0,
+        pre="gpt-2",
+        merges=(),
     )
 
 
-_FORMS: Final = {"bytes": _bytes, "file": from_tokenizer_json, "sentencepiece": from_sentencepiece}
+_FORMS: Final[Mapping[Any, Callable[[Mapping[str, Any]], Vocabulary]]] = {
+    "bytes": _bytes,
+    "file": from_tokenizer_json,
+    "sentencepiece": from_sentencepiece,
+}
 
-_REASONS: Final = {
+_REASONS: Final[Mapping[Any, tuple[str, str]]] = {
     "characters": (
         "tokenizer: llama.cpp knows no tokenizer of single characters, so that a GGUF file cannot "
         "hold `characters`",
@@ -60,6 +82,108 @@ _REASONS: Final = {
     ),
     None: (
         "tokenizer: the run has none, and a GGUF file needs one",
-        "Export the run of a text, or use `--format safetensors`.",
+        "Export a run that was trained on text, or use `--format safetensors`.",
     ),
 }
+
+
+# --- in
+
+
+def read_vocabulary(metadata: Metadata, vocabulary_size: int) -> _Found:
+    """Return the tokenizer of a file, or None, and what could not be read of it, one sentence each.
+
+    Args:
+        metadata: metadata of the file.
+        vocabulary_size: number of ids of the model.
+    """
+    model = metadata.get("tokenizer.ggml.model")
+    tokens = _strings(metadata, "tokens", vocabulary_size)
+    if not tokens:
+        return None, (
+            f"the tokenizer (tokenizer.ggml.model: {model!r}) has no list of tokens that fits the "
+            f"model",
+        )
+    if model != "gpt2":
+        return None, (f"the tokenizer is of the kind {model!r}, which is not read; only 'gpt2' is",)
+    merges = _strings(metadata, "merges", _MERGES_PER_TOKEN * vocabulary_size)
+    if merges is None:
+        return None, ("the tokenizer has no list of merges",)
+    kinds = _kinds(metadata, len(tokens))
+    if not merges and _is_bytes(tokens, kinds):
+        return {"kind": "bytes"}, ()
+    return _byte_level(metadata, tokens, kinds, merges)
+
+
+def _is_bytes(tokens: list[str], kinds: list[int] | None) -> bool:
+    """Whether the tokens are the bytes; all further ids have to be unused."""
+    if kinds is None or tokens[:256] != list(BYTE_CHARACTERS):
+        return False
+    return all(kind == TokenKind.UNUSED for kind in kinds[256:])
+
+
+def _byte_level(
+    metadata: Metadata, tokens: list[str], kinds: list[int] | None, merges: list[str]
+) -> _Found:
+    pre = metadata.get("tokenizer.ggml.pre")
+    splitting = next((known for known in PRE_TOKENIZERS if known.name == pre), None)
+    if splitting is None:
+        names = ", ".join(known.name for known in PRE_TOKENIZERS)
+        return None, (
+            f"the tokenizer splits texts by {pre!r}, which is not read; known are {names}",
+        )
+    if kinds is None or len(set(tokens)) != len(tokens):
+        return None, ("the tokenizer's tokens have no kinds, or one of them occurs twice",)
+    added = []
+    vocabulary = {}
+    for number, (text, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        if kind in (TokenKind.CONTROL, TokenKind.USER_DEFINED):
+            added.append(_added_token(number, text, special=kind == TokenKind.CONTROL))
+        if kind != TokenKind.UNUSED:
+            vocabulary[text] = number
+    pairs = [merge.split(" ") for merge in merges]
+    for pair in pairs:
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
+            return None, ("a merge of the tokenizer is no pair of tokens that make a token",)
+    definition = byte_level_bpe(
+        vocabulary,
+        pairs,
+        pre_tokenizer=splitting.definition,
+        decoder={
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        added=added,
+        ignore_merges=splitting.ignore_merges,
+    )
+    return {"kind": "file", "definition": json.dumps(definition, ensure_ascii=False)}, ()
+
+
+def _added_token(number: int, text: str, *, special: bool) -> dict[str, Any]:
+    return {
+        "id": number,
+        "content": text,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": special,
+    }
+
+
+def _strings(metadata: Metadata, name: str, most: int) -> list[str] | None:
+    """Return a list of strings of the tokenizer; None if it is missing or too long."""
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if not isinstance(value, ArrayInFile) or value.kind is not Kind.STRING:
+        return None
+    return list(value) if len(value) <= min(most, _MAX_ITEMS) else None
+
+
+def _kinds(metadata: Metadata, count: int) -> list[int] | None:
+    """Return the kinds of ``count`` tokens; None if the file does not have so many."""
+    value = metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(value, ArrayInFile) or value.kind not in (Kind.INT32, Kind.UINT32):
+        return None
+    return list(value) if len(value) == count else None

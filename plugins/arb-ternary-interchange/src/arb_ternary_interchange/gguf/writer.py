@@ -1,4 +1,7 @@
-"""Writing GGUF files, version 3, one tensor at a time."""
+"""Write GGUF files, version 3, one tensor at a time.
+
+The package ``gguf`` is not used for this: it refuses empty arrays and does not know Q2_0.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from arb_ternary.errors import ArbError, DataError
-from arb_ternary_interchange.gguf.reader import MAGIC
+from arb_ternary_interchange.gguf.reader import DEFAULT_ALIGNMENT, MAGIC
 from arb_ternary_interchange.gguf.tensor_types import TensorType
 from arb_ternary_interchange.gguf.values import Kind, Scalar, Value, encode, encode_string
 from arb_ternary_train.durable import replacing
@@ -32,7 +35,7 @@ class PlannedTensor:
         name: its name.
         shape: rows first; the last dimension is a multiple of the type's block.
         type: how its weights are stored.
-        chunks: gives its bytes in order; called once, when they are written.
+        chunks: returns its bytes in order; called once, when they are written.
     """
 
     name: str
@@ -42,7 +45,7 @@ class PlannedTensor:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Size in bytes."""
         return math.prod(self.shape[:-1]) * self.type.row_bytes(self.shape[-1])
 
 
@@ -51,21 +54,21 @@ def write_gguf(
     metadata: Mapping[str, Value],
     tensors: Sequence[PlannedTensor],
     *,
-    alignment: int = 32,
+    alignment: int = DEFAULT_ALIGNMENT,
 ) -> None:
-    """Write a file, which replaces one of the same name only once it is complete.
+    """Write a file. A file of the same name is replaced once the new one is complete.
 
     Args:
         path: the file.
-        metadata: values by key; ``general.alignment`` is added where it is not 32.
-        tensors: their order is that of the file.
-        alignment: of the tensors' first bytes; a power of two.
+        metadata: values by key; ``general.alignment`` is added if it is not 32.
+        tensors: the tensors in the order of the file.
+        alignment: alignment of the tensors' first bytes; a power of two.
 
     Raises:
         ArbError: the file cannot be written.
-        DataError: a name is too long or stands twice, or a value does not fit its kind.
+        DataError: a name is too long or occurs twice, or a value does not fit its kind.
     """
-    if alignment != 32:
+    if alignment != DEFAULT_ALIGNMENT:
         metadata = {**metadata, "general.alignment": Scalar(Kind.UINT32, alignment)}
     header = _header(metadata, tensors, alignment)
     try:
@@ -74,9 +77,9 @@ def write_gguf(
             file.write(header)
             file.write(bytes(-len(header) % alignment))
             for tensor in tensors:
-                written = sum(
-                    file.write(np.ascontiguousarray(chunk).data) for chunk in tensor.chunks()
-                )
+                written = 0
+                for chunk in tensor.chunks():
+                    written += file.write(np.ascontiguousarray(chunk).data)
                 if written != tensor.size:
                     raise ArbError(
                         f"{path}: tensor {tensor.name!r} gave {written} bytes instead of "
@@ -92,7 +95,8 @@ def _header(
 ) -> bytes:
     parts = [MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
-        parts += [encode_string(key), encode(value)]
+        parts.append(encode_string(key))
+        parts.append(encode(value))
     offset = 0
     seen: set[str] = set()
     for tensor in tensors:
@@ -101,15 +105,11 @@ def _header(
                 f"tensor {tensor.name!r}: llama.cpp reads names of up to {_LONGEST_NAME} bytes"
             )
         if tensor.name in seen:
-            raise DataError(f"tensor {tensor.name!r} stands twice")
+            raise DataError(f"tensor {tensor.name!r} occurs twice")
         seen.add(tensor.name)
-        dimensions = struct.pack(
-            f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape)
-        )
-        parts += [
-            encode_string(tensor.name),
-            dimensions,
-            struct.pack("<IQ", tensor.type.id, offset),
-        ]
+        parts.append(encode_string(tensor.name))
+        parts.append(struct.pack("<I", len(tensor.shape)))
+        parts += [struct.pack("<Q", size) for size in reversed(tensor.shape)]
+        parts.append(struct.pack("<IQ", tensor.type.id, offset))
         offset += -(-tensor.size // alignment) * alignment
     return b"".join(parts)

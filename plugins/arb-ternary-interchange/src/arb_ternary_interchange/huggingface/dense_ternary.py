@@ -1,4 +1,4 @@
-"""Finds the trits in float matrices that hold a ternary weight."""
+"""Find the trits in float matrices that hold a ternary weight."""
 
 from __future__ import annotations
 
@@ -9,41 +9,44 @@ from torch import Tensor
 
 from arb_ternary_interchange.decoder.published import ScaledTrits
 
-#: Group sizes that are looked for, finest first; a row and the whole matrix besides.
+#: Group sizes that are tried, finest first; a row and the whole matrix are tried too.
 _GROUPS: Final = (32, 64, 128, 256)
 #: Elements that are looked at together.
 _CHUNK: Final = 1 << 22
 
 
 def ternary_parts(weight_NK: Tensor) -> ScaledTrits | None:
-    """Trits and scales of a float matrix whose every group has one magnitude besides zero; None
-    when one has more.
+    """Return trits and scales of a float matrix in which every group has one magnitude besides
+    zero; None if a group has more.
 
     Groups are those of 32 columns, merged as far as their scales agree: to 64, 128, 256, a row, the
-    whole matrix. A group of zeros agrees with every scale; what it gets is the largest of the
-    matrix (1, where all is zero).
+    whole matrix. A group of zeros agrees with every scale. Its own scale is the largest of the
+    matrix, or 1 if all of the matrix is zero.
     """
     rows, columns = weight_NK.shape
-    if not weight_NK.numel() or not _one_magnitude(weight_NK[:1]):
+    # The first row alone tells most float matrices apart, before memory is allocated.
+    if not weight_NK.numel() or not _has_one_magnitude(weight_NK[:1]):
         return None
     finest = _GROUPS[0]
     scales = torch.empty(rows, -(-columns // finest))
     trits = torch.empty(rows, columns, dtype=torch.int8)
     step = max(_CHUNK // columns, 1)
     for start in range(0, rows, step):
-        part = weight_NK[start : start + step]
-        if not _one_magnitude(part):
+        some = slice(start, start + step)
+        part = weight_NK[some]
+        if not _has_one_magnitude(part):
             return None
-        scales[start : start + step] = _grouped(part.float().abs(), finest).amax(dim=-1)
-        trits[start : start + step] = part.float().sign().to(torch.int8)
+        scales[some] = _grouped(part.float().abs(), finest).amax(dim=-1)
+        trits[some] = part.float().sign().to(torch.int8)
     size, merged = _merged(scales, columns)
-    merged[merged == 0] = largest if (largest := float(merged.max())) else 1.0
+    largest = float(merged.max())
+    merged[merged == 0] = largest or 1.0
     return ScaledTrits(trits, merged, size)
 
 
 def absmean_trits(weight_NK: Tensor) -> ScaledTrits:
-    """The trits that a linear of BitNet makes of its float weight in every pass, as transformers
-    computes them.
+    """Return the trits that a BitNet linear makes of its float weight in every forward pass, as
+    transformers computes them.
     """
     wide = weight_NK.float()
     scale = 1.0 / wide.abs().mean().clamp_(min=1e-5)
@@ -53,26 +56,22 @@ def absmean_trits(weight_NK: Tensor) -> ScaledTrits:
 
 
 def _grouped(part: Tensor, size: int) -> Tensor:
-    """``[n, K]`` as ``[n, J, size]``, filled up with zeros."""
+    """Return ``[n, K]`` as ``[n, J, size]``, filled up with zeros."""
     return torch.nn.functional.pad(part, (0, -part.shape[1] % size)).view(part.shape[0], -1, size)
 
 
-def _one_magnitude(part: Tensor) -> bool:
-    """Whether every group of the finest size holds zeros and one finite magnitude only."""
+def _has_one_magnitude(part: Tensor) -> bool:
+    """Whether every group of the finest size holds only zeros and one finite magnitude."""
     magnitude = _grouped(part.float().abs(), _GROUPS[0])
-    largest = magnitude.amax(dim=-1, keepdim=True)
-    return bool(((magnitude == largest) | (magnitude == 0)).all()) and bool(
-        largest.isfinite().all()
-    )
+    return _agree(magnitude) and bool(magnitude.amax(dim=-1).isfinite().all())
 
 
 def _merged(scales: Tensor, columns: int) -> tuple[int, Tensor]:
-    """The largest groups within which all scales that are not zero agree: their size in columns,
-    and their scales.
+    """Return the size of the largest groups within which all scales that are not zero agree, and
+    their scales.
     """
-    largest = scales.max().reshape(1)
     if _agree(scales.reshape(1, 1, -1)):
-        return columns, largest
+        return columns, scales.max().reshape(1)
     if _agree(scales.unsqueeze(1)):
         return columns, scales.amax(dim=1, keepdim=True)
     for size in reversed(_GROUPS):
@@ -83,6 +82,6 @@ def _merged(scales: Tensor, columns: int) -> tuple[int, Tensor]:
 
 
 def _agree(scales: Tensor) -> bool:
-    """Whether the last dimension holds zeros and one other value only."""
+    """Whether the last dimension holds only zeros and one other value."""
     largest = scales.amax(dim=-1, keepdim=True)
     return bool(((scales == largest) | (scales == 0)).all())

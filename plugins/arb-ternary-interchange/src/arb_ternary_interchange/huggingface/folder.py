@@ -1,4 +1,4 @@
-"""A model folder: its weight files, where it lies in the hub's cache, and how it gets there."""
+"""A model folder: its weight files, its place in the hub's cache, and how it is downloaded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from arb_ternary_interchange.huggingface.json_file import Values, read_object
 from arb_ternary_interchange.safetensors.shards import INDEX_NAME, SINGLE_NAME
 from arb_ternary_train.safetensors_file import SafetensorsFile, StoredTensor
 
-SCHEME: Final = "hf"
-
-#: The index of a model of a hundred thousand tensors.
+#: Largest index: that of a model of a hundred thousand tensors.
 _MAX_INDEX_BYTES: Final = 16 << 20
-#: What is fetched: nothing that could be run.
+#: What is downloaded: nothing that could be run.
 _PATTERNS: Final = ("*.safetensors", "*.json", "tokenizer.model")
 _PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt")
 _ADDRESS: Final = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -27,7 +25,7 @@ _ADDRESS: Final = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 @frozen
 class WeightFiles:
-    """The tensors of a folder, wherever they lie.
+    """The tensors of a folder, whichever files they are in.
 
     Attributes:
         files: the safetensors file of each tensor.
@@ -43,43 +41,63 @@ class WeightFiles:
             DataError: there are none, only pickled ones, or one is damaged.
         """
         index = folder / INDEX_NAME
-        if not index.is_file():
-            single = folder / SINGLE_NAME
-            if not single.is_file():
-                raise _without_weights(folder)
+        if index.is_file():
+            return cls(_indexed(index))
+        single = folder / SINGLE_NAME
+        if single.is_file():
             file = SafetensorsFile(single)
             return cls(dict.fromkeys(file, file))
-        placed = Values(str(index), read_object(index, _MAX_INDEX_BYTES)).within("weight_map")
-        if placed is None:
-            raise DataError(f"{index}: 'weight_map' is missing: it names the file of each tensor")
-        opened: dict[str, SafetensorsFile] = {}
-        files = {}
-        for name, file_name in placed.found.items():
-            if type(file_name) is not str or Path(file_name).name != file_name or "\0" in file_name:
-                raise DataError(
-                    f"{index}: 'weight_map': {name[:120]!r} is in {file_name!r}, which is no file "
-                    f"name"
-                )
-            if file_name not in opened:
-                opened[file_name] = SafetensorsFile(folder / file_name)
-            if name not in opened[file_name]:
-                raise DataError(f"{index}: 'weight_map': {name[:120]!r} is not in {file_name}")
-            files[name] = opened[file_name]
-        return cls(files)
+        raise _without_weights(folder)
 
     def entry(self, name: str) -> StoredTensor | None:
-        """What a header says of a tensor; None when the folder has none of this name."""
+        """Return what a header says of a tensor; None if the folder has none of this name."""
         file = self.files.get(name)
         return None if file is None else file.entries[name]
 
+    def where(self, name: str) -> str:
+        """Return file and name of a tensor, for errors."""
+        return f"{self.files[name].path}: tensor {name!r}"
+
     def read(self, name: str) -> Tensor:
-        """A tensor, from disk."""
+        """Read a tensor from disk."""
         return self.files[name][name]
 
 
+def _indexed(index: Path) -> dict[str, SafetensorsFile]:
+    """Return the file of each tensor in an index."""
+    placed = Values(str(index), read_object(index, _MAX_INDEX_BYTES)).within("weight_map")
+    if placed is None:
+        raise DataError(f"{index}: 'weight_map' is missing: it names the file of each tensor")
+    opened: dict[str, SafetensorsFile] = {}
+    files = {}
+    for name, file_name in placed.found.items():
+        if type(file_name) is not str or Path(file_name).name != file_name or "\0" in file_name:
+            raise DataError(
+                f"{index}: 'weight_map': {name[:120]!r} is in {file_name!r}, which is no file name"
+            )
+        if file_name not in opened:
+            opened[file_name] = SafetensorsFile(index.parent / file_name)
+        if name not in opened[file_name]:
+            raise DataError(f"{index}: 'weight_map': {name[:120]!r} is not in {file_name}")
+        files[name] = opened[file_name]
+    return files
+
+
+def _without_weights(folder: Path) -> DataError:
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
+    if pickled:
+        return DataError(
+            f"{folder}: has its weights as pickled files only ({pickled[0]}), which can run code "
+            f"when they are read",
+            "Save the model as safetensors where you trust it: model.save_pretrained(folder, "
+            "safe_serialization=True).",
+        )
+    return DataError(f"{folder}: has neither {SINGLE_NAME} nor {INDEX_NAME}")
+
+
 def model_folder(source: Path) -> Path:
-    """The folder with the ``config.json``: ``source``, or the snapshot in it where it is a model of
-    the hub's cache.
+    """Return the folder with the ``config.json``: ``source``, or the snapshot in it if it is a
+    model in the hub's cache.
 
     Raises:
         DataError: it is neither.
@@ -93,32 +111,29 @@ def model_folder(source: Path) -> Path:
             "Give a folder that transformers has saved, one of the hub's cache "
             "(models--org--name), or hf://org/name.",
         )
+    names = [folder.name for folder in snapshots.iterdir() if (folder / "config.json").is_file()]
     main = source / "refs" / "main"
-    found = sorted(
-        folder.name for folder in snapshots.iterdir() if (folder / "config.json").is_file()
+    if main.is_file():
+        name = main.read_text(encoding="utf-8", errors="replace").strip()
+        if name in names:
+            return snapshots / name
+    if len(names) == 1:
+        return snapshots / names[0]
+    hint = "Download the model again: its cache is incomplete."
+    if names:
+        paths = [str(snapshots / name) for name in sorted(names)[:5]]
+        hint = f"Give the folder of one of them: {', '.join(paths)}"
+    raise DataError(
+        f"{source}: has {len(names)} snapshots with a config.json, and no main one", hint
     )
-    if (
-        main.is_file()
-        and (name := main.read_text(encoding="utf-8", errors="replace").strip()) in found
-    ):
-        return snapshots / name
-    if len(found) != 1:
-        raise DataError(
-            f"{source}: has {len(found)} snapshots with a config.json, and no main one",
-            "Give the folder of one of them: "
-            + ", ".join(str(snapshots / name) for name in found[:5])
-            if found
-            else "Download the model again: its cache is incomplete.",
-        )
-    return snapshots / found[0]
 
 
 def fetched(address: str) -> Path:
-    """The folder of ``hf://org/name`` or ``hf://org/name@revision``, downloaded where the hub's
-    cache lacks it.
+    """Return the folder of ``hf://org/name`` or ``hf://org/name@revision``, which is downloaded if
+    it is not in the hub's cache.
 
     Raises:
-        DataError: the address is none, or the hub has no such model, or cannot be reached.
+        DataError: it is no such address, or the hub has no such model, or cannot be reached.
         EnvironmentProblem: ``huggingface_hub`` is not installed.
     """
     match = _ADDRESS.fullmatch(address)
@@ -146,15 +161,3 @@ def fetched(address: str) -> Path:
         ) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise DataError(f"{address}: cannot be fetched: {str(error).splitlines()[0]}") from error
-
-
-def _without_weights(folder: Path) -> DataError:
-    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
-    if pickled:
-        return DataError(
-            f"{folder}: has its weights as pickled files only ({pickled[0]}), which can run code "
-            f"when they are read",
-            "Save the model as safetensors where you trust it: model.save_pretrained(folder, "
-            "safe_serialization=True).",
-        )
-    return DataError(f"{folder}: has neither {SINGLE_NAME} nor {INDEX_NAME}")

@@ -1,23 +1,18 @@
-"""What a ``config.json`` says of a model, checked value by value and said as options of the
-decoder.
-"""
+"""A ``config.json``, checked value by value and translated into options of the decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from attrs import frozen
 
 from arb_ternary_interchange.huggingface.json_file import Values, read_object
-from arb_ternary_interchange.huggingface.quantization import Quantization, read_quantization
 from arb_ternary_interchange.huggingface.rotary_scaling import read_rotary
 
-# : Bounds against numbers that no model has; what is allocated is bounded by the files' sizes
-# besides.
-MAX_LAYERS: Final = 4096
+# Bounds against numbers that no model has; allocations are also limited by the sizes of the files.
+_MAX_LAYERS: Final = 4096
 _MAX_FEATURES: Final = 1 << 24
 _MAX_LENGTH: Final = 1 << 30
 
@@ -27,10 +22,11 @@ class _Family:
     """How a ``model_type`` differs from Llama.
 
     Attributes:
-        architecture: of the decoder.
-        gated: the feed-forward layer has a gate.
-        bias: default of ``attention_bias``; None = the family has biases of q, k and v and no such
-            key.
+        architecture: the decoder's architecture.
+        gated: whether the feed-forward layer has a gate.
+        hidden_act: default of ``hidden_act``.
+        bias: default of ``attention_bias``; None = the family has biases of queries, keys and
+            values and no such key.
         window: default of ``sliding_window``.
         rope_theta: default of ``rope_theta``.
         norm_eps: default of ``rms_norm_eps``.
@@ -45,16 +41,41 @@ class _Family:
     norm_eps: float = 1e-6
 
 
-_FAMILIES: Final[Mapping[str, _Family]] = MappingProxyType(
-    {
-        "llama": _Family(),
-        "mistral": _Family(window=4096),
-        "qwen2": _Family(bias=None),
-        "qwen3": _Family("qwen3"),
-        "arcee": _Family("arcee", gated=False, hidden_act="relu2", norm_eps=1e-5),
-        "bitnet": _Family("bitnet", hidden_act="relu2", rope_theta=500000.0, norm_eps=1e-5),
-    }
-)
+_FAMILIES: Final[Mapping[str, _Family]] = {
+    "llama": _Family(),
+    "mistral": _Family(window=4096),
+    "qwen2": _Family(bias=None),
+    "qwen3": _Family("qwen3"),
+    "arcee": _Family("arcee", gated=False, hidden_act="relu2", norm_eps=1e-5),
+    "bitnet": _Family("bitnet", hidden_act="relu2", rope_theta=500000.0, norm_eps=1e-5),
+}
+
+
+@frozen
+class Quantization:
+    """The BitNet quantisation of transformers, ``quantization_config``.
+
+    Attributes:
+        divides: whether outputs are divided by ``weight_scale`` (the class ``bitlinear``) or
+            multiplied by it (``autobitlinear``).
+        online: whether weights are float and made ternary in every forward pass: ``round(w / mean
+            |w|)`` times ``mean |w|``.
+        float_modules: modules that stay float, by the names that transformers compares; None = its
+            default, the head.
+    """
+
+    divides: bool
+    online: bool
+    float_modules: tuple[str, ...] | None
+
+    @property
+    def description(self) -> str:
+        """The scales in words, for ``arb inspect``."""
+        if self.online:
+            return "mean |w| of each matrix, in every pass (autobitlinear, online)"
+        if self.divides:
+            return "one per matrix, divided by (bitlinear)"
+        return "one per matrix, multiplied with (autobitlinear)"
 
 
 @frozen
@@ -63,16 +84,15 @@ class ModelConfig:
 
     Attributes:
         path: the file.
-        model_type: the family, in transformers' words.
-        architecture: of the decoder that computes the same.
-        options: of that decoder.
+        model_type: the family, as transformers calls it.
+        architecture: architecture of the decoder that computes the same.
+        options: options of that decoder.
         vocabulary_size: rows of the embedding.
-        biases: q, k and v have biases; of ``attention_bias``, the output projection too.
-        output_bias: the output projection has one too.
-        hidden_biases: the linears of the feed-forward layers have biases.
-        quantization: how linears are packed; None = they are not.
-        notes: what is left out, a sentence each.
-        found: the whole file.
+        biases: whether queries, keys and values have biases.
+        output_bias: whether the output projection has one too.
+        hidden_biases: whether the linears of the feed-forward layers have biases.
+        quantization: how linears are quantised; None = they are not.
+        notes: what is left out, one sentence each.
     """
 
     path: Path
@@ -85,12 +105,6 @@ class ModelConfig:
     hidden_biases: bool
     quantization: Quantization | None
     notes: tuple[str, ...]
-    found: Mapping[str, Any]
-
-    @property
-    def tied(self) -> bool:
-        """The head is the embedding."""
-        return bool(self.options["tie_embeddings"])
 
 
 def read_model_config(path: Path) -> ModelConfig:
@@ -100,8 +114,7 @@ def read_model_config(path: Path) -> ModelConfig:
         DataError: a value is missing, of another type, out of its range, or asks for what the
             decoder does not compute; file and key come first.
     """
-    found = read_object(path)
-    config = Values(str(path), found)
+    config = Values(str(path), read_object(path))
     model_type = config.word(
         "model_type",
         tuple(_FAMILIES),
@@ -109,29 +122,10 @@ def read_model_config(path: Path) -> ModelConfig:
         "meaning here.",
     )
     family = _FAMILIES[model_type]
-    width = config.integer("hidden_size", 1, _MAX_FEATURES)
-    heads = config.integer("num_attention_heads", 1, _MAX_FEATURES)
-    if "head_dim" not in config and width % heads:
-        raise config.wrong(
-            "num_attention_heads",
-            f"a divisor of 'hidden_size', {width}, where there is no 'head_dim'",
-        )
-    head_dim = config.integer("head_dim", 2, _MAX_FEATURES, width // heads)
-    if head_dim % 2:
-        raise config.wrong("head_dim", "even, for the rotary embedding")
-    kv_heads = config.integer("num_key_value_heads", 1, heads, heads)
-    if heads % kv_heads:
-        raise config.wrong("num_key_value_heads", f"a divisor of 'num_attention_heads', {heads}")
-    tied = config.boolean("tie_word_embeddings", False)
-    act = config.word(
-        "hidden_act", ("silu", "swish", "relu2") if family.gated else ("relu2",), family.hidden_act
-    )
-    activation = "relu2" if not family.gated else "reglu2" if act == "relu2" else "swiglu"
-    quantization = read_quantization(config.within("quantization_config"))
+    quantization = _read_quantization(config.within("quantization_config"))
+    notes = []
     length = config.integer("max_position_embeddings", 1, _MAX_LENGTH, 2048)
     window = _window(config, model_type, family)
-    biases = config.boolean("attention_bias", False) if family.bias is not None else True
-    notes = []
     if window is not None and window < length:
         notes.append(
             f"The sliding window of {window} tokens is left out: max_length is {window}, within "
@@ -140,22 +134,21 @@ def read_model_config(path: Path) -> ModelConfig:
         length = window
     if "auto_map" in config:
         notes.append("The folder's own code ('auto_map') is not used: the decoder's is.")
+
+    sizes = _sizes(config)
     options: dict[str, Any] = {
-        "width": width,
-        "layers": config.integer("num_hidden_layers", 1, MAX_LAYERS),
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "feed_forward": config.integer("intermediate_size", 1, _MAX_FEATURES),
-        "activation": activation,
+        **sizes,
+        "activation": _activation(config, family),
         "max_length": length,
         "norm_eps": config.number("rms_norm_eps", 1e-12, 1.0, family.norm_eps),
-        "tie_embeddings": tied,
+        "tie_embeddings": config.boolean("tie_word_embeddings", False),
         "activations": "float" if quantization is None else "int8",
-        **read_rotary(config, head_dim, family.rope_theta),
+        **read_rotary(config, sizes["head_dim"], family.rope_theta),
     }
+    biases = family.bias is None or config.boolean("attention_bias", family.bias)
     if biases:
         options["query_key_value_bias"] = True
+    has_mlp_bias_key = model_type in {"llama", "arcee"}
     return ModelConfig(
         path=path,
         model_type=model_type,
@@ -164,22 +157,70 @@ def read_model_config(path: Path) -> ModelConfig:
         vocabulary_size=config.integer("vocab_size", 1, _MAX_FEATURES),
         biases=biases,
         output_bias=biases and family.bias is not None,
-        hidden_biases=config.boolean("mlp_bias", False)
-        if model_type in {"llama", "arcee"}
-        else False,
+        hidden_biases=has_mlp_bias_key and config.boolean("mlp_bias", False),
         quantization=quantization,
         notes=tuple(notes),
-        found=found,
     )
 
 
+def _sizes(config: Values) -> dict[str, int]:
+    width = config.integer("hidden_size", 1, _MAX_FEATURES)
+    heads = config.integer("num_attention_heads", 1, _MAX_FEATURES)
+    if "head_dim" not in config and width % heads:
+        raise config.wrong(
+            "num_attention_heads",
+            f"a divisor of 'hidden_size', {width}, if there is no 'head_dim'",
+        )
+    head_dim = config.integer("head_dim", 2, _MAX_FEATURES, width // heads)
+    if head_dim % 2:
+        raise config.wrong("head_dim", "even, for the rotary embedding")
+    kv_heads = config.integer("num_key_value_heads", 1, heads, heads)
+    if heads % kv_heads:
+        raise config.wrong("num_key_value_heads", f"a divisor of 'num_attention_heads', {heads}")
+    return {
+        "width": width,
+        "layers": config.integer("num_hidden_layers", 1, _MAX_LAYERS),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "feed_forward": config.integer("intermediate_size", 1, _MAX_FEATURES),
+    }
+
+
+def _activation(config: Values, family: _Family) -> str:
+    known = ("silu", "swish", "relu2") if family.gated else ("relu2",)
+    word = config.word("hidden_act", known, family.hidden_act)
+    if not family.gated:
+        return "relu2"
+    return "reglu2" if word == "relu2" else "swiglu"
+
+
 def _window(config: Values, model_type: str, family: _Family) -> int | None:
-    """Positions that a position sees; None = all before it."""
+    """Return the positions that a position attends to; None = all before it."""
     if model_type.startswith("qwen"):
-        used = config.boolean("use_sliding_window", False)
-        return config.integer("sliding_window", 1, _MAX_LENGTH, 4096) if used else None
-    if model_type != "mistral" or (
-        "sliding_window" in config.found and config.found["sliding_window"] is None
-    ):
+        if not config.boolean("use_sliding_window", False):
+            return None
+        return config.integer("sliding_window", 1, _MAX_LENGTH, 4096)
+    is_null = "sliding_window" in config.found and config.found["sliding_window"] is None
+    if model_type != "mistral" or is_null:
         return None
     return config.integer("sliding_window", 1, _MAX_LENGTH, family.window)
+
+
+def _read_quantization(config: Values | None) -> Quantization | None:
+    """Read the ``quantization_config``; None if there is none.
+
+    Raises:
+        DataError: it is another than BitNet's, or has a norm in every linear.
+    """
+    if config is None:
+        return None
+    config.word("quant_method", ("bitnet",), hint="Only BitNet's packed linears are ternary.")
+    linear_class = config.word("linear_class", ("bitlinear", "autobitlinear"), "bitlinear")
+    divides = linear_class == "bitlinear"
+    mode = config.word("quantization_mode", ("offline", "online"), "offline")
+    if config.boolean("use_rms_norm", False):
+        raise config.wrong("use_rms_norm", "false: the decoder's linears have no norm of their own")
+    # A bitlinear has packed weights in either mode.
+    online = mode == "online" and not divides
+    return Quantization(divides, online, config.words("modules_to_not_convert"))

@@ -1,8 +1,8 @@
-"""Rotary scaling, as ``config.json`` writes it and as the decoder's options do.
+"""Rotary scaling, read from ``config.json`` and written into it.
 
-A plane ``p`` turns by ``base**(-2 p / C) / f_p`` a position. ``linear`` has one ``f`` for all
-planes, which is the decoder's ``rotary_scaling``; ``llama3`` derives ``f_p`` from four numbers;
-``longrope`` lists them, and can so write any ``rotary_factors``.
+A plane ``p`` turns by ``base**(-2 p / C) / f_p`` per position. With ``linear`` all planes have one
+``f``, which is the decoder's ``rotary_scaling``; ``llama3`` derives ``f_p`` from four numbers;
+``longrope`` lists them, so that it can express any ``rotary_factors``.
 """
 
 from __future__ import annotations
@@ -19,23 +19,19 @@ _LARGEST: Final = 1e9
 
 
 def read_rotary(config: Values, head_dim: int, default_base: float) -> dict[str, Any]:
-    """The decoder's ``rotary_base``, ``rotary_scaling`` and ``rotary_factors``, those that are not
-    their defaults.
+    """Return the decoder's ``rotary_base``, ``rotary_scaling`` and ``rotary_factors``, as far as
+    they are not their defaults.
 
     Raises:
-        DataError: a type of scaling that the decoder does not compute, which is named.
+        DataError: the scaling is of a type that the decoder does not compute.
     """
-    scaling = (
-        config.within("rope_parameters")
-        or config.within("rope_scaling")
-        or Values(config.where, {})
-    )
-    base = scaling.number(
-        "rope_theta", 1.0, _LARGEST, config.number("rope_theta", 1.0, _LARGEST, default_base)
-    )
-    part = scaling.number(
-        "partial_rotary_factor", 0.0, 1.0, config.number("partial_rotary_factor", 0.0, 1.0, 1.0)
-    )
+    scaling = config.within("rope_parameters") or config.within("rope_scaling")
+    if scaling is None:
+        scaling = Values(config.where, {})
+    base = config.number("rope_theta", 1.0, _LARGEST, default_base)
+    base = scaling.number("rope_theta", 1.0, _LARGEST, base)
+    part = config.number("partial_rotary_factor", 0.0, 1.0, 1.0)
+    part = scaling.number("partial_rotary_factor", 0.0, 1.0, part)
     if part != 1.0:
         raise DataError(
             f"{config.where}: 'partial_rotary_factor' is {part:g}: the decoder rotates whole "
@@ -61,13 +57,13 @@ def read_rotary(config: Values, head_dim: int, default_base: float) -> dict[str,
             length=scaling.number("original_max_position_embeddings", 1, _LARGEST),
         )
     elif kind == "longrope":
-        options["rotary_factors"] = _listed(scaling, head_dim)
+        options["rotary_factors"] = _listed_factors(scaling, head_dim)
     return options
 
 
 def written_rotary(base: float, scaling: float, factors: Sequence[float] | None) -> dict[str, Any]:
-    """Keys of ``config.json`` for the decoder's three options, as every version of transformers
-    reads them.
+    """Return the keys of ``config.json`` for the decoder's three options, as every version of
+    transformers reads them.
     """
     written: dict[str, Any] = {"rope_theta": base, "rope_scaling": None}
     if factors is not None:
@@ -87,16 +83,15 @@ def written_rotary(base: float, scaling: float, factors: Sequence[float] | None)
 def llama3_factors(
     head_dim: int, base: float, *, factor: float, low: float, high: float, length: float
 ) -> tuple[float, ...]:
-    """Factors of Llama 3.1, as transformers computes its frequencies.
+    """Return the factors of Llama 3.1, as transformers computes its frequencies.
 
-    Planes whose wavelength is below ``length / high`` positions keep their speed, those above
-    ``length / low`` turn ``factor`` times slower, and between them the speed goes over linearly in
-    ``length / wavelength``.
+    Planes whose wavelength is below ``length / high`` positions keep their speed. Those above
+    ``length / low`` turn ``factor`` times slower. Between them the speed is interpolated linearly
+    in ``length / wavelength``.
     """
     factors = []
     for plane in range(head_dim // 2):
-        # of the plane, within `length`
-        turns = length / (2 * math.pi * base ** (2 * plane / head_dim))
+        turns = length / (2 * math.pi * base ** (2 * plane / head_dim))  # within ``length``
         if turns > high:
             factors.append(1.0)
         elif turns < low:
@@ -107,7 +102,7 @@ def llama3_factors(
     return tuple(factors)
 
 
-def _listed(scaling: Values, head_dim: int) -> tuple[float, ...]:
+def _listed_factors(scaling: Values, head_dim: int) -> tuple[float, ...]:
     short = scaling.numbers("short_factor", head_dim // 2, 1e-6, _LARGEST)
     if scaling.numbers("long_factor", head_dim // 2, 1e-6, _LARGEST) != short:
         raise scaling.wrong(

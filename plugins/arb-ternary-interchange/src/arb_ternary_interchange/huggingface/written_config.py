@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final
 
 from arb_ternary.errors import ConfigError
@@ -11,20 +10,18 @@ from arb_ternary_interchange.decoder.architecture import architecture_of
 from arb_ternary_interchange.huggingface.rotary_scaling import written_rotary
 from arb_ternary_text.models.config import DecoderConfig
 
-_CLASSES: Final = MappingProxyType(
-    {
-        "llama": "LlamaForCausalLM",
-        "qwen2": "Qwen2ForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-        "arcee": "ArceeForCausalLM",
-        "bitnet": "BitNetForCausalLM",
-    }
-)
-_ACTIVATIONS: Final = MappingProxyType({"swiglu": "silu", "reglu2": "relu2", "relu2": "relu2"})
+_CLASSES: Final = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "bitnet": "BitNetForCausalLM",
+}
+_ACTIVATIONS: Final = {"swiglu": "silu", "reglu2": "relu2", "relu2": "relu2"}
 
 
 def config_json(config: DecoderConfig, vocabulary_size: int, dtype: str) -> dict[str, Any]:
-    """What transformers has to know of a decoder, in keys of its versions 4 and 5.
+    """Return what transformers has to know of a decoder, in keys of its versions 4 and 5.
 
     Raises:
         ConfigError: no class of transformers computes it.
@@ -69,16 +66,16 @@ def config_json(config: DecoderConfig, vocabulary_size: int, dtype: str) -> dict
     return written
 
 
-def quantization_json(layout: str, skipped: Sequence[str]) -> Mapping[str, Any]:
-    """The ``quantization_config`` of a layout with BitNet linears.
+def quantization_json(layout: str, float_modules: Sequence[str]) -> Mapping[str, Any]:
+    """Return the ``quantization_config`` of a layout with BitNet linears.
 
-    Packed weights go to ``bitlinear``, which divides by the scale: there they stay packed in memory
-    and are multiplied as integers, and converters to other formats divide whatever the class. Dense
-    ones go to ``autobitlinear``, the only class that takes them.
+    Packed weights go to the class ``bitlinear``, which divides by the scale. It keeps them packed
+    in memory and multiplies integers, and converters to other formats divide whatever the class
+    says. Dense weights go to ``autobitlinear``, the only class that takes them.
     """
     return {
         "quant_method": "bitnet",
         "linear_class": "bitlinear" if layout == "packed" else "autobitlinear",
         "quantization_mode": "offline",
-        "modules_to_not_convert": list(skipped),
+        "modules_to_not_convert": list(float_modules),
     }

@@ -16,17 +16,17 @@ from arb_ternary_train.model_state import ModelState
 
 
 class SafetensorsExporter:
-    """Ternary weights in base 3 (five trits a byte), exponents and votes as int8, float parts as
-    they are.
+    """Writes ternary weights in base 3 (five trits per byte), exponents and votes as int8, and
+    float parts as they are.
     """
 
     writes_accumulators = True
 
     def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
-        """Write ``model`` to the file ``destination``, replacing one that exists only once the new
+        """Write ``model`` to the file ``destination``. An existing file is replaced once the new
         one is complete.
 
-        The header's metadata holds ``metadata`` as JSON under ``arb_ternary``.
+        The header's metadata hold ``metadata`` as JSON under ``arb_ternary``.
 
         Raises:
             ArbError: the file cannot be written.
@@ -39,6 +39,6 @@ class SafetensorsExporter:
             raise ArbError(f"{destination}: cannot be written: {error}") from error
 
 
-def build_safetensors(config: None) -> SafetensorsExporter:
+def build(config: None) -> SafetensorsExporter:
     """Factory of the exporter ``safetensors``."""
     return SafetensorsExporter()

@@ -1,4 +1,4 @@
-"""The importer ``safetensors``: what the exporter of this name wrote, back in every bit."""
+"""The importer ``safetensors``: reads a file of the exporter of this name back, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,23 +16,40 @@ from arb_ternary_interchange.protocols import ImportedModel
 from arb_ternary_train.init_from import load_state
 from arb_ternary_train.safetensors_file import SafetensorsFile
 
-#: What the metadata of an export hold beside the attachments of the run.
+#: What the metadata of an export hold besides the attachments of the run.
 _FACTS: Final = ("name", "step", "model", "vocabulary_size", "versions", "structure")
 
 
 @frozen(eq=False)
 class _Export:
-    """A file with what its metadata say."""
+    """An exported file and its metadata.
+
+    Attributes:
+        file: the tensors.
+        facts: the metadata.
+        attachments: what the run's data source has attached, by name.
+        unmapped: why the model cannot be imported, one sentence each.
+    """
 
     file: SafetensorsFile
     facts: Mapping[str, Any]
     attachments: Mapping[str, Any]
+    unmapped: tuple[str, ...]
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """The ``model:`` section of the run's config."""
+        section: Mapping[str, Any] = self.facts["model"]
+        return section
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids in the model's vocabulary."""
+        return int(self.facts["vocabulary_size"])
 
 
 class SafetensorsImporter:
-    """Reads a file of the exporter ``safetensors``: ternary weights, exponents, accumulators and
-    float parts.
-    """
+    """Reads ternary weights, exponents, accumulators and float parts."""
 
     def recognises(self, source: Path) -> bool:
         """Whether it is a safetensors file with the metadata of this program."""
@@ -42,17 +59,15 @@ class SafetensorsImporter:
             return False
 
     def inspect(self, source: Path) -> Mapping[str, Any]:
-        """See ``Importer``; nothing of an export is left out by its import."""
+        """See ``Importer``."""
         export = _read(source)
-        facts = export.facts
+        keys = [key for key in _FACTS if key in export.facts and key != "vocabulary_size"]
         return {
             "format": "arb-ternary safetensors",
-            **describe_model(facts["model"], facts["vocabulary_size"], export.attachments),
+            **describe_model(export.model, export.vocabulary_size, export.attachments),
             **count_tensors(export.file.entries),
-            "unmapped": _unmapped(facts),
-            "metadata": {
-                key: facts[key] for key in _FACTS if key in facts and key != "vocabulary_size"
-            },
+            "unmapped": list(export.unmapped),
+            "metadata": {key: export.facts[key] for key in keys},
         }
 
     def load(self, source: Path) -> ImportedModel:
@@ -63,7 +78,7 @@ class SafetensorsImporter:
                 have changed.
         """
         export = _read(source)
-        for sentence in _unmapped(export.facts):
+        for sentence in export.unmapped:
             raise DataError(
                 f"{source}: {sentence}",
                 "Export the run as it was before that phase: a checkpoint of it.",
@@ -76,25 +91,25 @@ class SafetensorsImporter:
                 raise DataError(error.what, error.hint) from error
 
         return ImportedModel(
-            model=export.facts["model"],
-            vocabulary_size=export.facts["vocabulary_size"],
+            model=export.model,
+            vocabulary_size=export.vocabulary_size,
             attachments=export.attachments,
             fill=fill,
             notes=(),
-            data=_data(export),
+            data=_data_section(export),
         )
 
 
-def build_safetensors_importer(config: None) -> SafetensorsImporter:
+def build(config: None) -> SafetensorsImporter:
     """Factory of the importer ``safetensors``."""
     return SafetensorsImporter()
 
 
 def _read(source: Path) -> _Export:
-    """The file, with metadata that are whole.
+    """Read the header of a file and check its metadata.
 
     Raises:
-        DataError: they are not.
+        DataError: the file or its metadata are damaged.
     """
     file = SafetensorsFile(source)
     try:
@@ -105,9 +120,11 @@ def _read(source: Path) -> _Export:
         raise DataError(
             f"{source}: its metadata are not those of an export of this program",
             "`arb export RUN FILE` writes them; other safetensors are read with the config.json "
-            "beside them: arb import FOLDER RUN --format hf",
+            "in the same folder: arb import FOLDER RUN --format hf",
         )
-    model = {"name": facts["model"]} if isinstance(facts["model"], str) else facts["model"]
+    model = facts["model"]
+    if isinstance(model, str):
+        model = {"name": model}
     size = facts.get("vocabulary_size")
     if not isinstance(model, dict) or type(size) is not int or size < 1:
         raise DataError(
@@ -117,30 +134,19 @@ def _read(source: Path) -> _Export:
     attachments = {name: value for name, value in facts.items() if name not in _FACTS}
     if not isinstance(attachments.get("tokenizer", {}), dict):
         raise DataError(f"{source}: its metadata are damaged: 'tokenizer' is not an object")
-    return _Export(file, {**facts, "model": model}, attachments)
+    unmapped: tuple[str, ...] = ()
+    if "structure" in facts:
+        unmapped = ("a phase has changed its model's structure, which cannot be built again",)
+    return _Export(file, {**facts, "model": model}, attachments, unmapped)
 
 
-def _unmapped(facts: Mapping[str, Any]) -> list[str]:
-    return (
-        ["a phase has changed its model's structure, which cannot be made again"]
-        if "structure" in facts
-        else []
-    )
-
-
-def _data(export: _Export) -> dict[str, Any]:
-    """A data section that fits the ids: the built-in text with the model's tokenizer, or a file of
-    ids to put there.
+def _data_section(export: _Export) -> dict[str, Any]:
+    """Return a data section that fits the ids: the built-in text with the model's tokenizer, or a
+    file of ids that the user has to provide.
     """
-    tokenizer = export.attachments.get("tokenizer", {})
-    kind = tokenizer.get("kind", "ids")
+    kind = export.attachments.get("tokenizer", {}).get("kind", "ids")
     if kind == "ids":
-        return {
-            "name": "tokens",
-            "train": "tokens.npy",
-            "vocabulary_size": export.facts["vocabulary_size"],
-        }
-    return {
-        "name": "shakespeare",
-        "tokenizer": "bytes" if kind == "bytes" else "{run}/tokenizer.json",
-    }
+        size = export.vocabulary_size
+        return {"name": "tokens", "train": "tokens.npy", "vocabulary_size": size}
+    tokenizer = "bytes" if kind == "bytes" else "{run}/tokenizer.json"
+    return {"name": "shakespeare", "tokenizer": tokenizer}

@@ -1,8 +1,8 @@
-"""Safetensors files written tensor by tensor, in shards: a model of any size with the memory of one
-tensor.
+"""Safetensors files of a model of any size, written one tensor at a time: one file, or several with
+an index.
 
-The header stands first in a file and names all tensors. Room is kept for it, and what it does not
-need is filled with spaces, as the format allows.
+The header is at the start of a file and names all its tensors. Space is kept for it, and what it
+does not need is filled with blanks, as the format allows.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from io import BufferedWriter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import torch
 from torch import Tensor
 
 from arb_ternary.errors import ComponentError
-from arb_ternary_train.safetensors_file import DTYPES
+from arb_ternary_train.safetensors_file import TensorTable, tensor_bytes
 
 SINGLE_NAME: Final = "model.safetensors"
 INDEX_NAME: Final = "model.safetensors.index.json"
 
-_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-# : Bytes of a header's entry besides the tensor's name: dtype, two dimensions and two offsets of up
-# to 15 digits.
+#: Bytes of a header's entry besides the tensor's name: dtype, two dimensions and two offsets of up
+#: to 15 digits.
 _ENTRY_BYTES: Final = 120
 _ALIGNMENT: Final = 64
 
@@ -40,43 +38,42 @@ def write_shards(
     metadata: Mapping[str, str],
 ) -> int:
     """Write tensors, in the order given, to ``model.safetensors``, or to several files and their
-    index.
+    index. Return the bytes of all tensors.
 
     Args:
-        folder: where; it exists.
-        tensors: name and tensor; each is written before the next is asked for.
-        names: of all of them, known beforehand.
-        limit: a file is ended before it would hold more bytes of tensors than this; one tensor may
-            be larger.
+        folder: a folder that exists.
+        tensors: names and tensors; each is written before the next is asked for.
+        names: the names of all tensors, known beforehand; further names do no harm.
+        limit: most bytes of tensors in a file; a single tensor may be larger.
         metadata: strings for each file's header.
-
-    Returns:
-        Bytes of all tensors.
     """
-    room = (
-        sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names)
-        + len(json.dumps(dict(metadata)))
-        + 64
-    )
-    room = -(-room // _ALIGNMENT) * _ALIGNMENT - 8
+    header_size = _header_size(names, metadata)
     shards: list[_Shard] = []
-    with ExitStack() as files:  # a file is closed whatever becomes of the tensors
+    with ExitStack() as files:  # closes the files whatever happens to the tensors
         for name, tensor in tensors:
-            size = tensor.numel() * tensor.element_size()
-            if not shards or (shards[-1].entries and shards[-1].size + size > limit):
+            content = tensor.detach().cpu().contiguous()
+            if not shards or not shards[-1].has_space(content.nbytes, limit):
                 if shards:
                     shards[-1].finish(metadata)
                 path = folder / f"part-{len(shards)}"
-                shards.append(_Shard(path, files.enter_context(path.open("wb")), room))
-            shards[-1].append(name, tensor)
-        for shard in shards[-1:]:
-            shard.finish(metadata)
-    _name(folder, shards)
-    return sum(shard.size for shard in shards)
+                shards.append(_Shard(path, files.enter_context(path.open("wb")), header_size))
+            shards[-1].append(name, content)
+        if shards:
+            shards[-1].finish(metadata)
+    _rename(folder, shards)
+    return sum(shard.table.size for shard in shards)
 
 
-def _name(folder: Path, shards: list[_Shard]) -> None:
-    """Give the shards the names that loaders look for, and write the index if there are several."""
+def _header_size(names: Iterable[str], metadata: Mapping[str, str]) -> int:
+    """Return the bytes that a header with these names needs at most."""
+    entries = sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names)
+    size = entries + len(json.dumps(dict(metadata))) + 64
+    # With the eight bytes of its length, the header ends at a multiple of the alignment.
+    return -(-size // _ALIGNMENT) * _ALIGNMENT - 8
+
+
+def _rename(folder: Path, shards: list[_Shard]) -> None:
+    """Give the files the names that loaders look for, and write the index if there are several."""
     if len(shards) == 1:
         shards[0].path.rename(folder / SINGLE_NAME)
         return
@@ -84,49 +81,43 @@ def _name(folder: Path, shards: list[_Shard]) -> None:
     for number, shard in enumerate(shards, 1):
         final = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         shard.path.rename(folder / final)
-        weight_map.update(dict.fromkeys(shard.entries, final))
+        weight_map.update(dict.fromkeys(shard.table.entries, final))
     index = {
-        "metadata": {"total_size": sum(shard.size for shard in shards)},
+        "metadata": {"total_size": sum(shard.table.size for shard in shards)},
         "weight_map": weight_map,
     }
-    (folder / INDEX_NAME).write_text(
-        json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(index, indent=2, sort_keys=True)
+    (folder / INDEX_NAME).write_text(text + "\n", encoding="utf-8")
 
 
 class _Shard:
     """A file that is being written."""
 
-    def __init__(self, path: Path, file: BufferedWriter, room: int) -> None:
+    def __init__(self, path: Path, file: BufferedWriter, header_size: int) -> None:
         self.path = path
-        self.entries: dict[str, Any] = {}
-        self.size = 0
-        self._room = room
+        self.table = TensorTable()
+        self._header_size = header_size
         self._file = file
-        self._file.seek(8 + room)
+        self._file.seek(8 + header_size)
 
-    def append(self, name: str, tensor: Tensor) -> None:
-        content = tensor.detach().cpu().contiguous()
-        end = self.size + content.numel() * content.element_size()
-        self.entries[name] = {
-            "dtype": _NAMES[content.dtype],
-            "shape": list(content.shape),
-            "data_offsets": [self.size, end],
-        }
-        self._file.write(content.flatten().view(torch.uint8).numpy().data)
-        self.size = end
+    def has_space(self, nbytes: int, limit: int) -> bool:
+        """Whether the file is empty or stays within ``limit`` with ``nbytes`` more."""
+        return not self.table.entries or self.table.size + nbytes <= limit
+
+    def append(self, name: str, content: Tensor) -> None:
+        self.table.append(name, content)
+        self._file.write(tensor_bytes(content))
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        header = json.dumps(
-            {"__metadata__": dict(metadata), **self.entries}, separators=(",", ":")
-        ).encode()
-        if len(header) > self._room:
+        header = self.table.header(metadata)
+        if len(header) > self._header_size:
             raise ComponentError(
-                f"{self.path}: the header needs {len(header)} bytes, and {self._room} were kept "
-                f"for it"
+                f"{self.path}: the header needs {len(header)} bytes, and {self._header_size} were "
+                f"kept for it"
             )
         self._file.seek(0)
-        self._file.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
+        self._file.write(self._header_size.to_bytes(8, "little"))
+        self._file.write(header.ljust(self._header_size))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

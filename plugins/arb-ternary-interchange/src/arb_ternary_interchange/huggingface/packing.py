@@ -1,7 +1,7 @@
-"""Two bits a trit, as transformers packs BitNet's linears.
+"""Trits packed into two bits each, as transformers stores BitNet's linears.
 
 A matrix of ``N`` rows, a multiple of four, is uint8 ``[N / 4, K]``: row ``r + i N / 4`` is in the
-bits ``2 i`` and ``2 i + 1`` of row ``r``, as the code ``t + 1``; code 3 is none.
+bits ``2 i`` and ``2 i + 1`` of row ``r``, as the code ``t + 1``; there is no code 3.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ TRITS_PER_BYTE: Final = 4
 
 
 def pack(trits_NK: Tensor) -> Tensor:
-    """int8 ``[N, K]`` in {-1, 0, 1} as uint8 ``[N / 4, K]``; ValueError unless four divides
-    ``N``.
+    """Pack int8 ``[N, K]`` in {-1, 0, 1} into uint8 ``[N / 4, K]``; raises ValueError unless four
+    divides ``N``.
     """
     rows = trits_NK.shape[0]
     if rows % TRITS_PER_BYTE:
@@ -30,7 +30,9 @@ def pack(trits_NK: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, where: str) -> Tensor:
-    """The inverse of :func:`pack`; DataError, with ``where`` first, for a code 3."""
+    """Return the inverse of :func:`pack`; raises DataError, which begins with ``where``, for a code
+    3.
+    """
     quarter, columns = packed.shape
     trits = torch.empty(TRITS_PER_BYTE * quarter, columns, dtype=torch.int8)
     for place, part in enumerate(trits.view(TRITS_PER_BYTE, quarter, columns)):

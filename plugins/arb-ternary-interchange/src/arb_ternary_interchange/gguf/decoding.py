@@ -1,8 +1,8 @@
-"""A tensor of a GGUF file as trits with their scales, or as floats."""
+"""Read a tensor of a GGUF file as trits with their scales, or as floats."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -11,42 +11,40 @@ from torch import Tensor
 
 from arb_ternary.errors import DataError
 from arb_ternary_interchange.decoder.published import ScaledTrits
-from arb_ternary_interchange.gguf.chunks import chunks, row_chunks
-from arb_ternary_interchange.gguf.float_blocks import READABLE, decode_floats
+from arb_ternary_interchange.gguf.blocks import chunks, decode_codes, decode_floats, row_chunks
 from arb_ternary_interchange.gguf.reader import GgufFile, TensorInfo
-from arb_ternary_interchange.gguf.tensor_types import FORK_Q2_0, Q2_0, Q4_0, TQ1_0, TQ2_0
-from arb_ternary_interchange.gguf.trit_blocks import decode_codes
+from arb_ternary_interchange.gguf.tensor_types import FORK_Q2_0, READABLE_TYPES, TERNARY_TYPES
 
 #: The option ``group_size`` of the decoder.
 GroupSize = int | Literal["row", "tensor"]
 
-_TERNARY = (TQ1_0, TQ2_0, Q2_0, FORK_Q2_0, Q4_0)
+_MAY_HOLD_TRITS: Final = (*TERNARY_TYPES, FORK_Q2_0)
 
 
 def is_ternary(info: TensorInfo) -> bool:
-    """Whether the type of a matrix may hold trits: Q4_0 does in files of this plugin."""
-    return info.type in _TERNARY and len(info.shape) == 2
+    """Whether the type of a matrix may hold trits. Q4_0 does in files of this program."""
+    return info.type in _MAY_HOLD_TRITS and len(info.shape) == 2
 
 
 def read_tensor(
     file: GgufFile, info: TensorInfo, group_size: GroupSize | None = None
 ) -> Tensor | ScaledTrits:
-    """A matrix whose blocks hold nothing but -1, 0 and 1 as trits, all else as float32.
+    """Read a matrix whose blocks hold only -1, 0 and 1 as trits, and everything else as float32.
 
-    Scales are one for the matrix or one a row where they are equal there.
+    There is one scale for the matrix, or one per row, if they are equal there.
 
     Args:
         file: the file.
         info: one of its tensors.
-        group_size: the columns of other groups of trits; None = the most, up to 256, that have
-            equal scales.
+        group_size: columns of other groups of trits; None = the most, up to 256, that have equal
+            scales.
 
     Raises:
-        DataError: the type is not read here, a number is infinite or none, or there are more scales
+        DataError: the type is not read here, a number is infinite or NaN, or there are more scales
             than groups.
     """
-    if info.type not in READABLE:
-        names = ", ".join(dict.fromkeys(kind.name for kind in READABLE))
+    if info.type not in READABLE_TYPES:
+        names = ", ".join(dict.fromkeys(kind.name for kind in READABLE_TYPES))
         raise DataError(
             f"{file.path}: tensor {info.name!r} is of type {info.type.name}",
             f"Types that are read: {names}.",
@@ -58,17 +56,19 @@ def read_tensor(
 def _read_trits(
     file: GgufFile, info: TensorInfo, group_size: GroupSize | None
 ) -> ScaledTrits | None:
+    """Read trits; None if the matrix holds other numbers."""
+    rows, columns = info.shape
     trits = np.empty(info.shape, np.int8)
-    stored = np.empty((info.shape[0], info.shape[1] // info.type.block), np.float32)
-    for some in row_chunks(info.rows, info.shape[-1]):
+    stored = np.empty((rows, columns // info.type.block), np.float32)
+    for some in row_chunks(rows, columns):
         values, scale = decode_codes(file.bytes_of(info, some.start, some.stop), info.type)
         if values.size and (values.min() < -1 or values.max() > 1):
             return None
         trits[some] = values
         stored[some] = scale
     _check_finite(file, info, stored)
-    scales, held = _merged(torch.from_numpy(stored), info.type.block, info.shape[1], group_size)
-    if group_size is not None and not _is_held(scales, held, group_size):
+    scales, held = _merged(torch.from_numpy(stored), info.type.block, columns, group_size)
+    if not _fits(scales, held, group_size):
         raise DataError(
             f"{file.path}: tensor {info.name!r} has more scales than its groups ({group_size})"
         )
@@ -78,7 +78,7 @@ def _read_trits(
 def _merged(
     scales: Tensor, block: int, columns: int, group_size: GroupSize | None
 ) -> tuple[Tensor, int]:
-    """As few scales as there are different ones, and the columns that share one."""
+    """Return as few scales as there are different ones, and the columns that share one."""
     if bool((scales == scales[0, 0]).all()):
         return scales[0, :1].clone(), columns
     if bool((scales == scales[:, :1]).all()):
@@ -91,20 +91,20 @@ def _merged(
     return scales, block
 
 
-def _is_held(scale: Tensor, held: int, group_size: GroupSize) -> bool:
-    """Whether there is no more than one scale a group; finer blocks than groups were merged
-    before.
+def _fits(scales: Tensor, held: int, group_size: GroupSize | None) -> bool:
+    """Whether there is no more than one scale per group. Blocks finer than groups have been
+    merged.
     """
-    if scale.numel() == 1:
+    if group_size is None or scales.numel() == 1:
         return True
     if group_size == "tensor":
         return False
-    return scale.shape[1] == 1 or (group_size != "row" and held % group_size == 0)
+    return scales.shape[1] == 1 or (group_size != "row" and held % group_size == 0)
 
 
 def _read_floats(file: GgufFile, info: TensorInfo) -> Tensor:
     values = np.empty((info.rows, info.shape[-1]), np.float32)
-    for some in row_chunks(info.rows, info.shape[-1]):
+    for some in row_chunks(*values.shape):
         values[some] = decode_floats(file.bytes_of(info, some.start, some.stop), info.type)
     _check_finite(file, info, values)
     return torch.from_numpy(values.reshape(info.shape))
@@ -112,6 +112,4 @@ def _read_floats(file: GgufFile, info: TensorInfo) -> Tensor:
 
 def _check_finite(file: GgufFile, info: TensorInfo, values: NDArray[np.float32]) -> None:
     if not all(np.isfinite(part).all() for part in chunks(values)):
-        raise DataError(
-            f"{file.path}: tensor {info.name!r} holds numbers that are infinite or no numbers"
-        )
+        raise DataError(f"{file.path}: tensor {info.name!r} holds numbers that are infinite or NaN")

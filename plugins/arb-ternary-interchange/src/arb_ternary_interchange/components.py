@@ -1,4 +1,4 @@
-"""A component that the command line names, with options ``name=value``."""
+"""Exporters and importers by their names on the command line, with options ``name=value``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class _Import:
 
 
 def named_exporter(name: str, options: Sequence[str] = ()) -> Exporter:
-    """The exporter ``name``; errors as those of :func:`named_importer`."""
+    """Build the exporter ``name``; raises as :func:`named_importer` does."""
     exporter: Exporter = _built(_Export, "exporter", name, options, Exporter)
     return exporter
 
 
 def named_importer(name: str, options: Sequence[str] = ()) -> Importer:
-    """The importer ``name`` with ``options``.
+    """Build the importer ``name`` with ``options``.
 
     Raises:
         UsageProblem: there is no such importer.

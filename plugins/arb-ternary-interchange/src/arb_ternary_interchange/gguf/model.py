@@ -12,22 +12,28 @@ from attrs import evolve
 from torch import Tensor
 
 from arb_ternary.errors import DataError
-from arb_ternary_interchange.decoder.published import ScaledTrits, part_shapes
+from arb_ternary_interchange.decoder.published import ScaledTrits
+from arb_ternary_interchange.decoder.tensors import DecoderShape, is_bias
+from arb_ternary_interchange.gguf.decoding import GroupSize, is_ternary, read_tensor
 from arb_ternary_interchange.gguf.metadata import ArrayInFile
 from arb_ternary_interchange.gguf.model_keys import GROUP_SIZE
-from arb_ternary_interchange.gguf.names import ROPE_FACTORS, neutral_name, scale_name
 from arb_ternary_interchange.gguf.reader import GgufFile, TensorInfo
-from arb_ternary_interchange.gguf.rotary_rows import INTERLEAVED, from_interleaved
-from arb_ternary_interchange.gguf.trits import GroupSize, is_ternary, read_tensor
+from arb_ternary_interchange.gguf.tensors import (
+    INTERLEAVED,
+    NAMES,
+    ROPE_FACTORS,
+    from_interleaved,
+    scale_name,
+)
 from arb_ternary_interchange.gguf.values import FORMATS
-from arb_ternary_interchange.gguf.vocabulary_reading import read_vocabulary
+from arb_ternary_interchange.gguf.vocabulary import read_vocabulary
 
 #: Activation of each architecture that is imported.
 ARCHITECTURES: Final = {"llama": "swiglu", "qwen3": "swiglu", "arcee": "relu2", "bitnet": "swiglu"}
 
-# : Keys under the architecture's name that mean something the decoder cannot do, and the value with
-# which they do not.
-_WITHOUT_PLACE: Final[dict[str, object]] = {
+#: Keys under the architecture's name that ask for what the decoder cannot do, unless they have this
+#: value.
+_UNSUPPORTED: Final[dict[str, object]] = {
     "attention.sliding_window": 0,
     "attention.scale": 0.0,
     "logit_scale": 1.0,
@@ -36,20 +42,18 @@ _WITHOUT_PLACE: Final[dict[str, object]] = {
     "attention.causal": True,
 }
 
-_NO_SCALING: Final = {"none", "linear"}
-
 _GROUP_SIZES: Final[dict[str, GroupSize]] = {
-    **{str(size): size for size in (32, 64, 128, 256)},
+    "32": 32,
+    "64": 64,
+    "128": 128,
+    "256": 256,
     "row": "row",
     "tensor": "tensor",
 }
 
 
 class GgufModel:
-    """What :class:`arb_ternary_interchange.decoder.published.PublishedModel` asks for.
-
-    Args:
-        file: the file.
+    """A GGUF file as a :class:`.PublishedModel`.
 
     Raises:
         DataError: the architecture is not one that is imported, a key is missing or contradicts
@@ -65,18 +69,19 @@ class GgufModel:
                 f"{file.path}: the architecture is {self.architecture!r}",
                 f"Imported are {', '.join(ARCHITECTURES)}.",
             )
-        if (parts := self._metadata.get("split.count", 1)) != 1:
+        parts = self._metadata.get("split.count", 1)
+        if parts != 1:
             raise DataError(
                 f"{file.path}: it is one of {parts} files of a model",
                 "Put them together: llama-gguf-split --merge.",
             )
         if self._key("expert_count", int, 0):
             raise DataError(f"{file.path}: the model has experts, which are not imported")
-        self._infos = {
-            path: info
-            for name, info in file.tensors.items()
-            if (path := neutral_name(name)) is not None
-        }
+        self._infos: dict[str, TensorInfo] = {}
+        for name, info in file.tensors.items():
+            path = NAMES.path(name)
+            if path is not None:
+                self._infos[path] = info
         self.options: Mapping[str, Any] = self._options()
         self._check_tensors()
         self.vocabulary_size: int = self._infos["embedding"].shape[0]
@@ -88,43 +93,43 @@ class GgufModel:
     @cached_property
     def unmapped(self) -> tuple[str, ...]:
         known = {info.name for info in self._infos.values()}
-        known |= {scale_name(name) for name in known} | {ROPE_FACTORS}
+        known |= {scale_name(name) for name in known}
+        known.add(ROPE_FACTORS)
         notes = [
             f"tensor {name} has no place in the decoder"
             for name in self._file.tensors
             if name not in known
         ]
-        for key, harmless in _WITHOUT_PLACE.items():
+        for key, harmless in _UNSUPPORTED.items():
             value = self._metadata.get(f"{self.architecture}.{key}", harmless)
             if value != harmless:
-                said = "a list" if isinstance(value, ArrayInFile) else value
-                notes.append(f"{self.architecture}.{key} is {said}, which the decoder cannot do")
-        scaling = self._scaling
-        if scaling not in _NO_SCALING:
+                shown = "a list" if isinstance(value, ArrayInFile) else value
+                notes.append(f"{self.architecture}.{key} is {shown}, which the decoder cannot do")
+        scaling = self._rope_scaling
+        if scaling not in ("none", "linear"):
             notes.append(
                 f"{self.architecture}.rope.scaling.type is {scaling!r}, which the decoder cannot do"
             )
         return (*notes, *self._vocabulary[1])
 
     def names(self) -> Collection[str]:
-        """The paths of the tensors that there are."""
+        """Return the paths of all tensors."""
         return self._infos.keys()
 
     def read(self, name: str) -> Tensor | ScaledTrits:
-        """One tensor, with its ``.scale`` applied and rows of queries and keys half-split.
+        """Read one tensor, with its ``.scale`` applied and rows of queries and keys half-split.
 
         Raises:
-            DataError: its type is not read, or a number in it is infinite or none.
+            DataError: its type is not read, or a number in it is infinite or NaN.
         """
         info = self._infos[name]
         group_size = None if name == "embedding" else self.options.get("group_size")
         found = _times(read_tensor(self._file, info, group_size), self._scale(info))
-        last = name.rsplit(".", 1)[-1]
-        if self.architecture not in INTERLEAVED or last not in ("query", "key"):
+        part = name.rpartition(".")[2]
+        if self.architecture not in INTERLEAVED or part not in ("query", "key"):
             return found
-        rows = from_interleaved(
-            info.shape[0], self.options["heads" if last == "query" else "kv_heads"]
-        )
+        heads = self.options["heads" if part == "query" else "kv_heads"]
+        rows = from_interleaved(info.shape[0], heads)
         if isinstance(found, Tensor):
             return found[rows]
         scale = found.scale[rows] if found.scale.dim() == 2 else found.scale
@@ -135,26 +140,35 @@ class GgufModel:
         return read_vocabulary(self._metadata, self.vocabulary_size)
 
     @property
-    def _scaling(self) -> str:
+    def _rope_scaling(self) -> str:
         return str(self._key("rope.scaling.type", str, "none"))
 
-    def _key(self, key: str, type_: type[Any], default: Any = None) -> Any:
-        """The value of a key of the architecture; one value for all layers where there is a list of
-        equal ones.
+    # --- keys
+
+    def _key(self, name: str, type_: type[Any], default: Any = None) -> Any:
+        """Return the value of a key of the architecture. A list of equal values, one per layer,
+        counts as that value.
         """
-        key = f"{self.architecture}.{key}"
-        if isinstance(value := self._metadata.get(key), ArrayInFile):
-            different = (
-                set(value)
-                if len(value) <= len(self._file.tensors) and value.kind in FORMATS
-                else ()
+        key = f"{self.architecture}.{name}"
+        value = self._metadata.get(key)
+        if not isinstance(value, ArrayInFile):
+            return self._metadata.one(key, type_, default)
+        # A list longer than the tensors is not read at all.
+        readable = len(value) <= len(self._file.tensors) and value.kind in FORMATS
+        different = set(value) if readable else set()
+        if len(different) != 1:
+            raise DataError(
+                f"{self._file.path}: {key!r} differs from layer to layer, which is not imported"
             )
-            if len(different) != 1:
-                raise DataError(
-                    f"{self._file.path}: {key!r} differs from layer to layer, which is not imported"
-                )
-            return different.pop()
-        return self._metadata.one(key, type_, default)
+        return different.pop()
+
+    def _positive(self, key: str, default: float | None = None) -> float:
+        value: float = self._key(key, float, default)
+        if not 0 < value < math.inf:
+            raise DataError(
+                f"{self._file.path}: {self.architecture}.{key} is {value}; it has to be positive"
+            )
+        return value
 
     def _options(self) -> dict[str, Any]:
         path = self._file.path
@@ -184,37 +198,31 @@ class GgufModel:
             "rotary_base": self._positive("rope.freq_base", 10000.0),
             "tie_embeddings": "head" not in self._infos,
         }
-        if (group_size := self._group_size()) is not None:
+        group_size = self._group_size()
+        if group_size is not None:
             options["group_size"] = group_size
-        if self._scaling == "linear":
+        if self._rope_scaling == "linear":
             options["rotary_scaling"] = self._positive("rope.scaling.factor")
         if ROPE_FACTORS in self._file.tensors:
             options["rotary_factors"] = self._rotary_factors(head_dim // 2)
         return options
 
     def _group_size(self) -> GroupSize | None:
-        """The option of the decoder that was exported; None where the file does not say, or has no
-        ternary linear.
+        """Return the option of the decoder that was exported; None if the file does not have it, or
+        has no ternary linear.
         """
-        if not any(is_ternary(info) for path, info in self._infos.items() if path != "embedding"):
+        ternary = [path for path, info in self._infos.items() if is_ternary(info)]
+        if not set(ternary) - {"embedding"}:
             return None
         return _GROUP_SIZES.get(self._metadata.one(GROUP_SIZE, str, ""))
 
     def _activation(self) -> str:
         written = self._key("hidden_activation", str, "")
-        return (
-            "reglu2"
-            if self.architecture == "bitnet" and written == "relu2"
-            else ARCHITECTURES[self.architecture]
-        )
+        if self.architecture == "bitnet" and written == "relu2":
+            return "reglu2"
+        return ARCHITECTURES[self.architecture]
 
-    def _positive(self, key: str, default: float | None = None) -> float:
-        value: float = self._key(key, float, default)
-        if not 0 < value < math.inf:
-            raise DataError(
-                f"{self._file.path}: {self.architecture}.{key} is {value}; it has to be positive"
-            )
-        return value
+    # --- tensors
 
     def _rotary_factors(self, planes: int) -> list[float]:
         info = self._file.tensors[ROPE_FACTORS]
@@ -239,64 +247,39 @@ class GgufModel:
         return float(value)
 
     def _check_tensors(self) -> None:
-        """Whether every tensor of the model is there, in the shape that the keys say.
+        """Raise DataError unless every tensor of the model is there, in the shape that the keys
+        say.
 
-        Memory for a model is taken by its options, so these must not promise more than the file
+        Memory for a model is allocated by its options. They must not promise more than the file
         holds.
         """
-        options = self.options
-        if not 1 <= options["layers"] <= len(self._file.tensors):
-            raise DataError(
-                f"{self._file.path}: it claims {options['layers']} blocks, and has no tensors for "
-                f"them"
-            )
+        path = self._file.path
+        layers = self.options["layers"]
+        if not 1 <= layers <= len(self._file.tensors):
+            raise DataError(f"{path}: it claims {layers} blocks, and has no tensors for them")
         embedding = self._infos.get("embedding")
-        wanted = _shapes(
-            self.architecture, options, embedding.shape[0] if embedding is not None else 0
-        )
-        for path, expected in wanted.items():
-            info = self._infos.get(path)
+        rows = 0 if embedding is None else embedding.shape[0]
+        checked = {}
+        for name, shape in DecoderShape.from_options(
+            self.architecture, self.options, rows
+        ).tensors():
+            info = self._infos.get(name)
             if info is None:
-                if ".biases." in path or path == "head":
+                if is_bias(name):
                     continue
-                raise DataError(f"{self._file.path}: the tensor of {path} is missing")
-            if info.shape != expected:
+                raise DataError(f"{path}: the tensor of {name} is missing")
+            if info.shape != shape:
                 raise DataError(
-                    f"{self._file.path}: tensor {info.name!r} has the shape {info.shape}, and the "
-                    f"keys say {expected}"
+                    f"{path}: tensor {info.name!r} has the shape {info.shape}, and the keys say "
+                    f"{shape}"
                 )
-        self._infos = {path: info for path, info in self._infos.items() if path in wanted}
-
-
-def _shapes(
-    architecture: str, options: Mapping[str, Any], vocabulary_size: int
-) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a model of that architecture."""
-    absent = {"feed_forward.gate"} if architecture == "arcee" else set()
-    if architecture != "qwen3":
-        absent |= {"attention.query_norm", "attention.key_norm"}
-    if architecture != "bitnet":
-        absent |= {"attention.output_norm", "feed_forward.hidden_norm"}
-    parts = {
-        name: shape
-        for name, shape in part_shapes(options, vocabulary_size).items()
-        if name not in absent
-    }
-    block = [name for name in parts if "." in name]
-    blocks = {f"blocks.{i}.{name}": parts[name] for i in range(options["layers"]) for name in block}
-    return {
-        "embedding": parts["embedding"],
-        **blocks,
-        "final_norm": parts["final_norm"],
-        "head": parts["head"],
-    }
+            checked[name] = info
+        self._infos = checked
 
 
 def _times(found: Tensor | ScaledTrits, factor: float) -> Tensor | ScaledTrits:
     if factor == 1.0:
         return found
-    return (
-        found * factor
-        if isinstance(found, Tensor)
-        else evolve(found, scale=found.scale * torch.tensor(factor))
-    )
+    if isinstance(found, Tensor):
+        return found * factor
+    return evolve(found, scale=found.scale * torch.tensor(factor))
