@@ -130,7 +130,9 @@ def _ops() -> Iterator[str]:
     yield _import("arb_ternary_votes.levels").SUMS_TO_QUANTA
     yield from _import("arb_ternary_vision.convolution_ops").CONVOLUTION_OPS
     yield from (
-        op for op in _import("arb_ternary_text.models.fused").BLOCK_OPS if op.startswith("text.")
+        op
+        for op in _import("arb_ternary_text.models.block_kernels").BLOCK_OPS
+        if op.startswith("text.")
     )
     yield _import("arb_ternary_text.models.native_decode").DECODE_STEP
 

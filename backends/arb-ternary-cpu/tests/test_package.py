@@ -26,7 +26,7 @@ from arb_ternary_cpu.plugin import ISA
 from arb_ternary_cpu.probe import probe
 from arb_ternary_cpu.sources import FOLDER, check_sources, digest_of
 from arb_ternary_distributed.wire import WIRE_KERNELS
-from arb_ternary_text.models.fused import BLOCK_OPS
+from arb_ternary_text.models.block_kernels import BLOCK_OPS
 from arb_ternary_text.models.native_decode import DECODE_STEP
 from arb_ternary_vision.convolution_ops import CONVOLUTION_OPS
 from arb_ternary_votes.levels import SUMS_TO_QUANTA

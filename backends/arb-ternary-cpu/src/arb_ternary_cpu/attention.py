@@ -1,9 +1,9 @@
 """Causal softmax attention of the heads that linears give, in one call, and its gradients in
 another.
 
-Meaning and signatures are those of ``arb_ternary_text.models.fused``. A sequence and a key head are
-computed by one thread: results depend neither on the number of threads nor on other sequences.
-Operands that are not contiguous are copied.
+Meaning and signatures are those of ``arb_ternary_text.models.block_kernels``. A sequence and a key
+head are computed by one thread: results depend neither on the number of threads nor on other
+sequences. Operands that are not contiguous are copied.
 """
 
 from __future__ import annotations

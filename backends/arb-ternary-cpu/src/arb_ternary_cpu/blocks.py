@@ -1,9 +1,9 @@
 """What lies between the products of a transformer's block: norms, activations, heads that turn,
 quantisation.
 
-Meaning and signatures are those of ``arb_ternary_text.models.fused``. Rows are computed in float32
-and one by one: results depend neither on the number of threads nor on the other rows. Operands that
-are not contiguous are copied.
+Meaning and signatures are those of ``arb_ternary_text.models.block_kernels``. Rows are computed in
+float32 and one by one: results depend neither on the number of threads nor on the other rows.
+Operands that are not contiguous are copied.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models import attention, native_block
 from arb_ternary_text.models.attention import Attention, make_positions
+from arb_ternary_text.models.block_kernels import kernels_for
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.feed_forward import FeedForward
-from arb_ternary_text.models.fused import kernels_for
 from arb_ternary_text.models.rms_norm import RMSNorm
 from arb_ternary_text.models.trit_vector import TritVector
 from arb_ternary_train.exact_arithmetic import exact_arithmetic

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.backends.select import use_backend
-from arb_ternary_text.models import fused, native_decode
+from arb_ternary_text.models import block_kernels, native_decode
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decode_plan import DecoderPlan
@@ -177,7 +177,7 @@ def test_a_step_with_gradients_or_autocast_or_in_an_exact_run_runs_the_modules(
     with torch.autocast("cpu", torch.bfloat16):
         assert not marked(step(model))
     assert marked(step(model))
-    monkeypatch.setattr(fused, "is_exact", lambda: True)
+    monkeypatch.setattr(block_kernels, "is_exact", lambda: True)
     assert not marked(step(model))
 
 

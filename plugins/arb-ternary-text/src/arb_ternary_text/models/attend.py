@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arb_ternary_text.models.fused import may_round_otherwise
+from arb_ternary_text.models.block_kernels import may_round_differently
 
 # : Longest causal sequence that a CPU attends over by whole matrices in training, in exact runs and
 # compiled graphs on : any processor, and where torch does not say what the processor can do.
@@ -43,7 +43,7 @@ def whole_matrix_length(dtype: torch.dtype) -> int:
     float32. In bfloat16 they take 1.1 to 4 times as long up to these lengths, where the processor
     multiplies it, and 0.4 to 0.7 of it where it does not: report cpu-kernels.md.
     """
-    if not may_round_otherwise() or dtype is torch.float16:
+    if not may_round_differently() or dtype is torch.float16:
         return _WHOLE_MATRIX_LENGTH
     return _bfloat16_length() if dtype is torch.bfloat16 else 0
 

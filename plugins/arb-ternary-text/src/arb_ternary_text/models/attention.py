@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from arb_ternary_text.models import native_block
 from arb_ternary_text.models.attend import attend
+from arb_ternary_text.models.block_kernels import Kernels, kernels_for
 from arb_ternary_text.models.cache import LayerCache, Span
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.fused import Kernels, kernels_for
 from arb_ternary_text.models.parts import make_head_norm, make_linear, make_norm, make_sub_norm
 from arb_ternary_text.models.rotary import rotary_angles, rotate
 

@@ -35,7 +35,7 @@ from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_text.models.fused import is_watched
+from arb_ternary_text.models.block_kernels import is_watched
 from arb_ternary_text.models.parts import FloatLinear, TiedHead, rounded_to_int8
 
 # : Logits from which on they are not held all at once: a quarter of a gigabyte of float32, several

@@ -15,9 +15,9 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary_text.models.attention import Positions, make_positions
 from arb_ternary_text.models.block import Block
+from arb_ternary_text.models.block_kernels import is_watched
 from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.fused import is_watched
 from arb_ternary_text.models.native_decode import decode_token
 from arb_ternary_text.models.parts import make_embedding, make_head, make_norm
 from arb_ternary_text.models.transformer import Transformer

@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from arb_ternary_text.models.block_kernels import kernels_for
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.fused import kernels_for
 from arb_ternary_text.models.native_block import feed_forward
 from arb_ternary_text.models.parts import make_linear, make_norm, make_sub_norm
 

@@ -9,7 +9,7 @@ the down projection.
 For backward the nodes keep what torch's operations would keep, or less: rows before a norm instead
 of those after it, int8 rows once, no intermediate results of an activation, no attention scores and
 neither normalised nor turned heads. The kernels are described in
-:mod:`~arb_ternary_text.models.fused`.
+:mod:`~arb_ternary_text.models.block_kernels`.
 
 Shapes: as in :mod:`~arb_ternary_text.models.attention`; ``M`` rows ``(b, s)`` of ``D`` features,
 products of ``E``, ``F`` or ``N``.
@@ -28,7 +28,7 @@ from arb_ternary.backends.ops import linear_backward
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_text.models.fused import Kernels, eps_of, factor_of, gain_of
+from arb_ternary_text.models.block_kernels import Kernels, eps_of, factor_of, gain_of
 
 Angles = tuple[Tensor, Tensor]
 

@@ -29,10 +29,10 @@ from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.attention import Attention
 from arb_ternary_text.models.block import Block
+from arb_ternary_text.models.block_kernels import may_round_differently
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.decode_plan import DecoderPlan, LayerPlan, NormPlan, WeightPlan
 from arb_ternary_text.models.feed_forward import FeedForward
-from arb_ternary_text.models.fused import may_round_otherwise
 from arb_ternary_text.models.parts import TiedHead
 from arb_ternary_text.models.rms_norm import RMSNorm
 from arb_ternary_text.models.rotary import rotary_speeds
@@ -56,7 +56,7 @@ def decode_token(model: Transformer, tokens_B1: Tensor, cache: KeyValueCache) ->
         UsageProblem: as ``model(tokens, cache)`` does.
     """
     if (
-        not may_round_otherwise()
+        not may_round_differently()
         or torch.is_autocast_enabled("cpu")
         or type(tokens_B1) is not Tensor
     ):

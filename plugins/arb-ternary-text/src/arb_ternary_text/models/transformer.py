@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_text.models.attention import Positions
+from arb_ternary_text.models.block_kernels import is_watched, may_round_differently
 from arb_ternary_text.models.blocked_loss import (
     MANY_LOGITS,
     Guide,
@@ -24,7 +25,6 @@ from arb_ternary_text.models.blocked_loss import (
 )
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.fused import is_watched, may_round_otherwise
 
 
 def _definer(kind: type, name: str) -> type:
@@ -110,7 +110,7 @@ class Transformer(nn.Module):
         if (
             predictions * self.vocabulary_size < MANY_LOGITS
             or self._dtype is torch.float16
-            or not may_round_otherwise()
+            or not may_round_differently()
         ):
             return False
         kind = type(self)

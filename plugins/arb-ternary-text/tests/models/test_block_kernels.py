@@ -11,7 +11,7 @@ from torch import Tensor
 
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary_text.models.attention import Attention
-from arb_ternary_text.models.fused import may_round_otherwise
+from arb_ternary_text.models.block_kernels import may_round_differently
 from arb_ternary_train.exact_arithmetic import exact_arithmetic
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
@@ -22,18 +22,18 @@ from arb_ternary_train.runner import RunRequest, train
 def test_results_may_be_rounded_otherwise_than_by_torch_unless_they_belong_to_an_exact_run() -> (
     None
 ):
-    assert may_round_otherwise()
+    assert may_round_differently()
     with exact_arithmetic():
-        assert not may_round_otherwise()
+        assert not may_round_differently()
         with exact_arithmetic(False):
-            assert may_round_otherwise()
-        assert not may_round_otherwise()
-    assert may_round_otherwise()
+            assert may_round_differently()
+        assert not may_round_differently()
+    assert may_round_differently()
 
 
 def test_a_compiled_graph_is_made_of_the_operations_of_torch() -> None:
     def doubled_where_kernels_may_compute(x: Tensor) -> Tensor:
-        return x * 2 if may_round_otherwise() else x
+        return x * 2 if may_round_differently() else x
 
     compiled: Any = torch.compile(
         doubled_where_kernels_may_compute, backend="eager", fullgraph=True
@@ -62,7 +62,7 @@ def test_a_run_its_evaluations_and_a_later_one_say_whether_they_are_exact(
     forward = Attention.forward
 
     def watched(self: Attention, *arguments: Any) -> Tensor:
-        seen.append(may_round_otherwise())
+        seen.append(may_round_differently())
         return forward(self, *arguments)
 
     monkeypatch.setattr(Attention, "forward", watched)
@@ -75,4 +75,4 @@ def test_a_run_its_evaluations_and_a_later_one_say_whether_they_are_exact(
     measure(load_run(tmp_path / "run"), batches=1)
     assert len(seen) > before
     assert set(seen) == {not exact}
-    assert may_round_otherwise()
+    assert may_round_differently()
