@@ -13,7 +13,7 @@ RUN := runs/demo
 unexport PYTHONDONTWRITEBYTECODE
 RESULTS := plugins/arb-ternary-bench/results
 
-.PHONY: demo test test-all test-interpreted test-alone lint docs generate bench gpu gpu-compile gpu-offline sanitize clean
+.PHONY: demo test test-all test-extended test-interpreted test-alone lint docs generate bench gpu gpu-compile gpu-offline sanitize clean
 
 # Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it. The config leaves
 # the backend open, and the native one goes before torch's where it could be built: `make demo COMPILER=` builds none.
@@ -27,9 +27,12 @@ test: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not interpreted and not extended"
 	$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) test-interpreted lint
 
+test-all: test test-extended
+
 # What `make test` leaves out: every option, every instruction set times every shape, all combinations.
-test-all: test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "extended and not slow and not gpu and not interpreted"
+test-extended: $(VENV)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+	  -m "extended and not slow and not gpu and not interpreted"
 
 # Triton's interpreter is chosen for a whole process, at its start. Beside it, lint uses the core that would be idle.
 test-interpreted: $(VENV)/dev

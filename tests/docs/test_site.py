@@ -66,13 +66,9 @@ def test_the_make_targets_that_a_page_names_exist(path: Path) -> None:
     assert named <= make_targets()
 
 
-def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
-    commands = [
-        line
-        for line in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-        if line and not line.startswith(("#", "set ", "cd "))
-    ]
-    assert commands == ["make test"]
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "\nmake test\n" in script
     assert "\nmake test\n" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
