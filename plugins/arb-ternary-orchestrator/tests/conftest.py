@@ -15,7 +15,7 @@ import torch
 from attrs import frozen
 
 from arb_ternary.plugins.manager import manager, reset_manager
-from arb_ternary_orchestrator.decision_log import read_decisions
+from arb_ternary_orchestrator.report import read_decisions
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from arb_ternary_train.checkpoint_format import encode_state
 from arb_ternary_train.config import RunConfig

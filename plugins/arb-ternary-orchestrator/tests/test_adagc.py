@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.optim import SGD
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import inner_optimizers, may_refuse
-from arb_ternary_orchestrator import SGD, AdaGC
+from arb_ternary_orchestrator import AdaGC
 
 SHAPES = [(4, 3), (5,), (1,)]
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from attrs import define
 
-from arb_ternary_orchestrator.decisions import DecisionBoundary, DecisionOptions, Trigger
+from arb_ternary_orchestrator.config import OrchestratorConfig
+from arb_ternary_orchestrator.decisions import DecisionBoundary, Trigger
 from arb_ternary_orchestrator.spikes import SpikeDetector
-from arb_ternary_orchestrator.telemetry import Telemetry, Trend
+from arb_ternary_orchestrator.telemetry import Observation, Telemetry, Trend
 
-OPTIONS = DecisionOptions(
+OPTIONS = OrchestratorConfig(
     decision_interval=500, hysteresis=200, spike_window=100, spike_count=3, phase_hold=1
 )
 
@@ -40,12 +41,12 @@ def decide(
     step: int,
     situation: Any = None,
     *,
-    finite: bool = True,
     loss: float = 2.0,
     manual: str | None = None,
 ) -> Trigger | None:
     it: Any = situation or Situation()
-    return boundary.decide(it, it, step, finite=finite, loss=loss, manual=manual)
+    seen = Observation(step, loss, grad_norm=it.grad_norm)
+    return boundary.decide(it, it, seen, manual)
 
 
 def reason(*arguments: Any, **options: Any) -> str | None:
@@ -149,16 +150,14 @@ def test_the_interval_counts_from_the_last_decision() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_danger(loss: float) -> None:
-    trigger = decide(
-        DecisionBoundary(OPTIONS), 1, Situation(baseline=None), finite=False, loss=loss
-    )
+    trigger = decide(DecisionBoundary(OPTIONS), 1, Situation(baseline=None), loss=loss)
     assert trigger is not None
     assert (trigger.reason, trigger.metric) == ("safety", "loss")
     assert trigger.value == loss or math.isnan(loss)
 
 
 def test_gradients_that_are_not_finite_are_danger() -> None:
-    trigger = decide(DecisionBoundary(OPTIONS), 1, Situation(grad_norm=math.inf), finite=False)
+    trigger = decide(DecisionBoundary(OPTIONS), 1, Situation(grad_norm=math.inf))
     assert trigger == Trigger("safety", "gradient norm", math.inf)
 
 
@@ -187,14 +186,14 @@ def test_a_loss_is_too_high_beyond_the_factor_and_the_noise(
 
 
 def test_the_factor_is_an_option() -> None:
-    options = DecisionOptions(max_loss_increase=3.0)
+    options = OrchestratorConfig(max_loss_increase=3.0)
     assert reason(DecisionBoundary(options), 1, Situation(), loss=5.9) is None
     assert reason(DecisionBoundary(options), 1, Situation(), loss=6.1) == "safety"
 
 
 def test_a_phase_has_to_hold_before_its_change_counts() -> None:
     boundary = DecisionBoundary(
-        DecisionOptions(hysteresis=0, decision_interval=10_000, phase_hold=5)
+        OrchestratorConfig(hysteresis=0, decision_interval=10_000, phase_hold=5)
     )
     phases = (
         ["warm-up"] * 30 + ["converging"] * 30 + ["mid"] * 4 + ["converging"] * 10 + ["mid"] * 30
@@ -235,7 +234,7 @@ def test_a_request_names_the_strategy() -> None:
 
 
 def test_spikes_of_before_the_last_decision_have_been_answered() -> None:
-    options = DecisionOptions(hysteresis=10, decision_interval=10_000)
+    options = OrchestratorConfig(hysteresis=10, decision_interval=10_000)
     boundary = DecisionBoundary(options)
     telemetry = Telemetry()
     spikes = SpikeDetector()
@@ -243,9 +242,10 @@ def test_spikes_of_before_the_last_decision_have_been_answered() -> None:
     found = []
     for step in range(1, 200):
         loss = float(generator.normal(2.0, 0.01)) + 0.5 * (step in (50, 60, 70))
-        telemetry.observe(step, loss)
+        seen = Observation(step, loss)
+        telemetry.observe(seen)
         spikes.observe(loss)
-        trigger = boundary.decide(telemetry, spikes, step, finite=True, loss=loss, manual=None)
+        trigger = boundary.decide(telemetry, spikes, seen, None)
         if trigger is not None and trigger.reason == "spike":
             found.append((step, trigger.metric, trigger.value))
             boundary.decided(step)
@@ -264,9 +264,10 @@ def test_a_run_of_real_numbers_from_noise_to_an_explosion() -> None:
     ]
     found = []
     for step, loss in enumerate(map(float, losses), start=1):
-        telemetry.observe(step, loss)
+        seen = Observation(step, loss)
+        telemetry.observe(seen)
         spikes.observe(loss)
-        trigger = boundary.decide(telemetry, spikes, step, finite=True, loss=loss, manual=None)
+        trigger = boundary.decide(telemetry, spikes, seen, None)
         if trigger is not None:
             found.append((step, trigger.reason))
             boundary.decided(step)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from arb_ternary_orchestrator.decision_log import read_decisions
+from arb_ternary_orchestrator.report import read_decisions
 
 HELPER = """
 import json, os, signal, sys
@@ -36,7 +36,7 @@ import arb_ternary_orchestrator.policy
 from pathlib import Path
 from arb_ternary_orchestrator.branches import _try_out
 from arb_ternary_orchestrator import branches
-from arb_ternary_orchestrator.decision_log import DecisionLog
+from arb_ternary_orchestrator.report import DecisionLog
 from arb_ternary_orchestrator.policy import Orchestrator
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.loop import TrainingLoop
@@ -76,7 +76,7 @@ def run(order):
                 where.pop()
         setattr(owner, name, wrapped)
     for cls, name in ((TrainingLoop, "draw"), (Snapshot, "restore"), (Snapshot, "save"),
-        (DecisionLog, "write")):
+        (DecisionLog, "decided")):
         ticking(cls, name)
     within(branches, "_try_out", "branch")
     within(Orchestrator, "_roll_back", "rollback")

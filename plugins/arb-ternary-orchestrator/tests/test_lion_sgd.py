@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from arb_ternary.errors import ConfigError
-from arb_ternary_orchestrator import SGD, Lion
+from arb_ternary_orchestrator import Lion
 
 SHAPES = [(3, 5), (7,), (1,), (2, 3, 4)]
 
@@ -66,7 +66,11 @@ def test_bfloat16_parameters_have_a_momentum_that_a_decay_of_0999_still_moves() 
 
 def test_sgd_is_its_formula() -> None:
     weights = start()
-    run(SGD(weights, lr=0.01, momentum=0.7, weight_decay=0.1, nesterov=True), weights, 20)
+    run(
+        torch.optim.SGD(weights, lr=0.01, momentum=0.7, weight_decay=0.1, nesterov=True),
+        weights,
+        20,
+    )
     for index, weight in enumerate(gradients(1000)):
         expected = weight.astype(np.float64)
         momentum = None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary_orchestrator.monitor import Meter, Observation
+from arb_ternary_orchestrator.telemetry import Meter, Observation
 
 
 def vector(tensors: Any) -> Any:
@@ -70,8 +70,8 @@ def test_norms_changes_and_flips_are_those_of_the_tensors(
 
 
 def test_a_large_parameter_is_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    from arb_ternary_orchestrator import monitor
+    from arb_ternary_orchestrator import telemetry
 
-    monkeypatch.setattr(monitor, "_SAMPLED", 4)
+    monkeypatch.setattr(telemetry, "_SAMPLED", 4)
     parameter = torch.nn.Parameter(torch.arange(10.0))
-    assert monitor._sample(parameter).tolist() == [0.0, 3.0, 6.0, 9.0]
+    assert telemetry._sample(parameter).tolist() == [0.0, 3.0, 6.0, 9.0]

@@ -36,7 +36,7 @@ def test_the_interrupted_strategy_goes_on_after_calm_steps_once() -> None:
     assert restored(recovery).due(90) is None, "it exploded again"
     recovery.rolled_back(50, "other", "safe", blameless=False)
     assert recovery.due(58) == "other"
-    recovery.settled()
+    recovery.cancel()
     assert recovery.due(60) is None
 
 

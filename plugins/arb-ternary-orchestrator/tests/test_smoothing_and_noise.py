@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.optim import SGD
 
-from arb_ternary_orchestrator import SGD, GradientNoise, GradientSmoother
+from arb_ternary_orchestrator import GradientNoise, GradientSmoother
 
 SHAPES = [(3, 4), (6,)]
 

@@ -59,7 +59,7 @@ def test_a_request_is_left_in_the_run(run: Path, capsys: pytest.CaptureFixture[s
     first = json.loads((run / CONTROL_FILE).read_text())
     assert first["name"] == "sgd_escape"
     code, output = switch(capsys, run, "spike_resistant")
-    assert "An earlier request, for sgd_escape, had not been taken yet; it is dropped." in output
+    assert "It replaces an earlier request, for sgd_escape, that was not taken yet." in output
     second = json.loads((run / CONTROL_FILE).read_text())
     assert second["name"] == "spike_resistant"
     assert second["id"] != first["id"]

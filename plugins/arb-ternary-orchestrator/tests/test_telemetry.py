@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arb_ternary_orchestrator.telemetry import PhaseLimits, Telemetry
+from arb_ternary_orchestrator.telemetry import Observation, PhaseLimits, Telemetry
 
 
 def fed(losses: Any, start: int = 1, **options: Any) -> Telemetry:
     telemetry = Telemetry(**options)
     for step, loss in enumerate(losses, start=start):
-        telemetry.observe(step, float(loss))
+        telemetry.observe(Observation(step, float(loss)))
     return telemetry
 
 
@@ -22,9 +22,8 @@ def test_the_trend_is_the_least_squares_line_of_the_window() -> None:
     losses = 4 - 0.01 * np.arange(90) + generator.normal(0, 0.1, 90)
     telemetry = Telemetry(window=30)
     for step, loss in enumerate(losses, start=1):
-        telemetry.observe(step, float(loss))
+        telemetry.observe(Observation(step, float(loss)))
         if step < 5:
-            assert telemetry.slope is None
             assert telemetry.trend is None
             continue
         steps = np.arange(1, step + 1)[-30:]
@@ -45,8 +44,9 @@ def test_the_trend_is_the_least_squares_line_of_the_window() -> None:
 def test_the_line_counts_steps_that_were_left_out() -> None:
     telemetry = Telemetry()
     for step in (1, 2, 3, 10, 20, 40):
-        telemetry.observe(step, 5 - 0.1 * step)
-    assert telemetry.slope == pytest.approx(-0.1, rel=1e-12)
+        telemetry.observe(Observation(step, 5 - 0.1 * step))
+    assert telemetry.trend is not None
+    assert telemetry.trend.slope == pytest.approx(-0.1, rel=1e-12)
 
 
 def test_mean_and_variance_are_the_weighted_ones() -> None:
@@ -56,7 +56,7 @@ def test_mean_and_variance_are_the_weighted_ones() -> None:
     share /= share.sum()
     mean = share @ losses
     assert telemetry.ema == pytest.approx(mean, rel=1e-12)
-    assert telemetry.variance == pytest.approx(
+    assert telemetry.numbers()["variance"] == pytest.approx(
         share @ (losses - mean) ** 2 / (1 - share @ share), rel=1e-9
     )
     assert (telemetry.best, telemetry.best_step) == (losses.min(), losses.argmin() + 1)
@@ -65,11 +65,11 @@ def test_mean_and_variance_are_the_weighted_ones() -> None:
 def test_a_loss_that_is_not_finite_enters_no_statistics() -> None:
     telemetry = fed([3.0, 2.0, 2.5, 2.4, 2.2, 2.1])
     other = fed([3.0, 2.0, 2.5, 2.4, 2.2, 2.1])
-    telemetry.observe(7, math.nan)
-    assert math.isnan(telemetry.loss)
-    assert (telemetry.ema, telemetry.variance, telemetry.trend) == (
+    telemetry.observe(Observation(7, math.nan))
+    assert math.isnan(telemetry.last.loss)
+    assert (telemetry.ema, telemetry.numbers()["variance"], telemetry.trend) == (
         other.ema,
-        other.variance,
+        other.numbers()["variance"],
         other.trend,
     )
     assert telemetry.best == 2.0
@@ -78,7 +78,7 @@ def test_a_loss_that_is_not_finite_enters_no_statistics() -> None:
 
 def test_before_the_first_step_nothing_is_known() -> None:
     telemetry = Telemetry()
-    assert (telemetry.ema, telemetry.variance, telemetry.slope, telemetry.phase) == (
+    assert (telemetry.ema, telemetry.numbers()["variance"], telemetry.trend, telemetry.phase) == (
         None,
         None,
         None,
@@ -89,7 +89,7 @@ def test_before_the_first_step_nothing_is_known() -> None:
 
 def test_flip_rates_are_shares_of_a_modules_weights() -> None:
     telemetry = Telemetry(weights={"blocks.0.up": 4096, "blocks.0.down": 1024})
-    telemetry.observe(
+    seen = Observation(
         1,
         2.0,
         grad_norm=0.5,
@@ -98,8 +98,9 @@ def test_flip_rates_are_shares_of_a_modules_weights() -> None:
         lr=0.01,
         flips={"blocks.0.up": 64},
     )
-    assert telemetry.flip_rates == {"blocks.0.up": 1 / 64}
+    telemetry.observe(seen)
     numbers = telemetry.numbers()
+    assert numbers["flip_rates"] == {"blocks.0.up": 1 / 64}
     assert numbers["module_grad_norms"] == {"blocks": 0.4}
     assert (numbers["grad_norm"], numbers["update_ratio"], numbers["lr"]) == (0.5, 0.001, 0.01)
     json.dumps(numbers, allow_nan=False)
@@ -155,7 +156,7 @@ def test_a_copy_of_the_state_goes_on_alike() -> None:
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for telemetry in (first, second):
         for step, loss in enumerate(losses[50:], start=52):
-            telemetry.observe(step, loss, grad_norm=1.0, flips={"up": 3})
+            telemetry.observe(Observation(step, loss, grad_norm=1.0, flips={"up": 3}))
     assert first.state_dict() == second.state_dict()
     assert first.numbers() == second.numbers()
 

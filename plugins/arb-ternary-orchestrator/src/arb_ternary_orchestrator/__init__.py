@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from arb_ternary_orchestrator.optim.gradient_smoother import GradientSmoother
     from arb_ternary_orchestrator.optim.lion import Lion
     from arb_ternary_orchestrator.optim.nowcasting import Nowcasting
-    from arb_ternary_orchestrator.optim.sgd import SGD
     from arb_ternary_orchestrator.optim.swats import SWATS
 
 __version__ = "0.1.0"
@@ -36,14 +35,12 @@ _LAZY = {
     "LionConfig": "arb_ternary_orchestrator.optim.config",
     "Nowcasting": "arb_ternary_orchestrator.optim.nowcasting",
     "NowcastingConfig": "arb_ternary_orchestrator.optim.config",
-    "SGD": "arb_ternary_orchestrator.optim.sgd",
     "SGDConfig": "arb_ternary_orchestrator.optim.config",
     "SWATS": "arb_ternary_orchestrator.optim.swats",
     "SWATSConfig": "arb_ternary_orchestrator.optim.config",
 }
 
 __all__ = [
-    "SGD",
     "SWATS",
     "AdaGC",
     "AdaGCConfig",

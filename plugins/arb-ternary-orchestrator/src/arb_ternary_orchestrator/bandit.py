@@ -1,31 +1,38 @@
-"""Which strategies are worth a trial: an upper confidence bound of what each has brought."""
+"""Choice of the strategies to try: by an upper confidence bound of their rewards."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
 from arb_ternary.errors import CheckpointError, UsageProblem, nearest
+from arb_ternary_orchestrator.state import Stateful
 
-#: A mean looks at so many rewards, the last ones.
+#: Number of last rewards that a mean is taken over.
 REMEMBERED: Final = 20
 
 
-class Bandit:
+class Bandit(Stateful):
     """A multi-armed bandit over strategies (UCB1: Auer, Cesa-Bianchi and Fischer 2002).
 
     The score of a strategy is ``mean + sqrt(exploration * ln(N + 1) / n)``: the mean of its last 20
-    rewards, ``n`` the times it was tried, ``N`` the times any was. One that has never been tried
-    comes before all that have. A failed trial counts in ``n`` and ``N`` and leaves the mean alone;
-    a strategy that has done nothing but fail is given the lowest mean of the others.
+    rewards, ``n`` its trials, ``N`` all trials. A strategy that was never tried comes before all
+    others. A failed trial counts in ``n`` and ``N`` and does not change the mean; a strategy that
+    only failed gets the lowest mean of the others.
 
     Args:
-        strategies: names, without repetition.
-        exploration: what the formula has there.
+        strategies: distinct names.
+        exploration: the factor in the formula.
+
+    Attributes:
+        tried: trials per strategy, including failed ones.
+        failed: failed trials per strategy.
     """
+
+    state_names: ClassVar[tuple[str, ...]] = ("_rewards", "tried", "failed")
 
     def __init__(self, strategies: Sequence[str], *, exploration: float = 2.0) -> None:
         if not strategies or len(set(strategies)) != len(strategies):
@@ -36,41 +43,29 @@ class Bandit:
         self.strategies = tuple(strategies)
         self.exploration = exploration
         self._rewards: dict[str, list[float]] = {name: [] for name in self.strategies}
-        self._tried = dict.fromkeys(self.strategies, 0)
-        self._failed = dict.fromkeys(self.strategies, 0)
-
-    @property
-    def tried(self) -> dict[str, int]:
-        """Trials of each strategy, failed ones among them."""
-        return dict(self._tried)
-
-    @property
-    def failed(self) -> dict[str, int]:
-        """Failed trials of each strategy."""
-        return dict(self._failed)
+        self.tried = dict.fromkeys(self.strategies, 0)
+        self.failed = dict.fromkeys(self.strategies, 0)
 
     def mean(self, name: str) -> float | None:
-        """Mean of the last 20 rewards of a strategy; None where it has none."""
+        """Return the mean of the last 20 rewards of a strategy; None without rewards."""
         rewards = self._rewards[self._known(name)]
         return math.fsum(rewards) / len(rewards) if rewards else None
 
     def score(self, name: str, multiplier: float = 1.0) -> float:
-        """The upper confidence bound; infinite for a strategy that has never been tried.
+        """Return the upper confidence bound; infinite for a strategy that was never tried.
 
-        ``multiplier`` is what the situation makes of it. Above 1 it raises the score by that share
-        of its magnitude, below 1 it lowers it: also a negative score rises where the strategy
-        suits.
+        ``multiplier`` says how much the strategy suits the situation. Above 1 it raises the score
+        by that share of its magnitude, below 1 it lowers it, also if the score is negative.
         """
-        tries = self._tried[self._known(name)]
+        tries = self.tried[self._known(name)]
         if not tries:
             return math.inf
         mean = self.mean(name)
         if mean is None:
-            mean = min(
-                (known for each in self.strategies if (known := self.mean(each)) is not None),
-                default=0.0,
-            )
-        bound = mean + math.sqrt(self.exploration * math.log(sum(self._tried.values()) + 1) / tries)
+            means = [self.mean(each) for each in self.strategies]
+            mean = min((each for each in means if each is not None), default=0.0)
+        total = sum(self.tried.values())
+        bound = mean + math.sqrt(self.exploration * math.log(total + 1) / tries)
         return bound + (multiplier - 1) * abs(bound)
 
     def choose(
@@ -80,63 +75,53 @@ class Bandit:
         context: Mapping[str, float],
         generator: torch.Generator | None = None,
     ) -> list[str]:
-        """The ``count`` strategies with the highest scores, highest first; ``current`` is always
-        among them.
+        """Return the strategies with the highest scores, highest first, including ``current``.
 
         Args:
             count: how many, at least 1.
-            current: the strategy in use; where it is not among the best, it takes the place of the
-                last of them.
-            context: by which factor a strategy suits the situation; 1 for one that is not named.
-            generator: draws the order of strategies that are equally good; without one it is that
-                of ``strategies``. It is advanced by the same number of draws, whatever the scores
-                are.
+            current: the strategy in use; if it is not among the best, it replaces the last of them.
+            context: multiplier per strategy that suits the situation, see :meth:`score`.
+            generator: draws the order of equally good strategies; without one it is that of
+                ``strategies``. The number of draws does not depend on the scores.
         """
-        self._known(current)
-        for name in context:
+        for name in (current, *context):
             self._known(name)
         ties = [0.0] * len(self.strategies)
         if generator is not None:
-            ties = torch.rand(
-                len(self.strategies), generator=generator, dtype=torch.float64
-            ).tolist()
-        places = {
-            # Among those that have not been tried, the one that suits best comes first.
-            name: (self.score(name, factor := context.get(name, 1.0)), factor, tie)
-            for name, tie in zip(self.strategies, ties, strict=True)
-        }
-        order = sorted(self.strategies, key=places.__getitem__, reverse=True)
-        best = order[:count]
+            size = len(self.strategies)
+            ties = torch.rand(size, generator=generator, dtype=torch.float64).tolist()
+
+        ranks: dict[str, tuple[float, float, float]] = {}
+        for name, tie in zip(self.strategies, ties, strict=True):
+            # Among untried strategies the one that suits best comes first.
+            multiplier = context.get(name, 1.0)
+            ranks[name] = self.score(name, multiplier), multiplier, tie
+        best = sorted(self.strategies, key=ranks.__getitem__, reverse=True)[:count]
         return best if current in best else [*best[: count - 1], current]
 
     def reward(self, name: str, value: float) -> None:
-        """A trial of ``name`` brought ``value``.
+        """Record a trial of ``name`` with the reward ``value``.
 
         Raises:
-            ValueError: it is not finite; that is a failed trial.
+            ValueError: the reward is not finite, which means that the trial failed.
         """
         if not math.isfinite(value):
             raise ValueError(f"strategy {name!r}: a reward of {value} is a failed trial")
         rewards = self._rewards[self._known(name)]
         rewards.append(value)
         del rewards[:-REMEMBERED]
-        self._tried[name] += 1
+        self.tried[name] += 1
 
     def fail(self, name: str) -> None:
-        """A trial of ``name`` came to nothing."""
-        self._tried[self._known(name)] += 1
-        self._failed[name] += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        rewards = {name: list(values) for name, values in self._rewards.items()}
-        return {"rewards": rewards, "tried": dict(self._tried), "failed": dict(self._failed)}
+        """Record a failed trial of ``name``."""
+        self.tried[self._known(name)] += 1
+        self.failed[name] += 1
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave.
+        """Continue from what :meth:`state_dict` returned.
 
         Raises:
-            CheckpointError: it is of other strategies.
+            CheckpointError: it belongs to other strategies.
         """
         if set(state["tried"]) != set(self.strategies):
             raise CheckpointError(
@@ -146,9 +131,7 @@ class Bandit:
                 "Resume with the distributions, and the list, that the run began with, or start a "
                 "new run.",
             )
-        self._rewards = {name: list(state["rewards"][name]) for name in self.strategies}
-        self._tried = {name: state["tried"][name] for name in self.strategies}
-        self._failed = {name: state["failed"][name] for name in self.strategies}
+        super().load_state_dict(state)
 
     def _known(self, name: str) -> str:
         if name not in self._rewards:

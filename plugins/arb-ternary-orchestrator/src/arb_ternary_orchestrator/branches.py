@@ -1,55 +1,58 @@
-"""Candidates, each tried from the same snapshot on the same micro-batches; the best one's steps are
-kept.
+"""Comparison of candidates: each is tried from the same snapshot on the same microbatches, and the
+steps of the best one are kept.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from attrs import asdict, frozen
+import torch
+from attrs import frozen
 
 from arb_ternary.errors import ConfigError
-from arb_ternary_orchestrator.probe import draw_probe, probe_loss
+from arb_ternary.optim.protocol import collect_trainable
+from arb_ternary.protocols.data import BatchRequest
+from arb_ternary.ternary.models import reset_runtime_state
+from arb_ternary_train.evaluate import evaluation_mode
 from arb_ternary_train.policy import Diverged, Drawn
+from arb_ternary_train.precision import autocast_for
+from arb_ternary_train.seeding import derive_seed, preserved_global_rng
 
 if TYPE_CHECKING:
     from arb_ternary.protocols.data import Batch
-    from arb_ternary_orchestrator.monitor import Meter, Monitor, Observation
     from arb_ternary_orchestrator.snapshots import Kept, SnapshotMemory
     from arb_ternary_orchestrator.switching import Strategies
+    from arb_ternary_orchestrator.telemetry import Meter, Monitor, Observation
     from arb_ternary_train.loop import TrainingLoop
 
-#: What a nat of progress, a spike and a nat of loss on the probe are worth.
-_PROGRESS = 10.0
-_SPIKE = 0.1
-_PROBE = 0.1
-#: Micro-batches between signs of life on the screen.
+#: Weights in the reward: per nat of progress, per spike, and per nat of loss on the probe.
+_PROGRESS: Final = 10.0
+_SPIKE: Final = 0.1
+_PROBE: Final = 0.1
+#: Microbatches between signs of life on the screen.
 _SHOWN_EVERY: Final = 10
 
 
 def reward(loss_start: float, loss_end: float, spikes: int, probe: float | None) -> float:
-    """``10 * (loss_start - loss_end) - 0.1 * spikes - 0.1 * probe``, losses in nats; None = it was
-    not probed.
-    """
+    """Return ``10 * (loss_start - loss_end) - 0.1 * spikes - 0.1 * probe``, with losses in nats."""
     return _PROGRESS * (loss_start - loss_end) - _SPIKE * spikes - _PROBE * (probe or 0.0)
 
 
 @frozen
 class Trial:
-    """What became of a candidate.
+    """The result of trying a candidate.
 
     Attributes:
-        name: of the strategy.
-        reward: see :func:`reward`; None where it failed.
-        loss_start: running mean of the loss before the first step, nats; None where nothing was
-            known of it.
+        name: name of the strategy.
+        reward: see :func:`reward`; None if it failed.
+        loss_start: running mean of the loss before the first step, in nats; None if unknown.
         loss_end: the same after the last step.
-        spikes: of losses and gradients on the way.
-        probe: loss on training samples that were not trained on; None where it was not asked for.
-        failed: why it failed; None where it did not.
-        steps: that it took.
+        spikes: spikes of losses and gradients during the trial.
+        probe: loss on training samples that were not trained on; None without a probe.
+        failed: why it failed; None if it did not.
+        steps: steps that it took.
     """
 
     name: str
@@ -61,16 +64,10 @@ class Trial:
     failed: str | None
     steps: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 @frozen(eq=False)
 class Branch:
-    """A candidate that has been tried: what it drew and what was seen of it, and the loop at its
-    end.
-    """
+    """A tried candidate, with its microbatches, their observations, and the loop at its end."""
 
     trial: Trial
     drawn: Sequence[Drawn]
@@ -80,126 +77,99 @@ class Branch:
 
 @frozen(eq=False)
 class Comparison:
-    """Candidates side by side.
-
-    Attributes:
-        trials: of all, in the order in which they were tried.
-        winner: the best one; None where all failed.
-    """
+    """The trials of all candidates in order, and the best branch; None if all failed."""
 
     trials: tuple[Trial, ...]
     winner: Branch | None
 
 
-@frozen(eq=False)
+@frozen(eq=False, kw_only=True)
 class Setting:
-    """What all candidates of a comparison share.
+    """What the candidates of a comparison share.
 
     Attributes:
-        base: the loop before the first step, under the strategy ``strategy``.
-        monitor: what had been seen by then.
-        microbatches: that each of them draws.
-        probe: training samples on which they are judged in the end.
-        margin: see :func:`compare`.
+        base: snapshot of the loop before the first step.
+        current: the strategy in use at the start.
+        strategies: switches between strategies.
+        monitor: what had been observed before; it is not changed.
+        meter: measures the steps.
+        memory: keeps the loop as the best candidate left it.
+        microbatches: how many each candidate draws.
+        probe: training samples that each candidate is evaluated on at its end.
+        margin: how much the reward of another strategy has to exceed that of the current one.
     """
 
     base: Kept
-    strategy: str
+    current: str
+    strategies: Strategies
     monitor: Monitor
+    meter: Meter
+    memory: SnapshotMemory
     microbatches: int
-    probe: list[Batch]
+    probe: Sequence[Batch]
     margin: float
 
 
 def compare(
-    loop: TrainingLoop,
-    names: Sequence[str],
-    *,
-    base: Kept,
-    monitor: Monitor,
-    microbatches: int,
-    probe_batches: int,
-    margin: float,
-    strategies: Strategies,
-    memory: SnapshotMemory,
-    meter: Meter,
-    tell: Callable[[str], None],
+    loop: TrainingLoop, names: Sequence[str], setting: Setting, note: Callable[[str], None]
 ) -> Comparison | None:
-    """Try ``names`` one after another, each for ``microbatches`` from where the loop is, and keep
-    the best.
+    """Try the strategies ``names`` one after another from where the loop is, and keep the best.
 
-    Afterwards the loop stands at the end of the winner's branch, bit for bit as if there had been
-    no other; where there is no winner, and where somebody asked the run to stop (then None is
-    returned), where it stood before.
-
-    Args:
-        loop: between two steps.
-        names: of the candidates.
-        base: a snapshot of the loop as it is now.
-        monitor: what has been seen so far; it is left as it is.
-        microbatches: how many each candidate draws.
-        probe_batches: batches of training samples that each is judged on in the end.
-        margin: by how much the reward of another strategy has to exceed that of the one in use.
-        strategies: switches.
-        memory: keeps the loop as the best candidate left it.
-        meter: what measures the loop's steps.
-        tell: shows a person what is tried.
+    Afterwards the loop is at the end of the winner's branch, bit for bit as if there had been no
+    other candidate. It is back at the start if there is no winner, or if the run was asked to stop;
+    in the latter case the result is None. ``note`` shows the user what is tried.
     """
-    setting = Setting(
-        base, strategies.current, monitor, microbatches, draw_probe(loop, probe_batches), margin
-    )
+    strategies = setting.strategies
     trials: list[Trial] = []
     best: Branch | None = None
-    for place, name in enumerate(names, start=1):
-        tell(f"trying {name} ({place} of {len(names)})")
-        branch = _try_out(loop, name, setting, strategies, memory, meter)
+    stopped = False
+    for number, name in enumerate(names, start=1):
+        note(f"trying {name} ({number} of {len(names)})")
+        branch = _try_out(loop, name, setting)
         if branch is None:
-            if best is not None and best.end is not None:
-                best.end.release()
-            strategies.put_back(loop, base, setting.strategy)
-            return None
+            stopped = True
+            break
         trials.append(branch.trial)
         worse = branch
         if _is_better(branch, best, setting):
             best, worse = branch, best
-        if worse is not None and worse.end is not None:
-            worse.end.release()
-    if best is None:
-        strategies.put_back(loop, base, setting.strategy)
+        _release(worse)
+
+    if best is None or stopped:
+        _release(best)
+        strategies.put_back(loop, setting.base, setting.current)
     else:
         assert best.end is not None
         strategies.put_back(loop, best.end, best.trial.name)
-        best.end.release()
-    return Comparison(tuple(trials), best)
+        _release(best)
+    return None if stopped else Comparison(tuple(trials), best)
+
+
+def _release(branch: Branch | None) -> None:
+    if branch is not None and branch.end is not None:
+        branch.end.release()
 
 
 def _is_better(branch: Branch, best: Branch | None, setting: Setting) -> bool:
-    """Whether ``branch`` has done better than ``best``; of two that are alike the earlier one
-    stays.
+    """Return whether ``branch`` did better than ``best``; of two equal ones the earlier stays.
 
-    The strategy in use counts for more: a lower rate lowers the loss at once, and costs something
-    only later, which is more than a few steps can show.
+    The current strategy gets the margin: a lower rate lowers the loss at once and costs something
+    only later, which a few steps cannot show.
     """
-    if branch.trial.reward is None or best is None or best.trial.reward is None:
-        return branch.trial.reward is not None
-    ours, theirs = (
-        (each.trial.reward or 0.0)
-        + (setting.margin if each.trial.name == setting.strategy else 0.0)
-        for each in (branch, best)
-    )
+    ours = branch.trial.reward
+    theirs = None if best is None else best.trial.reward
+    if ours is None or best is None or theirs is None:
+        return ours is not None
+    if branch.trial.name == setting.current:
+        ours += setting.margin
+    if best.trial.name == setting.current:
+        theirs += setting.margin
     return ours > theirs
 
 
-def _try_out(
-    loop: TrainingLoop,
-    name: str,
-    setting: Setting,
-    strategies: Strategies,
-    memory: SnapshotMemory,
-    meter: Meter,
-) -> Branch | None:
-    """The branch of ``name``; None where somebody asked the run to stop."""
-    strategies.put_back(loop, setting.base, setting.strategy)
+def _try_out(loop: TrainingLoop, name: str, setting: Setting) -> Branch | None:
+    """Try a strategy from the start; return None if the run was asked to stop."""
+    setting.strategies.put_back(loop, setting.base, setting.current)
     monitor = setting.monitor.copy()
     first = loop.step
     loss_start = monitor.telemetry.ema
@@ -208,10 +178,10 @@ def _try_out(
     spikes = 0
     failed: str | None = None
     try:
-        strategies.switch(loop, name)
+        setting.strategies.switch(loop, name)
         while len(drawn) < setting.microbatches and failed is None:
             drawn.append(loop.draw())
-            observation = meter.after(loop, drawn[-1])
+            observation = setting.meter.after(loop, drawn[-1])
             if observation is not None:
                 seen.append(observation)
                 allowed = monitor.allowed
@@ -225,20 +195,64 @@ def _try_out(
                 return None
             if len(drawn) % _SHOWN_EVERY == 0:
                 loop.context.logbook.reporter.evaluating(len(drawn))
-    except Diverged as error:
+    except (Diverged, ConfigError) as error:
         failed = error.what
-    except ConfigError as error:
-        failed = error.what
+
     loss_end = monitor.telemetry.ema
-    end = None if failed else memory.take(loop)
-    probe = probe_loss(loop, setting.probe) if setting.probe and not failed else None
+    end = None
+    probe = None
     gained = None
-    if failed is None and loss_end is not None:
-        gained = reward(loss_end if loss_start is None else loss_start, loss_end, spikes, probe)
-        if not math.isfinite(gained):
-            failed = f"its loss on further training samples is {probe}"
-            gained = None
-    if failed is None and gained is None:
-        failed = f"it took no step in {len(drawn)} micro-batches"
+    if failed is None:
+        end = setting.memory.take(loop)
+        probe = probe_loss(loop, setting.probe) if setting.probe else None
+        if loss_end is None:
+            failed = f"it took no step in {len(drawn)} micro-batches"
+        else:
+            gained = reward(loss_end if loss_start is None else loss_start, loss_end, spikes, probe)
+    if gained is not None and not math.isfinite(gained):
+        failed = f"its loss on further training samples is {probe}"
+        gained = None
     trial = Trial(name, gained, loss_start, loss_end, spikes, probe, failed, loop.step - first)
     return Branch(trial, drawn, seen, end)
+
+
+# --- loss on further training samples
+
+
+def draw_probe(loop: TrainingLoop, batches: int) -> list[Batch]:
+    """Draw batches of training samples, in an order that depends on the loop's step alone.
+
+    Held-out samples are not used: choosing how to train is a part of training.
+    """
+    options = loop.options
+    context = loop.context
+    seed = derive_seed(context.seed, loop.key, "probe", loop.step)
+    source = context.data.batches(BatchRequest(options.batch_size, options.block_size, seed))
+    try:
+        return [next(source) for _ in range(batches)]
+    finally:
+        source.close()
+
+
+@torch.no_grad()
+def probe_loss(loop: TrainingLoop, batches: Sequence[Batch]) -> float:
+    """Return the mean of the loop's own loss over ``batches``; nothing is learned, no vote is cast.
+
+    What the model remembers of the last batch (``preserve_state``) is lost; restore a snapshot if
+    it matters.
+    """
+    options = loop.options
+    context = loop.context
+    trainable = collect_trainable(loop.model)
+    votes = bool(trainable.ternary or trainable.stored)
+    autocast = autocast_for(context.device, options.use_amp, options.amp_dtype, ternary=votes)
+    losses = []
+    with preserved_global_rng(context.device), evaluation_mode(loop.model):
+        for batch in batches:
+            reset_runtime_state(loop.model)
+            masked = loop.mask(batch).to(context.device)
+            with autocast():
+                output = loop.predict(batch, masked)
+            losses.append(float(loop.loss(batch, masked, output)))
+        reset_runtime_state(loop.model)
+    return sum(losses) / len(losses)

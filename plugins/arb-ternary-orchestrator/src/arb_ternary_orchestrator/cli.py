@@ -1,6 +1,4 @@
-"""``arb orchestrator``: look at what was decided in a run, and ask a running one for another
-strategy.
-"""
+"""``arb orchestrator``: explain the decisions of a run, and switch strategies by hand."""
 
 from __future__ import annotations
 
@@ -17,17 +15,17 @@ _CANDIDATES = ("step", "candidate", "loss", "to", "reward", "steps", "", "time")
 
 @click.group()
 def orchestrator() -> None:
-    """Strategies of a run: what was decided, and switching by hand."""
+    """Explain the decisions of orchestrated runs, and switch strategies by hand."""
 
 
 @orchestrator.command("explain")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @as_json
 def explain(run: Path, as_json: bool) -> None:
-    """Tell the decisions of RUN: when, from which strategy to which, why, what each candidate
-    reached, at what cost.
+    """Show the decisions of RUN: when, from which strategy to which, why, and what each candidate
+    achieved and cost.
     """
-    from arb_ternary_orchestrator.explain import explain_run
+    from arb_ternary_orchestrator.report import explain_run
     from arb_ternary_train.directory import RunDirectory
 
     found = explain_run(RunDirectory.existing(run))
@@ -35,10 +33,10 @@ def explain(run: Path, as_json: bool) -> None:
         print_json(found.to_json())
         return
     if found.decisions:
-        print_table(
-            ("phase", *_DECISIONS) if found.several_phases else _DECISIONS, found.decision_rows()
-        )
-    if candidates := list(found.candidate_rows()):
+        header = ("phase", *_DECISIONS) if found.several_phases else _DECISIONS
+        print_table(header, found.decision_rows())
+    candidates = list(found.candidate_rows())
+    if candidates:
         click.echo()
         print_table(_CANDIDATES, candidates)
     if found.decisions:
@@ -52,12 +50,12 @@ def explain(run: Path, as_json: bool) -> None:
 @click.argument("name", metavar="NAME")
 @plugin_files
 def switch(run: Path, name: str) -> None:
-    """Ask the process that trains in RUN to go on with the strategy NAME.
+    """Ask the process that trains in RUN to continue with the strategy NAME.
 
-    It does so between two steps, as soon as the hysteresis since its last decision has passed, and
-    writes a checkpoint. Where no process trains, the next one that resumes the run does.
+    It switches between two steps, after the hysteresis since its last decision, and writes a
+    checkpoint. If no process trains, the next one that resumes the run switches.
     """
-    from arb_ternary_orchestrator.switch import request_switch
+    from arb_ternary_orchestrator.control import request_switch
     from arb_ternary_train.directory import RunDirectory
 
     for line in request_switch(RunDirectory.existing(run), name):

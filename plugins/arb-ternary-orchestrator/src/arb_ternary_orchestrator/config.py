@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from arb_ternary.config.options import Rule, non_negative, option, optional, positive
+from arb_ternary.config.options import Rule, non_negative, option, optional, positive, when
 from arb_ternary.optim.protocol import Planned
 from arb_ternary_orchestrator.validation import contradictions
 
@@ -21,10 +21,10 @@ _share = Rule(
 
 @frozen(kw_only=True)
 class OrchestratorConfig:
-    """Options of the policy ``orchestrator``; steps are those of the loop that it decides for."""
+    """Options of the policy ``orchestrator``; steps are steps of its loop."""
 
     decision_interval: int = option(
-        500, "steps after the last decision when strategies are compared anew", validator=positive
+        500, "steps after the last decision until strategies are compared again", validator=positive
     )
     eval_horizon: int = option(100, "steps for which each candidate is tried", validator=positive)
     initial_strategy: str = option(
@@ -33,22 +33,22 @@ class OrchestratorConfig:
     safety_strategy: str = option("spike_resistant", "strategy after a rollback")
     strategies: tuple[str, ...] | None = option(
         None,
-        "strategies to choose among, beside the initial and the safety strategy; null = the "
-        "built-in ones that fit the model",
+        "strategies to choose among, in addition to the initial and the safety strategy; null = "
+        "the built-in ones that fit the model",
     )
     max_candidates: int = option(
         3,
-        "strategies that are tried in an evaluation, the one in use among them",
+        "strategies that are tried in an evaluation, including the one in use",
         validator=Rule("2 or greater", lambda value: value >= 2, {"minimum": 2}),
     )
     max_loss_increase: float = option(
         1.5,
-        "times the usual loss at which training counts as exploded, and is rolled back",
+        "multiple of the usual loss at which training counts as exploded and is rolled back",
         validator=_above_one,
     )
     hysteresis: int = option(
         200,
-        "steps after a switch or an evaluation in which only a rollback may follow",
+        "steps after a switch or an evaluation in which only a rollback may happen",
         validator=non_negative,
     )
     spike_window: int = option(100, "steps over which spikes are counted", validator=positive)
@@ -57,7 +57,7 @@ class OrchestratorConfig:
     )
     phase_hold: int = option(
         20,
-        "steps for which another phase of training has to show before it counts",
+        "steps for which another phase of training has to last before it counts",
         validator=positive,
     )
     window: int = option(
@@ -69,14 +69,20 @@ class OrchestratorConfig:
         False, "clip the gradients of float parameters by AdaGC under every strategy"
     )
     adagc_warmup: int = option(
-        100, "steps in which AdaGC clips by the norm of all gradients", validator=positive
+        100,
+        "steps in which AdaGC clips by the norm of all gradients",
+        validator=positive,
+        active_when=when("use_adagc"),
     )
     adagc_threshold: float = option(
         3.0,
-        "norm of a parameter's gradient that AdaGC leaves, times its usual one",
+        "largest norm of a parameter's gradient with AdaGC, as a multiple of its average",
         validator=Rule("1 or greater", lambda value: value >= 1, {"minimum": 1}),
+        active_when=when("use_adagc"),
     )
-    use_nowcasting: bool = option(False, "predict where float parameters go, under every strategy")
+    use_nowcasting: bool = option(
+        False, "move float parameters to their predicted values, under every strategy"
+    )
     snapshot_memory: int | None = option(
         None,
         "bytes of snapshots in memory, others go to disk; null = a quarter of what is free",
@@ -86,31 +92,31 @@ class OrchestratorConfig:
     snapshots: int = option(3, "snapshots for rollbacks that are kept", validator=positive)
     max_overhead: float = option(
         0.1,
-        "share of all steps, to the loop's end, that may go to candidates that are not kept",
+        "largest fraction of all steps of the loop for candidates that are not kept",
         validator=_share,
     )
     probe_batches: int = option(
         2,
-        "batches of training samples on which each candidate is judged at its end; 0 = none",
+        "batches of training samples on which each candidate is evaluated at its end; 0 = none",
         validator=non_negative,
     )
     margin: float = option(
         0.1,
-        "by how much the reward of another strategy has to exceed that of the one in use; 0.1 is "
+        "how much the reward of another strategy has to exceed that of the one in use; 0.1 is "
         "0.01 nats of the running mean of the loss",
         validator=non_negative,
     )
     exploration: float = option(
         2.0,
-        "weight of what is little known against what has paid; 0 = only rewards count",
+        "weight of rarely tried strategies against known rewards; 0 = only rewards count",
         validator=non_negative,
     )
     telemetry_every: int = option(
         10,
-        "steps between measurements of each module: gradient, flips, change of the weights",
+        "steps between measurements per module: gradient, flips, change of the weights",
         validator=positive,
     )
 
     def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``."""
+        """Yield contradictions; see ``arb_ternary.optim.protocol.Planned``."""
         return contradictions(self, run, planned)

@@ -1,4 +1,4 @@
-"""A switch that somebody asks a running process for: ``orchestrator_control.json`` in the run's
+"""Requests to switch the strategy of a running process: ``orchestrator_control.json`` in the run's
 directory.
 """
 
@@ -9,16 +9,21 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from attrs import frozen
+from attrs import asdict, frozen
 
-from arb_ternary_train.directory import write_json
+from arb_ternary.config.fields import to_plain
+from arb_ternary.errors import UsageProblem, nearest
+from arb_ternary_orchestrator.report import orchestrators_in
+from arb_ternary_orchestrator.strategies.lookup import find_strategy, strategies_named
+from arb_ternary_train.directory import RunDirectory, write_json
+from arb_ternary_train.loading import load_config
 
 CONTROL_FILE: Final = "orchestrator_control.json"
 
 
 @frozen
 class SwitchRequest:
-    """Somebody wants the strategy ``name``; ``id`` tells one request from another."""
+    """A request for the strategy ``name``; ``id`` distinguishes requests of the same name."""
 
     id: str
     name: str
@@ -26,39 +31,34 @@ class SwitchRequest:
 
 @frozen
 class ControlFile:
-    """The control file of the run in ``directory``. A newer request takes the place of one that is
-    still waiting.
-    """
+    """The control file of the run in ``directory``. A newer request replaces a waiting one."""
 
     directory: Path
 
     @property
     def path(self) -> Path:
-        """Where the request lies."""
+        """Path of the file."""
         return self.directory / CONTROL_FILE
 
     def write(self, name: str) -> SwitchRequest:
-        """Ask for the strategy ``name``."""
+        """Request the strategy ``name``."""
         request = SwitchRequest(uuid.uuid4().hex, name)
-        write_json(self.path, {"id": request.id, "name": request.name})
+        write_json(self.path, asdict(request))
         return request
 
     def read(self) -> SwitchRequest | None:
-        """The request that waits; None where there is none. A file that is no request is removed,
-        and named.
+        """Return the waiting request; None if there is none.
 
         Raises:
-            ValueError: it was none, and has been removed.
+            ValueError: the file was no request, and has been removed.
         """
         try:
-            found = self.path.read_bytes()
-        except FileNotFoundError:
-            return None
-        try:
-            content = json.loads(found)
+            content = json.loads(self.path.read_bytes())
             request = SwitchRequest(content["id"], content["name"])
             if not (isinstance(request.id, str) and isinstance(request.name, str)):
                 raise TypeError("id and name are texts")
+        except FileNotFoundError:
+            return None
         except (ValueError, KeyError, TypeError) as error:
             self.path.unlink(missing_ok=True)
             raise ValueError(
@@ -68,10 +68,58 @@ class ControlFile:
         return request
 
     def remove(self, request: SwitchRequest) -> None:
-        """Remove ``request``, which has been dealt with, unless a newer one has taken its place."""
+        """Remove ``request``, which has been handled, unless a newer one has replaced it."""
         try:
             waiting = self.read()
         except ValueError:
-            return  # whatever it is, it has been removed
+            return  # it has been removed
         if waiting == request:
             self.path.unlink(missing_ok=True)
+
+
+def request_switch(run: RunDirectory, name: str) -> list[str]:
+    """Leave a request for the strategy ``name`` in a run's directory.
+
+    Returns:
+        Lines for the user.
+
+    Raises:
+        UsageProblem: the run has no orchestrator, has ended, or does not choose among strategies of
+            this name.
+    """
+    # This also loads the config's own plugin files, which may have strategies.
+    config = to_plain(load_config(run.config_file).config, given=False)
+    orchestrators = orchestrators_in(run, config)
+    if run.result_file.exists():
+        raise UsageProblem(
+            f"{run.path}: the run has ended; there is nothing left to switch",
+            f"What was decided in it: arb orchestrator explain {run.path}",
+        )
+    find_strategy(name)
+    allowed: set[str] = set()
+    for each in orchestrators:
+        named = each["initial_strategy"], each["safety_strategy"], each["strategies"]
+        allowed.update(strategies_named(*named))
+    if name not in allowed:
+        close = nearest(name, allowed)
+        hint = f"did you mean {close!r}?\n" if close else ""
+        raise UsageProblem(
+            f"{run.path}: the run does not choose among strategies of the name {name!r}",
+            f"{hint}its strategies: {', '.join(sorted(allowed))}",
+        )
+
+    control = ControlFile(run.path)
+    try:
+        waiting = control.read()
+    except ValueError:
+        waiting = None
+    control.write(name)
+    lines = [f"{run.path}: asked for the strategy {name}"]
+    if waiting is not None:
+        lines.append(f"It replaces an earlier request, for {waiting.name}, that was not taken yet.")
+    lines += [
+        "A process that trains there takes it between two steps, after the hysteresis since its "
+        "last decision.",
+        "If none does, the next process takes it that continues the run with --resume.",
+    ]
+    return lines

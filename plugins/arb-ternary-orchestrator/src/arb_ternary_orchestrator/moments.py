@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import ClassVar
 
 from attrs import frozen
+
+from arb_ternary_orchestrator.state import Stateful
 
 
 @frozen
 class Weights:
-    """What is known of ``count`` weights ``decay^age`` that are made to sum to 1, before any value
-    is.
+    """What is known about weights ``decay**age`` that sum to 1, before any value is.
 
     Attributes:
         newest: the largest weight, that of the newest value.
-        squares: sum of the squares. The mean of independent values has this share of the variance
-            of one, and the weighted mean square deviation is too small by the factor ``1 -
-            squares``.
+        squares: sum of the squared weights. The mean of independent values has this share of the
+            variance of one value, and the weighted mean square deviation is too small by the factor
+            ``1 - squares``.
         degrees: degrees of freedom of the variance: those of the chi-square distribution with its
-            mean and variance on Gaussian values (Satterthwaite 1946); ``count - 1`` where all
-            weights are the same. 0 for one value.
+            mean and variance on Gaussian values (Satterthwaite 1946). It is ``count - 1`` if all
+            weights are equal, and 0 for one value.
     """
 
     newest: float
@@ -32,57 +32,53 @@ class Weights:
 
 @lru_cache(maxsize=16_384)
 def weights(decay: float, count: int) -> Weights:
-    """Sums of geometric series; ``0 < decay < 1`` and ``count >= 1``."""
+    """Return the sums over ``count`` weights; ``0 < decay < 1`` and ``count >= 1``."""
+    if count == 1:
+        return Weights(1.0, 1.0, 0.0)
     newest = (1 - decay) / (1 - decay**count)
     squares = newest**2 * (1 - decay ** (2 * count)) / (1 - decay**2)
     cubes = newest**3 * (1 - decay ** (3 * count)) / (1 - decay**3)
-    if count == 1:
-        return Weights(1.0, 1.0, 0.0)
     return Weights(newest, squares, (1 - squares) ** 2 / (squares - 2 * cubes + squares**2))
 
 
-class Moments:
-    """Mean and variance of a sequence in which a value of age ``a`` weighs ``decay^a``.
+class Moments(Stateful):
+    """Mean and variance of a sequence in which a value of age ``a`` weighs ``decay**a``.
 
     Both are free of bias from the first value on, for independent values of one distribution: the
-    mean is divided by the sum of the weights, the variance by ``1 - (sum of their squares)``
-    besides.
+    mean is divided by the sum of the weights, and the variance also by ``1 - squares``.
 
     Args:
-        decay: of the weights, between 0 and 1.
+        decay: decay of the weights, between 0 and 1.
 
     Attributes:
-        count: values so far.
+        count: number of values so far.
         mean: their weighted mean; ``nan`` before the first.
     """
+
+    state_names: ClassVar[tuple[str, ...]] = ("count", "mean", "_spread")
 
     def __init__(self, decay: float) -> None:
         if not 0 < decay < 1:
             raise ValueError(f"decay has to be between 0 and 1, not {decay}")
         self.decay = decay
-        # From here on the sums are, in double precision, those of infinitely many weights.
-        self._settled = math.ceil(-38 / math.log(decay))
+        # With more values the sums are, in double precision, those of infinitely many weights.
+        self._enough = math.ceil(-38 / math.log(decay))
         self.count = 0
         self.mean = math.nan
         self._spread = 0.0
 
     @property
     def weights(self) -> Weights:
-        """Of the values so far, at least one."""
-        return weights(self.decay, min(self.count, self._settled))
+        """The weights of the values so far, at least one."""
+        return weights(self.decay, min(self.count, self._enough))
 
     @property
     def variance(self) -> float | None:
-        """None before the second value."""
+        """Weighted variance; None before the second value."""
         return self._spread / (1 - self.weights.squares) if self.count > 1 else None
 
-    @property
-    def deviation(self) -> float | None:
-        """Square root of the variance."""
-        return None if (variance := self.variance) is None else math.sqrt(variance)
-
     def add(self, value: float) -> None:
-        """One more value, which has to be finite."""
+        """Add a value, which must be finite."""
         self.count += 1
         if self.count == 1:
             self.mean = value
@@ -92,13 +88,3 @@ class Moments:
         self.mean += share * distance
         # West 1979, with weights that sum to 1.
         self._spread = (1 - share) * (self._spread + share * distance * distance)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return {"count": self.count, "mean": self.mean, "spread": self._spread}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave."""
-        self.count = state["count"]
-        self.mean = state["mean"]
-        self._spread = state["spread"]

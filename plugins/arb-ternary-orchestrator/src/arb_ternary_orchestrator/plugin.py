@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, OptimizerSpec, PolicySpec, Spec
+from arb_ternary.specs import CommandSpec, OptimizerSpec, PolicySpec
+from arb_ternary_orchestrator import hookspecs
 from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.specs import StrategySpec
 
 ARB_API_VERSION = (1, 0)
 
 _OPTIMIZERS = {
-    "lion": ("LionConfig", "steps by the sign of an interpolated momentum; one buffer a parameter"),
-    "sgd": ("SGDConfig", "gradient descent with momentum, as torch has it"),
+    "lion": (
+        "LionConfig",
+        "steps by the sign of an interpolated momentum; one buffer per parameter",
+    ),
+    "sgd": ("SGDConfig", "torch's gradient descent with momentum"),
     "swats": ("SWATSConfig", "Adam, until the rate that SGD would need has settled; then SGD"),
     "adagc": (
         "AdaGCConfig",
@@ -21,19 +26,19 @@ _OPTIMIZERS = {
     ),
     "gradient_smoother": (
         "GradientSmootherConfig",
-        "wrapper: an average of gradients in the place of each",
+        "wrapper: replaces each gradient by an average of gradients",
     ),
-    "gradient_noise": ("GradientNoiseConfig", "wrapper: adds noise to gradients, ever less of it"),
+    "gradient_noise": ("GradientNoiseConfig", "wrapper: adds decaying noise to gradients"),
     "nowcasting": (
         "NowcastingConfig",
-        "wrapper: every so many steps moves weights to where they are heading",
+        "wrapper: periodically moves weights to their predicted values",
     ),
 }
 
 
 @hookimpl
-def arb_register_kinds() -> Sequence[type[Spec]]:
-    return (StrategySpec,)
+def arb_register_hooks() -> Sequence[ModuleType]:
+    return (hookspecs,)
 
 
 @hookimpl
@@ -56,7 +61,7 @@ def arb_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(
             name="orchestrator",
             target="arb_ternary_orchestrator.cli:orchestrator",
-            summary="tell what was decided in a run, and switch strategies by hand",
+            summary="Explain the decisions of orchestrated runs, and switch strategies by hand.",
         ),
     )
 
@@ -68,8 +73,8 @@ def arb_register_policies() -> Sequence[PolicySpec]:
             name="orchestrator",
             target="arb_ternary_orchestrator.policy:Orchestrator",
             config="arb_ternary_orchestrator.config:OrchestratorConfig",
-            summary="compares strategies while it trains, keeps the best one's steps, and takes "
-            "back disasters",
+            summary="compares strategies during training, keeps the steps of the best, and rolls "
+            "back explosions",
         ),
     )
 

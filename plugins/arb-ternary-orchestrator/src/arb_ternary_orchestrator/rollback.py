@@ -1,12 +1,13 @@
-"""The last good moments of a loop, to go back to, and what comes after that."""
+"""Rollbacks: the last good moments of a loop, and the strategy after going back to one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import frozen
 
+from arb_ternary_orchestrator.state import Stateful
 from arb_ternary_train.policy import Diverged, Skip
 from arb_ternary_train.snapshot import Snapshot
 
@@ -14,18 +15,18 @@ if TYPE_CHECKING:
     from arb_ternary_orchestrator.snapshots import Kept, SnapshotMemory
     from arb_ternary_train.loop import TrainingLoop
 
-#: Steps on sound data that show that the bad ones are over.
+#: Steps on good data after which bad data are over.
 _SOUND: Final = 5
 
 
 @frozen(eq=False)
 class GoodMoment:
-    """A moment when the loss was as it should be.
+    """A moment at which the loss was as usual.
 
     Attributes:
-        step: steps that the loop had taken, of which none was lost.
-        microbatches: that it had drawn.
-        strategy: under which it trained.
+        step: steps that the loop had taken.
+        microbatches: microbatches that it had drawn.
+        strategy: the strategy in use.
         seen: state of the monitor.
         kept: the snapshot.
     """
@@ -52,45 +53,44 @@ class Ring:
 
     @property
     def newest(self) -> GoodMoment:
-        """The last one; IndexError before the first."""
+        """The last moment; IndexError before the first."""
         return self._moments[-1]
 
     def due(self, step: int) -> bool:
-        """Whether the moment after ``step`` steps is to be kept, if it is good."""
+        """Return whether the moment after ``step`` steps has to be kept, if it is good."""
         return not self._moments or step - self._last >= self._every
 
     def wait(self, step: int) -> None:
-        """Count the steps to the next good moment from ``step`` on: what was kept has just been
-        gone back to.
-        """
+        """Count the steps to the next moment from ``step`` on, after a rollback."""
         self._last = step
 
     def add(self, loop: TrainingLoop, strategy: str, seen: Mapping[str, Any]) -> None:
-        """Keep the loop as it is now; the oldest moment goes where there are ``size``."""
+        """Keep the loop as it is now; the oldest moment is released if there are ``size``."""
         while len(self._moments) >= self._size:
             self._moments.pop(0).kept.release()
         self._last = loop.step
-        self._moments.append(
-            GoodMoment(loop.step, loop.microbatches, strategy, seen, self._memory.take(loop))
-        )
+        kept = self._memory.take(loop)
+        self._moments.append(GoodMoment(loop.step, loop.microbatches, strategy, seen, kept))
 
     def holds(self, loop: TrainingLoop) -> bool:
-        """Whether the newest moment is now."""
-        now = (loop.step, loop.microbatches)
-        return bool(self._moments) and (self.newest.step, self.newest.microbatches) == now
+        """Return whether the newest moment is now."""
+        if not self._moments:
+            return False
+        newest = self.newest
+        return (newest.step, newest.microbatches) == (loop.step, loop.microbatches)
 
     def drop_since(self, step: int) -> None:
-        """Give up the moments from step ``step`` on; one always stays."""
+        """Release the moments from step ``step`` on; one always stays."""
         while len(self._moments) > 1 and self.newest.step >= step:
             self._moments.pop().kept.release()
 
     def clear(self) -> None:
-        """Give up all moments."""
+        """Release all moments."""
         while self._moments:
             self._moments.pop().kept.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint can hold, moments oldest first."""
+        """Return the state for a checkpoint, moments oldest first."""
         moments = [
             {
                 "step": moment.step,
@@ -120,9 +120,7 @@ class Ring:
 
 
 def without_gradient(loop: TrainingLoop, norm: float) -> Diverged:
-    """The error that ends a run whose gradients are not finite, from a good state, batch after
-    batch.
-    """
+    """Return the error for gradients that are not finite, from a good state, batch after batch."""
     return Diverged(
         f"step {loop.context.step}: {loop.options.max_skipped} steps in a row had no finite "
         f"gradient, all from a state that had been found good; the last norm was {norm}",
@@ -131,17 +129,18 @@ def without_gradient(loop: TrainingLoop, norm: float) -> Diverged:
     )
 
 
-class Recovery:
-    """The strategy that a rollback interrupted, and when training has been calm for long enough to
-    go back to it.
+class Recovery(Stateful):
+    """The strategy that a rollback interrupted, and when to return to it.
 
-    Bad data are over at some time, and the safety strategy learns slowly. Where the data are to
-    blame for certain, a few sound steps are enough. A strategy that explodes again after it was
-    gone back to is not trusted a second time: only a comparison brings it back.
+    Bad data end at some point, and the safety strategy learns slowly. If the data are certainly to
+    blame, a few good steps are enough. A strategy that explodes again after the return is not
+    returned to a second time: only a comparison can choose it again.
 
     Args:
-        calm: steps without a rollback after which the strategy is gone back to.
+        calm: steps without a rollback after which to return.
     """
+
+    state_names: ClassVar[tuple[str, ...]] = ("_interrupted", "_since", "_blameless", "_returned")
 
     def __init__(self, calm: int) -> None:
         self._calm = calm
@@ -151,13 +150,14 @@ class Recovery:
         self._returned: set[str] = set()
 
     def rolled_back(self, step: int, before: str, safety: str, *, blameless: bool) -> None:
-        """After step ``step`` the strategy ``safety`` has taken the place of ``before``.
+        """Record that ``safety`` replaced ``before`` after a rollback.
 
         Args:
-            step: that the loop has taken.
-            before: the strategy until now; ``safety`` where one rollback follows another.
+            step: steps that the loop has taken.
+            before: the strategy until now; ``safety`` if one rollback follows another.
             safety: the strategy from now on.
-            blameless: a state that had been found good exploded at once, so that it was the data.
+            blameless: whether a state known to be good exploded at once, so that the data are to
+                blame and not the strategy.
         """
         self._since = step
         self._blameless = blameless
@@ -165,35 +165,19 @@ class Recovery:
             self._interrupted = None if before in self._returned else before
 
     def due(self, step: int) -> str | None:
-        """The strategy to go back to after step ``step``; None = there is none, or not yet."""
+        """Return the strategy to return to after ``step``; None if there is none, or not yet."""
         calm = min(_SOUND, self._calm) if self._blameless else self._calm
         return self._interrupted if self.since(step) >= calm else None
 
     def since(self, step: int) -> int:
-        """Steps between the last rollback and step ``step``."""
+        """Return the steps from the last rollback to ``step``."""
         return step - self._since
 
     def returned(self, strategy: str) -> None:
-        """``strategy`` has been gone back to."""
+        """Record the return to ``strategy``."""
         self._returned.add(strategy)
         self._interrupted = None
 
-    def settled(self) -> None:
-        """Another decision says how training goes on."""
+    def cancel(self) -> None:
+        """Forget the interrupted strategy: another decision says how training continues."""
         self._interrupted = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "interrupted": self._interrupted,
-            "since": self._since,
-            "blameless": self._blameless,
-            "returned": sorted(self._returned),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave."""
-        self._interrupted = state["interrupted"]
-        self._since = state["since"]
-        self._blameless = state["blameless"]
-        self._returned = set(state["returned"])

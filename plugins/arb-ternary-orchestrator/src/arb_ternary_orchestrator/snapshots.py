@@ -1,4 +1,4 @@
-"""Snapshots of a loop within a budget of memory; those beyond it are files."""
+"""Snapshots of a loop within a memory budget; those that exceed it are files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from arb_ternary_train.snapshot import Snapshot
 if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop
 
-# : Folder of snapshots in the run's directory, and the share of free memory that they may take by
-# default.
-_FOLDER = "snapshots"
-_SHARE = 4
+#: Folder of snapshots in the run's directory.
+_FOLDER: Final = "snapshots"
+#: By default snapshots may take this fraction of the free memory: one in so many bytes.
+_SHARE: Final = 4
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free where tensors of ``device`` lie; all there are where the system does not
-    tell.
-    """
+    """Return the free bytes in the memory of ``device``; all bytes if the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if _MEMINFO.exists():
@@ -35,7 +33,7 @@ def free_memory(device: torch.device) -> int:
 
 
 class Kept:
-    """A snapshot that somebody keeps; see :class:`SnapshotMemory`."""
+    """A kept snapshot; see :class:`SnapshotMemory`."""
 
     def __init__(self, memory: SnapshotMemory, snapshot: Snapshot, path: Path | None) -> None:
         self._memory = memory
@@ -44,7 +42,7 @@ class Kept:
         self.nbytes = 0 if path is not None else snapshot.nbytes
 
     def get(self) -> Snapshot:
-        """The snapshot, read where it lies in a file."""
+        """Return the snapshot, read from its file if it has one."""
         if self.path is not None:
             return Snapshot.read(self.path)
         if self._snapshot is None:
@@ -52,7 +50,7 @@ class Kept:
         return self._snapshot
 
     def release(self) -> None:
-        """Give back memory or file."""
+        """Free its memory or remove its file."""
         self._memory.used -= self.nbytes
         self._snapshot = None
         self.nbytes = 0
@@ -62,16 +60,16 @@ class Kept:
 
 
 class SnapshotMemory:
-    """Keeps snapshots in the memory of the model's device, and beyond ``budget`` bytes in the run's
-    directory.
+    """Keeps snapshots in the memory of the model's device, and above ``budget`` bytes on disk.
 
-    Where a snapshot lies has no influence on its bits. It is copied in memory before it is written.
+    Where a snapshot is kept has no influence on its bits. It is copied in memory before it is
+    written.
 
     Args:
-        directory: of the run. The folder ``snapshots`` there is emptied now: it is what a killed
-            process left.
-        device: of the model.
-        budget: bytes; None = a quarter of what is free when the first one is kept.
+        directory: directory of the run. Its folder ``snapshots`` is removed first: a killed process
+            may have left it.
+        device: device of the model.
+        budget: bytes; None = a quarter of what is free when the first snapshot is kept.
     """
 
     def __init__(self, directory: Path, device: torch.device, budget: int | None) -> None:
@@ -83,14 +81,14 @@ class SnapshotMemory:
         self.close()
 
     def take(self, loop: TrainingLoop) -> Kept:
-        """A snapshot of ``loop`` as it is now."""
+        """Take and keep a snapshot of ``loop``."""
         return self.keep(Snapshot.take(loop))
 
     def keep(self, snapshot: Snapshot) -> Kept:
         """Keep ``snapshot``.
 
         Raises:
-            CheckpointError: it has to go to the disk, which is full or refuses.
+            CheckpointError: it has to be written, and the disk is full or refuses.
         """
         if self.budget is None:
             self.budget = free_memory(self._device) // _SHARE

@@ -1,20 +1,22 @@
-"""The kind of component that orchestrated training adds."""
+"""What a plugin registers to add strategies."""
 
 from __future__ import annotations
 
 from attrs import frozen
 
-from arb_ternary.specs import Spec
-
 
 @frozen(kw_only=True)
-class StrategySpec(Spec):
-    """A way to go on training, which the orchestrator may switch to.
+class StrategySpec:
+    """A strategy that the orchestrator may switch to.
 
-    Target: a ``Strategy`` (``arb_ternary_orchestrator.strategies``), or a function without
-    arguments that returns one; its ``name`` is that of the spec.
+    Attributes:
+        name: what a config calls it.
+        target: ``"module:attribute"``: a ``Strategy`` (``arb_ternary_orchestrator.strategies``) of
+            this name, or a function without arguments that returns one. It is imported when a run
+            names the strategy.
+        summary: one line for listings.
     """
 
-    kind = "strategy"
-    hook = "arb_register_strategies"
-    noun = "strategy"
+    name: str
+    target: str
+    summary: str = ""

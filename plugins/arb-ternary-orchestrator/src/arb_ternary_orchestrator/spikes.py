@@ -1,51 +1,61 @@
-"""Which values of a noisy sequence are spikes."""
+"""Detection of spikes in a noisy sequence."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Final
+from functools import lru_cache
+from typing import ClassVar, Final
+
+from scipy.special import stdtrit
 
 from arb_ternary_orchestrator.moments import Moments
-from arb_ternary_orchestrator.student_t import upper_quantile
+from arb_ternary_orchestrator.state import Stateful
 
-#: Noise smaller than this share of the mean is taken to be this large: it is rounding.
+#: Noise below this fraction of the mean is taken to be this large: it is rounding.
 _ROUNDING: Final = 1e-6
-#: By how much a spike fades in the score with each step.
+#: Factor by which a spike fades in the score per value.
 _FADING: Final = 0.9
 
 
-class SpikeDetector:
-    """Tells values that are too high to be noise, and keeps them out of what it knows of the noise.
+class SpikeDetector(Stateful):
+    """Detects values that are too high to be noise, and keeps them out of its statistics.
 
-    A value is a spike when it lies more than ``k`` standard deviations above the mean of those
-    before it, both exponentially weighted and free of bias. Of few values neither is known well, so
-    that the limit stands further out then: at the quantile of Student's t distribution that a new
+    A value is a spike if it exceeds the mean of the values before it by more than ``k`` standard
+    deviations; both are exponentially weighted and free of bias. They are uncertain after few
+    values, so the limit is then higher: the quantile of Student's t distribution that a new
     Gaussian value exceeds as often as a Gaussian variable exceeds ``k`` standard deviations, 0.135
-    % for ``k = 3``. With all weights at work (some 500 values for a decay of 0.99) it is ``3.05``
-    standard deviations.
+    % for ``k = 3``. After many values (about 500 for a decay of 0.99) it is ``3.05`` standard
+    deviations.
 
-    What lies above the limit enters the statistics as the limit. It so widens them by a few
-    percent: a single spike leaves the limit almost where it was, and a level that has risen for
-    good becomes the usual one after a while. What this takes off the noise itself can be neglected
-    for ``k`` from 3 on; for ``k = 2`` 2.6 % of it are called spikes, not 2.3 %.
+    A value above the limit enters the statistics as the limit, which widens them by a few percent:
+    a single spike hardly moves the limit, and a level that has risen for good becomes the usual
+    one after a while. What this clipping takes off the noise itself is negligible from ``k = 3``
+    on; for ``k = 2`` 2.6 % of the noise are called spikes, not 2.3 %.
 
     Args:
         k: standard deviations.
-        decay: by how much the weight of a value falls with each that follows.
-        warmup: values that are not called spikes (they are clipped all the same): a run begins with
-            its steepest fall.
+        decay: factor by which the weight of a value falls with each value after it.
+        warmup: number of first values that are not called spikes, because a run begins with its
+            steepest fall. They are clipped like all others.
         memory: how far back :meth:`count` can look, in values.
 
     Attributes:
-        seen: values so far, those that are not finite among them.
-        baseline: mean of the values before the last one; None while there were fewer than
-            ``warmup``.
-        limit: what the last value had to exceed to be a spike; infinite while there were fewer than
+        seen: number of values so far, including those that are not finite.
+        baseline: mean of the values before the last one; None if there were fewer than ``warmup``.
+        limit: what the last value had to exceed to be a spike; infinite if there were fewer than
             two before it.
-        score: sum of ``0.9^age`` over all spikes, ages in values.
+        score: sum of ``0.9**age`` over all spikes, ages in values.
     """
+
+    state_names: ClassVar[tuple[str, ...]] = (
+        "_moments",
+        "seen",
+        "baseline",
+        "limit",
+        "score",
+        "_spikes",
+    )
 
     def __init__(
         self, k: float = 3.0, decay: float = 0.99, *, warmup: int = 10, memory: int = 1000
@@ -67,19 +77,18 @@ class SpikeDetector:
         self._spikes: deque[int] = deque()
 
     def observe(self, value: float) -> bool:
-        """Take in the next value; whether it is a spike. One that is not finite is, and enters no
-        statistics.
+        """Add the next value and return whether it is a spike.
+
+        A value that is not finite is a spike, and enters no statistics.
         """
         moments = self._moments
         self.seen += 1
         self.baseline = moments.mean if moments.count >= self.warmup else None
         self.limit = self._limit()
+        spike = True
         if math.isfinite(value):
-            above = value > self.limit
-            moments.add(self.limit if above else value)
-            spike = above and self.baseline is not None
-        else:
-            spike = True
+            moments.add(min(value, self.limit))
+            spike = value > self.limit and self.baseline is not None
         self.score = _FADING * self.score + spike
         if spike:
             self._spikes.append(self.seen)
@@ -88,7 +97,7 @@ class SpikeDetector:
         return spike
 
     def count(self, window: int) -> int:
-        """Spikes among the last ``window`` values.
+        """Return the number of spikes among the last ``window`` values.
 
         Raises:
             ValueError: ``window`` is longer than the memory.
@@ -102,37 +111,34 @@ class SpikeDetector:
 
     def _limit(self) -> float:
         moments = self._moments
-        deviation = moments.deviation
-        if deviation is None:
+        variance = moments.variance
+        if variance is None:
             return math.inf
-        scale = max(deviation, _ROUNDING * abs(moments.mean))
-        # nothing but zeros so far: no scale to judge by, and a limit of zero would stay there for
-        # ever
+        scale = max(math.sqrt(variance), _ROUNDING * abs(moments.mean))
+        # Only zeros so far: there is no scale to judge by, and a limit of zero would stay forever.
         if scale == 0:
             return math.inf
         known = moments.weights
         # A new value differs from the mean of the others by the noise of both.
-        return (
-            moments.mean
-            + upper_quantile(self._tail, known.degrees) * math.sqrt(1 + known.squares) * scale
-        )
+        factor = upper_quantile(self._tail, known.degrees) * math.sqrt(1 + known.squares)
+        return moments.mean + factor * scale
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return {
-            "moments": self._moments.state_dict(),
-            "seen": self.seen,
-            "baseline": self.baseline,
-            "limit": self.limit,
-            "score": self.score,
-            "spikes": list(self._spikes),
-        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave."""
-        self._moments.load_state_dict(state["moments"])
-        self.seen = state["seen"]
-        self.baseline = state["baseline"]
-        self.limit = state["limit"]
-        self.score = state["score"]
-        self._spikes = deque(state["spikes"])
+def explosion_limit(losses: SpikeDetector, increase: float) -> float:
+    """Return the loss above which training counts as exploded; infinite if nothing is known yet.
+
+    Args:
+        losses: the detector that observes the losses.
+        increase: multiple of the baseline, or the same distance above a negative baseline. Noise
+            of the usual size is no explosion, whatever ``increase`` is.
+    """
+    baseline = losses.baseline
+    if baseline is None:
+        return math.inf
+    return max(baseline + (increase - 1) * abs(baseline), losses.limit)
+
+
+@lru_cache(maxsize=16_384)
+def upper_quantile(tail: float, degrees: float) -> float:
+    """Return ``t`` with ``P(T > t) = tail`` for Student's t distribution."""
+    return -float(stdtrit(degrees, tail))

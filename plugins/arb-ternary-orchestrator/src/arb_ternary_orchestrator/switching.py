@@ -1,4 +1,4 @@
-"""The strategies of a run, and how a loop changes from one to another."""
+"""The strategies that a loop chooses among, and switching between them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ class Strategies:
     """The strategies that a loop chooses among.
 
     Args:
-        config: which, and what they are to have in common.
-        loop: decides which of them make a difference.
+        config: which they are, and what they have in common.
+        loop: the loop; strategies that make no difference to it are left out.
 
     Attributes:
-        current: the strategy in use; before the first :meth:`switch` that of the run as it is
-            configured.
+        current: the strategy in use; before the first :meth:`switch` the configured optimizer.
 
     Raises:
-        UsageProblem: a strategy that there is not.
+        UsageProblem: a strategy does not exist.
     """
 
     def __init__(self, config: OrchestratorConfig, loop: TrainingLoop) -> None:
@@ -53,34 +52,31 @@ class Strategies:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, the initial one first."""
+        """All names, the initial strategy first."""
         return tuple(self._by_name)
 
     def preferred(self, phase: Phase) -> dict[str, float]:
-        """By which factor the strategies that suit ``phase`` are preferred there."""
+        """Return the factor by which each strategy that suits ``phase`` is preferred."""
         return preferences(self._by_name.values(), phase)
 
     def switch(self, loop: TrainingLoop, name: str) -> None:
-        """Go on with ``name``; what the optimizer knows and the new one has a place for is kept.
+        """Continue with ``name``; state that both optimizers have is carried over.
 
         Raises:
-            ConfigError: its optimizer cannot train the model.
+            ConfigError: the strategy's optimizer cannot train the model.
         """
         old = loop.optimizer
-        self._put_in_place(loop, name)
+        self.resume(loop, name)
         if loop.optimizer is not old:
             carry_state(old, loop.optimizer)
 
     def put_back(self, loop: TrainingLoop, kept: Kept, name: str, *, cursor: bool = True) -> None:
         """Restore a snapshot that was taken under ``name``; see ``Snapshot.restore``."""
-        self._put_in_place(loop, name)
+        self.resume(loop, name)
         kept.get().restore(loop, cursor=cursor)
 
     def resume(self, loop: TrainingLoop, name: str) -> None:
-        """Go on with ``name``, before the state of its optimizer is loaded."""
-        self._put_in_place(loop, name)
-
-    def _put_in_place(self, loop: TrainingLoop, name: str) -> None:
+        """Continue with ``name``, before the state of its optimizer is loaded."""
         strategy = self._by_name[name]
         choice = self._with_common(strategy.optimizer(self._configured))
         if choice != loop.optimizer_choice:
@@ -91,20 +87,19 @@ class Strategies:
     def _with_common(self, choice: OptimizerChoice) -> OptimizerChoice:
         config = self._config
         if config.use_adagc:
-            choice = wrap_floats(
-                choice, "adagc", warmup=config.adagc_warmup, threshold=config.adagc_threshold
-            )
+            options = {"warmup": config.adagc_warmup, "threshold": config.adagc_threshold}
+            choice = wrap_floats(choice, "adagc", **options)
         return wrap_floats(choice, "nowcasting") if config.use_nowcasting else choice
 
 
 def _use(loop: TrainingLoop, choice: OptimizerChoice, name: str) -> None:
-    """Put the optimizer of a strategy in place, or leave the loop with the one that it has."""
+    """Give the loop the optimizer of a strategy, or leave it with the one that it has."""
     old = loop.optimizer
     try:
         loop.use_optimizer(choice)
     except (ConfigError, ValueError) as error:
-        # Building an optimizer prepares ternary modules for its votes: they are prepared for the
-        # old one again.
+        # Building an optimizer prepares ternary modules for its votes: prepare them for the old one
+        # again.
         loop.use_optimizer(loop.optimizer_choice)
         loop.optimizer.load_state_dict(old.state_dict())
         why = error.what if isinstance(error, ConfigError) else str(error)

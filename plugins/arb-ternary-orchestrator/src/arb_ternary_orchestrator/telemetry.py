@@ -1,23 +1,187 @@
-"""What is known of a training run at a step: the numbers of the step, where the loss is going, and
-the phase.
-"""
+"""What is measured of a training loop: each step, and the running numbers of all steps."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
-from attrs import frozen
+import torch
+from attrs import asdict, field, fields_dict, frozen
+from torch import Tensor, nn
 
+from arb_ternary.optim.ternary import to_host
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_orchestrator.moments import Moments
+from arb_ternary_orchestrator.spikes import SpikeDetector, explosion_limit
+from arb_ternary_orchestrator.state import Stateful
+
+if TYPE_CHECKING:
+    from arb_ternary_orchestrator.config import OrchestratorConfig
+    from arb_ternary_train.loop import TrainingLoop
+    from arb_ternary_train.policy import Drawn
 
 Phase = Literal["unstable", "warm-up", "converging", "plateau", "early", "mid", "late"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
-#: A line is fitted to so many losses at least.
+#: Fewest losses that a line is fitted to.
 LEAST_POINTS: Final = 5
+#: Standard deviations from which a loss, or the norm of gradients, is a spike.
+_LOSS_SPIKES: Final = 3.0
+_GRADIENT_SPIKES: Final = 4.0
+#: Most elements of a float parameter whose change is measured, so that it is not copied whole.
+_SAMPLED: Final = 1024
+
+
+# --- one step
+
+
+@frozen
+class Observation:
+    """What is known about a step, or about a microbatch whose loss was not finite.
+
+    Attributes:
+        step: steps that the loop has taken.
+        loss: nats per prediction.
+        grad_norm: norm of all gradients before clipping, including those of votes; None without a
+            step.
+        modules: the same per top-level module; empty if not measured.
+        update_ratio: norm of the change of the float parameters over their own norm; None if not
+            measured.
+        lr: rate of the first float group, or of the first ternary group.
+        flips: number of changed trits per ternary module; empty if not counted.
+        draws: microbatches in the step.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float | None = None
+    modules: Mapping[str, float] = field(factory=dict)
+    update_ratio: float | None = None
+    lr: float | None = None
+    flips: Mapping[str, int] = field(factory=dict)
+    draws: int = 0
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradients are finite."""
+        known = self.grad_norm is None or math.isfinite(self.grad_norm)
+        return known and math.isfinite(self.loss)
+
+
+class Meter:
+    """Measures the steps of a loop, and changes nothing.
+
+    Args:
+        every: steps between measurements per module; losses, rates and the norm of all gradients
+            are measured at each step.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._norm: float | None = None
+        self._modules: dict[str, float] = {}
+        self._floats: list[tuple[nn.Parameter, Tensor]] = []
+        self._trits: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def before_step(self, loop: TrainingLoop) -> None:
+        """Measure the gradients of the step that is about to be taken."""
+        self._norm = None
+        self._modules = {}
+        self._floats = []
+        self._trits = {}
+        if loop.options.use_amp and loop.options.amp_dtype == "float16":
+            return  # gradients have a scale that changes from step to step
+        every_module = (loop.step + 1) % self._every == 0
+        parts = dict(loop.model.named_children()) if every_module else {}
+        sums = [_square_sum(loop.model), *map(_square_sum, parts.values())]
+        norm, *norms = map(math.sqrt, to_host(sums))
+        self._norm = norm
+        if not every_module:
+            return
+        self._modules = dict(zip(parts, norms, strict=True))
+        self._floats = [
+            (parameter, _sample(parameter).clone())
+            for parameter in loop.model.parameters()
+            if parameter.grad is not None
+        ]
+        self._trits = {
+            name: module.trits()
+            for name, module in ternary_modules(loop.model)
+            if not module.frozen
+        }
+
+    @torch.no_grad()
+    def after(self, loop: TrainingLoop, drawn: Drawn) -> Observation | None:
+        """Return the observation of a microbatch that ended in a step or in a non-finite loss.
+
+        It is None for any other microbatch.
+        """
+        report = drawn.report
+        if report is None:
+            if drawn.skip is None or not is_seen(drawn):
+                return None
+            return Observation(loop.step, drawn.skip.value)
+        rates = report.rates
+        return Observation(
+            step=report.step,
+            loss=report.loss,
+            grad_norm=report.grad_norm if self._norm is None else self._norm,
+            modules=self._modules,
+            update_ratio=self._update_ratio(),
+            lr=rates.get("lr", rates.get("rate")),
+            flips=self._flips(loop.model),
+            draws=report.draws,
+        )
+
+    def _update_ratio(self) -> float | None:
+        if not self._floats:
+            return None
+        changes = [
+            (_sample(parameter) - before).float().square().sum()
+            for parameter, before in self._floats
+        ]
+        lengths = [before.float().square().sum() for _, before in self._floats]
+        change, length = to_host([torch.stack(changes).sum(), torch.stack(lengths).sum()])
+        return math.sqrt(change / length) if length else None
+
+    def _flips(self, model: nn.Module) -> dict[str, int]:
+        modules = dict(ternary_modules(model))
+        names = [name for name in self._trits if name in modules]
+        counts = to_host([(modules[name].trits() != self._trits[name]).sum() for name in names])
+        return dict(zip(names, counts, strict=True))
+
+
+def is_seen(drawn: Drawn) -> bool:
+    """Return whether a meter makes an observation of ``drawn``."""
+    return drawn.report is not None or (drawn.skip is not None and drawn.skip.what == "loss")
+
+
+def _square_sum(module: nn.Module) -> Tensor:
+    """Return the sum of squares of all gradients in ``module``, a float32 scalar."""
+    terms = list(_square_terms(module))
+    if not terms:
+        return torch.zeros(())
+    device = terms[0].device
+    return torch.stack([term.to(device) for term in terms]).sum()
+
+
+def _square_terms(module: nn.Module) -> Iterator[Tensor]:
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            yield parameter.grad.float().square().sum()
+    for _, ternary in ternary_modules(module):
+        yield ternary.gradient_square_sum()
+
+
+def _sample(parameter: nn.Parameter) -> Tensor:
+    flat = parameter.detach().reshape(-1)
+    return flat[:: max(1, math.ceil(flat.numel() / _SAMPLED))]
+
+
+# --- all steps
 
 
 @frozen
@@ -25,8 +189,8 @@ class Trend:
     """A line fitted to the last losses by ordinary least squares.
 
     Attributes:
-        slope: change of the loss a step.
-        error: its standard error, from what the line leaves unexplained.
+        slope: change of the loss per step.
+        error: standard error of the slope.
         noise: standard deviation of the losses about the line.
         span: steps from the first to the last of these losses.
     """
@@ -38,35 +202,30 @@ class Trend:
 
     @property
     def significance(self) -> float:
-        """Slope in standard errors; about normal with variance 1 where the loss is only noise."""
-        return (
-            self.slope / self.error
-            if self.error
-            else math.copysign(math.inf, self.slope)
-            if self.slope
-            else 0.0
-        )
+        """Slope in standard errors; about normal with variance 1 if the loss is only noise."""
+        if self.error:
+            return self.slope / self.error
+        return math.copysign(math.inf, self.slope) if self.slope else 0.0
 
     @property
     def fall(self) -> float:
-        """By how much the line falls over the span; negative where it rises."""
+        """How much the line falls over the span; negative if it rises."""
         return -self.slope * self.span
 
 
 @frozen(kw_only=True)
 class PhaseLimits:
-    """What makes a phase of training; see :attr:`Telemetry.phase`.
+    """The limits between phases of training; see :attr:`Telemetry.phase`.
 
     Attributes:
-        warmup_steps: steps of warm-up of the learning rate.
-        planned_steps: of the whole loop; None where there is no plan, and then no step is early or
+        warmup_steps: warm-up steps of the learning rate.
+        planned_steps: steps of the whole loop; None without a plan, and then no step is early or
             late.
-        early: share of the planned steps that is early.
-        late: share of the planned steps after which it is late.
-        rising: standard errors by which the slope has to be above zero to be unstable.
-        flat: standard errors by which the slope has to be below zero not to be a plateau.
-        steep: how often the noise has to go into the fall over the window for the loss to be
-            converging.
+        early: fraction of the planned steps that is early.
+        late: fraction of the planned steps after which a step is late.
+        rising: standard errors of the slope above which training is unstable.
+        flat: standard errors below zero that the slope needs not to be a plateau.
+        steep: multiple of the noise that the loss must fall over the window to be converging.
     """
 
     warmup_steps: int = 0
@@ -78,28 +237,28 @@ class PhaseLimits:
     steep: float = 2.0
 
 
-class Telemetry:
-    """Running numbers of a training loop. Losses that are not finite are counted, and enter nothing
-    else.
+class Telemetry(Stateful):
+    """Running numbers of a training loop. Losses that are not finite enter no statistics.
 
     Args:
-        window: losses that the trend looks at.
-        decay: of the exponential weights of mean and variance of the loss.
-        limits: of the phases.
-        weights: ternary weights of each module that has some, for flip rates.
+        window: number of losses that the trend is fitted to.
+        decay: decay of the exponential weights of mean and variance of the loss.
+        limits: limits of the phases.
+        weights: number of ternary weights per module, for flip rates.
 
     Attributes:
-        step: the last one; 0 before the first.
-        loss: of the last step, as it was.
+        last: the last observation; its step is 0 before the first.
         best: lowest finite loss so far; ``inf`` before the first.
-        best_step: the step that it was reached at.
-        grad_norm: of all gradients of the last step; None where it was not measured.
-        modules: norm of the gradients of each top-level module.
-        update_ratio: norm of the last update of the float parameters over the norm of these; None
-            where not measured.
-        lr: learning rate of the last step; None where no part has one.
-        flips: ternary weights that changed in the last step, by module.
+        best_step: the step that reached it.
     """
+
+    state_names: ClassVar[tuple[str, ...]] = (
+        "_moments",
+        "_points",
+        "_since_finite_only",
+        "best",
+        "best_step",
+    )
 
     def __init__(
         self,
@@ -119,71 +278,33 @@ class Telemetry:
         self._moments = Moments(decay)
         self._points: deque[tuple[int, float]] = deque(maxlen=window)
         self._since_finite_only = window
-        self.step = 0
-        self.loss = math.nan
+        self.last = Observation(0, math.nan)
         self.best = math.inf
         self.best_step = 0
-        self.grad_norm: float | None = None
-        self.update_ratio: float | None = None
-        self.lr: float | None = None
-        self.modules: dict[str, float] = {}
-        self.flips: dict[str, int] = {}
 
-    def observe(
-        self,
-        step: int,
-        loss: float,
-        *,
-        grad_norm: float | None = None,
-        modules: Mapping[str, float] | None = None,
-        update_ratio: float | None = None,
-        lr: float | None = None,
-        flips: Mapping[str, int] | None = None,
-    ) -> None:
-        """Step ``step`` has been taken, or tried where its loss is not finite."""
-        self.step = step
-        self.loss = loss
-        self.grad_norm = grad_norm
-        self.update_ratio = update_ratio
-        self.lr = lr
-        self.modules = dict(modules or {})
-        self.flips = dict(flips or {})
-        if not math.isfinite(loss):
+    def observe(self, seen: Observation) -> None:
+        """Add a step, or a microbatch whose loss is not finite."""
+        self.last = seen
+        if not math.isfinite(seen.loss):
             self._since_finite_only = 0
             return
         self._since_finite_only = min(self._since_finite_only + 1, self.window)
-        self._points.append((step, loss))
-        self._moments.add(loss)
-        if loss < self.best:
-            self.best = loss
-            self.best_step = step
+        self._points.append((seen.step, seen.loss))
+        self._moments.add(seen.loss)
+        if seen.loss < self.best:
+            self.best = seen.loss
+            self.best_step = seen.step
 
     @property
     def ema(self) -> float | None:
-        """Exponentially weighted mean of the loss, without bias; None before the first finite
-        loss.
-        """
+        """Exponentially weighted mean of the loss, without bias; None before the first loss."""
         return self._moments.mean if self._moments.count else None
 
     @property
-    def variance(self) -> float | None:
-        """Exponentially weighted variance of the loss, without bias; None before the second finite
-        loss.
-        """
-        return self._moments.variance
-
-    @property
-    def flip_rates(self) -> dict[str, float]:
-        """Share of the ternary weights that changed in the last step, by module."""
-        return {
-            name: count / self.weights[name]
-            for name, count in self.flips.items()
-            if self.weights.get(name)
-        }
-
-    @property
     def trend(self) -> Trend | None:
-        """Of the losses in the window; None while there are fewer than five, or all at one step."""
+        """The line through the losses in the window; None below five losses, or if all are at one
+        step.
+        """
         n = len(self._points)
         if n < LEAST_POINTS:
             return None
@@ -193,98 +314,124 @@ class Telemetry:
         if spread == 0:
             return None
         slope = math.fsum((step - middle) * (loss - mean) for step, loss in self._points) / spread
-        rest = math.fsum(
+        squares = math.fsum(
             (loss - mean - slope * (step - middle)) ** 2 for step, loss in self._points
-        ) / (n - 2)
-        return Trend(
-            slope,
-            math.sqrt(rest / spread),
-            math.sqrt(rest),
-            self._points[-1][0] - self._points[0][0],
         )
-
-    @property
-    def slope(self) -> float | None:
-        """Change of the loss a step; None while there are fewer than five losses."""
-        return None if (trend := self.trend) is None else trend.slope
+        variance = squares / (n - 2)
+        span = self._points[-1][0] - self._points[0][0]
+        return Trend(slope, math.sqrt(variance / spread), math.sqrt(variance), span)
 
     @property
     def phase(self) -> Phase:
-        """The first of these that holds.
+        """The first of these phases whose condition holds.
 
-        ============
-        ===========================================================================================
-        unstable a loss within the window was not finite, or the loss rises by ``rising`` standard
-        errors warm-up no more than ``warmup_steps`` steps, or fewer than five losses converging
-        over the window the loss falls by more than ``steep`` times its noise, and significantly
-        plateau the window is full and the slope is not ``flat`` standard errors below zero early of
-        the planned steps no more than the share ``early`` has been taken late of the planned steps
-        more than the share ``late`` has been taken mid anything else ============
-        ===========================================================================================
+        * unstable: a loss within the window was not finite, or the loss rises by more than
+          ``rising`` standard errors
+        * warm-up: at most ``warmup_steps`` steps, or fewer than five losses
+        * converging: over the window the loss falls significantly, and by more than ``steep`` times
+          its noise
+        * plateau: the window is full and the slope is not ``flat`` standard errors below zero
+        * early: at most the fraction ``early`` of the planned steps
+        * late: more than the fraction ``late`` of the planned steps
+        * mid: anything else
         """
         limits = self.limits
         trend = self.trend
-        if self._since_finite_only < self.window or (
-            trend is not None and trend.significance > limits.rising
-        ):
+        rises = trend is not None and trend.significance > limits.rising
+        if rises or self._since_finite_only < self.window:
             return "unstable"
-        if self.step <= limits.warmup_steps or trend is None:
+        if self.last.step <= limits.warmup_steps or trend is None:
             return "warm-up"
         falls = trend.significance < -limits.flat
         if falls and trend.fall > limits.steep * trend.noise:
             return "converging"
         if not falls and len(self._points) == self.window:
             return "plateau"
-        done = self.step / limits.planned_steps if limits.planned_steps else None
-        if done is not None and done <= limits.early:
+        if not limits.planned_steps:
+            return "mid"
+        done = self.last.step / limits.planned_steps
+        if done <= limits.early:
             return "early"
-        return "late" if done is not None and done > limits.late else "mid"
+        return "late" if done > limits.late else "mid"
 
     def numbers(self) -> dict[str, Any]:
-        """Everything at once, in plain values: for metrics and reports."""
+        """Return everything as plain values, for reports."""
+        last = self.last
+        trend = self.trend
+        rates = {
+            name: count / self.weights[name]
+            for name, count in last.flips.items()
+            if self.weights.get(name)
+        }
         return {
-            "loss": self.loss,
+            "loss": last.loss,
             "ema": self.ema,
-            "variance": self.variance,
-            "slope": self.slope,
+            "variance": self._moments.variance,
+            "slope": None if trend is None else trend.slope,
             "best": self.best if math.isfinite(self.best) else None,
             "training_phase": self.phase,
-            "grad_norm": self.grad_norm,
-            "module_grad_norms": dict(self.modules),
-            "update_ratio": self.update_ratio,
-            "lr": self.lr,
-            "flips": dict(self.flips),
-            "flip_rates": self.flip_rates,
+            "grad_norm": last.grad_norm,
+            "module_grad_norms": dict(last.modules),
+            "update_ratio": last.update_ratio,
+            "lr": last.lr,
+            "flips": dict(last.flips),
+            "flip_rates": rates,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and dicts."""
-        return {
-            "moments": self._moments.state_dict(),
-            "points": [list(point) for point in self._points],
-            "since_finite_only": self._since_finite_only,
-            "step": self.step,
-            "loss": self.loss,
-            "best": self.best,
-            "best_step": self.best_step,
-            "grad_norm": self.grad_norm,
-            "modules": dict(self.modules),
-            "update_ratio": self.update_ratio,
-            "lr": self.lr,
-            "flips": dict(self.flips),
-        }
+        """Return the state as plain values."""
+        return {**super().state_dict(), **asdict(self.last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave."""
-        self._moments.load_state_dict(state["moments"])
-        self._points = deque(((step, loss) for step, loss in state["points"]), maxlen=self.window)
-        self._since_finite_only = state["since_finite_only"]
-        self.step = state["step"]
-        self.loss = state["loss"]
-        self.best = state["best"]
-        self.best_step = state["best_step"]
-        self.grad_norm = state["grad_norm"]
-        self.update_ratio = state["update_ratio"]
-        self.lr = state["lr"]
-        self.modules = dict(state["modules"])
-        self.flips = dict(state["flips"])
+        """Continue from what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self.last = Observation(
+            **{name: state[name] for name in fields_dict(Observation) if name in state}
+        )
+
+
+class Monitor(Stateful):
+    """The running numbers of a loop, and the spikes of its losses and gradients.
+
+    Attributes:
+        telemetry: running numbers.
+        losses: spikes of the losses.
+        gradients: spikes of the norm of all gradients.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("telemetry", "losses", "gradients")
+
+    def __init__(self, config: OrchestratorConfig, loop: TrainingLoop) -> None:
+        self._config = config
+        self._loop = loop
+        options = loop.options
+        shapes = {name: module.shape for name, module in ternary_modules(loop.model)}
+        self.telemetry = Telemetry(
+            config.window,
+            limits=PhaseLimits(warmup_steps=options.warmup_steps, planned_steps=options.steps),
+            weights={
+                name: shape.out_features * shape.in_features for name, shape in shapes.items()
+            },
+        )
+        memory = max(config.spike_window, config.eval_horizon, 1000)
+        self.losses = SpikeDetector(_LOSS_SPIKES, memory=memory)
+        self.gradients = SpikeDetector(_GRADIENT_SPIKES, memory=memory)
+
+    def observe(self, seen: Observation) -> int:
+        """Add a step; return how many spikes it has: of the loss, and of the gradients."""
+        self.telemetry.observe(seen)
+        spikes = int(self.losses.observe(seen.loss))
+        if seen.grad_norm is not None:
+            spikes += self.gradients.observe(seen.grad_norm)
+        return spikes
+
+    @property
+    def allowed(self) -> float:
+        """The loss above which training counts as exploded."""
+        return explosion_limit(self.losses, self._config.max_loss_increase)
+
+    def copy(self) -> Monitor:
+        """Return another monitor that has seen the same."""
+        copied = Monitor(self._config, self._loop)
+        copied.load_state_dict(self.state_dict())
+        return copied

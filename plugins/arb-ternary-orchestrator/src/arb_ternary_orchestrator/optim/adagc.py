@@ -17,24 +17,23 @@ class AdaGC(FloatWrapper):
     """Clips the gradient of each parameter to ``threshold`` times an average of its own clipped
     norms.
 
-    The first ``warmup`` gradients of a parameter are clipped to a norm of ``max_norm`` of all
-    gradients together, and the smallest norm that a parameter then has is the first value of its
-    average. From there on, with the norm ``n`` and the average ``a``: ``n' = min(n, threshold a)``;
-    ``a = decay a + (1 - decay) n'``.
+    During the first ``warmup`` gradients of a parameter, all gradients together are clipped to the
+    norm ``max_norm``, and the smallest norm that the parameter then has starts its average.
+    Afterwards, with the norm ``n`` and the average ``a``: ``n' = min(n, threshold a)``; ``a = decay
+    a + (1 - decay) n'``.
 
-    A gradient of exactly zero says nothing of how large gradients are, and is passed over; a
-    parameter that gets its first gradients late has its warm-up then. An update with a gradient
-    that is not finite is dropped whole.
+    A gradient of exactly zero is ignored; a parameter that gets its first gradients late has its
+    warm-up then. An update with a gradient that is not finite is dropped whole.
 
     Args:
         inner: the optimizer that steps.
         threshold: largest norm as a multiple of the average; 1.05 in the paper.
-        decay: of the average.
-        warmup: gradients of a parameter that are clipped globally.
-        max_norm: norm of all gradients together to which they are clipped in the warm-up.
+        decay: decay of the average.
+        warmup: number of gradients of a parameter that are clipped globally.
+        max_norm: norm that all gradients together are clipped to in the warm-up.
 
     Attributes:
-        last_clipped: parameters whose gradient the last step made smaller.
+        last_clipped: number of parameters whose gradient the last step clipped.
     """
 
     refuses: ClassVar[bool] = True
@@ -80,5 +79,5 @@ class AdaGC(FloatWrapper):
         return {"clipped": float(self.last_clipped)}
 
     def planned_state_bytes(self) -> int:
-        """Averages are numbers of the host."""
+        """Return 0: the averages are numbers in host memory."""
         return 0

@@ -1,11 +1,11 @@
-"""What every optimizer of float parameters here does: checks, groups, wide state that a resume
-restores exactly.
+"""The base class of optimizers of float parameters: checks, and state that a resume restores
+exactly.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import torch
@@ -20,26 +20,23 @@ _WHY: Final = "it trains real floating-point parameters, and ternary modules lea
 
 
 def wide(tensor: Tensor) -> torch.dtype:
-    """The number format of state and arithmetic for a parameter: its own, float32 at least."""
+    """Return the number format of a parameter's state: its own, but float32 at least."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 class FloatOptimizer(Optimizer):
-    """The common part: ``kind`` in the groups, refusal of what cannot be trained, exact state.
+    """Base of optimizers: groups of the kind ``float``, checks of parameters, exact state.
 
     State is float32 at least, whatever the parameter is: an average with a decay of 0.999 would
-    stand still in bfloat16. A step is computed in that format and rounded once.
+    stand still in bfloat16.
     """
 
-    #: Tensors of the state that are as large as the parameter, at their largest number.
+    #: Largest number of state tensors per parameter that are as large as it.
     buffers: ClassVar[int]
-
-    def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
-        super().__init__(params, {"kind": "float", **defaults})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; ConfigError for parameters that have no float values."""
-        super().add_param_group(param_group)
+        super().add_param_group({"kind": "float", **param_group})
         try:
             check_float(
                 type(self).__name__,
@@ -53,7 +50,7 @@ class FloatOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with the gradients that there are.
+        """Take one step with the existing gradients.
 
         Returns:
             What ``closure`` returned; without one a ``StepOutcome``.
@@ -76,11 +73,11 @@ class FloatOptimizer(Optimizer):
         """Update ``parameters``, those of ``group`` that have a gradient."""
 
     def _statistics(self) -> dict[str, float]:
-        """Numbers for the metrics file."""
+        """Return numbers for the metrics file."""
         return {}
 
     def planned_state_bytes(self) -> int:
-        """Most bytes of tensors that it will keep; see
+        """Return the most bytes of tensors that it will keep; see
         ``arb_ternary_train.protocols.PlansState``.
         """
         parameters: list[Tensor] = [
@@ -89,8 +86,8 @@ class FloatOptimizer(Optimizer):
         return sum(self.buffers * each.numel() * wide(each).itemsize for each in parameters)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave, in its number format: torch would round it to the
-        parameter's.
+        """Restore what ``state_dict`` returned in its own number format; torch would round it to
+        the parameter's.
         """
         super().load_state_dict(state_dict)
         saved = (number for group in state_dict["param_groups"] for number in group["params"])

@@ -1,7 +1,7 @@
 """Factories of the optimizers of float parameters.
 
-Each trains all float parameters that it is given; of those that decay weights, matrices decay and
-vectors do not.
+Each trains all float parameters that it is given. With weight decay matrices decay, and vectors do
+not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import asdict
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, build_optimizer
@@ -29,18 +29,14 @@ from arb_ternary_orchestrator.optim.gradient_noise import GradientNoise
 from arb_ternary_orchestrator.optim.gradient_smoother import GradientSmoother
 from arb_ternary_orchestrator.optim.lion import Lion
 from arb_ternary_orchestrator.optim.nowcasting import Nowcasting
-from arb_ternary_orchestrator.optim.sgd import SGD
 from arb_ternary_orchestrator.optim.swats import SWATS
 from arb_ternary_train.optim.adamw import float_groups
 
 
 def build_lion(config: LionConfig, trainable: Trainable) -> Lion:
     """Factory of ``lion``; ConfigError without float parameters."""
-    return Lion(
-        float_groups("lion", trainable, config.weight_decay),
-        config.lr,
-        (config.beta1, config.beta2),
-    )
+    groups = float_groups("lion", trainable, config.weight_decay)
+    return Lion(groups, lr=config.lr, betas=(config.beta1, config.beta2))
 
 
 def build_sgd(config: SGDConfig, trainable: Trainable) -> SGD:
@@ -83,7 +79,7 @@ def build_nowcasting(config: NowcastingConfig, trainable: Trainable) -> Nowcasti
     """Factory of ``nowcasting``.
 
     Raises:
-        ConfigError: there are integer weights among what it is to train.
+        ConfigError: it would have to train integer weights.
     """
     for name in (*trainable.ternary, *trainable.stored):
         raise ConfigError(

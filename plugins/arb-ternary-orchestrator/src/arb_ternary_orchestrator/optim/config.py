@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from attrs import evolve, frozen
 
 from arb_ternary.config.choice import OptimizerChoice
-from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import (
+    Condition,
     Rule,
     default_choice,
     non_negative,
@@ -19,7 +19,7 @@ from arb_ternary.config.options import (
 )
 from arb_ternary.optim.protocol import Planned
 
-#: Why weights of ternary modules are not predicted.
+#: Why the weights of ternary modules are not predicted.
 NOT_TRITS = "trits and other integer weights are integers; there is nothing to extrapolate"
 
 _decay = Rule(
@@ -29,19 +29,19 @@ _at_least_one = Rule("1 or greater", lambda value: value >= 1, {"minimum": 1})
 _at_least_two = Rule("2 or greater", lambda value: value >= 2, {"minimum": 2})
 
 
+_decays_matrices = Condition(
+    lambda options, run, plan: plan is None or plan.matrices,
+    "no float parameter of the model is a matrix",
+)
+
+
+def _some_phase_has_no_rate(options: Any, run: Any, plan: Any) -> bool:
+    rates = [phase.options.lr for phase in run.phases if hasattr(phase.options, "lr")]
+    return not rates or None in rates
+
+
 @frozen(kw_only=True)
-class _Decaying:
-    """What all have whose decay acts on matrices alone."""
-
-    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterable[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``."""
-        if planned is None or planned.matrices:
-            return []
-        return without_effect(self, "no float parameter of the model is a matrix", "weight_decay")
-
-
-@frozen(kw_only=True)
-class LionConfig(_Decaying):
+class LionConfig:
     """Options of ``lion``."""
 
     lr: float = option(
@@ -49,30 +49,34 @@ class LionConfig(_Decaying):
         "step of every element, a third to a tenth of AdamW's rate; a schedule multiplies it",
         validator=positive,
     )
-    beta1: float = option(0.9, "share of the momentum in the direction of a step", validator=_decay)
+    beta1: float = option(
+        0.9, "weight of the momentum in the direction of a step", validator=_decay
+    )
     beta2: float = option(0.99, "decay of the momentum", validator=_decay)
     weight_decay: float = option(
         0.0,
         "decoupled decay of matrices, three to ten times AdamW's; vectors do not decay",
         validator=non_negative,
+        active_when=_decays_matrices,
     )
 
 
 @frozen(kw_only=True)
-class SGDConfig(_Decaying):
+class SGDConfig:
     """Options of ``sgd``."""
 
     lr: float = option(
         0.01, "learning rate at the start; a schedule multiplies it", validator=positive
     )
     momentum: float = option(
-        0.9, "decay of the sum of gradients that steps are made of; 0 = none", validator=_decay
+        0.9, "decay of the sum of gradients that a step is made of; 0 = none", validator=_decay
     )
-    nesterov: bool = option(False, "look one step ahead")
+    nesterov: bool = option(False, "Nesterov momentum")
     weight_decay: float = option(
         0.0,
-        "this times the weights is added to the gradients of matrices; vectors do not decay",
+        "multiple of the weights that is added to the gradients of matrices; vectors do not decay",
         validator=non_negative,
+        active_when=_decays_matrices,
     )
 
     def __attrs_post_init__(self) -> None:
@@ -81,13 +85,16 @@ class SGDConfig(_Decaying):
 
 
 @frozen(kw_only=True)
-class SWATSConfig(_Decaying):
+class SWATSConfig:
     """Options of ``swats``, and of ``SWATS`` in Python."""
 
     adam_lr: float = option(
         1e-3,
         "Adam's learning rate; a schedule multiplies it, and SGD's with it",
         validator=positive,
+        active_when=Condition(
+            _some_phase_has_no_rate, "every phase that trains has an 'lr' of its own"
+        ),
     )
     switch_threshold: float = option(
         1e-9,
@@ -96,7 +103,7 @@ class SWATSConfig(_Decaying):
     )
     min_steps_before_switch: int = option(
         1000,
-        "steps of Adam before a group may switch; 0 = two, the least there can be",
+        "steps of Adam before a group may switch; 0 = two, the minimum",
         validator=non_negative,
     )
     beta1: float = option(
@@ -110,32 +117,25 @@ class SWATSConfig(_Decaying):
         0.0,
         "decoupled decay of matrices, as a multiple of Adam's rate in both phases",
         validator=non_negative,
+        active_when=_decays_matrices,
     )
-
-    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``."""
-        yield from super().validate_in_run(run, planned)
-        rates = [phase.options.lr for phase in run.phases if hasattr(phase.options, "lr")]
-        if rates and None not in rates:
-            yield from without_effect(
-                self, "every phase that trains has an 'lr' of its own", "adam_lr"
-            )
 
 
 @frozen(kw_only=True)
 class WrapperConfig:
-    """What the options of all wrappers have in common."""
+    """Options that all wrappers have."""
 
     inner: OptimizerChoice = default_choice("adamw", "the optimizer that steps")
 
     @property
     def defers(self) -> bool:
-        """Whether the wrapped optimizer may put a step off."""
+        """Whether the wrapped optimizer may defer a step."""
         return bool(getattr(self.inner.options, "defers", False))
 
     def planned_for(self, name: str, planned: Planned) -> Planned:
-        """What the wrapped optimizer is given of ``planned``: faults of other kinds of parts are
-        the wrapper's.
+        """Return the part of ``planned`` that the wrapped optimizer gets.
+
+        Other kinds of parts are faults of the wrapper.
         """
         return evolve(planned, kinds=planned.kinds & {"float"}, idle=planned.idle & {"float"})
 
@@ -149,14 +149,16 @@ class AdaGCConfig(WrapperConfig):
         "largest norm of a parameter's gradient, as a multiple of its average",
         validator=_at_least_one,
     )
-    decay: float = option(0.98, "of the average of a parameter's clipped norms", validator=_decay)
+    decay: float = option(
+        0.98, "decay of the average of a parameter's clipped norms", validator=_decay
+    )
     warmup: int = option(
         100,
-        "first gradients of a parameter, which are clipped globally and begin its average",
+        "first gradients of a parameter, which are clipped globally and start its average",
         validator=positive,
     )
     max_norm: float = option(
-        1.0, "norm of all gradients together to which the warm-up clips", validator=positive
+        1.0, "norm that the warm-up clips all gradients together to", validator=positive
     )
 
 
@@ -164,7 +166,7 @@ class AdaGCConfig(WrapperConfig):
 class GradientSmootherConfig(WrapperConfig):
     """Options of ``gradient_smoother``."""
 
-    decay: float = option(0.9, "of the average of gradients", validator=_decay)
+    decay: float = option(0.9, "decay of the average of gradients", validator=_decay)
 
 
 @frozen(kw_only=True)
@@ -175,7 +177,7 @@ class GradientNoiseConfig(WrapperConfig):
     gamma: float = option(
         0.55, "at step t, from 0, the variance is eta / (1 + t)**gamma", validator=non_negative
     )
-    seed: int = option(0, "of the noise", validator=non_negative)
+    seed: int = option(0, "seed of the noise", validator=non_negative)
 
 
 @frozen(kw_only=True)
@@ -184,7 +186,7 @@ class NowcastingConfig(WrapperConfig):
 
     method: Literal["linear", "geometric"] = option(
         "linear",
-        "linear = a line through the snapshots; geometric = ways that shrink by a common ratio",
+        "linear = a line through the snapshots; geometric = distances that shrink by one ratio",
     )
     every: int = option(100, "steps between jumps", validator=positive)
     window: int = option(5, "snapshots that a jump is predicted from", validator=_at_least_two)
@@ -192,32 +194,33 @@ class NowcastingConfig(WrapperConfig):
     horizon: int = option(10, "steps that a jump goes ahead", validator=positive)
     trust_ratio: float | None = option(
         1.0,
-        "longest jump of a parameter, as a multiple of its way over the window; null = any",
+        "longest jump of a parameter, as a multiple of its distance over the window; null = any",
         validator=optional(positive),
     )
 
     def __attrs_post_init__(self) -> None:
-        if fault := window_fault(self.method, self.every, self.window, self.spacing):
+        fault = window_fault(self.method, self.every, self.window, self.spacing)
+        if fault is not None:
             raise ValueError(fault)
 
     def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``."""
+        """Yield contradictions; see ``arb_ternary.optim.protocol.Planned``."""
         if planned is not None and planned.kinds - {"float"}:
             yield "", NOT_TRITS
 
 
 def window_fault(method: str, every: int, window: int, spacing: int) -> str | None:
-    """What is wrong with the snapshots of nowcasting; None where they will do."""
+    """Return what is wrong with the snapshots of nowcasting; None if nothing is."""
     if method == "geometric" and window < 3:
         return (
-            "'window' must be 3 or greater with 'method': geometric, which compares ways "
-            "between snapshots"
+            "'window' must be 3 or greater with 'method': geometric, which compares "
+            "distances between snapshots"
         )
     span = (window - 1) * spacing
     if span >= every:
         return (
             f"'every' must be greater than the {span} steps that {window} snapshots span, "
-            f"{spacing} apart; {every} is "
-            "not: snapshots from before a jump say nothing of the way after it"
+            f"{spacing} apart; {every} is not: snapshots from before a jump do not predict what "
+            f"follows it"
         )
     return None

@@ -23,11 +23,11 @@ class GradientNoise(FloatWrapper):
     Args:
         inner: the optimizer that steps.
         eta: variance at the first step.
-        gamma: how fast it falls.
-        seed: of the noise. Each device has a generator of its own, begun with it.
+        gamma: exponent of its decay.
+        seed: seed of the noise. Each device has a generator of its own with this seed.
 
     Attributes:
-        steps: steps so far.
+        steps: number of steps so far.
     """
 
     refuses: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class GradientNoise(FloatWrapper):
         self._generators: dict[str, torch.Generator] = {}
 
     def deviation(self, step: int) -> float:
-        """Standard deviation of the noise of a step, counted from 0."""
+        """Return the standard deviation of the noise of a step, counted from 0."""
         return float((self.eta / (1 + step) ** self.gamma) ** 0.5)
 
     def _generator(self, device: str) -> torch.Generator:
@@ -80,6 +80,6 @@ class GradientNoise(FloatWrapper):
             self._generator(device).set_state(saved.cpu())
 
     def planned_state_bytes(self) -> int:
-        """The generators' states."""
+        """Return the bytes of the generators' states."""
         devices = {str(parameter.device) for parameter in self.parameters}
         return sum(self._generator(device).get_state().nbytes for device in devices)

@@ -1,4 +1,4 @@
-"""An average of gradients in the place of each gradient."""
+"""Smoothing of gradients by an exponential average."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from arb_ternary_orchestrator.optim.wrapper import FloatWrapper
 
 
 class GradientSmoother(FloatWrapper):
-    """Hands the wrapped optimizer the exponential average of each parameter's gradients, in the
-    place of the last one.
+    """Replaces each gradient by the exponential average of the parameter's gradients.
 
     ``s = decay s + (1 - decay) g``, divided by ``1 - decay**k`` after ``k`` gradients (Kingma and
-    Ba, 2015, section 3), so that a constant gradient arrives as it is from the first step on. An
-    update with a gradient that is not finite is dropped whole: it would stay in the average.
+    Ba, 2015, section 3), so that a constant gradient is unchanged from the first step on. An update
+    with a gradient that is not finite is dropped whole: it would stay in the average.
 
     Args:
         inner: the optimizer that steps.
-        decay: of the average.
+        decay: decay of the average.
     """
 
     refuses: ClassVar[bool] = True
@@ -43,5 +42,5 @@ class GradientSmoother(FloatWrapper):
             parameter.grad.copy_(state["average"] / (1 - self.decay ** state["seen"]))
 
     def planned_state_bytes(self) -> int:
-        """One average a parameter."""
+        """Return the bytes of one average per parameter."""
         return sum(each.numel() * wide(each).itemsize for each in self.parameters)

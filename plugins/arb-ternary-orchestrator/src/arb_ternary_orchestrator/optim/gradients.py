@@ -1,4 +1,4 @@
-"""The gradients that an optimizer of float parameters finds."""
+"""Checks and norms of the gradients of float parameters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from arb_ternary.optim.ternary import to_host
 
 
 def check_float(owner: str, number: int, parameters: Iterable[Tensor], why: str) -> None:
-    """See that all parameters of group ``number`` have float values; raises ConfigError, which says
-    ``why``.
+    """Check that all parameters of group ``number`` have float values.
+
+    Raises:
+        ConfigError: a parameter has other values; the message says ``why`` that is an error.
     """
     for index, parameter in enumerate(parameters):
         if not parameter.is_floating_point():
@@ -27,7 +29,7 @@ def check_float(owner: str, number: int, parameters: Iterable[Tensor], why: str)
 
 
 def with_gradient(owner: str, groups: Sequence[Mapping[str, Any]]) -> list[list[Tensor]]:
-    """The parameters of each group that have a gradient.
+    """Return the parameters of each group that have a gradient.
 
     Raises:
         ConfigError: a gradient is sparse.
@@ -49,11 +51,11 @@ def with_gradient(owner: str, groups: Sequence[Mapping[str, Any]]) -> list[list[
 
 
 def gradient_norms(parameters: Iterable[Tensor]) -> list[float]:
-    """Euclidean norm of each parameter's gradient, computed in float32."""
+    """Return the Euclidean norm of each parameter's gradient, computed in float32."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return to_host([torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients])
 
 
 def global_norm(norms: Iterable[float]) -> float:
-    """The norm of all gradients together."""
+    """Return the norm of all gradients together."""
     return math.hypot(*norms)

@@ -6,16 +6,19 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
+from lion_pytorch.lion_pytorch import update_fn
 from torch import Tensor
 
 from arb_ternary_orchestrator.optim.base import FloatOptimizer, wide
 
 
 class Lion(FloatOptimizer):
-    """Steps by the sign of an interpolated momentum.
+    """Steps by the sign of an interpolated momentum, by the update of ``lion-pytorch``.
 
     ``c = beta1 m + (1 - beta1) g``; ``p -= lr (sign(c) + weight_decay p)``; then ``m = beta2 m + (1
-    - beta2) g``.
+    - beta2) g``. The package's own optimizer is not used because its momentum has the number format
+    of the parameter, in which a decay near 1 stands still for bfloat16, and because a copy of it
+    cannot step.
 
     Args:
         params: parameters, ``(name, parameter)`` pairs or param groups; real floating-point
@@ -37,16 +40,15 @@ class Lion(FloatOptimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        lr = group["lr"]
-        (beta1, beta2) = group["betas"]
         for parameter in parameters:
-            assert parameter.grad is not None
-            gradient = parameter.grad.to(wide(parameter))
             state = self.state[parameter]
             if not state:
-                state["momentum"] = torch.zeros_like(gradient)
-            momentum = state["momentum"]
-            direction = momentum.lerp(gradient, 1 - beta1).sign_()
-            weight = parameter.to(wide(parameter)) * (1 - lr * group["weight_decay"])
-            parameter.copy_(weight.add_(direction, alpha=-lr))
-            momentum.lerp_(gradient, 1 - beta2)
+                state["momentum"] = torch.zeros_like(parameter, dtype=wide(parameter))
+            update_fn(
+                parameter,
+                parameter.grad,
+                state["momentum"],
+                group["lr"],
+                group["weight_decay"],
+                *group["betas"],
+            )

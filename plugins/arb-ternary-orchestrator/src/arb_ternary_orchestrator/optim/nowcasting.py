@@ -1,8 +1,8 @@
-"""Weights some steps ahead, predicted from those of the last steps.
+"""Nowcasting: prediction of the weights some steps ahead from those of the last steps.
 
-After Jang, Lee and Park, "Learning to Boost Training by Periodic Nowcasting Near Future Weights",
-2023, where a trained network predicts. Here it is a line or a damped geometric series, which need
-no training.
+It follows Jang, Lee and Park, "Learning to Boost Training by Periodic Nowcasting Near Future
+Weights", 2023, where a trained network predicts. Here the prediction is a line or a damped
+geometric series, which need no training.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from arb_ternary_orchestrator.optim.wrapper import FloatWrapper
 
 
 class Nowcasting(FloatWrapper):
-    """Every ``every`` steps moves each parameter to where it is heading, ``horizon`` steps ahead.
+    """Every ``every`` steps moves each parameter to its predicted value ``horizon`` steps ahead.
 
-    The prediction is made from the last ``window`` snapshots, ``spacing`` steps apart; the last of
-    them is of the step itself. Afterwards they are forgotten: a jump is no step of the trajectory.
-    There is no jump before there are ``window`` of them, as after the state of one with other
-    settings has been loaded.
+    The prediction is made from the last ``window`` snapshots, ``spacing`` steps apart; the last one
+    is taken at the step itself. Afterwards they are dropped, because a jump is no step of the
+    trajectory. There is no jump before there are ``window`` snapshots, for example after loading
+    the state of an optimizer with other settings.
 
     Args:
         inner: the optimizer that steps.
         method: ``"linear"`` (:func:`linear_jump`) or ``"geometric"`` (:func:`geometric_jump`).
         every: steps between jumps.
-        window: snapshots.
+        window: number of snapshots.
         spacing: steps between snapshots.
-        horizon: steps ahead.
-        trust_ratio: longest jump of a parameter, as a multiple of the way between its first and its
-            last snapshot; None = any.
+        horizon: steps that a jump predicts.
+        trust_ratio: longest jump of a parameter, as a multiple of the distance between its first
+            and its last snapshot; None = any.
 
     Attributes:
-        steps: steps of the wrapped optimizer.
-        jumps: jumps so far.
+        steps: number of steps of the wrapped optimizer.
+        jumps: number of jumps so far.
 
     Raises:
         ConfigError: ``inner`` trains integer weights; the snapshots do not fit between two jumps,
@@ -62,7 +62,8 @@ class Nowcasting(FloatWrapper):
         trust_ratio: float | None = 1.0,
     ) -> None:
         super().__init__(inner)
-        if fault := window_fault(method, every, window, spacing):
+        fault = window_fault(method, every, window, spacing)
+        if fault is not None:
             raise ConfigError(f"Nowcasting: {fault}")
         self.method = method
         self.every = every
@@ -70,7 +71,8 @@ class Nowcasting(FloatWrapper):
         self.spacing = spacing
         self.horizon = horizon
         self.trust_ratio = trust_ratio
-        self.steps = self.jumps = 0
+        self.steps = 0
+        self.jumps = 0
 
     def _after(self) -> None:
         self.steps += 1
@@ -78,23 +80,22 @@ class Nowcasting(FloatWrapper):
         if left % self.spacing == 0 and left // self.spacing < self.window:
             for parameter in self.parameters:
                 self.state[parameter].setdefault("snapshots", []).append(parameter.detach().clone())
-        if left == 0:
-            if all(
-                len(self.state[parameter]["snapshots"]) == self.window
-                for parameter in self.parameters
-            ):
-                for parameter in self.parameters:
-                    self._jump(parameter)
-                self.jumps += 1
-            self.state.clear()
+        if left > 0:
+            return
+        counts = [len(self.state[parameter]["snapshots"]) for parameter in self.parameters]
+        if all(count == self.window for count in counts):
+            for parameter in self.parameters:
+                self._jump(parameter)
+            self.jumps += 1
+        self.state.clear()
 
     def _jump(self, parameter: Tensor) -> None:
         last = parameter.to(wide(parameter))
-        # What has not moved gives exactly zero everywhere, and so stays to the bit.
-        behind = [snapshot.to(last.dtype) - last for snapshot in self.state[parameter]["snapshots"]]
-        jump = (linear_jump if self.method == "linear" else geometric_jump)(
-            behind, self.horizon / self.spacing
-        )
+        # Elements that have not moved are exactly zero everywhere, so they keep their bits.
+        snapshots = self.state[parameter]["snapshots"]
+        behind = [snapshot.to(last.dtype) - last for snapshot in snapshots]
+        predict = linear_jump if self.method == "linear" else geometric_jump
+        jump = predict(behind, self.horizon / self.spacing)
         if self.trust_ratio is not None:
             longest = behind[0].norm() * self.trust_ratio
             length = jump.norm()
@@ -110,7 +111,7 @@ class Nowcasting(FloatWrapper):
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         self.steps = state["steps"]
         self.jumps = state["jumps"]
-        if state["plan"] != self._plan:  # snapshots at other distances than those that are to come
+        if state["plan"] != self._plan:  # the snapshots have other distances than the next ones
             self.state.clear()
 
     @property
@@ -118,17 +119,17 @@ class Nowcasting(FloatWrapper):
         return [self.every, self.window, self.spacing]
 
     def planned_state_bytes(self) -> int:
-        """The snapshots before a jump; at the jump itself they are gone."""
+        """Return the bytes of the snapshots before a jump; the jump drops them."""
         return (self.window - 1) * sum(parameter.nbytes for parameter in self.parameters)
 
 
 def linear_jump(behind: list[Tensor], ahead: float) -> Tensor:
-    """From the last of several equally spaced points to where their least-squares line is ``ahead``
-    spacings later.
+    """Return the jump from the last of several equally spaced points along their least-squares
+    line.
 
     Args:
-        behind: the points relative to the last of them, which is zero; oldest first.
-        ahead: how far, in spacings.
+        behind: the points relative to the last one, which is zero; oldest first.
+        ahead: length of the jump in spacings.
     """
     count = len(behind)
     middle = (count - 1) / 2
@@ -140,19 +141,19 @@ def linear_jump(behind: list[Tensor], ahead: float) -> Tensor:
 
 
 def geometric_jump(behind: list[Tensor], ahead: float) -> Tensor:
-    """From the last of several equally spaced points, as if each way were the one before times one
+    """Return the jump from the last of several equally spaced points if their distances shrink by a
     common ratio.
 
-    The ratio ``r`` is the least-squares one of all ways ``d`` of the tensor, ``sum(d' . d) / sum(d
-    . d)``, but at least 0 (what swings to and fro has arrived) and at most 1; the jump is the last
-    way times ``r + r**2 + ... + r**ahead``.
+    The ratio ``r`` is the least-squares one of all distances ``d`` of the tensor, ``sum(d' . d) /
+    sum(d . d)``, but at least 0 (an oscillating tensor has arrived) and at most 1; the jump is the
+    last distance times ``r + r**2 + ... + r**ahead``.
 
     Args:
-        behind: the points relative to the last of them; oldest first, three at least.
-        ahead: how far, in spacings.
+        behind: the points relative to the last one; oldest first, at least three.
+        ahead: length of the jump in spacings.
     """
-    ways = [after - before for before, after in pairwise(behind)]
-    pairs = list(pairwise(ways))
+    distances = [after - before for before, after in pairwise(behind)]
+    pairs = list(pairwise(distances))
     along = sum(
         ((after * before).sum() for before, after in pairs), torch.zeros_like(behind[0].sum())
     )
@@ -161,4 +162,4 @@ def geometric_jump(behind: list[Tensor], ahead: float) -> Tensor:
     series = torch.where(
         ratio < 1, ratio * (1 - ratio**ahead) / (1 - ratio), torch.full_like(ratio, ahead)
     )
-    return ways[-1] * series
+    return distances[-1] * series

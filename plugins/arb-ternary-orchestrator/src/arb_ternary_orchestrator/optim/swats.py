@@ -15,7 +15,7 @@ from arb_ternary.optim.ternary import to_host
 from arb_ternary_orchestrator.optim.base import FloatOptimizer, wide
 from arb_ternary_orchestrator.optim.config import SWATSConfig
 
-#: State of a group at its first step. It is not among ``defaults``, which are settings.
+#: State of a new group. It is not part of ``defaults``, which are settings.
 _START: Final = {"phase": "adam", "steps": 0, "projection": 0.0, "projections": 0, "sgd_rate": None}
 
 
@@ -29,9 +29,9 @@ class SWATS(FloatOptimizer):
 
         ``v = beta1 v + g``, ``w -= (1 - beta1) Lambda v``.
 
-    Steps on which ``p.g`` is zero say nothing of the rate. A group whose estimate is negative does
-    not switch: its steps have pointed uphill. Rates are kept as multiples of the group's ``lr``, so
-    that a schedule goes on through Adam, the average and SGD; at a constant ``lr`` that is the
+    Steps in which ``p.g`` is zero are ignored. A group whose estimate is negative does not switch,
+    because its steps have pointed uphill. Rates are kept as multiples of the group's ``lr``, so
+    that a schedule acts on Adam, the average and SGD alike; at a constant ``lr`` this is the
     paper's algorithm. Every group decides for itself.
 
     Groups have the entries ``lr`` (Adam's), ``betas``, ``eps``, ``weight_decay`` (decoupled, a
@@ -63,9 +63,7 @@ class SWATS(FloatOptimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, which begins with Adam; ConfigError for parameters that have no float
-        values.
-        """
+        """Add a group, which begins with Adam; ConfigError for parameters without float values."""
         super().add_param_group({**_START, **param_group})
 
     def _statistics(self) -> dict[str, float]:
@@ -94,8 +92,8 @@ class SWATS(FloatOptimizer):
                 self.state.pop(parameter, None)
 
     def _step_adam(self, group: dict[str, Any], parameter: Tensor) -> tuple[Tensor, Tensor]:
-        """Move ``parameter``; the products of the step (without decay) with itself and with the
-        gradient.
+        """Update ``parameter``; return the products of the step (without decay) with itself and
+        with the gradient.
         """
         assert parameter.grad is not None
         gradient = parameter.grad.to(wide(parameter))

@@ -1,5 +1,6 @@
-"""Wrappers of an optimizer of float parameters: they change the gradients that it sees, or what it
-has done.
+"""The base class of wrappers of an optimizer of float parameters.
+
+A wrapper changes the gradients before the step, or the parameters after it.
 """
 
 from __future__ import annotations
@@ -33,25 +34,22 @@ from arb_ternary_orchestrator.optim.gradients import (
 
 
 class FloatWrapper(Optimizer):
-    """The common part of the wrappers: it steps whenever the wrapped optimizer does, whose groups
-    are its own.
+    """Base of the wrappers: it has the groups of the wrapped optimizer and steps with it.
 
-    A schedule, a clipping of gradients or a scaler of losses acts on the groups as without the
-    wrapper.
+    A schedule, gradient clipping or a loss scaler acts on the groups as without the wrapper.
 
     Args:
         inner: the optimizer that steps, of float parameters only.
 
     Attributes:
         inner: the wrapped optimizer.
-        state: what the wrapper itself keeps, by parameter.
+        state: the wrapper's own state, by parameter.
 
     Raises:
-        ConfigError: ``inner`` is no optimizer, or trains something else than float parameters.
+        ConfigError: ``inner`` is no optimizer, or does not only train float parameters.
     """
 
-    # : Whether a gradient that is not finite drops the update, before it has changed anything that
-    # is kept.
+    #: Whether a gradient that is not finite drops the update before any state has changed.
     refuses: ClassVar[bool] = False
     #: Why it wraps optimizers of float parameters only.
     only_floats: ClassVar[str] = (
@@ -74,27 +72,25 @@ class FloatWrapper(Optimizer):
     # --- what a wrapper does
 
     def _before(self, parameters: list[Tensor], norms: list[float]) -> None:
-        """Change the gradients of ``parameters``; ``norms`` of them are empty unless the wrapper
-        refuses.
-        """
+        """Change the gradients of ``parameters``; ``norms`` is empty unless the wrapper refuses."""
 
     def _after(self) -> None:
-        """The inner optimizer has stepped."""
+        """Act after a step of the inner optimizer."""
 
     def _statistics(self) -> dict[str, float]:
-        """Numbers for the metrics file."""
+        """Return numbers for the metrics file."""
         return {}
 
     def _own_state(self) -> dict[str, Any]:
-        """What it keeps beside ``state``."""
+        """Return state that is not in ``state``."""
         return {}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`_own_state` gave."""
+        """Restore what :meth:`_own_state` returned."""
 
     @abstractmethod
     def planned_state_bytes(self) -> int:
-        """Most bytes of tensors that it will keep itself; see
+        """Return the most bytes of tensors that the wrapper itself will keep; see
         ``arb_ternary_train.protocols.PlansState``.
         """
 
@@ -112,12 +108,12 @@ class FloatWrapper(Optimizer):
 
     @property
     def takes_loss_signal(self) -> bool:
-        """Whether the wrapped optimizer takes it."""
+        """Whether the wrapped optimizer takes a loss signal."""
         return takes_loss_signal(self.inner)
 
     @property
     def defers(self) -> bool:
-        """Whether the wrapped optimizer may put a step off."""
+        """Whether the wrapped optimizer may defer a step."""
         return may_defer(self.inner)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -125,17 +121,18 @@ class FloatWrapper(Optimizer):
         self.inner.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's."""
+        """Reset the gradients."""
         self.inner.zero_grad(set_to_none)
 
     def may_step(self, loss_signal: Tensor | float | None = None) -> bool:
-        """Whether a step now would not be skipped."""
+        """Return whether a step now would not be skipped."""
         if self.refuses and not math.isfinite(global_norm(gradient_norms(self.parameters))):
             return False
         ask = getattr(self.inner, "may_step", None)
-        return ask is None or bool(
-            ask(**({"loss_signal": loss_signal} if self.takes_loss_signal else {}))
-        )
+        return ask is None or bool(ask(**self._signals(loss_signal)))
+
+    def _signals(self, loss_signal: Tensor | float | None) -> dict[str, Any]:
+        return {"loss_signal": loss_signal} if self.takes_loss_signal else {}
 
     @torch.no_grad()
     def step(
@@ -144,9 +141,8 @@ class FloatWrapper(Optimizer):
         """Take one step.
 
         Args:
-            closure: makes the gradients: runs forward and backward, returns the loss. It is called
-                once.
-            loss_signal: goes to a wrapped optimizer that takes it.
+            closure: computes the gradients and returns the loss. It is called once.
+            loss_signal: passed to a wrapped optimizer that takes it.
 
         Returns:
             What ``closure`` returned; without one a ``StepOutcome``.
@@ -158,7 +154,7 @@ class FloatWrapper(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        outcome = self._advance({"loss_signal": loss_signal} if self.takes_loss_signal else {})
+        outcome = self._advance(self._signals(loss_signal))
         return outcome if loss is None else loss
 
     def _advance(self, signals: Mapping[str, Any]) -> StepOutcome:
@@ -170,30 +166,27 @@ class FloatWrapper(Optimizer):
             for parameter in parameters:
                 parameter.grad = None
             return StepOutcome(stepped=False, skipped=True, grad_norm=norm)
-        # else the wrapped optimizer drops the update, and nothing is kept
+        # Otherwise the wrapped optimizer drops the update, and no state may change.
         if is_finite(signals.get("loss_signal")):
             self._before(parameters, norms)
         result = as_outcome(self.inner.step(**signals), self.inner)
         if result.stepped:
             self._after()
         known = norm if self.refuses and result.grad_norm is None else result.grad_norm
-        return evolve(
-            result, grad_norm=known, statistics={**result.statistics, **self._statistics()}
-        )
+        statistics = {**result.statistics, **self._statistics()}
+        return evolve(result, grad_norm=known, statistics=statistics)
 
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state, and what the wrapper keeps, by the position of the
-        parameter.
-        """
+        """Return the state of both optimizers; the wrapper's is by position of the parameter."""
         kept = {
             index: dict(self.state[p]) for index, p in enumerate(self.parameters) if p in self.state
         }
         return {"inner": self.inner.state_dict(), "state": kept, "own": self._own_state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         self.inner.load_state_dict(dict(state_dict["inner"]))
         parameters = self.parameters
         self.state = defaultdict(dict)
@@ -210,7 +203,7 @@ class FloatWrapper(Optimizer):
 
 
 def _on(parameter: Tensor, value: Any) -> Any:
-    """A copy of ``value`` beside ``parameter``."""
+    """Copy ``value`` to the device of ``parameter``."""
     if isinstance(value, Tensor):
         return value.to(parameter.device, copy=True)
     return [_on(parameter, each) for each in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Strategies: what a run may switch to, found by name and compared with what is configured."""
+"""Strategies that a run may switch to."""
 
 from arb_ternary_orchestrator.strategies.lookup import (
     applicable,

@@ -1,6 +1,4 @@
-"""From one optimizer of a model to the next: what the old one has learnt and the new one can
-use.
-"""
+"""Carrying state from one optimizer of a model to the next."""
 
 from __future__ import annotations
 
@@ -18,37 +16,31 @@ _OWN: Final = ("params", "lr", "initial_lr")
 
 
 def carry_state(old: Optimizer, new: Optimizer) -> None:
-    """Hand over, bit for bit, what ``old`` keeps and an optimizer in ``new`` of the same class and
-    parameters can use.
+    """Copy the state of ``old``, bit for bit, to optimizers in ``new`` of the same class and
+    parameters.
 
-    Moments, running magnitudes, counters and the rate of the last votes go over; settings do not,
-    which are what an optimizer's ``defaults`` name of its groups. What finds no match starts empty.
-    Votes and exponents are in the modules, where both optimizers find them. The new one is to be
-    built over the same model, and neither is in the middle of a step.
+    Moments, running magnitudes, counters and the rate of the last votes are copied. Settings are
+    not: they are the entries of a group that the optimizer's ``defaults`` have. An optimizer
+    without a match starts empty. Votes and exponents are in the modules, which both optimizers
+    share. Both are built over the same model, and neither is in the middle of a step.
 
     Args:
-        old: what has trained so far; it is not changed.
-        new: what is to go on, at any depth of parts and wrappers. A wrapper keeps the state of what
-            it holds under ``inner`` in its ``state_dict``, or starts empty.
+        old: the optimizer that has trained so far; it is not changed.
+        new: the optimizer that continues, with any parts and wrappers. A wrapper keeps the state of
+            the wrapped optimizer under ``inner`` in its ``state_dict``, or starts empty.
     """
     left = [each for each in inner_optimizers(old) if not isinstance(each, Joins)]
-    # What is inside comes before what holds it.
+    # Inner optimizers come before their wrappers.
     for each in reversed(list(inner_optimizers(new))):
         if isinstance(each, Joins):
-            # the groups of its parts are new dictionaries
+            # Its parts have new groups by now.
             each.load_state_dict(dict(each.state_dict()))
             continue
-        match = next(
-            (
-                other
-                for other in left
-                if type(other) is type(each) and _trained(other) == _trained(each)
-            ),
-            None,
-        )
-        if match is not None:
-            left.remove(match)
-            _hand_over(match, each)
+        for other in left:
+            if type(other) is type(each) and _trained(other) == _trained(each):
+                left.remove(other)
+                _copy_state(other, each)
+                break
 
 
 def _trained(optimizer: Optimizer) -> list[list[int]]:
@@ -57,7 +49,7 @@ def _trained(optimizer: Optimizer) -> list[list[int]]:
     return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def _hand_over(old: Optimizer, new: Optimizer) -> None:
+def _copy_state(old: Optimizer, new: Optimizer) -> None:
     state: dict[str, Any] = deepcopy(dict(old.state_dict()))
     fresh: Mapping[str, Any] = new.state_dict()
     if isinstance(new, Wraps):
@@ -73,10 +65,9 @@ def _hand_over(old: Optimizer, new: Optimizer) -> None:
 def _group(
     saved: Mapping[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A group with the settings of ``own`` and what ``saved`` has noted besides, such as the rate
-    of its last votes.
+    """Return a group with the settings of ``own`` and the state of ``saved``, such as the rate of
+    its last votes.
     """
-    noted = {
-        name: value for name, value in saved.items() if name not in _OWN and name not in defaults
-    }
-    return {**own, **noted}
+    settings = {*_OWN, *defaults}
+    state = {name: value for name, value in saved.items() if name not in settings}
+    return {**own, **state}

@@ -1,4 +1,4 @@
-"""Strategies by name, and which of them make a difference to a run."""
+"""Finding strategies by name, and comparing what they do to a run."""
 
 from __future__ import annotations
 
@@ -7,68 +7,77 @@ from typing import Any, Final
 
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.fields import to_plain
-from arb_ternary.errors import ComponentError
+from arb_ternary.errors import ComponentError, UsageProblem, nearest
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import load_target
 from arb_ternary_orchestrator.built_in import STRATEGIES
+from arb_ternary_orchestrator.hookspecs import arb_register_strategies
 from arb_ternary_orchestrator.strategies.strategy import Strategy
 from arb_ternary_orchestrator.strategies.transform import is_float, is_ternary, leaves_of
 from arb_ternary_orchestrator.telemetry import Phase
 
-#: By how much the score of a strategy rises in a phase of training that it suits.
+#: Factor on the score of a strategy in a phase of training that it suits.
 PREFERENCE: Final = 1.25
 
 
 def strategies_named(
     initial: str, safety: str, strategies: Iterable[str] | None
 ) -> tuple[str, ...]:
-    """What a run chooses among by its options of these names, the initial one first; some may not
-    fit its model.
+    """Return the strategies that a run chooses among, by its options; the initial one first.
 
-    None stands for the built-in ones. Those of other distributions are named, or take no part: what
-    is merely installed changes no run.
+    None stands for the built-in ones. Strategies of other distributions have to be named:
+    installing a distribution changes no run.
     """
-    return tuple(
-        dict.fromkeys((initial, safety, *(STRATEGIES if strategies is None else strategies)))
-    )
+    others = STRATEGIES if strategies is None else strategies
+    return tuple(dict.fromkeys((initial, safety, *others)))
 
 
 def find_strategy(name: str) -> Strategy:
-    """The strategy of that name.
+    """Return the strategy ``name``.
 
     Raises:
-        UsageProblem: there is none; it names the nearest and lists all.
-        EnvironmentProblem: its plugin is not installed, or was not loaded.
+        UsageProblem: there is none; the hint names the nearest and lists all.
+        EnvironmentProblem: two plugins have one of this name.
         ComponentError: what a plugin registered is no strategy.
     """
-    target = manager().registry.get("strategy", name).spec.target
-    found = load_target(f"strategy '{name}':", target)
-    if not isinstance(found, Strategy):
-        found = found()
-    if not isinstance(found, Strategy) or found.name != name:
+    registry = manager().registry
+    found = registry.by_name(arb_register_strategies.__name__)
+    if name not in found:
+        close = nearest(name, found)
+        hints = [f"did you mean {close!r}?"] if close else []
+        hints.append(f"available: {', '.join(found)}")
+        failed = [record.described for record in registry.records if not record.is_loaded]
+        if failed:
+            hints.append(f"plugins that are not loaded: {', '.join(failed)}")
+        raise UsageProblem(f"no strategy is called {name!r}", "\n".join(hints))
+    target = found[name].target
+    strategy = load_target(f"strategy '{name}':", target)
+    if not isinstance(strategy, Strategy):
+        strategy = strategy()
+    if not isinstance(strategy, Strategy) or strategy.name != name:
         raise ComponentError(f"strategy {name!r}: {target} is no Strategy of this name")
-    return found
+    return strategy
 
 
 def effect(
     strategy: Strategy, configured: OptimizerChoice, kinds: Collection[str]
 ) -> tuple[Any, ...]:
-    """What ``strategy`` makes of the parts of a model: rules, rates and clipping. Equal where two
-    do the same.
+    """Return what ``strategy`` makes of a run: rules, rates and clipping. Two strategies that do
+    the same have equal effects.
 
     Args:
-        strategy: any.
+        strategy: the strategy.
         configured: the run's optimizer.
-        kinds: of the parts that are trained: ``ternary``, ``float``, ``stored``.
+        kinds: kinds of the parts that are trained: ``ternary``, ``float``, ``stored``.
     """
     floats = "float" in kinds
     voted = bool({"ternary", "stored"} & set(kinds))
     adjustment = strategy.adjustment(configured)
-    rules = [
-        to_plain(strategy.leaf(leaf), given=False)
-        for leaf in leaves_of(configured)
-        if (floats or not is_float(leaf)) and (voted or not is_ternary(leaf))
-    ]
+    rules = []
+    for leaf in leaves_of(configured):
+        idle = (is_float(leaf) and not floats) or (is_ternary(leaf) and not voted)
+        if not idle:
+            rules.append(to_plain(strategy.leaf(leaf), given=False))
     return (
         rules,
         adjustment.float_rate if floats else 1.0,
@@ -80,13 +89,13 @@ def effect(
 def applicable(
     strategies: Iterable[Strategy], configured: OptimizerChoice, kinds: Collection[str]
 ) -> tuple[Strategy, ...]:
-    """Those of ``strategies`` that differ from each other in a run, in order; of several that are
-    alike the first.
+    """Return the strategies that differ in a run, in order; the first of several equal ones.
 
     Args:
-        strategies: some, best with ``configured`` first.
+        strategies: some strategies, best with ``configured`` first.
         configured: the run's optimizer.
-        kinds: of the parts that are trained: ``Planned.kinds``, or the keys of ``Trainable.parts``.
+        kinds: kinds of the parts that are trained: ``Planned.kinds``, or the keys of
+            ``Trainable.parts``.
     """
     found: list[Strategy] = []
     seen: list[tuple[Any, ...]] = []
@@ -99,7 +108,5 @@ def applicable(
 
 
 def preferences(strategies: Iterable[Strategy], phase: Phase) -> dict[str, float]:
-    """The factor of each strategy that suits ``phase``, by name: what ``Bandit.choose`` takes as
-    its context.
-    """
+    """Return the factor of each strategy that suits ``phase``, as ``Bandit.choose`` takes it."""
     return {strategy.name: PREFERENCE for strategy in strategies if phase in strategy.suits}

@@ -1,4 +1,4 @@
-"""The built-in strategies. docs/how-to/orchestrate.md has a table of what they do to votes."""
+"""The built-in strategies; docs/how-to/orchestrate.md has a table of what they do to votes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from arb_ternary_orchestrator.strategies.transform import (
 
 
 def _rule(name: str, **options: Any) -> LeafChange:
-    """Puts the rule ``name`` in the place of another that is known; its own options where it stands
-    there already.
+    """Return the change to the rule ``name``: it replaces another known rule, or gets ``options``
+    if it is configured already.
 
     The rate is the configured one, and rate times decay stays the same.
     """
@@ -28,7 +28,7 @@ def _rule(name: str, **options: Any) -> LeafChange:
         if leaf.name not in RATES:
             return leaf
         decay = getattr(leaf.options, "weight_decay", 0.0) * RATES[leaf.name] / RATES[name]
-        if name == "sgd":  # whose decay is part of the sum that momentum makes of gradients
+        if name == "sgd":  # its decay is part of the gradients that momentum sums up
             decay *= 1.0 - options["momentum"]
         return chosen(name, lr=_rate(leaf), weight_decay=decay, **options)
 
@@ -36,9 +36,7 @@ def _rule(name: str, **options: Any) -> LeafChange:
 
 
 def _clipped(leaf: OptimizerChoice) -> OptimizerChoice:
-    """AdamW whose gradients are clipped, each parameter's by itself; another rule that is not known
-    is clipped too.
-    """
+    """Return AdamW with gradients clipped per parameter; an unknown rule is clipped too."""
     return wrap_floats(_rule("adamw", beta1=0.9, beta2=0.999)(leaf), "adagc", max_norm=0.25)
 
 
@@ -47,16 +45,14 @@ def _rate(leaf: OptimizerChoice) -> float:
 
 
 def _narrow(leaf: OptimizerChoice) -> OptimizerChoice:
-    """Scaled votes that are clipped at one standard deviation, where the config clips no lower.
+    """Return scaled votes clipped at one standard deviation, or lower if so configured.
 
-    Of all settings of votes but their rate it is the only one that steadied them; other rules
+    Apart from the rate, it was the only setting of votes that made training steadier; other rules
     follow the rate alone.
     """
-    return (
-        with_options(leaf, clip=min(leaf.options.clip, 1.0))
-        if leaf.name == "scaled_votes"
-        else leaf
-    )
+    if leaf.name != "scaled_votes":
+        return leaf
+    return with_options(leaf, clip=min(leaf.options.clip, 1.0))
 
 
 configured = Strategy(

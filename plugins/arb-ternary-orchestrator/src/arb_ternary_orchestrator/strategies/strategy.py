@@ -1,6 +1,4 @@
-"""What a strategy is: a change of the optimizer that a run was configured with, and of its rates
-and clipping.
-"""
+"""Strategies: changes of a run's configured optimizer, of its rates and of gradient clipping."""
 
 from __future__ import annotations
 
@@ -20,35 +18,34 @@ from arb_ternary_orchestrator.strategies.transform import (
 from arb_ternary_orchestrator.telemetry import PHASES, Phase
 from arb_ternary_train.policy import Adjustment
 
-# : Usual rates of rules for float parameters beside AdamW's. A strategy replaces these rules by one
-# another, and leaves : all others in place. Lion: a third to a tenth, says Chen et al., 2023,
-# section 5.
+#: Usual rates of rules for float parameters, relative to AdamW's. A strategy replaces these rules
+#: by one another and keeps all others. Lion: a third to a tenth (Chen et al. 2023, section 5).
 RATES: Final = {"adamw": 1.0, "swats": 1.0, "lion": 0.3, "sgd": 30.0}
 
 
 def keep(leaf: OptimizerChoice) -> OptimizerChoice:
-    """The change that changes nothing."""
+    """Return ``leaf`` unchanged."""
     return leaf
 
 
 @frozen(kw_only=True)
 class Strategy:
-    """A way to go on training. It changes what a run was configured with, so that what it leaves
-    alone stays.
+    """A way to continue training, as changes of the run's configuration.
+
+    An optimizer that trains both ternary and float parameters itself keeps its options, and follows
+    the rates.
 
     Attributes:
         name: what a config calls it.
-        summary: what it is for, in one line.
-        float_rate: factor on the rate of float parameters; where ``float_leaf`` puts another rule
-            in their place, on that rule's usual rate.
-        ternary_rate: factor on the rate of what learns by votes.
+        summary: its purpose, in one line.
+        float_rate: factor on the rate of float parameters. If ``float_leaf`` replaces their rule,
+            it is a factor on the new rule's usual rate.
+        ternary_rate: factor on the rate of parts that learn by votes.
         grad_clip: largest norm of the gradient of all float parameters; None = any; ``configured``
             = as the phase says.
-        float_leaf: what becomes of an optimizer of float parameters.
-        ternary_leaf: what becomes of an optimizer of what learns by votes.
+        float_leaf: change of an optimizer of float parameters.
+        ternary_leaf: change of an optimizer of parts that learn by votes.
         suits: phases of training in which it is preferred (``Telemetry.phase``).
-
-    An optimizer that trains both by itself keeps its options, and follows the rates.
     """
 
     name: str
@@ -61,24 +58,24 @@ class Strategy:
     suits: tuple[Phase, ...] = field(default=(), validator=deep_iterable(in_(PHASES)))
 
     def optimizer(self, configured: OptimizerChoice) -> OptimizerChoice:
-        """The optimizer of this strategy in a run that was configured with ``configured``.
+        """Return the optimizer of this strategy in a run with the optimizer ``configured``.
 
-        It trains the same parts of a model, in the same places of the same wrappers.
+        It trains the same parts of a model, inside the same wrappers.
         """
         return map_leaves(configured, self.leaf)
 
     def leaf(self, configured: OptimizerChoice) -> OptimizerChoice:
-        """What becomes of an optimizer that holds no other one."""
+        """Return the change of an optimizer that contains no other one."""
         if is_float(configured):
             return self.float_leaf(configured)
         return self.ternary_leaf(configured) if is_ternary(configured) else configured
 
     def adjustment(self, configured: OptimizerChoice) -> Adjustment:
-        """Rates and clipping of this strategy in a run that was configured with ``configured``.
+        """Return rates and clipping of this strategy in a run with the optimizer ``configured``.
 
-        ``float_rate`` takes in that the usual rate of the configured rule may be another than that
-        of the strategy's. Clipping stays as it is configured where an optimizer decides over sums
-        of several gradients.
+        ``float_rate`` includes the ratio between the usual rates of the strategy's and of the
+        configured rule. Clipping stays as configured if an optimizer decides over sums of several
+        gradients.
         """
         mine = self.optimizer(configured)
         defers = getattr(mine.options, "defers", False)
@@ -90,5 +87,8 @@ class Strategy:
 
 
 def _usual_rate(choice: OptimizerChoice) -> float:
-    """Of the first optimizer of float parameters in ``choice``."""
-    return next((RATES.get(leaf.name, 1.0) for leaf in leaves_of(choice) if is_float(leaf)), 1.0)
+    """Return the usual rate of the first optimizer of float parameters in ``choice``."""
+    for leaf in leaves_of(choice):
+        if is_float(leaf):
+            return RATES.get(leaf.name, 1.0)
+    return 1.0

@@ -1,6 +1,4 @@
-"""Choices of optimizers, changed where they stand: at any depth, in parts and inside wrappers.
-Nothing is built.
-"""
+"""Changes of optimizer choices at any depth, in parts and inside wrappers. Nothing is built."""
 
 from __future__ import annotations
 
@@ -15,27 +13,27 @@ from arb_ternary.config.structure import options_class
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import OptimizerSpec
 
-#: From an optimizer that holds no other one to what is to stand in its place.
+#: A function from an optimizer that contains no other one to its replacement.
 LeafChange = Callable[[OptimizerChoice], OptimizerChoice]
 
 _VOTED: Final = frozenset({"ternary", "stored"})
 
 
 def is_float(leaf: OptimizerChoice) -> bool:
-    """Whether it trains float parameters and nothing else."""
+    """Return whether it trains float parameters and nothing else."""
     return leaf.spec.accepts == {"float"}
 
 
 def is_ternary(leaf: OptimizerChoice) -> bool:
-    """Whether it trains what learns by votes and nothing else."""
+    """Return whether it trains parts that learn by votes and nothing else."""
     return leaf.spec.accepts <= _VOTED
 
 
 def chosen(name: str, **options: Any) -> OptimizerChoice:
-    """The optimizer ``name`` with these options, as a config would have it.
+    """Return the optimizer ``name`` with these options, as a config would have it.
 
     Raises:
-        ArbError: there is none, or it is not installed.
+        ArbError: there is no such optimizer, or it is not installed.
         ValueError: an option is outside its range.
     """
     spec = manager().registry.get("optimizer", name).spec
@@ -45,7 +43,7 @@ def chosen(name: str, **options: Any) -> OptimizerChoice:
 
 
 def with_options(choice: OptimizerChoice, **options: Any) -> OptimizerChoice:
-    """``choice`` with other values of some of its options; itself where it has them already."""
+    """Return ``choice`` with other values of some options; itself if it has them already."""
     changed = {
         name: value
         for name, value in options.items()
@@ -53,14 +51,13 @@ def with_options(choice: OptimizerChoice, **options: Any) -> OptimizerChoice:
     }
     if not changed:
         return choice
-    given = choice.given | {
-        str(f.alias) for f in config_fields(type(choice.options)) if f.name in changed
-    }
+    fields = config_fields(type(choice.options))
+    given = choice.given | {str(field.alias) for field in fields if field.name in changed}
     return attrs.evolve(choice, options=attrs.evolve(choice.options, **changed), given=given)
 
 
 def map_leaves(choice: OptimizerChoice, change: LeafChange) -> OptimizerChoice:
-    """``choice`` with ``change`` made of every optimizer in it that holds no other one."""
+    """Return ``choice`` with ``change`` applied to every optimizer that contains no other one."""
     inside = _inside(choice)
     if not inside:
         return change(choice)
@@ -68,7 +65,7 @@ def map_leaves(choice: OptimizerChoice, change: LeafChange) -> OptimizerChoice:
 
 
 def leaves_of(choice: OptimizerChoice) -> Iterator[OptimizerChoice]:
-    """Every optimizer in ``choice`` that holds no other one."""
+    """Yield every optimizer in ``choice`` that contains no other one."""
     found: list[OptimizerChoice] = []
 
     def note(leaf: OptimizerChoice) -> OptimizerChoice:
@@ -80,53 +77,54 @@ def leaves_of(choice: OptimizerChoice) -> Iterator[OptimizerChoice]:
 
 
 def wrap_floats(choice: OptimizerChoice, name: str, **options: Any) -> OptimizerChoice:
-    """``choice`` with every optimizer of float parameters alone inside the wrapper ``name``; never
-    in two of them.
+    """Return ``choice`` with every optimizer of only float parameters inside the wrapper ``name``.
+
+    An optimizer that is in such a wrapper already is left alone.
 
     Args:
-        choice: of an optimizer.
-        name: a wrapper, whose option ``inner`` is what it holds.
-        options: its others.
+        choice: an optimizer.
+        name: a wrapper; its option ``inner`` is the wrapped optimizer.
+        options: the wrapper's other options.
     """
     if choice.name == name:
         return choice
     inside = _inside(choice)
     if not inside:
         return chosen(name, inner=choice, **options) if is_float(choice) else choice
-    wrap: LeafChange = lambda held: wrap_floats(held, name, **options)  # noqa: E731
+    wrap: LeafChange = lambda inner: wrap_floats(inner, name, **options)  # noqa: E731
     return with_options(choice, **{key: _each(value, wrap) for key, value in inside.items()})
 
 
 def _inside(choice: OptimizerChoice) -> dict[str, Any]:
-    """Options of ``choice`` that hold optimizers."""
+    """Return the options of ``choice`` that contain optimizers."""
     if choice.options is None:
         return {}
     options = {
         field.name: getattr(choice.options, field.name)
         for field in config_fields(type(choice.options))
     }
-    return {name: value for name, value in options.items() if _holds(value)}
+    return {name: value for name, value in options.items() if _contains(value)}
 
 
-def _holds(value: Any) -> bool:
+def _contains(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return any(map(_holds, value.values()))
+        return any(map(_contains, value.values()))
     if isinstance(value, list | tuple):
-        return any(map(_holds, value))
+        return any(map(_contains, value))
     return isinstance(value, Choice) and isinstance(value.spec, OptimizerSpec)
 
 
 def _mapped(value: Any, change: LeafChange) -> Any:
-    return _each(value, lambda held: map_leaves(held, change))
+    return _each(value, lambda inner: map_leaves(inner, change))
 
 
 def _each(value: Any, change: LeafChange) -> Any:
-    """``value`` with ``change`` made of every optimizer that it holds directly."""
+    """Return ``value`` with ``change`` applied to every optimizer that it directly contains."""
     if isinstance(value, Mapping):
         return {key: _each(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_each(item, change) for item in value)
-    return change(value) if _holds(value) else value
+    return change(value) if _contains(value) else value
 
 
 def _same(one: Any, other: Any) -> bool:

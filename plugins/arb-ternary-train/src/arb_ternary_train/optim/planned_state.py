@@ -19,7 +19,7 @@ def planned_state_bytes(optimizer: Optimizer) -> int:
     """Bytes of the tensors that ``optimizer`` and those inside it will keep, once each parameter
     has had a gradient.
 
-    Nothing is stepped. Of torch's own optimizers AdamW is known; others say it by
+    Nothing is stepped. Of torch's own optimizers AdamW and SGD are known; others say it by
     ``planned_state_bytes()``.
 
     Raises:
@@ -39,6 +39,9 @@ def _own_bytes(optimizer: Optimizer) -> int:
             parameter for group in optimizer.param_groups for parameter in group["params"]
         ]
         return sum(2 * parameter.nbytes + STEP_BYTES for parameter in parameters)
+    if isinstance(optimizer, torch.optim.SGD):
+        groups = [group["params"] for group in optimizer.param_groups if group["momentum"]]
+        return sum(parameter.nbytes for parameters in groups for parameter in parameters)
     if isinstance(optimizer, Joins | Wraps):
         return 0
     raise ConfigError(
