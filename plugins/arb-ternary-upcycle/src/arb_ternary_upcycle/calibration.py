@@ -1,6 +1,4 @@
-"""Text that weights are rounded and bases are chosen by, from training samples of the run's data;
-and held-out text.
-"""
+"""Samples of the run's data as token ids: for calibration from the training text, and held out."""
 
 from __future__ import annotations
 
@@ -19,22 +17,21 @@ if TYPE_CHECKING:
 def calibration_tokens(
     context: TrainingContext, *, tokens: int, block_size: int, seed: int
 ) -> Tensor:
-    """Training samples of ``block_size`` tokens, ``tokens`` of them or up to one sample more: int64
-    ``[N, S]``.
+    """Draw training samples of ``block_size`` tokens, at least ``tokens`` together: int64 ``[N, S]``.
 
-    The same ``seed`` gives the same samples, none of them twice.
+    The same ``seed`` gives the same samples. No sample is drawn twice.
 
     Raises:
         DataError: the training text is too short, or its samples are not sequences of ids.
     """
     data = context.data
     count = -(-tokens // block_size)
-    there = data.samples_per_epoch(block_size)
-    if there < count:
+    available = data.samples_per_epoch(block_size)
+    if available < count:
         raise DataError(
-            f"data {data.name}: {there:,} training samples of {block_size} tokens are too few for "
-            f"{tokens:,} tokens of calibration",
-            f"Ask for at most {there * block_size:,} tokens, or use a longer text.",
+            f"data {data.name}: {available:,} training samples of {block_size} tokens are too few "
+            f"for {tokens:,} tokens of calibration",
+            f"Ask for at most {available * block_size:,} tokens, or use a longer text.",
         )
     batches = data.batches(BatchRequest(batch_size=1, block_size=block_size, seed=seed))
     try:
@@ -45,8 +42,9 @@ def calibration_tokens(
 
 
 def held_out_tokens(context: TrainingContext, *, tokens: int, block_size: int) -> Tensor:
-    """Held-out samples of ``block_size`` predictions, about ``tokens`` in all: int64 ``[N, S +
-    1]``, spread evenly.
+    """Return held-out samples of ``block_size`` predictions, about ``tokens`` together.
+
+    They are spread evenly over the held-out text: int64 ``[N, S + 1]``.
 
     Raises:
         DataError: the held-out text is too short, or its samples are not sequences of ids.
@@ -56,12 +54,10 @@ def held_out_tokens(context: TrainingContext, *, tokens: int, block_size: int) -
 
 
 def _sequences(name: str, samples: list[Tensor], length: int) -> Tensor:
-    if any(
-        sample.dim() != 2 or sample.dtype != torch.int64 or sample.shape[1] < length
-        for sample in samples
-    ):
-        raise DataError(
-            f"data {name}: its samples are not sequences of token ids",
-            "Use the data source `text` or `tokens`.",
-        )
+    for sample in samples:
+        if sample.dim() != 2 or sample.dtype != torch.int64 or sample.shape[1] < length:
+            raise DataError(
+                f"data {name}: its samples are not sequences of token ids",
+                "Use the data source `text` or `tokens`.",
+            )
     return torch.cat([sample[:, :length] for sample in samples])

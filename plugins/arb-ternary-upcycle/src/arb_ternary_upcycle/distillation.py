@@ -1,4 +1,4 @@
-"""The distance of a student's predictions from a teacher's.
+"""The divergence of a student's predictions from a teacher's.
 
 Shapes: ``V`` vocabulary; ``...`` any others.
 """
@@ -11,12 +11,11 @@ from torch import Tensor
 
 
 def divergence(student_V: Tensor, teacher_V: Tensor, counts: Tensor, temperature: float) -> Tensor:
-    """``T**2 * KL(teacher || student)`` in nats, mean over the predictions that count: float32
-    scalar.
+    """Return ``T**2 * KL(teacher || student)`` in nats, the mean over the predictions that count.
 
     Both are softmaxes of logits over ``T``; the square keeps the size of the gradient (Hinton,
-    Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015). With no prediction that
-    counts it is 0.
+    Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015). The result is a float32
+    scalar, 0 if no prediction counts.
 
     Args:
         student_V: logits ``[..., V]``.

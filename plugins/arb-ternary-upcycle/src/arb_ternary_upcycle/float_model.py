@@ -1,13 +1,9 @@
 """A float decoder on disk, read block by block.
 
-======================
-============================================================================================
-``model.json`` options of the decoder, vocabulary, tokenizer, dtype, digest; written last: a folder
-that has
-                        it is complete
-``ends.safetensors`` ``embedding``, ``final_norm`` and, unless tied, ``head``
-``block-00000.safe...`` a block's tensors ======================
-============================================================================================
+* ``model.json``: options of the decoder, vocabulary, tokenizer, dtype, digest. It is written last: a
+  folder that has it is complete.
+* ``ends.safetensors``: ``embedding``, ``final_norm`` and, unless tied, ``head``.
+* ``block-00000.safetensors`` and so on: the tensors of a block.
 
 Tensors go by the paths of the decoder's modules, as in ``arb_ternary_interchange.decoder``:
 ``attention.query`` is the weight of that linear. Shapes: ``B`` sequences, ``S`` positions, ``D``
@@ -16,18 +12,16 @@ width, ``V`` vocabulary.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor, nn
 
-from arb_ternary.errors import DataError
+from arb_ternary.errors import ArbError, DataError
 from arb_ternary_text.models.attention import make_positions
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
@@ -35,11 +29,14 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.rms_norm import rms_norm
 from arb_ternary_train.safetensors_file import SafetensorsFile
 from arb_ternary_upcycle.stage_options import FloatDtype
+from arb_ternary_upcycle.store import read_json
 
 DTYPES: Final[Mapping[FloatDtype, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
 }
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 FORMAT: Final = "arb-ternary-float-model"
 VERSION: Final = 1
@@ -48,17 +45,15 @@ ENDS_FILE: Final = "ends.safetensors"
 
 
 def block_file(number: int) -> str:
-    """Name of the file of a block."""
+    """Return the name of a block's file."""
     return f"block-{number:05d}.safetensors"
 
 
 def float_config(config: DecoderConfig) -> DecoderConfig:
-    """The options of the float decoder that has the weights of a decoder of ``config``, every part
-    in float.
+    """Return the options of the float decoder that computes what a decoder of ``config`` does.
 
-    Powers of two in front of updates and logits are 1: they are in the weights that
-    ``arb_ternary_interchange.decoder.weights.exported_weights`` gives, and so is what eps and
-    scales of their own did.
+    Scale factors of updates and logits are 1, and there are no scales besides the weights:
+    ``arb_ternary_interchange.decoder.weights.exported_weights`` has multiplied them in.
     """
     return evolve(
         config,
@@ -83,32 +78,35 @@ def float_config(config: DecoderConfig) -> DecoderConfig:
 
 
 def block_outline(config: DecoderConfig) -> dict[str, Tensor]:
-    """Every tensor of a block by its name, without numbers, on the device ``meta``."""
+    """Return the tensors of a block by name, on the device ``meta``."""
     with torch.device("meta"):
-        return {_neutral(key): tensor for key, tensor in Block(config).state_dict().items()}
+        return neutral_tensors(Block(config))
 
 
 def ends_outline(config: DecoderConfig, vocabulary_size: int) -> dict[str, Tensor]:
-    """Every tensor outside the blocks by its name, without numbers, on the device ``meta``."""
+    """Return the tensors outside the blocks by name, on the device ``meta``."""
     with torch.device("meta"):
-        decoder = Decoder(config, vocabulary_size, blocks=nn.ModuleList())
-    return {_neutral(key): tensor for key, tensor in decoder.state_dict().items()}
+        return neutral_tensors(Decoder(config, vocabulary_size, blocks=nn.ModuleList()))
+
+
+def neutral_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a float decoder, or of a part of it, by the names used in the files."""
+    return {_neutral(key): tensor for key, tensor in module.state_dict().items()}
 
 
 class FloatModel:
-    """A float decoder on disk; nothing changes it. Blocks and logits are float32, whatever the
-    files hold.
+    """A float decoder on disk. Blocks and logits are float32, whatever the files hold.
 
-    Embedding, final norm and head stay in memory, in the dtype of the files, once they have been
-    used.
+    Embedding, final norm and head are read at their first use and stay in memory, in the number
+    format of the files.
 
     Attributes:
         path: its folder.
-        config: the decoder's options; all parts are float, activations too.
+        config: the decoder's options; all parts and the activations are float.
         vocabulary_size: ``V``.
-        tokenizer: ``to_json`` of its tokenizer; None where it has none.
-        dtype: of the files.
-        digest: SHA-256 in hexadecimal of everything in it.
+        tokenizer: ``to_json`` of its tokenizer; None if it has none.
+        dtype: number format of the files.
+        digest: SHA-256 in hexadecimal of the whole model.
     """
 
     def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
@@ -122,23 +120,22 @@ class FloatModel:
 
     @classmethod
     def open(cls, path: Path) -> FloatModel:
-        """The model in the stage folder ``path``.
+        """Open the model in the folder ``path``.
 
         Raises:
             DataError: there is none, it is not complete, or its description is damaged.
         """
         file = path / MODEL_FILE
+        if not file.exists():
+            raise DataError(f"{path}: no complete float model: it has no {MODEL_FILE}")
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise DataError(f"{path}: no complete float model: it has no {MODEL_FILE}") from error
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file}: cannot be read: {error}") from error
-        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (
-            FORMAT,
-            VERSION,
-        ):
-            raise DataError(f"{file}: not a {FORMAT} of version {VERSION}")
+            content = read_json(file)
+        except ArbError as error:
+            raise DataError(error.what) from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise DataError(f"{file}: not a {FORMAT}")
+        if content.get("version") != VERSION:
+            raise DataError(f"{file}: {FORMAT} of version {content.get('version')}, not {VERSION}")
         try:
             return cls(path, content)
         except (KeyError, TypeError, ValueError) as error:
@@ -146,64 +143,49 @@ class FloatModel:
 
     # --- weights
 
-    def weights(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with ``prefix``, by what follows it; float ones in float32.
-
-        ``""`` gives all of the model; ``"blocks.3."`` reads that block alone.
-        """
-        place = re.match(r"blocks\.(\d+)\.", prefix)
-        found = {} if place else dict(self._end_tensors())
-        for number in [int(place[1])] if place else range(self.config.layers):
-            found |= {
-                f"blocks.{number}.{name}": value
-                for name, value in self._block_tensors(number).items()
-            }
-        return {
-            name.removeprefix(prefix): _wide(value)
-            for name, value in found.items()
-            if name.startswith(prefix)
-        }
-
     def ends(self) -> dict[str, Tensor]:
-        """``embedding``, ``final_norm`` and, unless tied, ``head``, float32."""
+        """Return ``embedding``, ``final_norm`` and, unless tied, ``head``, in float32."""
         return {name: _wide(value) for name, value in self._end_tensors().items()}
 
+    def block_weights(self, number: int) -> dict[str, Tensor]:
+        """Return the tensors of a block by their names inside it; float ones in float32."""
+        if not 0 <= number < self.config.layers:
+            raise DataError(
+                f"{self.path}: there is no block {number}; there are {self.config.layers}"
+            )
+        stored = SafetensorsFile(self.path / block_file(number))
+        return {name: _wide(value) for name, value in stored.items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return all tensors of the model by name; float ones in float32."""
+        found = self.ends()
+        for number in range(self.config.layers):
+            for name, value in self.block_weights(number).items():
+                found[f"blocks.{number}.{name}"] = value
+        return found
+
     def block(self, number: int) -> Block:
-        """Block ``number``: float32, on the CPU, in evaluation mode, without gradients."""
+        """Return a block: float32, on the CPU, in evaluation mode, without gradients."""
         with torch.device("meta"):
             block = Block(self.config)
-        tensors = self._block_tensors(number)
-        state = {key: _wide(tensors[_neutral(key)]) for key in block.state_dict()}
-        block.load_state_dict(state, assign=True)
-        return block.eval().requires_grad_(False)
+        return _filled(block, self.block_weights(number))
 
     def decoder(self) -> Decoder:
-        """All of it as one module: float32, on the CPU, in evaluation mode, without gradients."""
+        """Return the whole model: float32, on the CPU, in evaluation mode, without gradients."""
         with torch.device("meta"):
             decoder = Decoder(self.config, self.vocabulary_size)
-        tensors = self.weights("")
-        decoder.load_state_dict(
-            {key: tensors[_neutral(key)] for key in decoder.state_dict()}, assign=True
-        )
-        return decoder.eval().requires_grad_(False)
+        return _filled(decoder, self.weights())
 
-    # --- a pass, on the device of what goes in
+    # --- forward pass, on the device of its input
 
     @torch.no_grad()
     def embed(self, tokens_BS: Tensor) -> Tensor:
-        """The residual stream before the first block, float32 ``[B, S, D]``."""
+        """Return the residual stream before the first block, float32 ``[B, S, D]``."""
         return _wide(F.embedding(tokens_BS, self._end("embedding", tokens_BS.device)))
 
     @torch.no_grad()
-    def run_block(self, number: int, x_BSD: Tensor) -> Tensor:
-        """The residual stream after block ``number``, of whole sequences."""
-        return self.through(self.block(number).to(x_BSD.device), x_BSD)
-
-    @torch.no_grad()
     def through(self, block: Block, x_BSD: Tensor) -> Tensor:
-        """The residual stream after ``block``, which is one of this model's, or has its sizes and
-        options.
-        """
+        """Run ``block``, which has the sizes of this model's blocks, on whole sequences."""
         config = self.config
         positions = make_positions(
             config, x_BSD, start=0, total=x_BSD.size(1), window=config.sliding_window
@@ -212,21 +194,17 @@ class FloatModel:
         return y_BSD
 
     @torch.no_grad()
-    def logits(self, x_BSD: Tensor) -> Tensor:
-        """Final norm and head of the residual stream after the last block, float32 ``[B, S,
-        V]``.
-        """
-        return F.linear(self.normed(x_BSD), _wide(self.head(x_BSD.device)))
-
-    @torch.no_grad()
     def normed(self, x_BSD: Tensor) -> Tensor:
-        """The final norm of the residual stream after the last block, float32."""
+        """Apply the final norm, in float32."""
         return rms_norm(x_BSD, self.config.norm_eps) * _wide(self._end("final_norm", x_BSD.device))
 
+    @torch.no_grad()
+    def logits(self, x_BSD: Tensor) -> Tensor:
+        """Apply final norm and head: float32 ``[B, S, V]``."""
+        return F.linear(self.normed(x_BSD), _wide(self.head(x_BSD.device)))
+
     def head(self, device: torch.device) -> Tensor:
-        """The matrix of the head, or of the embedding where that is tied, ``[V, D]`` in the dtype
-        of the files.
-        """
+        """Return the matrix of the head, ``[V, D]`` in the number format of the files."""
         return self._end("embedding" if self.config.tied else "head", device)
 
     # --- files
@@ -242,16 +220,15 @@ class FloatModel:
             self._ends = dict(SafetensorsFile(self.path / ENDS_FILE))
         return self._ends
 
-    def _block_tensors(self, number: int) -> dict[str, Tensor]:
-        if not 0 <= number < self.config.layers:
-            raise DataError(
-                f"{self.path}: there is no block {number}; there are {self.config.layers}"
-            )
-        return dict(SafetensorsFile(self.path / block_file(number)))
+
+def _filled(module: _Module, tensors: Mapping[str, Tensor]) -> _Module:
+    state = {key: tensors[_neutral(key)] for key in module.state_dict()}
+    module.load_state_dict(state, assign=True)
+    return module.eval().requires_grad_(False)
 
 
 def _neutral(key: str) -> str:
-    """The name of a tensor from its key in a state dict."""
+    """Return the name of a tensor in the files from its key in a state dict."""
     return key.removesuffix(".weight")
 
 

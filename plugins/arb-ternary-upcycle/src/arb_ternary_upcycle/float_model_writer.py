@@ -1,4 +1,4 @@
-"""Writes a float decoder to disk, block by block, so that a killed phase goes on where it was."""
+"""Writes a float decoder to disk block by block, so that a killed phase continues where it was."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 
 from arb_ternary.config.fields import to_plain
-from arb_ternary.errors import ArbError, ComponentError
+from arb_ternary.errors import ComponentError
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_train.directory import write_json
-from arb_ternary_train.durable import flush, replacing
-from arb_ternary_train.safetensors_file import write_safetensors
 from arb_ternary_upcycle.float_model import (
     DTYPES,
     ENDS_FILE,
@@ -28,28 +25,22 @@ from arb_ternary_upcycle.float_model import (
     ends_outline,
 )
 from arb_ternary_upcycle.stage_options import FloatDtype
-
-#: What is being written, from before the first file on.
-PLAN_FILE: Final = "plan.json"
-#: Bytes that are hashed at a time.
-_PIECE: Final = 1 << 22
+from arb_ternary_upcycle.store import Store
 
 
 class FloatModelWriter:
-    """Writes the files of a :class:`~arb_ternary_upcycle.float_model.FloatModel`, each whole or not
-    at all.
+    """Writes the files of a :class:`~arb_ternary_upcycle.float_model.FloatModel`.
 
-    What an earlier writer of the same plan has written stays, and is listed by
-    :meth:`written_blocks`; files of another plan are removed.
+    Files that an earlier writer with the same arguments has written are kept; see
+    :meth:`written_blocks`.
 
     Args:
-        path: the folder; it is made.
+        path: the folder; it is created.
         config: options of the decoder; see ``float_config``.
         vocabulary_size: rows of the embedding.
         tokenizer: ``to_json`` of the tokenizer, or None.
-        dtype: what float tensors are rounded to.
-        origin: what the numbers are made from, plain JSON: a part of the plan, beside all of the
-            above.
+        dtype: number format of float tensors in the files.
+        origin: what the weights are made from, plain JSON.
     """
 
     def __init__(
@@ -62,7 +53,6 @@ class FloatModelWriter:
         *,
         origin: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = path
         self.config = config
         self._dtype = DTYPES[dtype]
         self._content = {
@@ -75,30 +65,23 @@ class FloatModelWriter:
         }
         self._ends = ends_outline(config, vocabulary_size)
         self._block = block_outline(config)
-        path.mkdir(parents=True, exist_ok=True)
-        plan = {**self._content, "origin": dict(origin or {})}
-        if self._planned() != json.loads(json.dumps(plan)):
-            for file in (MODEL_FILE, PLAN_FILE, ENDS_FILE):
-                (path / file).unlink(missing_ok=True)
-            for stale in path.glob("block-*.safetensors"):
-                stale.unlink()
-            write_json(path / PLAN_FILE, plan)
+        self._store = Store(path, {**self._content, "origin": dict(origin or {})})
 
     @property
     def finished(self) -> bool:
         """Whether the model is complete."""
-        return (self.path / MODEL_FILE).is_file()
-
-    def written_blocks(self) -> frozenset[int]:
-        """Numbers of the blocks that are on disk."""
-        return frozenset(
-            each for each in range(self.config.layers) if (self.path / block_file(each)).is_file()
-        )
+        return MODEL_FILE in self._store
 
     @property
     def wrote_ends(self) -> bool:
         """Whether embedding, final norm and head are on disk."""
-        return (self.path / ENDS_FILE).is_file()
+        return ENDS_FILE in self._store
+
+    def written_blocks(self) -> frozenset[int]:
+        """Return the numbers of the blocks that are on disk."""
+        return frozenset(
+            number for number in range(self.config.layers) if block_file(number) in self._store
+        )
 
     def write_ends(self, tensors: Mapping[str, Tensor]) -> None:
         """Write ``embedding``, ``final_norm`` and, unless tied, ``head``.
@@ -117,64 +100,42 @@ class FloatModelWriter:
         self._write(block_file(number), tensors, self._block)
 
     def finish(self) -> FloatModel:
-        """Make the folder complete, and open it.
+        """Mark the folder as complete, and open the model.
 
         Raises:
             ComponentError: a file has not been written.
         """
         files = [ENDS_FILE, *(block_file(number) for number in range(self.config.layers))]
-        absent = [name for name in files if not (self.path / name).is_file()]
+        absent = [name for name in files if name not in self._store]
         if absent:
-            raise ComponentError(f"{self.path}: {', '.join(absent[:3])} not written yet")
+            raise ComponentError(f"{self._store.folder}: not written yet: {', '.join(absent[:3])}")
         if not self.finished:
             hasher = hashlib.sha256(json.dumps(self._content, sort_keys=True).encode())
             for name in files:
-                hasher.update(_digest(self.path / name))
-            write_json(self.path / MODEL_FILE, {**self._content, "digest": hasher.hexdigest()})
-            flush(self.path)
-        return FloatModel.open(self.path)
+                with (self._store.folder / name).open("rb") as file:
+                    hasher.update(hashlib.file_digest(file, "sha256").digest())
+            self._store.write_json(MODEL_FILE, {**self._content, "digest": hasher.hexdigest()})
+        return FloatModel.open(self._store.folder)
 
     def reopen(self) -> None:
-        """Make the folder incomplete again; its files stay."""
-        (self.path / MODEL_FILE).unlink(missing_ok=True)
-
-    def _planned(self) -> Any:
-        try:
-            return json.loads((self.path / PLAN_FILE).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise ArbError(
-                f"{self.path / PLAN_FILE}: cannot be read: {error}", "Remove the folder."
-            ) from error
+        """Mark the folder as incomplete again; its other files stay."""
+        self._store.delete(MODEL_FILE)
 
     def _write(
-        self, name: str, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
+        self, name: str, tensors: Mapping[str, Tensor], outlines: Mapping[str, Tensor]
     ) -> None:
-        given = {key: (value.shape, value.is_floating_point()) for key, value in tensors.items()}
-        expected = {key: (value.shape, value.is_floating_point()) for key, value in wanted.items()}
+        given = {key: _kind(value) for key, value in tensors.items()}
+        expected = {key: _kind(value) for key, value in outlines.items()}
         if given != expected:
-            wrong = sorted(
-                key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key)
-            )
-            raise ComponentError(
-                f"{self.path / name}: {', '.join(wrong[:3])} are not as the decoder has them"
-            )
-        converted = {
-            key: value.to(self._dtype if value.is_floating_point() else wanted[key].dtype)
-            for key, value in tensors.items()
-        }
-        try:
-            with replacing(self.path / name) as new:
-                write_safetensors(new, converted, "")
-            flush(self.path)
-        except OSError as error:
-            raise ArbError(f"{self.path / name}: cannot be written: {error}") from error
+            wrong = sorted({key for key, _ in given.items() ^ expected.items()})
+            names = ", ".join(wrong[:3])
+            raise ComponentError(f"{self._store.folder / name}: not as in the decoder: {names}")
+        converted = {}
+        for key, value in tensors.items():
+            dtype = self._dtype if value.is_floating_point() else outlines[key].dtype
+            converted[key] = value.to(dtype)
+        self._store.write_tensors(name, converted)
 
 
-def _digest(path: Path) -> bytes:
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            hasher.update(piece)
-    return hasher.digest()
+def _kind(tensor: Tensor) -> tuple[tuple[int, ...], bool]:
+    return tuple(tensor.shape), tensor.is_floating_point()

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from arb_ternary_train.seeding import derived_generator
-from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.folding import Basis, untied
 from arb_ternary_upcycle.rotation import random_rotation
 from arb_ternary_upcycle.stage_options import FoldRotateConfig
-from arb_ternary_upcycle.stage_phase import StagePhase
+from arb_ternary_upcycle.stage_phase import Stage, StagePhase
 from arb_ternary_upcycle.stages import find_stage, stage_folder
 from arb_ternary_upcycle.student import check_student
 
@@ -28,25 +27,20 @@ class FoldRotatePhase(StagePhase):
 
     def __init__(self, config: FoldRotateConfig) -> None:
         self.config = config
-        self._work: tuple[FloatModel, Basis] | None = None
 
-    def writer(self, context: TrainingContext) -> FloatModelWriter:
+    def prepare(self, context: TrainingContext) -> Stage:
         """See ``StagePhase``."""
         options = self.config
         teacher = find_stage(context, None, ("teacher",))
         seed = context.seed if options.seed is None else options.seed
-        rotation = (
-            random_rotation(teacher.config.width, derived_generator(seed, "residual"))
-            if options.rotate
-            else None
-        )
-        basis = Basis(
-            teacher.config, options.fold, rotation, seed if options.rotate_values else None
-        )
-        self._work = teacher, basis
+        residual = None
+        if options.rotate:
+            residual = random_rotation(teacher.config.width, derived_generator(seed, "residual"))
+        values_seed = seed if options.rotate_values else None
+        basis = Basis(teacher.config, options.fold, residual, values_seed)
         config = untied(teacher.config) if options.fold else teacher.config
         check_student(context.model, config)
-        return FloatModelWriter(
+        writer = FloatModelWriter(
             stage_folder(context, "prepared"),
             config,
             teacher.vocabulary_size,
@@ -61,29 +55,14 @@ class FoldRotatePhase(StagePhase):
             },
         )
 
-    def ends(self) -> Mapping[str, Tensor]:
-        """See ``StagePhase``."""
-        teacher, basis = self._parts
-        return basis.ends(teacher.ends())
+        def blocks(done: frozenset[int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+            for number in range(teacher.config.layers):
+                if number not in done:
+                    yield number, basis.block(number, teacher.block_weights(number))
 
-    def blocks(self, done: frozenset[int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
-        """See ``StagePhase``."""
-        teacher, basis = self._parts
-        for number in range(teacher.config.layers):
-            if number not in done:
-                yield number, basis.block(number, teacher.weights(f"blocks.{number}."))
-
-    def judge(self, context: TrainingContext, model: FloatModel) -> Mapping[str, float]:
-        """See ``StagePhase``."""
-        return {}
-
-    @property
-    def _parts(self) -> tuple[FloatModel, Basis]:
-        if self._work is None:
-            raise RuntimeError("the teacher has not been found")
-        return self._work
+        return Stage(writer, lambda: basis.ends(teacher.ends()), blocks)
 
 
 def build(config: FoldRotateConfig) -> FoldRotatePhase:
-    """The factory that the phase ``fold_rotate`` registers."""
+    """Build the phase ``fold_rotate``."""
     return FoldRotatePhase(config)

@@ -1,4 +1,4 @@
-"""Freeze a model but for one part, and refuse patterns that name none of what will learn."""
+"""Freeze a model except for one part, and refuse patterns that name nothing that learns."""
 
 from __future__ import annotations
 
@@ -17,19 +17,14 @@ from arb_ternary_train.part_names import is_named, near, parts_of
 
 @contextmanager
 def only_learning(model: nn.Module, part: nn.Module) -> Iterator[None]:
-    """Within the block nothing of ``model`` learns but what learns in ``part``; afterwards
-    everything is as before.
-    """
+    """Freeze everything in ``model`` outside ``part``, and undo that at the end."""
     inside = set(part.modules())
     own = set(part.parameters())
-    there: list[TernaryModule | StoredWeights] = [module for _, module in ternary_modules(model)]
-    there += [module for _, module in stored_modules(model)]
-    modules = [module for module in there if not module.frozen and module not in inside]
-    parameters = [
-        parameter
-        for parameter in model.parameters()
-        if parameter.requires_grad and parameter not in own
-    ]
+    found: list[TernaryModule | StoredWeights] = [module for _, module in ternary_modules(model)]
+    found += [module for _, module in stored_modules(model)]
+    modules = [module for module in found if not module.frozen and module not in inside]
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in learning if parameter not in own]
     for module in modules:
         module.frozen = True
     for parameter in parameters:
@@ -44,7 +39,7 @@ def only_learning(model: nn.Module, part: nn.Module) -> Iterator[None]:
 
 
 def parts_of_blocks(student: Decoder, distill_target: str) -> Sequence[str]:
-    """Names of what learns of each block while its turn is, first block first."""
+    """Return the path of the part of each block that learns, first block first."""
     part = ".attention" if distill_target == "attention" else ""
     return [f"blocks.{number}{part}" for number in range(len(student.blocks))]
 
@@ -52,24 +47,22 @@ def parts_of_blocks(student: Decoder, distill_target: str) -> Sequence[str]:
 def refuse_idle_patterns(
     student: Decoder, parts: Sequence[str], options: LoopOptions, where: str
 ) -> None:
-    """Refuse a pattern of ``freeze`` or ``rate_factors`` that names nothing in ``parts``; nothing
-    else learns.
+    """Refuse a pattern of ``freeze`` or ``rate_factors`` that names nothing inside ``parts``.
+
+    Patterns that name nothing in the whole model are left to the training loop.
 
     Raises:
-        ConfigError: there is one. Patterns that name nothing in the whole model are left to the
-            loop.
+        ConfigError: there is one.
     """
     names = [*parts_of(student)]
     learning = [name for name in names if name.startswith(tuple(f"{part}." for part in parts))]
-    for option, patterns in (
-        ("freeze", options.freeze or ()),
-        ("rate_factors", options.rate_factors or {}),
-    ):
+    given = {"freeze": options.freeze or (), "rate_factors": options.rate_factors or {}}
+    for option, patterns in given.items():
         for pattern in patterns:
             named = [name for name in names if is_named(name, [pattern])]
             if named and not set(named) & set(learning):
                 raise ConfigError(
-                    f"{where}.{option}: {pattern!r} has no effect: what it names does not learn in "
-                    "this phase, which trains blocks only",
+                    f"{where}.{option}: {pattern!r} has no effect because it names nothing that "
+                    "this phase trains, which is blocks only",
                     near(pattern, learning),
                 )

@@ -11,7 +11,7 @@ from arb_ternary_upcycle.float_model import FloatModel
 
 @torch.no_grad()
 def probe_loss(model: FloatModel, tokens_NS: Tensor) -> float:
-    """Mean cross entropy of each token but the first of a sample, nats.
+    """Return the mean cross entropy of all tokens but the first of each sample, in nats.
 
     Args:
         model: the model; each block is read once.
@@ -23,7 +23,7 @@ def probe_loss(model: FloatModel, tokens_NS: Tensor) -> float:
         block = model.block(number).to(tokens_NS.device)
         streams = [model.through(block, x_1SD) for x_1SD in streams]
     losses = [
-        F.cross_entropy(model.logits(x)[0], sample[1:])
-        for x, sample in zip(streams, tokens_NS, strict=True)
+        F.cross_entropy(model.logits(x_1SD)[0], sample[1:])
+        for x_1SD, sample in zip(streams, tokens_NS, strict=True)
     ]
     return float(torch.stack(losses).double().mean())

@@ -1,13 +1,12 @@
-"""A phase that makes a stage: block by block, so that it goes on after a kill with the blocks that
-there are.
-"""
+"""A phase that makes a stage block by block, so that a killed one continues with what is missing."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.errors import ArbError
@@ -19,65 +18,82 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
 
-class StagePhase(ABC):
-    """Writes a float model; the run's own model stays as it is.
+@frozen(eq=False)
+class Stage:
+    """A stage to be written.
 
-    What it has done lies in the files of the stage: a resumed phase writes the blocks that are
-    missing. Its state are its final numbers, once it has them; then nothing is left to do.
+    Attributes:
+        writer: writes it.
+        ends: returns embedding, final norm and head.
+        blocks: called with the numbers of the blocks that are on disk, of which not all are;
+            yields number and tensors of each other block, in order.
     """
 
+    writer: FloatModelWriter
+    ends: Callable[[], Mapping[str, Tensor]]
+    blocks: Callable[[frozenset[int]], Iterator[tuple[int, Mapping[str, Tensor]]]]
+
+
+class StagePhase(ABC):
+    """Writes a float model; the run's own model is not changed.
+
+    A resumed phase writes the blocks that are missing in the files of the stage. Its state is its
+    metrics, once it has them; then nothing is left to do.
+    """
+
+    name: str
     _metrics: Mapping[str, float] | None = None
 
-    @property
     @abstractmethod
-    def name(self) -> str:
-        """Of the phase."""
+    def prepare(self, context: TrainingContext) -> Stage:
+        """Check everything that can be wrong before anything is computed."""
 
-    @abstractmethod
-    def writer(self, context: TrainingContext) -> FloatModelWriter:
-        """Check everything that can be wrong, and say what will be written where."""
-
-    @abstractmethod
-    def ends(self) -> Mapping[str, Tensor]:
-        """Embedding, final norm and head."""
-
-    @abstractmethod
-    def blocks(self, done: frozenset[int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
-        """The blocks that are not ``done``, in order."""
-
-    @abstractmethod
     def judge(self, context: TrainingContext, model: FloatModel) -> Mapping[str, float]:
-        """Final numbers of the finished model; raises where it is not what it should be."""
+        """Return metrics of the finished stage.
+
+        Raises:
+            ArbError: it is of no use; no later phase will then take it.
+        """
+        return {}
 
     def run(self, context: TrainingContext) -> PhaseResult:
         """Write what is missing, then judge the whole; see ``Phase``."""
         if self._metrics is not None:
             return PhaseResult(steps=0, metrics=self._metrics)
-        writer = self.writer(context)
-        done = writer.written_blocks()
-        reporter = context.logbook.reporter
-        reporter.start(self.name, writer.config.layers, len(done))
-        for number, tensors in self.blocks(done) if len(done) < writer.config.layers else ():
-            writer.write_block(number, tensors)
-            done |= {number}
-            reporter.step(len(done), {}, False)
-            context.stop_if_requested()
-        if not writer.wrote_ends:
-            writer.write_ends(self.ends())
-        reporter.stop()
+        writer = self._write(context)
         try:
             self._metrics = dict(self.judge(context, writer.finish()))
         except ArbError:
-            writer.reopen()  # no later phase is to take it
+            writer.reopen()
             raise
         context.mark_progress()
         context.save_checkpoint()
         return PhaseResult(steps=0, metrics=self._metrics)
 
+    def _write(self, context: TrainingContext) -> FloatModelWriter:
+        """Write the stage. What it was made from is out of memory when this returns."""
+        stage = self.prepare(context)
+        writer = stage.writer
+        layers = writer.config.layers
+        done = writer.written_blocks()
+        written = len(done)
+        reporter = context.logbook.reporter
+        reporter.start(self.name, layers, written)
+        if written < layers:
+            for number, tensors in stage.blocks(done):
+                writer.write_block(number, tensors)
+                written += 1
+                reporter.step(written, {}, False)
+                context.stop_if_requested()
+        if not writer.wrote_ends:
+            writer.write_ends(stage.ends())
+        reporter.stop()
+        return writer
+
     def state_dict(self) -> dict[str, Any]:
-        """The final numbers, once there are some."""
+        """Return the metrics, or None in their place before the phase has ended."""
         return {"metrics": self._metrics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what is on disk when the phase is run."""
+        """Continue from what is on disk when the phase runs."""
         self._metrics = state["metrics"]

@@ -1,21 +1,22 @@
-"""The stages of an upcycled run: float models in ``RUN/stages/NAME``, each made by a phase from the
-one before it.
-"""
+"""The stages of an upcycled run: float models in ``RUN/stages/NAME``, each made from another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 from arb_ternary.errors import DataError
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.init_from import run_of
 from arb_ternary_upcycle.float_model import MODEL_FILE, FloatModel
 
+if TYPE_CHECKING:
+    from arb_ternary_train.context import TrainingContext
+
 StageName = Literal["teacher", "prepared", "surgery"]
 
-#: The phase that makes each stage; in the order in which one is made from another, oldest first.
+#: The phase that makes each stage, in the order in which one is made from another.
 MADE_BY: Final[Mapping[StageName, str]] = {
     "teacher": "load_teacher",
     "prepared": "fold_rotate",
@@ -23,27 +24,20 @@ MADE_BY: Final[Mapping[StageName, str]] = {
 }
 
 
-class HasDirectory(Protocol):
-    """As much of a run as the search for its stages needs."""
-
-    @property
-    def directory(self) -> Path: ...
-
-
-def stage_folder(context: HasDirectory, name: StageName) -> Path:
-    """Where a run keeps a stage."""
+def stage_folder(context: TrainingContext, name: StageName) -> Path:
+    """Return the folder of a stage of a run."""
     return context.directory / "stages" / name
 
 
 def find_stage(
-    context: HasDirectory, option: Path | str | None, names: Sequence[StageName]
+    context: TrainingContext, option: Path | str | None, names: Sequence[StageName]
 ) -> FloatModel:
-    """The newest complete stage among ``names``, in the order of :data:`MADE_BY`.
+    """Find the newest complete stage among ``names``, by the order of :data:`MADE_BY`.
 
     Args:
         context: the run.
         option: a stage folder, which is taken whatever its name, or a run directory; None = this
-            run. Where a run has no stage, those of the run that it started from (``--init-from``)
+            run. If a run has no stage, those of the run that it started from (``--init-from``)
             count.
         names: stages that serve.
 
@@ -53,21 +47,22 @@ def find_stage(
     start = context.directory if option is None else Path(option)
     if option is not None and (start / MODEL_FILE).is_file():
         return FloatModel.open(start)
+    serving = [name for name in MADE_BY if name in names]
     for directory in lineage(start):
-        for name in reversed(list(MADE_BY)):
+        for name in reversed(serving):
             folder = directory / "stages" / name
-            if name in names and (folder / MODEL_FILE).is_file():
+            if (folder / MODEL_FILE).is_file():
                 return FloatModel.open(folder)
-    wanted = " or ".join(name for name in MADE_BY if name in names)
-    makers = " or ".join(f"`{maker}`" for name, maker in MADE_BY.items() if name in names)
+    makers = " or ".join(f"`{MADE_BY[name]}`" for name in serving)
     raise DataError(
-        f"{start}: no complete stage {wanted} is here, nor in the run that it started from",
+        f"{start}: no complete stage {' or '.join(serving)} is here, nor in the run that it "
+        "started from",
         f"Put the phase {makers} before this one, or name a stage folder, or a run that has one.",
     )
 
 
 def lineage(directory: Path) -> Iterator[Path]:
-    """A run, the run that it started from, and so on."""
+    """Yield a run, the run that it started from, and so on."""
     seen: set[Path] = set()
     found: Path | None = directory
     while found is not None and found.resolve() not in seen:

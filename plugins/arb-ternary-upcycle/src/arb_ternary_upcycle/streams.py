@@ -1,9 +1,7 @@
-"""The residual streams of student and teacher at a block, sample by sample, from the cache where
-they are.
+"""The residual streams of student and teacher at a block, from the cache if they are there.
 
 Each sample runs alone, with or without a cache: the sums of a matrix product may depend on the
-number of rows, and a sample's stream must not depend on the batch that it is in, or on which others
-of it are cached.
+number of rows, and a sample's stream must not depend on its batch or on which samples are cached.
 
 Shapes: ``B`` samples, ``S`` positions, ``D`` width.
 """
@@ -23,16 +21,13 @@ from arb_ternary_upcycle.teacher_module import Teacher
 
 
 class Streams:
-    """What enters a block of the student, and what it is to give.
+    """Inputs and targets of a block of the student.
 
     Args:
         student: its blocks before the one in training are frozen.
         teacher: of the same sizes.
         target: see ``BlockwiseConfig.distill_target``.
         cache: None = everything is computed anew.
-
-    Attributes:
-        asked, found: streams that were asked for, and those of them that were cached.
     """
 
     def __init__(
@@ -47,31 +42,25 @@ class Streams:
         self._target = target
         self._cache = cache
         self._dtype: torch.dtype | None = None
-        self.asked = self.found = 0
 
     def begin(self, block: int) -> None:
-        """Block ``block`` is trained from now on: forget what it does not need."""
+        """Drop what is not needed to train ``block``."""
         if self._cache is not None:
             self._cache.keep_only(_places(block))
 
     @torch.no_grad()
-    def entering(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
-        """The student's residual stream before ``block``, ``[B, S, D]``; as if nothing in the model
-        learned.
-        """
+    def inputs(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
+        """Return the student's residual stream before ``block``, ``[B, S, D]``."""
         student = self._student
-        return self._stream(
-            "student",
-            block,
-            inputs_BS,
-            samples_B,
-            embed=student.embed,
-            run=lambda number, x_BSD: student.run_blocks(x_BSD, number, number + 1),
-        )
+
+        def run(number: int, x_BSD: Tensor) -> Tensor:
+            return student.run_blocks(x_BSD, number, number + 1)
+
+        return self._stream("student", block, inputs_BS, samples_B, student.embed, run)
 
     @torch.no_grad()
-    def wanted(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
-        """What ``block`` is to give, of the teacher: float32 ``[B, S, D]``."""
+    def targets(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
+        """Return the teacher's output that ``block`` learns to give, float32 ``[B, S, D]``."""
         if self._target == "attention":
             return self._updates(block, inputs_BS, samples_B)
         return self._teacher_stream(block + 1, inputs_BS, samples_B)
@@ -79,25 +68,23 @@ class Streams:
     def _teacher_stream(self, level: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
         teacher = self._teacher
         return self._stream(
-            "teacher", level, inputs_BS, samples_B, embed=teacher.embed, run=teacher.run_block
+            "teacher", level, inputs_BS, samples_B, teacher.embed, teacher.run_block
         )
 
     def _updates(self, block: int, inputs_BS: Tensor, samples_B: Tensor) -> Tensor:
-        """The updates of the teacher's attention; the streams after its block are kept for the next
-        one.
-        """
-        place = Place("attention", block)
-        after = Place("teacher", block + 1)
-        rows, missing = self._look_up(place, inputs_BS, samples_B)
+        """Return the updates of the teacher's attention; keep the streams for the next block."""
+        rows = self._cached(Place("attention", block), inputs_BS, samples_B)
+        missing = [row for row, found in enumerate(rows) if found is None]
         if missing:
             x_MSD = self._teacher_stream(block, inputs_BS[missing], samples_B[missing])
             attention = self._teacher.block(block).attention
             for row, x_SD in zip(missing, x_MSD, strict=True):
-                with updates_of(attention) as updates:
+                with recorded_updates(attention) as updates:
                     y_1SD = self._teacher.run_block(block, x_SD[None])
                 rows[row] = updates[0][0]
-                self._keep(place, inputs_BS[row], samples_B[row], updates[0][0])
-                self._keep(after, inputs_BS[row], samples_B[row], y_1SD[0])
+                inputs_S = inputs_BS[row]
+                self._keep(Place("attention", block), inputs_S, samples_B[row], updates[0][0])
+                self._keep(Place("teacher", block + 1), inputs_S, samples_B[row], y_1SD[0])
         return torch.stack([found for found in rows if found is not None])
 
     def _stream(
@@ -106,45 +93,41 @@ class Streams:
         level: int,
         inputs_BS: Tensor,
         samples_B: Tensor,
-        *,
         embed: Callable[[Tensor], Tensor],
         run: Callable[[int, Tensor], Tensor],
     ) -> Tensor:
-        """The residual stream after ``level`` blocks, from what is cached of it, or of the level
-        before.
+        """Return the residual stream after ``level`` blocks.
+
+        It continues from what is cached of that level, or of the level before.
         """
         if level == 0:
             return torch.cat([embed(inputs_BS[row : row + 1]) for row in range(len(inputs_BS))])
-        rows, missing = self._look_up(Place(kind, level), inputs_BS, samples_B)
-        if not missing:
-            return torch.stack([found for found in rows if found is not None])
-        before = self._cached(Place(kind, level - 1), inputs_BS[missing], samples_B[missing])
-        at: dict[int, tuple[int, Tensor]] = {}
-        for row, x_SD in zip(missing, before, strict=True):
-            at[row] = (
-                (0, embed(inputs_BS[row : row + 1])) if x_SD is None else (level - 1, x_SD[None])
-            )
-        # Block by block, so that a teacher that does not fit into memory is read once for all
-        # samples.
-        for number in range(min(start for start, _ in at.values()), level):
-            for row, (start, x_1SD) in at.items():
-                if start <= number:
-                    at[row] = (start, run(number, x_1SD))
-        for row, (_, x_1SD) in at.items():
-            rows[row] = x_1SD[0]
-            self._keep(Place(kind, level), inputs_BS[row], samples_B[row], x_1SD[0])
+        rows = self._cached(Place(kind, level), inputs_BS, samples_B)
+        missing = [row for row, found in enumerate(rows) if found is None]
+        if missing:
+            before = self._cached(Place(kind, level - 1), inputs_BS[missing], samples_B[missing])
+            streams: dict[int, Tensor] = {}
+            starts: dict[int, int] = {}
+            for row, x_SD in zip(missing, before, strict=True):
+                if x_SD is None:
+                    streams[row] = embed(inputs_BS[row : row + 1])
+                    starts[row] = 0
+                else:
+                    streams[row] = x_SD[None]
+                    starts[row] = level - 1
+            # Block by block, so that a teacher that does not fit into memory is read once for all
+            # samples.
+            for number in range(min(starts.values()), level):
+                for row in missing:
+                    if starts[row] <= number:
+                        streams[row] = run(number, streams[row])
+            for row in missing:
+                rows[row] = streams[row][0]
+                self._keep(Place(kind, level), inputs_BS[row], samples_B[row], streams[row][0])
         return torch.stack([found for found in rows if found is not None])
 
-    def _look_up(
-        self, place: Place, inputs_BS: Tensor, samples_B: Tensor
-    ) -> tuple[list[Tensor | None], list[int]]:
-        """What is cached of a batch, and the rows that are not."""
-        rows = self._cached(place, inputs_BS, samples_B)
-        missing = [row for row, found in enumerate(rows) if found is None]
-        self.asked, self.found = self.asked + len(rows), self.found + len(rows) - len(missing)
-        return rows, missing
-
     def _cached(self, place: Place, inputs_BS: Tensor, samples_B: Tensor) -> list[Tensor | None]:
+        """Return what is cached of each row of a batch, or None."""
         if self._cache is None or (place.level == 0 and place.kind != "attention"):
             return [None] * len(inputs_BS)
         found = [
@@ -164,7 +147,7 @@ class Streams:
 
 
 def _places(block: int) -> Collection[Place]:
-    """What training ``block`` reads and writes: its own streams, and those before it."""
+    """Return the places that training ``block`` reads and writes."""
     return (
         Place("student", block - 1),
         Place("student", block),
@@ -175,8 +158,8 @@ def _places(block: int) -> Collection[Place]:
 
 
 @contextmanager
-def updates_of(attention: nn.Module) -> Iterator[list[Tensor]]:
-    """What ``attention`` returns within the block, call by call."""
+def recorded_updates(attention: nn.Module) -> Iterator[list[Tensor]]:
+    """Yield a list of what ``attention`` returns within the block, call by call."""
     found: list[Tensor] = []
     handle = attention.register_forward_hook(lambda _module, _inputs, output: found.append(output))
     try:

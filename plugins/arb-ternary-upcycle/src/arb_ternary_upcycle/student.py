@@ -13,7 +13,7 @@ from arb_ternary_text.models.decoder import Decoder
 
 
 def student_of(model: nn.Module) -> Decoder:
-    """The run's model.
+    """Return the run's model.
 
     Raises:
         ConfigError: it is no decoder.
@@ -27,16 +27,15 @@ def student_of(model: nn.Module) -> Decoder:
 
 
 def check_student(model: nn.Module, teacher: DecoderConfig) -> None:
-    """As :func:`check_options`, of the run's model."""
+    """Check the options of the run's model; see :func:`check_options`."""
     check_options(student_of(model).config, teacher)
 
 
 def check_options(student: DecoderConfig, teacher: DecoderConfig) -> None:
-    """See that a student has the shapes and the function of a teacher; its attention may be
-    another.
+    """Check that a student has the shapes and the function of a teacher, except for attention.
 
     Raises:
-        ConfigError: options differ; each is named with what it would have to be.
+        ConfigError: options differ; each is named with the value that it needs.
     """
     wanted = _shape(teacher)
     found = _shape(student)
@@ -54,8 +53,8 @@ def check_options(student: DecoderConfig, teacher: DecoderConfig) -> None:
     ]
     settings = ", ".join(f"{name}: {_shown(wanted[name])}" for name in wrong)
     raise ConfigError(
-        f"model: it cannot take the teacher's weights, for {len(wrong)} of its options differ:\n  "
-        + "\n  ".join(lines),
+        f"model: it cannot take the teacher's weights because {len(wrong)} of its options "
+        "differ:\n  " + "\n  ".join(lines),
         f"Set under `model`: {settings}",
     )
 
@@ -83,7 +82,7 @@ def _shape(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal; numbers may differ by the rounding to float32 that files make."""
+    """Compare options; numbers may differ by the rounding to float32 in files."""
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, float) and isinstance(other, int | float):

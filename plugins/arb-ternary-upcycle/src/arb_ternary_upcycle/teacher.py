@@ -1,4 +1,4 @@
-"""Reads a teacher, whatever it lies in: a run of this program, or what an importer recognises."""
+"""Reads a teacher: a run of this program, or anything that an importer recognises."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class PretrainedModel:
 
     Attributes:
         model: the decoder, in evaluation mode.
-        tokenizer: ``to_json`` of its tokenizer; None where none came with it.
+        tokenizer: ``to_json`` of its tokenizer; None if none came with it.
         origin: what it was read from, plain JSON.
-        notes: what could not be mapped or was rounded, a sentence each.
+        notes: what could not be mapped or was rounded, one sentence each.
     """
 
     model: Decoder
@@ -42,15 +42,15 @@ class PretrainedModel:
 
     @property
     def config(self) -> DecoderConfig:
-        """The options of the float decoder with its weights."""
+        """Options of the float decoder with its weights."""
         return float_config(self.model.config)
 
     def ends(self) -> dict[str, Tensor]:
-        """Embedding, final norm and head, float32."""
+        """Return embedding, final norm and head, float32."""
         return {name: value for name, value in self._weights() if not name.startswith("blocks.")}
 
     def blocks(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Each block's tensors by their names inside it, float32."""
+        """Yield number and tensors of each block, by their names inside it, float32."""
         tensors: dict[str, Tensor] = {}
         current = 0
         for name, value in self._weights():
@@ -70,33 +70,30 @@ class PretrainedModel:
 
 
 def read_teacher(source: str, dtype: FloatDtype) -> PretrainedModel:
-    """Read a teacher. Nothing that comes with it is executed; the global generators are left as
-    they were.
+    """Read a teacher. No code that comes with it is run, and the global generators do not change.
 
     Args:
         source: a run directory or checkpoint, or what an importer takes: a folder, a file,
             ``hf://org/name``.
-        dtype: what its weights will be kept in; bfloat16 halves the memory that reading takes.
+        dtype: number format that its weights will be kept in; with bfloat16, reading takes half
+            the memory.
 
     Raises:
-        ConfigError: it is no decoder, or has parts that no float decoder of plain blocks has.
-        ArbError: as ``find_source``, ``Importer.load`` and ``load_run`` say.
+        ConfigError: it is no decoder, or has parts that a float decoder does not have.
+        ArbError: see ``find_source``, ``Importer.load`` and ``load_run``.
     """
     with preserved_global_rng(torch.device("cpu")), torch.no_grad():
         if "://" not in source and is_run(Path(source)):
             run = load_run(Path(source), device="cpu")
             tokenizer = run.directory.attachments().get("tokenizer")
-            return PretrainedModel(
-                _decoder(run.model, source), tokenizer, {"checkpoint": str(run.checkpoint.path)}
-            )
+            origin = {"checkpoint": str(run.checkpoint.path)}
+            return PretrainedModel(_decoder(run.model, source), tokenizer, origin)
         found = find_source(source)
         imported = found.importer.load(found.path)
         pure_float = set(imported.model.get("float_parts", ())) == set(FLOAT_PARTS)
+        made_in = DTYPES[dtype] if pure_float else torch.float32
         backend = select(request_backend(device="cpu"))
-        with (
-            use_backend(backend.name),
-            _default_dtype(DTYPES[dtype] if pure_float else torch.float32),
-        ):
+        with use_backend(backend.name), _default_dtype(made_in):
             model = _decoder(filled_model(imported, found), source)
         return PretrainedModel(
             model,
@@ -114,7 +111,7 @@ def _decoder(model: nn.Module, source: str) -> Decoder:
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Parameters that are made within are of ``dtype``."""
+    """Set torch's default dtype within the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

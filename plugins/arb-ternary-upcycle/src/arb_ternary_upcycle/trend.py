@@ -1,6 +1,4 @@
-"""What the losses of a block say: whether it is done, and whether its rates are too high. Plain
-numbers, no clock.
-"""
+"""Decides from the losses of a block whether it has converged, and whether its rates are too high."""
 
 from __future__ import annotations
 
@@ -11,25 +9,24 @@ from attrs import asdict, define, field, frozen
 
 #: Decay of the running mean of the losses.
 _DECAY: Final = 0.9
-# : A mean is lower than the lowest so far when it is so by this share of it, as torch's
-# ReduceLROnPlateau counts.
+#: Share by which a mean must be below the lowest so far to count as lower, as in torch's
+#: ReduceLROnPlateau.
 _LOWER: Final = 1e-4
-#: A loss of more than so many times the running mean before it is a spike.
+#: A loss of more than this many times the running mean before it is a spike.
 _SPIKE: Final = 1.5
-#: Losses before the first spike is called one, and between a decision and the next spike.
+#: Losses before the first spike, and between a decision and the next spike.
 _CALM: Final = 10
 
 
 @define
 class Trend:
-    """The running mean of losses, ``m_n = (1 - d) sum d**(n - i) l_i / (1 - d**n)`` with ``d =
-    0.9``.
+    """A running mean of losses: ``m_n = (1 - d) sum d**(n - i) l_i / (1 - d**n)``, ``d = 0.9``.
 
     Attributes:
         count: losses so far.
-        total: the sum above, with the factor before it.
-        best: lowest mean so far; None before the first.
-        stale: losses since the mean was last lower than ever, by a ten-thousandth.
+        total: the numerator of the mean.
+        best: lowest mean so far; None before the first loss.
+        stale: losses since the mean last fell below ``best``.
     """
 
     count: int = 0
@@ -39,11 +36,11 @@ class Trend:
 
     @property
     def mean(self) -> float:
-        """The running mean; 0 before the first loss."""
+        """Running mean; 0 before the first loss."""
         return self.total / (1.0 - _DECAY**self.count) if self.count else 0.0
 
     def observe(self, loss: float) -> None:
-        """Take in a loss."""
+        """Add a loss."""
         self.count += 1
         self.total = _DECAY * self.total + (1.0 - _DECAY) * loss
         if self.best is None or self.mean < self.best * (1.0 - _LOWER):
@@ -55,12 +52,11 @@ class Trend:
 
 @define
 class Convergence:
-    """Whether a block is done: the running mean of its losses is at most ``target``, or no longer
-    falls.
+    """Whether a block has converged: its mean loss is at most ``target``, or no longer falls.
 
     Attributes:
-        target: None = it is never done before its steps are.
-        patience: losses without a lower mean.
+        target: None = a block takes all its steps.
+        patience: losses without a lower mean that end a block.
         trend: of the losses.
     """
 
@@ -70,7 +66,7 @@ class Convergence:
 
     @property
     def done(self) -> bool:
-        """Whether the block needs no further step."""
+        """Whether the block needs no further steps."""
         trend = self.trend
         if self.target is None or not trend.count:
             return False
@@ -78,7 +74,7 @@ class Convergence:
 
     @property
     def reason(self) -> str:
-        """Why it is done, or that its steps are over."""
+        """Why the block has ended."""
         if self.done and self.target is not None:
             if self.trend.mean <= self.target:
                 return f"at most {self.target:g}"
@@ -88,12 +84,12 @@ class Convergence:
 
 @frozen
 class Decision:
-    """What autotuning would do after a step.
+    """A change of rates after a step.
 
     Attributes:
         cause: ``spike`` or ``plateau``.
-        factor: of the rates from then on.
-        lowers: whether that is less than before; False at the floor.
+        factor: factor of the scheduled rates from then on.
+        lowers: whether it is lower than before; False at the floor.
     """
 
     cause: str
@@ -103,18 +99,17 @@ class Decision:
 
 @define
 class Autotune:
-    """Lowers rates at spikes and plateaus of the loss: ``factor`` times ``decay`` each, and not
-    below ``floor``.
+    """Multiplies ``factor`` by ``decay`` at spikes and plateaus of the loss, down to ``floor``.
 
-    A spike is a loss of more than 1.5 times the running mean before it, a plateau ``patience``
-    losses without a lower mean. After a decision the count to a plateau begins anew, and the next
-    ten losses are no spikes.
+    A spike is a loss of more than 1.5 times the running mean before it. A plateau is ``patience``
+    losses without a lower mean since the last decision. The ten losses after a decision are no
+    spikes.
 
     Attributes:
-        patience: losses without a lower running mean.
-        decay: factor of a decision.
+        patience: losses without a lower running mean that are a plateau.
+        decay: factor of one decision.
         floor: lowest factor.
-        factor: of the rates now.
+        factor: factor of the scheduled rates now.
         calm: losses since the last decision.
         waited: losses since the last decision or lower mean.
         trend: of the losses.
@@ -129,7 +124,7 @@ class Autotune:
     trend: Trend = field(factory=Trend)
 
     def observe(self, loss: float) -> Decision | None:
-        """Take in the loss of a step; what is to be done after it, if anything."""
+        """Add the loss of a step, and return what to do after it, if anything."""
         trend = self.trend
         before = self.trend.mean
         spike = trend.count >= _CALM and self.calm >= _CALM and loss > _SPIKE * before
@@ -146,7 +141,7 @@ class Autotune:
         return Decision("spike" if spike else "plateau", self.factor, lowers)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed block needs."""
+        """Return what a resumed block needs."""
         return {
             "factor": self.factor,
             "calm": self.calm,

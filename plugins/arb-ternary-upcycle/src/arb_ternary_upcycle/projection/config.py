@@ -1,51 +1,70 @@
-"""Options of the phase ``projection``."""
+"""Options of the phase ``projection``. Imported without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attrs import frozen
-from attrs.validators import in_, optional
+from attrs.validators import in_
 
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import non_negative, option, positive
-from arb_ternary.optim.protocol import Planned
+from arb_ternary.config.options import (
+    Condition,
+    non_negative,
+    option,
+    optional,
+    positive,
+    when,
+)
+from arb_ternary_upcycle.stage_options import too_long
 
 if TYPE_CHECKING:
-    from arb_ternary_train.config import RunConfig
+    from arb_ternary.optim.protocol import Planned
 
 Policy = Literal["absmean", "ls", "gptq", "gptq_cd"]
 ActivationOrder = Literal["auto", "always", "never"]
 
 
+def _is_fitted(options: Any, run: Any, plan: Any) -> bool:
+    return options.correction or options.policy in ("gptq", "gptq_cd")
+
+
+_FITTED: Final = Condition(_is_fitted, "no weight is fitted to inputs")
+
+
 @frozen(kw_only=True)
 class ProjectionConfig:
-    """How float weights become ternary. What shares an exponent is the model's ``group_size``."""
+    """How float weights become ternary. The model's ``group_size`` says what shares an exponent."""
 
     policy: Policy = option(
         "gptq_cd",
-        "absmean = powers of two nearest to the mean size, ls = of the least squared error, gptq = "
-        "each column's error is made up for by the next ones, gptq_cd = then each weight becomes "
-        "the best one given all others",
+        "absmean = powers of two nearest to the mean size; ls = least squared error; gptq = the "
+        "next columns compensate for each column's error; gptq_cd = gptq, then coordinate descent: "
+        "each weight becomes the best one given all others",
         validator=in_(("absmean", "ls", "gptq", "gptq_cd")),
     )
     correction: bool = option(
-        True, "weights make up for the errors that earlier layers leave in their inputs"
+        True, "weights compensate for the errors of earlier layers in their inputs"
     )
     damping: float = option(
         0.01,
-        "added to the squares of inputs, as a share of their mean; more fits them less",
+        "added to the squares of inputs, as a share of their mean; a larger value fits the "
+        "calibration tokens less closely",
         validator=positive,
+        active_when=_FITTED,
     )
     activation_order: ActivationOrder = option(
         "auto",
-        "round columns from the strongest input to the weakest; auto = where that leaves less "
-        "error in a row",
+        "round columns from the strongest input to the weakest; auto = for each row whichever "
+        "order leaves less error",
         validator=in_(("auto", "always", "never")),
+        active_when=when("policy", "gptq", "gptq_cd"),
     )
     descent_passes: int = option(
-        4, "most rounds over all weights that gptq_cd makes", validator=non_negative
+        4,
+        "most passes over all weights in gptq_cd",
+        validator=non_negative,
+        active_when=when("policy", "gptq_cd"),
     )
     calibration_tokens: int = option(
         8192, "training tokens that weights are fitted to", validator=positive
@@ -55,12 +74,12 @@ class ProjectionConfig:
     )
     block_size: int = option(
         128,
-        "tokens in a sample of them; its first ones are unlike all others, and are learned from "
-        "few long samples badly",
+        "tokens per sample; the first tokens of a sample are unlike all others, so that many short "
+        "samples fit better than few long ones",
         validator=positive,
     )
     residue: bool = option(
-        True, "accumulators start with what the rounding left over; false = they start empty"
+        True, "accumulators start with the residue of rounding; false = they start empty"
     )
     source: str | None = option(
         None,
@@ -72,26 +91,13 @@ class ProjectionConfig:
         "of this run",
     )
     seed: int | None = option(
-        None, "chooses the calibration samples; null = the run's", validator=optional(non_negative)
+        None,
+        "seed of the choice of calibration samples; null = the run's",
+        validator=optional(non_negative),
     )
 
-    def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
-        if self.policy in ("absmean", "ls"):
-            yield from without_effect(
-                self, f"'policy': {self.policy} looks at weights alone", "activation_order"
-            )
-            if not self.correction:
-                yield from without_effect(self, "nothing is fitted to inputs", "damping")
-        if self.policy != "gptq_cd":
-            yield from without_effect(
-                self, f"'policy': {self.policy} has no descent", "descent_passes"
-            )
         if planned is not None and "ternary" not in planned.kinds | planned.idle:
             yield "policy", "the model has no ternary part; leave linears out of its 'float_parts'"
-        longest = getattr(run.model.options, "max_length", None)
-        if longest is not None and self.block_size > longest:
-            yield (
-                "block_size",
-                f"{self.block_size} exceeds the context of the model: max_length is {longest}",
-            )
+        yield from too_long(run, self.block_size)

@@ -1,10 +1,9 @@
-"""Damping, and weights that give with the student's inputs what the teacher's give with the
-teacher's.
+"""Damping, and weights that compensate for errors in the inputs of a linear.
 
 ``X`` are the student's inputs of a linear on ``M`` calibration tokens, ``Y`` the teacher's at the
 same place, both ``[M, K]``. A student whose earlier layers are rounded reads other inputs than its
-teacher; the weights that make up for it best are ``argmin_V |X V^T - Y W^T|^2 + l |V - W|^2``, that
-is ``W' = W (Y^T X + l I) (X^T X + l I)^-1``.
+teacher. The weights that compensate best are ``argmin_V |X V^T - Y W^T|^2 + l |V - W|^2``, which is
+``W' = W (Y^T X + l I) (X^T X + l I)^-1``.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from torch import Tensor
 
 
 def damped(gram: Tensor, damping: float) -> Tensor:
-    """``X^T X + l I`` as float64 ``[K, K]``, ``l`` being ``damping`` times the mean of its
-    diagonal.
+    """Return ``X^T X + l I`` in float64; ``l`` is ``damping`` times the mean of the diagonal.
 
-    Inputs that are always 0 get a diagonal of 1 where that leaves it 0, so that it can be inverted.
+    Inputs that are always 0 get a diagonal of 1 if it would be 0, so that it can be inverted.
     """
     wide = gram.to(torch.float64, copy=True)
     diagonal = wide.diagonal()
@@ -27,12 +25,12 @@ def damped(gram: Tensor, damping: float) -> Tensor:
 
 
 def ridge(gram: Tensor, damping: float) -> float:
-    """``l``."""
+    """Return ``l``."""
     return damping * float(gram.diagonal().to(torch.float64).mean())
 
 
 def corrected(weight: Tensor, gram: Tensor, cross: Tensor, damping: float) -> Tensor:
-    """``W'``, float64 ``[N, K]``.
+    """Return ``W'``, float64 ``[N, K]``.
 
     Args:
         weight: ``W [N, K]``.

@@ -1,9 +1,8 @@
-"""Coordinate descent: each trit, then each exponent, becomes the best one given all others, several
-times over.
+"""Coordinate descent: each trit, then each exponent, is set to its best value given all others.
 
 The objective of a row is ``(q - w) H (q - w)^T`` with ``q = T 2**E``. With ``g = H (q - w)`` the
-best value of one weight, the others as they are, is ``q[k] - g[k] / H[k, k]``; the trit nearest to
-it is taken. No step makes the objective larger.
+best value of one weight, the others fixed, is ``q[k] - g[k] / H[k, k]``; the nearest trit is taken.
+No step increases the objective.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from arb_ternary_upcycle.projection.rounded import EXPONENTS
+from arb_ternary_upcycle.projection.rounded import EXPONENTS, spread_transposed
 
+#: Columns of a block: within one, every column updates those after it.
 _BLOCK: Final = 32
 
 
@@ -28,24 +28,26 @@ def descend(
     *,
     move: bool,
 ) -> Tensor:
-    """Better trits and exponents, in place; returns the values that single weights would have,
-    float32 ``[K, R]``.
+    """Improve trits and exponents in place.
 
     Args:
-        weight_KR: what is rounded, transposed, float32.
+        weight_KR: the weights, transposed, float32.
         trits_KR: float32, changed.
-        exponent_JR: float32 ``[J, R]``, changed where ``move``.
+        exponent_JR: float32 ``[J, R]``, changed if ``move``.
         hessian: ``H``, float32 ``[K, K]``.
         size: columns that share an exponent.
-        passes: rounds over all columns; fewer where one changes nothing.
-        move: whether exponents may change, each by one at a time.
+        passes: most passes over all columns; a pass without a change is the last.
+        move: whether exponents may change, by one at a time.
+
+    Returns:
+        the values that single weights would have given all others, float32 ``[K, R]``.
     """
     columns = weight_KR.shape[0]
     diagonal = hessian.diagonal()
     gradient = hessian @ (_dense(trits_KR, exponent_JR, size) - weight_KR)
     for _ in range(passes):
         changed = False
-        scale = _wide(torch.exp2(exponent_JR), size, columns)
+        scale = spread_transposed(torch.exp2(exponent_JR), size, columns)
         for start in range(0, columns, _BLOCK):
             stop = min(start + _BLOCK, columns)
             inside = gradient[start:stop].clone()
@@ -70,9 +72,7 @@ def descend(
 def _move_exponents(
     trits_KR: Tensor, exponent_JR: Tensor, gradient: Tensor, hessian: Tensor, size: int
 ) -> bool:
-    """Double or halve groups where that lowers the objective, trits as they are; True where one
-    moved.
-    """
+    """Double or halve groups where that lowers the objective; return whether one changed."""
     moved = False
     for number in range(exponent_JR.shape[0]):
         some = slice(number * size, min((number + 1) * size, trits_KR.shape[0]))
@@ -81,9 +81,10 @@ def _move_exponents(
         square = (within * part).sum(dim=0)
         slope = (gradient[some] * part).sum(dim=0)
         # q -> c q changes the objective by 2 (c - 1) q g + (c - 1)^2 q H q.
-        more = 2 * slope + square
-        less = -slope + square / 4
-        step = torch.where((more < 0) & (more <= less), 1.0, torch.where(less < 0, -0.5, 0.0))
+        doubled = 2 * slope + square
+        halved = -slope + square / 4
+        step = torch.where(halved < 0, -0.5, 0.0)
+        step = torch.where((doubled < 0) & (doubled <= halved), 1.0, step)
         power = exponent_JR[number] + torch.sign(step)
         step.masked_fill_((power < EXPONENTS[0]) | (power > EXPONENTS[1]), 0.0)
         if bool(step.any()):
@@ -94,10 +95,4 @@ def _move_exponents(
 
 
 def _dense(trits_KR: Tensor, exponent_JR: Tensor, size: int) -> Tensor:
-    return trits_KR * _wide(torch.exp2(exponent_JR), size, trits_KR.shape[0])
-
-
-def _wide(values_JR: Tensor, size: int, columns: int) -> Tensor:
-    return (
-        values_JR if values_JR.shape[0] == 1 else values_JR.repeat_interleave(size, dim=0)[:columns]
-    )
+    return trits_KR * spread_transposed(torch.exp2(exponent_JR), size, trits_KR.shape[0])

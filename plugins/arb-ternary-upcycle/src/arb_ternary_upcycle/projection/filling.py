@@ -1,4 +1,4 @@
-"""Rounded weights, and what is not rounded, into the student."""
+"""Puts rounded weights, and what is not rounded, into the student."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_upcycle.projection.rounded import Rounded
 from arb_ternary_upcycle.student import check_student, student_of
 
+#: Options of the attention, which must be those of the stage.
 _ATTENTION: Final = (
     "attention",
     "sem_dim",
@@ -27,57 +28,56 @@ _ATTENTION: Final = (
 
 
 def check_projectable(model: nn.Module, source: DecoderConfig) -> Decoder:
-    """The student, if it can hold the rounded weights of a float model with the options ``source``.
+    """Return the student if it can hold the rounded weights of a float model of ``source``.
 
     Raises:
-        ConfigError: its shapes or its attention are others, its linears are float, it has experts,
-            or it multiplies updates or logits.
+        ConfigError: its shapes or its attention differ, its linears are float, it has experts, or
+            it multiplies updates or logits.
     """
     check_student(model, source)
     student = student_of(model)
     config = student.config
     if "linears" in config.float_parts:
         raise ConfigError(
-            "projection: the model's linears are float, and there is nothing to round",
+            "projection: the model's linears are float, so there is nothing to round",
             "Take `linears` out of `model.float_parts`.",
         )
     if config.experts:
         raise ConfigError(
-            "projection: the model has experts, and weights are fitted only to inputs that all "
-            "tokens have",
+            "projection: the model has experts; weights are fitted only to inputs that all tokens "
+            "have",
             "Use a decoder with `experts: 0`.",
         )
-    wrong = [name for name in _ATTENTION if getattr(config, name) != getattr(source, name)]
-    if wrong:
-        name = wrong[0]
-        raise ConfigError(
-            f"projection: `{name}` of the model is {getattr(config, name)}, that of the stage is "
-            f"{getattr(source, name)}",
-            "Give the model the attention of the stage; the phase `surgery` makes a stage with "
-            "decoupled attention.",
-        )
+    for name in _ATTENTION:
+        mine = getattr(config, name)
+        wanted = getattr(source, name)
+        if mine != wanted:
+            raise ConfigError(
+                f"projection: `{name}` of the model is {mine}, that of the stage is {wanted}",
+                "Give the model the attention of the stage; the phase `surgery` makes a stage with "
+                "decoupled attention.",
+            )
     for name in ("residual_scale", "logit_scale"):
         if getattr(config, name) != 0:
             raise ConfigError(
-                f"projection: the model's `{name}` is {getattr(config, name)}, and the weights "
-                f"have theirs in them",
+                f"projection: the model's `{name}` is {getattr(config, name)}; the weights of the "
+                "stage contain such a factor already",
                 f"Set `model.{name}: 0`.",
             )
     return student
-
-
-def give_rounded(module: TernaryModule, rounded: Rounded, *, residue: bool) -> None:
-    """Trits, exponents and, with ``residue``, accumulators."""
-    votes = rounded.votes(module.shape.vote_bits) if residue else None
-    module.set_trits(rounded.trits, rounded.exponent, votes)
 
 
 @torch.no_grad()
 def fill(
     root: nn.Module, tensors: Mapping[str, Tensor], rounded: Mapping[str, Rounded], *, residue: bool
 ) -> None:
-    """Give ``root``, a block or the whole student, ``tensors`` by their paths below it; those in
-    ``rounded`` as trits.
+    """Fill a block or the whole student.
+
+    Args:
+        root: the block or student.
+        tensors: float weights by their paths below ``root``.
+        rounded: those of them that are rounded.
+        residue: whether accumulators start with the residue of rounding.
 
     Raises:
         ConfigError: a gain is not 1, and the student's norm has none that could hold it.
@@ -85,25 +85,26 @@ def fill(
     modules = dict(root.named_modules())
     for name, tensor in tensors.items():
         module = modules.get(name)
-        if name in rounded and isinstance(module, TernaryModule):
-            give_rounded(module, rounded[name], residue=residue)
-        elif module is None:
+        if module is None:  # a parameter or buffer of its own
             where, _, last = name.rpartition(".")
             getattr(root.get_submodule(where), last).copy_(tensor)
+        elif isinstance(module, TernaryModule) and name in rounded:
+            made = rounded[name]
+            votes = made.votes(module.shape.vote_bits) if residue else None
+            module.set_trits(made.trits, made.exponent, votes)
         elif isinstance(module, TernaryModule) or getattr(module, "weight", None) is None:
-            _give_ones(name, module, tensor)
+            _set_gain_of_ones(name, module, tensor)
         else:
             module.get_parameter("weight").copy_(tensor)
 
 
-def _give_ones(name: str, norm: nn.Module, gain: Tensor) -> None:
-    """A norm whose gain is ternary or missing takes gains of 1."""
+def _set_gain_of_ones(name: str, norm: nn.Module, gain: Tensor) -> None:
+    """Set the gain of a norm that can hold no float gain, or has none; it must be 1."""
     if not bool((gain == 1).all()):
         raise ConfigError(
-            f"projection: {name} has gains that are not 1, and the model's norms have none that "
-            f"are float",
-            "Put the phase `fold_rotate` before this one, which has gains in the weights, or add "
-            "`norms` to `model.float_parts`.",
+            f"projection: {name} has gains other than 1, and the model's norms have no float gains",
+            "Put the phase `fold_rotate` before this one, which moves gains into the weights, or "
+            "add `norms` to `model.float_parts`.",
         )
     if isinstance(norm, TernaryModule):
         norm.set_trits(torch.ones_like(norm.trits()), torch.zeros_like(norm.exponent))

@@ -1,10 +1,9 @@
-"""Rounding column by column, the error of each made up for by the columns still to come (GPTQ).
+"""Rounding column by column, each column's error compensated by the columns still to come (GPTQ).
 
 Frantar, Ashkboos, Hoefler and Alistarh, GPTQ, 2022, after Hassibi and Stork's optimal brain
-surgeon. For the objective ``(q - w) H (q - w)^T`` of a row, with ``H = X^T X + l I`` and ``H^-1 =
-U^T U``, ``U`` upper triangular: column ``k`` is rounded, and what that leaves, over ``U[k, k]``, is
-taken times ``U[k, k:]`` from the rest of the row. Updates beyond a block of columns are one product
-for the block.
+surgeon. The objective of a row is ``(q - w) H (q - w)^T`` with ``H = X^T X + l I``. With ``H^-1 =
+U^T U``, ``U`` upper triangular, the error of column ``k`` over ``U[k, k]``, times ``U[k, k:]``, is
+subtracted from the rest of the row. Updates beyond a block of columns are one product per block.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ _BLOCK: Final = 32
 
 
 def inverse_factor(hessian: Tensor) -> Tensor:
-    """``U`` of ``H^-1 = U^T U``, upper triangular, float64; ``hessian``: float64 ``[K, K]``,
-    positive definite.
-    """
+    """Return ``U`` of ``H^-1 = U^T U``, float64; ``hessian``: float64, positive definite."""
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
     factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
     return factor
 
 
 def compensate(weight_KR: Tensor, factor: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Trits, and the float weights as they were when their turn came; both float32 ``[K, R]``.
+    """Round ``weight_KR``.
 
     Args:
-        weight_KR: rows of a matrix side by side, transposed, in the order in which columns are
-            rounded.
+        weight_KR: a matrix, transposed, its columns in the order in which they are rounded.
         factor: ``U`` for that order, float32 ``[K, K]``.
-        scale: ``2**E`` of each weight, float32 ``[K, R]``, or ``[1, R]`` where a row has one.
+        scale: ``2**E`` of each weight, float32 ``[K, R]``, or ``[1, R]`` if a row has only one.
+
+    Returns:
+        trits, and the float weights just before they were rounded, both float32 ``[K, R]``.
     """
     left = weight_KR.clone()
     trits = torch.empty_like(left)
@@ -56,7 +55,5 @@ def compensate(weight_KR: Tensor, factor: Tensor, scale: Tensor) -> tuple[Tensor
 
 
 def objective(difference_KR: Tensor, hessian: Tensor) -> Tensor:
-    """``d H d^T`` of each column of ``difference_KR [K, R]``: float64 ``[R]``; ``hessian`` float32
-    ``[K, K]``.
-    """
+    """Return ``d H d^T`` of each column of ``difference_KR``, float64 ``[R]``."""
     return (hessian @ difference_KR).mul_(difference_KR).sum(dim=0, dtype=torch.float64)

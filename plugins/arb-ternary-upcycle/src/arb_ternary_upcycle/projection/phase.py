@@ -7,38 +7,33 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from arb_ternary.config.fields import to_plain
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import TiedHead
-from arb_ternary_train.directory import write_json
 from arb_ternary_upcycle.calibration import calibration_tokens, held_out_tokens
-from arb_ternary_upcycle.float_model import FloatModel
+from arb_ternary_upcycle.float_model import FloatModel, block_file
 from arb_ternary_upcycle.projection.config import ProjectionConfig
 from arb_ternary_upcycle.projection.filling import check_projectable, fill
-from arb_ternary_upcycle.projection.rounded import Rounded
 from arb_ternary_upcycle.projection.sequential import Plan, SequentialProjection
-from arb_ternary_upcycle.projection.solve import Recipe
-from arb_ternary_upcycle.projection.workspace import Workspace
 from arb_ternary_upcycle.stages import find_stage
+from arb_ternary_upcycle.store import Store, save_json
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-#: Predictions in a batch of the evaluation at the end, where no training loop has said how many.
+#: Predictions per batch of the evaluation at the end if no training loop has said how many.
 _EVALUATED = 2048
 
 
 class ProjectionPhase:
-    """Rounds embedding, blocks and head, in this order; see
-    :mod:`arb_ternary_upcycle.projection.sequential`.
+    """Rounds embedding, blocks and head, in this order.
 
-    What has been done lies in ``RUN/stages/projection``, with what it was made from: a run that is
-    resumed, or started anew after a kill, goes on after the last whole block, and ends with the
-    same bits. The folder is removed at the end; ``RUN/stages/projection.json`` keeps the errors.
+    Finished blocks are kept in ``RUN/stages/projection``: a run that is resumed, or restarted after
+    a kill, continues after the last one and ends with the same bits. The folder is deleted at the
+    end; ``RUN/stages/projection.json`` keeps the errors.
     """
 
     name = "projection"
@@ -53,27 +48,9 @@ class ProjectionPhase:
         source = find_stage(context, config.source, ("teacher", "prepared", "surgery"))
         teacher = find_stage(context, config.teacher, ("teacher", "prepared"))
         student = check_projectable(context.model, source.config)
-        seed = context.seed if config.seed is None else config.seed
-        sizes = {"block_size": config.block_size}
-        plan = Plan(
-            recipe=Recipe(
-                policy=config.policy,
-                grouping=student.config.group_size,
-                damping=config.damping,
-                activation_order=config.activation_order,
-                descent_passes=config.descent_passes,
-            ),
-            correction=config.correction,
-            activations=student.config.activations,
-            calibration=calibration_tokens(
-                context, tokens=config.calibration_tokens, seed=seed, **sizes
-            ),
-            held_out=held_out_tokens(context, tokens=config.held_out_tokens, **sizes)[
-                :, : config.block_size
-            ],
-        )
+        plan = self._plan(context, student)
         stages = context.directory / "stages"
-        work = Workspace(
+        store = Store(
             stages / "projection",
             {
                 "options": to_plain(config),
@@ -83,93 +60,130 @@ class ProjectionPhase:
                 "tokens": [_digest(plan.calibration), _digest(plan.held_out)],
             },
         )
-        projection = SequentialProjection(source, teacher, plan, work.folder)
-        ends = source.ends()
-        embedding = (
-            {}
-            if isinstance(student.embedding, torch.nn.Embedding)
-            else _embedding(projection, ends)
-        )
-        fill(
-            student,
-            {"embedding": ends["embedding"], "final_norm": ends["final_norm"]},
-            embedding,
-            residue=config.residue,
-        )
-        if work.done < 0:
-            projection.start(embedding["embedding"].dense() if embedding else None)
-            work.started()
-        self._blocks(context, student, projection, work)
-        errors = [error for block in work.errors for error in block]
+        projection = SequentialProjection(source, teacher, plan, store)
+
+        embedding = self._fill_ends(student, projection)
+        errors = self._blocks(context, student, projection, embedding)
         if not isinstance(student.head, TiedHead):
-            errors += self._head(student, projection, ends, context)
-        metrics = _summary(errors)
-        stages.mkdir(exist_ok=True)
-        write_json(stages / "projection.json", _report(config, source, teacher, errors, metrics))
-        context.note(
-            f"projection: {', '.join(f'{name} {value:.4f}' for name, value in metrics.items())}"
-        )
+            errors += self._head(context, student, projection)
+
+        medians = {
+            f"{which}_error": _median(errors, which)
+            for which in ("calibration", "held_out", "rounding")
+        }
+        report = {
+            "options": to_plain(config),
+            "source": _stage(source),
+            "teacher": _stage(teacher),
+            "medians": medians,
+            "linears": errors,
+        }
+        save_json(stages / "projection.json", report)
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in medians.items())
+        context.note(f"projection: {shown}")
         if context.evaluation_shape is None:
             context.evaluation_shape = (max(1, _EVALUATED // config.block_size), config.block_size)
         context.mark_progress()
         context.save_checkpoint()
-        work.remove()
-        return PhaseResult(steps=0, metrics=metrics)
+        store.remove()
+        return PhaseResult(steps=0, metrics=medians)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many blocks the metrics file has; what has been done is on disk."""
+        """Return how many blocks are in the metrics file; finished blocks are on disk."""
         return {"recorded": self._recorded}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what is on disk when the phase is run."""
+        """Continue from what is on disk when the phase runs."""
         self._recorded = state["recorded"]
+
+    def _plan(self, context: TrainingContext, student: Decoder) -> Plan:
+        config = self.config
+        calibration = calibration_tokens(
+            context,
+            tokens=config.calibration_tokens,
+            block_size=config.block_size,
+            seed=context.seed if config.seed is None else config.seed,
+        )
+        held_out = held_out_tokens(
+            context, tokens=config.held_out_tokens, block_size=config.block_size
+        )
+        return Plan(
+            config=config,
+            grouping=student.config.group_size,
+            activations=student.config.activations,
+            calibration=calibration,
+            held_out=held_out[:, : config.block_size],
+        )
+
+    def _fill_ends(self, student: Decoder, projection: SequentialProjection) -> Tensor | None:
+        """Fill embedding and final norm; return a ternary embedding as float32."""
+        ends = projection.source.ends()
+        rounded = {}
+        if not isinstance(student.embedding, nn.Embedding):
+            rounded = {"embedding": projection.embedding(ends["embedding"])}
+        tensors = {name: ends[name] for name in ("embedding", "final_norm")}
+        fill(student, tensors, rounded, residue=self.config.residue)
+        return rounded["embedding"].dense() if rounded else None
 
     def _blocks(
         self,
         context: TrainingContext,
         student: Decoder,
         projection: SequentialProjection,
-        work: Workspace,
-    ) -> None:
+        embedding: Tensor | None,
+    ) -> list[dict[str, Any]]:
+        """Round the blocks that are not finished, and return the errors of all linears."""
+        store = projection.store
         layers = len(student.blocks)
+        # The file of errors is the last that a block writes.
+        done = sum(_errors_file(number) in store for number in range(layers))
+        if done == 0:
+            projection.start(embedding)
         reporter = context.logbook.reporter
-        reporter.start(self.name, layers, work.done)
-        for number in range(layers):
-            block = student.blocks[number]
-            name = f"blocks.{number}."
-            if number < work.done:
-                block.load_state_dict(work.block(number))
-                errors = work.errors[number]
+        reporter.start(self.name, layers, done)
+        errors: list[dict[str, Any]] = []
+        for number, block in enumerate(student.blocks):
+            if number < done:
+                block.load_state_dict(store.tensors(block_file(number)))
+                found = store.json(_errors_file(number))["linears"]
             else:
-                projection.forget(number)
-                rounded, found = projection.block(number)
-                fill(block, projection.source.weights(name), rounded, residue=self.config.residue)
-                errors = [error.to_json(name) for error in found]
-                work.finished(number, block.state_dict(), errors)
-                worst = max(errors, key=lambda error: error["held_out"])
+                found = self._block(number, block, projection)
+                worst = max(found, key=lambda error: error["held_out"])
                 numbers = {
-                    "held_out_error": _median(errors, "held_out"),
-                    "of " + worst["name"]: worst["held_out"],
+                    "held_out_error": _median(found, "held_out"),
+                    f"of {worst['name']}": worst["held_out"],
                 }
                 reporter.step(number + 1, numbers, True)
+            errors += found
             if number >= self._recorded:
-                context.record(
-                    "projection",
-                    {"block": number, "errors": [dict(sorted(each.items())) for each in errors]},
-                )
+                context.record("projection", {"block": number, "errors": found})
                 self._recorded = number + 1
                 context.mark_progress()
             context.stop_if_requested()
         reporter.stop()
+        return errors
+
+    def _block(
+        self, number: int, block: nn.Module, projection: SequentialProjection
+    ) -> list[dict[str, Any]]:
+        """Round a block, and keep it and the errors of its linears."""
+        store = projection.store
+        name = f"blocks.{number}."
+        projection.keep_only(number)
+        rounded, found = projection.block(number)
+        weights = projection.source.block_weights(number)
+        fill(block, weights, rounded, residue=self.config.residue)
+        # Sorted by key, as they are after a resumption, which reads them from the file.
+        errors = [dict(sorted(error.to_json(name).items())) for error in found]
+        store.write_tensors(block_file(number), block.state_dict())
+        store.write_json(_errors_file(number), {"linears": errors})
+        return errors
 
     def _head(
-        self,
-        student: Decoder,
-        projection: SequentialProjection,
-        ends: Mapping[str, Tensor],
-        context: TrainingContext,
+        self, context: TrainingContext, student: Decoder, projection: SequentialProjection
     ) -> list[dict[str, Any]]:
-        """Fill the head, which is ternary or float; the errors of a ternary one."""
+        """Fill the head, which is ternary or float; return the error of a ternary one."""
+        ends = projection.source.ends()
         weight = ends.get("head", ends["embedding"])
         if "head" in student.config.float_parts:
             fill(student, {"head": weight}, {}, residue=False)
@@ -181,35 +195,16 @@ class ProjectionPhase:
         return [error.to_json()]
 
 
-def _embedding(projection: SequentialProjection, ends: Mapping[str, Tensor]) -> dict[str, Rounded]:
-    return {"embedding": projection.embedding(ends["embedding"])}
+def _errors_file(number: int) -> str:
+    return f"errors-{number:05d}.json"
 
 
 def _median(errors: list[dict[str, Any]], which: str) -> float:
     return float(statistics.median(error[which] for error in errors))
 
 
-def _summary(errors: list[dict[str, Any]]) -> dict[str, float]:
-    return {
-        f"{which}_error": _median(errors, which)
-        for which in ("calibration", "held_out", "rounding")
-    }
-
-
-def _report(
-    config: ProjectionConfig,
-    source: FloatModel,
-    teacher: FloatModel,
-    errors: list[dict[str, Any]],
-    medians: dict[str, float],
-) -> dict[str, Any]:
-    return {
-        "options": to_plain(config),
-        "source": {"stage": source.path.name, "digest": source.digest},
-        "teacher": {"stage": teacher.path.name, "digest": teacher.digest},
-        "medians": medians,
-        "linears": errors,
-    }
+def _stage(model: FloatModel) -> dict[str, str]:
+    return {"stage": model.path.name, "digest": model.digest}
 
 
 def _digest(tokens: Tensor) -> str:
@@ -217,5 +212,5 @@ def _digest(tokens: Tensor) -> str:
 
 
 def build(config: ProjectionConfig) -> ProjectionPhase:
-    """The factory that the phase registers."""
+    """Build the phase ``projection``."""
     return ProjectionPhase(config)

@@ -1,11 +1,12 @@
-"""A float matrix as trits and powers of two, with what the rounding left over.
+"""A float matrix as trits and powers of two, with the residue of rounding.
 
-Shapes of the package: ``N`` rows (outputs) of ``K`` columns (inputs), ``J = ceil(K / G)`` groups of
-``G`` columns of a row that share an exponent.
+Shapes of the package: ``N`` rows (outputs), ``K`` columns (inputs), ``G`` columns of a row that
+share an exponent, ``J = ceil(K / G)`` such groups in a row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import torch
@@ -14,20 +15,20 @@ from torch import Tensor
 
 from arb_ternary_interchange.decoder.scales import CELLS
 
-#: What shares an exponent: so many columns of a row, a row, or the whole matrix.
+#: What shares an exponent: that many columns of a row, a row, or the whole matrix.
 Grouping = int | Literal["row", "tensor"]
-#: What exponents may be; -127 and -128 have no normal float32.
+#: Smallest and largest exponent; 2**-127 and 2**-128 are no normal float32 numbers.
 EXPONENTS: Final = (-126, 127)
 
 
 @frozen(eq=False)
 class Rounded:
-    """``W = (T + residue) 2**E``, of which ``T 2**E`` is what a model computes with.
+    """``W = (T + residue) 2**E``; a model computes with ``T 2**E``.
 
     Attributes:
         trits: int8 ``[N, K]``.
-        exponent: int8 ``[N, J]``; all equal where the matrix shares one.
-        residue: float32 ``[N, K]``, in units of ``2**E``: what was to be rounded less its trit.
+        exponent: int8 ``[N, J]``; all equal if the matrix shares one.
+        residue: float32 ``[N, K]``, in units of ``2**E``.
         size: ``G``.
     """
 
@@ -37,33 +38,46 @@ class Rounded:
     size: int
 
     def dense(self) -> Tensor:
-        """``T 2**E`` as float32 ``[N, K]``; exact."""
-        return torch.ldexp(
-            self.trits.to(torch.float32), spread(self.exponent, self.size, self.trits.shape[1])
-        )
+        """Return ``T 2**E`` as float32 ``[N, K]``; exact."""
+        exponent = spread(self.exponent, self.size, self.trits.shape[1])
+        return torch.ldexp(self.trits.to(torch.float32), exponent)
 
     def votes(self, bits: int) -> Tensor:
-        """Accumulators of ``bits`` bits, int8 ``[N, K]``, that start with the residue:
-        ``round(residue U)``.
+        """Return accumulators of ``bits`` bits that hold the residue, int8 ``[N, K]``.
 
-        The default rule of votes takes a weight for ``T + A / U``, as an import of float matrices
-        does (``arb_ternary_interchange.decoder.scales.ternary_rows``); ``|A| < U``, for at ``U`` a
-        flip would be due.
+        With ``U`` votes to a flip they are ``round(residue U)``, as an import of float matrices
+        sets them (``arb_ternary_interchange.decoder.scales.ternary_rows``), but smaller than ``U`` in
+        magnitude: at ``U`` the trit would have to flip.
         """
         cell = CELLS[bits]
         return (self.residue * cell).round_().clamp_(1 - cell, cell - 1).to(torch.int8)
 
+    def split(self, sizes: Sequence[int]) -> list[Rounded]:
+        """Split into matrices of ``sizes`` rows each."""
+        tensors = (self.trits, self.exponent, self.residue)
+        parts = zip(*(torch.split(each, list(sizes)) for each in tensors), strict=True)
+        return [Rounded(trits, exponent, residue, self.size) for trits, exponent, residue in parts]
+
+
+def joined(parts: Sequence[Rounded]) -> Rounded:
+    """Stack matrices of the same columns."""
+    return Rounded(
+        torch.cat([part.trits for part in parts]),
+        torch.cat([part.exponent for part in parts]),
+        torch.cat([part.residue for part in parts]),
+        parts[0].size,
+    )
+
 
 def columns_of(grouping: Grouping, columns: int) -> int:
-    """``G``."""
+    """Return ``G``."""
     return max(columns, 1) if isinstance(grouping, str) else grouping
 
 
 def groups_of(weight: Tensor, grouping: Grouping) -> Tensor:
-    """``weight`` with what shares an exponent in the last of three dimensions: ``[N, J, G]``, or
-    ``[1, 1, N K]``.
+    """Return ``weight`` with what shares an exponent in the last of three dimensions.
 
-    A last group that is not full is filled with zeros.
+    That is ``[N, J, G]``, with a last group filled up with zeros, or ``[1, 1, N K]``.
     """
     rows, columns = weight.shape
     if grouping == "tensor":
@@ -74,15 +88,20 @@ def groups_of(weight: Tensor, grouping: Grouping) -> Tensor:
 
 
 def spread(exponent: Tensor, size: int, columns: int) -> Tensor:
-    """Exponents ``[N, J]`` of groups as int32 of each column, ``[N, K]``; ``[N, 1]`` where a row
-    has one.
-    """
+    """Return the exponent of each column, int32 ``[N, K]``; ``[N, 1]`` if a row has only one."""
     wide = exponent.to(torch.int32)
     return wide if exponent.shape[1] == 1 else wide.repeat_interleave(size, dim=1)[:, :columns]
 
 
+def spread_transposed(values_JR: Tensor, size: int, columns: int) -> Tensor:
+    """Return the values of each column from those of its group, ``[K, R]``; ``[1, R]`` for one."""
+    if values_JR.shape[0] == 1:
+        return values_JR
+    return values_JR.repeat_interleave(size, dim=0)[:columns]
+
+
 def nearest_trits(weight: Tensor, grouping: Grouping, exponent: Tensor) -> Rounded:
-    """The trits nearest to a float matrix ``[N, K]`` at given exponents int8 ``[N, J]``."""
+    """Round a float matrix ``[N, K]`` at given exponents, int8 ``[N, J]``."""
     columns = weight.shape[1]
     size = columns_of(grouping, columns)
     scaled = torch.ldexp(weight.to(torch.float32), -spread(exponent, size, columns))

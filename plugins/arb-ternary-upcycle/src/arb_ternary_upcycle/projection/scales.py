@@ -17,42 +17,36 @@ from arb_ternary_upcycle.projection.rounded import (
     nearest_trits,
 )
 
-# : Powers of two below the mean size that are tried. An optimum far below the mean cannot be: there
-# every weight is : ``+-s``, and ``2 s`` is nearer to all that are above ``1.5 s``.
+#: Powers of two below the mean size that are tried. The optimum is not far below the mean: there
+#: every weight is ``+-s``, and ``2 s`` is nearer to all that are above ``1.5 s``.
 _BELOW_THE_MEAN: Final = 3
 
 
 def absmean(weight: Tensor, grouping: Grouping) -> Rounded:
-    """``2**E`` nearest to the mean of ``|w|`` of a group by its logarithm, ``T = clip(round(w /
+    """Round as BitNet b1.58 does, with a power of two for its scale.
+
+    ``2**E`` is nearest by its logarithm to the mean of ``|w|`` of a group, and ``T = clip(round(w /
     2**E), -1, 1)``.
-
-    The rule of BitNet b1.58 with a power of two for its scale.
     """
-    return nearest_trits(weight, grouping, absmean_exponents(weight, grouping))
-
-
-def absmean_exponents(weight: Tensor, grouping: Grouping) -> Tensor:
-    """Exponents int8 ``[N, J]`` of :func:`absmean`."""
-    size = groups_of(weight.abs(), grouping).to(torch.float64).sum(dim=2) / _counts(
-        weight, grouping
-    )
-    return _filled(torch.log2(size).round(), weight, grouping)
+    total = groups_of(weight.abs(), grouping).to(torch.float64).sum(dim=2)
+    power = torch.log2(total / _counts(weight, grouping)).round()
+    return nearest_trits(weight, grouping, _exponents(power, weight, grouping))
 
 
 def least_squares(weight: Tensor, grouping: Grouping) -> Rounded:
-    """Trits and powers of two with the least ``sum((w - T 2**E)**2)`` of each group."""
+    """Round with the least ``sum((w - T 2**E)**2)`` of each group."""
     return nearest_trits(weight, grouping, least_squares_exponents(weight, grouping))
 
 
 def least_squares_exponents(
     weight: Tensor, grouping: Grouping, importance: Tensor | None = None
 ) -> Tensor:
-    """Exponents int8 ``[N, J]`` of :func:`least_squares`; of equal errors the larger exponent.
+    """Return the exponents of :func:`least_squares`, int8 ``[N, J]``; of equal errors the larger.
 
     Args:
         weight: ``[N, K]``.
         grouping: what shares an exponent.
-        importance: factors of squared errors, ``[K]``, above 0; None = 1.
+        importance: factors of the squared errors, ``[K]``, greater than 0; None = 1.
     """
     size = groups_of(weight.abs().to(torch.float32), grouping)
     largest = size.amax(dim=2)
@@ -60,32 +54,31 @@ def least_squares_exponents(
     factor = torch.ones(())
     if importance is not None:
         factor = groups_of(importance.to(torch.float32).expand(weight.shape), grouping)
-        mean = torch.minimum(
-            mean, (factor * size).to(torch.float64).sum(dim=2) / factor.to(torch.float64).sum(dim=2)
-        )
+        weighted = (factor * size).to(torch.float64).sum(dim=2)
+        mean = torch.minimum(mean, weighted / factor.to(torch.float64).sum(dim=2))
+
     top = torch.log2(largest.to(torch.float64)).ceil()
-    down = (top - torch.log2(mean))[largest > 0]
-    steps = 1 + (math.ceil(float(down.max())) if down.numel() else 0) + _BELOW_THE_MEAN
+    below = (top - torch.log2(mean))[largest > 0]
+    steps = 1 + _BELOW_THE_MEAN
+    if below.numel():
+        steps += math.ceil(float(below.max()))
+
     best = torch.full_like(top, torch.inf)
     chosen = top.clone()
     for step in range(steps):
         power = torch.nan_to_num(top - step, neginf=0.0)
         scale = torch.exp2(power).to(torch.float32).unsqueeze(2)
-        # A weight of size a is 0 or s, whichever is nearer.
-        error = (
-            torch.minimum(size, (size - scale).abs_())
-            .square_()
-            .mul_(factor)
-            .sum(dim=2, dtype=torch.float64)
-        )
+        # A weight of size a becomes 0 or s, whichever is nearer.
+        squares = torch.minimum(size, (size - scale).abs_()).square_().mul_(factor)
+        error = squares.sum(dim=2, dtype=torch.float64)
         better = error < best
         best = torch.where(better, error, best)
         chosen = torch.where(better, power, chosen)
-    return _filled(torch.where(largest > 0, chosen, -torch.inf), weight, grouping)
+    return _exponents(torch.where(largest > 0, chosen, -torch.inf), weight, grouping)
 
 
 def _counts(weight: Tensor, grouping: Grouping) -> Tensor:
-    """Weights in each group, ``[J]`` float64."""
+    """Return the number of weights in each group, ``[J]`` float64."""
     rows, columns = weight.shape
     if grouping == "tensor":
         return torch.tensor([float(max(rows * columns, 1))], dtype=torch.float64)
@@ -96,8 +89,8 @@ def _counts(weight: Tensor, grouping: Grouping) -> Tensor:
     return counts
 
 
-def _filled(power: Tensor, weight: Tensor, grouping: Grouping) -> Tensor:
-    """Exponents int8 ``[N, J]``; those of groups of zeros are that of the whole matrix's mean."""
+def _exponents(power: Tensor, weight: Tensor, grouping: Grouping) -> Tensor:
+    """Return exponents int8 ``[N, J]``; a group of zeros gets that of the whole matrix's mean."""
     whole = torch.log2(weight.abs().sum(dtype=torch.float64) / max(weight.numel(), 1)).round()
     power = torch.where(torch.isfinite(power), power, torch.nan_to_num(whole, neginf=0.0))
     power = power.clamp(*EXPONENTS).to(torch.int8)

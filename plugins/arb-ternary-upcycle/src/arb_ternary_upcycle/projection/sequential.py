@@ -1,18 +1,16 @@
-"""A float model made ternary block after block, each sub-layer seeing the errors of those before
-it.
+"""Rounds a float model block after block, each linear seeing the errors of those before it.
 
 Two residual streams run side by side over the same tokens: the student's, through blocks that are
-ternary as far as they have been rounded, and the teacher's. Of a block, the linears that read the
-same tensor are rounded together: first what the student's and the teacher's inputs are there is
-summed up, over calibration tokens and over held-out ones; then weights are corrected for the
-difference and rounded, and the next sub-layer sees the result.
+ternary as far as they have been rounded, and the teacher's. The linears of a block that read the
+same tensor are rounded together: products of the student's and the teacher's inputs are summed over
+calibration tokens and over held-out ones, the weights are corrected for the difference and rounded,
+and the next linears see the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 
 import torch
 from attrs import asdict, field, frozen
@@ -22,13 +20,20 @@ from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.parts import FloatLinear, rounded_to_int8
 from arb_ternary_text.models.rms_norm import rms_norm
 from arb_ternary_upcycle.float_model import FloatModel
+from arb_ternary_upcycle.projection.config import ProjectionConfig
 from arb_ternary_upcycle.projection.correction import corrected
-from arb_ternary_upcycle.projection.rounded import Rounded
+from arb_ternary_upcycle.projection.rounded import Grouping, Rounded, joined
 from arb_ternary_upcycle.projection.scales import absmean, least_squares
-from arb_ternary_upcycle.projection.solve import Recipe, project
+from arb_ternary_upcycle.projection.solve import project
 from arb_ternary_upcycle.projection.statistics import InputStatistics
 from arb_ternary_upcycle.projection.streams import Stream
-from arb_ternary_upcycle.projection.sublayers import entering, linears_of, sublayers, watched
+from arb_ternary_upcycle.projection.sublayers import (
+    inputs_of,
+    linears_of,
+    recorded_inputs,
+    sublayers,
+)
+from arb_ternary_upcycle.store import Store
 
 #: Tokens that run through a block together.
 _TOKENS_AT_ONCE = 2048
@@ -38,18 +43,18 @@ _ROWS_AT_ONCE = 8192
 
 @frozen(kw_only=True)
 class Plan:
-    """What is rounded, and how.
+    """How a model is rounded.
 
     Attributes:
-        recipe: how matrices are rounded.
-        correction: whether weights make up for the errors in their inputs.
-        activations: of the student: what enters its linears is rounded to int8, or float.
+        config: options of the phase.
+        grouping: what shares an exponent.
+        activations: number format of the inputs of the student's linears, ``int8`` or ``float``.
         calibration: ids of calibration tokens, int64 ``[N, S]``.
-        held_out: ids of held-out tokens, int64 ``[N', S]``; on these, errors are only measured.
+        held_out: ids of held-out tokens, int64 ``[N', S]``, on which errors are only measured.
     """
 
-    recipe: Recipe
-    correction: bool
+    config: ProjectionConfig = ProjectionConfig()
+    grouping: Grouping = "row"
     activations: str
     calibration: Tensor = field(eq=False)
     held_out: Tensor = field(eq=False)
@@ -57,14 +62,12 @@ class Plan:
 
 @frozen
 class LinearError:
-    """How far the outputs of a rounded linear are from the teacher's, ``|difference| /
-    |teacher's|``.
+    """Relative error of a rounded linear's outputs, ``|difference| / |teacher's|``.
 
     Attributes:
         name: path of the linear.
-        calibration, held_out: over these tokens; the student reads its own inputs, the teacher the
-            teacher's.
-        rounding: over held-out tokens, of rounding alone: both weights read the student's inputs.
+        calibration, held_out: on these tokens; student and teacher read their own inputs.
+        rounding: of rounding alone, on held-out tokens: both weights read the student's inputs.
         zeros: share of trits that are 0.
     """
 
@@ -75,32 +78,32 @@ class LinearError:
     zeros: float
 
     def to_json(self, prefix: str = "") -> dict[str, str | float]:
-        """Plain numbers for reports, with ``prefix`` before the name."""
+        """Return plain numbers for reports, with ``prefix`` in front of the name."""
         return {**asdict(self), "name": prefix + self.name}
 
 
 class SequentialProjection:
-    """The projection of one model.
+    """Rounds one model.
 
     Args:
         source: the weights that are rounded.
-        teacher: whose inputs they are corrected towards, in the same basis.
+        teacher: model whose inputs the weights are corrected towards, in the same basis.
         plan: how.
-        folder: for the streams.
+        store: for the streams.
     """
 
-    def __init__(self, source: FloatModel, teacher: FloatModel, plan: Plan, folder: Path) -> None:
+    def __init__(self, source: FloatModel, teacher: FloatModel, plan: Plan, store: Store) -> None:
         self.source = source
         self.teacher = teacher
         self.plan = plan
-        self.folder = folder
-        tokens = torch.cat([plan.calibration, plan.held_out])
-        self.tokens = tokens
-        self.parts = (slice(0, len(plan.calibration)), slice(len(plan.calibration), len(tokens)))
-        shape = (tokens.shape[0], tokens.shape[1], source.config.width)
-        at_once = max(1, _TOKENS_AT_ONCE // tokens.shape[1])
-        self.student_stream = Stream(folder, "student", shape, at_once)
-        self.teacher_stream = Stream(folder, "teacher", shape, at_once)
+        self.store = store
+        self.tokens = torch.cat([plan.calibration, plan.held_out])
+        count, length = self.tokens.shape
+        self.at_once = max(1, _TOKENS_AT_ONCE // length)
+        self.calibration = slice(0, len(plan.calibration))
+        self.held_out = slice(len(plan.calibration), count)
+        self.student_stream = self._stream("student", source.config.width)
+        self.teacher_stream = self._stream("teacher", source.config.width)
 
     @torch.no_grad()
     def start(self, embedding: Tensor | None) -> None:
@@ -110,164 +113,142 @@ class SequentialProjection:
             embedding: the student's, float32 ``[V, D]``; None = that of the source.
         """
         with self.student_stream.writing(0) as student, self.teacher_stream.writing(0) as teacher:
-            for part in torch.split(self.tokens, self.student_stream.at_once):
+            for part in torch.split(self.tokens, self.at_once):
                 student(self.source.embed(part) if embedding is None else embedding[part])
                 teacher(self.teacher.embed(part))
 
+    def keep_only(self, block: int) -> None:
+        """Delete everything on disk but the streams in front of ``block``."""
+        self.student_stream.keep_only(block)
+        self.teacher_stream.keep_only(block)
+        for file in self.store.folder.glob("inputs-*"):
+            file.unlink()
+
     def embedding(self, weight: Tensor) -> Rounded:
-        """The rows of an embedding, which nothing enters but ids: rounded for themselves, one
-        exponent a row.
-        """
-        rule = absmean if self.plan.recipe.policy == "absmean" else least_squares
-        found = [rule(part, "row") for part in torch.split(weight, _ROWS_AT_ONCE)]
-        trits, exponent, residue = (
-            torch.cat([getattr(each, name) for each in found])
-            for name in ("trits", "exponent", "residue")
-        )
-        return Rounded(trits, exponent, residue, weight.shape[1])
+        """Round the rows of an embedding, each with an exponent of its own."""
+        rule = absmean if self.plan.config.policy == "absmean" else least_squares
+        return joined([rule(part, "row") for part in torch.split(weight, _ROWS_AT_ONCE)])
 
     @torch.no_grad()
     def block(self, number: int) -> tuple[dict[str, Rounded], list[LinearError]]:
-        """Round block ``number`` and write the streams behind it: its linears by path, and their
-        errors.
+        """Round a block and write the streams behind it.
+
+        Returns:
+            its linears by path, and their errors.
         """
         student = self.source.block(number)
-        originals = {name: module.weight for name, module in linears_of(student).items()}
-        for module in linears_of(student).values():
+        linears = linears_of(student)
+        originals = {name: module.weight for name, module in linears.items()}
+        for module in linears.values():
             if isinstance(module, FloatLinear):
                 module.activations = "int8" if self.plan.activations == "int8" else "float"
         groups = self._sublayers(student, number)
-        inputs = self._run_teacher(number, groups)
+        teacher_inputs = self._run_teacher(number, groups)
+
         rounded: dict[str, Rounded] = {}
         errors: list[LinearError] = []
-        for names, teacher_inputs in zip(groups, inputs, strict=True):
-            calibration, held_out = (
-                self._statistics(student, number, names[0], teacher_inputs, part)
-                for part in self.parts
-            )
-            found = self._round({name: originals[name] for name in names}, calibration)
-            for name in names:
-                student.get_submodule(name).weight = nn.Parameter(
-                    found[name].dense(), requires_grad=False
-                )
-                errors.append(_error(name, originals[name], found[name], calibration, held_out))
-            rounded |= found
+        for names, inputs in zip(groups, teacher_inputs, strict=True):
+            read = linears[names[0]]
+            calibration = self._statistics(student, read, number, inputs, self.calibration)
+            held_out = self._statistics(student, read, number, inputs, self.held_out)
+            weights = {name: originals[name] for name in names}
+            for name, made in self._round(weights, calibration).items():
+                rounded[name] = made
+                linears[name].weight = nn.Parameter(made.dense(), requires_grad=False)
+                errors.append(_error(name, originals[name], made, calibration, held_out))
+
         with self.student_stream.writing(number + 1) as write:
             for x in self.student_stream.read(number, slice(None)):
                 write(self.source.through(student, x))
         return rounded, errors
 
-    def forget(self, kept: int) -> None:
-        """Remove everything on disk but the streams in front of block ``kept``."""
-        self.student_stream.forget(kept)
-        self.teacher_stream.forget(kept)
-        for file in self.folder.glob("inputs-*"):
-            file.unlink()
-
     @torch.no_grad()
     def head(self, weight: Tensor, gains: tuple[Tensor, Tensor]) -> tuple[Rounded, LinearError]:
-        """The head ``[V, D]``, from the streams behind the last block.
+        """Round the head ``[V, D]``, from the streams behind the last block.
 
         Args:
             weight: of the head.
             gains: of the student's final norm and of the teacher's.
         """
-        layers = self.source.config.layers
-        found = []
-        for part in self.parts:
-            statistics = InputStatistics(weight.shape[1])
-            streams = (
-                self.student_stream.read(layers, part),
-                self.teacher_stream.read(layers, part),
-            )
-            for x, y in zip(*streams, strict=True):
-                normed = (
-                    rms_norm(z, model.config.norm_eps).mul_(gain).flatten(0, -2)
-                    for z, model, gain in zip(
-                        (x, y), (self.source, self.teacher), gains, strict=True
-                    )
-                )
-                student_MK, teacher_MK = normed
-                statistics.add(self._entering(student_MK), teacher_MK)
-            found.append(statistics)
-        rounded = self._round({"head": weight}, found[0])["head"]
-        return rounded, _error("head", weight, rounded, *found)
+        calibration = self._head_statistics(gains, self.calibration)
+        held_out = self._head_statistics(gains, self.held_out)
+        rounded = self._round({"head": weight}, calibration)["head"]
+        return rounded, _error("head", weight, rounded, calibration, held_out)
+
+    def _stream(self, name: str, features: int) -> Stream:
+        count, length = self.tokens.shape
+        return Stream(self.store, name, (count, length, features), self.at_once)
 
     def _sublayers(self, block: Block, number: int) -> list[list[str]]:
         x = next(self.student_stream.read(number, slice(0, 1)))[:, :2]
         return sublayers(block, lambda: self.source.through(block, x))
 
     def _run_teacher(self, number: int, groups: list[list[str]]) -> list[Stream]:
-        """The teacher's stream behind block ``number``, and what entered its linears at each
-        sub-layer.
-        """
+        """Write the teacher's stream behind block ``number`` and its linears' inputs, by group."""
         teacher = self.teacher.block(number)
         known = linears_of(teacher)
-        watch = [next(known[name] for name in names if name in known) for names in groups]
-        sequences, length, _ = self.teacher_stream.shape
+        # The student may have linears that the teacher lacks, but none with an input of its own.
+        watched = [next(known[name] for name in names if name in known) for names in groups]
         inputs = [
-            Stream(
-                self.folder,
-                f"inputs-{place}",
-                (sequences, length, module.in_features),
-                self.teacher_stream.at_once,
-            )
-            for place, module in enumerate(watch)
+            self._stream(f"inputs-{index}", module.in_features)
+            for index, module in enumerate(watched)
         ]
         with ExitStack() as stack:
             write = stack.enter_context(self.teacher_stream.writing(number + 1))
             keep = [stack.enter_context(each.writing(number)) for each in inputs]
-            seen = stack.enter_context(watched(watch))
+            seen = stack.enter_context(recorded_inputs(watched))
             for y in self.teacher_stream.read(number, slice(None)):
                 write(self.teacher.through(teacher, y))
-                for each, entered in zip(keep, seen, strict=True):
-                    each(entered)
+                for append, entered in zip(keep, seen, strict=True):
+                    append(entered)
         return inputs
 
     def _statistics(
-        self, student: Block, number: int, name: str, teacher_inputs: Stream, part: slice
+        self, student: Block, linear: nn.Linear, number: int, teacher_inputs: Stream, part: slice
     ) -> InputStatistics:
-        """Of what enters the linear ``name`` of the student, and of what entered the teacher's
-        there.
-        """
-        here = student.get_submodule(name)
-        found = InputStatistics(teacher_inputs.shape[2])
-        for x, y in zip(
+        """Sum up what a linear of the student reads, and what the teacher's reads there."""
+        statistics = InputStatistics(linear.in_features)
+        streams = zip(
             self.student_stream.read(number, part), teacher_inputs.read(number, part), strict=True
-        ):
-            entered = entering(here, lambda x=x: self.source.through(student, x))  # type: ignore[misc]
-            found.add(self._entering(entered.flatten(0, -2)), y.flatten(0, -2))
-        return found
+        )
+        for x, y in streams:
+            entered = inputs_of(linear, lambda x=x: self.source.through(student, x))  # type: ignore[misc]
+            statistics.add(self._as_read(entered.flatten(0, -2)), y.flatten(0, -2))
+        return statistics
 
-    def _entering(self, student_MK: Tensor) -> Tensor:
+    def _head_statistics(self, gains: tuple[Tensor, Tensor], part: slice) -> InputStatistics:
+        layers = self.source.config.layers
+        statistics = InputStatistics(self.source.config.width)
+        streams = zip(
+            self.student_stream.read(layers, part),
+            self.teacher_stream.read(layers, part),
+            strict=True,
+        )
+        for x, y in streams:
+            student = rms_norm(x, self.source.config.norm_eps).mul_(gains[0])
+            teacher = rms_norm(y, self.teacher.config.norm_eps).mul_(gains[1])
+            statistics.add(self._as_read(student.flatten(0, -2)), teacher.flatten(0, -2))
+        return statistics
+
+    def _as_read(self, student_MK: Tensor) -> Tensor:
         return rounded_to_int8(student_MK) if self.plan.activations == "int8" else student_MK
 
     def _round(
         self, weights: Mapping[str, Tensor], statistics: InputStatistics
     ) -> dict[str, Rounded]:
-        """Weights that read the same inputs; those whose rows have exponents of their own as one
-        matrix.
-        """
-        recipe = self.plan.recipe
-        if recipe.grouping == "tensor" and len(weights) > 1:
-            return {
-                name: self._round({name: weight}, statistics)[name]
-                for name, weight in weights.items()
-            }
-        target = torch.cat(list(weights.values()))
-        if self.plan.correction:
-            target = corrected(target, statistics.gram, statistics.cross, recipe.damping)
-        whole = project(target, recipe, statistics.gram)
-        sizes = [weight.shape[0] for weight in weights.values()]
-        parts = zip(
-            weights,
-            *(torch.split(each, sizes) for each in (whole.trits, whole.exponent, whole.residue)),
-            strict=True,
-        )
-        return {
-            name: Rounded(trits, exponent, left, whole.size)
-            for name, trits, exponent, left in parts
-        }
+        """Round weights that read the same inputs."""
+        if self.plan.grouping == "tensor":
+            return {name: self._round_matrix(each, statistics) for name, each in weights.items()}
+        # No exponent is shared between rows, so that all are rounded as one matrix.
+        whole = self._round_matrix(torch.cat(list(weights.values())), statistics)
+        parts = whole.split([len(each) for each in weights.values()])
+        return dict(zip(weights, parts, strict=True))
+
+    def _round_matrix(self, weight: Tensor, statistics: InputStatistics) -> Rounded:
+        config = self.plan.config
+        if config.correction:
+            weight = corrected(weight, statistics.gram, statistics.cross, config.damping)
+        return project(weight, config, self.plan.grouping, statistics.gram)
 
 
 def _error(

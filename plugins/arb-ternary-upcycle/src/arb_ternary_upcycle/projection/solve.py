@@ -1,6 +1,4 @@
-"""A matrix made ternary by one of the policies; of several ways, the one with the least error, row
-by row.
-"""
+"""Rounds one matrix by the chosen policy."""
 
 from __future__ import annotations
 
@@ -10,136 +8,159 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from arb_ternary_upcycle.projection.config import ActivationOrder, Policy
+from arb_ternary_upcycle.projection.config import ProjectionConfig
 from arb_ternary_upcycle.projection.correction import damped
 from arb_ternary_upcycle.projection.descent import descend
 from arb_ternary_upcycle.projection.gptq import compensate, inverse_factor, objective
-from arb_ternary_upcycle.projection.rounded import EXPONENTS, Grouping, Rounded, columns_of
+from arb_ternary_upcycle.projection.rounded import (
+    EXPONENTS,
+    Grouping,
+    Rounded,
+    columns_of,
+    joined,
+    spread_transposed,
+)
 from arb_ternary_upcycle.projection.scales import absmean, least_squares, least_squares_exponents
 
-# : Exponents tried, from those of the least squares weighted by the strength of inputs: making up
-# for errors spreads : weights, so that a larger one may fit.
+#: Exponents that are tried, relative to those of the weighted least squares. Compensating errors
+#: spreads the weights, so that a larger exponent may fit better.
 _OFFSETS: Final = (-1, 0, 1)
 #: Numbers in one working matrix.
 _AT_ONCE: Final = 1 << 23
 
 
-@frozen(kw_only=True)
-class Recipe:
-    """How matrices are rounded.
-
-    Attributes:
-        policy: ``absmean`` and ``ls`` look at weights alone, ``gptq`` and ``gptq_cd`` at inputs
-            too.
-        grouping: what shares an exponent.
-        damping: added to the diagonal of ``X^T X``, over the diagonal's mean.
-        activation_order: whether columns are rounded from the strongest input to the weakest, or as
-            they stand; auto = each row in the better of both.
-        descent_passes: most rounds of coordinate descent, in ``gptq_cd``.
-    """
-
-    policy: Policy = "gptq_cd"
-    grouping: Grouping = "row"
-    damping: float = 0.01
-    activation_order: ActivationOrder = "auto"
-    descent_passes: int = 4
-
-    @property
-    def needs_inputs(self) -> bool:
-        """Whether the policy looks at inputs."""
-        return self.policy in ("gptq", "gptq_cd")
-
-
-def project(weight: Tensor, recipe: Recipe, gram: Tensor | None = None) -> Rounded:
-    """``weight [N, K]`` as trits and powers of two.
+def project(
+    weight: Tensor, config: ProjectionConfig, grouping: Grouping, gram: Tensor | None = None
+) -> Rounded:
+    """Round ``weight [N, K]`` to trits and powers of two.
 
     Args:
         weight: float32 or float64.
-        recipe: how.
-        gram: ``X^T X [K, K]`` of the inputs, for policies that look at them.
+        config: policy and options.
+        grouping: what shares an exponent.
+        gram: ``X^T X [K, K]`` of the inputs, for the policies ``gptq`` and ``gptq_cd``.
 
     Raises:
         ValueError: such a policy without ``gram``.
     """
-    if not recipe.needs_inputs:
-        return (absmean if recipe.policy == "absmean" else least_squares)(weight, recipe.grouping)
+    if config.policy == "absmean":
+        return absmean(weight, grouping)
+    if config.policy == "ls":
+        return least_squares(weight, grouping)
     if gram is None:
-        raise ValueError(f"{recipe.policy} needs the products of inputs")
-    return _Search(weight, recipe, gram).result()
+        raise ValueError(f"{config.policy} needs the products of inputs")
+    return _Search(weight, config, grouping, gram).result()
+
+
+@frozen(eq=False)
+class _Candidates:
+    """Roundings of ``C`` rows, side by side.
+
+    Attributes:
+        error_C: the objective of each row.
+        trits_KC: float32.
+        value_KC: the weights just before they were rounded, which leave the residue.
+        exponent_JC: float32.
+    """
+
+    error_C: Tensor
+    trits_KC: Tensor
+    value_KC: Tensor
+    exponent_JC: Tensor
+
+    def part(self, columns: slice) -> _Candidates:
+        return _Candidates(
+            self.error_C[columns],
+            self.trits_KC[:, columns],
+            self.value_KC[:, columns],
+            self.exponent_JC[:, columns],
+        )
+
+    def better_of(self, other: _Candidates) -> _Candidates:
+        """Return the rounding with less error, row by row; of equal ones that of ``self``."""
+        other_is_better = other.error_C < self.error_C
+        return _Candidates(
+            torch.where(other_is_better, other.error_C, self.error_C),
+            torch.where(other_is_better, other.trits_KC, self.trits_KC),
+            torch.where(other_is_better, other.value_KC, self.value_KC),
+            torch.where(other_is_better, other.exponent_JC, self.exponent_JC),
+        )
 
 
 class _Search:
-    """``gptq`` from several exponents and in two orders, then ``gptq_cd``'s descent from the best
-    of them.
-    """
+    """GPTQ with several exponents and in up to two orders; ``gptq_cd`` descends from the best."""
 
-    def __init__(self, weight: Tensor, recipe: Recipe, gram: Tensor) -> None:
-        self.recipe = recipe
-        self.weight = weight.to(torch.float32)
-        hessian = damped(gram, recipe.damping)
-        self.hessian = hessian.to(torch.float32)
+    def __init__(
+        self, weight: Tensor, config: ProjectionConfig, grouping: Grouping, gram: Tensor
+    ) -> None:
         columns = weight.shape[1]
-        self.size = columns_of(recipe.grouping, columns)
-        self.start = least_squares_exponents(self.weight, recipe.grouping, hessian.diagonal())
-        strongest = torch.argsort(hessian.diagonal(), descending=True, stable=True)
-        as_they_stand = torch.arange(columns)
-        orders = {
-            "never": [as_they_stand],
-            "always": [strongest],
-            "auto": [as_they_stand, strongest],
-        }
+        hessian = damped(gram, config.damping)
+        diagonal = hessian.diagonal()
+        self.config = config
+        self.weight = weight.to(torch.float32)
+        self.hessian = hessian.to(torch.float32)
+        self.one_exponent = grouping == "tensor"
+        self.size = columns_of(grouping, columns)
+        self.start = least_squares_exponents(self.weight, grouping, diagonal)
+
+        orders = []
+        if config.activation_order != "always":
+            orders.append(torch.arange(columns))
+        if config.activation_order != "never":
+            orders.append(torch.argsort(diagonal, descending=True, stable=True))
         self.orders = [
-            (order, inverse_factor(hessian[order][:, order]).to(torch.float32))
-            for order in orders[recipe.activation_order]
+            (order, inverse_factor(hessian[order][:, order]).to(torch.float32)) for order in orders
         ]
 
     def result(self) -> Rounded:
-        """Rows some at a time."""
+        """Round the matrix, some rows at a time."""
         rows, columns = self.weight.shape
         step = max(1, _AT_ONCE // (len(_OFFSETS) * max(columns, 1)))
         parts = [slice(start, start + step) for start in range(0, rows, step)]
         offsets = list(_OFFSETS)
-        if self.recipe.grouping == "tensor":
-            # One exponent for all rows: that with the least sum of errors.
-            sums = [
-                sum(float(self._gptq(part, [offset])[0].sum()) for part in parts)
-                for offset in offsets
-            ]
-            offsets = [offsets[sums.index(min(sums))]]
-        found = [self._rows(part, offsets) for part in parts]
-        trits, exponent, residue = (torch.cat([each[i] for each in found]) for i in range(3))
-        return Rounded(trits, exponent, residue, self.size)
+        if self.one_exponent:
+            totals = {}
+            for offset in _OFFSETS:
+                totals[offset] = sum(
+                    float(self._gptq(part, [offset]).error_C.sum()) for part in parts
+                )
+            offsets = [min(totals, key=lambda offset: totals[offset])]
+        return joined([self._round(part, offsets) for part in parts])
 
-    def _rows(self, part: slice, offsets: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        _, trits_KR, value_KR, exponent_JR = self._gptq(part, offsets)
-        if self.recipe.policy == "gptq_cd":
+    def _round(self, part: slice, offsets: list[int]) -> Rounded:
+        found = self._gptq(part, offsets)
+        trits_KR = found.trits_KC
+        exponent_JR = found.exponent_JC
+        value_KR = found.value_KC
+        if self.config.policy == "gptq_cd":
             value_KR = descend(
                 self.weight[part].mT.contiguous(),
                 trits_KR,
                 exponent_JR,
                 self.hessian,
                 self.size,
-                self.recipe.descent_passes,
-                move=self.recipe.grouping != "tensor",
+                self.config.descent_passes,
+                move=not self.one_exponent,
             )
-        residue_KR = value_KR.mul_(self._wide(torch.exp2(-exponent_JR))).sub_(trits_KR)
-        return (
+        inverse_KR = spread_transposed(torch.exp2(-exponent_JR), self.size, len(value_KR))
+        residue_KR = value_KR.mul_(inverse_KR).sub_(trits_KR)
+        return Rounded(
             trits_KR.mT.to(torch.int8).contiguous(),
             exponent_JR.mT.to(torch.int8).contiguous(),
             residue_KR.mT.contiguous(),
+            self.size,
         )
 
-    def _gptq(self, part: slice, offsets: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Errors ``[R]``, trits and values in their turn ``[K, R]``, exponents ``[J, R]``: of each
-        row the best.
-        """
+    def _gptq(self, part: slice, offsets: list[int]) -> _Candidates:
+        """Return the best rounding of each row over exponents and orders."""
         weight_KR = self.weight[part].mT.contiguous()
         rows = weight_KR.shape[1]
         first_JR = self.start[part].mT.to(torch.float32)
         exponent_JC = torch.cat([first_JR + offset for offset in offsets], dim=1).clamp_(*EXPONENTS)
         repeated_KC = weight_KR.repeat(1, len(offsets))
-        scale_KC = self._wide(torch.exp2(exponent_JC))
-        best: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        scale_KC = spread_transposed(torch.exp2(exponent_JC), self.size, self.weight.shape[1])
+
+        candidates = []
         for order, factor in self.orders:
             back = torch.argsort(order)
             ordered = scale_KC if scale_KC.shape[0] == 1 else scale_KC[order]
@@ -147,19 +168,11 @@ class _Search:
             trits_KC = trits_KC[back]
             value_KC = value_KC[back]
             error_C = objective(trits_KC * scale_KC - repeated_KC, self.hessian)
-            for number in range(len(offsets)):
-                some = slice(number * rows, (number + 1) * rows)
-                found = (error_C[some], trits_KC[:, some], value_KC[:, some], exponent_JC[:, some])
-                if best is None:
-                    best = tuple(each.clone() for each in found)  # type: ignore[assignment]
-                else:
-                    better = found[0] < best[0]
-                    for kept, new in zip(best, found, strict=True):
-                        torch.where(better, new, kept, out=kept)
-        assert best is not None  # there is always an order and an offset
-        return best
+            tried = _Candidates(error_C, trits_KC, value_KC, exponent_JC)
+            for start in range(0, len(offsets) * rows, rows):
+                candidates.append(tried.part(slice(start, start + rows)))
 
-    def _wide(self, values_JR: Tensor) -> Tensor:
-        if values_JR.shape[0] == 1:
-            return values_JR
-        return values_JR.repeat_interleave(self.size, dim=0)[: self.weight.shape[1]]
+        best = candidates[0]
+        for candidate in candidates[1:]:
+            best = best.better_of(candidate)
+        return best

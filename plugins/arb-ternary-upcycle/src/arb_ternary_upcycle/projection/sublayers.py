@@ -1,9 +1,10 @@
-"""The linears of a block in the order in which they are computed, and what enters them."""
+"""The linears of a block in the order in which they are computed, and their inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from arb_ternary.errors import ConfigError
 
 
-class _Entered(Exception):
-    """A pass has come to the linear that was waited for."""
+class _Reached(Exception):
+    """Ends a forward pass at a linear."""
 
     def __init__(self, inputs: Tensor) -> None:
         super().__init__()
@@ -20,79 +21,85 @@ class _Entered(Exception):
 
 
 def linears_of(block: nn.Module) -> dict[str, nn.Linear]:
-    """The linears inside a float block, by path."""
+    """Return the linears inside a float block, by path."""
     return {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
 
 
 @torch.no_grad()
 def sublayers(block: nn.Module, run: Callable[[], object]) -> list[list[str]]:
-    """Paths of the linears that read the same tensor, in the order in which a pass comes to them.
+    """Group the linears of a float block that read the same tensor.
 
     Args:
-        block: a float block.
-        run: makes a pass through it.
+        block: the block.
+        run: runs a forward pass through it.
+
+    Returns:
+        the paths of each group, in the order in which they are computed.
 
     Raises:
         ConfigError: a linear is not computed exactly once.
     """
-    groups: list[tuple[Tensor, list[str]]] = []
+    groups: list[list[str]] = []
+    last: list[Tensor] = []
 
     def note(name: str, inputs: Tensor) -> None:
-        if groups and groups[-1][0] is inputs:
-            groups[-1][1].append(name)
+        if last and last[-1] is inputs:
+            groups[-1].append(name)
         else:
-            groups.append((inputs, [name]))
+            groups.append([name])
+            last.append(inputs)
 
-    handles = [
-        module.register_forward_pre_hook(lambda _module, given, name=name: note(name, given[0]))
-        for name, module in linears_of(block).items()
-    ]
-    try:
+    linears = linears_of(block)
+    with _inputs_to({module: partial(note, name) for name, module in linears.items()}):
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    called = [name for _, names in groups for name in names]
-    if sorted(called) != sorted(linears_of(block)):
-        odd = next(name for name in linears_of(block) if called.count(name) != 1)
-        raise ConfigError(
-            f"projection: {odd} is computed {called.count(odd)} times in a pass, and a projection "
-            f"needs it once"
-        )
-    return [names for _, names in groups]
+    computed = [name for group in groups for name in group]
+    for name in linears:
+        if computed.count(name) != 1:
+            raise ConfigError(
+                f"projection: {name} is computed {computed.count(name)} times in a forward pass; "
+                "a projection needs it exactly once"
+            )
+    return groups
 
 
 @torch.no_grad()
-def entering(module: nn.Module, run: Callable[[], object]) -> Tensor:
-    """What enters ``module`` in a pass that ``run`` makes, ``[..., K]``; the pass ends there."""
+def inputs_of(module: nn.Module, run: Callable[[], object]) -> Tensor:
+    """Return the input of ``module``, ``[..., K]``, in a forward pass that stops there."""
 
-    def stop(_module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        raise _Entered(given[0])
+    def stop(inputs: Tensor) -> None:
+        raise _Reached(inputs)
 
-    handle = module.register_forward_pre_hook(stop)
-    try:
-        run()
-    except _Entered as entered:
-        return entered.inputs
-    finally:
-        handle.remove()
-    raise RuntimeError("the pass did not come to the linear")
+    with _inputs_to({module: stop}):
+        try:
+            run()
+        except _Reached as reached:
+            return reached.inputs
+    raise RuntimeError("the forward pass did not reach the linear")
 
 
 @contextmanager
-def watched(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """A list with what entered each module, ``[..., K]``, in the last pass that was made inside."""
-    seen: list[Tensor] = [torch.empty(0)] * len(modules)
+def recorded_inputs(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """Yield a list with the input of each module, ``[..., K]``, in the latest forward pass."""
+    inputs = [torch.empty(0)] * len(modules)
+    with _inputs_to(
+        {module: partial(inputs.__setitem__, index) for index, module in enumerate(modules)}
+    ):
+        yield inputs
 
-    def keep(place: int, given: tuple[Tensor, ...]) -> None:
-        seen[place] = given[0]
+
+@contextmanager
+def _inputs_to(receivers: dict[nn.Module, Callable[[Tensor], None]]) -> Iterator[None]:
+    """Call a function with the input of each module, whenever the module is computed."""
+
+    def hook(receive: Callable[[Tensor], None], _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        receive(inputs[0])
 
     handles = [
-        module.register_forward_pre_hook(lambda _module, given, place=place: keep(place, given))
-        for place, module in enumerate(modules)
+        module.register_forward_pre_hook(partial(hook, receive))
+        for module, receive in receivers.items()
     ]
     try:
-        yield seen
+        yield
     finally:
         for handle in handles:
             handle.remove()
