@@ -14,9 +14,11 @@ from arb_ternary.config.yaml_document import Document
 from arb_ternary.plugins.manager import manager
 from arb_ternary_text.data.shakespeare import ShakespeareConfig, build, load_text
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import structure_run
-from arb_ternary_upcycle.float_model import float_config
+from arb_ternary_upcycle.float_model import FloatModel, float_config, neutral_tensors
+from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 
 #: Options of a small student that a teacher of ``small`` fits.
 STUDENT: dict[str, Any] = {
@@ -36,6 +38,23 @@ STUDENT: dict[str, Any] = {
 def small() -> DecoderConfig:
     """Options of a float Llama of two blocks, width 32, with two query heads for each key head."""
     return float_config(DecoderConfig(**{k: v for k, v in STUDENT.items() if k != "name"}))
+
+
+def _write_stage(path: Path, model: Decoder, **options: Any) -> FloatModel:
+    writer = FloatModelWriter(
+        path, model.config, model.vocabulary_size, {"kind": "bytes"}, **options
+    )
+    for number, block in enumerate(model.blocks):
+        writer.write_block(number, neutral_tensors(block))
+    tensors = neutral_tensors(model)
+    writer.write_ends({name: tensors[name] for name in ("embedding", "final_norm", "head")})
+    return writer.finish()
+
+
+@pytest.fixture(scope="session")
+def write_stage() -> Callable[..., FloatModel]:
+    """Writes a float decoder into a stage folder, with options of ``FloatModelWriter``."""
+    return _write_stage
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_logits_are_those_of_transformers(
     assert float((teacher - expected).abs().max()) < 1e-4 * max(1, scale)
     assert float((found - expected).abs().max()) < 1e-4 * max(1, scale)
     assert float((found - expected).abs().max()) < 2e-4
-    weights = prepared.weights("")
+    weights = prepared.weights()
     gains = [
         v
         for name, v in weights.items()
@@ -78,7 +78,7 @@ def test_logits_are_those_of_transformers(
     ]
     assert all(bool((gain == 1).all()) for gain in gains)
     assert "head" in weights
-    before = FloatModel.open(tmp_path / "run/stages/teacher").weights("")
+    before = FloatModel.open(tmp_path / "run/stages/teacher").weights()
     assert not torch.allclose(
         before["blocks.0.attention.value"], weights["blocks.0.attention.value"], atol=1e-2
     )
@@ -126,7 +126,7 @@ def test_a_tied_preset_becomes_an_untied_decoder_of_the_same_function() -> None:
 def test_options_that_cannot_be_are_refused(run_config: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="does not commute"):
         FoldRotateConfig(fold=False)
-    with pytest.raises(ValueError, match="nothing is left to do"):
+    with pytest.raises(ValueError, match="there is nothing to do"):
         FoldRotateConfig(fold=False, rotate=False, rotate_values=False)
     load = {"name": "load_teacher", "teacher": "x"}
     with pytest.raises(ConfigError, match="gives the head weights of its own"):

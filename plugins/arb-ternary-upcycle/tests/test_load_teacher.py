@@ -109,7 +109,7 @@ def test_bfloat16_rounds_each_weight_once(
 ) -> None:
     config = run_config(load(llama, dtype="bfloat16", probe_tokens=0))
     train(config, RunRequest(directory=tmp_path / "run"))
-    found = FloatModel.open(tmp_path / "run/stages/teacher").weights("")
+    found = FloatModel.open(tmp_path / "run/stages/teacher").weights()
     for name, value in exported_weights(read_teacher(str(llama), "float32").model):
         assert not isinstance(value, TernaryWeight)
         assert torch.equal(found[name], value.bfloat16().float()), name
@@ -134,7 +134,7 @@ def test_a_teacher_whose_loss_is_off_is_refused(
     options: dict[str, float],
     limit: str,
 ) -> None:
-    with pytest.raises(DataError, match=f"nats a token of held-out text; the limit is {limit}"):
+    with pytest.raises(DataError, match=f"nats per token of held-out text; the limit is {limit}"):
         train(run_config(load(llama, **options)), RunRequest(directory=tmp_path / "run"))
 
 
@@ -144,7 +144,7 @@ def test_by_default_frequencies_of_tokens_are_the_limit(
     config = run_config(load(llama))
     entropy = config.data.build().baselines(64)["unigram_entropy"]
     with pytest.raises(
-        DataError, match=rf"the limit is {entropy:.4f}, what frequencies of tokens give"
+        DataError, match=rf"the limit is {entropy:.4f}, which the frequencies of tokens give"
     ):
         train(config, RunRequest(directory=tmp_path / "run"))
     with pytest.raises(DataError, match="no complete stage"):  # so that no later phase takes it

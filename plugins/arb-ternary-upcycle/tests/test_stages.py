@@ -4,6 +4,7 @@ found.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,25 +17,9 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_upcycle.calibration import calibration_tokens
-from arb_ternary_upcycle.float_model import FloatModel, float_config
+from arb_ternary_upcycle.float_model import FloatModel, float_config, neutral_tensors
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.stages import find_stage
-
-
-def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {key.removesuffix(".weight"): value for key, value in model.state_dict().items()}
-
-
-def write(path: Path, model: Decoder, **options: Any) -> FloatModel:
-    writer = FloatModelWriter(
-        path, model.config, model.vocabulary_size, {"kind": "bytes"}, **options
-    )
-    for number, block in enumerate(model.blocks):
-        writer.write_block(number, tensors_of(block))
-    writer.write_ends(
-        {name: value for name, value in tensors_of(model).items() if not name.startswith("blocks.")}
-    )
-    return writer.finish()
 
 
 @pytest.fixture
@@ -46,13 +31,15 @@ def model(small: DecoderConfig) -> Decoder:
 TOKENS = torch.arange(24).view(2, 12) * 7 % 256
 
 
-def test_block_by_block_is_the_whole_decoder(tmp_path: Path, model: Decoder) -> None:
-    write(tmp_path / "stage", model)
+def test_block_by_block_is_the_whole_decoder(
+    tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
+) -> None:
+    write_stage(tmp_path / "stage", model)
     stored = FloatModel.open(tmp_path / "stage")
     for _ in range(2):
         x = stored.embed(TOKENS)
         for number in range(2):
-            x = stored.run_block(number, x)
+            x = stored.through(stored.block(number), x)
         with torch.no_grad():
             assert torch.equal(stored.logits(x), model(TOKENS))
     with torch.no_grad():
@@ -60,33 +47,36 @@ def test_block_by_block_is_the_whole_decoder(tmp_path: Path, model: Decoder) -> 
     assert not any(parameter.requires_grad for parameter in stored.block(0).parameters())
 
 
-def test_weights_go_by_neutral_names(tmp_path: Path, model: Decoder) -> None:
-    stored = write(tmp_path / "stage", model)
+def test_weights_go_by_neutral_names(
+    tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
+) -> None:
+    stored = write_stage(tmp_path / "stage", model)
     assert torch.equal(
-        stored.weights("blocks.1.")["attention.key"],
+        stored.block_weights(1)["attention.key"],
         model.state_dict()["blocks.1.attention.key.weight"],
     )
-    assert set(stored.weights("blocks.0.feed_forward.")) == {"norm", "gate", "up", "down"}
-    assert stored.weights("").keys() == tensors_of(model).keys()
+    assert stored.weights().keys() == neutral_tensors(model).keys()
     assert set(stored.ends()) == {"embedding", "final_norm", "head"}
 
 
-def test_bfloat16_is_the_nearest_to_each_weight(tmp_path: Path, model: Decoder) -> None:
-    stored = write(tmp_path / "stage", model, dtype="bfloat16")
-    wide = tensors_of(model)
-    narrow = stored.weights("")
+def test_bfloat16_is_the_nearest_to_each_weight(
+    tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
+) -> None:
+    stored = write_stage(tmp_path / "stage", model, dtype="bfloat16")
+    wide = neutral_tensors(model)
+    narrow = stored.weights()
     assert all(torch.equal(narrow[name], wide[name].bfloat16().float()) for name in wide)
     files = sum(file.stat().st_size for file in (tmp_path / "stage").glob("*.safetensors"))
     assert files < 2.2 * sum(value.numel() for value in wide.values())
 
 
 def test_a_killed_writer_goes_on_and_another_plan_starts_anew(
-    tmp_path: Path, model: Decoder
+    tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
 ) -> None:
-    whole = write(tmp_path / "whole", model, origin={"seed": 1})
+    whole = write_stage(tmp_path / "whole", model, origin={"seed": 1})
     plan: Any = (model.config, 256, {"kind": "bytes"})
     writer = FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 1})
-    writer.write_block(1, tensors_of(model.blocks[1]))
+    writer.write_block(1, neutral_tensors(model.blocks[1]))
     (tmp_path / "cut" / ".block-00000.safetensors.writing").write_bytes(b"half")
     with pytest.raises(DataError, match="no complete float model"):
         FloatModel.open(tmp_path / "cut")
@@ -94,9 +84,9 @@ def test_a_killed_writer_goes_on_and_another_plan_starts_anew(
     assert again.written_blocks() == {1}
     with pytest.raises(ComponentError, match="not written yet"):
         again.finish()
-    again.write_block(0, tensors_of(model.blocks[0]))
+    again.write_block(0, neutral_tensors(model.blocks[0]))
     again.write_ends(
-        {name: v for name, v in tensors_of(model).items() if not name.startswith("blocks.")}
+        {name: v for name, v in neutral_tensors(model).items() if not name.startswith("blocks.")}
     )
     assert again.finish().digest == whole.digest
     assert FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 1}).finished
@@ -105,25 +95,27 @@ def test_a_killed_writer_goes_on_and_another_plan_starts_anew(
     assert not other.finished
 
 
-def test_tensors_that_the_decoder_has_not_are_refused(tmp_path: Path, model: Decoder) -> None:
+def test_tensors_that_the_decoder_has_not_are_refused(
+    tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
+) -> None:
     writer = FloatModelWriter(tmp_path / "stage", model.config, 256, None)
-    wrong = {**tensors_of(model.blocks[0]), "attention.key": torch.zeros(3, 3)}
-    with pytest.raises(ComponentError, match=r"attention\.key are not as the decoder has them"):
+    wrong = {**neutral_tensors(model.blocks[0]), "attention.key": torch.zeros(3, 3)}
+    with pytest.raises(ComponentError, match=r"not as in the decoder: attention\.key"):
         writer.write_block(0, wrong)
 
 
 def test_the_newest_stage_of_this_run_or_of_the_one_it_started_from(
-    tmp_path: Path, model: Decoder
+    tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
 ) -> None:
     first = tmp_path / "first"
-    context = SimpleNamespace(directory=tmp_path / "second")
+    context: Any = SimpleNamespace(directory=tmp_path / "second")
     with pytest.raises(DataError, match="no complete stage teacher or prepared"):
         find_stage(context, None, ("prepared", "teacher"))
     for run, origin in ((first, None), (context.directory, str(first))):
         RunDirectory(run).create("", {"init_from": origin}, {})
-    write(first / "stages" / "teacher", model)
+    write_stage(first / "stages" / "teacher", model)
     assert find_stage(context, None, ("prepared", "teacher")).path == first / "stages" / "teacher"
-    write(first / "stages" / "prepared", model)
+    write_stage(first / "stages" / "prepared", model)
     assert find_stage(context, None, ("teacher", "prepared")).path.name == "prepared"
     assert find_stage(context, None, ("teacher",)).path.name == "teacher"
     assert find_stage(context, first, ("teacher", "prepared", "surgery")).path.name == "prepared"

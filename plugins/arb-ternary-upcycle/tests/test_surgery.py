@@ -308,8 +308,8 @@ def test_drawn_policies_copy_what_they_say(
     teacher, made = (
         FloatModel.open(tmp_path / "run/stages" / name) for name in ("teacher", "surgery")
     )
-    before = teacher.weights("blocks.1.")
-    after = made.weights("blocks.1.")
+    before = teacher.block_weights(1)
+    after = made.block_weights(1)
     same = {name for name in before if name in after and torch.equal(before[name], after[name])}
     feed_forward = {f"feed_forward.{name}" for name in ("norm", "gate", "up", "down")}
     kept = {
@@ -320,7 +320,7 @@ def test_drawn_policies_copy_what_they_say(
     assert same == kept
     drawn = after["attention.query_semantic"]
     assert float(drawn.std()) == pytest.approx(32**-0.5, rel=0.1)
-    assert not torch.equal(drawn, made.weights("blocks.0.")["attention.query_semantic"])
+    assert not torch.equal(drawn, made.block_weights(0)["attention.query_semantic"])
     assert after["attention.planes"].tolist() == [[0, 2], [0, 2]], (
         "evenly among the 4 of a head of 8 features"
     )
@@ -335,15 +335,15 @@ def test_what_cannot_be_split_is_refused_by_the_config(
 ) -> None:
     for options, message in (
         ({}, "set 'attention': decoupled"),
-        (decoupled(4, 10, rotary_dim=12), "'geo_dim' is 10, and a head has 8 features"),
+        (decoupled(4, 10, rotary_dim=12), "'geo_dim' is 10, but a head has 8 features"),
         (decoupled(4, 4, rotary_dim=4), "'rotary_dim' must be that of the teacher's heads, 8"),
-        (decoupled(4, 4, kv_heads=4, tie_query_key=True), "svd finds other keys than queries"),
+        (decoupled(4, 4, kv_heads=4, tie_query_key=True), "svd finds keys that differ"),
     ):
         with pytest.raises(ConfigError, match=message):
             run_config(load(llama), surgery(), **options)
     with pytest.raises(ConfigError, match="exceeds the context"):
         run_config(load(llama), surgery(block_size=65), **decoupled(4, 4))
-    with pytest.raises(ConfigError, match="looks at no text"):
+    with pytest.raises(ConfigError, match="'policy' is fresh"):
         run_config(load(llama), surgery(policy="fresh"), **decoupled(4, 4))
 
 

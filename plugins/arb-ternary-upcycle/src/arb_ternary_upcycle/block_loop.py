@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,7 +12,7 @@ from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.schedules import RATE_FACTOR, scheduled_groups
-from arb_ternary_upcycle.streams import Streams, updates_of
+from arb_ternary_upcycle.streams import Streams, recorded_updates
 from arb_ternary_upcycle.training_options import BlockwiseConfig
 from arb_ternary_upcycle.trend import Autotune
 
@@ -22,13 +23,12 @@ if TYPE_CHECKING:
 
 
 class BlockLoop(TrainingLoop):
-    """Trains the block ``block`` of a decoder to give what the teacher's gives: L1 distance, mean
-    over all numbers.
+    """Trains a block to give the teacher's outputs; the loss is the mean L1 distance from them.
 
-    All that is to stay as it is must be frozen.
+    Everything that does not learn must be frozen.
 
     Attributes:
-        autotune: None where nobody asked for it.
+        autotune: None if the options do not enable it.
     """
 
     def __init__(
@@ -58,26 +58,23 @@ class BlockLoop(TrainingLoop):
             )
 
     def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
-        """What the block gives, ``[B, S, D]``: the stream after it, or the update of its
-        attention.
-        """
+        """Return the stream after the block, or the update of its attention, ``[B, S, D]``."""
         student = self._student
         number = self._block
-        x_BSD = self._streams.entering(number, masked.inputs, batch.sample_ids)
+        x_BSD = self._streams.inputs(number, masked.inputs, batch.sample_ids)
         if self._target == "residual":
             return student.run_blocks(x_BSD, number, number + 1)
-        with updates_of(student.blocks[number].get_submodule("attention")) as updates:
+        with recorded_updates(student.blocks[number].get_submodule("attention")) as updates:
             student.run_blocks(x_BSD, number, number + 1)
         return updates[0]
 
     def loss(self, batch: Batch, masked: MaskedBatch, output: Tensor) -> Tensor:
-        """The mean absolute difference from the teacher."""
-        return F.l1_loss(
-            output.float(), self._streams.wanted(self._block, masked.inputs, batch.sample_ids)
-        )
+        """Return the mean absolute difference from the teacher."""
+        targets_BSD = self._streams.targets(self._block, masked.inputs, batch.sample_ids)
+        return F.l1_loss(output.float(), targets_BSD)
 
     def set_rates(self) -> dict[str, float]:
-        """As the schedule says, times what autotuning has made of them."""
+        """Set the rates of the schedule, times the factor of autotuning."""
         rates = super().set_rates()
         if self.autotune is None or not self._lowers or self.autotune.factor == 1.0:
             return rates
@@ -87,28 +84,23 @@ class BlockLoop(TrainingLoop):
 def lower_rates(optimizer: Optimizer, factor: float, floor: float) -> dict[str, float]:
     """Multiply the rate of every scheduled group by ``factor``, but lower none below ``floor``.
 
-    The rate of a ternary group acts on how many votes flip a trit: ``sign_votes`` divides its
-    threshold by it, ``scaled_votes`` casts as many fewer votes, ``momentum_votes`` raises the
-    threshold until as many fewer trits flip.
+    The rate of a ternary group decides how many votes flip a trit: ``sign_votes`` divides its
+    threshold by it, ``scaled_votes`` casts fewer votes in proportion, ``momentum_votes`` raises the
+    threshold until fewer trits flip in proportion.
 
     Returns:
-        The first rate of each kind, as ``TrainingLoop.set_rates`` does.
+        the first rate of each kind, as ``TrainingLoop.set_rates`` does.
     """
     rates: dict[str, float] = {}
     for group in scheduled_groups(optimizer):
         group["lr"] = max(min(group["lr"], floor), group["lr"] * factor)
-        rates.setdefault(
-            "lr" if group.get("kind", "float") == "float" else "rate", float(group["lr"])
-        )
+        name = "lr" if group.get("kind", "float") == "float" else "rate"
+        rates.setdefault(name, float(group["lr"]))
     return rates
 
 
-def _peak(group: dict[str, object], lr: float | None) -> float:
-    """The highest rate that a schedule gives a group."""
-    own = group.get("initial_lr", group["lr"])
-    assert isinstance(own, float | int)
+def _peak(group: Mapping[str, Any], lr: float | None) -> float:
+    """Return the highest rate that a schedule gives a group."""
     if lr is None or group.get("kind", "float") != "float":
-        return float(own)
-    factor = group.get(RATE_FACTOR, 1.0)
-    assert isinstance(factor, float)
-    return lr * factor
+        return float(group.get("initial_lr", group["lr"]))
+    return lr * float(group.get(RATE_FACTOR, 1.0))

@@ -1,6 +1,4 @@
-"""The phase ``blockwise``: each block of the student in turn learns to give what the teacher's
-block gives.
-"""
+"""The phase ``blockwise``: block after block of the student learns the teacher's outputs."""
 
 from __future__ import annotations
 
@@ -27,20 +25,18 @@ from arb_ternary_upcycle.streams import Streams
 from arb_ternary_upcycle.student import student_of
 from arb_ternary_upcycle.teacher_module import Teacher, as_student
 from arb_ternary_upcycle.training_options import BlockwiseConfig
-from arb_ternary_upcycle.trend import Convergence, Decision, Trend
+from arb_ternary_upcycle.trend import Autotune, Convergence, Trend
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
     from arb_ternary_train.step_report import StepReport
 
-#: Where a block begins to be compared with the end: the mean of so many first losses.
+#: Losses of a block whose mean is reported as its first.
 _FIRST: Final = 10
 
 
 class BlockwisePhase:
-    """Trains one block after the other, the first one first; each sees what the trained ones before
-    it give.
-    """
+    """Trains one block after the other; each sees the outputs of the trained ones before it."""
 
     name = "blockwise"
 
@@ -51,47 +47,44 @@ class BlockwisePhase:
         self._convergence = Convergence(config.convergence_target, config.convergence_patience)
         self._first: list[float] = []
         self._records: list[dict[str, Any]] = []
-        self._counts: dict[str, float] = {}  # of the policies of the blocks before
+        self._counts: dict[str, float] = {}  # of the policies of earlier blocks
         self._restored: Mapping[str, Any] | None = None
 
     def check_model(self, model: nn.Module, where: str) -> None:
         """See ``arb_ternary_train.protocols.ChecksModel``."""
         student = student_of(model)
-        refuse_idle_patterns(
-            student, parts_of_blocks(student, self.config.distill_target), self.config, where
-        )
+        parts = parts_of_blocks(student, self.config.distill_target)
+        refuse_idle_patterns(student, parts, self.config, where)
 
     def run(self, context: TrainingContext) -> PhaseResult:
-        """Train all blocks, from the first or from where ``load_state_dict`` left off; see
-        ``Phase``.
-        """
+        """Train all blocks, from the first or from where a resumed phase was; see ``Phase``."""
         model = find_stage(context, self.config.teacher, ("teacher", "prepared"))
         student = as_student(context.model, model)
-        # A phase before this one may have changed the model since it was asked.
+        # An earlier phase may have changed the model since it was checked.
         self.check_model(student, f"phases[{context.phase_index}]")
         with self._streams(context, student, model) as streams:
             while self._block < len(student.blocks):
                 self._train_block(context, student, streams)
             context.save_checkpoint()
-        last = [record["l1"] for record in self._records]
-        metrics = {"l1": sum(last) / len(last), "train_loss": last[-1]}
-        metrics["skipped"] = float(sum(record["skipped"] for record in self._records))
-        metrics.update(self._counts)
+        losses = [record["l1"] for record in self._records]
+        metrics = {
+            "l1": sum(losses) / len(losses),
+            "train_loss": losses[-1],
+            "skipped": float(sum(record["skipped"] for record in self._records)),
+            **self._counts,
+        }
         return PhaseResult(steps=sum(record["steps"] for record in self._records), metrics=metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which block is trained, its loop, what its losses say, and what became of those
-        before.
-        """
+        """Return the state of the block in training, and the records of earlier blocks."""
         loop = self._loop
+        autotune = None if loop is None else loop.autotune
         return {
             "block": self._block,
             "loop": None if loop is None else loop.state_dict(),
             "trend": asdict(self._convergence.trend),
             "first": list(self._first),
-            "autotune": None
-            if loop is None or loop.autotune is None
-            else loop.autotune.state_dict(),
+            "autotune": None if autotune is None else autotune.state_dict(),
             "records": [dict(record) for record in self._records],
             "counts": dict(self._counts),
         }
@@ -107,7 +100,7 @@ class BlockwisePhase:
     def _streams(
         self, context: TrainingContext, student: Decoder, model: FloatModel
     ) -> Iterator[Streams]:
-        """The residual streams, cached in the run's directory while the phase runs."""
+        """Yield the residual streams; their cache is deleted once the phase is done."""
         config = self.config
         teacher = Teacher(model, config.teacher_memory, context.device, config.teacher_dtype)
         if not config.cache_teacher_outputs:
@@ -115,23 +108,20 @@ class BlockwisePhase:
             return
         rank = context.world.rank
         caches = context.directory / "cache"
-        # Each rank has a cache of its own, the first one that of a run in one process.
-        folder = caches / (f"phase-{context.phase_index}" + (f"-rank-{rank}" if rank else ""))
+        phase = f"phase-{context.phase_index}"
         cache = OutputCache(
-            folder,
+            # Each rank has a cache of its own; the first has that of a run in one process.
+            caches / (f"{phase}-rank-{rank}" if rank else phase),
             config.cache_memory,
             f"{model.digest} {config.teacher_dtype} {context.device}",
             context.note,
         )
-        try:
-            yield Streams(student, teacher, config.distill_target, cache)
-        except BaseException:
-            cache.close()
-            raise
+        yield Streams(student, teacher, config.distill_target, cache)
         cache.remove()
         context.world.barrier("the end of the cached outputs")
-        if context.world.is_main:  # those of a run that had more ranks before it was stopped
-            for left in caches.glob(f"phase-{context.phase_index}-rank-*"):
+        if context.world.is_main:
+            # The run may have had more ranks before it was stopped.
+            for left in caches.glob(f"{phase}-rank-*"):
                 shutil.rmtree(left, ignore_errors=True)
 
     def _train_block(self, context: TrainingContext, student: Decoder, streams: Streams) -> None:
@@ -146,8 +136,8 @@ class BlockwisePhase:
         steps_before = 0
         part = parts_of_blocks(student, options.distill_target)[number]
         with only_learning(student, student.get_submodule(part)):
-            # The key is that of all blocks: they see the same samples in the same order, which can
-            # then be cached.
+            # All blocks have the same key: they see the same samples in the same order, so that
+            # outputs can be cached.
             key = f"phase {context.phase_index}"
             loop = self._loop = BlockLoop(
                 context, options, key, student=student, block=number, streams=streams
@@ -158,10 +148,9 @@ class BlockwisePhase:
                     self._restored = None
                     steps_before = loop.step
                     context.finish_evaluation()
-                reporter.start(
-                    f"{self.name}, block {number + 1} of {blocks}", options.steps, loop.step
-                )
-                # Steps that a policy has taken ahead are told to the last.
+                title = f"{self.name}, block {number + 1} of {blocks}"
+                reporter.start(title, options.steps, loop.step)
+                # A policy may have run ahead of the reported steps: all of them are reported.
                 while (loop.step < options.steps and not self._convergence.done) or context.held:
                     report = loop.train_microbatch()
                     if report is not None:
@@ -171,9 +160,8 @@ class BlockwisePhase:
             finally:
                 loop.close()
         reporter.stop()
-        self._finish_block(
-            context, loop, blocks, time.perf_counter() - started, loop.step - steps_before
-        )
+        seconds = time.perf_counter() - started
+        self._finish_block(context, loop, blocks, seconds, loop.step - steps_before)
 
     def _restore(self, loop: BlockLoop, state: Mapping[str, Any]) -> None:
         loop.load_state_dict(state["loop"])
@@ -185,42 +173,41 @@ class BlockwisePhase:
     def _after_step(
         self, context: TrainingContext, loop: BlockLoop, report: StepReport, *, ends_phase: bool
     ) -> None:
-        """Judge a step, and write it down."""
+        """Judge the loss of a step, and record the step."""
         self._convergence.trend.observe(report.loss)
         if len(self._first) < _FIRST:
             self._first.append(report.loss)
         if loop.autotune is not None:
-            self._report_autotune(context, loop, loop.autotune.observe(report.loss))
+            self._autotune(context, loop.step, loop.autotune, report.loss)
         steps = report.step if self._convergence.done else loop.options.steps
         more = {"block": self._block}
         log_and_evaluate(
             context, report, self.config, steps=steps, ends_phase=ends_phase, more=more
         )
 
-    def _report_autotune(
-        self, context: TrainingContext, loop: BlockLoop, decision: Decision | None
+    def _autotune(
+        self, context: TrainingContext, step: int, autotune: Autotune, loss: float
     ) -> None:
+        """Let autotuning judge a loss, and report what it decides."""
         config = self.config
-        autotune = loop.autotune
-        assert autotune is not None
-        where = f"block {self._block + 1} step {loop.step}: autotune"
+        decision = autotune.observe(loss)
+        where = f"block {self._block + 1} step {step}: autotune"
         if decision is not None:
             active = config.blockwise_autotune_mode == "active"
             values = {
+                "step": context.step + 1,
                 "block": self._block,
                 "cause": decision.cause,
                 "factor": decision.factor,
                 "applied": active,
             }
-            context.record("autotune", {"step": context.step + 1, **values})
-            verb = "lowers" if active else "would lower"
-            what = (
-                f"{verb} the rates to {decision.factor:g} of the schedule's"
-                if decision.lowers
-                else "is at the floor"
-            )
+            context.record("autotune", values)
+            what = "is at the floor"
+            if decision.lowers:
+                verb = "lowers" if active else "would lower"
+                what = f"{verb} the rates to {decision.factor:g} of the schedule's"
             context.note(f"{where}: a {decision.cause}: {what}")
-        elif loop.step % config.blockwise_autotune_log_every == 0:
+        elif step % config.blockwise_autotune_log_every == 0:
             trend = autotune.trend
             context.note(
                 f"{where}: mean {trend.mean:.4g}, lowest {trend.best:.4g}, {autotune.waited} steps "
@@ -230,31 +217,31 @@ class BlockwisePhase:
     def _finish_block(
         self, context: TrainingContext, loop: BlockLoop, blocks: int, seconds: float, steps: int
     ) -> None:
-        trend = self._convergence.trend
+        """Record a block; it has taken ``steps`` steps in ``seconds`` since the run was resumed."""
         record = {
             "block": self._block,
             "steps": loop.step,
             "l1_first": sum(self._first) / max(1, len(self._first)),
-            "l1": trend.mean,
+            "l1": self._convergence.trend.mean,
             "reason": self._convergence.reason,
             "skipped": loop.skipped,
         }
         self._records.append(record)
         add_counts(self._counts, loop.policy)
         context.record("block", record)
-        left = blocks - self._block - 1
         text = (
             f"block {self._block + 1} of {blocks}: {loop.step} steps, L1 {record['l1_first']:.4g} "
             f"to {record['l1']:.4g} ({record['reason']})"
         )
+        left = blocks - self._block - 1
         if left and steps:
-            text += f"; {left} blocks left, {format_duration(seconds * left)} as the last one went"
+            text += f"; {left} blocks left, about {format_duration(seconds * left)}"
         context.note(text)
-        self._block = self._block + 1
+        self._block += 1
         self._loop = None
         context.mark_progress()
 
 
 def build(config: BlockwiseConfig) -> BlockwisePhase:
-    """The factory that the ``blockwise`` phase registers."""
+    """Build the phase ``blockwise``."""
     return BlockwisePhase(config)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def calibration_tokens(
     context: TrainingContext, *, tokens: int, block_size: int, seed: int
 ) -> Tensor:
-    """Draw training samples of ``block_size`` tokens, at least ``tokens`` together: int64 ``[N, S]``.
+    """Draw training samples of ``block_size`` tokens, at least ``tokens`` in total.
 
-    The same ``seed`` gives the same samples. No sample is drawn twice.
+    They are int64 ``[N, S]``. The same ``seed`` gives the same samples. No sample is drawn twice.
 
     Raises:
         DataError: the training text is too short, or its samples are not sequences of ids.

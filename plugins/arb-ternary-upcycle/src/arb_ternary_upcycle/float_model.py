@@ -1,7 +1,7 @@
 """A float decoder on disk, read block by block.
 
-* ``model.json``: options of the decoder, vocabulary, tokenizer, dtype, digest. It is written last: a
-  folder that has it is complete.
+* ``model.json``: options of the decoder, vocabulary, tokenizer, dtype, digest. It is written last,
+  so that a folder that has it is complete.
 * ``ends.safetensors``: ``embedding``, ``final_norm`` and, unless tied, ``head``.
 * ``block-00000.safetensors`` and so on: the tensors of a block.
 

@@ -53,6 +53,7 @@ class FloatModelWriter:
         *,
         origin: Mapping[str, Any] | None = None,
     ) -> None:
+        self.path = path
         self.config = config
         self._dtype = DTYPES[dtype]
         self._content = {
@@ -108,14 +109,14 @@ class FloatModelWriter:
         files = [ENDS_FILE, *(block_file(number) for number in range(self.config.layers))]
         absent = [name for name in files if name not in self._store]
         if absent:
-            raise ComponentError(f"{self._store.folder}: not written yet: {', '.join(absent[:3])}")
+            raise ComponentError(f"{self.path}: not written yet: {', '.join(absent[:3])}")
         if not self.finished:
             hasher = hashlib.sha256(json.dumps(self._content, sort_keys=True).encode())
             for name in files:
-                with (self._store.folder / name).open("rb") as file:
+                with (self.path / name).open("rb") as file:
                     hasher.update(hashlib.file_digest(file, "sha256").digest())
             self._store.write_json(MODEL_FILE, {**self._content, "digest": hasher.hexdigest()})
-        return FloatModel.open(self._store.folder)
+        return FloatModel.open(self.path)
 
     def reopen(self) -> None:
         """Mark the folder as incomplete again; its other files stay."""
@@ -129,7 +130,7 @@ class FloatModelWriter:
         if given != expected:
             wrong = sorted({key for key, _ in given.items() ^ expected.items()})
             names = ", ".join(wrong[:3])
-            raise ComponentError(f"{self._store.folder / name}: not as in the decoder: {names}")
+            raise ComponentError(f"{self.path / name}: not as in the decoder: {names}")
         converted = {}
         for key, value in tensors.items():
             dtype = self._dtype if value.is_floating_point() else outlines[key].dtype

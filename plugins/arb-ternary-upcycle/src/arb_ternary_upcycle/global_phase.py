@@ -1,17 +1,14 @@
-"""The phase ``global``: all of the student learns the next token, and, where it is asked to, the
-teacher's predictions.
+"""The phase ``global``: the whole student learns the next token and the teacher's predictions.
 
-A student that is far from its teacher is not trained further by this phase: there is something
-before it to mend.
+A student that is far from its teacher is refused: something before this phase needs to be mended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.protocols.data import Batch, MaskedBatch
@@ -29,18 +26,17 @@ from arb_ternary_upcycle.training_options import GlobalConfig
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-#: The student may begin with a held-out loss of so many times the teacher's.
+#: Most that the student's held-out loss may be, in multiples of the teacher's.
 MOST: Final = 1.5
-#: Batches of the comparison at least.
+#: Fewest batches of the comparison.
 _BATCHES: Final = 8
 
 
 class DistillingLoop(TrainingLoop):
-    """Trains on ``cross entropy + kd_weight * divergence`` from ``teacher``; None = on the cross
-    entropy alone.
+    """Trains on ``cross entropy + kd_weight * divergence`` from ``teacher``.
 
-    Where the logits of a batch are too many to hold, those of student and teacher are made some
-    rows at a time.
+    Without a teacher it trains on the cross entropy alone. If a batch has too many logits to hold,
+    those of student and teacher are computed some rows at a time.
     """
 
     def __init__(
@@ -52,25 +48,23 @@ class DistillingLoop(TrainingLoop):
         self._temperature = options.kd_temperature
 
     def loss(self, batch: Batch, masked: MaskedBatch, output: Tensor) -> Tensor:
-        """See the class."""
+        """Return the loss from whole logits."""
         loss = super().loss(batch, masked, output)
         if self._teacher is None:
             return loss
-        apart = divergence(
-            output, self._teacher(masked.inputs), masked.loss_mask, self._temperature
-        )
+        teacher_logits = self._teacher(masked.inputs)
+        apart = divergence(output, teacher_logits, masked.loss_mask, self._temperature)
         return loss + self._weight * apart
 
     def loss_in_blocks(self, masked: MaskedBatch) -> Tensor | None:
-        """See the class; None where ``loss`` and ``predict`` are called."""
+        """Return the loss from some rows of logits at a time; None if :meth:`loss` is called."""
         student = self.model
         teacher = self._teacher
         if teacher is None or self.options.compile_model or not isinstance(student, Decoder):
             return None
-        if (
-            forward_arguments(student, masked)
-            or blocked_loss_model(student, masked, self.context.masking) is None
-        ):
+        if forward_arguments(student, masked):
+            return None
+        if blocked_loss_model(student, masked, self.context.masking) is None:
             return None
         with torch.no_grad():
             theirs_MD = masked_rows(teacher.hidden(masked.inputs), masked)[0]
@@ -80,7 +74,7 @@ class DistillingLoop(TrainingLoop):
 
 
 class GlobalPhase(StandardPhase):
-    """Trains for ``config.steps`` steps; with ``kd_weight`` 0 a loop of the standard phase."""
+    """Trains for ``config.steps`` steps; with ``kd_weight`` 0 as the standard phase does."""
 
     name = "global"
 
@@ -89,22 +83,21 @@ class GlobalPhase(StandardPhase):
         self.options = config
 
     def make_loop(self, context: TrainingContext, *, resumed: bool) -> TrainingLoop:
-        """The loop, when the student is near enough to the teacher to begin.
+        """Make the loop, if the student is near enough to the teacher to begin.
 
         Raises:
             ConfigError: it is not.
         """
         options = self.options
-        teacher = None
-        asks = not (options.force or resumed)
-        if asks or options.kd_weight:
-            model = find_stage(context, options.teacher, ("teacher", "prepared"))
-            as_student(context.model, model)
-            teacher = Teacher(model, options.teacher_memory, context.device, options.teacher_dtype)
-        loop = DistillingLoop(
-            context, options, f"phase {context.phase_index}", teacher if options.kd_weight else None
-        )
-        if asks and teacher is not None:
+        key = f"phase {context.phase_index}"
+        compares = not options.force and not resumed
+        if not compares and not options.kd_weight:
+            return DistillingLoop(context, options, key, None)
+        model = find_stage(context, options.teacher, ("teacher", "prepared"))
+        as_student(context.model, model)
+        teacher = Teacher(model, options.teacher_memory, context.device, options.teacher_dtype)
+        loop = DistillingLoop(context, options, key, teacher if options.kd_weight else None)
+        if compares:
             try:
                 self._compare(context, teacher)
             except BaseException:
@@ -113,20 +106,8 @@ class GlobalPhase(StandardPhase):
         return loop
 
     def _compare(self, context: TrainingContext, teacher: Teacher) -> None:
-        options = self.options
-        shape: Mapping[str, Any] = {
-            "batch_size": options.batch_size,
-            "block_size": options.block_size,
-            "batches": None
-            if options.eval_batches is None
-            else max(_BATCHES, options.eval_batches),
-            "seed": context.seed,
-            "device": context.device,
-        }
-        mine, its = (
-            evaluate(model, context.data, context.masking, **shape).loss
-            for model in (context.model, teacher)
-        )
+        mine = self._held_out_loss(context, context.model)
+        its = self._held_out_loss(context, teacher)
         text = (
             f"the student's held-out loss is {mine:.4f}, {mine / its:.2f} times the teacher's "
             f"{its:.4f}"
@@ -134,14 +115,28 @@ class GlobalPhase(StandardPhase):
         if not mine <= MOST * its:
             raise ConfigError(
                 f"phases[{context.phase_index}]: {self.name}: {text}; at most {MOST} times is "
-                f"allowed",
-                "Bring it nearer with the phases projection and blockwise (more of "
+                "allowed",
+                "Bring it nearer with the phases projection and blockwise (more "
                 "calibration_tokens, more steps), or set force: true to train it all the same.",
             )
         context.record("comparison", {"student": mine, "teacher": its})
         context.note(f"{self.name}: {text}")
 
+    def _held_out_loss(self, context: TrainingContext, model: nn.Module) -> float:
+        options = self.options
+        batches = options.eval_batches
+        return evaluate(
+            model,
+            context.data,
+            context.masking,
+            batch_size=options.batch_size,
+            block_size=options.block_size,
+            batches=None if batches is None else max(_BATCHES, batches),
+            seed=context.seed,
+            device=context.device,
+        ).loss
+
 
 def build(config: GlobalConfig) -> GlobalPhase:
-    """The factory that the ``global`` phase registers."""
+    """Build the phase ``global``."""
     return GlobalPhase(config)

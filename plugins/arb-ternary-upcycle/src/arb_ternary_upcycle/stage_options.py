@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 from attrs.validators import in_, instance_of, optional
 
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import non_negative, option, positive
+from arb_ternary.config.options import Condition, non_negative, option, positive, when
 from arb_ternary_text.models.config import DecoderConfig
 
 FloatDtype = Literal["float32", "bfloat16"]
 Policy = Literal["svd", "random", "fresh"]
+
+#: Help of the option ``teacher`` of phases and checks that compare with a teacher.
+TEACHER_HELP: Final = (
+    "folder of a float model, or a run directory with one; null = the run's own, the newest of "
+    "prepared and teacher"
+)
+
+
+def too_long(run: Any, block_size: int | None) -> Iterator[tuple[str, str]]:
+    """Yield the option ``block_size`` and what is wrong with it, if it exceeds the context."""
+    longest = getattr(run.model.options, "max_length", None)
+    if block_size is not None and longest is not None and block_size > longest:
+        yield (
+            "block_size",
+            f"{block_size} exceeds the context of the model: max_length is {longest}",
+        )
 
 
 @frozen(kw_only=True)
@@ -27,22 +42,27 @@ class LoadTeacherConfig:
         "hf://org/name"
     )
     dtype: FloatDtype = option(
-        "float32", "what its weights are kept in, on disk: float32 or bfloat16"
+        "float32", "number format of its weights on disk: float32 or bfloat16"
     )
     max_nll: float | None = option(
         None,
-        "highest loss on held-out text, nats a token; null = what the frequencies of its tokens "
-        "give",
+        "highest loss on held-out text, in nats per token; null = the loss that the frequencies "
+        "of its tokens give",
         validator=optional(positive),
     )
     max_perplexity: float | None = option(
         None,
-        "highest perplexity on held-out text; null = no limit beside max_nll",
+        "highest perplexity on held-out text; null = no limit besides max_nll",
         validator=optional(positive),
     )
     probe_tokens: int = option(
         2048, "held-out tokens of that test; 0 = no test", validator=non_negative
     )
+
+
+_ROTATES: Final = Condition(
+    lambda options, run, plan: options.rotate or options.rotate_values, "nothing is rotated"
+)
 
 
 @frozen(kw_only=True)
@@ -52,13 +72,21 @@ class FoldRotateConfig:
     no_training: ClassVar[bool] = True
 
     fold: bool = option(
-        True, "gains of norms go into the linears behind them", validator=instance_of(bool)
+        True,
+        "multiply the gains of norms into the linears that read them",
+        validator=instance_of(bool),
     )
     rotate: bool = option(
-        True, "the residual stream turns by a random orthogonal matrix", validator=instance_of(bool)
+        True,
+        "rotate the residual stream by a random orthogonal matrix",
+        validator=instance_of(bool),
     )
-    rotate_values: bool = option(True, "so does each value head", validator=instance_of(bool))
-    seed: int | None = option(None, "chooses the rotations; null = the run's seed")
+    rotate_values: bool = option(
+        True, "rotate each value head by one, too", validator=instance_of(bool)
+    )
+    seed: int | None = option(
+        None, "seed of the rotations; null = the run's seed", active_when=_ROTATES
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.rotate and not self.fold:
@@ -67,30 +95,27 @@ class FoldRotateConfig:
             )
         if not (self.fold or self.rotate_values):
             raise ValueError(
-                "'fold' and 'rotate_values' are both false, and nothing is left to do; leave the "
+                "'fold' and 'rotate_values' are both false, so there is nothing to do; leave the "
                 "phase out"
             )
 
     def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
-        del planned
-        if self.fold and getattr(run.model.options, "tied", False):
+        model = run.model.options
+        if self.fold and getattr(model, "tied", False):
             yield (
                 "fold",
                 "gives the head weights of its own, and the model has 'tie_embeddings'; set that "
                 "to false",
             )
-        if (
-            self.rotate_values
-            and not self.fold
-            and getattr(run.model.options, "has_sub_norms", False)
-        ):
+        if self.rotate_values and not self.fold and getattr(model, "has_sub_norms", False):
             yield (
                 "rotate_values",
-                "needs 'fold', for the gain of a sub-norm stands between values and output",
+                "needs 'fold' because the gain of a sub-norm stands between values and output",
             )
-        if not (self.rotate or self.rotate_values):
-            yield from without_effect(self, "nothing is rotated", "seed")
+
+
+_FITS: Final = when("policy", "svd")
 
 
 @frozen(kw_only=True)
@@ -101,20 +126,28 @@ class SurgeryConfig:
 
     policy: Policy = option(
         "svd",
-        "queries and keys: svd = the teacher's in fewer features, random = drawn, fresh = drawn, "
-        "values and output too",
+        "queries and keys: svd = the teacher's in fewer features; random = drawn at random; fresh "
+        "= drawn at random, values and output too",
         validator=in_(("svd", "random", "fresh")),
     )
     calibration_tokens: int = option(
-        4096, "training tokens that planes and bases are chosen by", validator=positive
+        4096,
+        "training tokens that planes and bases are chosen by",
+        validator=positive,
+        active_when=_FITS,
     )
-    block_size: int = option(256, "tokens of a sample of them", validator=positive)
+    block_size: int = option(
+        256, "tokens per sample of them", validator=positive, active_when=_FITS
+    )
     ridge: float = option(
         1e-3,
         "pull of the constants of dropped planes towards 1, as a share of the pairs' moments",
         validator=positive,
+        active_when=_FITS,
     )
-    seed: int | None = option(None, "chooses samples and what is drawn; null = the run's seed")
+    seed: int | None = option(
+        None, "seed of the samples and of what is drawn; null = the run's seed"
+    )
     probe_tokens: int = option(
         2048,
         "held-out tokens on which the loss is compared with the teacher's; 0 = none",
@@ -123,7 +156,6 @@ class SurgeryConfig:
 
     def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
-        del planned
         model = run.model.options
         if not isinstance(model, DecoderConfig):
             return
@@ -131,35 +163,28 @@ class SurgeryConfig:
             yield (
                 "",
                 "'surgery' makes decoupled attention; set 'attention': decoupled in the model, or "
-                "leave it out",
+                "leave the phase out",
             )
             return
         if self.policy != "svd":
-            reason = f"'policy': {self.policy} looks at no text"
-            yield from without_effect(self, reason, "calibration_tokens", "block_size", "ridge")
             return
         head_dim = model.value_features
         if (model.geo_dim or 0) > head_dim:
             yield (
                 "",
-                f"'geo_dim' is {model.geo_dim}, and a head has {head_dim} features to keep; use "
+                f"'geo_dim' is {model.geo_dim}, but a head has {head_dim} features to keep; use "
                 f"{head_dim} or less",
             )
         if model.rotary_features != head_dim:
-            text = (
-                f"'rotary_dim' must be that of the teacher's heads, {head_dim}, for its "
-                f"frequencies to stay"
+            yield (
+                "",
+                f"'rotary_dim' must be that of the teacher's heads, {head_dim}, so that kept "
+                f"planes turn at their frequencies; it is {model.rotary_features}",
             )
-            yield "", f"{text}; it is {model.rotary_features}"
         if model.tie_query_key:
             yield (
                 "policy",
-                "svd finds other keys than queries, and the model has 'tie_query_key'; use random "
-                "or fresh",
+                "svd finds keys that differ from queries, but the model has 'tie_query_key'; use "
+                "random or fresh",
             )
-        if self.block_size > model.max_length:
-            yield (
-                "block_size",
-                f"{self.block_size} exceeds the context of the model: max_length is "
-                f"{model.max_length}",
-            )
+        yield from too_long(run, self.block_size)

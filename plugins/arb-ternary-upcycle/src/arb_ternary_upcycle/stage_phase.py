@@ -1,4 +1,4 @@
-"""A phase that makes a stage block by block, so that a killed one continues with what is missing."""
+"""Phases that make a stage block by block; a killed one continues with what is missing."""
 
 from __future__ import annotations
 

@@ -75,8 +75,11 @@ class Store:
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file; numbers that are not finite are read back as they were."""
-        with self.writing(name) as new:
-            new.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
+        try:
+            write_json(self.folder / name, content)
+            flush(self.folder)
+        except OSError as error:
+            raise _unwritable(self.folder / name, error) from error
 
     def json(self, name: str) -> Any:
         """Read a JSON file."""

@@ -1,4 +1,4 @@
-"""Decides from the losses of a block whether it has converged, and whether its rates are too high."""
+"""Judges the losses of a block: whether it has converged, and whether its rates are too high."""
 
 from __future__ import annotations
 

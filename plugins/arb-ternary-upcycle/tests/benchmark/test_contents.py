@@ -13,6 +13,7 @@ from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_upcycle.report.contents import gather
 from arb_ternary_upcycle.report.writing import refresh_report, write_report
+from arb_ternary_upcycle.store import Store
 
 
 def make(path: Path, records: Sequence[Mapping[str, Any]], init_from: Path | None = None) -> Path:
@@ -83,17 +84,16 @@ def test_a_run_has_the_stages_and_curves_of_those_before_it(first: Path, tmp_pat
 def test_a_report_is_made_anew_only_where_there_is_one(first: Path) -> None:
     refresh_report(first)
     assert not (first / "report").exists()
-    (first / "report").mkdir()
-    (first / "report" / "measurements.json").write_text('{"origin": {"step": 2}, "parts": {}}')
+    Store(first / "report" / "measurements", {"step": 2})
     refresh_report(first)
     assert "2 steps" in (first / "report" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
-    "file", ["report/measurements.json", "verify/compare.json", "stages/projection.json"]
+    "file", ["report/measurements/plan.json", "verify/compare.json", "stages/projection.json"]
 )
 def test_a_damaged_file_is_named(first: Path, file: str) -> None:
-    (first / file).parent.mkdir(exist_ok=True)
+    (first / file).parent.mkdir(parents=True, exist_ok=True)
     (first / file).write_text("{")
     with pytest.raises(ArbError, match=f"{Path(file).name}: cannot be read"):
         gather(first)
@@ -101,5 +101,5 @@ def test_a_damaged_file_is_named(first: Path, file: str) -> None:
 
 def test_a_report_that_cannot_be_written_says_so(first: Path) -> None:
     (first / "report").write_text("in the way")
-    with pytest.raises(ArbError, match="the report cannot be written"):
+    with pytest.raises(ArbError, match="cannot be written"):
         write_report(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import count
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 import torch
 from attrs import evolve
 
+from arb_ternary_bench.generation import cases, decoders
+from arb_ternary_bench.generation.cases import Case, Repetition
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_upcycle.benchmark import latency, memory
+from arb_ternary_upcycle.benchmark import memory
 from arb_ternary_upcycle.benchmark.config import BenchmarkConfig
-from arb_ternary_upcycle.benchmark.latency import Timing, measure_latency, time_pass
-from arb_ternary_upcycle.benchmark.memory import growth_of, measure_memory, weight_bytes
+from arb_ternary_upcycle.benchmark.latency import measure_latency
+from arb_ternary_upcycle.benchmark.memory import measure_memory, memory_growth, weight_bytes
 
 CPU = torch.device("cpu")
 
@@ -24,51 +27,47 @@ def model(small: DecoderConfig) -> Decoder:
     return Decoder(small, 256).eval()
 
 
-def test_a_pass_reads_the_prompt_and_then_one_token_at_a_time(model: Decoder) -> None:
-    shapes: list[tuple[int, ...]] = []
-    model.embedding.register_forward_hook(
-        lambda module, inputs, output: shapes.append(tuple(inputs[0].shape))
-    )
-    clock = iter([0.0, 1.0, 3.0, 4.0, 10.0])
-    timing = time_pass(model, 5, 4, 2, CPU, clock=lambda: next(clock))
-    assert shapes == [(2, 5), (2, 1), (2, 1), (2, 1)]
-    assert timing == Timing(prefill=2.0, first_token=4.0, decode=2.0)
-    assert next(clock, None) is None
-
-
-def test_warm_up_does_not_count_and_the_models_take_turns(
+def test_latencies_are_medians_of_repetitions_in_turns(
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[Any] = []
     numbers = count(1)
 
-    def timed(which: Any, *arguments: Any) -> Timing:
-        order.append(which)
+    def timed(session: Any, case: Case, vocabulary: int, seed: int) -> Repetition:
+        order.append(session)
+        assert case == Case(prompt=6, batch=2, new_tokens=4)
         number = float(next(numbers))
-        return Timing(number, 10 * number, 100 * number)
+        return Repetition(number, [90 * number, 100 * number, 110 * number])
 
-    monkeypatch.setattr(latency, "time_pass", timed)
+    monkeypatch.setattr(cases, "measure_once", timed)
+    monkeypatch.setattr(decoders, "DecoderSession", lambda model: model)
     paused: list[int] = []
-    models: Any = {"teacher": "T", "student": "S"}
+    other = copy.deepcopy(model)
     rows = measure_latency(
-        models, (6, 4, 2), warmup=1, timed=3, device=CPU, between=lambda: paused.append(1)
+        {"teacher": model, "student": other},
+        (6, 4, 2),
+        warmup=1,
+        timed=3,
+        between=lambda: paused.append(1),
     )
-    assert order == ["T", "S"] * 4
+    assert order == [model, other] * 4
     assert len(paused) == 8
-    # Teacher: passes 1 | 3, 5, 7; student: 2 | 4, 6, 8.
-    assert [row["model"] for row in rows] == ["teacher", "student"]
+    # Teacher: repetitions 1 | 3, 5, 7; student: 2 | 4, 6, 8.
     first, second = rows
-    assert (first["prefill_seconds"], second["prefill_seconds"]) == (5.0, 6.0)
-    assert (first["prefill_seconds_least"], first["prefill_seconds_most"]) == (3.0, 7.0)
-    assert (first["first_token_seconds"], first["decode_seconds"]) == (50.0, 500.0)
+    assert (first["model"], second["model"]) == ("teacher", "student")
+    assert (first["first_token_seconds"], second["first_token_seconds"]) == (5.0, 6.0)
+    assert first["decode_seconds"] == 500.0
+    assert (first["decode_seconds_least"], first["decode_seconds_most"]) == (300.0, 700.0)
     assert first["prefill_tokens_per_second"] == 2 * 6 / 5.0
     assert first["decode_tokens_per_second"] == 2 / 500.0
-    assert (first["prompt"], first["generation"], first["batch"], first["timed_runs"]) == (
-        6,
-        4,
-        2,
-        3,
-    )
+    assert (first["prompt"], first["generation"], first["batch"]) == (6, 4, 2)
+    assert first["timed_runs"] == 3
+
+
+def test_real_models_have_latencies(model: Decoder) -> None:
+    (row,) = measure_latency({"student": model}, (5, 3, 2), warmup=0, timed=1)
+    assert row["first_token_seconds"] > 0
+    assert row["decode_seconds"] > 0
 
 
 def test_bytes_of_weights_are_what_a_pass_computes_from(
@@ -95,7 +94,7 @@ def test_a_row_of_memory_adds_up(model: Decoder, monkeypatch: pytest.MonkeyPatch
     weights = weight_bytes(model)[1]
     cache = 3 * (5 + 4 - 1) * 2 * (2 * 8 + 2 * 8) * 4
     for growth, peak in ((10**6, weights + 10**6), (0, weights + cache), (None, None)):
-        monkeypatch.setattr(memory, "growth_of", lambda work, device, growth=growth: growth)
+        monkeypatch.setattr(memory, "memory_growth", lambda work, device, growth=growth: growth)
         row = measure_memory("student", model, (5, 4, 3), CPU)
         assert (row["weight_bytes"], row["kv_cache_bytes"], row["peak_bytes"]) == (
             weights,
@@ -112,19 +111,19 @@ def test_a_process_grows_by_what_it_holds() -> None:
         held.append(torch.ones(1 << 24))
         held.clear()
 
-    growth = growth_of(work, CPU)
+    growth = memory_growth(work, CPU)
     if growth is None:
         pytest.skip("this system does not tell the peak of a process")
     assert 0.9 * 2**26 <= growth < 2 * 2**26
-    assert growth_of(lambda: None, CPU) in range(2**22)
+    assert memory_growth(lambda: None, CPU) in range(2**22)
 
 
 def test_a_system_that_does_not_tell_gives_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(memory, "_FORGET_PEAK", tmp_path)
-    assert growth_of(lambda: None, CPU) is None
-    assert growth_of(lambda: None, torch.device("mps")) is None
+    monkeypatch.setattr(memory, "_RESET_PEAK", tmp_path)
+    assert memory_growth(lambda: None, CPU) is None
+    assert memory_growth(lambda: None, torch.device("mps")) is None
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -132,7 +131,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"measure": ("memory", "memory")}, "each once"),
     ({"prompt_lengths": ()}, "at least 1"),
     ({"prompt_lengths": (0,)}, "at least 1"),
-    ({"batch_sizes": (2, 2)}, "none of them twice"),
+    ({"batch_sizes": (2, 2)}, "different whole numbers"),
     ({"generation_lengths": (1,)}, "at least 2"),
 ]
 

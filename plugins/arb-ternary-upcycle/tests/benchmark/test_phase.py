@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from arb_ternary.errors import ConfigError
+from arb_ternary.errors import ConfigError, EnvironmentProblem
 from arb_ternary_interchange.safetensors.exporter import SafetensorsExporter
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
@@ -22,10 +22,9 @@ from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_upcycle.benchmark import latency
 from arb_ternary_upcycle.benchmark import phase as phases
-from arb_ternary_upcycle.benchmark.measurements import Measurements
 from arb_ternary_upcycle.float_model import float_config
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.report import writing
 from arb_ternary_upcycle.verification import fidelity, kv_cache
 
@@ -50,9 +49,10 @@ class Crash(BaseException):
     """Nothing catches it, as nothing catches kill -9."""
 
 
-def configs(folder: Path) -> Any:
-    """A teacher and a text in ``folder``, and what loads the config of a student, with parts
-    replaced.
+def configs(folder: Path, write_stage: Any) -> Any:
+    """A teacher and a text in ``folder``, and a function that loads a student's config.
+
+    Its arguments are pairs of parts of the config's text and what replaces them.
     """
     torch.manual_seed(5)
     options: dict[str, Any] = {
@@ -64,22 +64,12 @@ def configs(folder: Path) -> Any:
     }
     small = float_config(DecoderConfig(architecture="llama", max_length=64, **options))
     model = Decoder(small, 256)
-    writer = FloatModelWriter(folder / "teacher", small, 256, {"kind": "bytes"})
-    tensors = {name.removesuffix(".weight"): value for name, value in model.state_dict().items()}
-    for number in range(small.layers):
-        start = f"blocks.{number}."
-        writer.write_block(
-            number, {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
-        )
-    writer.write_ends(
-        {name: value for name, value in tensors.items() if not name.startswith("blocks.")}
-    )
-    writer.finish()
+    write_stage(folder / "teacher", model)
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 60)
 
-    def load(**changes: str) -> Any:
+    def load(*changes: tuple[str, str]) -> Any:
         text = CONFIG.format(folder=folder)
-        for old, new in changes.values():
+        for old, new in changes:
             assert old in text
             text = text.replace(old, new)
         (folder / "run.yaml").write_text(text)
@@ -89,15 +79,15 @@ def configs(folder: Path) -> Any:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Any:
-    return configs(tmp_path)
+def config(tmp_path: Path, write_stage: Any) -> Any:
+    return configs(tmp_path, write_stage)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+def finished(tmp_path_factory: pytest.TempPathFactory, write_stage: Any) -> tuple[Any, Path]:
     """A run with everything in it: its outcome, and its report's folder."""
     folder = tmp_path_factory.mktemp("finished")
-    return run(configs(folder)(), folder / "run"), folder / "run" / "report"
+    return run(configs(folder, write_stage)(), folder / "run"), folder / "run" / "report"
 
 
 def run(config: Any, directory: Path, **request: Any) -> Any:
@@ -225,13 +215,13 @@ def test_a_killed_benchmark_measures_what_is_missing(
     monkeypatch.setattr(phases, "measure_latency", crashing)
     with pytest.raises(Crash):
         run(config(), tmp_path / "cut")
-    kept = json.loads((tmp_path / "cut/report/measurements.json").read_text())["parts"]
+    measurements = tmp_path / "cut/report/measurements"
+    kept = (measurements / "latency-8+3x2.json").read_bytes()
     monkeypatch.setattr(phases, "measure_fidelity", lambda *_: pytest.fail("measured again"))
     resumed = run(config(), tmp_path / "cut", resume="auto")
     assert sizes == [(8, 3, 2), (4, 3, 2), (4, 3, 2)]
-    parts = json.loads((tmp_path / "cut/report/measurements.json").read_text())["parts"]
-    assert parts["latency 8+3 x 2"] == kept["latency 8+3 x 2"]
-    assert parts["latency 4+3 x 2"]
+    assert (measurements / "latency-8+3x2.json").read_bytes() == kept
+    assert (measurements / "latency-4+3x2.json").exists()
     assert resumed.phases == whole.phases
     assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (
         tmp_path / "whole/metrics.jsonl"
@@ -256,7 +246,7 @@ def test_kill_nine_in_each_of_the_phases(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
-    made = config(more=("checks:", AFTER.format(folder=tmp_path)), sizes=("[8, 4]", "[4]"))
+    made = config(("checks:", AFTER.format(folder=tmp_path)), ("[8, 4]", "[4]"))
 
     def killed(place: Any, name: str, call: int) -> int:
         """The status of a process that runs until the ``call``-th call of ``place.name``, and is
@@ -313,18 +303,11 @@ def test_kill_nine_in_each_of_the_phases(
     assert whole == cut
 
 
-def test_measurements_of_anything_else_do_not_count(tmp_path: Path) -> None:
-    Measurements(tmp_path, {"step": 1}).add("perplexity", {"student_nll": float("inf")})
-    assert "perplexity" in Measurements(tmp_path, {"step": 1})
-    assert Measurements(tmp_path, {"step": 1})["perplexity"] == {"student_nll": "inf"}
-    assert "perplexity" not in Measurements(tmp_path, {"step": 2})
-
-
 def test_only_what_is_asked_for_is_measured(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
-    run(config(what=("batches: 2,", "batches: 2, measure: [memory],")), tmp_path / "run")
+    run(config(("batches: 2,", "batches: 2, measure: [memory],")), tmp_path / "run")
     report = json.loads((tmp_path / "run/report/report.json").read_text())
     assert "memory" in report
     assert not {"perplexity", "latency"} & report.keys()
@@ -334,8 +317,20 @@ def test_sizes_beyond_the_context_are_faults(config: Any) -> None:
     with pytest.raises(
         ConfigError, match="62 tokens and 3 after them exceed the context of the model"
     ):
-        config(sizes=("[8, 4]", "[62, 4]"))
-    config(sizes=("[8, 4]", "[61, 4]"))
-    config(sizes=("[8, 4]", "[62, 4]"), what=("batches: 2,", "batches: 2, measure: [perplexity],"))
+        config(("[8, 4]", "[62, 4]"))
+    config(("[8, 4]", "[61, 4]"))
+    config(("[8, 4]", "[62, 4]"), ("batches: 2,", "batches: 2, measure: [perplexity],"))
     with pytest.raises(ConfigError, match="65 exceeds the context of the model"):
-        config(what=("batches: 2,", "batches: 2, block_size: 65,"))
+        config(("batches: 2,", "batches: 2, block_size: 65,"))
+
+
+def test_without_arb_ternary_bench_the_run_does_not_begin(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latency, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentProblem, match="arb-ternary-bench, which is not") as caught:
+        run(config(), tmp_path / "run")
+    assert caught.value.hint.startswith("pip install arb-ternary-bench")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
+    run(config(("batches: 2,", "batches: 2, measure: [perplexity],")), tmp_path / "run")

@@ -19,6 +19,7 @@ HOSTILE = '\\a{b}_c & 50% of $x^2$ ~ #1 <script>alert("|")</script>'
 TABLE = Table(
     "checks",
     "Checks",
+    "A note.",
     (
         Column("label", "a_b & c", "text"),
         Column("value", "value"),
@@ -109,7 +110,7 @@ def test_the_page_escapes_what_the_run_is_named() -> None:
     assert "<script>" not in page
     assert unescape(page).count(HOSTILE) == 5  # title, heading, fact, cell, config
     assert "failed" in page
-    assert 'class="pill told"' in page
+    assert 'class="pill reported"' in page
 
 
 def test_a_report_of_nothing_is_a_page_all_the_same() -> None:
@@ -125,9 +126,10 @@ def test_figures_of_the_stages_have_a_line_for_each_kind_of_linear() -> None:
         for block in range(3)
         for name in ("attention.query", "feed_forward.down")
     ]
-    errors = Table("projection", "", columns, [*rows, {"name": "head", "held_out": 0.3}])
+    errors = Table("projection", "", "", columns, [*rows, {"name": "head", "held_out": 0.3}])
     blocks = Table(
         "blockwise",
+        "",
         "",
         (),
         [{"block": 0, "l1_first": 2.0, "l1": 1.0}, {"block": 1, "l1_first": "nan"}],
@@ -135,10 +137,10 @@ def test_figures_of_the_stages_have_a_line_for_each_kind_of_linear() -> None:
     drawn = draw_figures(Contents("n", {}, [errors, blocks], {}, [], ""))
     assert all(image.startswith(b"\x89PNG") for image in drawn.values())
     assert drawn.keys() == {"projection", "blockwise"}
-    lost = Table("blockwise", "", (), [{"block": 0, "l1_first": "nan", "l1": "nan"}])
+    lost = Table("blockwise", "", "", (), [{"block": 0, "l1_first": "nan", "l1": "nan"}])
     assert (
         draw_figures(
-            Contents("n", {}, [Table("projection", "", columns, rows[:0]), lost], {}, [], "")
+            Contents("n", {}, [Table("projection", "", "", columns, rows[:0]), lost], {}, [], "")
         )
         == {}
     )

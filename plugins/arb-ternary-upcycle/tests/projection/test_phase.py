@@ -21,11 +21,11 @@ from arb_ternary_train.checkpoint import CheckpointStore
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_upcycle.float_model import FloatModel, float_config
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.projection import phase as module
+from arb_ternary_upcycle.projection.config import ProjectionConfig
 from arb_ternary_upcycle.projection.filling import check_projectable, fill
 from arb_ternary_upcycle.projection.sequential import Plan, SequentialProjection
-from arb_ternary_upcycle.projection.solve import Recipe
+from arb_ternary_upcycle.store import Store
 
 #: A Llama but for its attention.
 DECOUPLED: dict[str, Any] = {
@@ -38,30 +38,27 @@ DECOUPLED |= {"sem_dim": 4, "geo_dim": 4, "rotary_dim": 8}
 SMALL = {"calibration_tokens": 256, "held_out_tokens": 64, "block_size": 32}
 
 
-def write(path: Path, config: DecoderConfig, seed: int = 0) -> FloatModel:
-    """A random float model on disk, its gains 1."""
-    torch.manual_seed(seed)
-    model = Decoder(config, 256)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith(("gate", "null_key", "null_value")):
-                parameter.normal_()
-    tensors = {key.removesuffix(".weight"): value for key, value in model.state_dict().items()}
-    writer = FloatModelWriter(path, config, 256, {"kind": "bytes"})
-    for number in range(config.layers):
-        name = f"blocks.{number}."
-        writer.write_block(
-            number, {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}
-        )
-    writer.write_ends(
-        {key: value for key, value in tensors.items() if not key.startswith("blocks.")}
-    )
-    return writer.finish()
+@pytest.fixture
+def make_stage(write_stage: Callable[..., FloatModel]) -> Callable[..., FloatModel]:
+    """Writes a random float model, its gains 1."""
+
+    def make(path: Path, config: DecoderConfig) -> FloatModel:
+        torch.manual_seed(0)
+        model = Decoder(config, 256)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith(("gate", "null_key", "null_value")):
+                    parameter.normal_()
+        return write_stage(path, model)
+
+    return make
 
 
 @pytest.fixture
-def teacher(tmp_path: Path, small: DecoderConfig) -> FloatModel:
-    return write(tmp_path / "teacher", small)
+def teacher(
+    tmp_path: Path, small: DecoderConfig, make_stage: Callable[..., FloatModel]
+) -> FloatModel:
+    return make_stage(tmp_path / "teacher", small)
 
 
 def projection(teacher: FloatModel, **options: Any) -> dict[str, Any]:
@@ -83,26 +80,29 @@ def states(run: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("activations", ["int8", "float"])
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_the_student_computes_what_was_fitted(
-    tmp_path: Path, small: DecoderConfig, activations: str, decoupled: bool
+    tmp_path: Path,
+    small: DecoderConfig,
+    teacher: FloatModel,
+    make_stage: Callable[..., FloatModel],
+    activations: str,
+    decoupled: bool,
 ) -> None:
     """The stream behind the last block, as the projection had it, is the student's own."""
-    teacher = source = write(tmp_path / "teacher", small)
+    source = teacher
     options: dict[str, Any] = {"float_parts": (), "activations": activations, "group_size": "row"}
     if decoupled:
         attention = {**DECOUPLED, "attention_gate": True, "null_key_value": True}
-        source = write(tmp_path / "surgery", evolve(small, **attention))
+        source = make_stage(tmp_path / "surgery", evolve(small, **attention))
         options |= attention
     model = Decoder(evolve(small, **options), 256).eval()
     student = check_projectable(model, source.config)
     tokens = torch.randint(256, (6, 32), generator=torch.Generator().manual_seed(3))
     plan = Plan(
-        recipe=Recipe(),
-        correction=True,
         activations=activations,
         calibration=tokens[:4],
         held_out=tokens[4:],
     )
-    work = SequentialProjection(source, teacher, plan, tmp_path)
+    work = SequentialProjection(source, teacher, plan, Store(tmp_path / "work", {}))
     ends = source.ends()
     embedding = work.embedding(ends["embedding"])
     fill(student, {"embedding": ends["embedding"]}, {"embedding": embedding}, residue=True)
@@ -110,7 +110,7 @@ def test_the_student_computes_what_was_fitted(
     names = set()
     for number, block in enumerate(student.blocks):
         rounded, errors = work.block(number)
-        fill(block, source.weights(f"blocks.{number}."), rounded, residue=True)
+        fill(block, source.block_weights(number), rounded, residue=True)
         assert [error.name for error in errors] == list(rounded)
         names |= set(rounded)
     assert len(names) == (9 if decoupled else 7)
@@ -135,13 +135,12 @@ def test_output_errors_are_those_of_the_linear(tmp_path: Path, teacher: FloatMod
     """
     tokens = torch.randint(256, (6, 32), generator=torch.Generator().manual_seed(3))
     plan = Plan(
-        recipe=Recipe(policy="ls"),
-        correction=False,
+        config=ProjectionConfig(policy="ls", correction=False),
         activations="float",
         calibration=tokens[:4],
         held_out=tokens[4:],
     )
-    work = SequentialProjection(teacher, teacher, plan, tmp_path)
+    work = SequentialProjection(teacher, teacher, plan, Store(tmp_path / "work", {}))
     work.start(None)
     rounded, errors = work.block(0)
     student = teacher.decoder()
@@ -211,7 +210,7 @@ def test_parts_and_groups(
         RunRequest(directory=tmp_path / "r"),
     )
     student = load_run(tmp_path / "r", accumulators=True).model
-    weights = teacher.weights("")
+    weights = teacher.weights()
     assert isinstance(student, Decoder)
     for name, each in ternary_modules(student):
         if name.endswith("norm"):
@@ -232,7 +231,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("place", "number"), [("block", 0), ("block", 1), ("finished", 0), ("head", 0)]
+    ("place", "number"), [("block", 0), ("block", 1), ("_block", 0), ("head", 0)]
 )
 def test_a_killed_projection_ends_with_the_same_bits(
     tmp_path: Path,
@@ -244,7 +243,7 @@ def test_a_killed_projection_ends_with_the_same_bits(
 ) -> None:
     config = run_config(projection(teacher))
     train(config, RunRequest(directory=tmp_path / "whole"))
-    owner: Any = module.Workspace if place == "finished" else SequentialProjection
+    owner: Any = module.ProjectionPhase if place == "_block" else SequentialProjection
     calls = [0]
     original = getattr(owner, place)
     armed = [True]
@@ -263,7 +262,7 @@ def test_a_killed_projection_ends_with_the_same_bits(
     calls[0] = 0
     train(config, RunRequest(directory=tmp_path / "cut", resume="auto"))
     if place != "head":
-        assert calls[0] == 2 - number - (place == "finished"), "finished blocks are not made again"
+        assert calls[0] == 2 - number - (place == "_block"), "finished blocks are not made again"
     whole = states(tmp_path / "whole")
     cut = states(tmp_path / "cut")
     assert whole.keys() == cut.keys()
@@ -304,18 +303,6 @@ def test_only_the_block_in_work_changes(
     assert changed == [{"embedding"}, {"blocks.0"}, {"blocks.1"}, {"head"}]
 
 
-def test_another_plan_starts_anew(tmp_path: Path) -> None:
-    work = module.Workspace(tmp_path / "w", {"seed": 1})
-    work.started()
-    work.finished(0, {"a": torch.ones(2)}, [{"name": "a"}])
-    again = module.Workspace(tmp_path / "w", {"seed": 1})
-    assert (again.done, again.errors) == (1, [[{"name": "a"}]])
-    assert torch.equal(again.block(0)["a"], torch.ones(2))
-    other = module.Workspace(tmp_path / "w", {"seed": 2})
-    assert (other.done, other.errors) == (-1, [])
-    assert not list((tmp_path / "w").glob("block-*"))
-
-
 def test_what_cannot_be_projected_says_so(
     tmp_path: Path, small: DecoderConfig, teacher: FloatModel
 ) -> None:
@@ -341,8 +328,8 @@ def test_options_that_do_nothing_are_refused(
     run_config: Callable[..., Any], teacher: FloatModel
 ) -> None:
     for options, match in (
-        ({"policy": "ls", "activation_order": "always"}, "looks at weights alone"),
-        ({"policy": "gptq", "descent_passes": 3}, "no descent"),
+        ({"policy": "ls", "activation_order": "always"}, "'policy' is ls"),
+        ({"policy": "gptq", "descent_passes": 3}, "'policy' is gptq"),
         ({"block_size": 65}, "exceeds the context"),
     ):
         with pytest.raises(ConfigError, match=match):

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from arb_ternary_interchange.decoder.scales import ternary_rows
-from arb_ternary_upcycle.projection.config import Policy
+from arb_ternary_upcycle.projection.config import Policy, ProjectionConfig
 from arb_ternary_upcycle.projection.correction import corrected, damped
 from arb_ternary_upcycle.projection.gptq import compensate, inverse_factor
 from arb_ternary_upcycle.projection.rounded import Rounded
 from arb_ternary_upcycle.projection.scales import absmean, least_squares
-from arb_ternary_upcycle.projection.solve import Recipe, project
+from arb_ternary_upcycle.projection.solve import project
 from arb_ternary_upcycle.projection.statistics import InputStatistics
 
 
@@ -82,10 +82,10 @@ def test_absmean_is_what_an_import_does() -> None:
 def test_rows_of_zeros_stay_zeros(policy: Policy) -> None:
     weight = normal(3, 8)
     weight[1] = 0
-    found = project(weight, Recipe(policy=policy), mixed(64, 8).mT @ mixed(64, 8))
+    found = project(weight, ProjectionConfig(policy=policy), "row", mixed(64, 8).mT @ mixed(64, 8))
     assert torch.equal(found.dense()[1], torch.zeros(8))
     assert bool(torch.isfinite(found.residue).all())
-    nothing = project(torch.zeros(2, 8), Recipe(policy=policy), torch.zeros(8, 8))
+    nothing = project(torch.zeros(2, 8), ProjectionConfig(policy=policy), "row", torch.zeros(8, 8))
     assert not nothing.dense().any()
 
 
@@ -123,7 +123,7 @@ def test_residue_is_of_the_value_that_was_nearest_to_its_trit(policy: Policy) ->
     weight = normal(6, 40)
     inputs = mixed(200, 40)
     found = project(
-        weight, Recipe(policy=policy, grouping=32, descent_passes=100), inputs.mT @ inputs
+        weight, ProjectionConfig(policy=policy, descent_passes=100), 32, inputs.mT @ inputs
     )
     value = found.trits + found.residue
     assert torch.equal(value.round().clamp(-1, 1).to(torch.int8), found.trits)
@@ -137,7 +137,7 @@ def test_descent_is_never_worse_and_gptq_beats_least_squares(grouping: Any) -> N
     hessian = damped(gram, 0.01)
     found = {
         policy: errors_of(
-            weight, project(weight, Recipe(policy=policy, grouping=grouping), gram), hessian
+            weight, project(weight, ProjectionConfig(policy=policy), grouping, gram), hessian
         )
         for policy in ("ls", "gptq", "gptq_cd")
     }
@@ -153,7 +153,7 @@ def test_descent_ends_where_no_single_trit_is_better() -> None:
     inputs = mixed(100, 12)
     gram = inputs.mT @ inputs
     hessian = damped(gram, 0.01)
-    found = project(weight, Recipe(descent_passes=100), gram)
+    found = project(weight, ProjectionConfig(descent_passes=100), "row", gram)
     best = errors_of(weight, found, hessian)
     for k, trit in itertools.product(range(12), (-1, 0, 1)):
         trits = found.trits.clone()
@@ -173,7 +173,9 @@ def test_small_rows_are_near_the_best_of_all() -> None:
     dependent = mixed(60, 5).mT @ mixed(60, 5)
     for gram, slack in ((diagonal, 1.0001), (dependent, 1.35)):
         hessian = damped(gram, 0.001)
-        found = errors_of(weight, project(weight, Recipe(damping=0.001), gram), hessian)
+        found = errors_of(
+            weight, project(weight, ProjectionConfig(damping=0.001), "row", gram), hessian
+        )
         best = [least_error(row, hessian.numpy()) for row in weight.double().numpy()]
         assert bool((found.numpy() >= np.array(best) * (1 - 1e-5)).all())
         assert float(found.sum()) <= slack * sum(best)
@@ -186,7 +188,9 @@ def test_each_row_takes_the_better_order() -> None:
     hessian = damped(gram, 0.01)
     never, always, auto = (
         errors_of(
-            weight, project(weight, Recipe(policy="gptq", activation_order=order), gram), hessian
+            weight,
+            project(weight, ProjectionConfig(policy="gptq", activation_order=order), "row", gram),
+            hessian,
         )
         for order in ("never", "always", "auto")
     )
@@ -219,7 +223,6 @@ def test_errors_are_those_of_the_outputs() -> None:
     statistics = InputStatistics(10)
     for x, y in zip(student.split(30), teacher.split(30), strict=True):
         statistics.add(x, y)
-    assert statistics.tokens == 80
     rounded = least_squares(weight, "row")
     outputs = teacher @ weight.mT
     expected = torch.linalg.norm(student @ rounded.dense().mT - outputs) / torch.linalg.norm(
@@ -236,7 +239,7 @@ def test_accumulators_hold_the_residue(bits: int, cell: int) -> None:
     weight = normal(6, 40)
     inputs = mixed(200, 40)
     for policy in ("absmean", "ls", "gptq", "gptq_cd"):
-        found = project(weight, Recipe(policy=policy, grouping=32), inputs.mT @ inputs)
+        found = project(weight, ProjectionConfig(policy=policy), 32, inputs.mT @ inputs)
         votes = found.votes(bits)
         assert int(votes.abs().max()) <= cell - 1
         inside = found.residue.abs() <= (cell - 1) / cell

@@ -20,8 +20,7 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import LogFile, Silent
 from arb_ternary_train.report import RunReport
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_upcycle.float_model import float_config
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+from arb_ternary_upcycle.float_model import FloatModel, float_config
 
 CONFIG = """
 name: tiny
@@ -49,31 +48,14 @@ phases:
 """
 
 
-def neutral(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors of a float decoder, or of a block, by the names of stages."""
-    return {key.removesuffix(".weight"): value for key, value in model.state_dict().items()}
-
-
-def write_stage(path: Path, model: Decoder) -> None:
-    writer = FloatModelWriter(path, model.config, model.vocabulary_size, {"kind": "bytes"})
-    for number, block in enumerate(model.blocks):
-        writer.write_block(number, neutral(block))
-    writer.write_ends(
-        {name: value for name, value in neutral(model).items() if not name.startswith("blocks.")}
-    )
-    writer.finish()
-
-
 def make_text(path: Path) -> None:
     generator = random.Random(0)
     words = ["to", "be", "or", "not", "that", "is", "the", "question"]
     path.write_text(" ".join(generator.choice(words) for _ in range(900)))
 
 
-def make_teacher(folder: Path, text: Path, steps: int = 60) -> Decoder:
-    """A float decoder of the tiny config's sizes, trained for some steps on the text, and its
-    stage.
-    """
+def make_teacher(text: Path, steps: int = 60) -> Decoder:
+    """A float decoder of the tiny config's sizes, trained for some steps on the text."""
     torch.manual_seed(0)
     config = DecoderConfig(
         architecture="llama",
@@ -96,7 +78,6 @@ def make_teacher(folder: Path, text: Path, steps: int = 60) -> Decoder:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    write_stage(folder, model)
     return model.eval().requires_grad_(False)
 
 
@@ -154,11 +135,15 @@ class Tiny:
 
 
 @pytest.fixture(scope="session")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Decoder]:
+def taught(
+    tmp_path_factory: pytest.TempPathFactory, write_stage: Callable[..., FloatModel]
+) -> tuple[Path, Decoder]:
     """A folder with a text and a teacher of it, and the teacher."""
     folder = tmp_path_factory.mktemp("taught")
     make_text(folder / "text.txt")
-    return folder, make_teacher(folder / "teacher", folder / "text.txt")
+    teacher = make_teacher(folder / "text.txt")
+    write_stage(folder / "teacher", teacher)
+    return folder, teacher
 
 
 @pytest.fixture

@@ -183,8 +183,8 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     ("options", "words"),
     [
         ({"kd_temperature": 2.0}, "'kd_weight' is 0"),
-        ({"force": "true"}, "no teacher is asked"),
-        ({"kd_weight": 1.0, "preserve_state": "true"}, "remembers nothing of earlier batches"),
+        ({"force": "true"}, "no teacher is needed"),
+        ({"kd_weight": 1.0, "preserve_state": "true"}, "keeps nothing of earlier batches"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(

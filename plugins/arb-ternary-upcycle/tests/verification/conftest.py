@@ -17,28 +17,7 @@ from arb_ternary_text.data.source import StreamSource
 from arb_ternary_text.data.tokenizers import ByteTokenizer, encode_stream
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_upcycle.float_model_writer import FloatModelWriter
-
-
-def write_stage(path: Path, model: Decoder) -> Path:
-    """``model`` as a stage folder."""
-    writer = FloatModelWriter(path, model.config, model.vocabulary_size, {"kind": "bytes"})
-
-    def named(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-        return {key.removesuffix(".weight"): value for key, value in module.state_dict().items()}
-
-    for number, block in enumerate(model.blocks):
-        writer.write_block(number, named(block))
-    writer.write_ends(
-        {name: value for name, value in named(model).items() if not name.startswith("blocks.")}
-    )
-    writer.finish()
-    return path
-
-
-@pytest.fixture
-def stage() -> Callable[[Path, Decoder], Path]:
-    return write_stage
+from arb_ternary_upcycle.float_model import FloatModel
 
 
 @pytest.fixture
@@ -68,7 +47,12 @@ def text() -> StreamSource:
 
 
 @pytest.fixture
-def run(tmp_path: Path, teacher: Decoder, text: StreamSource) -> Callable[..., Any]:
+def run(
+    tmp_path: Path,
+    teacher: Decoder,
+    text: StreamSource,
+    write_stage: Callable[..., FloatModel],
+) -> Callable[..., Any]:
     """A run with the stage ``teacher`` in it, whose model is given."""
     write_stage(tmp_path / "run" / "stages" / "teacher", teacher)
 

@@ -19,9 +19,9 @@ from arb_ternary_text.data.tokenizers import ByteTokenizer
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate
-from arb_ternary_upcycle.verification.answers import EvalCheck
+from arb_ternary_upcycle.verification.answers import EvalCheck, answer
 from arb_ternary_upcycle.verification.config import EvalConfig
-from arb_ternary_upcycle.verification.questions import answer, built_in_questions, read_questions
+from arb_ternary_upcycle.verification.questions import built_in_questions, read_questions
 
 Run = Callable[..., Any]
 
@@ -162,11 +162,11 @@ def test_the_seam_is_where_the_tokens_of_the_prompt_end(
 
     tasks = write(tmp_path / "t.jsonl", [{"prompt": "be", "choices": [" to", " at"], "answer": 0}])
     pair = open_pair(run(student), None)
-    answers = answer(pair, Said(), read_questions(tasks), batch_size=2, longest=64)  # type: ignore[arg-type]
+    answers = answer(pair, Said(), read_questions(tasks), batch_size=2)  # type: ignore[arg-type]
     with torch.no_grad():
         logs = torch.log_softmax(student.eval()(torch.tensor([[98, 101]]))[0, -1].double(), dim=-1)
     wanted = 0 if float(logs[200]) > chance(student, "be", " at") else 1
-    assert answers[1].chosen == (wanted,)
+    assert answers[1] == [wanted]
 
 
 def test_long_prompts_lose_their_beginnings(
@@ -193,8 +193,8 @@ def test_long_prompts_lose_their_beginnings(
         ("[]", "prompt and answer, and may have choices"),
         ('{"prompt": "a", "answer": "b", "anwser": 1}', "prompt and answer, and may have choices"),
         ('{"prompt": "", "answer": "b"}', "prompt must be a text that is not empty"),
-        ('{"prompt": "a", "answer": ""}', "answer must be texts, none of them empty"),
-        ('{"prompt": "a", "answer": 3}', "answer must be texts"),
+        ('{"prompt": "a", "answer": ""}', "answer must be a text that is not empty"),
+        ('{"prompt": "a", "answer": 3}', "answer must be a text that is not empty"),
         (
             '{"prompt": "a", "choices": ["b"], "answer": 0}',
             "choices must be two or more different texts",

@@ -137,14 +137,14 @@ def test_groups_and_pieces_do_not_change_the_numbers(
 
 
 def test_the_newest_stage_in_the_students_basis_is_the_teacher(
-    run: Run, stage: Any, student: Decoder, teacher: Decoder, tmp_path: Any
+    run: Run, write_stage: Any, student: Decoder, teacher: Decoder, tmp_path: Any
 ) -> None:
     config = CompareConfig(logits=Limits(max_max_l1=0.0))
     context = run(student)
     assert not CompareCheck(config).check(context).passed
-    stage(context.directory / "stages" / "prepared", student)
+    write_stage(context.directory / "stages" / "prepared", student)
     assert CompareCheck(config).check(context).passed
-    named = stage(tmp_path / "elsewhere", teacher)
+    named = write_stage(tmp_path / "elsewhere", teacher).path
     assert not CompareCheck(evolve(config, teacher=named)).check(context).passed
 
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_compared_is_refused(run: Run, small: DecoderConfig) -> N
     other = Decoder(small, 256)
     other.blocks[1] = torch.nn.Identity()
     with pytest.raises(ConfigError, match="block 1 of the model: it has no attention"):
-        pairs.StudentSide(other).run(1, torch.zeros(1, 4, small.width))
+        pairs.student_side(other).attention(1)
 
 
 def test_a_config_without_a_limit_is_refused() -> None:

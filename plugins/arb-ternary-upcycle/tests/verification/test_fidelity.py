@@ -65,12 +65,12 @@ def test_identical_models_have_a_delta_of_0_and_a_ratio_of_1(run: Run, teacher: 
 
 
 def test_delta_is_the_students_loss_less_the_teachers(
-    run: Run, stage: Any, teacher: Decoder, student: Decoder
+    run: Run, write_stage: Any, teacher: Decoder, student: Decoder
 ) -> None:
     """A student that knows the text better than its teacher has a negative delta, which passes."""
     context = run(student)
     delta = FidelityCheck(FidelityConfig(max_delta_nll=9.0)).check(context).metrics["delta_nll"]
-    stage(context.directory / "stages" / "prepared", student)
+    write_stage(context.directory / "stages" / "prepared", student)
     turned = (
         FidelityCheck(FidelityConfig(max_delta_nll=9.0))
         .check(evolved(context, teacher))

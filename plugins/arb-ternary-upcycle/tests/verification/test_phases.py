@@ -68,8 +68,8 @@ class Runs:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, stage: Any, teacher: Decoder) -> Runs:
-    return Runs(tmp_path, stage(tmp_path / "teacher", teacher))
+def runs(tmp_path: Path, write_stage: Any, teacher: Decoder) -> Runs:
+    return Runs(tmp_path, write_stage(tmp_path / "teacher", teacher).path)
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ timed.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -81,25 +82,64 @@ def measure_case(
         of every pass that wrote a token of each sequence; ``resident_bytes`` after the last one.
         Both times are of ``clock``.
     """
-    now = CLOCKS[clock]
-    wall = CLOCKS["wall"]
     prompts: list[float] = []
     tokens: list[float] = []
+    wall = CLOCKS["wall"]
     begin = wall()
     while not prompts or wall() - begin < seconds:
-        tokens_BS = _tokens(case.batch, case.prompt, vocabulary, seed=1 + len(prompts))
-        session.start(case.batch, case.length)
-        before = now()
-        written = session.read(tokens_BS)
-        prompts.append(now() - before)
-        writing = wall()
-        for number in range(1, case.new_tokens):
-            before = now()
-            written = session.read(written[:, None])
-            tokens.append(now() - before)
-            if number >= _LEAST_TOKENS and wall() - writing > seconds:
-                break
+        once = measure_once(session, case, vocabulary, 1 + len(prompts), clock, seconds)
+        prompts.append(once.prompt_seconds)
+        tokens += once.token_seconds
     return {"prompt_seconds": prompts, "token_seconds": tokens, "resident_bytes": resident_bytes()}
+
+
+@frozen
+class Repetition:
+    """Times of one repetition of a case, in seconds.
+
+    Attributes:
+        prompt_seconds: from the ids of the prompts to the ids of the first tokens.
+        token_seconds: of every pass that wrote a further token of each sequence.
+    """
+
+    prompt_seconds: float
+    token_seconds: list[float]
+
+
+def measure_once(
+    session: Session,
+    case: Case,
+    vocabulary: int,
+    seed: int = 0,
+    clock: ClockName = "wall",
+    limit: float = math.inf,
+) -> Repetition:
+    """Read random prompts and write tokens once.
+
+    Args:
+        session: the model.
+        case: sizes.
+        vocabulary: number of token ids.
+        seed: of the prompts.
+        clock: that times are of.
+        limit: seconds that pass after which no further token is written, once there are a few.
+    """
+    now = CLOCKS[clock]
+    wall = CLOCKS["wall"]
+    tokens_BS = _tokens(case.batch, case.prompt, vocabulary, seed)
+    session.start(case.batch, case.length)
+    before = now()
+    written = session.read(tokens_BS)
+    prompt_seconds = now() - before
+    tokens: list[float] = []
+    begin = wall()
+    for number in range(1, case.new_tokens):
+        before = now()
+        written = session.read(written[:, None])
+        tokens.append(now() - before)
+        if number >= _LEAST_TOKENS and wall() - begin > limit:
+            break
+    return Repetition(prompt_seconds, tokens)
 
 
 def _tokens(batch: int, count: int, vocabulary: int, seed: int) -> NDArray[np.int64]:

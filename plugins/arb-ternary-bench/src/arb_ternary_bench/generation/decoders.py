@@ -36,6 +36,7 @@ class DecoderSession:
 
     def __init__(self, model: Decoder, numbers: CacheNumbers = "float") -> None:
         self._model = model.eval()
+        self._device = model.embedding.weight.device
         self._numbers: CacheNumbers = numbers
         self.weight_bytes = sum(_bytes_read(module) for module in _matrices(model))
 
@@ -46,8 +47,10 @@ class DecoderSession:
     @torch.no_grad()
     def read(self, tokens_BS: NDArray[np.int64]) -> NDArray[np.int64]:
         """Read tokens of every sequence, and give the likeliest next token of each, ``[B]``."""
-        logits_BV: Tensor = self._model.next_logits(torch.from_numpy(tokens_BS), self.cache)
-        likeliest: NDArray[np.int64] = logits_BV.argmax(dim=-1).numpy()
+        ids_BS = torch.from_numpy(tokens_BS).to(self._device)
+        logits_BV: Tensor = self._model.next_logits(ids_BS, self.cache)
+        # The copy to the processor waits for the device.
+        likeliest: NDArray[np.int64] = logits_BV.argmax(dim=-1).cpu().numpy()
         return likeliest
 
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
 from arb_ternary.config.options import Rule, non_negative, option, optional, positive
-from arb_ternary_upcycle.verification.config import TEACHER_HELP, held_out_contradictions
+from arb_ternary_upcycle.stage_options import TEACHER_HELP, too_long
 
 Measure = Literal["perplexity", "latency", "memory"]
 
-_counts = Rule(
-    "one or more whole numbers of at least 1, none of them twice",
-    lambda value: bool(value) and min(value) >= 1 and len(set(value)) == len(value),
-    {"minItems": 1, "uniqueItems": True, "items": {"minimum": 1}},
-)
-_several = Rule(
-    "one or more whole numbers of at least 2, none of them twice: the first token is the prompt's",
-    lambda value: bool(value) and min(value) >= 2 and len(set(value)) == len(value),
-    {"minItems": 1, "uniqueItems": True, "items": {"minimum": 2}},
-)
-_some = Rule(
+
+def _distinct(least: int) -> Rule:
+    return Rule(
+        f"one or more different whole numbers of at least {least}",
+        lambda value: bool(value) and min(value) >= least and len(set(value)) == len(value),
+        {"minItems": 1, "uniqueItems": True, "items": {"minimum": least}},
+    )
+
+
+_some: Final = Rule(
     "one or more of perplexity, latency and memory, each once",
     lambda value: bool(value) and len(set(value)) == len(value),
     {"minItems": 1, "uniqueItems": True},
@@ -32,15 +32,14 @@ _some = Rule(
 
 @frozen(kw_only=True)
 class BenchmarkConfig:
-    """Options of the phase ``benchmark``. Sizes of samples that are ``null`` are those of the run's
-    evaluations.
-    """
+    """Options of the phase ``benchmark``."""
 
     no_training: ClassVar[bool] = True
 
     measure: tuple[Measure, ...] = option(
         ("perplexity", "latency", "memory"),
-        "what is measured; latency and memory need all of the teacher in memory, in float32",
+        "what is measured; latency and memory need arb-ternary-bench, and the whole teacher in "
+        "memory, in float32",
         validator=_some,
     )
     teacher: Path | None = option(None, TEACHER_HELP)
@@ -50,51 +49,64 @@ class BenchmarkConfig:
         validator=optional(positive),
     )
     batch_size: int | None = option(
-        None, "samples in such a batch; null = as the run evaluates", validator=optional(positive)
+        None,
+        "samples in such a batch; null = as the run evaluates",
+        validator=optional(positive),
     )
     block_size: int | None = option(
         None,
         "predictions in such a sample, in tokens; null = as the run evaluates",
         validator=optional(positive),
     )
-    prompt_lengths: tuple[int, ...] = option((128,), "tokens of prompts", validator=_counts)
-    generation_lengths: tuple[int, ...] = option(
-        (32,), "tokens that follow a prompt", validator=_several
+    prompt_lengths: tuple[int, ...] = option(
+        (128,),
+        "tokens of a prompt",
+        validator=_distinct(1),
     )
-    batch_sizes: tuple[int, ...] = option((1,), "sequences at a time", validator=_counts)
+    generation_lengths: tuple[int, ...] = option(
+        (32,),
+        "tokens that are generated; the first of them comes with the prompt",
+        validator=_distinct(2),
+    )
+    batch_sizes: tuple[int, ...] = option(
+        (1,),
+        "sequences at a time",
+        validator=_distinct(1),
+    )
     warmup_runs: int = option(
-        3, "passes before the timed ones, of each combination of sizes", validator=non_negative
+        3,
+        "untimed repetitions before the timed ones, for each combination of sizes",
+        validator=non_negative,
     )
     timed_runs: int = option(
-        10, "timed passes of each combination, teacher and student in turn", validator=positive
+        10,
+        "timed repetitions of each combination, teacher and student in turn",
+        validator=positive,
     )
 
     def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if "perplexity" in self.measure:
-            yield from held_out_contradictions(run, self.block_size)
-        longest, window = (
-            getattr(run.model.options, name, None) for name in ("max_length", "sliding_window")
-        )
-        needed = max(self.prompt_lengths) + max(self.generation_lengths)
-        if (
-            {"latency", "memory"} & set(self.measure)
-            and longest is not None
-            and window is None
-            and needed > longest
-        ):
+            yield from too_long(run, self.block_size)
+        model = run.model.options
+        longest = getattr(model, "max_length", None)
+        if longest is None or getattr(model, "sliding_window", None) is not None:
+            return
+        prompt = max(self.prompt_lengths)
+        generated = max(self.generation_lengths)
+        if self.runs_models and prompt + generated > longest:
             yield (
                 "prompt_lengths",
-                f"{max(self.prompt_lengths)} tokens and {max(self.generation_lengths)} after them "
-                f"exceed the context of the model: max_length is {longest}",
+                f"{prompt} tokens and {generated} after them exceed the context of the model: "
+                f"max_length is {longest}",
             )
+
+    @property
+    def runs_models(self) -> bool:
+        """Whether whole models generate text."""
+        return bool({"latency", "memory"} & set(self.measure))
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
         """Every combination of prompt, generation and batch."""
-        return [
-            (prompt, generation, batch)
-            for prompt in self.prompt_lengths
-            for generation in self.generation_lengths
-            for batch in self.batch_sizes
-        ]
+        return list(product(self.prompt_lengths, self.generation_lengths, self.batch_sizes))

@@ -1,4 +1,8 @@
-"""What a model takes in memory: weights, keys and values, and a pass besides."""
+"""Memory of a model: weights, keys and values, and the peak of generating text.
+
+``arb bench generate`` reports what a whole process holds. Here two models share the process of the
+run, so that only the growth during a pass is measured, and weights and cache are counted.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,26 @@ import torch
 
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.audit import audit
-from arb_ternary_upcycle.benchmark.latency import generate_greedily
 from arb_ternary_upcycle.verification.kv_cache import student_bytes_per_token
 
 #: Rows of an audit that only training needs.
 _TRAINING: Final = frozenset({"votes", "exponent votes", "control words"})
 _STATUS: Final = Path("/proc/self/status")
-#: Writing 5 here has Linux begin to look for the process's peak anew.
-_FORGET_PEAK: Final = Path("/proc/self/clear_refs")
+#: Writing 5 to this file resets Linux's peak of the process.
+_RESET_PEAK: Final = Path("/proc/self/clear_refs")
 
 
 def weight_bytes(model: Decoder) -> tuple[int, int]:
-    """Learned numbers of ``model``, and the bytes that it computes them from; accumulators of votes
-    do not count.
-    """
+    """Return the number of weights, and the bytes that they take without accumulators of votes."""
     counted = audit(model)
     return counted.parameters, sum(row.nbytes for row in counted.rows if row.what not in _TRAINING)
 
 
-def growth_of(work: Callable[[], None], device: torch.device) -> int | None:
-    """Bytes by which ``work`` exceeds what is held before it; None where the system does not tell.
+def memory_growth(work: Callable[[], object], device: torch.device) -> int | None:
+    """Return the peak of ``work`` in bytes, beyond what is held before it; None if unknown.
 
-    On CUDA those of torch's tensors; elsewhere those of the process on Linux, of which freed memory
-    that is used again is no part.
+    On CUDA it is that of torch's tensors. On Linux it is that of the process, which does not grow
+    when freed memory is used again.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -44,31 +45,35 @@ def growth_of(work: Callable[[], None], device: torch.device) -> int | None:
     if device.type != "cpu" or not _STATUS.exists():
         return None
     try:
-        _FORGET_PEAK.write_text("5")
-    except OSError:  # a system that keeps the file from its own processes
+        _RESET_PEAK.write_text("5")
+    except OSError:  # not permitted on this system
         return None
-    before = _kilobytes("VmRSS")
+    before = _status_bytes("VmRSS")
     work()
-    return max(0, _kilobytes("VmHWM") - before) * 1024
+    return max(0, _status_bytes("VmHWM") - before)
 
 
-def _kilobytes(name: str) -> int:
+def _status_bytes(name: str) -> int:
     lines = _STATUS.read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def measure_memory(
     name: str, model: Decoder, size: tuple[int, int, int], device: torch.device
 ) -> dict[str, Any]:
-    """A row for ``model``, in evaluation mode: what it takes with a prompt and what follows it, in
-    a batch.
-    """
+    """Measure ``model``, in evaluation mode, as it reads prompts and generates tokens."""
+    from arb_ternary_bench.generation.cases import Case, measure_once
+    from arb_ternary_bench.generation.decoders import DecoderSession
+
     prompt, generation, batch = size
+    case = Case(prompt=prompt, batch=batch, new_tokens=generation)
+    growth = memory_growth(
+        lambda: measure_once(DecoderSession(model), case, model.vocabulary_size), device
+    )
     parameters, weights = weight_bytes(model)
-    # The last token is chosen and not read.
+    # The last token is chosen but not read.
     tokens = prompt + generation - 1
     cache = batch * tokens * student_bytes_per_token(model, device)
-    growth = growth_of(lambda: generate_greedily(model, prompt, generation, batch, device), device)
     return {
         "model": name,
         "prompt": prompt,
@@ -78,7 +83,6 @@ def measure_memory(
         "weight_bytes": weights,
         "bits_per_weight": 8 * weights / parameters,
         "kv_cache_bytes": cache,
-        # A process that has memory to spare does not grow by the cache, which is there all the
-        # same.
+        # A process with memory to spare does not grow by the cache, which exists nevertheless.
         "peak_bytes": None if growth is None else weights + max(growth, cache),
     }

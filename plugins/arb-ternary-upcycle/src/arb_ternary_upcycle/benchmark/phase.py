@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from arb_ternary.config.fields import to_plain
 from arb_ternary.protocols.runs import PhaseResult
-from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.evaluate import evaluation_mode
 from arb_ternary_upcycle.benchmark.config import BenchmarkConfig
-from arb_ternary_upcycle.benchmark.latency import measure_latency
-from arb_ternary_upcycle.benchmark.measurements import Measurements
+from arb_ternary_upcycle.benchmark.latency import measure_latency, require_bench
 from arb_ternary_upcycle.benchmark.memory import measure_memory
+from arb_ternary_upcycle.report.contents import MEASUREMENTS
 from arb_ternary_upcycle.report.writing import write_report
+from arb_ternary_upcycle.store import Store
 from arb_ternary_upcycle.verification.fidelity import measure_fidelity
 from arb_ternary_upcycle.verification.kv_cache import (
     student_bytes_per_token,
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 class BenchmarkPhase:
     """Measures, and writes ``RUN/report``.
 
-    Each part is kept in ``RUN/report/measurements.json`` once it is whole; after a kill only the
-    others are measured. Times and peaks are there alone: nothing that depends on the machine gets
-    into checkpoints and metrics.
+    Each measurement is kept in ``RUN/report/measurements`` once it is complete; after a kill only
+    the others are made. Times and peaks are nowhere else: nothing that depends on the machine is in
+    checkpoints and metrics.
     """
 
     name = "benchmark"
@@ -43,8 +44,13 @@ class BenchmarkPhase:
         self.config = config
         self._metrics: dict[str, float] | None = None
 
+    def check_model(self, model: nn.Module, where: str) -> None:
+        """See ``arb_ternary_train.protocols.ChecksModel``; the run fails early without a tool."""
+        if self.config.runs_models:
+            require_bench()
+
     def run(self, context: TrainingContext) -> PhaseResult:
-        """Measure what has not been measured of this model; see ``Phase``."""
+        """Measure what has not been measured; see ``Phase``."""
         if self._metrics is None:
             self._metrics = self._measure(context)
             context.record("benchmark", self._metrics)
@@ -52,65 +58,63 @@ class BenchmarkPhase:
         context.save_checkpoint()
         return PhaseResult(steps=0, metrics=self._metrics)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metrics, once everything is measured; until then, measurements are on disk."""
+        return {"metrics": self._metrics}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self._metrics = state["metrics"]
+
     def _measure(self, context: TrainingContext) -> dict[str, float]:
-        """Measure, and write the report; the numbers that do not depend on the machine."""
+        """Measure, write the report, and return the numbers that do not depend on the machine."""
         config = self.config
         pair = open_pair(context, config.teacher)
-        options = to_plain(config)
-        origin = {"options": options, "step": context.step, "teacher": pair.teacher.model.digest}
-        measured = Measurements(context.directory, origin)
-        measured.add("machine", _machine(context))
+        measured = Store(
+            context.directory / MEASUREMENTS,
+            {
+                "options": to_plain(config),
+                "step": context.step,
+                "teacher": pair.teacher.digest,
+            },
+        )
+        measured.write_json("machine.json", _machine(context))
         cache = {
-            "teacher_bytes_per_token": teacher_bytes_per_token(pair.teacher.model),
-            "student_bytes_per_token": student_bytes_per_token(pair.student.model, pair.device),
+            "teacher_bytes_per_token": teacher_bytes_per_token(pair.teacher),
+            "student_bytes_per_token": student_bytes_per_token(pair.student, pair.device),
         }
-        measured.add("kv_cache", cache)
+        measured.write_json("kv_cache.json", cache)
         metrics = {f"kv_cache_{name}": float(value) for name, value in cache.items()}
         if "perplexity" in config.measure:
-            if "perplexity" not in measured:
+            if "perplexity.json" not in measured:
                 batches = held_out_batches(
                     context, config.batches, config.batch_size, config.block_size
                 )
-                measured.add("perplexity", measure_fidelity(pair, batches).to_json())
-            metrics |= {name: float(value) for name, value in measured["perplexity"].items()}
+                measured.write_json("perplexity.json", measure_fidelity(pair, batches).to_json())
+            metrics |= measured.json("perplexity.json")
             context.note(
                 f"perplexity: {metrics['ppl_ratio']:.4g} times the teacher's, divergence "
                 f"{metrics['divergence']:.4g}"
             )
         context.stop_if_requested()
-        if missing := self._missing(measured):
-            self._measure_passes(context, pair, measured, missing)
-        write_report(context.directory)
-        context.note(f"{context.directory / 'report' / 'report.html'}: the report")
+        self._run_models(context, pair, measured)
+        page = write_report(context.directory)
+        context.note(f"{page}: the report")
         return metrics
 
-    def _missing(self, measured: Measurements) -> list[tuple[str, tuple[int, int, int]]]:
-        wanted = [
+    def _run_models(self, context: TrainingContext, pair: Pair, measured: Store) -> None:
+        """Measure what needs whole models, and is not measured yet."""
+        missing = [
             (kind, size)
             for kind in ("memory", "latency")
-            if kind in self.config.measure
-            for size in self._sizes
+            for size in self.config.sizes
+            if kind in self.config.measure and _file(kind, size) not in measured
         ]
-        return [(kind, size) for kind, size in wanted if _key(kind, size) not in measured]
-
-    @property
-    def _sizes(self) -> list[tuple[int, int, int]]:
-        return self.config.sizes
-
-    def _measure_passes(
-        self,
-        context: TrainingContext,
-        pair: Pair,
-        measured: Measurements,
-        missing: list[tuple[str, tuple[int, int, int]]],
-    ) -> None:
-        config = self.config
+        if not missing:
+            return
         reporter = context.logbook.reporter
-        student = pair.student.model
-        models: dict[str, Decoder] = {
-            "teacher": pair.teacher.model.decoder().to(pair.device),
-            "student": student,
-        }
+        student = pair.student
+        models = {"teacher": pair.teacher.decoder().to(pair.device), "student": student}
         reporter.start(self.name, len(missing), 0)
         with evaluation_mode(student):
             for number, (kind, size) in enumerate(missing, start=1):
@@ -123,28 +127,19 @@ class BenchmarkPhase:
                     rows = measure_latency(
                         models,
                         size,
-                        warmup=config.warmup_runs,
-                        timed=config.timed_runs,
-                        device=pair.device,
+                        warmup=self.config.warmup_runs,
+                        timed=self.config.timed_runs,
                         between=context.stop_if_requested,
                     )
-                measured.add(_key(kind, size), rows)
+                measured.write_json(_file(kind, size), {"rows": rows})
                 reporter.step(number, {}, False)
                 context.stop_if_requested()
         reporter.stop()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The numbers, once all are measured; what has been measured until then is on disk."""
-        return {"metrics": self._metrics}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
-        self._metrics = state["metrics"]
-
-
-def _key(kind: str, size: tuple[int, int, int]) -> str:
+def _file(kind: str, size: tuple[int, int, int]) -> str:
     prompt, generation, batch = size
-    return f"{kind} {prompt}+{generation} x {batch}"
+    return f"{kind}-{prompt}+{generation}x{batch}.json"
 
 
 def _machine(context: TrainingContext) -> dict[str, Any]:
@@ -160,7 +155,7 @@ def _machine(context: TrainingContext) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Its name on Linux, its kind elsewhere."""
+    """Return the processor's name on Linux, its architecture elsewhere."""
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -168,5 +163,5 @@ def _processor() -> str:
 
 
 def build(config: BenchmarkConfig) -> BenchmarkPhase:
-    """Factory of the phase ``benchmark``."""
+    """Build the phase ``benchmark``."""
     return BenchmarkPhase(config)

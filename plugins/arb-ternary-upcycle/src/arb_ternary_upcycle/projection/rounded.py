@@ -45,9 +45,9 @@ class Rounded:
     def votes(self, bits: int) -> Tensor:
         """Return accumulators of ``bits`` bits that hold the residue, int8 ``[N, K]``.
 
-        With ``U`` votes to a flip they are ``round(residue U)``, as an import of float matrices
-        sets them (``arb_ternary_interchange.decoder.scales.ternary_rows``), but smaller than ``U`` in
-        magnitude: at ``U`` the trit would have to flip.
+        With ``U`` votes to a flip they are ``round(residue U)``, as in an import of float matrices
+        (``arb_ternary_interchange.decoder.scales.ternary_rows``). Their magnitude is less than
+        ``U``, at which the trit would have to flip.
         """
         cell = CELLS[bits]
         return (self.residue * cell).round_().clamp_(1 - cell, cell - 1).to(torch.int8)

@@ -53,7 +53,7 @@ class Plan:
         held_out: ids of held-out tokens, int64 ``[N', S]``, on which errors are only measured.
     """
 
-    config: ProjectionConfig = ProjectionConfig()
+    config: ProjectionConfig = field(factory=ProjectionConfig)
     grouping: Grouping = "row"
     activations: str
     calibration: Tensor = field(eq=False)

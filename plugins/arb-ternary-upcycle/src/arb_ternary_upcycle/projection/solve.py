@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import torch
@@ -54,36 +55,33 @@ def project(
 
 @frozen(eq=False)
 class _Candidates:
-    """Roundings of ``C`` rows, side by side.
+    """Roundings of ``C`` rows, side by side; all float32 but the errors.
 
     Attributes:
-        error_C: the objective of each row.
-        trits_KC: float32.
-        value_KC: the weights just before they were rounded, which leave the residue.
-        exponent_JC: float32.
+        error: the objective of each row, ``[C]``.
+        trits: ``[K, C]``.
+        value: the weights just before they were rounded, which leave the residue, ``[K, C]``.
+        exponent: ``[J, C]``.
     """
 
-    error_C: Tensor
-    trits_KC: Tensor
-    value_KC: Tensor
-    exponent_JC: Tensor
+    error: Tensor
+    trits: Tensor
+    value: Tensor
+    exponent: Tensor
 
-    def part(self, columns: slice) -> _Candidates:
+    def part(self, rows: slice) -> _Candidates:
         return _Candidates(
-            self.error_C[columns],
-            self.trits_KC[:, columns],
-            self.value_KC[:, columns],
-            self.exponent_JC[:, columns],
+            self.error[rows], self.trits[:, rows], self.value[:, rows], self.exponent[:, rows]
         )
 
     def better_of(self, other: _Candidates) -> _Candidates:
         """Return the rounding with less error, row by row; of equal ones that of ``self``."""
-        other_is_better = other.error_C < self.error_C
+        better = other.error < self.error
         return _Candidates(
-            torch.where(other_is_better, other.error_C, self.error_C),
-            torch.where(other_is_better, other.trits_KC, self.trits_KC),
-            torch.where(other_is_better, other.value_KC, self.value_KC),
-            torch.where(other_is_better, other.exponent_JC, self.exponent_JC),
+            torch.where(better, other.error, self.error),
+            torch.where(better, other.trits, self.trits),
+            torch.where(better, other.value, self.value),
+            torch.where(better, other.exponent, self.exponent),
         )
 
 
@@ -122,16 +120,16 @@ class _Search:
             totals = {}
             for offset in _OFFSETS:
                 totals[offset] = sum(
-                    float(self._gptq(part, [offset]).error_C.sum()) for part in parts
+                    float(self._gptq(part, [offset]).error.sum()) for part in parts
                 )
             offsets = [min(totals, key=lambda offset: totals[offset])]
         return joined([self._round(part, offsets) for part in parts])
 
     def _round(self, part: slice, offsets: list[int]) -> Rounded:
         found = self._gptq(part, offsets)
-        trits_KR = found.trits_KC
-        exponent_JR = found.exponent_JC
-        value_KR = found.value_KC
+        trits_KR = found.trits
+        exponent_JR = found.exponent
+        value_KR = found.value
         if self.config.policy == "gptq_cd":
             value_KR = descend(
                 self.weight[part].mT.contiguous(),
@@ -160,7 +158,7 @@ class _Search:
         repeated_KC = weight_KR.repeat(1, len(offsets))
         scale_KC = spread_transposed(torch.exp2(exponent_JC), self.size, self.weight.shape[1])
 
-        candidates = []
+        candidates: list[_Candidates] = []
         for order, factor in self.orders:
             back = torch.argsort(order)
             ordered = scale_KC if scale_KC.shape[0] == 1 else scale_KC[order]
@@ -169,10 +167,6 @@ class _Search:
             value_KC = value_KC[back]
             error_C = objective(trits_KC * scale_KC - repeated_KC, self.hessian)
             tried = _Candidates(error_C, trits_KC, value_KC, exponent_JC)
-            for start in range(0, len(offsets) * rows, rows):
-                candidates.append(tried.part(slice(start, start + rows)))
-
-        best = candidates[0]
-        for candidate in candidates[1:]:
-            best = best.better_of(candidate)
-        return best
+            starts = range(0, len(offsets) * rows, rows)
+            candidates += [tried.part(slice(start, start + rows)) for start in starts]
+        return functools.reduce(_Candidates.better_of, candidates)

@@ -1,10 +1,7 @@
-"""What a report tells of a run: everything from the files of the run directory and of the runs that
-it started from.
-"""
+"""The contents of a report, from the files of a run and of the runs that it started from."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,23 +9,26 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import read_metrics
-from arb_ternary_upcycle.benchmark.measurements import read_measurements
 from arb_ternary_upcycle.report.tables import Column, Table
 from arb_ternary_upcycle.stages import lineage
+from arb_ternary_upcycle.store import read_json, stored_plan
 from arb_ternary_upcycle.verification.reports import read_reports
 
+#: Folder of the measurements of the phase ``benchmark`` in a run.
+MEASUREMENTS: Final = Path("report") / "measurements"
+
+_MODEL: Final = Column("model", "model", "text")
 _SIZE: Final = (
-    Column("model", "model", "text"),
+    _MODEL,
     Column("prompt", "prompt", "count"),
     Column("generation", "generated", "count"),
     Column("batch", "batch", "count"),
 )
 _PERPLEXITY: Final = (
-    Column("model", "model", "text"),
-    Column("nll", "loss, nats a token"),
+    _MODEL,
+    Column("nll", "loss, nats per token"),
     Column("perplexity", "perplexity"),
     Column("ratio", "times the teacher's"),
     Column("divergence", "KL from the teacher"),
@@ -37,7 +37,6 @@ _PERPLEXITY: Final = (
 )
 _LATENCY: Final = (
     *_SIZE,
-    Column("prefill_seconds", "prefill", "seconds"),
     Column("first_token_seconds", "first token", "seconds"),
     Column("decode_seconds", "each further token", "seconds"),
     Column("prefill_tokens_per_second", "prefill, tokens/s"),
@@ -48,15 +47,15 @@ _LATENCY: Final = (
 _MEMORY: Final = (
     *_SIZE,
     Column("parameters", "weights", "count"),
-    Column("bits_per_weight", "bits a weight"),
+    Column("bits_per_weight", "bits per weight"),
     Column("weight_bytes", "bytes of weights", "bytes"),
     Column("kv_cache_bytes", "keys and values", "bytes"),
     Column("peak_bytes", "peak", "bytes"),
 )
 _CACHE: Final = (
-    Column("model", "model", "text"),
-    Column("bytes_per_token", "keys and values of a token", "bytes"),
-    Column("ratio", "of the teacher's"),
+    _MODEL,
+    Column("bytes_per_token", "keys and values per token", "bytes"),
+    Column("ratio", "times the teacher's"),
 )
 _CHECKS: Final = (
     Column("label", "check", "text"),
@@ -71,7 +70,7 @@ _PROJECTION: Final = (
     Column("name", "linear", "text"),
     Column("held_out", "error, held out"),
     Column("calibration", "error, calibration"),
-    Column("rounding", "of rounding alone"),
+    Column("rounding", "error of rounding alone"),
     Column("zeros", "trits of 0", "share"),
 )
 _BLOCKS: Final = (
@@ -85,7 +84,7 @@ _BLOCKS: Final = (
 
 @frozen
 class Curve:
-    """Losses of one phase of one run, as step and loss."""
+    """Losses of one phase of one run: pairs of step and loss."""
 
     title: str
     training: Sequence[tuple[int, float]]
@@ -94,15 +93,15 @@ class Curve:
 
 @frozen
 class Contents:
-    """A report before it has a form.
+    """The contents of a report.
 
     Attributes:
         name: of the run.
-        facts: short lines about it, by what they tell.
-        tables: those that there is something for.
-        projection: medians of the projection's errors; empty where there was none.
+        facts: short lines about it, by their headings.
+        tables: those that have rows.
+        projection: medians of the projection's errors; empty without a projection.
         curves: of the phases that trained, oldest first.
-        config: the run's config, as text.
+        config: the run's config file.
     """
 
     name: str
@@ -113,11 +112,11 @@ class Contents:
     config: str
 
     def table(self, name: str) -> Table | None:
-        """The table of that name."""
+        """Return the table of that name, if it has rows."""
         return next((table for table in self.tables if table.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """``report.json``: every table by its name, and the facts."""
+        """Return the content of ``report.json``."""
         return {
             "name": self.name,
             "facts": dict(self.facts),
@@ -127,47 +126,106 @@ class Contents:
 
 
 def gather(run: Path) -> Contents:
-    """Everything that is known of the run directory ``run``.
+    """Gather the contents of the report of a run directory.
 
     Raises:
-        ArbError: a file of it is damaged.
+        ArbError: one of its files is damaged.
     """
     directory = RunDirectory.existing(run)
-    measured = read_measurements(run) or {"origin": {}, "parts": {}}
-    parts: Mapping[str, Any] = measured["parts"]
+    record = directory.record()
     runs = list(reversed(list(lineage(run))))
-    projection = _projection(runs)
-    tables = [
-        _perplexity(parts.get("perplexity")),
-        Table("latency", "Speed", _LATENCY, _passes(parts, "latency")),
-        Table("memory", "Memory", _MEMORY, _passes(parts, "memory")),
-        _cache(parts.get("kv_cache")),
-        Table("checks", "Checks", _CHECKS, _checks(run)),
+    records = {each: _records(each) for each in runs}
+    plan = stored_plan(run / MEASUREMENTS) or {}
+    measured = {}
+    if plan:
+        for file in (run / MEASUREMENTS).glob("*.json"):
+            measured[file.stem] = read_json(file)
+
+    projection: Mapping[str, Any] = {}
+    blocks: Sequence[Mapping[str, Any]] = []
+    for each in runs:  # the newest run has the last word
+        file = each / "stages" / "projection.json"
+        if file.exists():
+            projection = read_json(file)
+        trained = [record for record in records[each] if record.get("event") == "block"]
+        blocks = trained or blocks
+
+    tables = (
+        Table(
+            "perplexity",
+            "Quality on held-out text",
+            "Both models on the same held-out predictions. KL is the divergence of the student's "
+            "distribution from the teacher's, in nats per token; same choice: both find the same "
+            "token the likeliest.",
+            _PERPLEXITY,
+            _perplexity(measured.get("perplexity")),
+        ),
+        Table(
+            "checks",
+            "Checks",
+            "Each number beside its limit. A number at its limit passes.",
+            _CHECKS,
+            _checks(run),
+        ),
+        Table(
+            "latency",
+            "Speed",
+            "Medians of repetitions in which teacher and student take turns. First token: from the "
+            "ids of a prompt to the next id.",
+            _LATENCY,
+            _passes(measured, "latency"),
+        ),
+        Table(
+            "memory",
+            "Memory",
+            "Peak: weights, and the most that generating text takes besides, if the system tells.",
+            _MEMORY,
+            _passes(measured, "memory"),
+        ),
+        Table(
+            "kv_cache",
+            "Keys and values",
+            "Bytes of each token of the context, in all layers together.",
+            _CACHE,
+            _cache(measured.get("kv_cache")),
+        ),
         Table(
             "projection",
             "Projection to ternary weights",
+            "|difference| / |teacher's output| of every linear. Rounding alone: both weights on "
+            "the same inputs.",
             _PROJECTION,
             projection.get("linears", []),
         ),
-        Table("blockwise", "Block by block", _BLOCKS, _blocks(runs)),
-    ]
-    record = directory.record()
+        Table(
+            "blockwise",
+            "Block by block",
+            "Distance of each block's output from the teacher's, before and after its training.",
+            _BLOCKS,
+            blocks,
+        ),
+    )
+    curves = []
+    for each in runs:
+        prefix = f"{each.name}: " if len(runs) > 1 else ""
+        curves += _curves(records[each], prefix)
     return Contents(
         name=str(record["name"]),
-        facts=_facts(record, measured),
+        facts=_facts(record, plan, measured.get("machine")),
         tables=[table for table in tables if table.rows],
         projection=projection.get("medians", {}),
-        curves=[curve for each in runs for curve in _curves(each, named=len(runs) > 1)],
+        curves=curves,
         config=directory.config_file.read_text(encoding="utf-8"),
     )
 
 
-def _facts(record: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, str]:
-    machine = measured["parts"].get("machine", {})
+def _facts(
+    record: Mapping[str, Any], plan: Mapping[str, Any], machine: Mapping[str, Any] | None
+) -> dict[str, str]:
     facts = {"data": str(record["data"]["name"]), "ids": f"{record['vocabulary_size']:,}"}
-    if "step" in measured["origin"]:
-        facts["measured after"] = f"{measured['origin']['step']:,} steps"
-    if machine:
+    if "step" in plan:
+        facts["measured after"] = f"{plan['step']:,} steps"
+    if machine is not None:
         place = machine["gpu"] or machine["processor"]
         threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
         facts["measured on"] = f"{place}, {threads}, backend {machine['backend']}"
@@ -176,81 +234,61 @@ def _facts(record: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, 
     return facts
 
 
-def _perplexity(found: Mapping[str, Any] | None) -> Table:
-    rows: list[dict[str, Any]] = []
-    if found is not None:
-        teacher = found["teacher_nll"]
-        student = found["student_nll"]
-        common = {"tokens": int(found["tokens"])}
-        rows = [
-            {
-                "model": "teacher",
-                "nll": teacher,
-                "perplexity": _exponential(teacher),
-                "ratio": 1.0,
-                **common,
-            },
-            {
-                "model": "student",
-                "nll": student,
-                "perplexity": _exponential(student),
-                "ratio": found["ppl_ratio"],
-                "divergence": found["divergence"],
-                "agreement": found["agreement"],
-                **common,
-            },
-        ]
-    return Table("perplexity", "Quality on held-out text", _PERPLEXITY, rows)
+def _perplexity(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    if found is None:
+        return []
+    teacher = {
+        "model": "teacher",
+        "nll": found["teacher_nll"],
+        "perplexity": _exponential(found["teacher_nll"]),
+        "ratio": 1.0,
+        "tokens": int(found["tokens"]),
+    }
+    student = {
+        "model": "student",
+        "nll": found["student_nll"],
+        "perplexity": _exponential(found["student_nll"]),
+        "ratio": found["ppl_ratio"],
+        "divergence": found["divergence"],
+        "agreement": found["agreement"],
+        "tokens": int(found["tokens"]),
+    }
+    return [teacher, student]
 
 
-def _exponential(nll: Any) -> Any:
-    """``exp(nll)``; a loss that is no number, or beyond any number, stays as it is."""
-    return math.exp(nll) if isinstance(nll, float) and nll < 709.0 else nll
+def _exponential(nll: float) -> float:
+    return math.exp(nll) if nll < 709.0 else nll
 
 
-def _passes(parts: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
-    rows = [row for key, found in parts.items() if key.startswith(f"{kind} ") for row in found]
+def _passes(measured: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    rows = []
+    for name, found in measured.items():
+        if name.startswith(f"{kind}-"):
+            rows += found["rows"]
     return sorted(
         rows,
         key=lambda row: (row["prompt"], row["generation"], row["batch"], row["model"] != "teacher"),
     )
 
 
-def _cache(found: Mapping[str, int] | None) -> Table:
-    rows: list[dict[str, Any]] = []
-    if found is not None:
-        sizes = {name: found[f"{name}_bytes_per_token"] for name in ("teacher", "student")}
-        rows = [
-            {"model": name, "bytes_per_token": size, "ratio": size / sizes["teacher"]}
-            for name, size in sizes.items()
-        ]
-    return Table("kv_cache", "Keys and values", _CACHE, rows)
-
-
-def _checks(run: Path) -> list[dict[str, Any]]:
+def _cache(found: Mapping[str, int] | None) -> list[dict[str, Any]]:
+    if found is None:
+        return []
+    sizes = {name: found[f"{name}_bytes_per_token"] for name in ("teacher", "student")}
     return [
-        {
-            **judged,
-            "label": report["label"],
-            "relation": "at most" if judged["at_most"] else "at least",
-            "fails_run": report["fails_run"],
-        }
-        for report in read_reports(run)
-        for judged in report["judged"]
+        {"model": name, "bytes_per_token": size, "ratio": size / sizes["teacher"]}
+        for name, size in sizes.items()
     ]
 
 
-def _projection(runs: Sequence[Path]) -> Mapping[str, Any]:
-    """The newest report of a projection."""
-    for run in reversed(runs):
-        file = run / "stages" / "projection.json"
-        if file.exists():
-            try:
-                found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise ArbError(f"{file}: cannot be read: {error}") from error
-            return found
-    return {}
+def _checks(run: Path) -> list[dict[str, Any]]:
+    rows = []
+    for report in read_reports(run):
+        for judged in report["judged"]:
+            relation = "at most" if judged["at_most"] else "at least"
+            shared = {"label": report["label"], "fails_run": report["fails_run"]}
+            rows.append({**judged, **shared, "relation": relation})
+    return rows
 
 
 def _records(run: Path) -> list[dict[str, Any]]:
@@ -258,34 +296,25 @@ def _records(run: Path) -> list[dict[str, Any]]:
     return read_metrics(file) if file.exists() else []
 
 
-def _blocks(runs: Sequence[Path]) -> list[dict[str, Any]]:
-    """Of the newest run that trained block by block."""
-    for run in reversed(runs):
-        if rows := [record for record in _records(run) if record.get("event") == "block"]:
-            return rows
-    return []
-
-
-def _curves(run: Path, *, named: bool) -> list[Curve]:
-    records = _records(run)
+def _curves(records: Sequence[Mapping[str, Any]], prefix: str) -> list[Curve]:
     phases = dict.fromkeys(record["phase"] for record in records if record.get("event") == "train")
     return [
         Curve(
-            f"{run.name}: {phase}" if named else phase,
+            prefix + phase,
             _points(records, phase, "train"),
-            _points(records, phase),
+            _points(records, phase, "validation"),
         )
         for phase in phases
     ]
 
 
 def _points(
-    records: Sequence[Mapping[str, Any]], phase: str, event: str = "validation"
+    records: Sequence[Mapping[str, Any]], phase: str, event: str
 ) -> list[tuple[int, float]]:
-    """Step and loss; a loss that is no number is a text there, and is left out."""
-    found = [
-        (r["step"], r.get("loss"))
-        for r in records
-        if r.get("event") == event and r.get("phase") == phase
-    ]
-    return [(step, loss) for step, loss in found if isinstance(loss, int | float)]
+    points = []
+    for record in records:
+        if record.get("event") == event and record.get("phase") == phase:
+            loss = record.get("loss")
+            if isinstance(loss, int | float):  # one that is not finite is written as a text
+                points.append((record["step"], loss))
+    return points

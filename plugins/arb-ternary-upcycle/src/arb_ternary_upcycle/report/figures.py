@@ -11,26 +11,31 @@ import numpy as np
 
 from arb_ternary_train.plot import smoothed
 from arb_ternary_upcycle.report.contents import Contents, Curve
-from arb_ternary_upcycle.report.tables import Table, shown
+from arb_ternary_upcycle.report.tables import shown
 
-# : Colours of the two models, apart for colour-blind readers too (Okabe and Ito, 2008); the page
-# has them as well.
+#: Colours of the two models, also on the page; colour-blind readers can tell them apart (Okabe and
+#: Ito, 2008).
 COLOURS: Final = {"teacher": "#0072B2", "student": "#D55E00"}
-_FURTHER: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#404040")
+_LINES: Final = (*COLOURS.values(), "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#404040")
 _INK: Final = "#3d4451"
-_LINEAR: Final = re.compile(r"blocks\.(\d+)\.(.+)")
+_LINEAR: Final = re.compile(r"blocks\.(\d+)\.(?:attention\.|feed_forward\.)?(.+)")
+_MIB: Final = 2.0**20
 
 
 def draw_figures(contents: Contents) -> dict[str, bytes]:
-    """PNG files by their names without ending, of what there is something to draw for."""
+    """Draw what there are numbers for; PNG files by their names without ending."""
     drawn: dict[str, bytes] = {}
     for name, draw in _DRAWN.items():
         table = contents.table(name)
-        if table is not None and (image := draw(table)) is not None:
+        image = None if table is None else draw(table.rows)
+        if image is not None:
             drawn[name] = image
     if contents.curves:
         drawn["training"] = _training(contents.curves)
     return drawn
+
+
+_Rows = Sequence[Mapping[str, Any]]
 
 
 def _canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, list[Any]]:
@@ -47,8 +52,6 @@ def _canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tup
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color("0.75")
         axes.tick_params(colors=_INK, labelsize=9, length=0)
-        axes.xaxis.label.set_color(_INK)
-        axes.yaxis.label.set_color(_INK)
     return figure, panels
 
 
@@ -59,184 +62,119 @@ def _png(figure: Any) -> bytes:
     return file.getvalue()
 
 
-def _perplexity(table: Table) -> bytes | None:
-    rows = [row for row in table.rows if isinstance(row["perplexity"], float)]
-    if len(rows) < len(COLOURS):
+def _grouped_bars(
+    axes: Any, labels: Sequence[str], heights: Mapping[str, Sequence[float]], colours: Sequence[str]
+) -> None:
+    """Draw two bars beside each other for each label."""
+    for shift, (name, values), colour in zip((-0.2, 0.2), heights.items(), colours, strict=True):
+        axes.bar(np.arange(len(values)) + shift, values, 0.38, color=colour, label=name)
+    axes.set_xticks(range(len(labels)), labels, fontsize=8)
+    axes.grid(axis="x", visible=False)
+
+
+def _perplexity(rows: _Rows) -> bytes | None:
+    values = [row["perplexity"] for row in rows]
+    if not all(np.isfinite(values)):
         return None
     figure, (axes,) = _canvas(8.0, 1.9)
-    for place, row in enumerate(reversed(rows)):
-        axes.barh(place, row["perplexity"], color=COLOURS[row["model"]], height=0.62)
-        axes.annotate(
-            shown(row["perplexity"], "number"),
-            (row["perplexity"], place),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=10,
-            color=_INK,
-        )
-    axes.set_yticks(range(len(rows)), [row["model"] for row in reversed(rows)], fontsize=10)
-    values = [row["perplexity"] for row in rows]
+    models = [row["model"] for row in rows]
+    bars = axes.barh(models, values, color=[COLOURS[model] for model in models], height=0.62)
+    axes.bar_label(bars, [shown(value, "number") for value in values], padding=5, color=_INK)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
     if max(values) > 20 * min(values):
         axes.set_xscale("log")
         axes.set_xlim(1, max(values) * 4)
-    else:
-        axes.set_xlim(0, max(values) * 1.15)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("perplexity, lower is better")
     return _png(figure)
 
 
-def _sizes(table: Table) -> tuple[list[str], dict[str, list[Mapping[str, Any]]]]:
-    """A label for each combination of sizes, and the rows of each model in the same order."""
-    by_model: dict[str, list[Mapping[str, Any]]] = {name: [] for name in COLOURS}
-    labels: dict[str, None] = {}
-    for row in table.rows:
-        labels[f"{row['prompt']} + {row['generation']}\nx {row['batch']}"] = None
-        by_model[row["model"]].append(row)
-    return list(labels), by_model
+def _by_model(rows: _Rows) -> dict[str, _Rows]:
+    return {name: [row for row in rows if row["model"] == name] for name in COLOURS}
 
 
-def _latency(table: Table) -> bytes:
-    labels, by_model = _sizes(table)
+def _size(row: Mapping[str, Any]) -> str:
+    return f"{row['prompt']} + {row['generation']} x {row['batch']}"
+
+
+def _latency(rows: _Rows) -> bytes:
+    models = _by_model(rows)
+    labels = [_size(row) for row in models["teacher"]]
     figure, panels = _canvas(max(8.0, 2.0 + 1.1 * len(labels)), 3.2, columns=2)
-    quantities: tuple[tuple[str, str, Callable[[float], float]], ...] = (
-        ("decode_tokens_per_second", "decode, tokens a second", float),
-        ("first_token_seconds", "time to first token, ms", lambda seconds: 1e3 * seconds),
-    )
-    for axes, (key, title, scaled) in zip(panels, quantities, strict=True):
-        for offset, (name, rows) in zip((-0.19, 0.19), by_model.items(), strict=True):
-            heights = [scaled(row[key]) for row in rows]
-            bars = axes.bar(
-                np.arange(len(rows)) + offset, heights, 0.36, color=COLOURS[name], label=name
-            )
-            if len(labels) <= 4:
-                axes.bar_label(
-                    bars, [f"{height:.4g}" for height in heights], padding=2, fontsize=8, color=_INK
-                )
-        axes.set_xticks(range(len(labels)), labels, fontsize=8)
+    drawn = {
+        "decode, tokens per second": ("decode_tokens_per_second", 1.0),
+        "time to first token, ms": ("first_token_seconds", 1e3),
+    }
+    for axes, (title, (key, factor)) in zip(panels, drawn.items(), strict=True):
+        heights = {name: [factor * row[key] for row in found] for name, found in models.items()}
+        _grouped_bars(axes, labels, heights, list(COLOURS.values()))
         axes.set_title(title, fontsize=10, color=_INK, loc="left")
-        axes.grid(axis="x", visible=False)
-        axes.margins(y=0.14)
     panels[0].set_xlabel("prompt + generated x batch", fontsize=9)
-    panels[0].legend(
-        frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 1.0)
-    )
+    panels[0].legend(frameon=False, fontsize=8)
     return _png(figure)
 
 
-def _memory(table: Table) -> bytes:
-    labels, by_model = _sizes(table)
-    figure, (axes,) = _canvas(8.0, 1.4 + 0.62 * 2 * len(labels))
-    places = []
-    names = []
-    size, unit = _unit(
-        max(row["peak_bytes"] or row["weight_bytes"] + row["kv_cache_bytes"] for row in table.rows)
-    )
-    for number, label in enumerate(labels):
-        for offset, (name, rows) in enumerate(by_model.items()):
-            place = -(number * 2.5 + offset)
-            row = rows[number]
-            parts = (row["weight_bytes"], row["kv_cache_bytes"], _rest(row))
-            left = 0.0
-            for part, strength in zip(parts, (1.0, 0.55, 0.22), strict=True):
-                axes.barh(
-                    place,
-                    part / size,
-                    left=left,
-                    height=0.72,
-                    color=COLOURS[name],
-                    alpha=strength,
-                    linewidth=0,
-                )
-                left += part / size
-            axes.annotate(
-                f"{left:.3g}",
-                (left, place),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=9,
-                color=_INK,
-            )
-            places.append(place)
-            names.append(f"{name}\n{' '.join(label.split())}" if len(labels) > 1 else name)
-    axes.set_yticks(places, names, fontsize=9)
+def _memory(rows: _Rows) -> bytes:
+    figure, (axes,) = _canvas(8.0, 1.4 + 0.62 * len(rows))
+    for place, row in enumerate(rows):
+        weights = row["weight_bytes"]
+        cache = row["kv_cache_bytes"]
+        rest = max(0, (row["peak_bytes"] or 0) - weights - cache)
+        left = 0.0
+        for part, strength in ((weights, 1.0), (cache, 0.55), (rest, 0.22)):
+            colour = COLOURS[row["model"]]
+            bars = axes.barh(place, part / _MIB, 0.72, left, color=colour, alpha=strength)
+            left += part / _MIB
+        axes.bar_label(bars, [f"{left:.4g}"], padding=5, fontsize=9, color=_INK)
+    names = [f"{row['model']}, {_size(row)}" for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=9)
+    axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"{unit}: weights (dark), keys and values, the rest of the peak (light)")
+    axes.set_xlabel("MiB: weights (dark), keys and values, the rest of the peak (light)")
     axes.margins(x=0.1)
     return _png(figure)
 
 
-def _rest(row: Mapping[str, Any]) -> int:
-    peak = row["peak_bytes"]
-    return 0 if peak is None else max(0, int(peak - row["weight_bytes"] - row["kv_cache_bytes"]))
-
-
-def _unit(value: float) -> tuple[float, str]:
-    for unit, size in (("GiB", 2.0**30), ("MiB", 2.0**20)):
-        if value >= size:
-            return size, unit
-    return 2.0**10, "KiB"
-
-
-def _projection(table: Table) -> bytes | None:
-    """Held-out error of each linear over the blocks, a line for each kind of linear."""
+def _projection(rows: _Rows) -> bytes | None:
+    """Draw the held-out errors over the blocks, one line for each kind of linear."""
     lines: dict[str, list[tuple[int, float]]] = {}
-    for row in table.rows:
+    for row in rows:
         found = _LINEAR.fullmatch(row["name"])
         if found is not None and isinstance(row["held_out"], float):
-            lines.setdefault(
-                found[2].removeprefix("attention.").removeprefix("feed_forward."), []
-            ).append((int(found[1]), row["held_out"]))
+            lines.setdefault(found[2], []).append((int(found[1]), row["held_out"]))
     if not lines:
         return None
     figure, (axes,) = _canvas(8.0, 3.4)
     for number, (name, points) in enumerate(lines.items()):
-        colour = _FURTHER[number % len(_FURTHER)]
-        style = "-" if number < len(_FURTHER) else "--"
-        axes.plot(
-            *zip(*points, strict=True),
-            style,
-            color=colour,
-            marker="o",
-            markersize=3.5,
-            linewidth=1.4,
-            label=name,
-        )
+        style = "o-" if number < len(_LINES) else "o--"
+        colour = _LINES[number % len(_LINES)]
+        blocks, errors = zip(*points, strict=True)
+        axes.plot(blocks, errors, style, color=colour, markersize=3.5, linewidth=1.4, label=name)
     axes.set_xlabel("block")
     axes.set_ylabel("relative error of the output")
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.2))
+    axes.legend(frameon=False, fontsize=8, ncols=4)
     return _png(figure)
 
 
-def _blockwise(table: Table) -> bytes | None:
-    rows = [
-        row
-        for row in table.rows
-        if isinstance(row["l1_first"], float) and isinstance(row["l1"], float)
-    ]
-    if not rows:
+def _blockwise(rows: _Rows) -> bytes | None:
+    # A distance that is not finite is written as a text.
+    finite = [row for row in rows if not isinstance(row["l1_first"], str)]
+    finite = [row for row in finite if not isinstance(row["l1"], str)]
+    if not finite:
         return None
     figure, (axes,) = _canvas(8.0, 2.8)
-    blocks = np.asarray([row["block"] for row in rows])
-    axes.bar(
-        blocks - 0.2, [row["l1_first"] for row in rows], 0.38, color="0.72", label="first steps"
-    )
-    axes.bar(
-        blocks + 0.2,
-        [row["l1"] for row in rows],
-        0.38,
-        color=COLOURS["student"],
-        label="last steps",
-    )
+    heights = {
+        "first steps": [row["l1_first"] for row in finite],
+        "last steps": [row["l1"] for row in finite],
+    }
+    labels = [str(row["block"]) for row in finite]
+    _grouped_bars(axes, labels, heights, ("0.72", COLOURS["student"]))
     axes.set_xlabel("block")
     axes.set_ylabel("L1 distance to the teacher")
-    axes.grid(axis="x", visible=False)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, 1.16))
+    axes.legend(frameon=False, fontsize=8)
     return _png(figure)
 
 
@@ -253,15 +191,8 @@ def _training(curves: Sequence[Curve]) -> bytes:
             line = smoothed(losses, len(losses) // 80)
             axes.plot(steps, line, color=COLOURS["student"], linewidth=1.6, label="training")
         if curve.validation:
-            axes.plot(
-                *zip(*curve.validation, strict=True),
-                linestyle="none",
-                marker="o",
-                markersize=5,
-                color=COLOURS["teacher"],
-                markerfacecolor="white",
-                label="validation",
-            )
+            steps, losses = zip(*curve.validation, strict=True)
+            axes.plot(steps, losses, "o", color=COLOURS["teacher"], label="validation")
         axes.set_title(curve.title, fontsize=10, color=_INK, loc="left")
         axes.set_xlabel("optimizer step", fontsize=9)
         axes.set_ylabel("loss", fontsize=9)
@@ -269,7 +200,7 @@ def _training(curves: Sequence[Curve]) -> bytes:
     return _png(figure)
 
 
-_DRAWN: Final[Mapping[str, Callable[[Table], bytes | None]]] = {
+_DRAWN: Final[Mapping[str, Callable[[_Rows], bytes | None]]] = {
     "perplexity": _perplexity,
     "latency": _latency,
     "memory": _memory,

@@ -1,9 +1,10 @@
-"""A table, once: as JSON, CSV, LaTeX and text for people."""
+"""A table of a report, and its forms: JSON, CSV, LaTeX and text."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
@@ -12,28 +13,40 @@ from attrs import frozen
 
 Kind = Literal["text", "number", "count", "bytes", "seconds", "share"]
 
-_LATEX: Final = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+_LATEX: Final = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': r"\textquotedbl{}",
+    }
+)
+#: Units by kind, the largest first, and what a value is divided by.
+_UNITS: Final[Mapping[str, Mapping[str, float]]] = {
+    "bytes": {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1},
+    "seconds": {"s": 1, "ms": 1e-3, "us": 1e-6},
 }
-_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @frozen
 class Column:
-    """A column: its key in the rows, what people read above it, and what kind of values it has."""
+    """A column.
+
+    Attributes:
+        key: its key in the rows.
+        title: its heading.
+        kind: of its values.
+    """
 
     key: str
     title: str
@@ -41,33 +54,36 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is set to the left."""
+        """Whether it is aligned to the left."""
         return self.kind == "text"
 
 
 @frozen
 class Table:
-    """Rows of plain values by key; a row may lack some, or have None: then nothing is known.
+    """Rows of plain values by key; a value that is None or absent is not known.
 
     Attributes:
         name: of its files.
-        title: for people.
-        columns: in their order.
-        rows: in theirs.
+        title: heading.
+        note: a sentence below the heading.
+        columns: from left to right.
+        rows: from top to bottom.
     """
 
     name: str
     title: str
+    note: str
     columns: Sequence[Column]
     rows: Sequence[Mapping[str, Any]]
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The rows with the table's columns, whole values."""
+        """Return the rows with the table's columns, values in full."""
         return [{column.key: row.get(column.key) for column in self.columns} for row in self.rows]
 
     def to_csv(self) -> str:
-        """Keys in the first line; values as JSON has them (``true``, ``1.5``), text without quotes,
-        empty for None.
+        """Return CSV with the keys in the first line.
+
+        Values are as in JSON (``true``, ``1.5``), but texts have no quotes and None is empty.
         """
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
@@ -77,19 +93,19 @@ class Table:
         return file.getvalue()
 
     def to_latex(self) -> str:
-        """A ``tabular`` with the rules of the package booktabs, values as people read them."""
+        """Return a ``tabular`` for the package booktabs, with the values of :meth:`cells`."""
         layout = "".join("l" if column.is_text else "r" for column in self.columns)
-        head = " & ".join(escape_latex(column.title) for column in self.columns)
-        lines = [" & ".join(escape_latex(text) for text in cells) for cells in self.cells()]
+        head = [column.title for column in self.columns]
+        first, *lines = (" & ".join(map(escape_latex, row)) for row in (head, *self.cells()))
         body = "".join(f"{line} \\\\\n" for line in lines)
         return (
-            f"% {self.title}; needs "
-            f"\\usepackage{{booktabs}}\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{head} \\\\\n"
-            f"\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
+            f"% {self.title}; needs \\usepackage{{booktabs}}\n"
+            f"\\begin{{tabular}}{{{layout}}}\n\\toprule\n{first} \\\\\n\\midrule\n"
+            f"{body}\\bottomrule\n\\end{{tabular}}\n"
         )
 
     def cells(self) -> list[list[str]]:
-        """The rows as people read them."""
+        """Return the rows for people."""
         return [
             [shown(row.get(column.key), column.kind) for column in self.columns]
             for row in self.rows
@@ -97,63 +113,38 @@ class Table:
 
 
 def shown(value: Any, kind: Kind) -> str:
-    """``value`` as people read it: four figures, with the unit of its kind; a dash where nothing is
-    known.
-    """
+    """Format ``value`` with four figures and the unit of its kind; a dash if it is not known."""
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str) or not math.isfinite(value):
         return str(value)
-    if kind == "bytes":
-        return _bytes(value)
-    if kind == "seconds":
-        return _seconds(value)
+    if kind in _UNITS:
+        return _with_unit(value, _UNITS[kind])
     if kind == "share":
         return f"{100 * value:.1f} %"
-    if kind == "count" or (isinstance(value, int) and kind != "number"):
+    if kind == "count":
         return f"{value:,.0f}"
     return _figures(value)
 
 
 def escape_latex(text: str) -> str:
-    """``text`` for LaTeX, every character of a meaning there written out."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    """Escape the characters of ``text`` that have a meaning in LaTeX."""
+    return text.translate(_LATEX)
 
 
 def _figures(value: float) -> str:
-    if value == 0:
-        return "0"
-    if not 1e-3 <= abs(value) < 1e7:
-        return f"{value:.3g}"
-    text = f"{value:,.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
-    short = text.rstrip("0").rstrip(".") if "." in text else text
-    return short if float(short.replace(",", "")) == value else text  # 0.05 is exact, and so is 2
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
-def _bytes(value: float) -> str:
-    unit = 0
-    while abs(value) >= 1024 and unit < len(_BYTE_UNITS) - 1:
-        value = value / 1024
-        unit = unit + 1
-    return (
-        f"{value:,.0f} {_BYTE_UNITS[unit]}"
-        if unit == 0
-        else f"{_figures(value)} {_BYTE_UNITS[unit]}"
-    )
-
-
-def _seconds(value: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if abs(value) >= size:
-            return f"{_figures(value / size)} {unit}"
-    return f"{_figures(value * 1e6)} us"
+def _with_unit(value: float, units: Mapping[str, float]) -> str:
+    fitting = [unit for unit, size in units.items() if abs(value) >= size]
+    unit = fitting[0] if fitting else list(units)[-1]
+    return f"{_figures(value / units[unit])} {unit}"
 
 
 def _plain_text(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value) if isinstance(value, float) else str(value)
+    return value if isinstance(value, str) else json.dumps(value)

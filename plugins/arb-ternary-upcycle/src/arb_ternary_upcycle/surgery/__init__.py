@@ -1,1 +1,1 @@
-"""Decoupled attention out of standard attention."""
+"""Turns standard attention into decoupled attention."""

@@ -1,13 +1,13 @@
-"""A block with standard attention as one with decoupled attention: values, output and feed-forward
-are copied.
+"""Turns a block with standard attention into one with decoupled attention.
 
-Queries and keys of the planes that are kept become the geometric part, with the teacher's own
-frequencies. The others, each times its constant, become the semantic part, in fewer features.
-Scores of the teacher are divided by the root of ``head_dim``, those of decoupled attention by that
-of ``sem_dim`` or ``geo_dim``, which the queries make good.
+Values, output and feed-forward layer are copied. Queries and keys of the rotary planes that are
+kept become the geometric part, with the teacher's own frequencies. The others, each times its
+constant, become the semantic part, in fewer features. The teacher's scores are divided by the root
+of ``head_dim``, those of decoupled attention by the root of ``sem_dim`` or ``geo_dim``; factors of
+the queries make up for it.
 
-Shapes: ``H`` query heads, ``G`` key heads, ``P`` planes of a head, ``D`` width; ``E = D``, or ``D +
-1`` where there are biases, which are the last column then.
+Shapes: ``H`` query heads, ``G`` key heads, ``P`` planes per head, ``D`` width; ``E = D``, or ``D +
+1`` with biases, which are then the last column.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_upcycle.surgery.factors import factorise
 
 _BIASES = "attention.biases."
+_PARTS = ("query_semantic", "query_geometric", "key_semantic", "key_geometric")
 
 
 @frozen(eq=False)
@@ -30,9 +32,9 @@ class Split:
     """How a block's queries and keys are divided.
 
     Attributes:
-        kept: planes of each key head that stay turned, int64 ``[G, K]``.
-        constants: what the other planes of each query head are multiplied by, complex ``[H, P]``.
-        root: ``E[x x^T]^1/2`` of what queries and keys read, float64 ``[E, E]``.
+        kept: planes of each key head that stay rotary, int64 ``[G, K]``.
+        constants: factors of the other planes of each query head, complex ``[H, P]``.
+        root: ``E[x x^T]^1/2`` of the inputs of queries and keys, float64 ``[E, E]``.
     """
 
     kept: Tensor
@@ -47,16 +49,15 @@ def split_block(
     split: Split,
     free: Tensor,
 ) -> dict[str, Tensor]:
-    """The tensors of a block of ``student`` from those of a block of ``teacher``, by their names
-    inside it, float32.
+    """Return the tensors of a block of ``student``, by their names inside it, float32.
 
     Args:
-        tensors: the teacher's.
-        teacher: its options.
+        tensors: those of the teacher's block.
+        teacher: options of the teacher.
         student: options with decoupled attention.
-        split: see :class:`Split`.
-        free: rows for semantic keys that no plane is left for, ``[sem_dim, D]``; their queries are
-            0, so that they change nothing and can learn.
+        split: how to divide queries and keys.
+        free: rows for semantic keys that no plane is left for, ``[sem_dim, D]``. Their queries are
+            0, so that they change nothing at first and can learn.
     """
     sem_dim = student.sem_dim or 0
     geo_dim = student.geo_dim or 0
@@ -64,8 +65,9 @@ def split_block(
     keys = _rows(tensors, "key", teacher.key_heads)
     shared = teacher.heads // teacher.key_heads
     head_dim = queries.shape[1]
-    parts: dict[str, list[Tensor]] = {name: [] for name in _PARTS}
     planes = torch.arange(head_dim // 2)
+
+    parts: dict[str, list[Tensor]] = {name: [] for name in _PARTS}
     for group, kept_K in enumerate(split.kept):
         heads = slice(group * shared, (group + 1) * shared)
         own = queries[heads]
@@ -78,11 +80,10 @@ def split_block(
         multiplied = _times(own[:, still], constants_mP[:, dropped])
         query_mrE, key_rE = factorise(multiplied, keys[group][still], split.root, sem_dim)
         more = sem_dim - key_rE.shape[0]
-        spare = torch.nn.functional.pad(free[:more].double(), (0, key_rE.shape[1] - free.shape[1]))
-        parts["query_semantic"].append(
-            torch.nn.functional.pad(query_mrE, (0, 0, 0, more)).flatten(0, 1)
-        )
+        spare = F.pad(free[:more].double(), (0, key_rE.shape[1] - free.shape[1]))
+        parts["query_semantic"].append(F.pad(query_mrE, (0, 0, 0, more)).flatten(0, 1))
         parts["key_semantic"].append(torch.cat((key_rE, spare)))
+
     made = copied(tensors)
     factors = {
         "query_semantic": math.sqrt(sem_dim / head_dim),
@@ -99,7 +100,7 @@ def split_block(
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What decoupled attention has too: everything but queries and keys."""
+    """Return what both kinds of attention have: everything but queries and keys."""
     gone = {f"{where}{name}" for where in ("attention.", _BIASES) for name in ("query", "key")}
     return {name: tensor for name, tensor in tensors.items() if name not in gone}
 
@@ -107,28 +108,24 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def drawn_parts(
     outline: Mapping[str, Tensor], generator: torch.Generator, *, fresh: bool
 ) -> dict[str, Tensor]:
-    """Queries and keys as in a new decoder, of variance ``1 / D``; ``fresh``: values and output
-    too.
+    """Draw queries and keys as in a new decoder, of variance ``1 / D``.
 
     Args:
         outline: every tensor of a block of the student, for its shape.
-        generator: what they are drawn from.
+        generator: draws them.
+        fresh: draw values and output, too.
     """
-    names = [*_PARTS, *(("value", "output") if fresh else ())]
-    shapes = {
-        name: outline[f"attention.{name}"].shape for name in names if f"attention.{name}" in outline
-    }
-    return {
-        f"attention.{name}": torch.randn(shape, generator=generator) / math.sqrt(shape[1])
-        for name, shape in shapes.items()
-    }
-
-
-_PARTS = ("query_semantic", "query_geometric", "key_semantic", "key_geometric")
+    parts = (*_PARTS, "value", "output") if fresh else _PARTS
+    drawn = {}
+    for name in (f"attention.{part}" for part in parts):
+        if name in outline:
+            shape = outline[name].shape
+            drawn[name] = torch.randn(shape, generator=generator) / math.sqrt(shape[1])
+    return drawn
 
 
 def _rows(tensors: Mapping[str, Tensor], name: str, heads: int) -> Tensor:
-    """The rows of each head's linear, float64 ``[heads, head_dim, E]``."""
+    """Return the rows of each head's linear, float64 ``[heads, head_dim, E]``."""
     weight = tensors[f"attention.{name}"].double()
     bias = tensors.get(f"{_BIASES}{name}")
     if bias is not None:
@@ -137,12 +134,12 @@ def _rows(tensors: Mapping[str, Tensor], name: str, heads: int) -> Tensor:
 
 
 def _features(planes_K: Tensor, head_dim: int) -> Tensor:
-    """Both features of each plane: those of the real parts, then those of the imaginary ones."""
+    """Return both features of each plane: first the real parts, then the imaginary ones."""
     return torch.cat((planes_K, planes_K + head_dim // 2))
 
 
 def _times(rows_mFE: Tensor, constants_mK: Tensor) -> Tensor:
-    """Queries times complex constants, so that their products with keys are ``Re(C z)``."""
+    """Multiply queries by complex constants, so that products with keys are ``Re(C z)``."""
     real, imaginary = rows_mFE.chunk(2, dim=1)
     a = constants_mK.real[..., None]
     b = constants_mK.imag[..., None]

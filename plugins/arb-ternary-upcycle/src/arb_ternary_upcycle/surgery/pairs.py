@@ -1,12 +1,12 @@
-"""What pairs of positions say about the rotary planes of a block's heads.
+"""Chooses, from pairs of positions, which rotary planes of a block's heads are kept.
 
-A plane of a head gives ``Re(z e^{i theta d})`` to the score of positions ``t`` and ``t - d``, where
-``z = q conj(k)`` of its query and key as complex numbers before they are turned. A plane that is no
-longer turned can give ``Re(C z)``, with a constant ``C``. What an error ``e(t, s)`` in the scores
-does to the attention of ``t`` is, to second order, half its variance under that attention: so pairs
-are weighted with the teacher's attention, and every row is centred.
+A plane of a head adds ``Re(z e^{i theta d})`` to the score of positions ``t`` and ``t - d``, where
+``z = q conj(k)`` of its query and key as complex numbers before they are rotated. A plane that is
+no longer rotated can add ``Re(C z)``, with a constant ``C``. The effect of an error ``e(t, s)`` in
+the scores on the attention of ``t`` is, to second order, half its variance under that attention:
+so pairs are weighted with the teacher's attention, and every row is centred.
 
-Shapes: ``N`` samples, ``S`` positions, ``H`` query heads, ``G`` key heads, ``P`` planes of a head.
+Shapes: ``N`` samples, ``S`` positions, ``H`` query heads, ``G`` key heads, ``P`` planes per head.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from arb_ternary_text.models.attention import visibility
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.rotary import rotary_angles
 
-#: Rows of a sample whose pairs are looked at, at most, evenly spread.
+#: Most rows of a sample whose pairs are used, evenly spread.
 _ROWS = 64
 
 
 def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> Tensor:
-    """Second moments ``[H, 3 P, 3 P]``, float64, of ``(Re z, -Im z, Re(z e^{i theta d}))`` of every
-    plane.
-
-    Summed over samples, rows (64 of a sample at most) and pairs.
+    """Return second moments of ``(Re z, -Im z, Re(z e^{i theta d}))`` of every plane.
 
     Args:
         query_NSE: queries before the rotary embedding, all heads of a position in a row.
         key_NSE: keys likewise.
         config: the teacher's options.
+
+    Returns:
+        sums over samples, rows (at most 64 per sample) and pairs, float64 ``[H, 3 P, 3 P]``.
     """
     length = query_NSE.shape[1]
+    device = query_NSE.device
     planes = query_NSE.shape[2] // config.heads // 2
     cos_SP, sin_SP = rotary_angles(
         0,
@@ -43,42 +44,36 @@ def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> T
         scaling=config.rotary_scaling,
         factors=config.rotary_factors,
         dtype=torch.float32,
-        device=query_NSE.device,
+        device=device,
     )
-    turn_SP = torch.complex(cos_SP, sin_SP)
+    rotation_SP = torch.complex(cos_SP, sin_SP)
     seen_SS, is_causal = visibility(
-        length, length, config.sliding_window, causal=config.causal, device=query_NSE.device
+        length, length, config.sliding_window, causal=config.causal, device=device
     )
     if seen_SS is None:
-        whole = torch.ones(length, length, dtype=torch.bool, device=query_NSE.device)
-        seen_SS = whole.tril() if is_causal else whole
-    rows_R = torch.arange(
-        -(-length // _ROWS) - 1, length, -(-length // _ROWS), device=query_NSE.device
-    )
-    moments = torch.zeros(
-        config.heads, 3 * planes, 3 * planes, dtype=torch.float64, device=query_NSE.device
-    )
+        seen_SS = torch.ones(length, length, dtype=torch.bool, device=device)
+        if is_causal:
+            seen_SS = seen_SS.tril()
+    step = -(-length // _ROWS)
+    rows_R = torch.arange(step - 1, length, step, device=device)
+
+    size = 3 * planes
+    moments = torch.zeros(config.heads, size, size, dtype=torch.float64, device=device)
     shared = config.heads // config.key_heads
     for query_SE, key_SE in zip(query_NSE, key_NSE, strict=True):
         query_HSP = _complex(query_SE, config.heads)
         key_GSP = _complex(key_SE, config.key_heads)
         for head in range(config.heads):
-            moments[head] += _moments_of(
-                query_HSP[head],
-                key_GSP[head // shared],
-                turn_SP,
-                seen_SS,
-                rows_R,
-                scale=(2 * planes) ** -0.5,
-            )
+            key_SP = key_GSP[head // shared]
+            moments[head] += _moments_of(query_HSP[head], key_SP, rotation_SP, seen_SS, rows_R)
     return moments
 
 
 def choose_planes(moments_HFF: Tensor, key_heads: int, count: int, ridge: float) -> Tensor:
-    """The planes of each key head that stay turned: int64 ``[G, count]``, ascending.
+    """Return the planes of each key head that stay rotary: int64 ``[G, count]``, ascending.
 
-    One after another that plane is dropped with which the dropped ones together, each with its best
-    constant, leave the smallest error, summed over the query heads of the key head.
+    Planes are dropped one after another: the next is the one with which all dropped planes, each
+    with its best constant, leave the smallest error, summed over the query heads of the key head.
     """
     planes = moments_HFF.shape[-1] // 3
     chosen = []
@@ -96,11 +91,11 @@ def choose_planes(moments_HFF: Tensor, key_heads: int, count: int, ridge: float)
 
 
 def fit_constants(moments_HFF: Tensor, kept_GK: Tensor, ridge: float) -> Tensor:
-    """Constants ``C`` of all planes of each query head: complex128 ``[H, P]``; 1 where a plane is
-    kept.
+    """Return the constants ``C`` of the planes of each query head, complex128 ``[H, P]``.
 
-    Those of the dropped planes together have the smallest weighted squared error in the scores,
-    plus ``ridge`` times the mean of the features' moments times ``|C - 1|^2``.
+    They are 1 for planes that are kept. Those of the dropped planes together minimise the weighted
+    squared error in the scores, plus ``ridge`` times the mean of the features' moments times ``|C -
+    1|^2``.
     """
     planes = moments_HFF.shape[-1] // 3
     shared = len(moments_HFF) // len(kept_GK)
@@ -115,18 +110,21 @@ def fit_constants(moments_HFF: Tensor, kept_GK: Tensor, ridge: float) -> Tensor:
 
 
 def _constants(moments_mFF: Tensor, dropped_KD: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Real and imaginary parts of the best constants, ``[m, K, 2 D]``, and the error that they
-    leave, ``[m, K]``.
+    """Fit the constants of ``K`` sets of ``D`` dropped planes.
 
-    Of ``K`` sets of ``D`` dropped planes. With ``d = c - (1, 0)`` what is made small is ``|F d -
-    r|^2 + ridge |d|^2``, ``r`` being the error at ``C = 1``.
+    With ``d = c - (1, 0)`` the fit minimises ``|F d - r|^2 + ridge |d|^2``, where ``r`` is the
+    error at ``C = 1``.
+
+    Returns:
+        real and imaginary parts of the constants, ``[m, K, 2 D]``, and the error that they leave,
+        ``[m, K]``.
     """
     planes = moments_mFF.shape[-1] // 3
     size = dropped_KD.shape[1]
     index_K3D = torch.cat((dropped_KD, dropped_KD + planes, dropped_KD + 2 * planes), dim=1)
     all_mKFF = moments_mFF[:, index_K3D[:, :, None], index_K3D[:, None, :]]
     system = all_mKFF[..., : 2 * size, : 2 * size]
-    # The error at C = 1 is the sum of the turned parts less that of the real parts.
+    # The error at C = 1 is the sum of the rotated parts less that of the real parts.
     sign = torch.zeros(3 * size, dtype=torch.float64, device=moments_mFF.device)
     sign[:size] = -1
     sign[2 * size :] = 1
@@ -140,29 +138,22 @@ def _constants(moments_mFF: Tensor, dropped_KD: Tensor, ridge: float) -> tuple[T
 
 
 def _complex(x_SE: Tensor, heads: int) -> Tensor:
-    """``[heads, S, P]``: features ``p`` and ``p + P`` of a head are the real and the imaginary part
-    of plane ``p``.
-    """
+    """Return the planes as complex numbers ``[heads, S, P]``, of features ``p`` and ``p + P``."""
     parts = x_SE.float().view(x_SE.shape[0], heads, 2, -1)
     return torch.complex(parts[:, :, 0].contiguous(), parts[:, :, 1].contiguous()).transpose(0, 1)
 
 
 def _moments_of(
-    query_SP: Tensor,
-    key_SP: Tensor,
-    turn_SP: Tensor,
-    seen_SS: Tensor,
-    rows_R: Tensor,
-    *,
-    scale: float,
+    query_SP: Tensor, key_SP: Tensor, rotation_SP: Tensor, seen_SS: Tensor, rows_R: Tensor
 ) -> Tensor:
-    turned_query_RP = (query_SP * turn_SP)[rows_R]
-    turned_key_SP = key_SP * turn_SP
-    scores_RS = (turned_query_RP @ turned_key_SP.mH).real * scale
+    scale = (2 * query_SP.shape[1]) ** -0.5
+    rotated_query_RP = (query_SP * rotation_SP)[rows_R]
+    rotated_key_SP = key_SP * rotation_SP
+    scores_RS = (rotated_query_RP @ rotated_key_SP.mH).real * scale
     weight_RS = scores_RS.masked_fill(~seen_SS[rows_R], -torch.inf).softmax(dim=-1)
     still_RSP = query_SP[rows_R][:, None] * key_SP.conj()
-    turned_RSP = (turned_query_RP[:, None] * turned_key_SP.conj()).real
-    features_RSF = torch.cat((still_RSP.real, -still_RSP.imag, turned_RSP), dim=-1)
+    rotated_RSP = (rotated_query_RP[:, None] * rotated_key_SP.conj()).real
+    features_RSF = torch.cat((still_RSP.real, -still_RSP.imag, rotated_RSP), dim=-1)
     mean_R1F = weight_RS[:, None] @ features_RSF
     weighted = ((features_RSF - mean_R1F) * weight_RS.sqrt()[..., None]).flatten(0, 1)
     return (weighted.T @ weighted).double()

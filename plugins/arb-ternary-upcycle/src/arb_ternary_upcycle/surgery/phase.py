@@ -1,6 +1,4 @@
-"""The phase ``surgery``: the stage ``surgery``, a float model with the student's decoupled
-attention.
-"""
+"""The phase ``surgery``: the stage ``surgery``, a float model with decoupled attention."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.folding import without_preset
 from arb_ternary_upcycle.probe import probe_loss
 from arb_ternary_upcycle.stage_options import SurgeryConfig
-from arb_ternary_upcycle.stage_phase import StagePhase
+from arb_ternary_upcycle.stage_phase import Stage, StagePhase
 from arb_ternary_upcycle.stages import find_stage, stage_folder
 from arb_ternary_upcycle.student import check_student, student_of
 from arb_ternary_upcycle.surgery.blocks import Split, copied, drawn_parts, split_block
@@ -36,40 +34,37 @@ if TYPE_CHECKING:
 
 
 class SurgeryPhase(StagePhase):
-    """Gives the newest float model of the run decoupled attention."""
+    """Gives the newest float model of the run the student's decoupled attention."""
 
     name = "surgery"
 
     def __init__(self, config: SurgeryConfig) -> None:
         self.config = config
-        self._source: FloatModel | None = None
-        self._target: DecoderConfig | None = None
-        self._tokens: Tensor | None = None
-        self._seed = 0
 
-    def writer(self, context: TrainingContext) -> FloatModelWriter:
+    def prepare(self, context: TrainingContext) -> Stage:
         """See ``StagePhase``."""
         options = self.config
         student = student_of(context.model).config
-        source = self._source = find_stage(context, None, ("prepared", "teacher"))
+        source = _source(context)
         check_student(context.model, source.config)
         if source.config.has_query_key_norm:
             raise ConfigError(
-                f"{source.path}: its queries and keys are normalised, and decoupled attention has "
-                f"no such norms",
+                f"{source.path}: its queries and keys are normalised; decoupled attention has no "
+                "such norms",
                 "Keep the teacher's attention: leave out the phase `surgery`, and `attention` in "
                 "the model.",
             )
-        target = self._target = decoupled_config(source.config, student)
-        self._seed = context.seed if options.seed is None else options.seed
+        target = decoupled_config(source.config, student)
+        seed = context.seed if options.seed is None else options.seed
+        tokens = None
         if options.policy == "svd":
-            self._tokens = calibration_tokens(
+            tokens = calibration_tokens(
                 context,
                 tokens=options.calibration_tokens,
                 block_size=options.block_size,
-                seed=derive_seed(self._seed, "surgery"),
+                seed=derive_seed(seed, "surgery"),
             ).to(context.device)
-        return FloatModelWriter(
+        writer = FloatModelWriter(
             stage_folder(context, "surgery"),
             target,
             source.vocabulary_size,
@@ -82,53 +77,27 @@ class SurgeryPhase(StagePhase):
                 "tokens": options.calibration_tokens,
                 "block_size": options.block_size,
                 "ridge": options.ridge,
-                "seed": self._seed,
+                "seed": seed,
             },
         )
 
-    def ends(self) -> Mapping[str, Tensor]:
-        """See ``StagePhase``."""
-        return self._parts[0].ends()
+        def blocks(done: frozenset[int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+            if tokens is None:
+                return self._drawn(source, target, seed, done)
+            return self._fitted(source, target, tokens, seed, done)
 
-    def blocks(self, done: frozenset[int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
-        """See ``StagePhase``."""
-        source, target = self._parts
-        streams = (
-            [] if self._tokens is None else [source.embed(sample[None]) for sample in self._tokens]
-        )
-        last = max(set(range(source.config.layers)) - done)
-        for number in range(last + 1):
-            tensors = source.weights(f"blocks.{number}.")
-            if number not in done:
-                generator = derived_generator(self._seed, "surgery", number)
-                if self._tokens is None:
-                    drawn = drawn_parts(
-                        block_outline(target), generator, fresh=self.config.policy == "fresh"
-                    )
-                    yield number, _completed({**copied(tensors), **drawn}, target)
-                else:
-                    split = fitted_split(streams, tensors, source.config, target, self.config.ridge)
-                    free = torch.randn(
-                        target.sem_dim or 0, target.width, generator=generator
-                    ) / math.sqrt(target.width)
-                    made = split_block(tensors, source.config, target, split, free)
-                    yield number, _completed(made, target)
-            if streams and number < last:
-                block = source.block(number).to(streams[0].device)
-                streams = [source.through(block, x_1SD) for x_1SD in streams]
+        return Stage(writer, source.ends, blocks)
 
     def judge(self, context: TrainingContext, model: FloatModel) -> Mapping[str, float]:
-        """Losses of the teacher and of the model with the new attention, on held-out text."""
-        source = self._parts[0]
-        tokens = self.config.probe_tokens
-        if not tokens:
+        """Return the losses of the teacher and of the stage on held-out text."""
+        if not self.config.probe_tokens:
             return {}
-        samples = held_out_tokens(
-            context, tokens=tokens, block_size=min(256, model.config.max_length)
-        )
-        before, after = (probe_loss(each, samples) for each in (source, model))
+        block_size = min(256, model.config.max_length)
+        samples = held_out_tokens(context, tokens=self.config.probe_tokens, block_size=block_size)
+        before = probe_loss(_source(context), samples)
+        after = probe_loss(model, samples)
         context.note(
-            f"surgery: {before:.4f} nats a token of held-out text before, {after:.4f} after"
+            f"surgery: {before:.4f} nats per token of held-out text before, {after:.4f} after"
         )
         return {
             "teacher_nll": before,
@@ -136,15 +105,49 @@ class SurgeryPhase(StagePhase):
             "perplexity_ratio": math.exp(min(after - before, 700)),
         }
 
-    @property
-    def _parts(self) -> tuple[FloatModel, DecoderConfig]:
-        if self._source is None or self._target is None:
-            raise RuntimeError("the stage before it has not been found")
-        return self._source, self._target
+    def _drawn(
+        self, source: FloatModel, target: DecoderConfig, seed: int, done: frozenset[int]
+    ) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+        """Yield blocks with queries and keys that are drawn at random."""
+        fresh = self.config.policy == "fresh"
+        for number in range(source.config.layers):
+            if number not in done:
+                generator = derived_generator(seed, "surgery", number)
+                drawn = drawn_parts(block_outline(target), generator, fresh=fresh)
+                made = {**copied(source.block_weights(number)), **drawn}
+                yield number, _completed(made, target)
+
+    def _fitted(
+        self,
+        source: FloatModel,
+        target: DecoderConfig,
+        tokens: Tensor,
+        seed: int,
+        done: frozenset[int],
+    ) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+        """Yield blocks with the teacher's queries and keys in fewer features."""
+        streams = [source.embed(sample[None]) for sample in tokens]
+        last = max(set(range(source.config.layers)) - done)
+        for number in range(last + 1):
+            if number not in done:
+                tensors = source.block_weights(number)
+                split = fitted_split(streams, tensors, source.config, target, self.config.ridge)
+                generator = derived_generator(seed, "surgery", number)
+                free = torch.randn(target.sem_dim or 0, target.width, generator=generator)
+                free = free / math.sqrt(target.width)
+                made = split_block(tensors, source.config, target, split, free)
+                yield number, _completed(made, target)
+            if number < last:
+                block = source.block(number).to(tokens.device)
+                streams = [source.through(block, x_1SD) for x_1SD in streams]
+
+
+def _source(context: TrainingContext) -> FloatModel:
+    return find_stage(context, None, ("prepared", "teacher"))
 
 
 def decoupled_config(source: DecoderConfig, student: DecoderConfig) -> DecoderConfig:
-    """The options of ``source`` with the attention of ``student``."""
+    """Return the options of ``source`` with the attention of ``student``."""
     return evolve(
         without_preset(source),
         attention="decoupled",
@@ -160,8 +163,9 @@ def decoupled_config(source: DecoderConfig, student: DecoderConfig) -> DecoderCo
 def attention_inputs(
     streams: list[Tensor], tensors: Mapping[str, Tensor], config: DecoderConfig
 ) -> Tensor:
-    """What the queries and keys of a block read, ``[N, S, D]``; ``streams`` are residual streams
-    ``[1, S, D]``.
+    """Return the inputs of a block's queries and keys, ``[N, S, D]``.
+
+    ``streams`` are the residual streams of the samples, ``[1, S, D]`` each.
     """
     gain = tensors["attention.norm"].to(streams[0].device)
     return torch.cat([rms_norm(x_1SD, config.norm_eps) * gain for x_1SD in streams])
@@ -174,17 +178,17 @@ def fitted_split(
     target: DecoderConfig,
     ridge: float,
 ) -> Split:
-    """How a block is best divided, by what its queries and keys give for these residual streams."""
+    """Divide a block's queries and keys as fits these residual streams best."""
     normed_NSD = attention_inputs(streams, tensors, source)
-    query_NSE, key_NSE = (_projected(normed_NSD, tensors, name) for name in ("query", "key"))
+    query_NSE = _projected(normed_NSD, tensors, "query")
+    key_NSE = _projected(normed_NSD, tensors, "key")
     moments_HFF = pair_moments(query_NSE, key_NSE, source).cpu()
     kept_GK = choose_planes(moments_HFF, source.key_heads, (target.geo_dim or 0) // 2, ridge)
+    constants = fit_constants(moments_HFF, kept_GK, ridge)
     inputs_MD = normed_NSD.flatten(0, 1)
     if source.query_key_value_bias:
         inputs_MD = F.pad(inputs_MD, (0, 1), value=1.0)
-    return Split(
-        kept_GK, fit_constants(moments_HFF, kept_GK, ridge), second_moment_root(inputs_MD).cpu()
-    )
+    return Split(kept_GK, constants, second_moment_root(inputs_MD).cpu())
 
 
 def _projected(normed_NSD: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
@@ -194,9 +198,7 @@ def _projected(normed_NSD: Tensor, tensors: Mapping[str, Tensor], name: str) -> 
 
 
 def _completed(tensors: Mapping[str, Tensor], target: DecoderConfig) -> dict[str, Tensor]:
-    """With what a new block of the target has besides: gates, null keys and biases at 0, planes of
-    all speeds.
-    """
+    """Add what a new block of the target has besides: gates, null keys and biases of 0, planes."""
     made = dict(tensors)
     for name, outline in block_outline(target).items():
         if name not in made and name == "attention.planes":
@@ -207,5 +209,5 @@ def _completed(tensors: Mapping[str, Tensor], target: DecoderConfig) -> dict[str
 
 
 def build(config: SurgeryConfig) -> SurgeryPhase:
-    """The factory that the phase ``surgery`` registers."""
+    """Build the phase ``surgery``."""
     return SurgeryPhase(config)

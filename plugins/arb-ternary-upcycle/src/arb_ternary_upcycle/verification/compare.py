@@ -1,6 +1,4 @@
-"""The check ``compare``: how far the numbers inside teacher and student are apart on held-out
-text.
-"""
+"""The check ``compare``: differences between the numbers inside teacher and student."""
 
 from __future__ import annotations
 
@@ -10,11 +8,12 @@ import numpy as np
 from attrs import define
 from torch import Tensor
 
+from arb_ternary.errors import ConfigError
 from arb_ternary_train.protocols import CheckResult
 from arb_ternary_upcycle.verification.conclusion import conclude
 from arb_ternary_upcycle.verification.config import CompareConfig, Limits
-from arb_ternary_upcycle.verification.pair import held_out_batches, logit_pieces, open_pair
-from arb_ternary_upcycle.verification.reports import Findings, Judgement
+from arb_ternary_upcycle.verification.pair import Pair, held_out_batches, open_pair
+from arb_ternary_upcycle.verification.reports import Judgement, judge
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
@@ -22,8 +21,12 @@ if TYPE_CHECKING:
 
 @define
 class Difference:
-    """Absolute differences of pairs of tensors: their sum and count, and the largest; not a number
-    where one is.
+    """Absolute differences of pairs of tensors; NaN if one of them is.
+
+    Attributes:
+        total: their sum.
+        count: how many.
+        largest: the largest.
     """
 
     total: float = 0.0
@@ -31,33 +34,26 @@ class Difference:
     largest: float = 0.0
 
     def add(self, first: Tensor, second: Tensor) -> None:
-        """Count the differences of two tensors of one shape; sums are float64."""
+        """Add the differences of two tensors of one shape; sums are float64."""
         apart = (first.double() - second.double()).abs()
-        self.total += float(apart.sum())
-        self.count += apart.numel()
-        self.largest = float(np.maximum(self.largest, float(apart.max())))
+        self.merge(Difference(float(apart.sum()), apart.numel(), float(apart.max())))
 
-    @property
-    def mean(self) -> float:
-        """Mean absolute difference."""
-        return self.total / max(1, self.count)
+    def merge(self, other: Difference) -> None:
+        """Add other differences."""
+        self.total += other.total
+        self.count += other.count
+        self.largest = float(np.maximum(self.largest, other.largest))  # keeps NaN
 
     def to_json(self) -> dict[str, float]:
-        """As the report names them."""
-        return {"mean_l1": self.mean, "max_l1": self.largest}
-
-
-def together(parts: list[Difference]) -> Difference:
-    """All of ``parts`` as one."""
-    largest = float(np.maximum.reduce([part.largest for part in parts]))
-    return Difference(sum(part.total for part in parts), sum(part.count for part in parts), largest)
+        """Return mean and maximum, as the report names them."""
+        return {"mean_l1": self.total / max(1, self.count), "max_l1": self.largest}
 
 
 class CompareCheck:
-    """Compares what the attention layers give, and the logits.
+    """Compares the outputs of the attention layers, and the logits, on held-out text.
 
-    Both models read the same samples, each its own way: a layer's difference has those of the
-    layers before it in it.
+    Each model continues from its own residual stream, so that a layer's difference includes those
+    of the layers before it.
     """
 
     def __init__(self, config: CompareConfig) -> None:
@@ -68,49 +64,62 @@ class CompareCheck:
         config = self.config
         pair = open_pair(context, config.teacher)
         if config.attention is not None:
-            pair.require_same_layers()
+            _require_same_layers(pair)
         batches = held_out_batches(context, config.batches, config.batch_size, config.block_size)
-        layers = [Difference() for _ in range(min(pair.teacher.layers, pair.student.layers))]
+        layers = [Difference() for _ in range(min(side.layers for side in pair.sides))]
         logits = Difference()
 
         def compare(layer: int, teacher: Tensor, student: Tensor) -> None:
             layers[layer].add(teacher, student)
 
-        attended = compare if config.attention is not None else None
-        for _, *streams in pair.streams([batch.inputs for batch in batches], attended):
+        on_attention = None if config.attention is None else compare
+        for _, *streams in pair.streams([batch.inputs for batch in batches], on_attention):
             if config.logits is not None:
-                for _, teacher, student in logit_pieces(pair, *streams):
+                for _, teacher, student in pair.logits(*streams):
                     logits.add(teacher, student)
-        compared = {
-            "batches": len(batches),
-            "tokens": sum(batch.inputs.numel() for batch in batches),
-        }
+
         judged: list[Judgement] = []
         metrics: dict[str, float] = {}
-        details: dict[str, Any] = {**compared, "teacher": str(pair.teacher.model.path)}
+        details: dict[str, Any] = {
+            "batches": len(batches),
+            "tokens": sum(batch.inputs.numel() for batch in batches),
+            "teacher": str(pair.teacher.path),
+        }
         if config.attention is not None:
-            judged += _judged("attention", together(layers), config.attention, metrics)
+            whole = Difference()
+            for layer in layers:
+                whole.merge(layer)
+            judged += _judged("attention", whole, config.attention, metrics)
             details["layers"] = [layer.to_json() for layer in layers]
         if config.logits is not None:
             judged += _judged("logits", logits, config.logits, metrics)
-        return conclude(
-            context, "compare", config, Findings(judged=judged, metrics=metrics, details=details)
+        return conclude(context, "compare", config, judged, metrics, details)
+
+
+def _require_same_layers(pair: Pair) -> None:
+    """Refuse to compare attention layer by layer if the models have other layers."""
+    teacher, student = pair.sides
+    if (student.layers, student.width) != (teacher.layers, teacher.width):
+        raise ConfigError(
+            f"attention: the student has {student.layers} layers of width {student.width}, the "
+            f"teacher {teacher.layers} of {teacher.width}",
+            "Compare the logits alone: leave `attention` out.",
         )
 
 
 def _judged(
     what: str, found: Difference, limits: Limits, metrics: dict[str, float]
 ) -> list[Judgement]:
+    """Judge mean and maximum, and add them to ``metrics``."""
     numbers = found.to_json()
-    metrics.update({f"{what}_{name}": value for name, value in numbers.items()})
-    allowed = {"mean_l1": limits.max_mean_l1, "max_l1": limits.max_max_l1}
+    for name, value in numbers.items():
+        metrics[f"{what}_{name}"] = value
     return [
-        Judgement(f"{what} {name}", numbers[name], limit)
-        for name, limit in allowed.items()
-        if limit is not None
+        *judge(f"{what} mean_l1", numbers["mean_l1"], limits.max_mean_l1),
+        *judge(f"{what} max_l1", numbers["max_l1"], limits.max_max_l1),
     ]
 
 
 def build(config: CompareConfig) -> CompareCheck:
-    """Factory of the check ``compare``."""
+    """Build the check ``compare``."""
     return CompareCheck(config)

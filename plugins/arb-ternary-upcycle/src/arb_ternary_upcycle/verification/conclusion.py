@@ -1,34 +1,43 @@
-"""The end of every check: a report, whether it passed or not, and the outcome."""
+"""The end of every check: its report, whether it passed or not, and the outcome."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from arb_ternary.errors import ArbError
-from arb_ternary_train.directory import write_json
 from arb_ternary_train.protocols import CheckResult
 from arb_ternary_upcycle.report.writing import refresh_report
-from arb_ternary_upcycle.verification.reports import FOLDER, Findings, plain
+from arb_ternary_upcycle.store import save_json
+from arb_ternary_upcycle.verification.reports import FOLDER, Judgement
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
-    from arb_ternary_upcycle.verification.config import EvalConfig, KvCacheConfig, SampledConfig
+    from arb_ternary_upcycle.verification.config import CheckConfig
 
 
 def conclude(
     context: TrainingContext,
     name: str,
-    config: SampledConfig | EvalConfig | KvCacheConfig,
-    found: Findings,
+    config: CheckConfig,
+    judged: Sequence[Judgement],
+    metrics: Mapping[str, float],
+    details: Mapping[str, Any],
 ) -> CheckResult:
-    """Write the report of the check ``name``, bring the run's report page up to date, and give the
-    outcome.
+    """Write the report of a check, update the run's report page, and return the outcome.
+
+    Args:
+        context: the run.
+        name: of the check.
+        config: its options.
+        judged: the numbers that have a limit.
+        metrics: all numbers.
+        details: further content of the report, plain JSON.
 
     Raises:
         ArbError: the report cannot be written.
     """
-    passed = all(judgement.passed for judgement in found.judged)
-    summary = "; ".join(judgement.sentence() for judgement in found.judged)
+    passed = all(judgement.passed for judgement in judged)
+    summary = "; ".join(judgement.sentence() for judgement in judged)
     label = config.label or name
     report = {
         "label": label,
@@ -37,19 +46,10 @@ def conclude(
         "fails_run": config.fail_fast,
         "summary": summary,
         "step": context.step,
-        "judged": [judgement.to_json() for judgement in found.judged],
-        "metrics": dict(found.metrics),
-        "details": dict(found.details),
+        "judged": [judgement.to_json() for judgement in judged],
+        "metrics": metrics,
+        "details": details,
     }
-    file = context.directory / FOLDER / f"{label}.json"
-    try:
-        file.parent.mkdir(exist_ok=True)
-        write_json(file, plain(report))
-    except OSError as error:
-        raise ArbError(
-            f"{file}: the report cannot be written: {error}", "Free some space, then --resume."
-        ) from error
+    save_json(context.directory / FOLDER / f"{label}.json", report)
     refresh_report(context.directory)
-    return CheckResult(
-        passed=passed, summary=summary, metrics=dict(found.metrics), fails_run=config.fail_fast
-    )
+    return CheckResult(passed=passed, summary=summary, metrics=metrics, fails_run=config.fail_fast)

@@ -1,5 +1,6 @@
-"""Options of the checks of a student beside its teacher, and of the phase ``verify``. Imported
-without torch.
+"""Options of the checks of a student against its teacher, and of the phase ``verify``.
+
+Imported without torch.
 """
 
 from __future__ import annotations
@@ -14,23 +15,19 @@ from attrs import frozen
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import Rule, fraction, non_negative, option, optional, positive
 from arb_ternary.specs import CheckSpec
-
-TEACHER_HELP: Final = (
-    "folder of a float model, or a run directory with one; null = the run's own, the newest of "
-    "prepared and teacher"
-)
+from arb_ternary_upcycle.stage_options import TEACHER_HELP, too_long
 
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _label = Rule(
-    "letters, digits, dots, hyphens and underscores, for it names a file",
+    "letters, digits, dots, hyphens and underscores because it names a file",
     lambda value: _LABEL.fullmatch(value) is not None,
     {"pattern": f"^{_LABEL.pattern}$"},
 )
 
 
 @frozen(kw_only=True)
-class _CheckConfig:
-    """What every check has that compares with a teacher."""
+class CheckConfig:
+    """Options of every check that compares with a teacher."""
 
     teacher: Path | None = option(None, TEACHER_HELP)
     fail_fast: bool = option(
@@ -38,45 +35,42 @@ class _CheckConfig:
     )
     label: str | None = option(
         None,
-        "name of the report, verify/LABEL.json in the run; null = the check's own",
+        "name of the report, verify/LABEL.json in the run; null = the name of the check",
         validator=optional(_label),
     )
 
     def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``: two reports in one file are a fault."""
-        names = [choice.options.label or choice.name for choice in _checks_of(run)]
-        own = next(
-            (n for n, choice in zip(names, _checks_of(run), strict=True) if choice.options is self),
-            None,
-        )
-        if own is not None and names.count(own) > 1:
+        """Refuse two reports with the same name; see ``arb_ternary.optim.protocol.Planned``."""
+        labels = []
+        own = None
+        for choice in _checks_of(run):
+            label = choice.options.label or choice.name
+            labels.append(label)
+            if choice.options is self:
+                own = label
+        count = labels.count(own)
+        if count > 1:
             yield (
                 "label",
-                f"{names.count(own)} checks of this run write verify/{own}.json; name each: label: "
-                f"{own}-2",
+                f"{count} checks of this run write verify/{own}.json; name each: label: {own}-2",
             )
 
 
-def _checks_of(run: Any) -> list[Choice[CheckSpec]]:
-    """The checks with reports of a run: those of its end, and those of its phases."""
-    nested = [choice for phase in run.phases for choice in getattr(phase.options, "checks", ())]
-    return [choice for choice in (*run.checks, *nested) if isinstance(choice.options, _CheckConfig)]
-
-
-def held_out_contradictions(run: Any, block_size: int | None) -> Iterator[tuple[str, str]]:
-    """Option and what is wrong with it, where samples of ``block_size`` do not fit the model."""
-    longest = getattr(run.model.options, "max_length", None)
-    if block_size is not None and longest is not None and block_size > longest:
-        yield (
-            "block_size",
-            f"{block_size} exceeds the context of the model: max_length is {longest}",
-        )
+def _checks_of(run: Any) -> Iterator[Choice[CheckSpec]]:
+    """Yield the checks with reports: those at the end of a run, and those of its phases."""
+    choices = list(run.checks)
+    for phase in run.phases:
+        choices += getattr(phase.options, "checks", ())
+    for choice in choices:
+        if isinstance(choice.options, CheckConfig):
+            yield choice
 
 
 @frozen(kw_only=True)
-class SampledConfig(_CheckConfig):
-    """What the checks have that read held-out samples; ``null`` sizes are those of the run's latest
-    training loop.
+class SampledConfig(CheckConfig):
+    """Options of the checks that read held-out samples.
+
+    Sizes that are null are those of the run's latest training loop.
     """
 
     batches: int = option(
@@ -93,13 +87,13 @@ class SampledConfig(_CheckConfig):
 
     def validate_in_run(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
-        yield from _CheckConfig.validate_in_run(self, run, planned)
-        yield from held_out_contradictions(run, self.block_size)
+        yield from CheckConfig.validate_in_run(self, run, planned)
+        yield from too_long(run, self.block_size)
 
 
 @frozen(kw_only=True)
 class Limits:
-    """How far numbers of teacher and student may be apart; null = any distance."""
+    """Largest differences between teacher and student; null = any."""
 
     max_mean_l1: float | None = option(
         None, "largest mean of the absolute differences", validator=optional(non_negative)
@@ -110,10 +104,7 @@ class Limits:
 
     def __attrs_post_init__(self) -> None:
         if self.max_mean_l1 is None and self.max_max_l1 is None:
-            raise ValueError(
-                "'max_mean_l1' or 'max_max_l1' must be given: without a limit there is nothing to "
-                "judge"
-            )
+            raise ValueError("'max_mean_l1' or 'max_max_l1' must be given")
 
 
 @frozen(kw_only=True)
@@ -121,14 +112,15 @@ class CompareConfig(SampledConfig):
     """Options of the check ``compare``."""
 
     attention: Limits | None = option(
-        None, "limits of what the attention layers give, over all of them; null = not compared"
+        None, "limits for the outputs of all attention layers; null = not compared"
     )
-    logits: Limits | None = option(None, "limits of the logits; null = not compared")
+    logits: Limits | None = option(None, "limits for the logits; null = not compared")
 
     def __attrs_post_init__(self) -> None:
         if self.attention is None and self.logits is None:
             raise ValueError(
-                "'attention' or 'logits' must be given: {max_mean_l1: 0.05, max_max_l1: 0.25}"
+                "'attention' or 'logits' must be given, such as {max_mean_l1: 0.05, max_max_l1: "
+                "0.25}"
             )
 
 
@@ -138,7 +130,8 @@ class FidelityConfig(SampledConfig):
 
     max_delta_nll: float | None = option(
         None,
-        "largest loss of the student less the teacher's, nats a token; may be negative; null = any",
+        "largest loss of the student minus the teacher's, in nats per token; may be negative; null "
+        "= any",
     )
     max_ppl_ratio: float | None = option(
         None,
@@ -154,23 +147,24 @@ class FidelityConfig(SampledConfig):
 
 
 @frozen(kw_only=True)
-class EvalConfig(_CheckConfig):
+class EvalConfig(CheckConfig):
     """Options of the check ``eval``."""
 
     tasks: Path | None = option(
         None,
-        "file of questions, one JSON object a line: prompt, and choices with the number of the "
-        "right one as answer, or answer alone, a text; null = 48 questions about the built-in text",
+        "file of questions, one JSON object per line: prompt, and either choices with the number "
+        "of the right one as answer, or a text as answer; null = 48 questions about the built-in "
+        "text",
     )
     min_student_accuracy: float | None = option(
         None,
-        "smallest share of questions that the student answers rightly; null = any",
+        "smallest share of questions that the student answers right; null = any",
         validator=optional(fraction),
     )
     max_accuracy_drop: float | None = option(
-        None, "largest share of the teacher less the student's; may be negative; null = any"
+        None, "largest share of the teacher minus the student's; may be negative; null = any"
     )
-    batch_size: int = option(8, "texts in a pass", validator=positive)
+    batch_size: int = option(8, "texts per forward pass", validator=positive)
 
     def __attrs_post_init__(self) -> None:
         if self.min_student_accuracy is None and self.max_accuracy_drop is None:
@@ -180,12 +174,11 @@ class EvalConfig(_CheckConfig):
 
 
 @frozen(kw_only=True)
-class KvCacheConfig(_CheckConfig):
+class KvCacheConfig(CheckConfig):
     """Options of the check ``kvcache``."""
 
     min_reduction_ratio: float = option(
-        help="smallest number of bytes of keys and values a token of the teacher over those of the "
-        "student",
+        help="smallest ratio of the teacher's bytes of keys and values per token to the student's",
         validator=positive,
     )
 

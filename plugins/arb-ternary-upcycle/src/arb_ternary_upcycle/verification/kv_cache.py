@@ -1,4 +1,4 @@
-"""The check ``kvcache``: how many bytes of keys and values a token of the context costs."""
+"""The check ``kvcache``: bytes of keys and values per token of the context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arb_ternary_train.protocols import CheckResult
 from arb_ternary_upcycle.verification.conclusion import conclude
 from arb_ternary_upcycle.verification.config import KvCacheConfig
 from arb_ternary_upcycle.verification.pair import open_pair
-from arb_ternary_upcycle.verification.reports import Findings, Judgement
+from arb_ternary_upcycle.verification.reports import judge
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def student_bytes_per_token(model: Decoder, device: torch.device) -> int:
-    """Bytes that the cache of ``model`` keeps of each token, over all layers, as it keeps them."""
+    """Return the bytes per token that the cache of ``model`` holds, over all layers."""
     cache = model.new_cache(1)
     with torch.no_grad(), evaluation_mode(model):
         model(torch.zeros(1, 1, dtype=torch.int64, device=device), cache)
@@ -30,7 +30,7 @@ def student_bytes_per_token(model: Decoder, device: torch.device) -> int:
 
 
 def teacher_bytes_per_token(model: FloatModel) -> int:
-    """The same of a float model on disk, whose layers are all alike: one of them is read."""
+    """Return the same for a float model on disk; its layers are all alike, so one is read."""
     config = model.config
     cache = KeyValueCache(1, 1, window=None, limit=None)
     x_11D = torch.zeros(1, 1, config.width)
@@ -42,36 +42,28 @@ def teacher_bytes_per_token(model: FloatModel) -> int:
 
 
 class KvCacheCheck:
-    """Compares the caches of teacher and student, in the number formats in which this program keeps
-    them.
-    """
+    """Compares the caches of teacher and student in the number formats that this program uses."""
 
     def __init__(self, config: KvCacheConfig) -> None:
         self.config = config
 
     def check(self, context: TrainingContext) -> CheckResult:
         """See ``Check``."""
-        pair = open_pair(context, self.config.teacher)
-        teacher = teacher_bytes_per_token(pair.teacher.model)
-        student = student_bytes_per_token(pair.student.model, pair.device)
+        config = self.config
+        pair = open_pair(context, config.teacher)
+        teacher = teacher_bytes_per_token(pair.teacher)
+        student = student_bytes_per_token(pair.student, pair.device)
         ratio = teacher / student
         metrics = {
             "teacher_bytes_per_token": float(teacher),
             "student_bytes_per_token": float(student),
             "reduction_ratio": ratio,
         }
-        judged = [
-            Judgement("reduction ratio", ratio, self.config.min_reduction_ratio, at_most=False)
-        ]
-        details = {"teacher": str(pair.teacher.model.path)}
-        return conclude(
-            context,
-            "kvcache",
-            self.config,
-            Findings(judged=judged, metrics=metrics, details=details),
-        )
+        judged = judge("reduction ratio", ratio, config.min_reduction_ratio, at_most=False)
+        details = {"teacher": str(pair.teacher.path)}
+        return conclude(context, "kvcache", config, judged, metrics, details)
 
 
 def build(config: KvCacheConfig) -> KvCacheCheck:
-    """Factory of the check ``kvcache``."""
+    """Build the check ``kvcache``."""
     return KvCacheCheck(config)

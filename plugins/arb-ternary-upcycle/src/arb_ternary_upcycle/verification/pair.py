@@ -1,5 +1,4 @@
-"""Teacher and student through the same batches, block by block: only one block of the teacher is in
-memory at a time.
+"""Teacher and student on the same batches, with only one block of the teacher in memory at a time.
 
 Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
 """
@@ -8,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import torch
+from attrs import frozen
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ from arb_ternary_train.evaluate import evaluation_mode
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.stages import find_stage
-from arb_ternary_upcycle.streams import updates_of
+from arb_ternary_upcycle.streams import recorded_updates
 from arb_ternary_upcycle.teacher_module import Teacher
 
 if TYPE_CHECKING:
@@ -28,181 +28,161 @@ if TYPE_CHECKING:
 
 #: Bytes of residual streams that are kept while a block runs over several batches.
 _STREAM_BYTES: Final = 1 << 28
-#: Logits that are computed at a time, of each of the two.
+#: Logits of each model that are computed at a time.
 _LOGITS_AT_ONCE: Final = 1 << 24
 
-
-class Side(Protocol):
-    """One of the two models, block by block."""
-
-    @property
-    def layers(self) -> int: ...
-
-    @property
-    def width(self) -> int: ...
-
-    def embed(self, tokens_BS: Tensor) -> Tensor: ...
-
-    def run(self, number: int, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream after block ``number``, and the update that its attention gave, ``[B,
-        S, D]``.
-        """
-        ...
-
-    def logits(self, x_BSD: Tensor) -> Tensor: ...
+#: Called with a layer, and the teacher's and the student's update of its attention, ``[B, S, D]``.
+OnAttention = Callable[[int, Tensor, Tensor], None]
 
 
-class TeacherSide:
-    """A float model on disk; the block in use stays in memory until another is asked for."""
+@frozen(eq=False)
+class Side:
+    """One of the two models, block by block.
 
-    def __init__(self, model: FloatModel, device: torch.device) -> None:
-        self.model = model
-        self.layers = model.config.layers
-        self.width = model.config.width
-        self._blocks = Teacher(model, 0, device)
+    Attributes:
+        layers, width: its sizes.
+        embed: returns the residual stream before the first block.
+        run_block: returns the residual stream after a block.
+        attention: returns the attention of a block.
+        logits: applies final norm and head.
+    """
 
-    def embed(self, tokens_BS: Tensor) -> Tensor:
-        return self.model.embed(tokens_BS)
-
-    def run(self, number: int, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        with updates_of(self._blocks.block(number).attention) as updates:
-            after_BSD = self._blocks.run_block(number, x_BSD)
-        return after_BSD, updates[0]
-
-    def logits(self, x_BSD: Tensor) -> Tensor:
-        return self.model.logits(x_BSD)
+    layers: int
+    width: int
+    embed: Callable[[Tensor], Tensor]
+    run_block: Callable[[int, Tensor], Tensor]
+    attention: Callable[[int], nn.Module]
+    logits: Callable[[Tensor], Tensor]
 
 
-class StudentSide:
-    """The run's model."""
+def teacher_side(model: FloatModel, device: torch.device) -> Side:
+    """Run a float model on disk; the block in use stays in memory until the next is needed."""
+    blocks = Teacher(model, 0, device)
+    return Side(
+        layers=model.config.layers,
+        width=model.config.width,
+        embed=model.embed,
+        run_block=blocks.run_block,
+        attention=lambda number: blocks.block(number).attention,
+        logits=model.logits,
+    )
 
-    def __init__(self, model: Decoder) -> None:
-        self.model = model
-        self.layers = len(model.blocks)
-        self.width = model.config.width
 
-    def embed(self, tokens_BS: Tensor) -> Tensor:
-        return self.model.embed(tokens_BS)
+def student_side(model: Decoder) -> Side:
+    """Run the run's model."""
 
-    def run(self, number: int, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        attention = getattr(self.model.blocks[number], "attention", None)
-        if not isinstance(attention, nn.Module):  # decoders of other plugins have other blocks
+    def attention(number: int) -> nn.Module:
+        found = getattr(model.blocks[number], "attention", None)
+        if not isinstance(found, nn.Module):  # decoders of other plugins have other blocks
             raise ConfigError(
                 f"block {number} of the model: it has no attention",
-                "Only plain blocks of a decoder are compared.",
+                "Only plain blocks of a decoder can be compared.",
             )
-        with updates_of(attention) as updates:
-            after_BSD = self.model.run_blocks(x_BSD, number, number + 1)
-        return after_BSD, updates[0]
+        return found
 
-    def logits(self, x_BSD: Tensor) -> Tensor:
-        return self.model.logits(x_BSD)
+    return Side(
+        layers=len(model.blocks),
+        width=model.config.width,
+        embed=model.embed,
+        run_block=lambda number, x_BSD: model.run_blocks(x_BSD, number, number + 1),
+        attention=attention,
+        logits=model.logits,
+    )
 
 
 class Pair:
     """A teacher and its student.
 
     Attributes:
-        teacher, student: the two sides.
+        teacher: the float model on disk.
+        student: the run's model.
         device: where both compute.
+        sides: both, the teacher first.
     """
 
     def __init__(self, teacher: FloatModel, student: Decoder, device: torch.device) -> None:
-        self.teacher = TeacherSide(teacher, device)
-        self.student = StudentSide(student)
+        self.teacher = teacher
+        self.student = student
         self.device = device
-
-    def require_same_layers(self) -> None:
-        """Raises ConfigError where attention cannot be compared layer by layer."""
-        mine = (self.student.layers, self.student.width)
-        its = (self.teacher.layers, self.teacher.width)
-        if mine != its:
-            raise ConfigError(
-                f"attention: the student has {mine[0]} layers of width {mine[1]}, the teacher "
-                f"{its[0]} of {its[1]}",
-                "Compare the logits alone: leave `attention` out.",
-            )
+        self.sides = (teacher_side(teacher, device), student_side(student))
 
     def streams(
-        self,
-        tokens: Sequence[Tensor],
-        attention: Callable[[int, Tensor, Tensor], None] | None = None,
+        self, tokens: Sequence[Tensor], on_attention: OnAttention | None = None
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """The residual streams after the last block, of each of the batches ``tokens`` in turn.
+        """Run both models.
 
         Args:
-            tokens: int64 ``[B, S]`` each; the shapes may differ.
-            attention: called with layer, teacher's and student's update of its attention, both
-                ``[B, S, D]``.
+            tokens: batches, int64 ``[B, S]`` each; the shapes may differ.
+            on_attention: called for every batch and layer.
 
         Yields:
-            number of the batch, the teacher's stream and the student's.
+            number of the batch, the teacher's residual stream after its last block, and the
+            student's.
         """
-        start = 0
-        while start < len(tokens):
-            stop = start
-            held = 0
-            while stop < len(tokens) and (stop == start or held < _STREAM_BYTES):
-                held += 4 * tokens[stop].numel() * (self.teacher.width + self.student.width)
-                stop += 1
-            yield from self._group(range(start, stop), tokens, attention)
-            start = stop
+        for numbers in self._groups(tokens):
+            group = [tokens[number].to(self.device) for number in numbers]
+            with evaluation_mode(self.student), preserved_global_rng(self.device):
+                teacher, student = self._run(group, on_attention)
+            yield from zip(numbers, teacher, student, strict=True)
+
+    def _groups(self, tokens: Sequence[Tensor]) -> Iterator[list[int]]:
+        """Yield numbers of batches whose residual streams are in memory together."""
+        group: list[int] = []
+        used = 0
+        for number, batch in enumerate(tokens):
+            group.append(number)
+            used += 4 * batch.numel() * sum(side.width for side in self.sides)
+            if used >= _STREAM_BYTES:
+                yield group
+                group = []
+                used = 0
+        if group:
+            yield group
 
     @torch.no_grad()
-    def _walk(
-        self,
-        numbers: Sequence[int],
-        tokens: Sequence[Tensor],
-        attention: Callable[[int, Tensor, Tensor], None] | None,
+    def _run(
+        self, tokens: Sequence[Tensor], on_attention: OnAttention | None
     ) -> list[list[Tensor]]:
-        sides: tuple[Side, Side] = (self.teacher, self.student)
-        x = [[side.embed(tokens[i].to(self.device)) for i in numbers] for side in sides]
-        for layer in range(max(side.layers for side in sides)):
-            for index in range(len(numbers)):
+        streams = [[side.embed(batch) for batch in tokens] for side in self.sides]
+        for layer in range(max(side.layers for side in self.sides)):
+            for index in range(len(tokens)):
                 updates = []
-                for side, stream in zip(sides, x, strict=True):
+                for side, stream in zip(self.sides, streams, strict=True):
                     if layer < side.layers:
-                        stream[index], update = side.run(layer, stream[index])
-                        updates.append(update)
-                if attention is not None and len(updates) == len(sides):
-                    attention(layer, updates[0], updates[1])
-        return x
+                        with recorded_updates(side.attention(layer)) as recorded:
+                            stream[index] = side.run_block(layer, stream[index])
+                        updates += recorded
+                if on_attention is not None and len(updates) == len(self.sides):
+                    on_attention(layer, updates[0], updates[1])
+        return streams
 
-    def _group(
-        self,
-        numbers: Sequence[int],
-        tokens: Sequence[Tensor],
-        attention: Callable[[int, Tensor, Tensor], None] | None,
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        with evaluation_mode(self.student.model), preserved_global_rng(self.device):
-            teacher, student = self._walk(numbers, tokens, attention)
-        yield from zip(numbers, teacher, student, strict=True)
+    def logits(
+        self, teacher_BSD: Tensor, student_BSD: Tensor
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Compute the logits of both models after their last blocks, some positions at a time.
 
-
-def logit_pieces(
-    pair: Pair, teacher_BSD: Tensor, student_BSD: Tensor
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Logits of both after their last block, a few positions at a time.
-
-    Yields:
-        positions (into ``B * S``, row after row), the teacher's and the student's logits
-        ``[positions, V]``, float32.
-    """
-    teacher = pair.teacher
-    student = pair.student
-    flat = (teacher_BSD.flatten(0, 1), student_BSD.flatten(0, 1))
-    step = max(1, _LOGITS_AT_ONCE // max(1, teacher.model.vocabulary_size))
-    for start in range(0, flat[0].shape[0], step):
-        place = slice(start, min(start + step, flat[0].shape[0]))
-        with torch.no_grad(), evaluation_mode(student.model):
-            # One sequence of positions: a norm and a head look at nothing else.
-            found = teacher.logits(flat[0][None, place])[0], student.logits(flat[1][None, place])[0]
-        yield place, found[0].float(), found[1].float()
+        Yields:
+            positions (into ``B * S``, row after row), the teacher's and the student's logits
+            ``[positions, V]``, float32.
+        """
+        flat = (teacher_BSD.flatten(0, 1), student_BSD.flatten(0, 1))
+        count = flat[0].shape[0]
+        step = max(1, _LOGITS_AT_ONCE // max(1, self.teacher.vocabulary_size))
+        for start in range(0, count, step):
+            place = slice(start, min(start + step, count))
+            with torch.no_grad(), evaluation_mode(self.student):
+                # As one sequence: norm and head treat each position alone.
+                teacher, student = (
+                    side.logits(x[None, place])[0].float()
+                    for side, x in zip(self.sides, flat, strict=True)
+                )
+            yield place, teacher, student
 
 
 def open_pair(context: TrainingContext, teacher: Path | None) -> Pair:
-    """The run's student and its teacher, the newest of the stages prepared and teacher, or the one
-    that is named.
+    """Open the run's student and its teacher.
+
+    The teacher is the one that is named, or the newest of the stages prepared and teacher.
 
     Raises:
         ConfigError: the run's model is no decoder.
@@ -227,7 +207,7 @@ def open_pair(context: TrainingContext, teacher: Path | None) -> Pair:
 def held_out_batches(
     context: TrainingContext, batches: int | None, batch_size: int | None, block_size: int | None
 ) -> list[MaskedBatch]:
-    """Held-out samples, masked as an evaluation of the run masks them.
+    """Return held-out samples, masked as in an evaluation of the run.
 
     Args:
         context: the run.

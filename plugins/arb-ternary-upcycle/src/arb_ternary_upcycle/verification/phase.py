@@ -1,6 +1,4 @@
-"""The phase ``verify``: checks in the middle of a run, before the phases that follow spend
-anything.
-"""
+"""The phase ``verify``: checks in the middle of a run, before later phases cost anything."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ if TYPE_CHECKING:
 
 
 class VerifyPhase:
-    """Makes the checks of ``config`` in their order. One that fails the run ends it once all of
-    them are made.
-    """
+    """Makes all checks of ``config`` in their order; then a failed one may end the run."""
 
     name = "verify"
 
@@ -32,7 +28,7 @@ class VerifyPhase:
         """Make the checks that have not been made; see ``Phase``.
 
         Raises:
-            ArbError: one has not passed, and none of the phases that follow has run.
+            ArbError: a check that fails the run has not passed.
         """
         for choice in self.config.checks[len(self._results) :]:
             check: Check = require_protocol(choice.build(), Check, choice)
@@ -44,31 +40,30 @@ class VerifyPhase:
             context.note(f"check {choice.name}: {result.verdict}: {result.summary}")
             context.mark_progress()
             context.stop_if_requested()
-        pairs = list(zip(self.config.checks, self._results, strict=True))
-        failed = [
-            (choice.name, result)
-            for choice, result in pairs
-            if not result.passed and result.fails_run
-        ]
+        failed = {}
+        for choice, result in zip(self.config.checks, self._results, strict=True):
+            if not result.passed and result.fails_run:
+                failed[choice.name] = result.summary
         if failed:
             raise ArbError(
-                f"{context.directory}: failed checks: {', '.join(name for name, _ in failed)}",
-                "\n".join(f"{name}: {result.summary}" for name, result in failed),
+                f"{context.directory}: failed checks: {', '.join(failed)}",
+                "\n".join(f"{name}: {summary}" for name, summary in failed.items()),
             )
         context.save_checkpoint()
         passed = sum(result.passed for result in self._results)
-        return PhaseResult(steps=0, metrics={"checks": float(len(pairs)), "passed": float(passed)})
+        metrics = {"checks": float(len(self._results)), "passed": float(passed)}
+        return PhaseResult(steps=0, metrics=metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """The outcomes so far."""
+        """Return the outcomes so far."""
         results = [
             {
-                "passed": r.passed,
-                "summary": r.summary,
-                "metrics": dict(r.metrics),
-                "fails_run": r.fails_run,
+                "passed": result.passed,
+                "summary": result.summary,
+                "metrics": dict(result.metrics),
+                "fails_run": result.fails_run,
             }
-            for r in self._results
+            for result in self._results
         ]
         return {"results": results}
 
@@ -78,5 +73,5 @@ class VerifyPhase:
 
 
 def build(config: VerifyConfig) -> VerifyPhase:
-    """Factory of the phase ``verify``."""
+    """Build the phase ``verify``."""
     return VerifyPhase(config)

@@ -1,31 +1,27 @@
-"""What a check finds, and the report of it: ``verify/<label>.json`` in the run."""
+"""Numbers beside their limits, and the report of a check: ``verify/LABEL.json`` in the run."""
 
 from __future__ import annotations
 
-import json
-import math
-import operator
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import frozen
 
-from arb_ternary.errors import ArbError
+from arb_ternary_upcycle.store import read_json
 
-#: Where the reports lie in a run.
+#: Folder of the reports in a run.
 FOLDER: Final = "verify"
 
 
 @frozen
 class Judgement:
-    """One number beside its limit. A number at the limit passes; one that is no number does not.
+    """One number beside its limit. A number at the limit passes, NaN does not.
 
     Attributes:
-        what: what was measured, in words.
+        what: what was measured.
         value: the number.
-        limit: the option's value.
-        at_most: whether the number may be at most the limit; else it has to be at least that.
+        limit: the value of the option.
+        at_most: whether the limit is the largest number allowed, or the smallest.
     """
 
     what: str
@@ -36,17 +32,15 @@ class Judgement:
     @property
     def passed(self) -> bool:
         """Whether the number keeps the limit."""
-        return bool((operator.le if self.at_most else operator.ge)(self.value, self.limit))
+        return self.value <= self.limit if self.at_most else self.value >= self.limit
 
     def sentence(self) -> str:
-        """``what 0.12, at most 0.1 allowed``."""
-        return (
-            f"{self.what} {self.value:.6g}, {'at most' if self.at_most else 'at least'} "
-            f"{self.limit:g} allowed"
-        )
+        """Return ``what 0.12, at most 0.1 allowed``."""
+        relation = "at most" if self.at_most else "at least"
+        return f"{self.what} {self.value:.6g}, {relation} {self.limit:g} allowed"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "what": self.what,
             "value": self.value,
@@ -56,47 +50,16 @@ class Judgement:
         }
 
 
-@frozen(kw_only=True)
-class Findings:
-    """What a check measured.
-
-    Attributes:
-        judged: the numbers that have a limit.
-        metrics: all numbers.
-        details: whatever else the report is to hold, plain JSON.
-    """
-
-    judged: Sequence[Judgement]
-    metrics: Mapping[str, float]
-    details: Mapping[str, Any] = field(factory=dict)
-
-
-def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: numbers that are not finite become the texts ``nan``, ``inf``
-    and ``-inf``.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
+def judge(what: str, value: float, limit: float | None, *, at_most: bool = True) -> list[Judgement]:
+    """Judge a number; no judgement if the option that limits it is null."""
+    return [] if limit is None else [Judgement(what, value, limit, at_most)]
 
 
 def read_reports(run: Path) -> list[dict[str, Any]]:
-    """The reports of the checks that were made in the run directory ``run``, by label.
+    """Read the reports of all checks of a run directory, by label.
 
     Raises:
         ArbError: one is damaged.
     """
-    reports = []
-    for file in sorted((run / FOLDER).glob("*.json")):
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ArbError(
-                f"{file}: cannot be read: {error}", "Remove it and make the check again."
-            ) from error
-        reports.append(found)
-    return reports
+    files = sorted((run / FOLDER).glob("*.json"))
+    return [read_json(file, "Remove it and make the check again.") for file in files]
