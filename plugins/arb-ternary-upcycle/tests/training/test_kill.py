@@ -99,7 +99,7 @@ def test_killed_in_a_block_and_in_the_global_phase(
         for at in (5, 8, 10, 15):
             assert run("killed", at) == signal.SIGKILL
             if at == 8:
-                assert list((tiny.folder / "killed" / "cache").glob("*/*.outputs"))
+                assert list((tiny.folder / "killed" / "cache").glob("*/*/*.safetensors"))
         assert run("killed", 0) == 0
     finally:
         process.communicate(timeout=60)

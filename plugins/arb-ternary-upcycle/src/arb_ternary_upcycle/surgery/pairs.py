@@ -156,4 +156,5 @@ def _moments_of(
     features_RSF = torch.cat((still_RSP.real, -still_RSP.imag, rotated_RSP), dim=-1)
     mean_R1F = weight_RS[:, None] @ features_RSF
     weighted = ((features_RSF - mean_R1F) * weight_RS.sqrt()[..., None]).flatten(0, 1)
-    return (weighted.T @ weighted).double()
+    moments_FF: Tensor = (weighted.T @ weighted).double()
+    return moments_FF

@@ -167,16 +167,16 @@ def _scores(
         needed = [
             stream[rows.to(stream.device), places.to(stream.device)][None] for stream in streams
         ]
-        found: tuple[list[Tensor], list[Tensor]] = ([], [])
+        pieces: tuple[list[Tensor], list[Tensor]] = ([], [])
         for place, *logits in pair.logits(*needed):
-            for side, logits_MV in zip(found, logits, strict=True):
-                side.append(_judge_tokens(logits_MV, wanted[place]))
-        for side, pieces in zip(scores, found, strict=True):
-            logs_M, greedy_M = torch.cat(pieces, dim=1)
+            for found, logits_MV in zip(pieces, logits, strict=True):
+                found.append(_judge_tokens(logits_MV, wanted[place]))
+        for scored, found in zip(scores, pieces, strict=True):
+            logs_M, greedy_M = torch.cat(found, dim=1)
             for row, index in enumerate(group):
                 mine = rows == row
-                side[index] = _Score(float(logs_M[mine].sum()), bool(greedy_M[mine].all()))
-    teacher, student = ([side[index] for index in range(len(texts))] for side in scores)
+                scored[index] = _Score(float(logs_M[mine].sum()), bool(greedy_M[mine].all()))
+    teacher, student = ([each[index] for index in range(len(texts))] for each in scores)
     return teacher, student
 
 
