@@ -13,7 +13,8 @@ from arb_ternary_orchestrator.state import Stateful
 if TYPE_CHECKING:
     from arb_ternary_orchestrator.config import OrchestratorConfig
     from arb_ternary_orchestrator.spikes import SpikeDetector
-    from arb_ternary_orchestrator.telemetry import Observation, Phase, Telemetry
+    from arb_ternary_orchestrator.telemetry import Observation, Telemetry
+    from arb_ternary_orchestrator.training_phases import Phase
 
 Reason = Literal["safety", "spike", "plateau", "periodic", "phase_change", "manual", "recovered"]
 

@@ -20,7 +20,7 @@ from arb_ternary_orchestrator.strategies.carry import carry_state
 if TYPE_CHECKING:
     from arb_ternary_orchestrator.config import OrchestratorConfig
     from arb_ternary_orchestrator.snapshots import Kept
-    from arb_ternary_orchestrator.telemetry import Phase
+    from arb_ternary_orchestrator.training_phases import Phase
     from arb_ternary_train.loop import TrainingLoop
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 from attrs import asdict, field, fields_dict, frozen
@@ -19,11 +19,9 @@ from arb_ternary_orchestrator.state import Stateful
 
 if TYPE_CHECKING:
     from arb_ternary_orchestrator.config import OrchestratorConfig
+    from arb_ternary_orchestrator.training_phases import Phase
     from arb_ternary_train.loop import TrainingLoop
     from arb_ternary_train.policy import Drawn
-
-Phase = Literal["unstable", "warm-up", "converging", "plateau", "early", "mid", "late"]
-PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
 #: Fewest losses that a line is fitted to.
 LEAST_POINTS: Final = 5

@@ -14,7 +14,7 @@ from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.hookspecs import arb_register_strategies
 from arb_ternary_orchestrator.strategies.strategy import Strategy
 from arb_ternary_orchestrator.strategies.transform import is_float, is_ternary, leaves_of
-from arb_ternary_orchestrator.telemetry import Phase
+from arb_ternary_orchestrator.training_phases import Phase
 
 #: Factor on the score of a strategy in a phase of training that it suits.
 PREFERENCE: Final = 1.25

@@ -15,7 +15,7 @@ from arb_ternary_orchestrator.strategies.transform import (
     leaves_of,
     map_leaves,
 )
-from arb_ternary_orchestrator.telemetry import PHASES, Phase
+from arb_ternary_orchestrator.training_phases import PHASES, Phase
 from arb_ternary_train.policy import Adjustment
 
 #: Usual rates of rules for float parameters, relative to AdamW's. A strategy replaces these rules
