@@ -36,7 +36,7 @@ class Table(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         return self.hidden(inputs)
 
-    def judges_in_blocks(self, predictions: int) -> bool:
+    def computes_loss_in_blocks(self, predictions: int) -> bool:
         self.asked = predictions
         return self.willing
 

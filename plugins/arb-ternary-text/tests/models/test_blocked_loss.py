@@ -56,7 +56,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked_loss, "_BLOCK_LOGITS", 1)
     monkeypatch.setattr(blocked_loss, "_FEWEST_ROWS", 48)
     monkeypatch.setattr(blocked_loss, "_FEWEST_ROWS_FLOAT", 48)
-    monkeypatch.setattr(blocked_loss, "_STRETCH", 7 * IDS)
+    monkeypatch.setattr(blocked_loss, "_CACHED_LOGITS", 7 * IDS)
 
 
 def learner(head: nn.Module) -> nn.Module:
@@ -213,7 +213,9 @@ def test_no_more_logits_than_those_of_a_block_are_held() -> None:
 
 def test_of_known_logits_the_gradient_is_known() -> None:
     logits = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])
-    losses, gradients = blocked_loss.losses_and_gradients(logits, torch.tensor([0, 1]), 1.0, 0.5)
+    loss = blocked_loss._Loss(torch.tensor([0, 1]), logit_scale=1.0, guide=None)
+    gradients = torch.empty(2, 2)
+    losses = loss.losses_and_gradient(logits, slice(0, 2), gradients)
     torch.testing.assert_close(losses, torch.tensor([math.log(4.0), math.log(2.0)]))
     torch.testing.assert_close(gradients, torch.tensor([[-0.375, 0.375], [0.25, -0.25]]))
 
@@ -258,10 +260,10 @@ CONFIG = DecoderConfig(width=32, layers=1, heads=2, max_length=16)
 def test_a_decoder_judges_in_blocks_where_its_logits_are_many() -> None:
     model = Decoder(CONFIG, 100)
     enough = -(-transformer.MANY_LOGITS // 100)
-    assert model.judges_in_blocks(enough)
-    assert not model.judges_in_blocks(enough - 1)
+    assert model.computes_loss_in_blocks(enough)
+    assert not model.computes_loss_in_blocks(enough - 1)
     with exact_arithmetic():
-        assert not model.judges_in_blocks(enough)
+        assert not model.computes_loss_in_blocks(enough)
 
 
 def test_a_model_with_another_forward_is_judged_by_its_logits() -> None:
@@ -278,7 +280,7 @@ def test_a_model_with_another_forward_is_judged_by_its_logits() -> None:
     half = Decoder(CONFIG, 100)
     half.set_dtype(torch.float16)
     for model in (Doubled(CONFIG, 100), Moved(CONFIG, 100), watched, half):
-        assert not model.judges_in_blocks(1 << 30)
+        assert not model.computes_loss_in_blocks(1 << 30)
 
 
 def test_the_last_hidden_state_of_a_decoder_is_what_its_logits_are_made_of() -> None:

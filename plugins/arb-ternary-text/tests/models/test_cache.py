@@ -147,7 +147,7 @@ def test_the_state_of_other_numbers_is_refused(
     model = float_decoder()
     cache = model.new_cache(1, saved)
     model(tokens(1, 3), cache)
-    with pytest.raises(UsageProblem, match="the state is of a cache that keeps other numbers"):
+    with pytest.raises(UsageProblem, match="the state is of a cache of the other format"):
         model.new_cache(1, loaded).load_state_dict(cache.state_dict())
 
 

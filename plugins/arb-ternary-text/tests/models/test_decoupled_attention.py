@@ -359,7 +359,7 @@ def test_planes_that_there_are_not_are_refused(float_decoder: Decoders) -> None:
     model = float_decoder(**EVERYTHING)
     attention = model.blocks[1].attention
     for planes, message in (
-        (torch.tensor([[0, 1], [2, 5]]), "there are planes 0 to 4 .*, and no plane 5"),
+        (torch.tensor([[0, 1], [2, 5]]), "planes: must be 0 to 4 .*; there is no plane 5"),
         (torch.tensor([[0, -1], [2, 4]]), "no plane -1"),
         (torch.tensor([[0, 1]]), r"of shape \(2, 2\), not \(1, 2\)"),
     ):

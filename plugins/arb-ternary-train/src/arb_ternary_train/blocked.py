@@ -63,7 +63,7 @@ def blocked_loss_model(
     """
     if isinstance(masking, OwnLosses) or not isinstance(model, BlockedLogits):
         return None
-    return model if model.judges_in_blocks(int(batch.loss_mask.sum())) else None
+    return model if model.computes_loss_in_blocks(int(batch.loss_mask.sum())) else None
 
 
 def masked_rows(hidden_BSD: Tensor, batch: MaskedBatch) -> tuple[Tensor, Tensor]:

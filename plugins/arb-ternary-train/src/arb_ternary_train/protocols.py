@@ -154,7 +154,7 @@ class BlockedLogits(Protocol):
     hidden state.
     """
 
-    def judges_in_blocks(self, predictions: int) -> bool:
+    def computes_loss_in_blocks(self, predictions: int) -> bool:
         """Whether to do so for as many predictions; False where ``forward`` is to be called."""
         ...
 

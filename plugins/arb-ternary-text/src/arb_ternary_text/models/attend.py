@@ -1,4 +1,4 @@
-"""Softmax attention over queries, keys and values that are ready: which way a device computes it.
+"""Softmax attention over prepared queries, keys and values, in the way that suits the device.
 
 Shapes: ``B`` sequences, ``S`` queries, ``T`` keys, ``H`` query heads, ``G`` key heads, ``C``
 features of a head's queries and keys, ``V`` of its values.
@@ -16,18 +16,18 @@ from torch import Tensor
 
 from arb_ternary_text.models.block_kernels import may_round_differently
 
-# : Longest causal sequence that a CPU attends over by whole matrices in training, in exact runs and
-# compiled graphs on : any processor, and where torch does not say what the processor can do.
+#: Longest causal sequence that a CPU attends over by whole matrices in training: in exact runs and
+#: compiled graphs on any processor, and where torch does not say what the processor can do.
 _WHOLE_MATRIX_LENGTH: Final = 256
-#: The same for bfloat16 where the processor multiplies it in tiles.
+#: The same for bfloat16 if the processor multiplies it in tiles (AMX).
 _WHOLE_MATRIX_LENGTH_TILES: Final = 512
 
 
 @cache
 def _bfloat16_length() -> int:
-    """Longest sequence for whole matrices of bfloat16; 0 where x86 has no products of it."""
-    ask = getattr(torch.cpu, "get_capabilities", None)
-    known = {} if ask is None else ask()
+    """Return the longest sequence for whole matrices of bfloat16; 0 if x86 has no such products."""
+    get_capabilities = getattr(torch.cpu, "get_capabilities", None)
+    known = {} if get_capabilities is None else get_capabilities()
     if known.get("architecture") != "x86_64":
         return _WHOLE_MATRIX_LENGTH
     if known.get("amx_bf16"):
@@ -36,12 +36,12 @@ def _bfloat16_length() -> int:
 
 
 def whole_matrix_length(dtype: torch.dtype) -> int:
-    """Longest causal sequence of ``dtype`` over which a CPU attends by whole matrices in training;
-    0 = none.
+    """Return the longest causal sequence for which a CPU uses whole matrices in training.
 
-    Forward and backward of torch's fused kernel take 0.5 to 1.0 of the time of whole matrices in
-    float32. In bfloat16 they take 1.1 to 4 times as long up to these lengths, where the processor
-    multiplies it, and 0.4 to 0.7 of it where it does not: report cpu-kernels.md.
+    0 means never. In float32, torch's fused kernel takes 0.5 to 1.0 of the time of whole matrices,
+    forward and backward. In bfloat16 it takes 1.1 to 4 times as long up to these lengths if the
+    processor multiplies bfloat16, and 0.4 to 0.7 of the time if it does not (measured in
+    docs/explanation/cpu-kernels.md).
     """
     if not may_round_differently() or dtype is torch.float16:
         return _WHOLE_MATRIX_LENGTH
@@ -57,21 +57,24 @@ def attend(
     is_causal: bool,
     scale: float | None = None,
 ) -> Tensor:
-    """Softmax attention, ``[B, H, S, V]``; key head ``g`` serves the query heads from ``g * H / G``
-    on.
+    """Return softmax attention, ``[B, H, S, V]``.
+
+    Key head ``g`` serves the query heads from ``g * H / G`` on.
 
     Args:
-        query_BHSC, key_BGTC, value_BGTV: of one floating dtype.
-        mask: bool ``[S, T]``, True where a query sees a key; None when ``is_causal`` or nothing is
-            hidden.
-        is_causal: the plain lower triangle, ``S == T``.
-        scale: what scores are multiplied by; None = ``1 / sqrt(C)``.
+        query_BHSC: queries, of a floating dtype.
+        key_BGTC: keys, of the same dtype.
+        value_BGTV: values, of the same dtype.
+        mask: bool ``[S, T]``, True where a query sees a key; None if ``is_causal``, or if nothing
+            is hidden.
+        is_causal: whether the mask is the lower triangle, with ``S == T``.
+        scale: factor of the scores; None = ``1 / sqrt(C)``.
     """
     batch, heads, new, features = query_BHSC.shape
     key_heads = key_BGTC.shape[1]
     total = key_BGTC.shape[2]
-    whole = query_BHSC.device.type == "cpu" and is_causal and torch.is_grad_enabled()
-    if not whole or total > whole_matrix_length(query_BHSC.dtype) or heads != key_heads:
+    may_be_whole = is_causal and query_BHSC.device.type == "cpu" and torch.is_grad_enabled()
+    if not may_be_whole or total > whole_matrix_length(query_BHSC.dtype) or heads != key_heads:
         return F.scaled_dot_product_attention(
             query_BHSC,
             key_BGTC,
@@ -81,6 +84,7 @@ def attend(
             scale=scale,
             enable_gqa=heads != key_heads,
         )
+
     query, key, value = (x.flatten(0, 1) for x in (query_BHSC, key_BGTC, value_BGTV))
     hidden_ST = torch.full((new, total), -math.inf, dtype=query.dtype).triu_(1)
     alpha = features**-0.5 if scale is None else scale

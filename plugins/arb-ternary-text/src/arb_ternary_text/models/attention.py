@@ -1,8 +1,11 @@
 """Grouped-query attention with rotary positions, an optional sliding window and an optional cache.
 
+It is computed by modules and torch's operations, or, if the backend has the kernels, as a native
+block (:mod:`~arb_ternary_text.models.native_block`).
+
 Shapes: ``B`` sequences, ``S`` new positions, ``T`` positions that they may see, ``H`` query heads,
-``G`` key heads, ``C`` features of a head's queries and keys, ``V`` of its values (``C``, unless
-attention is decoupled), ``P = C / 2`` planes that turn.
+``G`` key heads, ``C`` features of a head's queries and keys, ``V`` features of its values (``C``,
+unless attention is decoupled), ``P = C / 2`` planes of rotation.
 """
 
 from __future__ import annotations
@@ -29,15 +32,17 @@ _LONGEST: Final = 2048
 
 
 class Positions(NamedTuple):
-    """What every layer needs to know of a pass; computed once by the decoder.
+    """The positions of a pass as every layer needs them; computed once by the decoder.
 
     Attributes:
-        cos, sin: rotation of the new positions, ``[S, P]``; decoupled attention takes its planes
-            from them.
-        mask: bool ``[S, T]``, True where a new position sees another; None when ``is_causal`` or
-            nothing is hidden. Where there is a null key, it is the first of ``T``.
-        is_causal: the plain lower triangle, for which attention has kernels that need no mask.
-        span: where a cache takes the new positions; None without a cache.
+        cos: cosines of the rotation of the new positions, ``[S, P]``. Decoupled attention takes its
+            planes from them.
+        sin: the sines.
+        mask: bool ``[S, T]``, True where a new position sees another; None if ``is_causal``, or if
+            nothing is hidden. A null key is the first of ``T``.
+        is_causal: whether the mask is the lower triangle, for which attention has kernels that need
+            no mask.
+        span: where a cache stores the new positions; None without a cache.
     """
 
     cos: Tensor
@@ -50,9 +55,9 @@ class Positions(NamedTuple):
 def visibility(
     new: int, total: int, window: int | None, *, causal: bool, device: torch.device
 ) -> tuple[Tensor | None, bool]:
-    """Mask and ``is_causal`` of :class:`Positions`, for the last ``new`` of ``total`` positions.
+    """Return mask and ``is_causal`` of :class:`Positions`, for the last ``new`` of ``total``.
 
-    Each sees at most ``window`` positions, itself included (None = all).
+    Each position sees at most ``window`` positions, itself included; None = all.
     """
     if not causal:
         return None, False
@@ -78,20 +83,20 @@ def make_positions(
     window: int | None,
     span: Span | None = None,
 ) -> Positions:
-    """The :class:`Positions` of a pass over the residual stream ``x``.
+    """Make the :class:`Positions` of a pass over the residual stream ``x``.
 
     Args:
         config: the decoder's options.
         x_BSD: gives the number of new positions, the dtype and the device.
-        start: place of the first new position in its sequence.
-        total: positions that there are with the new ones.
-        window: positions that each sees; None = all.
-        span: where a cache takes the new positions.
+        start: index of the first new position in its sequence.
+        total: number of positions including the new ones.
+        window: number of positions that each sees; None = all.
+        span: where a cache stores the new positions.
     """
     length = x_BSD.size(1)
     device = x_BSD.device
-    # Rotations of a float16 model are computed in float32: its queries have fewer bits than the
-    # angle needs.
+    # Rotations of a float16 model are computed in float32: an angle needs more bits than float16
+    # has.
     dtype = torch.promote_types(x_BSD.dtype, torch.float32)
     cos_SP, sin_SP = rotary_angles(
         start,
@@ -113,15 +118,15 @@ def make_positions(
 
 
 def split_heads(x_BSE: Tensor, heads: int) -> Tensor:
-    """``[B, S, H C]`` as ``[B, H, S, C]``."""
+    """Return ``[B, S, H C]`` as ``[B, H, S, C]``."""
     return x_BSE.view(*x_BSE.shape[:-1], heads, -1).transpose(1, 2)
 
 
 class Biases(nn.Module):
-    """Float biases of queries, keys and values, one for each feature, zero at birth.
+    """Float biases of queries, keys and values, zero at initialisation.
 
     Args:
-        features: how many each linear has, by its name.
+        features: number of features by the name of the linear.
     """
 
     def __init__(self, features: Mapping[str, int]) -> None:
@@ -130,12 +135,12 @@ class Biases(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.zeros(size)))
 
     def forward(self, name: str, x_BSE: Tensor) -> Tensor:
-        """The output of the linear ``name`` with its bias, in its dtype."""
+        """Add the bias of the linear ``name`` to its output, in the dtype of the output."""
         return x_BSE + self.get_parameter(name).to(x_BSE.dtype)
 
 
 class Attention(nn.Module):
-    """Attention over earlier positions (all, when the config is not causal)."""
+    """Attention over earlier positions; over all positions if the config is not causal."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -158,7 +163,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BSD: Tensor, positions: Positions, cache: LayerCache | None = None
     ) -> Tensor:
-        """The update that the residual stream ``x_BSD`` gets."""
+        """Return the update that the residual stream ``x_BSD`` gets."""
         kernels = None
         if self.biases is None:
             norms = (self.norm, self.query_norm, self.key_norm, self.output_norm)
@@ -241,5 +246,5 @@ class Attention(nn.Module):
         )
 
     def output_projections(self) -> list[nn.Module]:
-        """The linears that write to the residual stream."""
+        """Return the linears that write to the residual stream."""
         return [self.output]

@@ -1,6 +1,4 @@
-"""One transformer block: attention, then a feed-forward layer or experts, each added to the
-residual stream.
-"""
+"""A transformer block: attention, then a feed-forward layer or experts."""
 
 from __future__ import annotations
 
@@ -20,37 +18,35 @@ class Block(nn.Module):
     """``x + c attention(x)``, then ``x + c feed_forward(x)``, with ``c = 2**residual_scale``.
 
     A block knows nothing of its place in a model, so that blocks can be moved, prepended and
-    frozen. The pre-norms belong to the two layers: each maps the raw residual stream to its update.
+    frozen. The pre-norms belong to the two layers: each maps the residual stream to its update.
     """
+
+    attention: Attention | DecoupledAttention
+    feed_forward: FeedForward | Experts
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.residual_scale = 2.0**config.residual_scale
-        decoupled = config.attention == "decoupled"
-        self.attention: Attention | DecoupledAttention = (
-            DecoupledAttention if decoupled else Attention
-        )(config)
-        self.feed_forward: FeedForward | Experts = (
-            Experts(config) if config.experts else FeedForward(config)
-        )
+        if config.attention == "decoupled":
+            self.attention = DecoupledAttention(config)
+        else:
+            self.attention = Attention(config)
+        self.feed_forward = Experts(config) if config.experts else FeedForward(config)
         if config.zero_residual:
             self.zero_residual_()
 
     def forward(
         self, x_BSD: Tensor, positions: Positions, cache: LayerCache | None = None
     ) -> Tensor:
-        """The residual stream after the block."""
+        """Return the residual stream after the block."""
         x_BSD = torch.add(x_BSD, self.attention(x_BSD, positions, cache), alpha=self.residual_scale)
         return torch.add(x_BSD, self.feed_forward(x_BSD), alpha=self.residual_scale)
 
     def zero_residual_(self) -> None:
-        """Make the block the identity: every linear that writes to the residual stream becomes
-        zero.
+        """Make the block the identity: set all linears that write to the residual stream to zero.
 
-        Those linears still get a gradient, from which they leave zero.
+        They still get a gradient, from which they leave zero.
         """
-        for projection in (
-            *self.attention.output_projections(),
-            *self.feed_forward.output_projections(),
-        ):
+        projections = self.attention.output_projections() + self.feed_forward.output_projections()
+        for projection in projections:
             make_zero(projection)

@@ -1,27 +1,26 @@
-"""Cross entropy through a head, some rows of its input at a time, so that no more than their logits
-are held.
+"""Cross entropy through a head in blocks of rows, so that not all logits exist at once.
 
-The gradient of a row's logits, ``(softmax - onehot) / M``, needs that row alone, so that each block
-of logits gives way to its gradient as soon as there is one. So does that of the divergence from
-another model's predictions (:class:`Guide`), of which no more rows are held either. From there
+The gradient of a row's logits, ``(softmax - onehot) / M``, needs that row only. So each block of
+logits is replaced by its gradient at once. The same holds for the divergence from another model's
+predictions (:class:`Guide`). From the gradient
 
 * a float head computes the gradients of its input and of its weight in forward, and backward
-  multiplies them by what comes from above. In float32, and where the weight does not learn, nothing
-  of ``M x V`` is kept; else, in bfloat16, the gradient is until forward ends, because sums of
+  multiplies them by the gradient from above. In float32, and if the weight does not learn, nothing
+  of size ``M x V`` is kept. In bfloat16 the gradient is kept until forward ends, because sums of
   products in blocks would be rounded, or added up in float32, which takes longer than the products;
 * a ternary head keeps the gradient, in the dtype of its input, and goes on as from whole logits,
-  with fewer copies: votes are rounded once, from all rows.
+  with fewer copies, so that votes are rounded once, from all rows.
 
-The logits of a row, its loss and its gradient are those of whole logits but for roundings of
+The logits of a row, its loss and its gradient are those of whole logits, except for roundings of
 float32 sums.
 
-Shapes: ``M`` rows, ``m`` of them a block, ``D`` features, ``V`` ids.
+Shapes: ``M`` rows, ``m`` of them in a block, ``D`` features, ``V`` ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,32 +37,31 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.block_kernels import is_watched
 from arb_ternary_text.models.parts import FloatLinear, TiedHead, rounded_to_int8
 
-# : Logits from which on they are not held all at once: a quarter of a gigabyte of float32, several
-# times in training.
+#: Number of logits from which on they are not held all at once: a quarter of a gigabyte of float32,
+#: several times in training.
 MANY_LOGITS: Final = 1 << 24
-#: Logits of a block: 32 MiB of float32.
+#: Logits per block: 32 MiB of float32.
 _BLOCK_LOGITS: Final = 1 << 23
-#: Logits that are judged at a time on a CPU: of each of some copies 1 MiB of float32.
-_STRETCH: Final = 1 << 18
-# : Fewest rows of a block, below which a product would mostly read its weight; with a float weight,
-# write its gradient.
+#: Logits whose losses are computed at a time on a CPU: several copies of 1 MiB of float32.
+_CACHED_LOGITS: Final = 1 << 18
+#: Fewest rows per block. With fewer, a product would mostly read its weight.
 _FEWEST_ROWS: Final = 128
+#: The same for a float weight that learns, whose gradient each block writes.
 _FEWEST_ROWS_FLOAT: Final = 512
 
 
 @frozen(eq=False)
 class Guide:
-    """Predictions of another model, from which the divergence of a head's own is added to its cross
-    entropy.
+    """Predictions of another model, whose divergence from a head's own is added to the loss.
 
-    It is ``weight * T**2 * KL(guide || head)``, of softmaxes of logits over ``T``; the square keeps
-    the size of the gradient (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural
-    Network", 2015).
+    The divergence is ``weight * T**2 * KL(guide || head)`` of softmaxes of logits over ``T``. The
+    square keeps the size of the gradient (Hinton, Vinyals and Dean, "Distilling the Knowledge in a
+    Neural Network", 2015).
 
     Attributes:
-        logits_of: the other model's logits of some rows, ``[m, V]``, of any float dtype; called
-            once for each row.
-        weight: of the divergence.
+        logits_of: returns the other model's logits of some rows, ``[m, V]``, of any float dtype. It
+            is called once per row.
+        weight: factor of the divergence.
         temperature: ``T``.
     """
 
@@ -72,20 +70,123 @@ class Guide:
     temperature: float = 1.0
 
 
-def serves(head: nn.Module) -> bool:
-    """Whether ``head`` multiplies in a way that this module knows, and nobody watches it.
+class _Loss(NamedTuple):
+    """What a loss is computed from besides logits.
 
-    Not in float16, in which gradients vanish unless they are scaled before they are rounded.
+    Attributes:
+        targets: ids ``[M]``.
+        logit_scale: power of two that multiplies logits.
+        guide: adds the mean divergence from its predictions; None for none.
     """
-    known = type(head) in (FloatLinear, TernaryLinear) or (
-        isinstance(head, TiedHead) and type(head._embedding[0]) in (nn.Embedding, TernaryEmbedding)
-    )
-    if not known or is_watched(head):
+
+    targets: Tensor
+    logit_scale: float
+    guide: Guide | None
+
+    def blocks(self, ids: int, fewest_rows: int) -> Iterator[slice]:
+        """Cut the rows into blocks; IndexError first if a target is not an id."""
+        low, high = map(int, self.targets.aminmax())
+        if low < 0 or high >= ids:
+            raise IndexError(f"targets must lie in 0..{ids - 1}, got {low}..{high}")
+        step = max(fewest_rows, _BLOCK_LOGITS // ids // 64 * 64)
+        for first in range(0, len(self.targets), step):
+            yield slice(first, first + step)
+
+    def losses_and_gradient(self, logits_mV: Tensor, rows: slice, gradient_mV: Tensor) -> Tensor:
+        """Return the losses of a block, float32 ``[m]``, and write the gradient of their mean.
+
+        Args:
+            logits_mV: the logits of the block.
+            rows: the rows of the block.
+            gradient_mV: where the gradient of the mean loss of all rows goes. It may be
+                ``logits_mV``.
+        """
+        count, ids = logits_mV.shape
+        targets_m = self.targets[rows]
+        guide_mV = None if self.guide is None else self.guide.logits_of(rows)
+        losses_m = torch.empty(count, dtype=torch.float32, device=logits_mV.device)
+        # On a CPU, as few rows at a time as stay in the cache of the processor.
+        step = max(1, _CACHED_LOGITS // ids) if logits_mV.device.type == "cpu" else count
+        for first in range(0, count, step):
+            few = slice(first, first + step)
+            losses_m[few], gradient_mV[few] = self._few(
+                logits_mV[few], targets_m[few], None if guide_mV is None else guide_mV[few]
+            )
+        return losses_m
+
+    def _few(
+        self, logits_mV: Tensor, targets_m: Tensor, guide_mV: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return losses ``[m]`` and the gradient of the mean of all, both float32."""
+        scale = self.logit_scale
+        scaled_mV = logits_mV if scale == 1.0 else logits_mV * scale
+        logs_mV = scaled_mV.log_softmax(dim=-1, dtype=torch.float32)
+        target_m1 = targets_m[:, None]
+        losses_m = -logs_mV.gather(1, target_m1).squeeze(1)
+        step = scale / len(self.targets)
+        if self.guide is None or guide_mV is None:
+            gradient_mV = logs_mV.exp_().mul_(step)
+        else:
+            divergences_m, gradient_mV = _divergences(self.guide, guide_mV, scaled_mV, logs_mV)
+            losses_m += divergences_m
+            gradient_mV.mul_(step)
+        gradient_mV.scatter_add_(1, target_m1, gradient_mV.new_full(target_m1.shape, -step))
+        return losses_m, gradient_mV
+
+
+def _divergences(
+    guide: Guide, guide_mV: Tensor, scaled_mV: Tensor, logs_mV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted divergences of some rows, and a gradient.
+
+    The gradient is that of the sum of the divergences, plus ``softmax(scaled)``. It overwrites
+    ``logs``, which are ``log_softmax(scaled)``.
+    """
+    temperature = guide.temperature
+    weight = guide.weight
+    is_warm = temperature != 1.0
+    if is_warm:
+        guide_mV = guide_mV / temperature
+    guide_logs_mV = guide_mV.log_softmax(dim=-1, dtype=torch.float32)
+    guide_mV = guide_logs_mV.exp()
+    warm_mV = logs_mV
+    if is_warm:
+        warm_mV = (scaled_mV / temperature).log_softmax(dim=-1, dtype=torch.float32)
+
+    # As products of rows and columns, which need no memory for the summands.
+    ratios_mV = guide_logs_mV.sub_(warm_mV)
+    divergences_m = torch.bmm(guide_mV.unsqueeze(1), ratios_mV.unsqueeze(2)).flatten()
+    gradient_mV = logs_mV.exp_()
+    if is_warm:
+        gradient_mV.add_(warm_mV.exp_(), alpha=weight * temperature)
+    else:
+        gradient_mV.mul_(1.0 + weight)
+    gradient_mV.sub_(guide_mV, alpha=weight * temperature)
+    return divergences_m.mul_(weight * temperature**2), gradient_mV
+
+
+# --- heads
+
+
+def serves(head: nn.Module) -> bool:
+    """Return whether this module knows how ``head`` multiplies, and nobody watches it.
+
+    False in float16, in which gradients vanish unless they are scaled before they are rounded.
+    """
+    if is_watched(head):
+        return False
+    if isinstance(head, TiedHead):
+        (table,) = head._embedding
+        if type(table) not in (nn.Embedding, TernaryEmbedding):
+            return False
+    elif type(head) not in (FloatLinear, TernaryLinear):
         return False
     weights, _ = _weights_of(head)
-    held = weights if isinstance(weights, Tensor) else weights.weight
-    kind = held.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else held.dtype
+    tensor = weights if isinstance(weights, Tensor) else weights.weight
+    kind = tensor.device.type
+    dtype = tensor.dtype
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
     return dtype is not torch.float16
 
 
@@ -96,12 +197,13 @@ def mean_cross_entropy(
     logit_scale: float = 1.0,
     guide: Guide | None = None,
 ) -> Tensor:
-    """Mean of the cross entropies of ``logit_scale * head(x)``, a float32 scalar; backward casts
-    the head's votes.
+    """Return the mean cross entropy of ``logit_scale * head(x)``, a float32 scalar.
+
+    Backward casts the head's votes.
 
     Args:
-        head: one that :func:`serves`.
-        x_MD: input of the head, at least one row.
+        head: a head that :func:`serves` accepts.
+        x_MD: the input of the head, at least one row.
         targets_M: ids.
         logit_scale: power of two.
         guide: adds the mean divergence from its predictions.
@@ -111,18 +213,17 @@ def mean_cross_entropy(
     """
     weights, activations = _weights_of(head)
     x_MD = TernaryModule.in_autocast(x_MD).contiguous()
+    wanted = _Loss(targets_M, logit_scale, guide)
     loss: Tensor
     if isinstance(weights, Tensor):
         x_MD = rounded_to_int8(x_MD) if activations == "int8" else x_MD
-        loss = _FloatHead.apply(  # type: ignore[no-untyped-call]
-            x_MD, weights.to(x_MD.dtype), targets_M, logit_scale, guide
-        )
+        loss = _FloatHead.apply(x_MD, weights.to(x_MD.dtype), wanted)  # type: ignore[no-untyped-call]
         return loss
     anchor = weights.vote_anchor()
-    bias = _bias_of(weights)
-    head_state = _TernaryState(weights.vote_state(), activations, weights.gradients)
+    state = weights.vote_state()
+    settings = (activations, weights.gradients)
     loss = _TernaryHead.apply(  # type: ignore[no-untyped-call]
-        x_MD, anchor, bias, targets_M, logit_scale, head_state, guide
+        x_MD, anchor, _bias_of(weights), state, settings, wanted
     )
     if anchor is not None:
         weights.expect_votes(loss)
@@ -133,36 +234,37 @@ def mean_cross_entropy(
 def cross_entropies(
     head: nn.Module, x_MD: Tensor, targets_M: Tensor, logit_scale: float = 1.0
 ) -> Tensor:
-    """The cross entropy of each row, float32 ``[M]``, as :func:`mean_cross_entropy`, without
-    gradients.
+    """Return the cross entropy of each row, float32 ``[M]``, without gradients.
+
+    Arguments and errors are those of :func:`mean_cross_entropy`.
     """
     weights, activations = _weights_of(head)
     x_MD = TernaryModule.in_autocast(x_MD).contiguous()
+    logits_of: Callable[[slice], Tensor]
     if isinstance(weights, Tensor):
-        x_MD = rounded_to_int8(x_MD) if activations == "int8" else x_MD
-        table = weights.to(x_MD.dtype)
-        return _losses(
-            lambda rows: F.linear(x_MD[rows], table), targets_M, table.size(0), logit_scale
-        )
-    product = _TernaryState(weights.vote_state(), activations, weights.gradients).product(
-        x_MD, _bias_of(weights)
-    )
-    return _losses(product.logits, targets_M, weights.shape.out_features, logit_scale)
+        rows_MD = rounded_to_int8(x_MD) if activations == "int8" else x_MD
+        table_VD = weights.to(x_MD.dtype)
+        ids = table_VD.size(0)
 
+        def logits_of(rows: slice) -> Tensor:
+            return F.linear(rows_MD[rows], table_VD)
 
-def _losses(
-    logits_of: Callable[[slice], Tensor], targets_M: Tensor, ids: int, logit_scale: float
-) -> Tensor:
+    else:
+        ids = weights.shape.out_features
+        logits_of = _TernaryProduct(
+            weights.vote_state(), x_MD, _bias_of(weights), activations
+        ).logits
+
     losses_M = torch.empty(targets_M.shape, dtype=torch.float32, device=targets_M.device)
-    for rows in _blocks(targets_M, ids):
+    for rows in _Loss(targets_M, logit_scale, None).blocks(ids, _FEWEST_ROWS):
         logits_mV = logits_of(rows)
-        wide_mV = (logits_mV if logit_scale == 1.0 else logits_mV * logit_scale).float()
-        losses_M[rows] = F.cross_entropy(wide_mV, targets_M[rows], reduction="none")
+        scaled_mV = logits_mV if logit_scale == 1.0 else logits_mV * logit_scale
+        losses_M[rows] = F.cross_entropy(scaled_mV.float(), targets_M[rows], reduction="none")
     return losses_M
 
 
 def _weights_of(head: nn.Module) -> tuple[Tensor | TernaryModule, str]:
-    """What ``head`` multiplies by, and how it rounds its input."""
+    """Return the weights of a head, and how it rounds its input."""
     if isinstance(head, TiedHead):
         (table,) = head._embedding
         return (table.weight if isinstance(table, nn.Embedding) else table), head.activations
@@ -176,131 +278,29 @@ def _bias_of(weights: TernaryModule) -> Tensor | None:
     return weights.integer_bias() if isinstance(weights, TernaryLinear) else None
 
 
-def _blocks(targets_M: Tensor, ids: int, fewest: int | None = None) -> Iterator[slice]:
-    """Stretches of at least ``fewest`` rows; IndexError first where a target is no id."""
-    low, high = map(int, targets_M.aminmax())
-    if low < 0 or high >= ids:
-        raise IndexError(f"targets must lie in 0..{ids - 1}, got {low}..{high}")
-    step = max(fewest or _FEWEST_ROWS, _BLOCK_LOGITS // ids // 64 * 64)
-    for first in range(0, len(targets_M), step):
-        yield slice(first, first + step)
-
-
-def losses_and_gradients(
-    logits_mV: Tensor,
-    targets_m: Tensor,
-    logit_scale: float,
-    share: float,
-    guide: tuple[Guide, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The losses of a block, ``[m]``, and ``share`` times the gradients of their sum, ``[m, V]``;
-    float32.
-
-    ``logit_scale``, a power of two, multiplies the logits first. ``guide`` comes with its logits of
-    the block.
-    """
-    scaled_mV = logits_mV if logit_scale == 1.0 else logits_mV * logit_scale
-    logs_mV = scaled_mV.log_softmax(dim=-1, dtype=torch.float32)
-    place_m1 = targets_m[:, None]
-    losses_m = -logs_mV.gather(1, place_m1).squeeze(1)
-    step = share * logit_scale
-    if guide is None:
-        gradients_mV = logs_mV.exp_().mul_(step)
-    else:
-        aim, theirs_mV = guide
-        apart_m, gradients_mV = _drawn_towards(aim, theirs_mV, scaled_mV, logs_mV)
-        losses_m += apart_m
-        gradients_mV.mul_(step)
-    gradients_mV.scatter_add_(1, place_m1, gradients_mV.new_full(place_m1.shape, -step))
-    return losses_m, gradients_mV
-
-
-def _drawn_towards(
-    guide: Guide, theirs_mV: Tensor, scaled_mV: Tensor, logs_mV: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The weighted divergences of a block, ``[m]``, and the gradient of their sum plus
-    ``softmax(scaled)``.
-
-    Overwrites ``logs``, which are ``log_softmax(scaled)``.
-    """
-    heat = guide.temperature
-    weight = guide.weight
-    warm = heat != 1.0
-    logs_theirs_mV = (theirs_mV / heat if warm else theirs_mV).log_softmax(
-        dim=-1, dtype=torch.float32
-    )
-    theirs_mV = logs_theirs_mV.exp()
-    warm_mV = (scaled_mV / heat).log_softmax(dim=-1, dtype=torch.float32) if warm else logs_mV
-    # As products of rows and columns, which need no room for what is summed.
-    apart_m = torch.bmm(theirs_mV.unsqueeze(1), logs_theirs_mV.sub_(warm_mV).unsqueeze(2)).flatten()
-    gradients_mV = logs_mV.exp_()
-    if warm:
-        gradients_mV.add_(warm_mV.exp_(), alpha=weight * heat)
-    else:
-        gradients_mV.mul_(1.0 + weight)
-    return apart_m.mul_(weight * heat**2), gradients_mV.sub_(theirs_mV, alpha=weight * heat)
-
-
-def _judge(
-    logits_mV: Tensor,
-    targets_m: Tensor,
-    logit_scale: float,
-    share: float,
-    guide: tuple[Guide, Tensor] | None,
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Rows of a block and their :func:`losses_and_gradients`, as few at a time as stay in a
-    processor's cache.
-    """
-    count, ids = logits_mV.shape
-    step = max(1, _STRETCH // ids) if logits_mV.device.type == "cpu" else count
-    for first in range(0, count, step):
-        rows = slice(first, first + step)
-        aim = None if guide is None else (guide[0], guide[1][rows])
-        yield rows, *losses_and_gradients(logits_mV[rows], targets_m[rows], logit_scale, share, aim)
-
-
-def _of_block(guide: Guide | None, rows: slice) -> tuple[Guide, Tensor] | None:
-    return None if guide is None else (guide, guide.logits_of(rows))
-
-
 class _FloatHead(torch.autograd.Function):
-    """Mean cross entropy of ``x @ W.T``; gradients of both are made in forward, where they are
-    needed.
-    """
+    """Mean cross entropy of ``x @ W.T``; forward computes the gradients that are needed."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x_MD: Tensor,
-        weight_VD: Tensor,
-        targets_M: Tensor,
-        logit_scale: float,
-        guide: Guide | None,
-    ) -> Tensor:
-        count = len(targets_M)
+    def forward(ctx: Any, x_MD: Tensor, weight_VD: Tensor, loss: _Loss) -> Tensor:
+        count = len(x_MD)
         ids = weight_VD.size(0)
-        of_x, of_weight = ctx.needs_input_grad[:2]
-        at_once = x_MD.dtype is torch.float32 or not of_weight
-        fewest = _FEWEST_ROWS_FLOAT if of_weight else _FEWEST_ROWS
-        grad_x_MD = torch.empty_like(x_MD) if of_x else None
-        grad_weight_VD = torch.zeros_like(weight_VD) if of_weight else None
-        grad_MV = None if at_once else x_MD.new_empty((count, ids))
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        grad_x_MD = torch.empty_like(x_MD) if needs_x else None
+        grad_weight_VD = torch.zeros_like(weight_VD) if needs_weight else None
+        # See the beginning of this module.
+        keeps_gradient = needs_weight and x_MD.dtype is not torch.float32
+        grad_MV = x_MD.new_empty((count, ids)) if keeps_gradient else None
         losses_M = torch.empty(count, dtype=torch.float32, device=x_MD.device)
+        fewest_rows = _FEWEST_ROWS_FLOAT if needs_weight else _FEWEST_ROWS
         with torch.autocast(x_MD.device.type, enabled=False):
-            for rows in _blocks(targets_M, ids, fewest):
-                # Logits give way to their gradients.
-                block_mV = F.linear(x_MD[rows], weight_VD) if grad_MV is None else grad_MV[rows]
+            for rows in loss.blocks(ids, fewest_rows):
                 if grad_MV is not None:
-                    torch.mm(x_MD[rows], weight_VD.T, out=block_mV)
-                loss_m = losses_M[rows]
-                aim = _of_block(guide, rows)
-                for few, losses, gradients in _judge(
-                    block_mV, targets_M[rows], logit_scale, 1.0 / count, aim
-                ):
-                    loss_m[few] = losses
-                    block_mV[few] = gradients
-                if grad_MV is not None:
+                    block_mV = torch.mm(x_MD[rows], weight_VD.T, out=grad_MV[rows])
+                    losses_M[rows] = loss.losses_and_gradient(block_mV, rows, block_mV)
                     continue
+                block_mV = F.linear(x_MD[rows], weight_VD)
+                losses_M[rows] = loss.losses_and_gradient(block_mV, rows, block_mV)
                 if grad_x_MD is not None:
                     torch.mm(block_mV, weight_VD, out=grad_x_MD[rows])
                 if grad_weight_VD is not None:
@@ -309,36 +309,36 @@ class _FloatHead(torch.autograd.Function):
                 torch.mm(grad_MV, weight_VD, out=grad_x_MD)
             if grad_MV is not None and grad_weight_VD is not None:
                 torch.mm(grad_MV.T, x_MD, out=grad_weight_VD)
-        ctx.made = (grad_x_MD, grad_weight_VD)
+        ctx.gradients = (grad_x_MD, grad_weight_VD)
         return losses_M.mean()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x, grad_weight = (None if each is None else _times(each, grad) for each in _taken(ctx))
-        return grad_x, grad_weight, None, None, None
+        grad_x, grad_weight = _taken(ctx)
+        grad_x = None if grad_x is None else _times(grad_x, grad)
+        grad_weight = None if grad_weight is None else _times(grad_weight, grad)
+        return grad_x, grad_weight, None
 
 
-def _taken(ctx: Any) -> tuple[Tensor | None, ...]:
-    """The gradients that forward made, which go to whom they are for, so that there is no second
-    copy of them.
-    """
-    made: tuple[Tensor | None, ...] | None = ctx.made
-    if made is None:
+def _taken(ctx: Any) -> Any:
+    """Take the gradients that forward computed, so that there is no second copy of them."""
+    gradients = ctx.gradients
+    if gradients is None:
         raise RuntimeError(
             "the gradients of a loss in blocks are gone after the first backward; compute it again"
         )
-    ctx.made = None
-    return made
+    ctx.gradients = None
+    return gradients
 
 
 def _times(gradient: Tensor, above: Tensor) -> Tensor:
-    """``gradient * above``, in place, as nobody else has it."""
+    """Multiply a gradient that nobody else holds by the one from above, in place."""
     return gradient if float(above) == 1.0 else gradient.mul_(above)
 
 
-class _Product:
-    """The rows that a ternary head multiplies, as they are kept for backward, and its logits."""
+class _TernaryProduct:
+    """The rows that a ternary head multiplies, as they are kept for backward, and their logits."""
 
     def __init__(
         self, state: VoteState, x_MD: Tensor, bias_V: Tensor | None, activations: str
@@ -346,22 +346,17 @@ class _Product:
         self._state = state
         self._bias_V = bias_V
         self._dtype = x_MD.dtype
+        self.x_MD = x_MD
+        self.scale_M: Tensor | None = None
         if activations == "int8":
-            self.x_MD, scale_M = kernel(state.backend, "quantize_rows")(x_MD)
-            self.scale_M: Tensor | None = scale_M
-        else:
-            self.x_MD = x_MD
-            self.scale_M = None
+            self.x_MD, self.scale_M = kernel(state.backend, "quantize_rows")(x_MD)
 
     def logits(self, rows: slice) -> Tensor:
-        """``[m, V]``, in the dtype of the head's input."""
+        """Return the logits of some rows, ``[m, V]``, in the dtype of the head's input."""
         state = self._state
-        scale_M = self.scale_M
-        scale_m = None if scale_M is None else scale_M[rows]
-        run = kernel(state.backend, "linear")
-        logits_mV: Tensor = run(
+        logits_mV: Tensor = kernel(state.backend, "linear")(
             self.x_MD[rows],
-            scale_m,
+            None if self.scale_M is None else self.scale_M[rows],
             state.weight,
             state.exponent,
             self._bias_V,
@@ -371,24 +366,10 @@ class _Product:
         return logits_mV
 
 
-class _TernaryState:
-    """What a ternary head multiplies with, and how."""
-
-    def __init__(self, state: VoteState, activations: str, gradients: str) -> None:
-        self.state = state
-        self.activations = activations
-        self.gradients = gradients
-
-    def product(self, x_MD: Tensor, bias_V: Tensor | None) -> _Product:
-        """The product with the rows ``x``."""
-        return _Product(self.state, x_MD, bias_V, self.activations)
-
-
 class _TernaryHead(torch.autograd.Function):
     """Mean cross entropy of ``x @ W.T + bias``.
 
-    Backward is that of ``arb_ternary::linear``, to the bit. The gradient of the logits belongs to
-    nobody else: it is multiplied by the scales of the rows in place, and freed when it is rounded.
+    The gradient of the logits belongs to nobody else, so that backward may overwrite and free it.
     """
 
     @staticmethod
@@ -397,55 +378,46 @@ class _TernaryHead(torch.autograd.Function):
         x_MD: Tensor,
         anchor: Tensor | None,
         bias_V: Tensor | None,
-        targets_M: Tensor,
-        logit_scale: float,
-        head: _TernaryState,
-        guide: Guide | None,
+        state: VoteState,
+        settings: tuple[str, str],
+        loss: _Loss,
     ) -> Tensor:
-        count = len(targets_M)
-        ids = head.state.sizes[0]
-        state = head.state
-        product = head.product(x_MD, bias_V)
+        activations, gradients = settings
+        count = len(x_MD)
+        ids = state.shape.out_features
+        product = _TernaryProduct(state, x_MD, bias_V, activations)
         grad_MV = x_MD.new_empty((count, ids))
         losses_M = torch.empty(count, dtype=torch.float32, device=x_MD.device)
-        for rows in _blocks(targets_M, ids):
-            logits_mV = product.logits(rows)
-            loss_m = losses_M[rows]
-            block_mV = grad_MV[rows]
-            aim = _of_block(guide, rows)
-            for few, losses, gradients in _judge(
-                logits_mV, targets_M[rows], logit_scale, 1.0 / count, aim
-            ):
-                loss_m[few] = losses
-                block_mV[few] = gradients
-        scale_M = torch.empty(0) if product.scale_M is None else product.scale_M
-        ctx.save_for_backward(product.x_MD, scale_M, state.weight, state.exponent)
-        ctx.made = (grad_MV,)
-        ctx.head = head
+        for rows in loss.blocks(ids, _FEWEST_ROWS):
+            losses_M[rows] = loss.losses_and_gradient(product.logits(rows), rows, grad_MV[rows])
+        # Weights are kept so that torch notices if they change before backward.
+        ctx.save_for_backward(product.x_MD, product.scale_M, state.weight, state.exponent)
+        ctx.gradients = [grad_MV]
+        ctx.state = state
+        ctx.rounding = gradients
+        ctx.dtype = x_MD.dtype
         ctx.casts = anchor is not None
         ctx.has_bias = bias_V is not None
-        ctx.x_dtype = x_MD.dtype
         return losses_M.mean()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_MD, scale_M, *_ = ctx.saved_tensors
-        (grad_MV,) = _taken(ctx)
-        assert grad_MV is not None
-        grad_MV = _times(grad_MV, grad)
-        grad_bias = grad_MV.sum(dim=0, dtype=torch.float32) if ctx.has_bias else None
-        owned = [grad_MV]
-        del grad_MV  # so that backward can free it
+        gradients = _taken(ctx)
+        _times(gradients[0], grad)
+        grad_bias = None
+        if ctx.has_bias:
+            grad_bias = gradients[0].sum(dim=0, dtype=torch.float32)
         grad_x = linear_backward(
-            owned.pop(),
+            gradients.pop(),  # the only reference, so that it can be freed
             x_MD,
-            scale_M if ctx.head.activations == "int8" else None,
-            ctx.head.state,
-            gradients=ctx.head.gradients,
-            dtype=ctx.x_dtype,
+            scale_M,
+            ctx.state,
+            gradients=ctx.rounding,
+            dtype=ctx.dtype,
             needs_input=ctx.needs_input_grad[0],
             casts=ctx.casts,
             owns_grad=True,
         )
-        return grad_x, None, grad_bias, None, None, None, None
+        return grad_x, None, grad_bias, None, None, None

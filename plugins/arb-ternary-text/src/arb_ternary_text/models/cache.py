@@ -3,14 +3,13 @@
 A cache keeps them as the model computes them (``float``), or rounded to ``int8``
 (:class:`Int8LayerCache`).
 
-Shapes: ``B`` sequences, ``H`` key heads, ``S`` new positions, ``T`` positions that the new ones may
-see (their own included), ``C`` features of a head.
-
 A forward pass first calls :meth:`KeyValueCache.reserve`, then each layer's
 :meth:`LayerCache.extend` with the span that it returned, then :meth:`KeyValueCache.advance`.
-``extend`` writes to the slots of the span, whatever was counted since, so that running a layer
-again before the next ``reserve`` (activation checkpointing does, in the backward) gives the same
-result.
+``extend`` writes to the slots of the span, whatever was counted since. So running a layer again
+before the next ``reserve``, as activation checkpointing does in backward, gives the same result.
+
+Shapes: ``B`` sequences, ``H`` key heads, ``S`` new positions, ``T`` positions that the new ones may
+see (their own included), ``C`` features of a head.
 """
 
 from __future__ import annotations
@@ -24,16 +23,19 @@ from torch import Tensor
 from arb_ternary.backends.reference import quantize_rows
 from arb_ternary.errors import UsageProblem
 
-#: What keys and values are kept as.
+#: Formats of keys and values.
 CacheNumbers = Literal["float", "int8"]
 
-#: Slots that the first allocation has at least; a full cache doubles.
+#: Smallest number of slots of the first allocation; a full cache doubles.
 FIRST_CAPACITY = 64
 
 
 class Span(NamedTuple):
-    """Where a pass writes (from ``slot`` on), and how many positions before that it may see
-    (``past``).
+    """The slots of a pass.
+
+    Attributes:
+        slot: the first slot that it writes.
+        past: number of slots before it that it may see.
     """
 
     slot: int
@@ -44,12 +46,12 @@ class LayerCache:
     """Keys and values of one layer as the model computes them, in slots along the third dimension.
 
     Attributes:
-        stored: nothing before the first pass, then keys and values, ``[B, H, capacity, C]``;
-            whatever a subclass keeps has slots along the third dimension, too.
-        capacity: slots that there have to be from the next pass on.
+        stored: nothing before the first pass, then keys and values, ``[B, H, capacity, C]``. The
+            tensors of a subclass have slots along the third dimension, too.
+        capacity: number of slots needed from the next pass on.
     """
 
-    #: Tensors that are stored.
+    #: Number of tensors in ``stored``.
     parts: int = 2
 
     def __init__(self) -> None:
@@ -59,7 +61,7 @@ class LayerCache:
     def extend(self, keys_BHSC: Tensor, values_BHSC: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         """Store new keys and values; return those that the new positions may see, ``[B, H, T, C]``.
 
-        What is stored is detached: no gradient reaches an earlier pass.
+        Stored tensors are detached: no gradient reaches an earlier pass.
         """
         kept = self._kept(keys_BHSC, values_BHSC)
         places = self.room_for(keys_BHSC, values_BHSC, span)
@@ -67,9 +69,9 @@ class LayerCache:
         return self._read(seen, keys_BHSC.dtype)
 
     def room_for(self, keys_BHSC: Tensor, values_BHSC: Tensor, span: Span) -> list[Tensor]:
-        """All slots of what is ``stored``, enlarged where the new ones would not fit.
+        """Return all slots of the ``stored`` tensors, enlarged if the new ones would not fit.
 
-        Of the new ones only dtype, device and ``B, H, C`` count.
+        Of the new keys and values only dtype, device and ``B, H, C`` matter.
         """
         if not self.stored or self.stored[0].size(2) < self.capacity:
             like = self._kept(keys_BHSC[:, :, :0], values_BHSC[:, :, :0])
@@ -86,44 +88,43 @@ class LayerCache:
             stored[:, :, : span.past] = stored[:, :, span.slot - span.past : span.slot].clone()
 
     def latest(self, span: Span) -> list[Tensor]:
-        """Copies of what is stored of the ``past`` positions before ``slot``."""
+        """Return copies of the stored tensors of the ``past`` positions before ``slot``."""
         return [stored[:, :, span.slot - span.past : span.slot].clone() for stored in self.stored]
 
     def restore(self, latest: list[Tensor]) -> None:
-        """Continue from what :meth:`latest` returned.
+        """Continue from tensors that :meth:`latest` returned.
 
         Raises:
-            UsageProblem: a cache of other numbers returned it.
+            UsageProblem: a cache of another format returned them.
         """
         if len(latest) != self.parts:
             raise UsageProblem(
-                "cache: the state is of a cache that keeps other numbers (float or int8)",
-                "Load it into a cache made with the same numbers.",
+                "cache: the state is of a cache of the other format (float or int8)",
+                "Load it into a cache made with the same `numbers`.",
             )
         self.stored = [stored.clone() for stored in latest]
         self.capacity = self.stored[0].size(2)
 
     def _kept(self, keys_BHSC: Tensor, values_BHSC: Tensor) -> list[Tensor]:
-        """What is stored of these keys and values."""
+        """Return the tensors to store for these keys and values."""
         return [keys_BHSC, values_BHSC]
 
     def _read(self, stored: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The keys and the values, for attention in ``dtype``, of what :meth:`_kept` gave."""
+        """Return keys and values for attention in ``dtype`` from stored tensors."""
         keys, values = stored
         return keys, values
 
 
 class Int8LayerCache(LayerCache):
-    """Keys and values of one layer rounded to int8, ``C`` bytes and a scale for each position and
-    head.
+    """Keys and values of one layer rounded to int8: ``C`` bytes and a scale per position and head.
 
-    A key, after its norm and its rotation, and a value are rows of ``C`` features, which
-    ``quantize_rows`` of :mod:`arb_ternary.backends.reference` rounds: in float32 ``scale = max|x| /
-    127``, ``code = round_half_even(x / scale)``; zeros have a scale of 0, and a row that is not
-    finite has a scale that is not. Attention sees ``code * scale``, in float32 and then in its
-    dtype, of the new positions as of the others: a position is the same to all that see it, however
-    many are read at once. Scales are float32, in which they are computed: float16 would save 2 of
-    ``C + 4`` bytes, and would have a least and a largest row.
+    A key (after its norm and rotation) or a value is a row of ``C`` features. ``quantize_rows`` of
+    :mod:`arb_ternary.backends.reference` rounds it in float32: ``scale = max|x| / 127``, ``code =
+    round_half_even(x / scale)``. The scale of zeros is 0, and that of a row that is not finite is
+    not finite either. Attention sees ``code * scale``, computed in float32 and then rounded to its
+    dtype, of new positions as of old ones. So a position is the same to all positions that see it,
+    however many are read at once. Scales are float32: float16 would save 2 of ``C + 4`` bytes and
+    limit the size of rows.
 
     ``stored``: codes of keys and of values, int8 ``[B, H, capacity, C]``, then their scales,
     float32 ``[B, H, capacity]``.
@@ -137,26 +138,29 @@ class Int8LayerCache(LayerCache):
                 "cache: keys and values rounded to int8 have no gradient",
                 "Run the model under torch.no_grad().",
             )
-        (keys, key_scales) = _rounded(keys_BHSC)
-        (values, value_scales) = _rounded(values_BHSC)
+        keys, key_scales = _rounded(keys_BHSC)
+        values, value_scales = _rounded(values_BHSC)
         return [keys, values, key_scales, value_scales]
 
     def _read(self, stored: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        keys, values, *scales = stored
-        key_scales, value_scales = (each.unsqueeze(-1) for each in scales)
-        return (keys * key_scales).to(dtype), (values * value_scales).to(dtype)
+        keys, values, key_scales, value_scales = stored
+        keys = (keys * key_scales.unsqueeze(-1)).to(dtype)
+        values = (values * value_scales.unsqueeze(-1)).to(dtype)
+        return keys, values
 
 
 def _rounded(x_BHSC: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes ``[B, H, S, C]`` and scales ``[B, H, S]``."""
     codes, scales = quantize_rows(x_BHSC.flatten(0, 2))
     return codes.view(x_BHSC.shape), scales.view(x_BHSC.shape[:3])
 
 
 def _written(stored: Tensor, new: Tensor, span: Span) -> Tensor:
+    """Write new positions to their slots; return all positions that they may see."""
     stop = span.slot + new.size(2)
     stored[:, :, span.slot : stop] = new.detach()
     if torch.is_grad_enabled():
-        # A copy: the backward needs it unchanged while the next pass writes to the slots.
+        # A copy: backward needs it unchanged while the next pass writes to the slots.
         return torch.cat((stored[:, :, span.slot - span.past : span.slot], new), dim=2)
     return stored[:, :, span.slot - span.past : stop]
 
@@ -169,14 +173,14 @@ class KeyValueCache:
 
     Args:
         layers: number of layers.
-        batch_size: sequences, all of the same length.
-        window: positions that a position sees, itself included; older ones are dropped. None = all.
-        limit: most tokens the cache may hold; None = no bound (give a window, so that memory is
-            bounded).
-        numbers: what keys and values are kept as; ``int8`` is for passes without gradients.
+        batch_size: number of sequences, all of the same length.
+        window: number of positions that a position sees, itself included; older ones are dropped.
+            None = all.
+        limit: largest number of tokens; None = no bound (give a window, so that memory is bounded).
+        numbers: format of keys and values; ``int8`` is for passes without gradients.
 
     Raises:
-        UsageProblem: no such numbers.
+        UsageProblem: there is no such format.
     """
 
     def __init__(
@@ -205,7 +209,7 @@ class KeyValueCache:
         """Make room for ``count`` tokens.
 
         Raises:
-            UsageProblem: another batch size than the cache was made for, or more tokens than it may
+            UsageProblem: the batch size is not the cache's, or there are more tokens than it may
                 hold.
         """
         if batch_size != self.batch_size:
@@ -239,27 +243,24 @@ class KeyValueCache:
         self._slot += count
 
     def bytes_per_token(self) -> int:
-        """Bytes that all layers keep of a token of one sequence, once a pass has shown of how many
-        features.
-        """
+        """Return the bytes that all layers keep per token of one sequence; 0 before a pass."""
         return sum(stored[:1, :, :1].nbytes for layer in self.layers for stored in layer.stored)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the coming positions may still see: nested lists and tensors, bounded by the
-        window.
-        """
+        """Return what later positions may still see, as nested lists of tensors."""
         layers = [layer.latest(self._span()) for layer in self.layers] if self.length else []
         return {"length": self.length, "layers": layers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict` of a cache of the same model, batch size and numbers.
+        """Continue from the state of a cache of the same model, batch size and format.
 
         Raises:
-            UsageProblem: the numbers are others.
+            UsageProblem: the format differs.
         """
         self.length = int(state["length"])
         self.layers = [_LAYERS[self.numbers]() for _ in self.layers]
-        self._slot = self._capacity = self._span().past
+        self._slot = self._span().past
+        self._capacity = self._slot
         if self.length:
             for layer, latest in zip(self.layers, state["layers"], strict=True):
                 layer.restore(latest)
@@ -270,7 +271,7 @@ class KeyValueCache:
 
     def _enlarged(self, needed: int) -> int:
         if self.window is not None:
-            # Twice the window, so that compacting costs one copied position a decoded token.
+            # Twice the window, so that compacting copies one position per decoded token.
             return max(needed, 2 * self.window)
         doubled = max(needed, 2 * self._capacity, FIRST_CAPACITY)
         return doubled if self.limit is None else min(doubled, self.limit)

@@ -1,7 +1,6 @@
-"""A plain decoder as a kernel sees it: its tensors, sizes and kinds, with nothing of its modules.
+"""A plain decoder as the kernel ``text.decode_step`` sees it: tensors, sizes and kinds, no modules.
 
-The kernel ``decode_step`` of a backend takes a :class:`DecoderPlan`; who makes one is
-:mod:`arb_ternary_text.models.native_decode`.
+:mod:`arb_ternary_text.models.native_decode` makes a :class:`DecoderPlan` of a model.
 """
 
 from __future__ import annotations
@@ -19,9 +18,11 @@ class WeightPlan:
     """A ternary weight, in the backend's layout.
 
     Attributes:
-        packed, exponent, shape: as kernels take them.
-        factor: float32 ``[1]``, which multiplies the product, or ``[N]``, one for each row of the
-            weight; None = 1.
+        packed: the trits, as kernels take them.
+        exponent: the exponents, as kernels take them.
+        shape: the logical shape.
+        factor: float32 factors of the product: ``[1]``, or ``[N]`` with one per row of the weight;
+            None = 1.
     """
 
     packed: Tensor
@@ -36,7 +37,7 @@ class NormPlan:
 
     Attributes:
         eps: added to the mean square.
-        gain: float ``[features]``; None = 1, or ``row``.
+        gain: float gains ``[features]``; None = 1, or ``row``.
         row: the gain as a ternary weight of one row.
     """
 
@@ -47,9 +48,7 @@ class NormPlan:
 
 @frozen(eq=False)
 class LayerPlan:
-    """One block. Norms that are None are left out; so is the gate of an activation that has
-    none.
-    """
+    """One block. Norms that are None are left out; ``relu2`` has no gate."""
 
     attention_norm: NormPlan | None
     query: WeightPlan
@@ -69,19 +68,23 @@ class LayerPlan:
 
 @frozen(eq=False)
 class DecoderPlan:
-    """All of a decoder that one token passes.
+    """The parts of a decoder that a token passes.
 
     Attributes:
-        width, heads, key_heads, features, hidden, vocabulary: ``D``, ``H``, ``G``, ``C``, ``F``,
-            ``V``.
-        activation: of the feed-forward layers.
-        speeds: angle of each of the ``C / 2`` planes, for a position of 1.
+        width: features of the residual stream, ``D``.
+        heads: query heads, ``H``.
+        key_heads: key and value heads, ``G``.
+        features: features of a head, ``C``.
+        hidden: hidden features of a feed-forward layer, ``F``.
+        vocabulary: number of token ids, ``V``.
+        activation: non-linearity of the feed-forward layers.
+        speeds: angle of each of the ``C / 2`` planes per position.
         embedding: a ternary weight ``[V, D]``, or floats.
-        layers: in the order in which they run.
-        final_norm: in front of the head.
+        layers: the blocks in the order in which they run.
+        final_norm: the norm in front of the head.
         head: a ternary weight ``[V, D]``; None: the step ends with the final norm.
-        logit_scale: multiplies what ``head`` gives.
-        dtype: of the result, and of a cache that is not rounded to int8.
+        logit_scale: multiplies the product of ``head``.
+        dtype: dtype of the result, and of a cache that is not rounded to int8.
     """
 
     width: int

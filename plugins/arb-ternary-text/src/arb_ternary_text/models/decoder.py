@@ -24,16 +24,13 @@ from arb_ternary_text.models.transformer import Transformer
 
 
 class Decoder(Transformer):
-    """Embedding, blocks, final norm, head.
-
-    ``forward`` is ``logits(run_blocks(embed(tokens)))``; the three are public for those who grow,
-    cut or distil a model.
+    """A language model: embedding, blocks, final norm, head.
 
     Args:
         config: the options.
         vocabulary_size: number of token ids.
-        blocks: what yields the blocks in the order in which they run; None makes ``config.layers``
-            new ones.
+        blocks: yields the blocks in the order in which they run; None makes ``config.layers`` new
+            ones.
     """
 
     embedding: nn.Embedding | TernaryEmbedding
@@ -43,9 +40,9 @@ class Decoder(Transformer):
     ) -> None:
         super().__init__(config, vocabulary_size)
         self.embedding = make_embedding(config, vocabulary_size)
-        self.blocks = (
-            nn.ModuleList(Block(config) for _ in range(config.layers)) if blocks is None else blocks
-        )
+        if blocks is None:
+            blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = blocks
         self.final_norm = make_norm(config, config.width, gain=True)
         self.head = make_head(config, vocabulary_size, self.embedding)
         self._preserves_state = False
@@ -58,47 +55,46 @@ class Decoder(Transformer):
 
     @property
     def sliding_window(self) -> int | None:
-        """Positions that a position sees, itself included; None = all."""
+        """Number of positions that a position sees, itself included; None = all."""
         return self.config.sliding_window
 
     @property
     def cache_numbers(self) -> tuple[CacheNumbers, ...]:
-        """What :meth:`new_cache` may keep keys and values as."""
+        """The formats of keys and values that :meth:`new_cache` can make."""
         return get_args(CacheNumbers)
 
     def forward(self, tokens_BS: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Logits ``[B, S, V]`` of the token that follows each position.
+        """Return logits ``[B, S, V]`` of the token that follows each position.
 
         Args:
             tokens_BS: token ids, int64 (or int32).
-            cache: what earlier calls have seen; ``tokens_BS`` continue it, and it is advanced.
+            cache: keys and values of the tokens before, which ``tokens_BS`` continue. It is
+                advanced.
 
         Raises:
             UsageProblem: the sequence exceeds the context, or the cache does not fit the batch.
         """
-        if (
-            type(self) is Decoder
-            and cache is not None
-            and tokens_BS.size(1) == 1
-            and not torch.is_grad_enabled()
-        ):
+        single = tokens_BS.size(1) == 1
+        if cache is not None and single and type(self) is Decoder and not torch.is_grad_enabled():
             logits_B1V = decode_token(self, tokens_BS, cache)
             if logits_B1V is not None:
                 return logits_B1V
         return self.logits(self.hidden(tokens_BS, cache))
 
     def hidden(self, tokens_BS: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """The residual stream ``[B, S, D]`` after the last block; arguments and errors are those of
-        :meth:`forward`.
+        """Return the residual stream ``[B, S, D]`` after the last block.
+
+        Arguments and errors are those of :meth:`forward`.
         """
-        streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
-        return self._run(self.embed(tokens_BS), self.blocks, streamed)
+        if cache is None and self.training:
+            cache = self._runtime(tokens_BS.size(0))
+        return self._run(self.embed(tokens_BS), self.blocks, cache)
 
     def next_logits(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor:
-        """Logits ``[B, V]`` of the token after the last position; the head multiplies no other.
+        """Return logits ``[B, V]`` of the token after the last position.
 
-        Where somebody watches the model, or has given it a ``forward`` of its own, all are
-        computed, of which these are the last.
+        The head multiplies that position only. If somebody watches the model, or has given it a
+        ``forward`` of its own, the logits of all positions are computed.
         """
         if tokens_BS.size(1) == 1 or type(self).forward is not Decoder.forward or is_watched(self):
             logits_BSV: Tensor = self(tokens_BS, cache)
@@ -106,18 +102,18 @@ class Decoder(Transformer):
         return self.logits(self.hidden(tokens_BS, cache)[:, -1:])[:, -1]
 
     def new_cache(self, batch_size: int, numbers: CacheNumbers = "float") -> KeyValueCache:
-        """An empty cache for ``batch_size`` sequences. With a sliding window it takes any number of
-        tokens.
+        """Make an empty cache for ``batch_size`` sequences.
 
-        Keys and values are kept in the dtype of the model, or, for passes without gradients, as
-        ``int8``: see :class:`~arb_ternary_text.models.cache.Int8LayerCache`.
+        With a sliding window it takes any number of tokens. Keys and values are kept in the dtype
+        of the model, or, for passes without gradients, as ``int8``
+        (:class:`~arb_ternary_text.models.cache.Int8LayerCache`).
 
         Raises:
-            UsageProblem: the model is not causal, or no such numbers.
+            UsageProblem: the model is not causal, or there is no such format.
         """
         if not self.config.causal:
             raise UsageProblem(
-                "cache: the model is not causal, so that a new token changes what earlier ones see",
+                "cache: the model is not causal, so a new token changes what earlier tokens see",
                 "Run whole sequences without a cache, or train a model with `causal: true`.",
             )
         window = self.config.sliding_window
@@ -127,11 +123,11 @@ class Decoder(Transformer):
         )
 
     def set_state_preservation(self, enabled: bool) -> None:
-        """Let a training batch continue the one before, row by row, for streamed text.
+        """Let each row of a training batch continue that row of the batch before.
 
-        Calls without a cache in training mode then see the positions before them, without a
-        gradient to them, as far back as the sliding window reaches, or ``max_length`` where there
-        is none. Evaluation does not touch that state.
+        For streamed text. Calls without a cache in training mode then see earlier positions,
+        without a gradient to them, as far back as the sliding window, or ``max_length`` without
+        one. Evaluation does not touch this state.
 
         Raises:
             UsageProblem: the model is not causal.
@@ -142,18 +138,21 @@ class Decoder(Transformer):
         self._runtime_cache = None
 
     def reset_runtime_state(self) -> None:
-        """Forget the batches seen so far: the next one starts afresh."""
+        """Forget the batches seen so far, so that the next one starts new sequences."""
         self._runtime_cache = None
 
     def runtime_state(self) -> dict[str, Any] | None:
-        """What the next training batch continues, as nested lists of tensors for a checkpoint; None
-        when nothing.
+        """Return the state that the next training batch continues, for a checkpoint.
+
+        It consists of nested lists of tensors; None if there is no state.
         """
         cache = self._runtime_cache
-        return None if cache is None else {"batch_size": cache.batch_size, **cache.state_dict()}
+        if cache is None:
+            return None
+        return {"batch_size": cache.batch_size, **cache.state_dict()}
 
     def load_runtime_state(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from :meth:`runtime_state`."""
+        """Continue from a state that :meth:`runtime_state` returned."""
         self._runtime_cache = None
         if state is not None:
             self._runtime_cache = self._streaming_cache(int(state["batch_size"]))
@@ -192,5 +191,5 @@ class Decoder(Transformer):
 
 
 def build(config: DecoderConfig, vocabulary_size: int) -> Decoder:
-    """The factory that the ``decoder`` model registers."""
+    """Build the model ``decoder``."""
     return Decoder(config, vocabulary_size)

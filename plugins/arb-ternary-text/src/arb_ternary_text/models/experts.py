@@ -1,16 +1,16 @@
 """A mixture of feed-forward experts with iterated routing.
 
-Shapes: ``M`` tokens, ``A`` tokens still being refined, ``X`` experts, ``T`` experts a token, ``D``
-width.
+Shapes: ``M`` tokens, ``A`` tokens still being refined, ``X`` experts, ``T`` experts per token,
+``D`` width, ``U`` tokens that chose one expert.
 
-One pass normalises each token's state, lets a linear router choose the token's ``T`` experts and
-adds their gated outputs to the token's update. In the next pass the token is routed again, from the
-state with that update, so that a later pass refines what an earlier one did. A token stops when it
-chooses the same experts as in the pass before, and after ``max_moe_iters`` passes at the latest.
-With one pass this is the usual mixture of experts.
+One pass normalises each token's state, lets a linear router choose ``T`` experts for the token and
+adds their gated outputs to the token's update. In the next pass the token is routed again from the
+updated state, so that later passes refine earlier ones. A token stops when it chooses the same
+experts as in the pass before, and after ``max_moe_iters`` passes at the latest. With one pass this
+is the usual mixture of experts.
 
-Everything is decided token by token (ties go to the expert with the lower number), so that a
-token's update depends neither on the batch around it nor on how a prompt is cut into chunks.
+Every token is decided on its own, and ties go to the expert with the lower number. So a token's
+update depends neither on the batch around it nor on how a prompt is cut into chunks.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from arb_ternary_text.models.parts import make_linear, make_norm
 
 
 class Experts(nn.Module):
-    """Experts behind a linear router; takes the place of a dense feed-forward layer.
+    """Experts behind a linear router, in the place of a dense feed-forward layer.
 
-    Gates are the softmax of the chosen experts' scores. A single chosen expert is instead weighted
-    by its probability among all of them (Fedus et al., Switch Transformers, 2021): the softmax of
-    one score is 1 and would teach the router nothing. A ternary expert casts one set of votes for
-    each pass in which it was chosen.
+    Gates are the softmax of the chosen experts' scores. A single chosen expert is weighted by its
+    probability among all experts instead (Fedus et al., Switch Transformers, 2021), because the
+    softmax of one score is 1 and would teach the router nothing. A ternary expert casts one set of
+    votes per pass in which it was chosen.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -44,21 +44,21 @@ class Experts(nn.Module):
         )
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """The update that the residual stream ``x_BSD`` gets."""
+        """Return the update that the residual stream ``x_BSD`` gets."""
         x_MD = x_BSD.reshape(-1, x_BSD.size(-1))
         normed_AD = self.norm(x_MD)
         chosen_AT, gate_AT = self.route(normed_AD)
         update_MD = self._mixed(normed_AD, chosen_AT, gate_AT)
         active_A = torch.arange(x_MD.size(0), device=x_MD.device)
         for _ in range(1, self.max_iterations):
-            normed_AD = self.norm(
-                torch.add(x_MD[active_A], update_MD[active_A], alpha=self.residual_scale)
-            )
+            state_AD = torch.add(x_MD[active_A], update_MD[active_A], alpha=self.residual_scale)
+            normed_AD = self.norm(state_AD)
             before_AT = chosen_AT
             chosen_AT, gate_AT = self.route(normed_AD)
             moved_A = (chosen_AT != before_AT).any(dim=-1).nonzero().squeeze(-1)
             if moved_A.numel() == 0:
                 break
+
             active_A = active_A[moved_A]
             normed_AD = normed_AD[moved_A]
             chosen_AT = chosen_AT[moved_A]
@@ -67,11 +67,9 @@ class Experts(nn.Module):
         return update_MD.view_as(x_BSD)
 
     def route(self, normed_MD: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts that each token chooses, in ascending order (int64 ``[M, T]``), and their
-        gates ``[M, T]``.
-        """
+        """Return each token's experts, ascending int64 ``[M, T]``, and their gates ``[M, T]``."""
         score_MX: Tensor = self.router(normed_MD)
-        # A stable sort, because topk leaves open which of two equal scores it takes.
+        # A stable sort, because topk may take either of two equal scores.
         ranked_MX = score_MX.sort(dim=-1, descending=True, stable=True).indices
         chosen_MT = ranked_MX[:, : self.experts_per_token].sort(dim=-1).values
         if self.experts_per_token == 1:
@@ -79,10 +77,11 @@ class Experts(nn.Module):
         return chosen_MT, score_MX.gather(-1, chosen_MT).softmax(dim=-1)
 
     def output_projections(self) -> list[nn.Module]:
-        """The linears that write to the residual stream."""
+        """Return the linears that write to the residual stream."""
         return [expert.down for expert in self.experts if isinstance(expert, FeedForward)]
 
     def _mixed(self, normed_AD: Tensor, chosen_AT: Tensor, gate_AT: Tensor) -> Tensor:
+        """Return the gated sum of the chosen experts' outputs."""
         mixed_AD = torch.zeros_like(normed_AD)
         for number, expert in enumerate(self.experts):
             token_U, choice_U = (chosen_AT == number).nonzero(as_tuple=True)

@@ -1,15 +1,15 @@
-"""One token of a plain decoder by the backend's kernel ``text.decode_step``, without a module in
-between.
+"""Decode one token of a plain decoder by the backend's kernel ``text.decode_step``.
 
-Where the backend of a model has that kernel, generation takes it for decoders made of nothing but
-the modules that this file names, ternary linears of int8 activations, and a stream of float32 or
-bfloat16. Everything else runs its modules, as does a step with gradients, under autocast, inside a
-compiler, in an exact run, or with a hook on a module.
+The kernel runs the whole decoder without a module in between. Generation uses it if the backend of
+the model has it, and if the decoder is made of nothing but the modules that this file names, with
+ternary linears of int8 activations and a residual stream of float32 or bfloat16. Otherwise the
+modules run. They also run for a step with gradients, under autocast, inside a compiler, in an exact
+run, and if a module has a hook.
 
-What it saves is found when a cache meets its first token: the tensors of a model, which the kernel
-then reads where they lie, so that it follows what they learn. Before every token it is made sure
-that they are still the model's, and that vectors of trits and factors of rows, which it is given as
-floats, are still the same numbers.
+The kernel gets a :class:`~arb_ternary_text.models.decode_plan.DecoderPlan`, which is made when a
+cache meets its first token. The plan holds the tensors of the model itself, so that it follows what
+they learn. Before every token :class:`_Watch` checks that they still are the tensors of the model,
+and that vectors of trits and factors of rows, of which the plan holds floats, have not changed.
 """
 
 from __future__ import annotations
@@ -42,73 +42,78 @@ from arb_ternary_text.models.trit_vector import TritVector
 
 #: The op that a backend may have for a step of decoding.
 DECODE_STEP: Final = "text.decode_step"
-
-_Step = Callable[..., Tensor | None]
-#: What a plan has a form for.
+#: Types of linears that a plan can describe.
 _LINEARS: Final = (TernaryLinear, ScaledTernaryLinear)
 
 
 def decode_token(model: Transformer, tokens_B1: Tensor, cache: KeyValueCache) -> Tensor | None:
-    """Logits ``[B, 1, V]`` of the tokens that follow, and ``cache`` advanced; None, and nothing
-    done, without a kernel.
+    """Return the logits ``[B, 1, V]`` after one more token per sequence, and advance ``cache``.
+
+    Returns None, and does nothing, if there is no kernel for this model.
 
     Raises:
         UsageProblem: as ``model(tokens, cache)`` does.
     """
-    if (
-        not may_round_differently()
-        or torch.is_autocast_enabled("cpu")
-        or type(tokens_B1) is not Tensor
-    ):
+    if not may_round_differently() or torch.is_autocast_enabled("cpu"):
         return None
-    bound = _BOUND.get(cache)
-    if bound is None or bound.model is not model or not bound.holds():
-        bound = _BOUND[cache] = _Bound(model)
-    return None if bound.step is None else bound.decode(tokens_B1, cache)
+    if type(tokens_B1) is not Tensor:
+        return None
+    decoder = _DECODERS.get(cache)
+    if decoder is None or decoder.model is not model or not decoder.is_valid():
+        decoder = _DECODERS[cache] = _NativeDecoder(model)
+    return decoder.decode(tokens_B1, cache)
 
 
-class _Bound:
-    """A model and the kernel that runs its steps, or None where its modules have to."""
+class _NativeDecoder:
+    """A model and the kernel that runs its steps.
+
+    Attributes:
+        model: the decoder.
+        step: the kernel, bound to the plan of the model; None if the modules have to run. A cache
+            whose model was refused once is refused for good.
+    """
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
-        self.step: _Step | None = None
+        self.step: Callable[..., Tensor | None] | None = None
         self._watch = _Watch()
         try:
             plan, backend = plan_of(model, self._watch)
         except _NotPlainError:
             return
         self._plan = plan
-        kernel = get_backend(backend).kernels.get(DECODE_STEP)
+        kernel: Any = get_backend(backend).kernels.get(DECODE_STEP)
         if kernel is not None:
-            self.step = kernel(plan)  # type: ignore[assignment]
+            self.step = kernel(plan)
         config = model.config
         self._scaling = config.rotary_scaling
         self._row = torch.empty(0, config.key_heads, 0, config.key_features, dtype=plan.dtype)
 
-    def holds(self) -> bool:
-        """Whether what was found of the model is still so; what was refused once stays refused for
-        this cache.
-        """
+    def is_valid(self) -> bool:
+        """Return whether the plan still describes the model."""
         return self.step is None or self._watch.unchanged()
 
     def decode(self, tokens_B1: Tensor, cache: KeyValueCache) -> Tensor | None:
-        if len(cache.layers) != len(self._plan.layers) or not tokens_B1.is_cpu:
+        """Return what :func:`decode_token` returns."""
+        if self.step is None or not tokens_B1.is_cpu:
+            return None
+        if len(cache.layers) != len(self._plan.layers):
             return None
         batch = tokens_B1.size(0)
         span = cache.reserve(batch, 1)
-        stored: list[Tensor] = []
         row = self._row.new_empty((batch, *self._row.shape[1:]))
+        stored: list[Tensor] = []
         for layer in cache.layers:
             stored += layer.room_for(row, row, span)
-        assert self.step is not None
+
         position = cache.length / self._scaling
         out = self.step(
             tokens_B1.reshape(-1).to(torch.int64), stored, span.slot, span.past, position
         )
-        if out is None:
+        if out is None:  # the kernel cannot run this plan
             self.step = None
             return None
+
         cache.advance(1)
         if self._plan.head is None:
             logits: Tensor = self.model.head(out)
@@ -117,16 +122,21 @@ class _Bound:
         return out.unsqueeze(1)
 
 
-#: What was found when a cache met its first token.
-_BOUND: Final[WeakKeyDictionary[KeyValueCache, _Bound]] = WeakKeyDictionary()
+#: The decoder that was made when a cache met its first token.
+_DECODERS: Final[WeakKeyDictionary[KeyValueCache, _NativeDecoder]] = WeakKeyDictionary()
 
 
 class _NotPlainError(Exception):
-    """A model that its modules have to run."""
+    """The modules of the model have to run."""
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise _NotPlainError
 
 
 class _Watch:
-    """What a plan was made of, and whether it is still there."""
+    """Records what a plan was made of, and checks that it is unchanged."""
 
     def __init__(self) -> None:
         self._places: list[Mapping[Any, Any]] = []
@@ -142,7 +152,7 @@ class _Watch:
         ]
 
     def note(self, place: Mapping[Any, Any], name: str) -> Any:
-        """``place[name]``, which is expected to stay that very object."""
+        """Return ``place[name]`` and expect it to stay that very object."""
         found = place[name]
         self._places.append(place)
         self._names.append(name)
@@ -152,50 +162,54 @@ class _Watch:
             self._addresses.append(found.data_ptr())
         return found
 
-    def note_numbers(self, place: Mapping[Any, Any], name: str) -> Any:
-        """As :meth:`note`, of a tensor that a plan holds another form of: its numbers are to stay,
-        too.
+    def note_values(self, place: Mapping[Any, Any], name: str) -> Any:
+        """Return the tensor ``place[name]`` and expect its values to stay, too.
+
+        For a tensor that the plan holds in another form.
         """
         found = self.note(place, name)
-        _demand(not found.is_inference())  # these have no version
+        _require(not found.is_inference())  # inference tensors have no version
         self._read.append(found)
         self._versions.append(found._version)
         return found
 
-    def plain(self, module: nn.Module, *kinds: type[nn.Module]) -> bool:
-        """Whether a module is of one of these types, and nobody has a hand in its call."""
+    def is_plain(self, module: nn.Module, *kinds: type[nn.Module]) -> bool:
+        """Return whether a module is of one of these types and has no ``forward`` of its own.
+
+        From now on a forward hook of the module counts as a change.
+        """
         self._hooks += (module._forward_hooks, module._forward_pre_hooks)
         return type(module) in kinds and "forward" not in module.__dict__
 
     def unchanged(self) -> bool:
-        """Whether all is as it was, and no hook has come."""
+        """Return whether everything is as it was, and there is no hook."""
         try:
-            same = all(map(is_, map(getitem, self._places, self._names), self._found))
+            if not all(map(is_, map(getitem, self._places, self._names), self._found)):
+                return False
         except KeyError:
             return False
-        # Moving a parameter leaves the object in its place, and gives it other memory.
-        same = (
-            same
-            and not any(self._hooks)
-            and all(map(eq, map(Tensor.data_ptr, self._tensors), self._addresses))
-        )
-        return same and all(
+        if any(self._hooks):
+            return False
+        # Moving a parameter keeps the object and gives it other memory.
+        if not all(map(eq, map(Tensor.data_ptr, self._tensors), self._addresses)):
+            return False
+        return all(
             tensor._version == version
             for tensor, version in zip(self._read, self._versions, strict=True)
         )
 
 
 def plan_of(model: Transformer, watch: _Watch | None = None) -> tuple[DecoderPlan, str]:
-    """The plan of a plain decoder, and the backend of its weights.
+    """Return the plan of a plain decoder and the backend of its weights.
 
     Raises:
-        _NotPlainError: its modules have to run.
+        _NotPlainError: the modules have to run.
     """
-    return _Reading(_Watch() if watch is None else watch).decoder(model)
+    return _PlanReader(_Watch() if watch is None else watch).decoder(model)
 
 
-class _Reading:
-    """Makes a plan, and notes what it was made of."""
+class _PlanReader:
+    """Makes a plan and notes what it is made of."""
 
     def __init__(self, watch: _Watch) -> None:
         self._watch = watch
@@ -204,17 +218,16 @@ class _Reading:
     def decoder(self, model: Transformer) -> tuple[DecoderPlan, str]:
         config = model.config
         watch = self._watch
-        _demand(model._checkpoint_from is None or not torch.is_grad_enabled())
-        modules = model._modules
-        embedding = watch.note(modules, "embedding")
-        blocks = watch.note(modules, "blocks")
-        _demand(watch.plain(blocks, nn.ModuleList))
+        _require(model._checkpoint_from is None or not torch.is_grad_enabled())
+        embedding = watch.note(model._modules, "embedding")
+        blocks = watch.note(model._modules, "blocks")
+        _require(watch.is_plain(blocks, nn.ModuleList))
         watch.note(model.__dict__, "_dtype")
         watch.note(model.__dict__, "_logit_scale")
+
         table, dtype = self._embedding(embedding)
-        layers = tuple(
-            self._layer(watch.note(blocks._modules, name)) for name in tuple(blocks._modules)
-        )
+        names = tuple(blocks._modules)
+        layers = tuple(self._layer(watch.note(blocks._modules, name)) for name in names)
         final_norm = self._norm(model, "final_norm")
         head = self._head(model)
         speeds = rotary_speeds(
@@ -224,7 +237,7 @@ class _Reading:
             dtype=torch.float64,
             device=torch.device("cpu"),
         )
-        _demand(len(self._backends) == 1 and watch.unchanged())
+        _require(len(self._backends) == 1 and watch.unchanged())
         plan = DecoderPlan(
             width=config.width,
             heads=config.heads,
@@ -245,40 +258,37 @@ class _Reading:
 
     def _embedding(self, module: nn.Module) -> tuple[WeightPlan | Tensor, torch.dtype]:
         watch = self._watch
-        _demand(watch.plain(module, nn.Embedding, TernaryEmbedding))
+        _require(watch.is_plain(module, nn.Embedding, TernaryEmbedding))
         if isinstance(module, TernaryEmbedding):
-            _demand(module.correlation is None)
+            _require(module.correlation is None)
             return self._weight(module), watch.note(module.__dict__, "dtype")
         assert isinstance(module, nn.Embedding)
-        _demand(module.max_norm is None)
+        _require(module.max_norm is None)
         weight = self._floats(module, "weight")
         return weight, weight.dtype
 
     def _head(self, model: Transformer) -> WeightPlan | None:
-        """The head as a ternary weight; None where its own module multiplies."""
-        head = self._watch.note(model._modules, "head")
+        """Return the head as a ternary weight; None if its own module multiplies."""
+        watch = self._watch
+        head = watch.note(model._modules, "head")
         if type(head) in _LINEARS and head.activations == "int8":
             return self._linear(model, "head")
-        if (
-            type(head) is TiedHead
-            and head.activations == "int8"
-            and type(head._embedding[0]) is TernaryEmbedding
-        ):
-            _demand(self._watch.plain(head, TiedHead))
-            self._watch.note(head.__dict__, "activations")
-            return self._weight(self._watch.note(head.__dict__, "_embedding")[0])
-        return None
+        if type(head) is not TiedHead or head.activations != "int8":
+            return None
+        if type(head._embedding[0]) is not TernaryEmbedding:
+            return None
+        _require(watch.is_plain(head, TiedHead))
+        watch.note(head.__dict__, "activations")
+        (table,) = watch.note(head.__dict__, "_embedding")
+        return self._weight(table)
 
     def _layer(self, block: nn.Module) -> LayerPlan:
         watch = self._watch
-        _demand(watch.plain(block, Block))
+        _require(watch.is_plain(block, Block))
         attention = watch.note(block._modules, "attention")
         feed = watch.note(block._modules, "feed_forward")
-        _demand(
-            watch.plain(attention, Attention)
-            and watch.plain(feed, FeedForward)
-            and attention.biases is None
-        )
+        _require(watch.is_plain(attention, Attention) and attention.biases is None)
+        _require(watch.is_plain(feed, FeedForward))
         return LayerPlan(
             attention_norm=self._norm(attention, "norm"),
             query=self._linear(attention, "query"),
@@ -299,23 +309,22 @@ class _Reading:
     def _linear(self, parent: nn.Module, name: str) -> WeightPlan:
         watch = self._watch
         module = watch.note(parent._modules, name)
-        _demand(watch.plain(module, *_LINEARS))
-        _demand(watch.note(module.__dict__, "activations") == "int8" and module.bias is None)
-        factor = None
-        if isinstance(module, ScaledTernaryLinear):
-            if module.scale is not None:
-                watch.note(module._buffers, "scale")
-            elif module.row_trits is not None:
-                self._trits(module, "row_trits")
-            else:
-                watch.note_numbers(module._parameters, "row_scale")
-            factor = module.factors()
-        return self._weight(module, factor)
+        _require(watch.is_plain(module, *_LINEARS))
+        _require(watch.note(module.__dict__, "activations") == "int8" and module.bias is None)
+        if not isinstance(module, ScaledTernaryLinear):
+            return self._weight(module)
+        if module.scale is not None:
+            watch.note(module._buffers, "scale")
+        elif module.row_trits is not None:
+            self._trits(module, "row_trits")
+        else:
+            watch.note_values(module._parameters, "row_scale")
+        return self._weight(module, module.factors())
 
     def _norm(self, parent: nn.Module, name: str) -> NormPlan | None:
         watch = self._watch
         module = watch.note(parent._modules, name)
-        _demand(watch.plain(module, nn.Identity, RMSNorm, TernaryRMSNorm))
+        _require(watch.is_plain(module, nn.Identity, RMSNorm, TernaryRMSNorm))
         if isinstance(module, nn.Identity):
             return None
         eps = float(watch.note(module.__dict__, "eps"))
@@ -327,32 +336,23 @@ class _Reading:
         return NormPlan(eps, gain=None if module.weight is None else self._floats(module, "weight"))
 
     def _trits(self, parent: nn.Module, name: str) -> TritVector:
-        """A vector of trits, whose numbers the plan holds as floats."""
+        """Return a vector of trits, whose numbers the plan holds as floats."""
         vector: TritVector = self._watch.note(parent._modules, name)
-        _demand(self._watch.plain(vector, TritVector))
-        _demand(self._watch.note_numbers(vector._buffers, "weight").is_cpu)
-        self._watch.note_numbers(vector._buffers, "exponent")
+        _require(self._watch.is_plain(vector, TritVector))
+        _require(self._watch.note_values(vector._buffers, "weight").is_cpu)
+        self._watch.note_values(vector._buffers, "exponent")
         return vector
 
     def _weight(self, module: TernaryModule, factor: Tensor | None = None) -> WeightPlan:
         packed = self._watch.note(module._buffers, "weight")
         exponent = self._watch.note(module._buffers, "exponent")
-        _demand(
-            module.backend == module.chosen_backend and packed.is_cpu and type(packed) is Tensor
-        )
+        _require(module.backend == module.chosen_backend)
+        _require(packed.is_cpu and type(packed) is Tensor)
         self._backends.add(module.backend)
         return WeightPlan(packed, exponent, module.shape, factor)
 
     def _floats(self, module: nn.Module, name: str) -> Tensor:
         found: Tensor = self._watch.note(module._parameters, name)
-        _demand(
-            found.is_cpu
-            and found.is_contiguous()
-            and found.dtype in (torch.float32, torch.bfloat16)
-        )
+        _require(found.is_cpu and found.is_contiguous())
+        _require(found.dtype in (torch.float32, torch.bfloat16))
         return found.detach()
-
-
-def _demand(plain: bool) -> None:
-    if not plain:
-        raise _NotPlainError

@@ -1,9 +1,8 @@
-"""Rotary position embedding (Su et al., RoFormer, 2021), in the half-split form of GPT-NeoX and
-Llama.
+"""Rotary position embedding (Su et al., RoFormer, 2021), in the half-split form of Llama.
 
-Angles are computed for each forward pass and never registered: a pure model has no float buffer.
-They are computed in float64 where the device has it, so that a stream of millions of tokens keeps
-exact relative positions.
+Angles are computed in each forward pass and not registered, because a pure model has no float
+buffer. They are computed in float64 where the device has it, so that a stream of millions of tokens
+keeps exact relative positions.
 
 Shapes: ``S`` positions, ``C`` features of a head, ``P = C / 2`` planes of rotation.
 """
@@ -27,19 +26,19 @@ def rotary_angles(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each ``[S, P]``, of ``position / scaling * base**(-2 p / C) /
-    factors[p]``.
+    """Return cosines and sines, each ``[S, P]``, of the angles of positions.
+
+    An angle is ``position / scaling * base**(-2 p / C) / factors[p]``.
 
     Args:
         start: the first position.
         length: number of positions.
         head_dim: ``C``.
         base: longest wavelength over 2 pi.
-        scaling: positions are divided by it.
-        factors: plane ``p`` turns slower by the ``p``-th of them; None = all as fast as the base
-            says.
-        dtype: of the result.
-        device: of the result.
+        scaling: divides positions.
+        factors: one per plane, which turns slower by it; None = 1 for all.
+        dtype: dtype of the result.
+        device: device of the result.
     """
     exact = torch.float32 if device.type == "mps" else torch.float64
     position_S = torch.arange(start, start + length, dtype=exact, device=device)
@@ -56,19 +55,18 @@ def rotary_speeds(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Angle of each plane from one position to the next, ``base**(-2 p / C) / factors[p]``:
-    ``[P]``.
-    """
+    """Return the angle of each plane per position, ``base**(-2 p / C) / factors[p]``: ``[P]``."""
     plane_P = torch.arange(0, head_dim, 2, dtype=dtype, device=device)
     speed_P = base ** (-plane_P / head_dim)
-    return (
-        speed_P if factors is None else speed_P / torch.tensor(factors, dtype=dtype, device=device)
-    )
+    if factors is None:
+        return speed_P
+    return speed_P / torch.tensor(factors, dtype=dtype, device=device)
 
 
 def rotate(x_BHSC: Tensor, cos_SP: Tensor, sin_SP: Tensor) -> Tensor:
-    """Turn each plane, spanned by features ``p`` and ``p + P``, by the angle of its position; dtype
-    as ``x_BHSC``.
+    """Turn each plane of features ``p`` and ``p + P`` by the angle of its position.
+
+    The result has the dtype of ``x_BHSC``.
     """
     first, second = x_BHSC.chunk(2, dim=-1)
     rotated = torch.cat(

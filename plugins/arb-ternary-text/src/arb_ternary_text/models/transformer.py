@@ -1,7 +1,6 @@
-"""Blocks between an embedding and a head: what models of text, of images and of sounds have in
-common.
+"""Blocks between an embedding and a head: the base of models of text, images and sounds.
 
-Shapes: ``B`` samples, ``S`` positions, ``D`` width, ``V`` ids or classes to choose among.
+Shapes: ``B`` samples, ``S`` positions, ``D`` width, ``V`` ids or classes, ``M`` predictions.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ from arb_ternary_text.models.config import DecoderConfig
 
 
 def _definer(kind: type, name: str) -> type:
-    """The class that ``kind`` has the method of this name from."""
+    """Return the class from which ``kind`` inherits the method ``name``."""
     return next(each for each in kind.__mro__ if name in vars(each))
 
 
 class Transformer(nn.Module):
-    """``forward`` is ``logits(run_blocks(embed(inputs)))``; the three are public for those who
-    grow, cut or distil.
+    """``forward`` is ``logits(run_blocks(embed(inputs)))``.
 
-    A subclass makes the four modules, in this order, in which their weights are drawn, and
+    The three methods are public for code that grows, cuts or distils a model. A subclass makes the
+    four modules below in this order, which is the order in which their weights are drawn, and
     overrides :meth:`_positions`.
 
     Attributes:
-        grows: class attribute: all that it computes between its embedding and its head is
-            ``blocks``, so that there may be more of them.
+        grows: class attribute: whether the model computes nothing but ``blocks`` between its
+            embedding and its head, so that blocks can be added.
         config: the options of the blocks.
         vocabulary_size: ``V``.
         embedding: the first module, from inputs to the residual stream.
-        blocks: what yields the blocks in the order in which they run.
-        final_norm: in front of the head.
-        head: from width to ``V``.
+        blocks: yields the blocks in the order in which they run.
+        final_norm: the norm in front of the head.
+        head: the last module, from width to ``V``.
 
     Raises:
         UsageProblem: ``vocabulary_size`` is less than 1.
@@ -71,73 +70,70 @@ class Transformer(nn.Module):
         self._checkpoint_from: int | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits, ``[..., V]``."""
+        """Return the logits, ``[..., V]``."""
         return self.logits(self.hidden(inputs))
 
     def hidden(self, inputs: Tensor) -> Tensor:
-        """The residual stream after the last block, ``[..., D]``; its :meth:`logits` are what
-        ``forward`` returns.
+        """Return the residual stream after the last block, ``[..., D]``.
+
+        :meth:`logits` of it is what ``forward`` returns.
         """
         return self._run(self.embed(inputs), self.blocks, None)
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """The residual stream before the first block, ``[B, S, D]``."""
+        """Return the residual stream before the first block, ``[B, S, D]``."""
         x_BSD: Tensor = self.embedding(inputs)
         return x_BSD if self._dtype is None else x_BSD.to(self._dtype)
 
     def positions_of(self, inputs: Tensor) -> int:
-        """Positions in the residual stream of ``inputs``: as many as a sample has token ids."""
+        """Return the number of positions in the residual stream of ``inputs``."""
         return inputs.size(1)
 
     def run_blocks(self, x_BSD: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """The residual stream after blocks ``first`` to ``last`` (exclusive; None = to the end), of
-        whole sequences.
-        """
+        """Run blocks ``first`` to ``last`` (exclusive; None = to the end) on whole sequences."""
         return self._run(x_BSD, self.blocks[first:last], None)
 
     def logits(self, x_BSD: Tensor) -> Tensor:
-        """Final norm and head: ``[..., D]`` to ``[..., V]``."""
+        """Apply final norm and head: ``[..., D]`` to ``[..., V]``."""
         logits_BSV: Tensor = self.head(self.final_norm(x_BSD))
         return logits_BSV if self._logit_scale == 1.0 else logits_BSV * self._logit_scale
 
-    def judges_in_blocks(self, predictions: int) -> bool:
-        """Whether to take losses by :meth:`mean_cross_entropy` of :meth:`hidden`: the logits would
-        be too many to hold.
+    def computes_loss_in_blocks(self, predictions: int) -> bool:
+        """Return whether to call :meth:`mean_cross_entropy` because the logits would be too many.
 
-        False where somebody has put something else in the place of ``forward``, of ``logits`` or of
-        the head, or looks on; and in an exact run, whose roundings are those of whole logits.
+        Not if somebody has replaced ``forward``, ``logits`` or the head, or watches the model; nor
+        in an exact run, whose results are rounded as those of whole logits.
         """
-        if (
-            predictions * self.vocabulary_size < MANY_LOGITS
-            or self._dtype is torch.float16
-            or not may_round_differently()
-        ):
+        if predictions * self.vocabulary_size < MANY_LOGITS or self._dtype is torch.float16:
+            return False
+        if not may_round_differently() or is_watched(self):
             return False
         kind = type(self)
-        own = (
-            _definer(kind, "forward") is _definer(kind, "hidden")
-            and kind.logits is Transformer.logits
-        )
-        return own and not is_watched(self) and serves(self.head)
+        if kind.logits is not Transformer.logits:
+            return False
+        if _definer(kind, "forward") is not _definer(kind, "hidden"):
+            return False
+        return serves(self.head)
 
     def mean_cross_entropy(
         self, x_MD: Tensor, targets_M: Tensor, guide: Guide | None = None
     ) -> Tensor:
-        """Mean of the cross entropies of ``logits(x)``, float32, of which few rows are held at a
-        time.
+        """Return the mean cross entropy of ``logits(x)``, float32, a few rows at a time.
 
         With a ``guide`` the mean divergence from its predictions is added.
 
         Raises:
-            IndexError: a target is no id.
+            IndexError: a target is not an id.
         """
         return mean_cross_entropy(
             self.head, self.final_norm(x_MD), targets_M, self._logit_scale, guide
         )
 
     def cross_entropies(self, x_MD: Tensor, targets_M: Tensor) -> Tensor:
-        """The cross entropy of each row, float32 ``[M]``, without gradients; else as
-        :meth:`mean_cross_entropy`.
+        """Return the cross entropy of each row, float32 ``[M]``, without gradients.
+
+        Raises:
+            IndexError: a target is not an id.
         """
         return cross_entropies(self.head, self.final_norm(x_MD), targets_M, self._logit_scale)
 
@@ -147,11 +143,12 @@ class Transformer(nn.Module):
         self._dtype = dtype
 
     def set_activation_checkpointing(self, enabled: bool, threshold: int | None = None) -> None:
-        """Keep only each block's input in training and recompute the rest in the backward.
+        """Keep only each block's input in training and recompute the rest in backward.
 
         Args:
             enabled: False keeps every activation.
-            threshold: fewest positions in a batch (``B * S``) for which it is done; None = always.
+            threshold: smallest number of positions in a batch (``B * S``) that enables it; None =
+                any.
 
         Raises:
             UsageProblem: the threshold is negative.
@@ -163,9 +160,7 @@ class Transformer(nn.Module):
         self._checkpoint_from = (threshold or 0) if enabled else None
 
     def reset_runtime_state(self) -> None:
-        """Forget the batches seen so far; a model that keeps nothing of them has nothing to
-        forget.
-        """
+        """Forget the batches seen so far. Here it does nothing: no state is kept."""
 
     def _run(
         self, x_BSD: Tensor, blocks: Iterable[nn.Module], cache: KeyValueCache | None
@@ -184,7 +179,7 @@ class Transformer(nn.Module):
         for number, block in enumerate(blocks):
             layer_cache = None if cache is None else cache.layers[number]
             if recomputes:
-                # No randomness inside a block: votes are cast in the backward alone.
+                # There is no randomness inside a block: votes are cast in backward only.
                 x_BSD = checkpoint(
                     block,
                     x_BSD,
@@ -205,9 +200,9 @@ class Transformer(nn.Module):
         return self.training and torch.is_grad_enabled()
 
     def _positions(self, x_BSD: Tensor, cache: KeyValueCache | None) -> Positions:
-        """What the blocks know of the positions of ``x_BSD``, which follow those of ``cache``."""
+        """Return the positions of ``x_BSD``, which follow those of ``cache``."""
         raise NotImplementedError
 
     def _runtime(self, batch_size: int) -> KeyValueCache | None:
-        """What a training batch continues; None = nothing."""
+        """Return the cache that a training batch continues; None for none."""
         return None
