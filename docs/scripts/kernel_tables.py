@@ -1,6 +1,4 @@
-"""Tables of ``arb bench kernels`` for the documentation: a line for each shape and number of rows,
-misses marked.
-"""
+"""Tables of ``arb bench kernels`` for the reports: one line per shape and number of rows."""
 
 from __future__ import annotations
 
@@ -10,13 +8,13 @@ from typing import Any
 from arb_ternary_bench.kernels.result import notes
 
 Cell = Mapping[str, Any]
-#: Activations of so few rows are those of a model that writes text: the weight comes from memory.
+#: A model that writes text has at most so many rows: the weight comes from memory.
 COLD_ROWS = 16
 WITH_QUANTISATION = " + quantize_rows"
 
 
 def product_table(result: Mapping[str, Any], op: str = "linear", backend: str = "cpu") -> str:
-    """Every cell of a product. What is below its goal is in italics."""
+    """Return every cell of a product; what misses its goal is in italics."""
     lines = [
         "| N x K | M | µs | GB/s | of read | GOP/s | of int8 peak | x torch bf16 | x torch int8 | "
         "x TQ2_0 |",
@@ -48,9 +46,7 @@ def product_table(result: Mapping[str, Any], op: str = "linear", backend: str = 
 
 
 def back_table(result: Mapping[str, Any], backend: str = "cpu") -> str:
-    """The product with the gradient beside the forward product, and votes and flips beside
-    AdamW.
-    """
+    """Return the product with the gradient, relative to the forward product, and casts of votes."""
     lines = [
         "| N x K | M | `linear_grad_input`, µs | of the forward's speed | "
         "`cast_scaled_votes_int8`, µs | of int8 peak |",
@@ -72,7 +68,7 @@ def back_table(result: Mapping[str, Any], backend: str = "cpu") -> str:
 
 
 def update_table(result: Mapping[str, Any], backend: str = "cpu") -> str:
-    """The update of a step beside fused AdamW on as many float32 parameters."""
+    """Return the update of a step, relative to fused AdamW on as many float32 parameters."""
     lines = ["| N x K | cache | µs | GB/s | x fused AdamW |", "|---|---|" + "---:|" * 3]
     for cell in result["cells"]:
         if cell["op"] == "apply_scaled_votes":

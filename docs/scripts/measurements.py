@@ -1,8 +1,7 @@
-"""The tables of measured figures, from the results of plugins into README.md and the documentation,
-and two of code.
+"""Write tables of measured results, and two of code, into README.md, the pages and the reports.
 
-``--write`` replaces what stands between the markers; without it they are compared, and the exit
-status is 1 when one differs. Nothing stands between the markers of what has not been measured yet.
+``--write`` replaces what is between the markers. Without it they are compared, and the exit status
+is 1 if one differs.
 """
 
 from __future__ import annotations
@@ -12,20 +11,17 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.loading import load_as
-from arb_ternary_bench.generation.result import markdown as generate_markdown
+from arb_ternary_bench.generation import result as generation
 from arb_ternary_bench.network.config import NetworkConfig
-from arb_ternary_bench.network.result import compute
-from arb_ternary_bench.network.result import markdown as network_markdown
-from arb_ternary_bench.quality.result import markdown
-from arb_ternary_bench.steps.result import markdown as step_markdown
-from arb_ternary_bench.training.result import markdown as train_markdown
+from arb_ternary_bench.studies import ladder, network, quality, sample, step
+from arb_ternary_bench.study import Session
+from arb_ternary_bench.table import ResultTable
+from arb_ternary_bench.training import result as training
 from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.strategies import find_strategy
 from arb_ternary_testing.component import make_choice
@@ -52,7 +48,7 @@ TITLES = {
 
 
 def demo_table(figures: dict[str, Any]) -> str:
-    """The figures as a Markdown table, with the machine below it."""
+    """Return the demo's table, with the machine below it."""
     rows = figures["configs"]
     machine = figures["machine"]
     first = rows[0]
@@ -128,26 +124,12 @@ def readme_table(figures: dict[str, Any]) -> str:
 
 
 def line(what: str, cells: list[str]) -> str:
-    """One row."""
+    """Return one row."""
     return f"| {what} | " + " | ".join(cells) + " |"
 
 
-def quality_table(study: dict[str, Any]) -> str:
-    """The table of a study of ``arb bench quality``."""
-    return markdown(study).strip()
-
-
-def study(path: str) -> ModuleType:
-    """The script of a plugin's study, which makes the tables of its results."""
-    loader = SourceFileLoader(Path(path).stem, str(ROOT / "plugins" / path))
-    module = ModuleType(loader.name)
-    module.__file__ = loader.path
-    loader.exec_module(module)
-    return module
-
-
 def strategies_table() -> str:
-    """The built-in strategies, and what they do to votes and to AdamW."""
+    """Return the built-in strategies, and what they do to votes and to AdamW."""
     votes = make_choice("optimizer", "scaled_votes")
     floats = make_choice("optimizer", "adamw")
     lines = ["| strategy | what it is for | votes | float parameters |", "|---|---|---|---|"]
@@ -166,24 +148,24 @@ def strategies_table() -> str:
     return "\n".join(lines)
 
 
-def sample(result: dict[str, Any]) -> str:
-    """What llama.cpp writes with the demo."""
-    return str(study("arb-ternary-bench/studies/sample.py").table(result))
-
-
 def network_table() -> str:
-    """What ways to train send, computed for the example."""
+    """Return what ways to train send, computed for the example."""
     example = load_as(NetworkConfig, ROOT / "docs" / "examples" / "network-7b.yaml").config
-    return network_markdown(compute(example)).strip()
+    return "\n".join(network.TABLE.lines(network.run(example, Session(ROOT))))
+
+
+def table(of: ResultTable) -> Callable[[dict[str, Any]], str]:
+    """Return what makes a table of a result in Markdown, with its notes."""
+    return lambda result: of.markdown(result).strip()
 
 
 def factor(rate: float) -> str:
-    """A factor on a rate; empty for one."""
+    """Return a factor on a rate; empty for one."""
     return "" if rate == 1.0 else f"rate x {rate:g}"
 
 
 def changes(before: Any, after: Any) -> list[str]:
-    """What distinguishes an optimizer from another: its name, or its options."""
+    """Return what distinguishes an optimizer from another: its name, or its options."""
     old = to_plain(before.options)
     if after.name != before.name:
         inner = getattr(after.options, "inner", None)
@@ -200,52 +182,28 @@ def changes(before: Any, after: Any) -> list[str]:
     ]
 
 
-def step_table(result: dict[str, Any]) -> str:
-    """The table of ``arb bench step``."""
-    return step_markdown(result).strip()
-
-
-def train_table(result: dict[str, Any]) -> str:
-    """The tables of ``arb bench train``."""
-    return train_markdown(result).strip()
-
-
-def ladder(part: str) -> Callable[[dict[str, Any]], str]:
-    """A table of the ladder of widths, by the name of the function that makes it."""
-    return lambda result: str(
-        getattr(study("arb-ternary-bench/studies/ladder_figures.py"), part)(result)
-    )
-
-
-def generate_table(result: dict[str, Any]) -> str:
-    """The table of ``arb bench generate``."""
-    return generate_markdown(result).strip()
-
-
 #: Marker, file of results, what makes a table of it, pages.
 TABLES = (
     ("readme-table", "demo.json", readme_table, (README,)),
     ("demo-table", "demo.json", demo_table, (DEMO,)),
-    ("demo-sample", "demo-sample.json", sample, (DEMO,)),
-    ("quality-small", "quality-small.json", quality_table, (QUALITY,)),
-    ("quality-orthogonal", "quality-orthogonal.json", quality_table, (QUALITY,)),
-    ("quality-survey", "quality-survey.json", quality_table, (QUALITY,)),
-    ("quality-medium", "quality-medium.json", quality_table, (QUALITY,)),
-    ("ladder", "ladder.json", ladder("table"), (QUALITY,)),
-    ("ladder-budgets", "ladder.json", ladder("budgets"), (QUALITY,)),
-    ("ladder-distances", "ladder.json", ladder("distances"), (QUALITY,)),
-    ("ladder-times", "ladder.json", ladder("times"), (QUALITY,)),
+    ("demo-sample", "demo-sample.json", table(sample.TABLE), (DEMO,)),
+    ("quality-small", "quality-small.json", table(quality.TABLE), (QUALITY,)),
+    ("quality-orthogonal", "quality-orthogonal.json", table(quality.TABLE), (QUALITY,)),
+    ("quality-survey", "quality-survey.json", table(quality.TABLE), (QUALITY,)),
+    ("quality-medium", "quality-medium.json", table(quality.TABLE), (QUALITY,)),
+    ("ladder", "ladder.json", table(ladder.TABLE), (QUALITY,)),
+    ("ladder-budgets", "ladder.json", table(ladder.BUDGETS), (QUALITY,)),
     ("cpu-linear", "cpu-kernels.json", product_table, (KERNELS,)),
     ("cpu-back", "cpu-kernels.json", back_table, (KERNELS,)),
     ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),
-    ("cpu-step", "cpu-step.json", step_table, (KERNELS,)),
-    ("whole-train", "train.json", train_table, (WHOLE,)),
-    ("whole-train-512x8", "train-512x8.json", train_table, (WHOLE,)),
-    ("whole-train-1024x12", "train-1024x12.json", train_table, (WHOLE,)),
-    ("whole-train-2048x4", "train-2048x4.json", train_table, (WHOLE,)),
-    ("whole-train-malloc", "train-malloc.json", train_table, (WHOLE,)),
-    ("whole-generate", "generate.json", generate_table, (WHOLE,)),
-    ("whole-generate-7b", "generate-7b.json", generate_table, (WHOLE,)),
+    ("cpu-step", "cpu-step.json", table(step.TABLE), (KERNELS,)),
+    ("whole-train", "train.json", table(training.TABLE), (WHOLE,)),
+    ("whole-train-512x8", "train-512x8.json", table(training.TABLE), (WHOLE,)),
+    ("whole-train-1024x12", "train-1024x12.json", table(training.TABLE), (WHOLE,)),
+    ("whole-train-2048x4", "train-2048x4.json", table(training.TABLE), (WHOLE,)),
+    ("whole-train-malloc", "train-malloc.json", table(training.TABLE), (WHOLE,)),
+    ("whole-generate", "generate.json", table(generation.TABLE), (WHOLE,)),
+    ("whole-generate-7b", "generate-7b.json", table(generation.TABLE), (WHOLE,)),
     ("cpu-linear-amx", "cpu-kernels-amx.json", product_table, (KERNELS,)),
     ("cpu-back-amx", "cpu-kernels-amx.json", back_table, (KERNELS,)),
     ("cpu-update-amx", "cpu-kernels-amx.json", update_table, (KERNELS,)),
@@ -253,7 +211,7 @@ TABLES = (
 
 
 def filled(page: str, marker: str, content: str) -> str:
-    """``page`` with ``content`` between the markers."""
+    """Return ``page`` with ``content`` between the markers."""
     start = f"<!-- {marker} -->"
     end = f"<!-- /{marker} -->"
     pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
@@ -262,9 +220,9 @@ def filled(page: str, marker: str, content: str) -> str:
     return pattern.sub(lambda _: f"{start}\n\n{content}\n\n{end}", page)
 
 
-def measured(file: str, table: Callable[[dict[str, Any]], str]) -> str:
-    """The table of a result."""
-    return table(json.loads((RESULTS / file).read_text("utf-8")))
+def measured(file: str, make: Callable[[dict[str, Any]], str]) -> str:
+    """Return the table of a result."""
+    return make(json.loads((RESULTS / file).read_text("utf-8")))
 
 
 def main() -> int:
@@ -273,7 +231,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="replace what differs")
     write = parser.parse_args().write
     outdated = set()
-    contents = [(marker, measured(file, table), paths) for marker, file, table, paths in TABLES]
+    contents = [(marker, measured(file, make), paths) for marker, file, make, paths in TABLES]
     computed = [
         ("strategies", strategies_table(), (ORCHESTRATE,)),
         ("network", network_table(), (DISTRIBUTED,)),

@@ -368,7 +368,6 @@ def protocols_page() -> str:
         "Phases": "arb_ternary.protocols.runs",
         "What training knows besides": "arb_ternary_train.protocols",
         "Exporters and importers": "arb_ternary_interchange.protocols",
-        "Recipes of the quality bench": "arb_ternary_bench.quality.protocol",
     }
     parts = [
         "# Component protocols",

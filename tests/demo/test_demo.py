@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from runpy import run_path
 
 import pytest
 import torch
 
 from arb_ternary.cli.main import main
 from arb_ternary.config.fields import to_plain
+from arb_ternary_bench.studies.sample import by_llama_cpp, by_run
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.runner import RunRequest, train
 
 DEMO = Path(__file__).parents[2] / "docs" / "examples"
-STUDIES = Path(__file__).parents[2] / "plugins" / "arb-ternary-bench" / "studies"
 
 
 # A shorter run needs a higher rate: fewer votes are cast before the schedule ends.
@@ -76,13 +75,10 @@ def writes_in_llama_cpp_what_it_writes_here(folder: Path) -> None:
             kind,
         ]
         assert main(export) == 0
-    sample = run_path(str(STUDIES / "sample.py"))
-    wanted = sample["by_run"](folder / "run", "MACBETH.", 60)
-    assert (
-        sample["by_llama_cpp"](folder / "f32.gguf", "MACBETH.", max_tokens=60, temperature=0)
-        == wanted
-    )
-    assert sample["by_llama_cpp"](folder / "auto.gguf", "MACBETH.", max_tokens=60, seed=0)
+    wanted = by_run(folder / "run", "MACBETH.", 60)
+    written = by_llama_cpp(folder / "f32.gguf", "MACBETH.", max_tokens=60, temperature=0)
+    assert written == wanted
+    assert by_llama_cpp(folder / "auto.gguf", "MACBETH.", max_tokens=60, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -282,25 +282,25 @@ def training_bytes(part: Part) -> bool:
 
 
 def steps(part: Part) -> bool:
-    """Training steps of a linear and of a block; what is compiled by torch is left out for its
-    time.
-    """
+    """Training steps of a linear and of a block, without what torch compiles: that takes long."""
     on_gpu = part.device == "cuda"
     codes = []
-    for kind, shape, more in (("linear", "4096x4096", ()), ("block", "2816x1024", ("--block",))):
-        sizes = ["--shape", shape if on_gpu else "96x64", "--m", "2048" if on_gpu else "128", *more]
-        options = [
-            "--no-compile",
-            "--seconds",
-            "2" if on_gpu else "0.01",
-            "--out",
-            str(part.out / f"steps-{kind}"),
-        ]
-        codes.append(
-            part.run(
-                f"steps-{kind}", *ARB, "bench", "step", "--device", part.device, *sizes, *options
-            )
-        )
+    for kind, outputs, inputs in (("linear", 4096, 4096), ("block", 2816, 1024)):
+        options = {
+            "device": part.device,
+            "block": str(kind == "block").lower(),
+            "outputs": outputs if on_gpu else 96,
+            "inputs": inputs if on_gpu else 64,
+            "tokens": 2048 if on_gpu else 128,
+            "seconds": 2 if on_gpu else 0.01,
+            "compiled": "false",
+        }
+        name = f"steps-{kind}"
+        command = ["-m", "arb_ternary_bench.study", "step"]
+        command += ["--out", str(part.out / name)]
+        for key, value in options.items():
+            command += ["-o", f"{key}={value}"]
+        codes.append(part.run(name, *command))
     return codes == [0, 0]
 
 

@@ -81,7 +81,6 @@ def _protocols() -> Iterator[str]:
         "runs": "arb_ternary.protocols.runs",
         "train": "arb_ternary_train.protocols",
         "interchange": "arb_ternary_interchange.protocols",
-        "recipes": "arb_ternary_bench.quality.protocol",
     }
     for name, path in modules.items():
         module = _import(path)
@@ -195,7 +194,7 @@ def _config_keys() -> Iterator[str]:
     structure = _import("arb_ternary.config.structure")
     yield from _keys(_import("arb_ternary_train.config").RunConfig, "")
     for kind in _kinds():
-        if kind in ("backend", "command", "recipe", "starter"):
+        if kind in ("backend", "command", "starter"):
             continue
         for found in _registered(kind):
             cls = structure.options_class(found.spec)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from arb_ternary.errors import ArbError, UsageProblem
 from arb_ternary_bench.cli.bench import bench
-from arb_ternary_bench.compare import Compared
+from arb_ternary_bench.compare import TABLE, summarise
 
 TINY = """
 name: {name}
@@ -76,18 +76,23 @@ def test_two_configs_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_means_and_spreads_are_those_of_the_seeds() -> None:
-    row = Compared(
-        name="x",
-        config="x.yaml",
-        validation_losses=(1.0, 2.0, 3.0),
-        tokens_per_second=(5.0, 50.0, 6.0),
-        peak_bytes=(1, 2, 3),
-        parameters=1,
-        state_bits_per_parameter=8.0,
-        state_bytes=1,
-        float_parameters=0,
-        tokens=1,
-        bigram_entropy=0.0,
-        unigram_entropy=0.0,
-    )
-    assert (row.loss, row.spread, row.speed) == (2.0, pytest.approx(1.0), 6.0)
+    audit = {"parameters": 1, "float_parameters": 0, "state_bytes": 1}
+    reports = [
+        {
+            "validation_loss": loss,
+            "tokens_per_second": speed,
+            "peak_bytes": peak << 20,
+            "audit": {**audit, "state_bits_per_parameter": 8.0},
+            "tokens": 1,
+            "unigram_entropy": 0.0,
+            "bigram_entropy": 0.0,
+        }
+        for loss, speed, peak in ((1.0, 5.0, 1), (2.0, 50.0, 2), (3.0, 6.0, 3))
+    ]
+    row = summarise(Path("x.yaml"), reports)
+    assert (row["name"], row["config"]) == ("x", "x.yaml")
+    assert row["validation_loss_mean"] == 2.0
+    assert row["validation_loss_stdev"] == pytest.approx(1.0)
+    (shown,) = TABLE.rows({"configs": [row]})
+    assert shown[1] == "2.0000 ± 1.0000"
+    assert shown[-2:] == ("6 (1.00x)", "3 (1.00x)")

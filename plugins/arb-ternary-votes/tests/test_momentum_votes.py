@@ -16,10 +16,6 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import seed_votes
-from arb_ternary_bench.quality.protocol import TRIALS
-from arb_ternary_bench.quality.recipes import momentum_votes
-from arb_ternary_bench.quality.sizes import SIZES
-from arb_ternary_bench.quality.trials import final_trials, tuning_trials
 from arb_ternary_testing.restatement_votes import Draw, apply_scaled_votes, float_votes
 from arb_ternary_train.audit import audit
 from arb_ternary_train.loading import load_config
@@ -436,16 +432,3 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_pa
     train(config, RunRequest(directory=None, resume=str(checkpoints[0])))
     for name in ("model.safetensors", "state.safetensors", "state.json"):
         assert (checkpoints[1] / name).read_bytes() == before[name], name
-
-
-# --- the recipe
-
-
-@pytest.mark.parametrize("size", list(SIZES))
-def test_the_recipe_has_four_valid_trials(size: str) -> None:
-    assert len(momentum_votes(100).trials) == TRIALS == 4
-    trials = tuning_trials(SIZES[size], ["momentum_votes"], SIZES[size].tuning_tokens)
-    assert len({trial.digest for trial in trials}) == TRIALS
-    rules = [trial.config["optimizer"]["ternary"] for trial in trials]
-    assert len({(rule["flip_rate"], rule["decay"]) for rule in rules}) == TRIALS
-    final_trials(SIZES[size], {"momentum_votes": 0}, range(2), SIZES[size].tokens)

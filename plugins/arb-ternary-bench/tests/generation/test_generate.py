@@ -28,7 +28,7 @@ from arb_ternary_bench.generation.contenders import Contender, needed_bytes, obs
 from arb_ternary_bench.generation.decoders import DecoderSession, bfloat16_decoder, ternary_decoder
 from arb_ternary_bench.generation.gguf_file import file_bytes, write_random_gguf
 from arb_ternary_bench.generation.llama_cpp import LlamaCpp
-from arb_ternary_bench.generation.result import COLUMNS, markdown, notes, rows
+from arb_ternary_bench.generation.result import TABLE
 from arb_ternary_bench.generation.shapes import SHAPES, GenerationShape
 from arb_ternary_bench.kernels import cache as cache_module
 from arb_ternary_bench.kernels.cache import Cache
@@ -255,8 +255,9 @@ def test_what_would_take_too_long_is_left_out_with_the_reason(processes: list[st
             "reason": "its prompts would take about 200 s",
         }
     ]
-    assert "batch 8: torch bfloat16 is left out: its prompts would take about 200 s." in markdown(
-        result
+    assert (
+        "batch 8: torch bfloat16 is left out: its prompts would take about 200 s."
+        in TABLE.markdown(result)
     )
 
 
@@ -271,7 +272,7 @@ def test_what_the_machine_has_no_room_for_is_left_out(
     assert {each["reason"] for each in result["excluded"]} == {
         "it takes about 1.5 GiB of memory; 1.0 GiB are available"
     }
-    assert "Share of the read bandwidth" in "\n".join(notes(result))
+    assert "Share of the read bandwidth" in "\n".join(TABLE.notes(result))
 
 
 def test_a_peer_that_fails_is_left_out_and_a_backend_that_fails_ends_the_bench(
@@ -293,7 +294,7 @@ def test_a_peer_that_fails_is_left_out_and_a_backend_that_fails_ends_the_bench(
     assert result["excluded"][0] == {
         "shape": "tiny",
         "name": "llama.cpp TQ2_0",
-        "reason": "it ended with -9: the last line",
+        "reason": "it ended with -9",
     }
     assert result["rows"][0]["decode_ratio"]["tq2_0"] is None
     monkeypatch.setattr(bench_module, "measure_contender", failing("torch"))
@@ -350,7 +351,7 @@ def test_the_child_measures_each_case_and_leaves_out_what_takes_too_long() -> No
         "clock": "processor",
         "file": None,
     }
-    answer = child.main(json.dumps(request))
+    answer = child.respond(request)
     first, second = answer["cases"]
     assert len(first["token_seconds"]) == 2 * len(first["prompt_seconds"]) == 2
     assert second["left_out"].startswith("its prompts would take about ")
@@ -367,7 +368,7 @@ def test_the_read_bandwidth_is_measured_by_either_clock(monkeypatch: pytest.Monk
         "clock": "wall",
     }
     for clock in ("wall", "processor"):
-        answer = child.main(json.dumps({**request, "clock": clock}))
+        answer = child.respond({**request, "clock": clock})
         assert 1e7 < answer["bytes_per_second"] < 1e13
         assert answer["how"].endswith("64 MiB")
 
@@ -376,9 +377,7 @@ def test_a_process_that_fails_shows_its_own_message(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     lost = tmp_path / "none.gguf"
     theirs = Contender(name="tq2_0", group_size=128, threads=1)
-    with pytest.raises(
-        ArbError, match=r"llama.cpp TQ2_0: the process that measures it ended with 1"
-    ) as caught:
+    with pytest.raises(ArbError, match=r"llama.cpp TQ2_0: its process ended with 1") as caught:
         child.measure_contender(
             theirs,
             TINY,
@@ -431,7 +430,7 @@ def test_the_command_runs_from_end_to_end(processes: list[str], tmp_path: Path) 
         ("torch", 2),
         ("tq2_0", 2),
     ]
-    assert {len(row) for row in rows(result)} == {len(COLUMNS)}
+    assert {len(row) for row in TABLE.rows(result)} == {len(TABLE.columns)}
     assert (tmp_path / "table.md").read_text().startswith("| model |")
 
 

@@ -18,8 +18,8 @@ from arb_ternary_bench.cli.bench import bench
 from arb_ternary_bench.kernels import bench as bench_module
 from arb_ternary_bench.kernels import probes
 from arb_ternary_bench.kernels.bench import KernelBench, run_kernel_bench
-from arb_ternary_bench.kernels.facts import commit
 from arb_ternary_bench.kernels.ops import DEFAULT_OPS, OPS
+from arb_ternary_bench.machine import commit
 
 #: What readers of ``result.json`` rely on.
 CELL_KEYS = {

@@ -19,7 +19,7 @@ from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
 from arb_ternary_bench.cli.bench import bench
 from arb_ternary_bench.kernels import bench as bench_module
-from arb_ternary_bench.kernels import gpu, gpu_probes, peer_bitblas, peer_gemlite, probes
+from arb_ternary_bench.kernels import gpu, peer_bitblas, peer_gemlite, probes
 from arb_ternary_bench.kernels.bench import KernelBench, run_kernel_bench
 from arb_ternary_bench.kernels.cache import Cache
 from arb_ternary_bench.kernels.cells import Cell, Contender
@@ -28,7 +28,7 @@ from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.peer_bitblas import BitblasPeer
 from arb_ternary_bench.kernels.peer_gemlite import GemlitePeer
 from arb_ternary_bench.kernels.peers import choose_peers, list_peers, peer_contender
-from arb_ternary_bench.kernels.result import COLUMNS, markdown, notes, rows
+from arb_ternary_bench.kernels.result import TABLE
 from arb_ternary_bench.kernels.timing import Variant, measure
 
 on_gpu = [
@@ -212,8 +212,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     facts = {"name": "Pretended", "multiprocessors": 3, "cuda": "13.0", "hip": None}
     monkeypatch.setattr(bench_module, "gpu_facts", lambda _: facts)
     monkeypatch.setattr(bench_module, "as_graph", lambda each: as_graph(each, lambda call: call))
-    monkeypatch.setattr(gpu_probes, "_LEAST_BUFFER", 1 << 16)
-    monkeypatch.setattr(gpu_probes, "_EDGE", 64)
+    monkeypatch.setattr(gpu, "_LEAST_BUFFER", 1 << 16)
+    monkeypatch.setattr(gpu, "_EDGE", 64)
     return fake
 
 
@@ -265,14 +265,14 @@ def test_the_result_on_a_gpu_has_the_keys_of_that_on_the_processor(
 @pytest.mark.usefixtures("pretend")
 def test_the_table_names_the_gpu_and_its_limits() -> None:
     result = on_pretended_gpu(ops=("linear",))
-    lines = list(rows(result))
-    assert {len(line) for line in lines} == {len(COLUMNS)}
+    lines = TABLE.rows(result)
+    assert {len(line) for line in lines} == {len(TABLE.columns)}
     assert "limit: bf16" in [line[5] for line in lines]
     assert (
-        notes(result)[0]
+        TABLE.notes(result)[0]
         == "Pretended, 3 multiprocessors, CUDA 13.0; times are those between two events."
     )
-    assert "before every call twice the second-level cache is written" in markdown(result)
+    assert "before every call twice the second-level cache is written" in TABLE.markdown(result)
 
 
 @pytest.mark.usefixtures("pretend")
@@ -282,7 +282,7 @@ def test_a_baseline_that_refuses_a_shape_is_left_out_with_its_words(
     def refuse(*_: Any) -> None:
         raise RuntimeError("self.size(0) needs to be greater than 16, but got 2")
 
-    peak = gpu_probes.matrix_probe("cpu", torch.bfloat16)
+    peak = gpu.matrix_probe("cpu", torch.bfloat16)
     int8 = evolve(peak, variant=evolve(peak.variant, name="int8 peak"))
     monkeypatch.setattr(
         bench_module, "matrix_probe", lambda _, dtype: int8 if dtype is torch.int8 else peak

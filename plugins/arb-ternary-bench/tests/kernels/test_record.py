@@ -10,8 +10,9 @@ import pytest
 
 from arb_ternary_bench.kernels.cells import Cell, Contender
 from arb_ternary_bench.kernels.figures import draw_speedups
+from arb_ternary_bench.kernels.probes import Limits, Probe
 from arb_ternary_bench.kernels.record import cell_record
-from arb_ternary_bench.kernels.result import COLUMNS, markdown, rows
+from arb_ternary_bench.kernels.result import TABLE
 from arb_ternary_bench.kernels.timing import Timing, Variant
 
 
@@ -43,7 +44,8 @@ def record(make_cell: Callable[..., Cell]) -> dict[str, Any]:
     reading = Variant(name="read", call=lambda _: None, nbytes=2_000_000)
     peak = Variant(name="peak", call=lambda _: None, operations=8)
     excluded = [{"name": "ggml TQ1_0", "reason": "K must be a multiple of 256"}]
-    return cell_record(make_cell(cold=True), contenders, excluded, timings, reading, peak)
+    limits = Limits(Probe(reading, "r"), Probe(peak, "p"))
+    return cell_record(make_cell(cold=True), contenders, excluded, timings, limits)
 
 
 def test_speedups_are_baseline_over_row_and_take_the_fastest_of_a_role(
@@ -102,8 +104,8 @@ def result_of(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_table_has_every_contender_and_the_limits(record: dict[str, Any]) -> None:
-    found = list(rows(result_of(record)))
-    assert {len(row) for row in found} == {len(COLUMNS)}
+    found = TABLE.rows(result_of(record))
+    assert {len(row) for row in found} == {len(TABLE.columns)}
     assert found[0][:6] == ("linear", "48 x 160", "32", "3", "cold", "cpu")
     assert found[0][6:] == ("1.0", "2.0", "1.0", "50%", "4", "50%", "", "8.00", "2.00", "", "3.00")
     assert found[6][5] == "limit: read, int8"
@@ -111,8 +113,8 @@ def test_the_table_has_every_contender_and_the_limits(record: dict[str, Any]) ->
 
 
 def test_the_notes_name_what_is_missing(record: dict[str, Any]) -> None:
-    text = markdown(result_of(record))
-    assert "Peer x is not here: not here. Install: pip install x" in text
+    text = TABLE.markdown(result_of(record))
+    assert "Peer x is not installed: not here. Install: pip install x" in text
     assert "ggml TQ1_0 left out of linear 48 x 160: K must be a multiple of 256." in text
     assert "cold: calls rotate among copies of twice the last-level cache, 32 MiB" in text
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from arb_ternary.backends.select import get_backend
 from arb_ternary_bench.training.bench import parts_of_step
-from arb_ternary_bench.training.child import answers
+from arb_ternary_bench.training.child import respond
 from arb_ternary_bench.training.parts import PARTS, Range, part_of_kernel, read_step, split_steps
 
 TINY: dict[str, Any] = {
@@ -171,7 +171,7 @@ def unmarked() -> Iterator[None]:
 @pytest.mark.usefixtures("unmarked")
 def test_a_real_step_has_every_part_that_its_way_of_training_has() -> None:
     asked = {"way": "torch/pure/int8", "size": TINY, "threads": 1, "seed": 0, "profile": True}
-    (found,) = answers(asked, ())
+    (found,) = respond(asked, ())
     assert sum(found["parts"].values()) == pytest.approx(found["total"])
     assert all(found["parts"][part] > 0 for part in PARTS)
     kernels = {name for name, *_ in found["longest"] if name.startswith("kernel:")}

@@ -18,11 +18,10 @@ from arb_ternary.errors import ArbError, ConfigError, UsageProblem
 from arb_ternary_bench.cli.bench import bench
 from arb_ternary_bench.training import bench as bench_module
 from arb_ternary_bench.training.bench import TrainBench, run_train_bench, with_ratios
-from arb_ternary_bench.training.child import answers
+from arb_ternary_bench.training.child import Trainee, TrainProcess, respond
 from arb_ternary_bench.training.loop import Learner, RandomTokens
 from arb_ternary_bench.training.parts import PARTS
-from arb_ternary_bench.training.processes import Asked, TrainProcess
-from arb_ternary_bench.training.result import COLUMNS, markdown, rows
+from arb_ternary_bench.training.result import TABLE
 from arb_ternary_bench.training.sizes import SIZES, TrainSize
 from arb_ternary_bench.training.trainees import FLOAT_WAYS, TrainWay, chosen_ways, train_ways
 
@@ -83,7 +82,7 @@ def test_all_ways_are_listed_once_and_chosen_by_patterns() -> None:
     ways = chosen_ways(train_ways(["a"]), ["float32*", "a/pure/int8"])
     assert [way.name for way in ways] == ["a/pure/int8", "float32", "float32/compiled"]
     with pytest.raises(
-        UsageProblem, match="'flaot32' fits no way of training; did you mean 'float32'"
+        UsageProblem, match="'flaot32' matches no way of training; did you mean 'float32'"
     ):
         chosen_ways(train_ways(["a"]), ["flaot32"])
 
@@ -134,7 +133,7 @@ def asked_for(way: str, **more: Any) -> dict[str, Any]:
 
 
 def test_a_child_answers_every_order_and_tells_its_memory_at_the_end() -> None:
-    ready, *steps, end = answers(asked_for("torch/pure"), ["step\n", "step\n"])
+    ready, *steps, end = respond(asked_for("torch/pure"), ["step\n", "step\n"])
     assert ready["pure"]
     assert ready["losses"][-1] < ready["losses"][0]
     assert [set(step) for step in steps] == [{"wall", "processor"}] * 2
@@ -143,9 +142,10 @@ def test_a_child_answers_every_order_and_tells_its_memory_at_the_end() -> None:
 
 
 def test_a_process_steps_when_told_and_its_memory_is_its_own() -> None:
-    with TrainProcess(Asked(way=TrainWay("float32"), size=TINY, threads=1)) as process:
+    with TrainProcess(Trainee(way=TrainWay("float32"), size=TINY, threads=1)) as process:
         assert process.facts["losses"][-1] < process.facts["losses"][0]
-        assert process.step() == process.last["wall"] > 0
+        process.step()
+        assert process.last["wall"] > 0
         assert process.peak_bytes() >= process.facts["base_bytes"]
 
 
@@ -154,17 +154,16 @@ def test_a_process_that_fails_shows_its_own_message() -> None:
     class Deeper(TrainSize):
         depth: int = 3
 
-    asked = Asked(way=TrainWay("float32"), size=Deeper(**asdict(TINY)), threads=1)
+    asked = Trainee(way=TrainWay("float32"), size=Deeper(**asdict(TINY)), threads=1)
     with (
-        pytest.raises(ArbError, match=r"float32: the process that trains ended with 1: .*'depth'"),
+        pytest.raises(ArbError, match=r"float32: its process ended with 1: .*'depth'"),
         TrainProcess(asked),
     ):
         pass
 
 
 def test_threads_and_malloc_are_told_by_the_environment() -> None:
-    plain = Asked(way=TrainWay("float32"), size=TINY, threads=3)
-    assert plain.environment()["OMP_NUM_THREADS"] == "3"
+    plain = Trainee(way=TrainWay("float32"), size=TINY, threads=3)
     assert "GLIBC_TUNABLES" not in plain.environment()
     assert "trim_threshold" in evolve(plain, malloc="kept").environment()["GLIBC_TUNABLES"]
 
@@ -181,8 +180,8 @@ class Fake:
     most = 0
     started: list[str] = []  # noqa: RUF012
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, trainee: Trainee) -> None:
+        self.trainee = trainee
         self.facts = {
             "losses": [2.0, 1.0],
             "parameters": 100,
@@ -193,16 +192,14 @@ class Fake:
         self.last: dict[str, float] = {}
 
     @classmethod
-    def profiled(cls, asked: Asked) -> dict[str, Any]:
+    def profiled(cls, trainee: Trainee) -> dict[str, Any]:
         parts = dict.fromkeys(PARTS, 0.05)
         return {"total": 0.4, "parts": parts, "longest": [], "events": 3}
 
     def __enter__(self) -> Fake:
-        if self.asked.way.name in self.failing:
-            raise ArbError(
-                f"{self.asked.way.name}: the process that trains ended with 1: no compiler here"
-            )
-        type(self).started = [*self.started, self.asked.way.name]
+        if self.trainee.way.name in self.failing:
+            raise ArbError(f"{self.trainee.way.name}: its process ended with 1: no compiler here")
+        type(self).started = [*self.started, self.trainee.way.name]
         type(self).alive += 1
         type(self).most = max(self.most, self.alive)
         return self
@@ -210,10 +207,9 @@ class Fake:
     def __exit__(self, *_: object) -> None:
         type(self).alive -= 1
 
-    def step(self, _: int = 0) -> float:
-        seconds = self.seconds[self.asked.way.name]
+    def step(self) -> None:
+        seconds = self.seconds[self.trainee.way.name]
         self.last = {"wall": seconds, "processor": seconds / 2}
-        return seconds
 
     def peak_bytes(self) -> int:
         return 30 << 20
@@ -280,7 +276,7 @@ def test_what_does_not_fit_into_the_memory_is_left_out_with_the_reason(
     result = fake(available=1 << 30)
     assert result["cells"][0]["rows"] == []
     assert {each["name"] for each in result["cells"][0]["excluded"]} == set(Fake.seconds)
-    assert "it takes about 0.4 GiB, and 0.0 GiB are free" in markdown(result)
+    assert "it takes about 0.4 GiB, and 0.0 GiB are free" in TABLE.markdown(result)
 
 
 def test_only_what_is_compiled_may_fail(fake: Callable[..., dict[str, Any]]) -> None:
@@ -289,10 +285,10 @@ def test_only_what_is_compiled_may_fail(fake: Callable[..., dict[str, Any]]) -> 
     assert [row["name"] for row in cell["rows"]] == ["torch/int8", "float32", "bfloat16"]
     assert cell["excluded"][0]["name"] == "qat/compiled"
     assert (
-        "qat/compiled is left out: qat/compiled: the process that trains ended with 1: no compiler"
-        in markdown(result)
+        "qat/compiled is left out: qat/compiled: its process ended with 1: no compiler"
+        in TABLE.markdown(result)
     )
-    with pytest.raises(ArbError, match="torch/int8: the process"):
+    with pytest.raises(ArbError, match="torch/int8: its process"):
         fake(failing=("torch/int8",))
 
 
@@ -353,7 +349,7 @@ def test_the_command_writes_what_it_measured(
     result = json.loads(done.stdout)
     assert result == json.loads((tmp_path / "result.json").read_text())
     assert (result["format"], result["version"]) == ("arb-bench-train", 1)
-    assert {len(row) for row in rows(result)} == {len(COLUMNS)}
+    assert {len(row) for row in TABLE.rows(result)} == {len(TABLE.columns)}
     assert (tmp_path / "table.md").read_text().startswith("| decoder | threads | training |")
 
 
@@ -362,7 +358,7 @@ def test_the_command_writes_what_it_measured(
     [
         (("--sizes", "7b"), "'7b' is not one of demo, 512x8, 1024x12, 2048x4, tiny"),
         (("--threads", "two"), "'two' is not a number of threads"),
-        (("--trainees", "nothing"), "--trainees: 'nothing' fits no way of training"),
+        (("--trainees", "nothing"), "--trainees: 'nothing' matches no way of training"),
         (("--clock", "processor"), "--clock processor: it adds up the time of all threads"),
     ],
 )

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from arb_ternary import hookimpl
 from arb_ternary.specs import ModelSpec, OptimizerSpec
-
-if TYPE_CHECKING:
-    from arb_ternary_bench.specs import RecipeSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -66,23 +62,4 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
             summary="flips of ternary weights where a momentum passes a threshold (model direct)",
             accepts=frozenset({"stored"}),
         ),
-    )
-
-
-@hookimpl(optionalhook=True)
-def arb_register_recipes() -> Sequence[RecipeSpec]:
-    """Recipes of the bench: the hook is called where `arb-ternary-bench` is installed."""
-    from arb_ternary_bench.specs import RecipeSpec
-
-    summaries = {
-        "bitnet": "quantisation-aware training, one falling schedule",
-        "bitnet_gains": "quantisation-aware training, one falling schedule, gains of all norms",
-        "bitnet_two_stage": "quantisation-aware training with the published two-stage recipe",
-        "bop": "ternary flips on a normalised momentum",
-        "dqt_int8": "direct quantised training, 8-bit weights",
-        "dqt_ternary": "direct quantised training, ternary weights",
-    }
-    return tuple(
-        RecipeSpec(name=name, target=f"arb_ternary_qat.recipes:{name}", summary=summary)
-        for name, summary in summaries.items()
     )

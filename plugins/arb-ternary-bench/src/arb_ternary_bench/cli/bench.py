@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from arb_ternary.cli.options import as_json, overrides
-from arb_ternary.cli.output import print_json, print_table
-from arb_ternary_bench.cli.bench_generate import generate
-from arb_ternary_bench.cli.bench_kernels import kernels
-from arb_ternary_bench.cli.bench_network import network
-from arb_ternary_bench.cli.bench_step import step
-from arb_ternary_bench.cli.bench_train import train
-from arb_ternary_bench.cli.quality import quality
+from arb_ternary_bench.cli.generate import generate
+from arb_ternary_bench.cli.kernels import kernels
+from arb_ternary_bench.cli.options import say
+from arb_ternary_bench.cli.train import train
 
 
 @click.group()
@@ -22,11 +18,8 @@ def bench() -> None:
     """Measure, side by side and with the machine on record."""
 
 
-bench.add_command(quality)
 bench.add_command(generate)
 bench.add_command(kernels)
-bench.add_command(network)
-bench.add_command(step)
 bench.add_command(train)
 
 
@@ -67,45 +60,7 @@ def compare(
         raise UsageProblem(
             "arb bench compare: two configs have the same file name", "Rename one of them."
         )
-    rows = comparison.compare(
-        configs, range(seeds), overrides, say=lambda line: click.echo(line, err=True)
-    )
-    figures = {
-        "machine": comparison.machine_facts(),
-        "seeds": seeds,
-        "overrides": list(overrides),
-        "configs": [row.to_json() for row in rows],
-    }
+    result = comparison.compare(configs, seeds, overrides, say=say)
     if out is not None:
-        write_json(out, figures)
-    if as_json:
-        print_json(figures)
-        return
-    first = rows[0]
-    print_table(
-        (
-            "config",
-            "validation loss",
-            "bigram",
-            "parameters",
-            "float",
-            "state bits a parameter",
-            "tokens/s",
-            "peak MiB",
-        ),
-        [
-            (
-                row.name,
-                f"{row.loss:.4f}" + (f" ± {row.spread:.4f}" if seeds > 1 else ""),
-                f"{row.bigram_entropy:.4f}",
-                f"{row.parameters:,}",
-                f"{row.float_parameters:,}",
-                f"{row.state_bits_per_parameter:.2f} ({row.state_bytes / first.state_bytes:.2f}x)",
-                f"{row.speed:,.0f} ({row.speed / first.speed:.2f}x)",
-                f"{max(row.peak_bytes) / 2**20:,.0f} "
-                f"({max(row.peak_bytes) / max(first.peak_bytes):.2f}x)",
-            )
-            for row in rows
-        ],
-    )
-    click.echo(json.dumps(figures["machine"]))
+        write_json(out, result)
+    comparison.TABLE.show(result, as_json=as_json)

@@ -1,14 +1,11 @@
-"""The generation bench: contenders read prompts and write tokens, one process at a time, in
-turns.
-"""
+"""The generation bench: contenders take turns to read prompts and to write tokens."""
 
 from __future__ import annotations
 
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,15 +24,17 @@ from arb_ternary_bench.generation.contenders import (
 from arb_ternary_bench.generation.gguf_file import file_bytes, write_random_gguf
 from arb_ternary_bench.generation.llama_cpp import installed
 from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
-from arb_ternary_bench.kernels.facts import bench_facts, load_average
-from arb_ternary_bench.steps.resident import available_bytes
+from arb_ternary_bench.machine import bench_facts, load_average
+from arb_ternary_bench.memory import available_bytes
 
 FORMAT: Final = "arb-bench-generate"
 VERSION: Final = 1
-#: Whose rates others are compared with, by the key of the ratio.
-_BASELINES: Final = {"tq2_0": "tq2_0", "bfloat16": "bfloat16"}
+#: Contenders whose rates the others are compared with.
+_BASELINES: Final = ("tq2_0", "bfloat16")
 #: Disk that is left free when files are written.
 _DISK_ROOM: Final = 1 << 30
+
+Say = Callable[[str], None]
 
 
 @frozen(kw_only=True)
@@ -47,12 +46,12 @@ class GenerateBench:
         contenders: names; see :class:`~arb_ternary_bench.generation.contenders.Contender`.
         prompts: tokens of a prompt.
         batches: sequences at a time.
-        new_tokens: of each sequence.
+        new_tokens: per sequence.
         group_size: weights that share an exponent, on backends.
         threads: of every contender.
-        seconds: for each case of a contender, in each round.
-        rounds: in each of which every contender has a turn.
-        limit: seconds; prompts that would take longer are left out.
+        seconds: about how long each case of a contender takes in each round.
+        rounds: every contender has one turn in each.
+        limit: prompts that would take more seconds are left out.
         clock: ``processor`` only with one thread.
     """
 
@@ -69,7 +68,7 @@ class GenerateBench:
     clock: ClockName = "wall"
 
     def cases(self) -> list[Case]:
-        """The quicker ones first."""
+        """Return all cases, the quicker ones first."""
         every = [
             Case(prompt=prompt, batch=batch, new_tokens=self.new_tokens)
             for prompt in self.prompts
@@ -77,13 +76,17 @@ class GenerateBench:
         ]
         return sorted(every, key=lambda case: (case.prompt * case.batch, case.batch))
 
+    def members(self) -> list[Contender]:
+        """Return the contenders."""
+        return [
+            Contender(name=name, group_size=self.group_size, threads=self.threads)
+            for name in self.contenders
+        ]
+
     @property
     def backends(self) -> tuple[str, ...]:
         """The backends among the contenders."""
-        found = [
-            Contender(name=name, group_size=self.group_size, threads=1).backend
-            for name in self.contenders
-        ]
+        found = [each.backend for each in self.members()]
         return tuple(dict.fromkeys(backend for backend in found if backend is not None))
 
 
@@ -94,30 +97,87 @@ class _Samples:
     prompt_seconds: list[float] = field(factory=list)
     token_seconds: list[float] = field(factory=list)
     resident: int = 0
+    #: Why the case was left out, if it was.
+    left_out: str = ""
 
     def add(self, measured: Mapping[str, Any]) -> None:
+        """Take in what one round gave."""
+        if "left_out" in measured:
+            self.left_out = measured["left_out"]
+            return
         self.prompt_seconds += measured["prompt_seconds"]
         self.token_seconds += measured["token_seconds"]
         self.resident = max(self.resident, measured["resident_bytes"])
 
 
-def run_generate_bench(
-    bench: GenerateBench, *, say: Callable[[str], None] = lambda _: None
-) -> dict[str, Any]:
-    """Measure everything; the content of ``result.json``.
+@define(eq=False)
+class _Measured:
+    """What is known of one contender on one shape so far."""
+
+    contender: Contender
+    cases: dict[Case, _Samples]
+    base_bytes: int = 0
+    weight_bytes: int = 0
+
+    def add(self, measured: Mapping[str, Any]) -> None:
+        """Take in what one round gave."""
+        self.base_bytes = measured["base_bytes"]
+        self.weight_bytes = measured["weight_bytes"]
+        for samples, one in zip(self.cases.values(), measured["cases"], strict=True):
+            samples.add(one)
+
+    def summary(self) -> str:
+        """Describe the rates in one line."""
+        parts = []
+        for case, samples in self.cases.items():
+            if samples.prompt_seconds:
+                read = case.batch * case.prompt / statistics.median(samples.prompt_seconds)
+                written = case.batch / statistics.median(samples.token_seconds)
+                parts.append(
+                    f"{case.prompt} x {case.batch}: {read:,.1f} read and {written:,.1f} written "
+                    "per second"
+                )
+        return "; ".join(parts)
+
+    def row(self, shape: GenerationShape, case: Case) -> dict[str, Any]:
+        """Return the row of a case that was measured."""
+        samples = self.cases[case]
+        prompt = statistics.median(samples.prompt_seconds)
+        token = statistics.median(samples.token_seconds)
+        read = case.batch * case.prompt
+        return {
+            "shape": shape.name,
+            "prompt": case.prompt,
+            "batch": case.batch,
+            "contender": self.contender.name,
+            "name": self.contender.title,
+            "prefill_tokens_per_second": read / prompt,
+            "prefill_tokens_per_second_best": read / min(samples.prompt_seconds),
+            "decode_tokens_per_second": case.batch / token,
+            "decode_tokens_per_second_best": case.batch / min(samples.token_seconds),
+            "first_token_seconds": prompt,
+            "prompts_read": len(samples.prompt_seconds),
+            "passes": len(samples.token_seconds),
+            "weight_bytes": self.weight_bytes,
+            "bytes_per_second": self.weight_bytes / token,
+            "resident_bytes": samples.resident,
+            "base_bytes": self.base_bytes,
+        }
+
+
+def run_generate_bench(bench: GenerateBench, *, say: Say = lambda _: None) -> dict[str, Any]:
+    """Measure everything; return the content of ``result.json``.
 
     Raises:
         ArbError: a backend's process fails; others that fail are left out with the reason.
     """
     facts = {**bench_facts(bench.backends), "threads": bench.threads}
     library = installed()
-    excluded: list[dict[str, str]] = []
-    rates: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
+    run = _Run(bench, say)
     for shape in bench.shapes:
-        rows += _measure_shape(bench, shape, excluded, rates, say)
-    best = max((rate["bytes_per_second"] for rate in rates), default=None)
-    for row in rows:
+        run.measure_shape(shape)
+    best = max((rate["bytes_per_second"] for rate in run.rates), default=None)
+    for row in run.rows:
         row["of_read_bandwidth"] = None if best is None else row["bytes_per_second"] / best
     return {
         "format": FORMAT,
@@ -130,113 +190,110 @@ def run_generate_bench(
         "rounds": bench.rounds,
         "clock": bench.clock,
         "read_bandwidth": best,
-        "read_bandwidths": rates,
+        "read_bandwidths": run.rates,
         "shapes": [
             {**asdict(shape), "weights": shape.weights(), "weights_read": shape.weights_read()}
             for shape in bench.shapes
         ],
-        "excluded": excluded,
-        "rows": rows,
+        "excluded": run.excluded,
+        "rows": run.rows,
     }
 
 
-def _measure_shape(
-    bench: GenerateBench,
-    shape: GenerationShape,
-    excluded: list[dict[str, str]],
-    rates: list[dict[str, Any]],
-    say: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    cases = bench.cases()
-    length = max(case.length for case in cases)
-    samples = {(name, case): _Samples() for name in bench.contenders for case in cases}
-    reasons: dict[tuple[str, Case], str] = {}
-    held: dict[str, dict[str, int]] = {}
-    with ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="arb-bench-generate-"))
-        )
-        ready: dict[Contender, Path | None] = {}
-        for name in bench.contenders:
-            contender = Contender(name=name, group_size=bench.group_size, threads=bench.threads)
+@define(eq=False)
+class _Run:
+    """A run of the bench: what was measured so far, and what was left out."""
+
+    bench: GenerateBench
+    say: Say
+    rows: list[dict[str, Any]] = field(factory=list)
+    rates: list[dict[str, Any]] = field(factory=list)
+    excluded: list[dict[str, str]] = field(factory=list)
+
+    def measure_shape(self, shape: GenerationShape) -> None:
+        """Measure every contender that can hold a shape."""
+        bench = self.bench
+        cases = bench.cases()
+        with tempfile.TemporaryDirectory(prefix="arb-bench-generate-") as name:
+            ready = self._ready(shape, Path(name))
+            for _ in range(bench.rounds if ready else 0):
+                seconds = min(bench.seconds, 1.0)
+                rate = measure_bandwidth(bench.backends, bench.threads, seconds, bench.clock)
+                self.rates.append(rate)
+                for measured in list(ready):
+                    if not self._take_turn(measured, shape, ready[measured]):
+                        del ready[measured]
+
+        for case in cases:
+            found = [each for each in ready if each.cases[case].prompt_seconds]
+            self.rows += _with_ratios([each.row(shape, case) for each in found])
+            where = f"{shape.name}, prompt {case.prompt}, batch {case.batch}"
+            for each in ready:
+                if each not in found:
+                    reason = each.cases[case].left_out
+                    self.excluded.append(
+                        {"shape": where, "name": each.contender.title, "reason": reason}
+                    )
+
+    def _ready(self, shape: GenerationShape, folder: Path) -> dict[_Measured, Path | None]:
+        """Return the contenders that can take part, with the file of those that read one."""
+        cases = self.bench.cases()
+        length = max(case.length for case in cases)
+        ready: dict[_Measured, Path | None] = {}
+        for contender in self.bench.members():
             reason = (
-                missing(name)
+                missing(contender.name)
                 or obstacle(contender, shape)
-                or _short_of(contender, shape, length, bench, folder)
+                or _short_of(contender, shape, length, max(self.bench.batches), folder)
             )
-            if reason is None:
-                ready[contender] = _file(contender, shape, length, folder)
+            if reason is not None:
+                self._leave_out(shape, contender, reason)
                 continue
-            _leave_out(excluded, shape, contender, reason, say)
-        for _ in range(bench.rounds if ready else 0):
-            rates.append(
-                measure_bandwidth(
-                    bench.backends, bench.threads, min(bench.seconds, 1.0), bench.clock
-                )
+            file = None
+            if contender.name in LLAMA_CPP:
+                file = folder / f"{contender.name}.gguf"
+                write_random_gguf(file, shape, LLAMA_CPP[contender.name], length)
+            ready[_Measured(contender, {case: _Samples() for case in cases})] = file
+        return ready
+
+    def _take_turn(self, measured: _Measured, shape: GenerationShape, file: Path | None) -> bool:
+        """Measure all cases of a contender once; False if it failed and is left out."""
+        contender = measured.contender
+        bench = self.bench
+        try:
+            found = measure_contender(
+                contender,
+                shape,
+                list(measured.cases),
+                seconds=bench.seconds,
+                limit=bench.limit,
+                clock=bench.clock,
+                file=file,
             )
-            for contender, file in list(ready.items()):
-                try:
-                    measured = measure_contender(
-                        contender,
-                        shape,
-                        cases,
-                        seconds=bench.seconds,
-                        limit=bench.limit,
-                        clock=bench.clock,
-                        file=file,
-                    )
-                except ArbError as error:
-                    if contender.backend is not None:
-                        raise
-                    del ready[contender]
-                    reason = (
-                        f"{error.what}: "
-                        f"{error.hint.splitlines()[-1] if error.hint else 'it says nothing'}"
-                    )
-                    _leave_out(excluded, shape, contender, reason, say)
-                    continue
-                held[contender.name] = {
-                    key: measured[key] for key in ("base_bytes", "weight_bytes")
-                }
-                for case, one in zip(cases, measured["cases"], strict=True):
-                    if "left_out" in one:
-                        reasons[contender.name, case] = one["left_out"]
-                    else:
-                        samples[contender.name, case].add(one)
-                say(f"{shape.name}, {contender.title}: {_summary(samples, contender, cases)}")
-    rows = []
-    for case in cases:
-        found = {name: samples[name, case] for name in held if samples[name, case].prompt_seconds}
-        rows += _rows(shape, case, found, held, bench)
-        for name in held:
-            if name not in found:
-                where = f"{shape.name}, prompt {case.prompt}, batch {case.batch}"
-                title = Contender(name=name, group_size=bench.group_size, threads=1).title
-                excluded.append({"shape": where, "name": title, "reason": reasons[name, case]})
-    return rows
+        except ArbError as error:
+            if contender.backend is not None:
+                raise
+            self._leave_out(shape, contender, error.what)
+            return False
+        measured.add(found)
+        self.say(f"{shape.name}, {contender.title}: {measured.summary()}")
+        return True
 
-
-def _leave_out(
-    excluded: list[dict[str, str]],
-    shape: GenerationShape,
-    contender: Contender,
-    reason: str,
-    say: Callable[[str], None],
-) -> None:
-    excluded.append({"shape": shape.name, "name": contender.title, "reason": reason})
-    say(f"{shape.name}, {contender.title}: left out: {reason}")
+    def _leave_out(self, shape: GenerationShape, contender: Contender, reason: str) -> None:
+        self.excluded.append({"shape": shape.name, "name": contender.title, "reason": reason})
+        self.say(f"{shape.name}, {contender.title}: left out: {reason}")
 
 
 def _short_of(
-    contender: Contender, shape: GenerationShape, length: int, bench: GenerateBench, folder: Path
+    contender: Contender, shape: GenerationShape, length: int, batch: int, folder: Path
 ) -> str | None:
-    """What this machine has too little of."""
-    needed = needed_bytes(contender, shape, length, max(bench.batches))
+    """Return what this machine has too little of for a contender, or None."""
+    needed = needed_bytes(contender, shape, length, batch)
     free = available_bytes()
     if free is not None and needed > free:
         return (
             f"it takes about {needed / 2**30:.1f} GiB of memory; {free / 2**30:.1f} GiB are "
-            f"available"
+            "available"
         )
     if contender.name in LLAMA_CPP:
         needed = file_bytes(shape, LLAMA_CPP[contender.name]) + _DISK_ROOM
@@ -249,68 +306,15 @@ def _short_of(
     return None
 
 
-def _file(contender: Contender, shape: GenerationShape, length: int, folder: Path) -> Path | None:
-    if contender.name not in LLAMA_CPP:
-        return None
-    path = folder / f"{contender.name}.gguf"
-    write_random_gguf(path, shape, LLAMA_CPP[contender.name], length)
-    return path
-
-
-def _summary(
-    samples: Mapping[tuple[str, Case], _Samples], contender: Contender, cases: Sequence[Case]
-) -> str:
-    parts = []
-    for case in cases:
-        found = samples[contender.name, case]
-        if found.prompt_seconds:
-            read = case.batch * case.prompt / statistics.median(found.prompt_seconds)
-            written = case.batch / statistics.median(found.token_seconds)
-            parts.append(
-                f"{case.prompt} x {case.batch}: {read:,.1f} read, {written:,.1f} written a second"
-            )
-    return "; ".join(parts)
-
-
-def _rows(
-    shape: GenerationShape,
-    case: Case,
-    found: Mapping[str, _Samples],
-    held: Mapping[str, Mapping[str, int]],
-    bench: GenerateBench,
-) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for name, one in found.items():
-        contender = Contender(name=name, group_size=bench.group_size, threads=bench.threads)
-        prompt = statistics.median(one.prompt_seconds)
-        token = statistics.median(one.token_seconds)
-        read = case.batch * case.prompt
-        rows.append(
-            {
-                "shape": shape.name,
-                "prompt": case.prompt,
-                "batch": case.batch,
-                "contender": name,
-                "name": contender.title,
-                "prefill_tokens_per_second": read / prompt,
-                "prefill_tokens_per_second_best": read / min(one.prompt_seconds),
-                "decode_tokens_per_second": case.batch / token,
-                "decode_tokens_per_second_best": case.batch / min(one.token_seconds),
-                "first_token_seconds": prompt,
-                "prompts_read": len(one.prompt_seconds),
-                "passes": len(one.token_seconds),
-                "weight_bytes": held[name]["weight_bytes"],
-                "bytes_per_second": held[name]["weight_bytes"] / token,
-                "resident_bytes": one.resident,
-                "base_bytes": held[name]["base_bytes"],
-            }
-        )
+def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add to each row of a case how many times as fast it is as the baselines."""
     by_name = {row["contender"]: row for row in rows}
     for row in rows:
         for what in ("prefill", "decode"):
             key = f"{what}_tokens_per_second"
-            row[f"{what}_ratio"] = {
-                baseline: row[key] / by_name[name][key] if name in by_name else None
-                for baseline, name in _BASELINES.items()
-            }
+            ratios: dict[str, float | None] = dict.fromkeys(_BASELINES)
+            for name in _BASELINES:
+                if name in by_name:
+                    ratios[name] = row[key] / by_name[name][key]
+            row[f"{what}_ratio"] = ratios
     return rows

@@ -14,7 +14,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from arb_ternary_bench.steps.resident import resident_bytes
+from arb_ternary_bench.memory import resident_bytes
 
 ClockName = Literal["wall", "processor"]
 # : Seconds that pass, or that the threads of this process compute: with one thread, what a busy

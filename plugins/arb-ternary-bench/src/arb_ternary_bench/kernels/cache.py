@@ -1,6 +1,4 @@
-"""How large the last-level cache is, and how many copies of an operand are needed to be sure to
-miss it.
-"""
+"""The size of the last-level cache, and how many copies of an operand miss it for certain."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Final
 
 from attrs import frozen
 
-#: Taken where the system does not tell.
+#: Size if the system does not say.
 _GUESS: Final = 64 << 20
 #: Copies of a cold operand take this many times the cache: replacement is not strictly by age.
 _BEYOND: Final = 2
@@ -21,14 +19,14 @@ _ALONE: Final = 4
 
 @frozen
 class Cache:
-    """Bytes of the last-level cache, and where that number is from."""
+    """The size of the last-level cache, and where that number is from."""
 
     nbytes: int
     source: str
 
 
 def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> Cache:
-    """The sum over all last-level caches of the machine: threads may run under each of them."""
+    """Add up all last-level caches of the machine: threads may run under each of them."""
     found: dict[str, tuple[int, int]] = {}
     for index in sorted(root.glob("cpu[0-9]*/cache/index[0-9]*")):
         try:
@@ -52,7 +50,7 @@ def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> Cache:
         ).stdout
         if told.strip().isdecimal():
             return Cache(2 * int(told), "twice hw.l2cachesize, for the system cache behind it")
-    return Cache(_GUESS, "a guess: the system does not tell")
+    return Cache(_GUESS, "a guess: the system does not say")
 
 
 def _bytes(size: str) -> int:
@@ -61,8 +59,9 @@ def _bytes(size: str) -> int:
 
 
 def copies_beyond(cache_bytes: int, operand_bytes: int) -> int:
-    """Copies of an operand that together take twice the cache; at least two, or one of four times
-    the cache.
+    """Return how many copies of an operand take twice the cache together: at least two.
+
+    One copy is enough if it is four times as large as the cache.
     """
     if operand_bytes >= _ALONE * cache_bytes:
         return 1

@@ -1,6 +1,4 @@
-"""What is measured together: a cell of the table, its contenders, and how their results are
-compared.
-"""
+"""A cell of the table: its sizes, its contenders, and how their results are checked."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ Role = Literal["backend", "torch bfloat16", "torch int8", "torch AdamW", "peer",
 
 @frozen(kw_only=True)
 class Cell:
-    """A cell: its contenders take turns, and ratios are taken within it.
+    """A cell: its contenders take turns, and ratios are between them.
 
     Attributes:
         op: see :data:`arb_ternary_bench.kernels.ops.OPS`.
@@ -31,11 +29,10 @@ class Cell:
         in_features: ``K``.
         group_size: ``G``.
         cold: operands come from memory: calls rotate among copies of the weight that no cache holds
-            together.
-        cache_bytes: of the last-level cache.
+            together. On a GPU the clock empties the cache before a call instead.
+        cache_bytes: size of the last-level cache.
         threads: of every contender.
-        device: where the operands are. On a GPU a cold call needs no copies: the clock empties the
-            cache before it.
+        device: where the operands are.
     """
 
     op: str
@@ -50,12 +47,12 @@ class Cell:
 
     @property
     def shape(self) -> WeightShape:
-        """Of the weight."""
+        """Logical shape of the weight."""
         return WeightShape(self.out_features, self.in_features, self.group_size)
 
     @property
     def weights(self) -> int:
-        """``N * K``."""
+        """Number of weights, ``N * K``."""
         return self.out_features * self.in_features
 
     @property
@@ -64,16 +61,14 @@ class Cell:
         return 2 * self.rows * self.weights
 
     def copies(self, operand_bytes: int) -> int:
-        """How many copies of an operand of this size the calls of one contender rotate among."""
-        return (
-            copies_beyond(self.cache_bytes, operand_bytes)
-            if self.cold and self.device == "cpu"
-            else 1
-        )
+        """Return how many copies of an operand of this size the calls rotate among."""
+        if self.cold and self.device == "cpu":
+            return copies_beyond(self.cache_bytes, operand_bytes)
+        return 1
 
     @property
     def title(self) -> str:
-        """For messages."""
+        """Its description in messages."""
         where = "cold" if self.cold else "hot"
         return f"{self.op} {self.out_features}x{self.in_features}, M = {self.rows}, {where}"
 
@@ -88,7 +83,7 @@ class Contender:
         name: of the backend, peer or torch function.
         check: computes once with poisoned outputs and raises :class:`ArbError` on a wrong result.
         checked: how exact the check is, for the record.
-        note: what else a reader has to know: what the time includes, or what stands in.
+        note: what else a reader has to know, for example what the time includes.
     """
 
     variant: Variant
@@ -99,25 +94,22 @@ class Contender:
     note: str = ""
 
 
-# : Largest error of a float product, in root mean squares of the result: several roundings to
-# bfloat16.
+#: Largest error of a float product, in root mean squares of the result: several roundings to
+#: bfloat16.
 _FLOAT_TOLERANCE: Final = 0.05
 
 
 def _filling() -> Any:
-    """The module that holds the switch for filling fresh memory; its properties are unknown to type
-    checkers.
-    """
+    """Return the module with the switch for filling fresh memory, which type checkers lack."""
     return torch.utils.deterministic
 
 
 @contextmanager
 def poisoned(*outputs: tuple[tuple[int, ...], torch.dtype], device: str = "cpu") -> Iterator[None]:
-    """Make an output that is not written look wrong.
+    """Make outputs that a kernel does not write look wrong.
 
-    ``torch.empty`` gives NaN, or the largest integer, meanwhile. Memory of the outputs' sizes is
-    filled likewise and released, for kernels that take theirs from the same allocator without
-    torch.
+    Within the block ``torch.empty`` gives NaN, or the largest integer. Memory of the outputs' sizes
+    is filled likewise and released, for kernels that use the same allocator without torch.
     """
     before = torch.get_deterministic_debug_mode(), _filling().fill_uninitialized_memory
     # Only the filling is wanted: with "warn", an operation without a deterministic form would warn
@@ -135,8 +127,10 @@ def poisoned(*outputs: tuple[tuple[int, ...], torch.dtype], device: str = "cpu")
 
 
 def check_equal(what: str, got: Tensor, wanted: Tensor) -> None:
-    """Raises:
-    ArbError: any element differs, or dtype or shape do.
+    """Check that two tensors are equal.
+
+    Raises:
+        ArbError: an element differs, or dtype or shape do.
     """
     if got.dtype != wanted.dtype or got.shape != wanted.shape:
         raise ArbError(
@@ -157,8 +151,11 @@ def check_equal(what: str, got: Tensor, wanted: Tensor) -> None:
 def check_close(
     what: str, got: Tensor, wanted: Tensor, tolerance: float = _FLOAT_TOLERANCE
 ) -> None:
-    """Raises: ArbError: an element differs by more than ``tolerance`` root mean squares of what is
-    wanted, or is not finite.
+    """Check that two tensors agree.
+
+    Raises:
+        ArbError: an element differs by more than ``tolerance`` root mean squares of what is wanted,
+            or is not finite.
     """
     if got.shape != wanted.shape:
         raise ArbError(f"{what}: the result is {tuple(got.shape)}, not {tuple(wanted.shape)}")

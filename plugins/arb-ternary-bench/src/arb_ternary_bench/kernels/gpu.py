@@ -1,6 +1,4 @@
-"""The bench on a GPU: whether there is one, what it is, how calls are timed on it, and small calls
-as one graph.
-"""
+"""The bench on a GPU: whether there is one, what it can do, and how calls are timed on it."""
 
 from __future__ import annotations
 
@@ -17,22 +15,28 @@ from arb_ternary.backends.reference_probe import probe
 from arb_ternary.errors import EnvironmentProblem, UsageProblem
 from arb_ternary_bench.kernels.cache import Cache
 from arb_ternary_bench.kernels.cells import Cell, Contender
+from arb_ternary_bench.kernels.probes import Probe
 from arb_ternary_bench.kernels.timing import Variant
 
-# : Cycles that the GPU idles before a call, about half a millisecond: meanwhile the call is queued,
-# so that what is : timed is the GPU's work and not the time that Python takes to ask for it.
+#: Cycles that the GPU idles before a call, about half a millisecond. Meanwhile the call is queued,
+#: so that the GPU's work is timed and not the time that Python takes to ask for it.
 _HEAD_START: Final = 1_000_000
-#: Seconds that the head start, emptying the cache and waiting take for every call, about.
+#: Seconds that the head start, emptying the cache and waiting take per call, about.
 SPACING: Final = 1e-3
-# : Weights of a layer whose calls are made one graph: of the time of such calls Python takes the
-# larger part.
+#: Weights of the largest layer whose calls become one graph: most of the time of such calls is
+#: Python's.
 _SMALL: Final = 2048 * 2048
 #: Second-level caches that a flush writes.
 _BEYOND: Final = 2
+#: Least bytes of the copied buffer, and how many caches it takes otherwise.
+_LEAST_BUFFER: Final = 512 << 20
+_BUFFER_CACHES: Final = 8
+#: Edge of the matrices: large enough that the units are busy.
+_EDGE: Final = 8192
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is none or is not there.
+    """Refuse a device that is unknown or missing.
 
     Raises:
         UsageProblem: it is neither ``cpu`` nor ``cuda`` nor ``cuda:N``.
@@ -61,12 +65,12 @@ def check_device(device: str) -> None:
 
 
 def on_device(device: str) -> AbstractContextManager[object]:
-    """torch's current GPU, within a block."""
+    """Make a GPU torch's current one within a block."""
     return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
 
 
 def gpu_facts(device: str) -> dict[str, Any] | None:
-    """For the record: the GPU's name, size and software; None on the processor."""
+    """Return the GPU's name, size and software for the record; None on the CPU."""
     if device == "cpu":
         return None
     facts = torch.cuda.get_device_properties(device)
@@ -81,7 +85,7 @@ def gpu_facts(device: str) -> dict[str, Any] | None:
 
 
 def second_level_cache(device: str) -> Cache:
-    """Bytes of the GPU's last cache before its memory."""
+    """Return the size of the GPU's last cache before its memory."""
     return Cache(int(torch.cuda.get_device_properties(device).L2_cache_size), "the driver")
 
 
@@ -114,10 +118,10 @@ class EventClock:
 
 @frozen
 class WaitingClock:
-    """Times a call by the processor's clock, from when the GPU has nothing to do until it is done.
+    """Times a call by the CPU's clock, from an idle GPU until the GPU is idle again.
 
     For calls that wait for the GPU themselves, as a training step does: the time that Python takes
-    is a part of them.
+    is part of them.
     """
 
     wait: Callable[[], object]
@@ -131,7 +135,7 @@ class WaitingClock:
 
 
 def gpu_clock(device: str, *, cold: bool, cache_bytes: int) -> EventClock:
-    """The clock of a cell; ``cold`` overwrites more than the cache before every call."""
+    """Return the clock of a cell; ``cold`` overwrites more than the cache before every call."""
     flush = None
     if cold:
         flush = torch.empty(_BEYOND * cache_bytes, dtype=torch.uint8, device=device).zero_
@@ -141,7 +145,7 @@ def gpu_clock(device: str, *, cold: bool, cache_bytes: int) -> EventClock:
 
 
 def small(cell: Cell) -> bool:
-    """Whether the calls of a cell are made graphs."""
+    """Return whether the calls of a cell become graphs."""
     return cell.weights <= _SMALL
 
 
@@ -149,11 +153,11 @@ def as_graph(
     contender: Contender,
     capture: Callable[[Callable[[], object]], Callable[[], object]] | None = None,
 ) -> Contender:
-    """The contender with each of its calls as one graph; itself, with a note, where that cannot be.
+    """Return the contender with each of its calls as one graph, or with a note where that fails.
 
     Args:
         contender: already checked.
-        capture: makes a graph of a call and returns what runs it; torch's if not given.
+        capture: makes a graph of a call and returns what runs it; by default torch's.
     """
     variant = contender.variant
     if variant.reports_seconds:
@@ -178,10 +182,39 @@ def _capture(call: Callable[[], object]) -> Callable[[], object]:
     beside = stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
-        for _ in range(3):  # what is compiled, measured or allocated once is so before
+        for _ in range(3):  # compile, measure and allocate before the capture
             call()
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
     return graph.replay
+
+
+def copy_probe(device: str, cache_bytes: int) -> Probe:
+    """Return a copy from memory to memory of more than caches hold."""
+    nbytes = max(_LEAST_BUFFER, _BUFFER_CACHES * cache_bytes)
+    source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    variant = Variant(name="copy bandwidth", call=lambda _: target.copy_(source), nbytes=2 * nbytes)
+    return Probe(variant, f"a copy of {nbytes >> 20} MiB, what is read and what is written")
+
+
+def matrix_probe(device: str, dtype: torch.dtype) -> Probe:
+    """Return torch's product of large square matrices, int8 to int32 or bfloat16.
+
+    It is a library's rate, and no peak of the units.
+    """
+    edge = _EDGE
+    name = "int8 peak" if dtype is torch.int8 else "bfloat16 peak"
+    if dtype is torch.int8:
+        left, right = (
+            torch.randint(-127, 128, (edge, edge), dtype=dtype, device=device) for _ in range(2)
+        )
+        variant = Variant(
+            name=name, call=lambda _: torch._int_mm(left, right.t()), operations=2 * edge**3
+        )
+        return Probe(variant, f"torch._int_mm of {edge} x {edge} matrices")
+    left, right = (torch.randn(edge, edge, device=device).to(dtype) for _ in range(2))
+    variant = Variant(name=name, call=lambda _: left @ right.t(), operations=2 * edge**3)
+    return Probe(variant, f"torch.matmul of {edge} x {edge} matrices in bfloat16")

@@ -1,7 +1,7 @@
-"""Fresh random operands of a cell, and the exact results that kernels are checked against.
+"""Random operands of a cell, and the exact results that kernels are checked against.
 
-Exact products are taken in float64, where a sum of integers below 2**53 is exact in any order; they
-restate the number format and share no code with a backend.
+Exact products are computed in float64, where a sum of integers below 2**53 is exact in any order.
+They restate the number format and share no code with a backend.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _STRETCH: Final = 1024
 
 
 class Operands:
-    """Random operands of a cell, each made when it is first asked for, from one generator. Never
-    zeros.
+    """Random operands of a cell, each made when it is first used, from one generator.
 
     Args:
         cell: gives the sizes.
@@ -35,27 +34,27 @@ class Operands:
         self._generator = torch.Generator(cell.device).manual_seed(seed)
 
     def integers(self, low: int, high: int, *size: int, dtype: torch.dtype = torch.int8) -> Tensor:
-        """Uniform integers in ``low..high``."""
+        """Draw uniform integers in ``low..high``."""
         return torch.randint(
             low, high + 1, size, dtype=dtype, generator=self._generator, device=self.cell.device
         )
 
     def normal(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Gaussian numbers."""
+        """Draw Gaussian numbers."""
         return torch.randn(*size, generator=self._generator, device=self.cell.device).to(dtype)
 
     def uniform(self, *size: int) -> Tensor:
-        """Numbers from 0 up to 1."""
+        """Draw uniform numbers from 0 up to 1."""
         return torch.rand(*size, generator=self._generator, device=self.cell.device)
 
     @cached_property
     def trits(self) -> Tensor:
-        """int8 ``[N, K]``."""
+        """Trits, int8 ``[N, K]``."""
         return self.integers(-1, 1, self.cell.out_features, self.cell.in_features)
 
     @cached_property
     def exponent(self) -> Tensor:
-        """int8 ``[N, J]``."""
+        """Exponents of groups, int8 ``[N, J]``."""
         return self.integers(*_EXPONENTS, self.cell.out_features, self.cell.shape.groups)
 
     @cached_property
@@ -65,7 +64,7 @@ class Operands:
 
     @cached_property
     def q(self) -> Tensor:
-        """int8 activations ``[M, K]``, of every size up to 127."""
+        """Quantised activations, int8 ``[M, K]``, of every size up to 127."""
         return self.integers(-127, 127, self.cell.rows, self.cell.in_features)
 
     @cached_property
@@ -80,12 +79,12 @@ class Operands:
 
     @cached_property
     def int8_gradient(self) -> Tensor:
-        """int8 gradient of the output ``[M, N]``."""
+        """Quantised gradient of the output, int8 ``[M, N]``."""
         return self.integers(-127, 127, self.cell.rows, self.cell.out_features)
 
     @cached_property
     def gradient_scale(self) -> Tensor:
-        """Its power of two, a float32 scalar."""
+        """Scale of the quantised gradient, a power of two, float32 scalar."""
         return torch.tensor(2.0**-9, device=self.cell.device)
 
 
@@ -101,9 +100,7 @@ def _power(exponent: Tensor) -> Tensor:
 def exact_linear(
     q_MK: Tensor, scale_M: Tensor, trits_NK: Tensor, exponent_NJ: Tensor, shape: WeightShape
 ) -> Tensor:
-    """``float32(sum of integers) * scale * 2**Emin``, ``[M, N]``, as the number format defines
-    it.
-    """
+    """Return ``float32(sum of integers) * scale * 2**Emin``, ``[M, N]``, as the format defines."""
     wide = exponent_NJ.to(torch.int32)
     floor_N = wide.amin(dim=1)
     shift_NJ = wide - floor_N.unsqueeze(1)
@@ -120,8 +117,9 @@ def exact_linear(
 def exact_grad_input(
     grad_MN: Tensor, scale: Tensor, trits_NK: Tensor, exponent_NJ: Tensor, shape: WeightShape
 ) -> Tensor:
-    """``float32(sum of integers) * scale * 2**Emin``, ``[M, K]``, with the smallest exponent of
-    each column group.
+    """Return ``float32(sum of integers) * scale * 2**Emin``, ``[M, K]``.
+
+    ``Emin`` is the smallest exponent of each column group.
     """
     wide = exponent_NJ.to(torch.int32)
     floor_J = wide.amin(dim=0, keepdim=True)

@@ -21,9 +21,9 @@ class BenchOp:
     """An op of the bench.
 
     Attributes:
-        contenders: made for a cell: backends first, then torch's own.
+        contenders: makes the contenders of a cell: backends first, then torch's own.
         summary: one line.
-        uses_rows: whether ``M`` matters; where not, there is one cell a shape.
+        uses_rows: whether ``M`` matters; otherwise there is one cell per shape.
         peers: whether peers take part.
     """
 

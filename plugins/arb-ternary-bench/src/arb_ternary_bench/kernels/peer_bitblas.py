@@ -16,9 +16,7 @@ from arb_ternary_bench.kernels.peer_product import PeerProduct
 
 @frozen
 class BitblasPeer:
-    """Its matrix product in 32-bit integers, without scales. Each shape is compiled first, which
-    takes minutes.
-    """
+    """Its matrix product in int32, without scales. It compiles each shape first, for minutes."""
 
     name: str = "bitblas"
     summary: str = "BitBLAS, 2 bits a weight; from int8 rows, sums in int32 without scales"
@@ -28,11 +26,9 @@ class BitblasPeer:
         return None if find_spec("bitblas") is not None else "bitblas is not installed"
 
     def serves(self, cell: Cell) -> str | None:
-        return (
-            None
-            if cell.in_features % 128 == 0 and cell.out_features % 16 == 0
-            else "K % 128 and N % 16 must be 0"
-        )
+        if cell.in_features % 128 == 0 and cell.out_features % 16 == 0:
+            return None
+        return "K % 128 and N % 16 must be 0"
 
     def prepare(self, cell: Cell, operands: Operands) -> PeerProduct:
         bitblas: Any = import_module("bitblas")

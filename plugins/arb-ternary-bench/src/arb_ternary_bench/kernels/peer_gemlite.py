@@ -1,6 +1,4 @@
-"""gemlite (PyPI): Triton kernels for low-bit weights; its BitNet mode, with int8 activations and
-one scale a matrix.
-"""
+"""gemlite (PyPI): Triton kernels; its BitNet mode has int8 activations and one scale per matrix."""
 
 from __future__ import annotations
 
@@ -16,13 +14,13 @@ from arb_ternary_bench.kernels.cells import Cell
 from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.peer_product import PeerProduct
 
-#: What its releases call that mode, the newest first.
+#: Names of that mode in its releases, the newest first.
 _MODES: Final = ("A8W158_INT_dynamic", "A8W158")
 
 
 @frozen
 class GemlitePeer:
-    """Its linear layer of ternary weights, called with float16 rows, which it makes int8 itself."""
+    """Its linear layer of ternary weights, called with float16 rows, which it quantises itself."""
 
     name: str = "gemlite"
     summary: str = "gemlite, 2 bits a weight; from float16 rows, which it makes int8"
@@ -33,11 +31,9 @@ class GemlitePeer:
 
     def serves(self, cell: Cell) -> str | None:
         # Its packing takes words of 32 bits and tiles of 128 columns.
-        return (
-            None
-            if cell.in_features % 128 == 0 and cell.out_features % 32 == 0
-            else "K % 128 and N % 32 must be 0"
-        )
+        if cell.in_features % 128 == 0 and cell.out_features % 32 == 0:
+            return None
+        return "K % 128 and N % 32 must be 0"
 
     def prepare(self, cell: Cell, operands: Operands) -> PeerProduct:
         helper = import_module("gemlite.helper")

@@ -1,9 +1,10 @@
 """llama.cpp's ternary formats through its tensor library ggml, loaded with ctypes.
 
 The libraries are looked for in an installed ``llama_cpp`` (the PyPI package llama-cpp-python) and
-in ``<prefix>/share/arb-ternary-peers/ggml``, where ``studies/peers/install_ggml.py`` puts a ggml
-that it builds alone, in minutes instead of a quarter of an hour. A product is a graph of one node;
-its time includes making the float32 activations int8 in blocks of 256, as it does in llama.cpp.
+in ``<prefix>/share/arb-ternary-peers/ggml``, where :mod:`arb_ternary_bench.kernels.install_ggml`
+puts a ggml that it builds alone, in minutes instead of a quarter of an hour. A product is a graph
+of one node; its time includes the quantisation of float32 activations in blocks of 256, as in
+llama.cpp.
 """
 
 from __future__ import annotations
@@ -81,15 +82,12 @@ class GgmlPeer:
 
     @property
     def install(self) -> str:
-        script = "plugins/arb-ternary-bench/studies/peers/install_ggml.py"
-        return f"python {script}, in a checkout; or pip install llama-cpp-python"
+        return "python -m arb_ternary_bench.kernels.install_ggml, or pip install llama-cpp-python"
 
     def available(self) -> str | None:
-        return (
-            None
-            if _folder() is not None
-            else f"no ggml: neither llama_cpp nor {_SHARED} in this environment is there"
-        )
+        if _folder() is not None:
+            return None
+        return f"no ggml: this environment has neither llama_cpp nor {_SHARED}"
 
     def serves(self, cell: Cell) -> str | None:
         return None if cell.in_features % _BLOCK == 0 else f"K must be a multiple of {_BLOCK}"
@@ -155,30 +153,29 @@ class _Graph:
 
 
 def _folder() -> Path | None:
-    """The folder with ggml's libraries."""
+    """Return the folder with ggml's libraries, or None."""
     places = [GGML_FOLDER]
     spec = find_spec("llama_cpp")
     if spec is not None and spec.origin is not None:
         places.append(Path(spec.origin).parent / "lib")
-    return next(
-        (place for place in places if _find(place, "ggml-base") and _find(place, "ggml-cpu")), None
-    )
+    for place in places:
+        if _find(place, "ggml-base") and _find(place, "ggml-cpu"):
+            return place
+    return None
 
 
 def _find(folder: Path, stem: str) -> Path | None:
-    return next(
-        (
-            path
-            for path in sorted(folder.glob(f"*{stem}.*"))
-            if path.suffix in (".so", ".dylib", ".dll")
-        ),
-        None,
-    )
+    for path in sorted(folder.glob(f"*{stem}.*")):
+        if path.suffix in (".so", ".dylib", ".dll"):
+            return path
+    return None
 
 
 class _Library:
-    """The functions of ggml that are used here, with their types, and the place of a tensor's data
-    pointer.
+    """The functions of ggml that are used here, with their types.
+
+    Attributes:
+        data_offset: where a tensor keeps its data pointer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -222,9 +219,7 @@ class _Library:
         self.data_offset = self._data_offset()
 
     def _data_offset(self) -> int:
-        """Where ``struct ggml_tensor`` keeps its data pointer: found, since versions lay the struct
-        out differently.
-        """
+        """Find where ``struct ggml_tensor`` keeps its data pointer: that depends on the version."""
         library: Any = self
         context = library.ggml_init(_InitParams(_CONTEXT_BYTES, None, False))
         tensor = library.ggml_new_tensor_2d(context, _F32, 8, 8)

@@ -1,6 +1,4 @@
-"""litespark-inference (PyPI): 2-bit weights with one scale a matrix; its kernels without its torch
-path.
-"""
+"""litespark-inference (PyPI): 2-bit weights, one scale per matrix; its kernels without torch."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.peer_product import PeerProduct
 
 _PACKAGE = "litespark_inference"
-#: Rows that its kernel for several rows takes at a time; of more it computes nothing.
+#: The most rows that its kernel for several rows computes at a time.
 _MOST_ROWS = 64
 
 
 @frozen
 class LitesparkPeer:
-    """Its product of rows that are int8 already; with several rows it has a scale each."""
+    """Its product with int8 rows; with several rows each has a scale."""
 
     name: str = "litespark"
     summary: str = "litespark-inference, 2 bits a weight; from int8 rows"
@@ -44,11 +42,9 @@ class LitesparkPeer:
     def serves(self, cell: Cell) -> str | None:
         if cell.in_features % 64:
             return "K must be a multiple of 64"
-        return (
-            None
-            if cell.rows == 1 or _kernels().has_batched_matmul()
-            else "it has no kernel for several rows"
-        )
+        if cell.rows == 1 or _kernels().has_batched_matmul():
+            return None
+        return "it has no kernel for several rows"
 
     def prepare(self, cell: Cell, operands: Operands) -> PeerProduct:
         kernels = _kernels()
@@ -79,7 +75,7 @@ class LitesparkPeer:
 
 
 def _pack(trits_NK: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """Four columns a byte, codes ``t + 1``, the first in the low bits."""
+    """Pack four columns per byte, codes ``t + 1``, the first in the low bits."""
     codes = (trits_NK + 1).astype(np.uint8).reshape(trits_NK.shape[0], -1, 4)
     packed: NDArray[np.uint8] = np.ascontiguousarray(
         codes[:, :, 0] | codes[:, :, 1] << 2 | codes[:, :, 2] << 4 | codes[:, :, 3] << 6
@@ -89,9 +85,7 @@ def _pack(trits_NK: NDArray[np.int8]) -> NDArray[np.uint8]:
 
 @cache
 def _kernels() -> ModuleType:
-    """The module of its ctypes bindings, loaded by its path: its package imports a whole inference
-    stack.
-    """
+    """Load the module of its ctypes bindings by path: its package imports an inference stack."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     package = find_spec(_PACKAGE)
@@ -108,7 +102,7 @@ def _kernels() -> ModuleType:
 
 
 def set_threads(kernels: ModuleType, threads: int) -> None:
-    """Tell the OpenMP that its kernels are linked with, which need not be torch's."""
+    """Set the threads of the OpenMP that its kernels are linked with, which may not be torch's."""
     library = ctypes.CDLL(str(kernels.ensure_built()))
     setter = getattr(library, "omp_set_num_threads", None)
     if setter is not None:

@@ -1,4 +1,4 @@
-"""What a peer prepares for a cell."""
+"""A peer's matrix product in a cell."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class PeerProduct:
     """A peer's matrix product, ready to run.
 
     Attributes:
-        run: multiplies with copy ``i`` of the weight and writes ``output``, or returns a tensor
-            where that is None.
-        copies: of the weight.
-        weight_bytes: of one copy.
+        run: multiplies with copy ``i`` of the weight and writes ``output``, or returns a tensor if
+            that is None.
+        copies: number of copies of the weight.
+        weight_bytes: bytes of one copy.
         output: float32 ``[M, N]``.
-        keeps: whatever has to live as long as this.
-        scale: of each row, float32 ``[M]``, where the product is that of int8 rows and leaves their
+        keeps: objects that have to live as long as this.
+        scale: scale of each row, float32 ``[M]``, if the product has int8 rows and leaves their
             scales out.
     """
 
@@ -35,7 +35,7 @@ class PeerProduct:
 
 
 def aligned(nbytes: int, alignment: int = 64) -> NDArray[np.uint8]:
-    """Fresh bytes whose address is a multiple of ``alignment``."""
+    """Return fresh bytes whose address is a multiple of ``alignment``."""
     raw = np.empty(nbytes + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + nbytes]

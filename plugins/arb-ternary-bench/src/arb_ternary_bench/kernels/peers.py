@@ -1,9 +1,7 @@
-"""Other people's kernels to compare with: a small registry, nothing of which is installed with this
-package.
+"""Peers: other people's kernels to compare with. None is installed with this package.
 
 A peer is asked whether it can take part, prepares a weight in its own layout, and multiplies. Its
-time is what its users pay: activations come as float32 where the library takes them so and makes
-them int8 itself.
+time is what its users pay: it gets float32 activations if the library quantises them itself.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ from arb_ternary_bench.kernels.peer_litespark import LitesparkPeer
 from arb_ternary_bench.kernels.peer_product import PeerProduct
 from arb_ternary_bench.kernels.timing import Variant
 
-# : Largest error of a peer, in root mean squares of the result. Rounding Gaussian rows to int8
-# leaves errors of 0.9 %, : and the largest of millions is six times as large.
+#: Largest error of a peer, in root mean squares of the result. Rounding Gaussian rows to int8
+#: leaves errors of 0.9 %, and the largest of millions is six times as large.
 _TOLERANCE: Final = 0.1
 
 
@@ -49,22 +47,22 @@ class Peer(Protocol):
     def install(self) -> str: ...
 
     def available(self) -> str | None:
-        """None where it can be used, else the reason why not. Does not load it."""
+        """Return why it cannot be used, or None, without loading it."""
 
     def serves(self, cell: Cell) -> str | None:
-        """None where it can multiply these sizes, else the reason why not."""
+        """Return why it cannot multiply these sizes, or None."""
 
     def prepare(self, cell: Cell, operands: Operands) -> PeerProduct:
-        """The weight in the peer's layout, as many copies as the cell needs."""
+        """Return the product with the weight in the peer's layout, in as many copies as needed."""
 
 
-#: All peers on the processor, in the order of listings.
+#: All peers on CPUs, in the order of listings.
 PEERS: Final[tuple[Peer, ...]] = (
     GgmlPeer("TQ2_0", 35, "2.0625 bits a weight"),
     GgmlPeer("TQ1_0", 34, "1.6875 bits a weight"),
     LitesparkPeer(),
 )
-#: All peers on a GPU.
+#: All peers on GPUs.
 GPU_PEERS: Final[tuple[Peer, ...]] = (GemlitePeer(), BitblasPeer())
 
 
@@ -80,13 +78,14 @@ class PeerListing:
 
 
 def peers_on(device: str) -> tuple[Peer, ...]:
-    """All peers of a kind of device."""
+    """Return all peers for a kind of device."""
     return PEERS if device == "cpu" else GPU_PEERS
 
 
 def choose_peers(request: str, device: str = "cpu") -> tuple[Peer, ...]:
-    """The peers that ``auto``, ``none`` or names with commas ask for; ``auto`` takes those that are
-    available.
+    """Return the peers that ``auto``, ``none`` or names with commas ask for.
+
+    ``auto`` takes those that are available.
 
     Raises:
         UsageProblem: a name is unknown, or names a peer that cannot be used.
@@ -101,10 +100,10 @@ def choose_peers(request: str, device: str = "cpu") -> tuple[Peer, ...]:
     for name in dict.fromkeys(names):
         if name not in known:
             close = nearest(name, known)
+            suggestion = f"did you mean {close!r}? " if close else ""
             raise UsageProblem(
                 f"--peers: there is no peer {name!r}",
-                (f"did you mean {close!r}? " if close else "")
-                + f"peers: {', '.join(known)}; or auto, none",
+                f"{suggestion}peers: {', '.join(known)}; or auto, none",
             )
         reason = known[name].available()
         if reason is not None:
@@ -114,7 +113,7 @@ def choose_peers(request: str, device: str = "cpu") -> tuple[Peer, ...]:
 
 
 def list_peers(device: str = "cpu") -> list[PeerListing]:
-    """Every peer, with the reason why it is not there and the command that brings it."""
+    """Return every peer, why it is unavailable, and the command that installs it."""
     listed = []
     for peer in peers_on(device):
         reason = peer.available()
@@ -125,7 +124,7 @@ def list_peers(device: str = "cpu") -> list[PeerListing]:
 
 
 def peer_contender(peer: Peer, cell: Cell, operands: Operands) -> Contender:
-    """The peer as a contender of a cell of the op ``linear``."""
+    """Make the peer a contender in a cell of the op ``linear``."""
     product = peer.prepare(cell, operands)
     return Contender(
         variant=Variant(
@@ -153,7 +152,7 @@ def _check(peer: Peer, product: PeerProduct, cell: Cell, operands: Operands) -> 
 
 
 def checked_output(product: PeerProduct, cell: Cell) -> Tensor:
-    """The output ``[M, N]`` of the last copy, whose memory held NaN before."""
+    """Return the output ``[M, N]`` of the last copy, whose memory held NaN before."""
     if product.output is not None:
         product.output.fill(float("nan"))
         product.run(product.copies - 1)
@@ -165,7 +164,5 @@ def checked_output(product: PeerProduct, cell: Cell) -> Tensor:
 
 
 def unit_product(operands: Operands) -> Tensor:
-    """``x @ T.T``: peers have one scale a row or a matrix, so they multiply trits without
-    exponents.
-    """
+    """Return ``x @ T.T``: peers have one scale per row or matrix, so exponents are left out."""
     return operands.x @ operands.trits.to(torch.float32).t()

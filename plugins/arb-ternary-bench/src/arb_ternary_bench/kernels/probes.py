@@ -1,8 +1,7 @@
-"""What the machine can do: the rate at which memory is read, and the peak of the int8 units,
-measured in the same run.
+"""The limits of the machine, measured in the same run: the rate of reading memory, the int8 peak.
 
-A backend may bring probes of its own, as optional attributes beside ``kernels``; they are kernels
-that do nothing else, so that what they reach is the machine's limit and not a library's:
+A backend may have probes of its own, as optional attributes next to ``kernels``. They do nothing
+else, so that what they reach is the machine's limit and not a library's:
 
 ``probe_read(buffer) -> int``
     Read every byte of a contiguous uint8 tensor, whose size is a multiple of 8, once, with as many
@@ -11,25 +10,24 @@ that do nothing else, so that what they reach is the machine's limit and not a l
 
 ``probe_int8_peak(seconds) -> float``
     Multiply and add int8 in registers alone, with as many threads, for about ``seconds``, and
-    return operations a second over all threads; a multiplication and an addition are two.
+    return operations per second over all threads; a multiplication and an addition are two.
 
 Without them the read rate is the best of several reductions of torch and numpy, and the int8 peak
-that of torch's int8 matrix product on matrices that stay in the cache. Such a peak is not one: a
-kernel can exceed it.
+is that of torch's int8 matrix product on matrices that stay in the cache. A kernel can exceed such
+a peak.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, cast, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from arb_ternary.backends.protocol import KernelBackend
 from arb_ternary.backends.select import get_backend
 from arb_ternary.errors import ComponentError
 from arb_ternary_bench.kernels.timing import Variant, measure
@@ -37,8 +35,7 @@ from arb_ternary_bench.kernels.timing import Variant, measure
 #: The read probe's buffer in sizes of the last-level cache.
 _BUFFER_CACHES: Final = 4
 _LEAST_BUFFER: Final = 64 << 20
-# : Edge of the matrices of the stand-in for a peak: 3 MiB of int8 and int32 together, in every
-# last-level cache.
+#: Edge of the matrices that stand in for a peak: 3 MiB of int8 and int32, which caches hold.
 _PEAK_EDGE: Final = 768
 #: Seconds of one sample of a backend's peak probe.
 _PEAK_SECONDS: Final = 2e-3
@@ -60,21 +57,44 @@ class PeakProbe(Protocol):
 
 @frozen
 class Probe:
-    """A variant to be interleaved with kernels, and how it measures. Rates are its ``nbytes`` or
-    ``operations``.
+    """A variant that takes turns with kernels, and how it measures.
+
+    Rates follow from its ``nbytes`` or ``operations``.
     """
 
     variant: Variant
     how: str
 
 
+@frozen
+class Limits:
+    """What the machine can do. The peak in bfloat16 is measured on GPUs only."""
+
+    reading: Probe
+    int8: Probe
+    bfloat16: Probe | None = None
+
+    def variants(self) -> list[Variant]:
+        """Return what is timed."""
+        probes = (self.reading, self.int8, self.bfloat16)
+        return [probe.variant for probe in probes if probe is not None]
+
+    def how(self) -> dict[str, str | None]:
+        """Describe how each is measured."""
+        return {
+            "read_bandwidth": self.reading.how,
+            "int8_peak": self.int8.how,
+            "bfloat16_peak": None if self.bfloat16 is None else self.bfloat16.how,
+        }
+
+
 def read_probe(backends: Sequence[str], cache_bytes: int, seconds: float = 0.05) -> Probe:
-    """The fastest way there is to read a buffer that no cache holds.
+    """Return the fastest way to read a buffer that no cache holds.
 
     Args:
         backends: asked for a probe of their own.
         cache_bytes: of the last-level cache.
-        seconds: for which each way is tried.
+        seconds: how long each way is tried.
 
     Raises:
         ComponentError: a backend's probe returns a wrong sum.
@@ -106,7 +126,7 @@ def _read(backend: ReadProbe, buffer: Tensor, _copy: int) -> int:
     return backend.probe_read(buffer)
 
 
-def _seconds_an_operation(backend: PeakProbe, _copy: int) -> float:
+def _seconds_per_operation(backend: PeakProbe, _copy: int) -> float:
     return 1.0 / backend.probe_int8_peak(_PEAK_SECONDS)
 
 
@@ -119,16 +139,13 @@ def _check_sum(name: str, got: int, wanted: int) -> None:
 
 
 def peak_probe(backends: Sequence[str]) -> Probe:
-    """The int8 peak by a backend's own probe, the first that has one, or by torch's matrix
-    product.
-    """
+    """Return the int8 peak by the first backend that has a probe, or by torch's matrix product."""
     for name, backend in _offering(backends, PeakProbe):
-        # A probe reports a rate; as a time of one operation it is interleaved and summarised like
-        # all others.
+        # A probe reports a rate. As the time of one operation it is summarised like all others.
         return Probe(
             Variant(
                 name="int8 peak",
-                call=partial(_seconds_an_operation, backend),
+                call=partial(_seconds_per_operation, backend),
                 reports_seconds=True,
                 operations=1,
             ),
@@ -147,7 +164,5 @@ def peak_probe(backends: Sequence[str]) -> Probe:
 
 
 def _offering(backends: Sequence[str], protocol: Any) -> list[tuple[str, Any]]:
-    built: list[tuple[str, KernelBackend]] = [(name, get_backend(name)) for name in backends]
-    return [
-        (name, cast("Any", backend)) for name, backend in built if isinstance(backend, protocol)
-    ]
+    built = [(name, get_backend(name)) for name in backends]
+    return [(name, backend) for name, backend in built if isinstance(backend, protocol)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel
@@ -20,127 +21,257 @@ from arb_ternary_bench.kernels.cells import (
 from arb_ternary_bench.kernels.operands import Operands, exact_grad_input, exact_linear
 from arb_ternary_bench.kernels.timing import Variant
 
-#: Ends the names of contenders whose time includes making int8 rows of float32 ones.
+#: Ends the names of contenders whose time includes the quantisation of float32 rows.
 WITH_QUANTISATION = " + quantize_rows"
 
 _FLOAT = torch.bfloat16
+_SUMS = "sums of trits, without exponents and scales"
+
+#: Copies of the operands that rotate; the tensors of one copy.
+Copies = Sequence[tuple[Tensor, ...]]
 
 
 def repeated(cell: Cell, make: Callable[[], Any], first: Any, nbytes: int) -> list[Any]:
-    """``first`` and as many more as the cell needs of an operand that takes ``nbytes``."""
+    """Return ``first``, an operand of ``nbytes``, and as many more as the cell needs."""
     return [first, *(make() for _ in range(cell.copies(nbytes) - 1))]
+
+
+@frozen
+class _Product:
+    """A matrix product that takes part in a cell.
+
+    Attributes:
+        cell: where.
+        left: the operand that is not a weight.
+        wanted: the right result.
+        exact: whether the result has to be equal to it.
+    """
+
+    cell: Cell
+    left: Tensor
+    wanted: Tensor
+    exact: bool
+
+    def contender(
+        self,
+        name: str,
+        call: Callable[[int], Any],
+        weights: Copies,
+        *,
+        role: Role = "backend",
+        function: str | None = None,
+        note: str = "",
+    ) -> Contender:
+        """Make the contender whose calls return the product of ``left`` and a weight.
+
+        Args:
+            name: of the contender.
+            call: multiplies with copy ``i``.
+            weights: the copies.
+            role: what it is compared as.
+            function: the backend or the function of torch; by default ``name``.
+            note: for readers of the table.
+        """
+        held = sum(tensor.nbytes for tensor in weights[0])
+        check = check_equal if self.exact else check_close
+        wanted = self.wanted
+        title = f"{self.cell.title}: {name}"
+
+        def checked() -> None:
+            with poisoned((tuple(wanted.shape), wanted.dtype), device=self.cell.device):
+                got = call(len(weights) - 1)
+            check(title, got, wanted)
+
+        return Contender(
+            variant=Variant(
+                name=name,
+                call=call,
+                copies=len(weights),
+                nbytes=held + self.left.nbytes + wanted.nbytes,
+                operations=self.cell.product_operations,
+                rotated_bytes=held,
+            ),
+            role=role,
+            name=function or name,
+            check=checked,
+            checked="exact" if self.exact else "within tolerance",
+            note=note,
+        )
 
 
 def linear_contenders(
     cell: Cell, operands: Operands, backends: Sequence[str], *, integer: bool
 ) -> list[Contender]:
-    """``x @ W.T``: of int8 rows, or of bfloat16 ones."""
+    """Make the contenders of ``x @ W.T``, with int8 or with bfloat16 rows."""
     shape = cell.shape
-    x = operands.x.to(_FLOAT)
-    if integer:
-        wanted = exact_linear(operands.q, operands.scale, operands.trits, operands.exponent, shape)
-    else:
-        wanted = _float_product(x, operands)
     made = []
-    for name in backends:
-        run = kernel(name, "linear")
-        weights = _weights(cell, operands, name)
-        if integer:
-            q = operands.q
-            scale = operands.scale
-
-            def call(
-                i: int, run: Any = run, weights: Any = weights, q: Tensor = q, scale: Tensor = scale
-            ) -> Any:
-                return run(q, scale, *weights[i], None, shape, torch.float32)
-
-            made.append(_product(cell, name, "backend", name, call, weights, q, wanted))
-            made.append(_with_quantisation(cell, operands, name, weights))
-        else:
-
-            def call_float(i: int, run: Any = run, weights: Any = weights) -> Any:
-                return run(x, None, *weights[i], None, shape, _FLOAT)
-
-            made.append(
-                _product(cell, name, "backend", name, call_float, weights, x, wanted, exact=False)
-            )
-    made.append(_torch_float_linear(cell, x, operands))
+    if integer:
+        q = operands.q
+        exact = exact_linear(q, operands.scale, operands.trits, operands.exponent, shape)
+        product = _Product(cell, q, exact, exact=True)
+        for name in backends:
+            weights = _weights(cell, operands, name)
+            made.append(_linear(product, name, weights, operands.scale, torch.float32))
+            made.append(_quantising_linear(cell, operands, name, weights))
+    else:
+        x = operands.x.to(_FLOAT)
+        product = _Product(cell, x, _float_product(x, operands), exact=False)
+        for name in backends:
+            weights = _weights(cell, operands, name)
+            made.append(_linear(product, name, weights, None, _FLOAT))
+    made.append(_torch_float_linear(cell, operands))
     if integer:
         made.extend(_torch_int8_linears(cell, operands))
     return made
 
 
+def _linear(
+    product: _Product, name: str, weights: Copies, scale: Tensor | None, dtype: torch.dtype
+) -> Contender:
+    run = kernel(name, "linear")
+    shape = product.cell.shape
+
+    def call(i: int) -> Any:
+        return run(product.left, scale, *weights[i], None, shape, dtype)
+
+    return product.contender(name, call, weights)
+
+
+def _quantising_linear(cell: Cell, operands: Operands, name: str, weights: Copies) -> Contender:
+    run = kernel(name, "linear")
+    quantise = kernel(name, "quantize_rows")
+    x = operands.x
+    shape = cell.shape
+    scale = x.abs().amax(dim=1) / 127.0
+    q = (x / scale.unsqueeze(1)).round().to(torch.int8)
+    wanted = exact_linear(q, scale, operands.trits, operands.exponent, shape)
+
+    def call(i: int) -> Any:
+        rows, scales = quantise(x)
+        return run(rows, scales, *weights[i], None, shape, torch.float32)
+
+    return _Product(cell, x, wanted, exact=True).contender(
+        f"{name}{WITH_QUANTISATION}",
+        call,
+        weights,
+        function=name,
+        note="from float32 rows: the time to quantise them is included",
+    )
+
+
+def _torch_float_linear(cell: Cell, operands: Operands) -> Contender:
+    x = operands.x.to(_FLOAT)
+    weight = _dense(operands).to(_FLOAT)
+    weights = repeated(cell, weight.clone, weight, weight.nbytes)
+    linear = torch.nn.functional.linear
+    return _Product(cell, x, _float_product(x, operands), exact=False).contender(
+        "torch bfloat16",
+        lambda i: linear(x, weights[i]),
+        [(copy,) for copy in weights],
+        role="torch bfloat16",
+        function="torch.nn.functional.linear",
+    )
+
+
+def _torch_int8_linears(cell: Cell, operands: Operands) -> list[Contender]:
+    """Make torch's two products of int8 matrices; which one is faster depends on the shape."""
+    q = operands.q
+    trits = operands.trits
+    sums = (q.to(torch.float64) @ trits.t().to(torch.float64)).to(torch.int32)
+    codes = repeated(cell, trits.clone, trits, trits.nbytes)
+    plain = _Product(cell, q, sums, exact=True).contender(
+        "torch._int_mm",
+        lambda i: torch._int_mm(q, codes[i].t()),
+        [(code,) for code in codes],
+        role="torch int8",
+        note=_SUMS,
+    )
+    prepacked = None
+    if cell.device == "cpu":
+        prepacked = _prepacked_linear(cell.out_features, q, trits)
+    if prepacked is None:
+        return [plain]
+    pack, multiply = prepacked
+    packed = repeated(cell, pack, pack(), trits.nbytes)
+    other = _Product(cell, q, sums.to(torch.float32), exact=True).contender(
+        "torch onednn.qlinear",
+        lambda i: multiply(packed[i]),
+        [(trits,) for _ in packed],
+        role="torch int8",
+        function="torch.ops.onednn.qlinear_pointwise",
+        note=f"{_SUMS}; the weight is prepacked",
+    )
+    return [plain, other]
+
+
 def grad_input_contenders(
     cell: Cell, operands: Operands, backends: Sequence[str], *, integer: bool
 ) -> list[Contender]:
-    """``grad_y @ W``: of an int8 gradient, or of a bfloat16 one."""
+    """Make the contenders of ``grad_y @ W``, with an int8 or with a bfloat16 gradient."""
     shape = cell.shape
-    grad = operands.int8_gradient if integer else operands.gradient.to(_FLOAT)
-    scale = operands.gradient_scale if integer else None
     dense = _dense(operands)
+    scale: Tensor | None
     if integer:
-        wanted = exact_grad_input(
-            grad, operands.gradient_scale, operands.trits, operands.exponent, shape
-        )
+        grad = operands.int8_gradient
+        scale = operands.gradient_scale
+        dtype = torch.float32
+        wanted = exact_grad_input(grad, scale, operands.trits, operands.exponent, shape)
     else:
+        grad = operands.gradient.to(_FLOAT)
+        scale = None
+        dtype = _FLOAT
         wanted = grad.to(torch.float32) @ dense
+    product = _Product(cell, grad, wanted, exact=integer)
+
     made = []
     for name in backends:
         run = kernel(name, "linear_grad_input")
         weights = _weights(cell, operands, name)
 
         def call(i: int, run: Any = run, weights: Any = weights) -> Any:
-            return run(grad, scale, *weights[i], shape, torch.float32 if integer else _FLOAT)
+            return run(grad, scale, *weights[i], shape, dtype)
 
-        made.append(
-            _product(cell, name, "backend", name, call, weights, grad, wanted, exact=integer)
-        )
-    low = dense.to(_FLOAT)
-    floats = repeated(cell, low.clone, low, low.nbytes)
-    left = operands.gradient.to(_FLOAT)
-    made.append(
-        _product(
-            cell,
-            "torch bfloat16",
-            "torch bfloat16",
-            "torch.matmul",
-            lambda i: left @ floats[i],
-            [(weight,) for weight in floats],
-            left,
-            left.to(torch.float32) @ dense,
-            exact=False,
-        )
-    )
+        made.append(product.contender(name, call, weights))
+    made.append(_torch_float_grad_input(cell, operands, dense))
     if integer:
-        trits = operands.trits
-        codes = repeated(cell, trits.clone, trits, trits.nbytes)
-        exact = (grad.to(torch.float64) @ trits.to(torch.float64)).to(torch.int32)
-        made.append(
-            _product(
-                cell,
-                "torch._int_mm",
-                "torch int8",
-                "torch._int_mm",
-                lambda i: torch._int_mm(grad, codes[i]),
-                [(code,) for code in codes],
-                grad,
-                exact,
-                note="sums of trits, without exponents and scales",
-            )
-        )
+        made.append(_torch_int8_grad_input(cell, operands))
     return made
 
 
+def _torch_float_grad_input(cell: Cell, operands: Operands, dense: Tensor) -> Contender:
+    low = dense.to(_FLOAT)
+    weights = repeated(cell, low.clone, low, low.nbytes)
+    left = operands.gradient.to(_FLOAT)
+    product = _Product(cell, left, left.to(torch.float32) @ dense, exact=False)
+    return product.contender(
+        "torch bfloat16",
+        lambda i: left @ weights[i],
+        [(weight,) for weight in weights],
+        role="torch bfloat16",
+        function="torch.matmul",
+    )
+
+
+def _torch_int8_grad_input(cell: Cell, operands: Operands) -> Contender:
+    grad = operands.int8_gradient
+    trits = operands.trits
+    sums = (grad.to(torch.float64) @ trits.to(torch.float64)).to(torch.int32)
+    codes = repeated(cell, trits.clone, trits, trits.nbytes)
+    return _Product(cell, grad, sums, exact=True).contender(
+        "torch._int_mm",
+        lambda i: torch._int_mm(grad, codes[i]),
+        [(code,) for code in codes],
+        role="torch int8",
+        note=_SUMS,
+    )
+
+
 def _weights(cell: Cell, operands: Operands, name: str) -> list[tuple[Tensor, Tensor]]:
-    """Copies of the packed weight and its exponents."""
+    """Return copies of the packed weight and its exponents."""
     packed = kernel(name, "pack")(operands.trits)
     exponent = operands.exponent
-    return repeated(
-        cell,
-        lambda: (packed.clone(), exponent.clone()),
-        (packed, exponent),
-        packed.nbytes + exponent.nbytes,
-    )
+    nbytes = packed.nbytes + exponent.nbytes
+    return repeated(cell, lambda: (packed.clone(), exponent.clone()), (packed, exponent), nbytes)
 
 
 def _dense(operands: Operands) -> Tensor:
@@ -153,142 +284,13 @@ def _float_product(x: Tensor, operands: Operands) -> Tensor:
     return x.to(torch.float32) @ _dense(operands).t()
 
 
-def _product(
-    cell: Cell,
-    name: str,
-    role: Role,
-    function: str,
-    call: Callable[[int], Any],
-    weights: Sequence[tuple[Tensor, ...]],
-    left: Tensor,
-    wanted: Tensor,
-    *,
-    exact: bool = True,
-    note: str = "",
-) -> Contender:
-    """A contender whose calls return a product of ``left`` and a weight."""
-    held = sum(tensor.nbytes for tensor in weights[0])
-
-    def check() -> None:
-        with poisoned((tuple(wanted.shape), wanted.dtype), device=cell.device):
-            got = call(len(weights) - 1)
-        (check_equal if exact else check_close)(f"{cell.title}: {name}", got, wanted)
-
-    return Contender(
-        variant=Variant(
-            name=name,
-            call=call,
-            copies=len(weights),
-            nbytes=held + left.nbytes + wanted.nbytes,
-            operations=cell.product_operations,
-            rotated_bytes=held,
-        ),
-        role=role,
-        name=function,
-        check=check,
-        checked="exact" if exact else "within tolerance",
-        note=note,
-    )
-
-
-def _with_quantisation(
-    cell: Cell, operands: Operands, name: str, weights: Sequence[tuple[Tensor, ...]]
-) -> Contender:
-    run = kernel(name, "linear")
-    quantise = kernel(name, "quantize_rows")
-    shape = cell.shape
-    x = operands.x
-
-    def call(i: int) -> Any:
-        q, scale = quantise(x)
-        return run(q, scale, *weights[i], None, shape, torch.float32)
-
-    scale = x.abs().amax(dim=1) / 127.0
-    q = (x / scale.unsqueeze(1)).round().to(torch.int8)
-    wanted = exact_linear(q, scale, operands.trits, operands.exponent, shape)
-    return _product(
-        cell,
-        f"{name}{WITH_QUANTISATION}",
-        "backend",
-        name,
-        call,
-        weights,
-        x,
-        wanted,
-        note="from float32 rows: the time of making them int8 is included",
-    )
-
-
-def _torch_float_linear(cell: Cell, x: Tensor, operands: Operands) -> Contender:
-    weight = _dense(operands).to(_FLOAT)
-    weights = repeated(cell, weight.clone, weight, weight.nbytes)
-    linear = torch.nn.functional.linear
-    return _product(
-        cell,
-        "torch bfloat16",
-        "torch bfloat16",
-        "torch.nn.functional.linear",
-        lambda i: linear(x, weights[i]),
-        [(copy,) for copy in weights],
-        x,
-        _float_product(x, operands),
-        exact=False,
-    )
-
-
-def _torch_int8_linears(cell: Cell, operands: Operands) -> list[Contender]:
-    """torch's two ways to multiply int8 matrices; which one is faster depends on the shape."""
-    q = operands.q
-    trits = operands.trits
-    sums = (q.to(torch.float64) @ trits.t().to(torch.float64)).to(torch.int32)
-    note = "sums of trits, without exponents and scales"
-    codes = repeated(cell, trits.clone, trits, trits.nbytes)
-    made = [
-        _product(
-            cell,
-            "torch._int_mm",
-            "torch int8",
-            "torch._int_mm",
-            lambda i: torch._int_mm(q, codes[i].t()),
-            [(code,) for code in codes],
-            q,
-            sums,
-            note=note,
-        )
-    ]
-    prepacked = _prepacked_linear(cell.out_features, q, trits) if cell.device == "cpu" else None
-    if prepacked is not None:
-        pack, multiply = prepacked
-        first = pack()
-        packed = repeated(cell, pack, first, trits.nbytes)
-
-        def call(i: int) -> Any:
-            return multiply(packed[i])
-
-        made.append(
-            _product(
-                cell,
-                "torch onednn.qlinear",
-                "torch int8",
-                "torch.ops.onednn.qlinear_pointwise",
-                call,
-                [(trits,) for _ in packed],
-                q,
-                sums.to(torch.float32),
-                note=f"{note}; the weight is prepacked",
-            )
-        )
-    return made
-
-
 def _prepacked_linear(
     out_features: int, q: Tensor, trits: Tensor
 ) -> tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]] | None:
-    """oneDNN's int8 linear with a weight in its own layout, as inductor calls it; None where torch
-    lacks it.
+    """Return oneDNN's int8 linear with a weight in its own layout, as inductor calls it.
 
-    Activations are uint8 with an offset of 128: for signed ones it has no fast kernel on every
-    processor.
+    None if torch lacks it. Activations are uint8 with an offset of 128: for signed ones it has no
+    fast kernel on every processor.
     """
     ones = torch.ones(out_features)
     zeros = torch.zeros(out_features, dtype=torch.int64)

@@ -1,139 +1,126 @@
-"""The result of the kernel bench as a table, on the terminal and in Markdown."""
+"""The result of the kernel bench as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any
 
-COLUMNS: Final = (
-    "op",
-    "N x K",
-    "group",
-    "M",
-    "cache",
-    "what",
-    "min us",
-    "median us",
-    "GB/s",
-    "of read",
-    "GOP/s",
-    "of int8 peak",
-    "of bf16 peak",
-    "x bf16",
-    "x int8",
-    "x AdamW",
-    "x peer",
-)
-_RATIOS: Final = ("torch_bfloat16", "torch_int8", "torch_adamw", "best_peer")
+from arb_ternary_bench.machine import describe
+from arb_ternary_bench.table import Column, Record, ResultTable, number, percent, ratio
 
 
-def rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The table's rows: every contender of every cell, then the limits that were measured beside
-    them.
-    """
+def _records(result: Record) -> Iterator[Record]:
+    """Yield every contender of every cell, then the limits that were measured with them."""
     for cell in result["cells"]:
-        where = (
-            cell["op"],
-            f"{cell['out_features']} x {cell['in_features']}",
-            "row" if cell["group_size"] >= cell["in_features"] else str(cell["group_size"]),
-            str(cell["rows_m"]),
-            cell["cache"],
-        )
         for row in cell["rows"]:
-            yield (*where, *_cells(row, cell["cache"] == "cold"))
-        limits = (
-            "limit: read, int8",
-            "",
-            "",
-            f"{cell['read_bandwidth'] / 1e9:.1f}",
-            "",
-            f"{cell['int8_peak'] / 1e9:,.0f}",
-            *("",) * 6,
-        )
-        yield (*where, *limits)
+            yield {**cell, **row}
+        yield {
+            **cell,
+            "contender": "limit: read, int8",
+            "bytes_per_second": cell["read_bandwidth"],
+            "operations_per_second": cell["int8_peak"],
+        }
         if cell["bfloat16_peak"] is not None:
-            yield (
-                *where,
-                "limit: bf16",
-                *("",) * 4,
-                f"{cell['bfloat16_peak'] / 1e9:,.0f}",
-                *("",) * 6,
-            )
+            yield {
+                **cell,
+                "contender": "limit: bf16",
+                "operations_per_second": cell["bfloat16_peak"],
+            }
 
 
-def _cells(row: Mapping[str, Any], cold: bool) -> tuple[str, ...]:
-    rate = row["operations_per_second"]
-    return (
-        row["contender"],
-        f"{row['seconds_min'] * 1e6:,.1f}",
-        f"{row['seconds_median'] * 1e6:,.1f}",
-        f"{row['bytes_per_second'] / 1e9:.1f}",
-        # What comes from the cache is not held against the rate of memory.
-        f"{row['of_read_bandwidth']:.0%}" if cold else "",
-        f"{rate / 1e9:,.0f}" if rate else "",
-        f"{row['of_int8_peak']:.0%}" if rate else "",
-        f"{row['of_bfloat16_peak']:.0%}"
-        if rate and row.get("of_bfloat16_peak") is not None
-        else "",
-        *(_ratio(row["speedup"][key]) for key in _RATIOS),
-    )
+def _shape(row: Record) -> str:
+    return f"{row['out_features']} x {row['in_features']}"
 
 
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _group(row: Record) -> str:
+    return "row" if row["group_size"] >= row["in_features"] else str(row["group_size"])
 
 
-def notes(result: Mapping[str, Any]) -> list[str]:
-    """What a reader of the table has to know."""
+def _of_read(row: Record) -> str:
+    # What comes from the cache is not measured against the rate of memory.
+    return percent(row.get("of_read_bandwidth")) if row["cache"] == "cold" else ""
+
+
+def _of_peak(row: Record, share: str) -> str:
+    # Ops without multiplications have no rate.
+    return percent(row.get(share)) if row["operations_per_second"] else ""
+
+
+def _speedup(title: str, baseline: str) -> Column:
+    return Column(title, lambda row: ratio(row.get("speedup", {}).get(baseline)))
+
+
+def notes(result: Record) -> list[str]:
+    """Return what a reader of the table has to know."""
     machine = result["machine"]
     probes = result["probes"]
     cold = "calls rotate among copies of twice the last-level cache"
     lines = []
-    # Results of before there were GPUs in them have no such entries.
+    # Older results have no entry for a GPU.
     gpu = machine.get("gpu")
-    bfloat16_peak = probes.get("bfloat16_peak")
     if gpu is not None:
         cold = "before every call twice the second-level cache is written"
+        software = f"ROCm {gpu['hip']}" if gpu["hip"] else f"CUDA {gpu['cuda']}"
         lines.append(
-            f"{gpu['name']}, {gpu['multiprocessors']} multiprocessors, "
-            f"{'ROCm' if gpu['hip'] else 'CUDA'} {gpu['hip'] or gpu['cuda']}; times are those "
-            f"between two events."
+            f"{gpu['name']}, {gpu['multiprocessors']} multiprocessors, {software}; times are those "
+            "between two events."
         )
-    lines += [
-        f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, torch "
-        f"{machine['torch']} ({machine['torch_cpu_capability']}), commit "
-        f"{machine['commit'] or 'unknown'}, load average {machine['load_average']} at the start "
-        f"and {machine['load_average_at_end']} at the end.",
-        f"Least and median time of a call; rates and ratios (x: how many times as fast as that) "
-        f"are of least times. "
-        f"hot: one copy of the weight. cold: {cold}, {result['cache_bytes'] >> 20} MiB.",
-        f"Read bandwidth: {probes['read_bandwidth']}. int8 peak: {probes['int8_peak']}."
-        + (f" bfloat16 peak: {bfloat16_peak}." if bfloat16_peak else ""),
-    ]
-    told = {
-        (row["contender"], row["note"])
-        for cell in result["cells"]
-        for row in cell["rows"]
-        if row["note"]
-    }
-    lines += [f"{contender}: {note}." for contender, note in sorted(told)]
-    left_out = {
-        f"{each['name']} left out of {cell['op']} {cell['out_features']} x {cell['in_features']}: "
-        f"{each['reason']}."
-        for cell in result["cells"]
-        for each in cell["excluded"]
-    }
-    lines += sorted(left_out)
-    absent = [peer for peer in result["peers"] if not peer["available"]]
-    lines += [
-        f"Peer {peer['name']} is not here: {peer['reason']}. Install: {peer['install']}"
-        for peer in absent
-    ]
-    return lines
+    lines.append(describe(machine))
+    lines.append(
+        "Least and median time per call; rates and ratios (x: how many times as fast as that) are "
+        f"of least times. hot: one copy of the weight. cold: {cold}, "
+        f"{result['cache_bytes'] >> 20} MiB."
+    )
+    limits = f"Read bandwidth: {probes['read_bandwidth']}. int8 peak: {probes['int8_peak']}."
+    if probes.get("bfloat16_peak"):
+        limits += f" bfloat16 peak: {probes['bfloat16_peak']}."
+    return [*lines, limits, *_remarks(result), *_left_out(result)]
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """The table in Markdown, with the notes below it."""
-    rule = ("---",) * 6 + ("---:",) * (len(COLUMNS) - 6)
-    lines = [COLUMNS, rule, *rows(result)]
-    return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", *notes(result), ""])
+def _remarks(result: Record) -> list[str]:
+    """Return the notes on contenders, each once."""
+    found: set[str] = set()
+    for cell in result["cells"]:
+        found.update(f"{row['contender']}: {row['note']}." for row in cell["rows"] if row["note"])
+    return sorted(found)
+
+
+def _left_out(result: Record) -> list[str]:
+    """Return who did not take part, and why."""
+    found: set[str] = set()
+    for cell in result["cells"]:
+        where = f"left out of {cell['op']} {_shape(cell)}"
+        found.update(f"{each['name']} {where}: {each['reason']}." for each in cell["excluded"])
+    absent: list[Any] = [peer for peer in result["peers"] if not peer["available"]]
+    return [
+        *sorted(found),
+        *(
+            f"Peer {peer['name']} is not installed: {peer['reason']}. Install: {peer['install']}"
+            for peer in absent
+        ),
+    ]
+
+
+TABLE = ResultTable(
+    columns=(
+        Column("op", lambda row: row["op"], left=True),
+        Column("N x K", _shape, left=True),
+        Column("group", _group, left=True),
+        Column("M", lambda row: str(row["rows_m"]), left=True),
+        Column("cache", lambda row: row["cache"], left=True),
+        Column("what", lambda row: row["contender"], left=True),
+        Column("min us", lambda row: number(row.get("seconds_min"), 1, 1e6)),
+        Column("median us", lambda row: number(row.get("seconds_median"), 1, 1e6)),
+        Column("GB/s", lambda row: number(row.get("bytes_per_second"), 1, 1e-9)),
+        Column("of read", _of_read),
+        Column("GOP/s", lambda row: number(row["operations_per_second"] or None, 0, 1e-9)),
+        Column("of int8 peak", lambda row: _of_peak(row, "of_int8_peak")),
+        Column("of bf16 peak", lambda row: _of_peak(row, "of_bfloat16_peak")),
+        _speedup("x bf16", "torch_bfloat16"),
+        _speedup("x int8", "torch_int8"),
+        _speedup("x AdamW", "torch_adamw"),
+        _speedup("x peer", "best_peer"),
+    ),
+    records=_records,
+    notes=notes,
+)

@@ -1,6 +1,4 @@
-"""Contenders of the ops on rows: quantisation of activations and gradients, and the fused norm.
-Backends only.
-"""
+"""Contenders of the ops on rows, backends only: quantisation, and the norm fused with it."""
 
 from __future__ import annotations
 
@@ -22,14 +20,14 @@ _HASH = (11, 7 << 20, 24)
 
 
 def row_contenders(cell: Cell, operands: Operands, backends: Sequence[str]) -> list[Contender]:
-    """``quantize_rows``, ``rms_norm_quantize`` on ``[M, K]``, or ``quantize_gradient`` on ``[M,
-    N]``.
-    """
+    """Make the contenders of an op on ``[M, K]`` (on ``[M, N]`` for ``quantize_gradient``)."""
     gradient = cell.op == "quantize_gradient"
     values = operands.gradient if gradient else operands.x
-    more: tuple[Any, ...] = {"quantize_gradient": _HASH, "rms_norm_quantize": (_EPS,)}.get(
-        cell.op, ()
-    )
+    further: dict[str, tuple[Any, ...]] = {
+        "quantize_gradient": _HASH,
+        "rms_norm_quantize": (_EPS,),
+    }
+    more = further.get(cell.op, ())
     return [_contender(cell, name, values, more) for name in backends]
 
 

@@ -1,6 +1,4 @@
-"""Interleaved timing: variants take turns in one process, so that a machine whose speed drifts is
-as kind to each.
-"""
+"""Interleaved timing: variants take turns in one process, so that drifting speed affects all."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from attrs import define, field, frozen
 _TURNS: Final = 8
 #: Fewest turns, however long a call takes.
 _LEAST_TURNS: Final = 3
-# : Pause before a turn. Threads of another library's pool spin for about a millisecond after its
-# last call, on cores : that the next variant needs.
+#: Seconds of pause before a turn. Threads of another library's pool spin for about a millisecond
+#: after its last call, on cores that the next variant needs.
 _SETTLE: Final = 3e-3
 
 
@@ -28,15 +26,15 @@ class Variant:
 
     Attributes:
         name: unique among the variants of a measurement.
-        call: does the work once on copy ``i`` of its operands, ``0 <= i < copies``. What it returns
-            is dropped.
-        copies: of the operands, among which the calls rotate.
+        call: does the work once on copy ``i`` of its operands, ``0 <= i < copies``. The result is
+            dropped.
+        copies: number of copies of the operands, among which the calls rotate.
         restore: called untimed after each call with the same ``i``; undoes what the call changed.
-        reports_seconds: ``call`` returns the seconds that it measured itself (probes that time a
-            part of what they do).
-        nbytes: read and written by one call, each operand counted once.
+        reports_seconds: ``call`` returns seconds that it measured itself, as probes do that time
+            only a part of their work.
+        nbytes: bytes read and written by one call, each operand counted once.
         operations: multiplications and additions of one call; 0 where a rate means nothing.
-        rotated_bytes: of one copy of the operands that rotate.
+        rotated_bytes: bytes of one copy of the operands that rotate.
     """
 
     name: str
@@ -50,13 +48,13 @@ class Variant:
 
 
 class Clock(Protocol):
-    """Times one call of a variant on copy ``i``: seconds."""
+    """Times one call of a variant on copy ``i``; returns seconds."""
 
     def __call__(self, variant: Variant, i: int) -> float: ...
 
 
 def processor_clock(variant: Variant, i: int) -> float:
-    """By the processor's clock: for calls that have done their work when they return."""
+    """Time a call by the CPU's clock: for calls that have done their work when they return."""
     start = time.perf_counter_ns()
     variant.call(i)
     return (time.perf_counter_ns() - start) * 1e-9
@@ -64,7 +62,7 @@ def processor_clock(variant: Variant, i: int) -> float:
 
 @frozen
 class Timing:
-    """Seconds of one call: the least and the median, and of how many calls."""
+    """Seconds per call: the least and the median, and the number of calls."""
 
     least: float
     median: float
@@ -73,7 +71,7 @@ class Timing:
 
 @define
 class _State:
-    """How far the timing of one variant has got."""
+    """The timing of one variant so far."""
 
     variant: Variant
     clock: Clock
@@ -84,12 +82,16 @@ class _State:
         variant = self.variant
         copy = self.next_copy
         self.next_copy = (copy + 1) % variant.copies
-        elapsed = (
-            float(variant.call(copy)) if variant.reports_seconds else self.clock(variant, copy)
-        )
+        if variant.reports_seconds:
+            elapsed = float(variant.call(copy))
+        else:
+            elapsed = self.clock(variant, copy)
         if variant.restore is not None:
             variant.restore(copy)
         return elapsed
+
+    def timing(self) -> Timing:
+        return Timing(min(self.samples), statistics.median(self.samples), len(self.samples))
 
 
 def measure(
@@ -102,48 +104,39 @@ def measure(
     """Time the variants in turns: A B C, B C A, ...
 
     Every variant is first called until it has run for a tenth of its time or twice, whichever is
-    more; each turn starts with a short pause and one call that does not count. The collector of
-    garbage is off meanwhile.
+    more. Each turn starts with a short pause and one call that does not count. Garbage collection
+    is off meanwhile.
 
     Args:
         variants: with distinct names.
-        seconds: that each variant is timed for, about; a variant is timed at least three times
+        seconds: about how long each variant is timed; a variant is timed at least three times
             however long it takes.
         clock: times a call.
-        spacing: seconds that the clock takes for every call beside the call; they count as a part
-            of its time.
+        spacing: seconds that the clock itself takes per call; they count towards ``seconds``.
     """
     states = [_State(variant, clock) for variant in variants]
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         estimates = [_warm_up(state, seconds / 10) + spacing for state in states]
+        queue = list(zip(states, estimates, strict=True))
         for turn in range(_TURNS):
-            first = turn % max(len(states), 1)
-            for state, estimate in zip(
-                states[first:] + states[:first], estimates[first:] + estimates[:first], strict=True
-            ):
+            for state, estimate in queue:
                 if turn >= _LEAST_TURNS and estimate * (turn + 1) > seconds:
                     continue
                 time.sleep(_SETTLE)
                 state.once()
                 calls = max(1, int(seconds / _TURNS / max(estimate, 1e-7)))
                 state.samples.extend(state.once() for _ in range(calls))
+            queue = queue[1:] + queue[:1]
     finally:
         if was_enabled:
             gc.enable()
-    return {
-        state.variant.name: Timing(
-            min(state.samples), statistics.median(state.samples), len(state.samples)
-        )
-        for state in states
-    }
+    return {state.variant.name: state.timing() for state in states}
 
 
 def _warm_up(state: _State, seconds: float) -> float:
-    """Call a variant untimed; the least time that a call took, which is not what it reports where
-    it reports one.
-    """
+    """Call a variant untimed; return the least time that a call really took."""
     start = time.perf_counter()
     calls = 0
     least = math.inf

@@ -1,6 +1,4 @@
-"""The config of ``arb bench network``: a model, the machines, how votes are cast, and the ways to
-train to compare.
-"""
+"""The options of the study ``network``: model, machines, how votes are cast, ways to train."""
 
 from __future__ import annotations
 
@@ -42,11 +40,11 @@ class DecoderSizes:
 class ModelSizes:
     """A model by its sizes, in one of three ways."""
 
-    preset: Literal["7b", "1b", "tiny"] | None = option(None, "a model of `arb bench step --model`")
+    preset: Literal["7b", "1b", "tiny"] | None = option(None, "a model of the study large_model")
     decoder: DecoderSizes | None = option(None, "sizes of a decoder")
     matrices: tuple[MatrixSizes, ...] = option((), "ternary matrices, one by one")
     float_parameters: int = option(
-        0, "parameters that stay float, beside the matrices", validator=non_negative
+        0, "parameters that stay float, in addition to the matrices", validator=non_negative
     )
 
     def __attrs_post_init__(self) -> None:
@@ -70,11 +68,11 @@ class ClusterConfig:
         400.0, "GB/s that a machine sends to others; its GPUs share them evenly", validator=positive
     )
     latency: float = option(
-        0.0, "microseconds of a message, beside its bytes", validator=non_negative
+        0.0, "microseconds per message, in addition to its bytes", validator=non_negative
     )
     micro_batches: int | None = option(
         None,
-        "micro-batches of a step on all GPUs together; null = one on each",
+        "micro-batches per step on all GPUs together; null = one on each",
         validator=optional(positive),
     )
 
@@ -85,19 +83,19 @@ class ClusterConfig:
 
     @property
     def batches(self) -> int:
-        """Micro-batches of a step on all GPUs together."""
+        """Micro-batches per step on all GPUs together."""
         return self.ranks if self.micro_batches is None else self.micro_batches
 
     @property
     def rounds(self) -> int:
-        """Micro-batches of a step on the GPU that has most."""
+        """Micro-batches per step on the GPU that has most."""
         return -(-self.batches // self.ranks)
 
     def __attrs_post_init__(self) -> None:
         if self.batches < self.ranks:
             raise ValueError(
                 f"micro_batches: {self.batches} are fewer than the {self.ranks} GPUs, some of "
-                f"which would have none"
+                "which would have none"
             )
 
 
@@ -110,14 +108,14 @@ class VotesConfig:
         0.1, "rate of the votes; only votes in quanta depend on it", validator=positive
     )
     clip: float = option(2.5, "largest normalised gradient", validator=positive)
-    cell: int = option(64, "quanta a trit", validator=positive)
+    cell: int = option(64, "quanta per trit", validator=positive)
     vote_bits: Literal[8, 4, 2] = option(8, "bits of an accumulator")
     group_size: Literal[32, 64, 128, 256, "row"] = option("row", "weights that share an exponent")
     scale_rule: Literal["residual", "frozen"] = option(
         "frozen", "whether exponents learn, by votes of their own"
     )
     flip_share: float = option(
-        0.0028, "share of the weights that flip in a step", validator=fraction
+        0.0028, "share of the weights that flip per step", validator=fraction
     )
     sums_in: Literal["bytes", "words"] = option(
         "bytes",
@@ -125,23 +123,20 @@ class VotesConfig:
     )
 
     def largest(self, micro_batches: int) -> int:
-        """The largest vote of one micro-batch, of so many in a step.
+        """Return the largest vote of one micro-batch, if a step has so many.
 
-        Votes in quanta are rounded up from the clip; one that is a whole number can be rounded to
-        the next.
+        Votes in quanta are rounded up from the clip; a whole number can be rounded to the next.
         """
         if self.levels == 3:
             return 1
         # In 1/256, as kernels take it.
-        limit = min(
-            max(1, round(256 * self.clip * self.cell * self.rate / micro_batches)), 256 * 127
-        )
-        return limit // 256 + 1
+        limit = round(256 * self.clip * self.cell * self.rate / micro_batches)
+        return min(max(1, limit), 256 * 127) // 256 + 1
 
 
 @frozen(kw_only=True)
 class NetworkConfig:
-    """What to compute."""
+    """Options of the study."""
 
     model: ModelSizes = option(help="the model")
     clusters: tuple[ClusterConfig, ...] = option(

@@ -1,4 +1,4 @@
-"""The sizes of a model that decide what is sent."""
+"""The sizes of a model, which decide what is sent."""
 
 from __future__ import annotations
 
@@ -17,36 +17,35 @@ class Model:
 
     @property
     def weights(self) -> int:
-        """Weights of the matrices."""
+        """Number of weights of the matrices."""
         return sum(each.rows * each.columns * each.count for each in self.matrices)
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """Number of all parameters."""
         return self.weights + self.float_parameters
 
     @property
     def edges(self) -> int:
-        """Rows and columns of all matrices."""
+        """Number of rows and columns of all matrices."""
         return sum((each.rows + each.columns) * each.count for each in self.matrices)
 
     @property
     def count(self) -> int:
-        """Matrices."""
+        """Number of matrices."""
         return sum(each.count for each in self.matrices)
 
     def exponents(self, group_size: int | str) -> int:
-        """Groups of weights that share an exponent."""
-        return sum(
-            each.rows
-            * each.count
-            * (1 if group_size == "row" else -(-each.columns // int(group_size)))
-            for each in self.matrices
-        )
+        """Return the number of groups of weights that share an exponent."""
+        total = 0
+        for each in self.matrices:
+            groups = 1 if group_size == "row" else -(-each.columns // int(group_size))
+            total += each.rows * each.count * groups
+        return total
 
 
 def model_of(sizes: ModelSizes) -> Model:
-    """The model that a config asks for."""
+    """Return the model of a config."""
     if sizes.preset is not None:
         known = MODELS[sizes.preset]
         names = ("width", "layers", "heads", "kv_heads", "feed_forward", "vocabulary")
@@ -57,7 +56,7 @@ def model_of(sizes: ModelSizes) -> Model:
 
 
 def decoder_matrices(sizes: DecoderSizes) -> tuple[MatrixSizes, ...]:
-    """Queries and outputs, keys and values, gate and up, down, embedding and head."""
+    """Return queries and outputs, keys and values, gate and up, down, embedding and head."""
     head = sizes.width // sizes.heads
     inner = head * sizes.heads
     outer = head * sizes.kv_heads

@@ -1,7 +1,7 @@
-"""What each way to train sends in a step, transfer by transfer, and the training state of a GPU.
+"""What each way to train sends per step, transfer by transfer, and the training state of a GPU.
 
-Float parts beside votes are summed in the order of micro-batches, in float32; of the other schemes
-weights and gradients are bfloat16, two bytes, and AdamW's state is 16 bytes a parameter (bfloat16
+With votes, float parts are summed in the order of micro-batches, in float32. In the other schemes
+weights and gradients are bfloat16, two bytes, and AdamW's state is 16 bytes per parameter (bfloat16
 weight and gradient, float32 master weight and two moments).
 """
 
@@ -24,11 +24,12 @@ from arb_ternary_bench.network.collectives import (
 )
 from arb_ternary_bench.network.config import ClusterConfig, NetworkConfig, SchemeName
 from arb_ternary_bench.network.model import Model
-from arb_ternary_distributed.digits import base_for, bytes_for
-from arb_ternary_distributed.flips import FLIP_BLOCK
 
-#: Bytes of a flip, and of the count of a block of weights.
+#: Largest digits on the wire, and their bits: 5, 3, 2 or 1 share a byte, or one takes two bytes.
+_DIGITS: Final = ((1, 8 / 5), (2, 8 / 3), (7, 4.0), (127, 8.0), (32767, 16.0))
+#: Bytes of a flip, and of the count of flips in a block of so many weights.
 _FLIP_BYTES: Final = 2
+_FLIP_BLOCK: Final = 32768
 #: Largest sum of the votes that a micro-batch has for an exponent.
 _EXPONENT_VOTE: Final = 127
 #: Bits of a packed trit; of a word of dense digits.
@@ -37,18 +38,18 @@ _WORD_BITS: Final = 64
 _BF16 = 2
 _FLOAT32 = 4
 _ADAM_STATE = 16
-# : Of the sum of a step's votes for a weight; every rank has one for all weights, unless weights
-# are sharded.
+#: Bytes of the sum of a step's votes for a weight. Every rank has one for all weights, unless
+#: weights are sharded.
 _SUM_BYTES: Final = 2
 
 SUMMARIES: Final[Mapping[SchemeName, str]] = MappingProxyType(
     {
         "votes": "votes to the owners of rows, flips back",
         "votes_node_sums": "the same, votes summed inside a machine first",
-        "trit_gathers": "what sharded weights take beside votes: two gathers a micro-batch, votes "
-        "sent in every round",
+        "trit_gathers": "what sharded weights send in addition: two gathers per micro-batch, votes "
+        "in every round",
         "ddp": "DDP, gradients in bfloat16",
-        "fsdp2": "FSDP2: two gathers a micro-batch and a reduce-scatter, bfloat16",
+        "fsdp2": "FSDP2: two gathers per micro-batch and a reduce-scatter, bfloat16",
         "hsdp": "HSDP: FSDP2 inside a machine, an all-reduce of the shards between them",
         "powersgd": "PowerSGD: low-rank factors in float32 (Vogels et al. 2019)",
         "one_bit_adam": "1-bit Adam, mean over warm-up and compressed steps (Tang et al. 2021)",
@@ -65,33 +66,33 @@ class Transfer:
 
 
 def bits_in_bytes(limit: int) -> float:
-    """Bits of a digit from ``-limit`` to ``limit`` on the wire, where as many as fit share a byte.
+    """Return the bits of a digit from ``-limit`` to ``limit`` on the wire, packed into bytes.
 
     Raises:
         ValueError: the limit is larger than an int16.
     """
-    many = 30  # a whole number of bytes, whether 5, 3, 2 or 1 share one
-    return 8 * bytes_for(many, base_for(limit)) / many
+    for largest, bits in _DIGITS:
+        if limit <= largest:
+            return bits
+    raise ValueError(f"{limit} does not fit an int16")
 
 
 def bits_in_words(limit: int) -> float:
-    """Bits of a digit from ``-limit`` to ``limit`` where as many as fit share 64 bits."""
+    """Return the bits of a digit from ``-limit`` to ``limit`` if as many as fit share 64 bits."""
     return _WORD_BITS / math.floor(_WORD_BITS / math.log2(2 * limit + 1))
 
 
 def transfers(
     scheme: SchemeName, config: NetworkConfig, model: Model, cluster: ClusterConfig
 ) -> list[Transfer]:
-    """What a GPU sends in a step."""
+    """Return what a GPU sends per step."""
     return _TRANSFERS[scheme](config, model, cluster)
 
 
 def state_bytes(
     scheme: SchemeName, config: NetworkConfig, model: Model, cluster: ClusterConfig
 ) -> float:
-    """Weights and what an optimizer keeps of them on one GPU, with stored gradients or with sums of
-    votes.
-    """
+    """Return the bytes of weights, optimizer state and gradients or sums of votes on one GPU."""
     if scheme in ("votes", "votes_node_sums", "trit_gathers"):
         votes = config.votes
         exponents = model.exponents(votes.group_size) * (1 + (votes.scale_rule == "residual"))
@@ -113,12 +114,12 @@ def state_bytes(
 
 
 def _limit(config: NetworkConfig, cluster: ClusterConfig) -> int:
-    """The largest sum of votes of one GPU."""
+    """Return the largest sum of votes of one GPU."""
     return cluster.rounds * config.votes.largest(cluster.batches)
 
 
-def _beside_votes(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
-    """Ordered sums of floats, and what exponents learn by: the same however votes are summed."""
+def _with_votes(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+    """Return ordered sums of floats and what exponents learn by, the same for all ways of votes."""
     # Statistics and magnitudes of rows and columns, and a float sum of each matrix; then gradients
     # of float parts.
     floats = _FLOAT32 * (2 * model.edges + model.count + model.float_parameters)
@@ -139,7 +140,7 @@ def _beside_votes(config: NetworkConfig, model: Model, cluster: ClusterConfig) -
 
 
 def _flips(config: NetworkConfig, model: Model) -> float:
-    counts = math.ceil(model.weights / FLIP_BLOCK)
+    counts = math.ceil(model.weights / _FLIP_BLOCK)
     return _FLIP_BYTES * (counts + model.weights * config.votes.flip_share)
 
 
@@ -148,16 +149,15 @@ def _votes(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[
     return [
         Transfer("votes to owners", all_to_all(digits, cluster)),
         Transfer("flips back", all_gather(_flips(config, model), cluster)),
-        *_beside_votes(config, model, cluster),
+        *_with_votes(config, model, cluster),
     ]
 
 
 def _votes_node_sums(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
     limit = _limit(config, cluster)
     digits = model.weights * bits_in_bytes(limit) / 8
-    bits = (bits_in_words if config.votes.sums_in == "words" else bits_in_bytes)(
-        limit * cluster.gpus
-    )
+    bits_of = bits_in_words if config.votes.sums_in == "words" else bits_in_bytes
+    bits = bits_of(limit * cluster.gpus)
     sums = model.weights * bits / 8 / cluster.gpus
     flips = _flips(config, model)
     return [
@@ -165,7 +165,7 @@ def _votes_node_sums(config: NetworkConfig, model: Model, cluster: ClusterConfig
         Transfer("sums to owners", across_nodes(sums, cluster)),
         Transfer("flips back between machines", across_nodes(flips / cluster.gpus, cluster)),
         Transfer("flips back inside a machine", inside_node(flips, cluster)),
-        *_beside_votes(config, model, cluster),
+        *_with_votes(config, model, cluster),
     ]
 
 
@@ -177,9 +177,8 @@ def _trit_gathers(config: NetworkConfig, model: Model, cluster: ClusterConfig) -
         once = _limit(config, cluster)
         bits = model.weights * (often - bits_in_bytes(once))
         if config.votes.scale_rule == "residual":
-            more = cluster.rounds * bits_in_bytes(_EXPONENT_VOTE) - bits_in_bytes(
-                _EXPONENT_VOTE * cluster.rounds
-            )
+            in_rounds = cluster.rounds * bits_in_bytes(_EXPONENT_VOTE)
+            more = in_rounds - bits_in_bytes(_EXPONENT_VOTE * cluster.rounds)
             bits += model.exponents(config.votes.group_size) * more
         found.append(
             Transfer("votes in every round, beyond those sent once", all_to_all(bits / 8, cluster))

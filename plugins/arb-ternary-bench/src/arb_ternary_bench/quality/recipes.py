@@ -1,254 +1,199 @@
-"""The bench's own recipes: float32 as the bound that every rule is measured against, and plain sign
-votes.
+"""Recipes: ways of training that the study ``quality`` measures, as data.
+
+A recipe changes the base config of the study, which is the same for all: the architecture, the data
+and their order, the batch, the warm-up. What must be equal for a fair comparison cannot be changed:
+the data, the seed, and the number of tokens. The fields of a recipe are explained in
+``recipes.yaml``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from copy import deepcopy
+from pathlib import Path
 from typing import Any, Final
 
-from arb_ternary_bench.quality.protocol import Recipe, rate_for
-from arb_ternary_bench.quality.sizes import BATCH
+from attrs import field, fields, frozen
 
-# : Rates of scaled votes, and learning rates of the float parts beside them, for 2,560 steps. With
-# the width the latter : fall sooner than the former: the last pair is for wider models.
-_VOTE_RATES: Final = (0.07, 0.1, 0.14, 0.09)
-_FLOAT_RATES: Final = (4e-3, 4e-3, 4e-3, 2.2e-3)
+from arb_ternary.config.yaml_document import read_yaml
+from arb_ternary.errors import ComponentError, UsageProblem, nearest
 
-# : Options of the model: gains of all norms and factors of rows are float, beside embedding and
-# head.
-_FLOAT_VECTORS: Final[Mapping[str, Any]] = {
-    "float_parts": ["embedding", "head", "norms"],
-    "inner_gains": True,
-    "row_scales": True,
-}
+#: Settings of every recipe, so that none is tuned more than another.
+TRIALS: Final = 4
+#: What a recipe may change. ``phase`` is the base config's only phase.
+SECTIONS: Final = ("exact", "model", "optimizer", "phase")
+#: Rates do not grow further for shorter runs.
+_LARGEST_FACTOR: Final = 2.5
+_OURS: Final = Path(__file__).with_name("recipes.yaml")
 
-#: Learning rates of the float parts beside sign votes, and schedules, in every combination.
-_RATES: Final = (4e-3, 8e-3)
-_SCHEDULES: Final = ("cosine", "linear")
+Config = Mapping[str, Any]
 
 
-def float32(steps: int) -> Recipe:
-    """Every part in float32, activations included, trained by AdamW."""
-    return Recipe(
-        overrides={
-            "model": {
-                "float_parts": ["embedding", "head", "norms", "linears"],
-                "activations": "float",
-            },
-            "optimizer": {"name": "adamw"},
-        },
-        trials=tuple(
-            {"optimizer": {"lr": rate_for(steps, lr)}, "phase": {"lr_schedule": schedule}}
-            for lr, schedule in (
-                (2e-3, "cosine"),
-                (4e-3, "cosine"),
-                (4e-3, "linear"),
-                (8e-3, "linear"),
+@frozen
+class FewerSteps:
+    """A run whose steps ``of`` divides has ``take`` steps for every ``of``, with ``overrides``."""
+
+    of: int
+    take: int
+    overrides: Config
+
+
+@frozen(kw_only=True)
+class Recipe:
+    """A way of training; see ``recipes.yaml``."""
+
+    name: str
+    summary: str = ""
+    overrides: Config = field(factory=dict)
+    without: Sequence[str] = ()
+    trials: Mapping[str, Sequence[Any]] = field(factory=dict)
+    rates_for: int | None = None
+    fewer_steps: FewerSteps | None = None
+    half_of_steps: str | None = None
+
+    def config(self, base: Config, steps: int) -> dict[str, Any]:
+        """Return the base config with the changes of the recipe, for a run of ``steps``."""
+        config = deepcopy(dict(base))
+        for path in self.without:
+            self._remove(config, path)
+        config = merged(config, self.overrides)
+        fewer = self.fewer_steps
+        if fewer is not None and steps % fewer.of == 0:
+            config = merged(config, fewer.overrides)
+            config["phase"]["steps"] = steps // fewer.of * fewer.take
+        if self.half_of_steps is not None:
+            config = merged(config, _nested(self.half_of_steps, (steps + 1) // 2))
+        return config
+
+    def settings(self, number: int, steps: int) -> dict[str, Any]:
+        """Return the settings of a trial, to be merged over the config of a run of ``steps``."""
+        settings: dict[str, Any] = {}
+        for path, values in self.trials.items():
+            value = values[number]
+            if self.rates_for is not None and path.endswith(".lr"):
+                value = rate_for(steps, value, self.rates_for)
+            settings = merged(settings, _nested(path, value))
+        return settings
+
+    def _remove(self, config: dict[str, Any], path: str) -> None:
+        section, _, key = path.partition(".")
+        holder = config.get(section)
+        if section not in SECTIONS or not isinstance(holder, dict) or key not in holder:
+            raise ComponentError(
+                f"recipe {self.name!r}: the base config has no {path!r} that a recipe may leave out"
             )
-        ),
-        without=("model.group_size", "model.scale_rule"),
-    )
+        del holder[key]
+
+    def check(self) -> None:
+        """Refuse a recipe that is tuned more than others, or changes what must be equal.
+
+        Raises:
+            ComponentError: it is such a recipe.
+        """
+        counts = {len(values) for values in self.trials.values()}
+        if counts != {TRIALS}:
+            given = ", ".join(map(str, sorted(counts))) or "no"
+            raise ComponentError(
+                f"recipe {self.name!r}: it has {given} trials; every recipe has exactly "
+                f"{TRIALS}, so that none is tuned more than another"
+            )
+        further = {} if self.fewer_steps is None else self.fewer_steps.overrides
+        sections = [*self.overrides, *further, *(path.partition(".")[0] for path in self.trials)]
+        for section in sections:
+            if section not in SECTIONS:
+                raise ComponentError(
+                    f"recipe {self.name!r}: it must not change {section!r}",
+                    f"A recipe may change: {', '.join(SECTIONS)}.",
+                )
 
 
-def scaled_votes(steps: int) -> Recipe:
-    """The default rule."""
-    return _scaled_votes(steps)
+def rate_for(steps: int, rate: float, reference: int = 2560) -> float:
+    """Scale a rate for a run of ``steps``, given the one for ``reference`` steps.
 
-
-def scaled_votes_reset(steps: int) -> Recipe:
-    """The default rule without the carry: an accumulator starts again in the middle of its cell."""
-    return _scaled_votes(steps, ternary={"carry": False})
-
-
-def scaled_votes_orthogonal(steps: int) -> Recipe:
-    """The default rule with gradients of which half is orthogonalised: more time a step, as many
-    bits of state.
+    It falls with the cube root of the length, as the best rates of AdamW and of votes did between
+    500 and 2,560 steps (reports/diary.md). Short trials can then choose for a long run: both differ
+    by the same factors. Three significant digits.
     """
-    return _scaled_votes(
-        steps,
-        ternary={"orthogonal": True},
-        rates=(0.1, 0.14, 0.1, 0.14),
-        float_rates=(4e-3, 4e-3, 5.6e-3, 5.6e-3),
-    )
+    if steps == reference:
+        return rate
+    factor = (reference / steps) ** (1 / 3)
+    return float(f"{rate * min(_LARGEST_FACTOR, factor):.3g}")
 
 
-def scaled_votes_gains(steps: int) -> Recipe:
-    """Votes of orthogonalised gradients, and float vectors by AdamW: gains of all norms, factors of
-    rows.
+def merged(base: Config, changes: Config) -> dict[str, Any]:
+    """Return ``base`` with ``changes``: mappings key by key, everything else replaced."""
+    result = dict(base)
+    for key, value in changes.items():
+        before = result.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            result[key] = merged(before, value)
+        else:
+            result[key] = deepcopy(value)
+    return result
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    """Return ``{"a": {"b": value}}`` for ``a.b``."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return dict(value)
+
+
+def load_recipes(further: Path | None = None) -> dict[str, Recipe]:
+    """Return all recipes by name: those of this package, and those of another file.
+
+    Raises:
+        ComponentError: a recipe has an unknown field, or fails :meth:`Recipe.check`.
     """
-    return _scaled_votes(
-        steps,
-        model=_FLOAT_VECTORS,
-        ternary={"orthogonal": True},
-        decay=0.1,
-        rates=(0.1, 0.14, 0.1, 0.14),
-        float_rates=(4e-3, 4e-3, 2.8e-3, 2.8e-3),
-    )
+    plain: dict[str, Any] = {}
+    for file in (_OURS, further):
+        if file is not None:
+            plain |= read_yaml(file.read_text(encoding="utf-8"), str(file)).data
+    recipes = {}
+    for name in plain:
+        recipe = _make(name, _resolved(name, plain))
+        recipe.check()
+        recipes[name] = recipe
+    return recipes
 
 
-def scaled_votes_exact(steps: int) -> Recipe:
-    """The default rule in integers alone: int8 gradients, and votes by shifts."""
-    return _scaled_votes(steps, exact=True)
+def _resolved(name: str, plain: Config) -> dict[str, Any]:
+    """Return the fields of a recipe, with those of the recipe that it is like."""
+    own = dict(plain[name])
+    like = own.pop("like", None)
+    if like is None:
+        return own
+    if like not in plain:
+        raise ComponentError(f"recipe {name!r}: there is no recipe {like!r} for it to be like")
+    base = _resolved(like, plain)
+    overrides = merged(base.get("overrides", {}), own.get("overrides", {}))
+    return {**base, **own, "overrides": overrides}
 
 
-def scaled_votes_4bit(steps: int) -> Recipe:
-    """The default rule with 4-bit accumulators: six bits a weight, in half as many steps of twice
-    the batch.
+def _make(name: str, values: dict[str, Any]) -> Recipe:
+    known = [each.name for each in fields(Recipe)]
+    for key in values:
+        if key not in known:
+            close = nearest(key, known)
+            suggestion = f"; did you mean {close!r}?" if close else ""
+            raise ComponentError(f"recipe {name!r}: there is no field {key!r}{suggestion}")
+    fewer = values.get("fewer_steps")
+    if fewer is not None:
+        values["fewer_steps"] = FewerSteps(**fewer)
+    return Recipe(name=name, **values)
+
+
+def chosen_recipes(names: Sequence[str], known: Mapping[str, Recipe]) -> list[Recipe]:
+    """Return the recipes of these names, each once; all of them for no name.
+
+    Raises:
+        UsageProblem: there is no such recipe.
     """
-    # What is rounded away is as much in a step of any batch: fewer, larger steps lose less of it.
-    halved = {"batch_size": 2 * BATCH, "steps": steps // 2} if steps % 2 == 0 else {}
-    return _scaled_votes(
-        steps,
-        model={"vote_bits": 4},
-        ternary={"carry": False},
-        phase=halved,
-        rates=(0.07, 0.1, 0.14, 0.2),
-        float_rates=(5.6e-3,) * 4,
-    )
-
-
-def scaled_votes_4bit_clipped(steps: int) -> Recipe:
-    """4-bit accumulators, gradients with a clipped spectrum, and a batch that doubles after half of
-    the tokens.
-    """
-    return _four_bits_clipped(steps, {})
-
-
-def scaled_votes_4bit_gains(steps: int) -> Recipe:
-    """The same, and float vectors by AdamW: gains of all norms, factors of rows."""
-    return _four_bits_clipped(steps, _FLOAT_VECTORS, decay=0.1)
-
-
-def _four_bits_clipped(steps: int, model: Mapping[str, Any], decay: float = 0.0) -> Recipe:
-    # Half of as many batches in steps of one, half in steps of two; the share is of the steps.
-    doubled = {"batch_doublings": [0.66667], "steps": steps // 4 * 3} if steps % 4 == 0 else {}
-    return _scaled_votes(
-        steps,
-        model={"vote_bits": 4, **model},
-        ternary={"carry": False, "spectral_clip": True},
-        phase=doubled,
-        decay=decay,
-        rates=(0.07, 0.1, 0.1, 0.14),
-        float_rates=(4e-3, 4e-3, 5.6e-3, 5.6e-3),
-    )
-
-
-def scaled_votes_2bit(steps: int) -> Recipe:
-    """The default rule with no accumulator: a flip is drawn from the votes of one step."""
-    return _scaled_votes(
-        steps, model={"vote_bits": 2}, rates=(0.005, 0.01, 0.02, 0.04), float_rates=(4e-3,) * 4
-    )
-
-
-def scaled_votes_pure(steps: int) -> Recipe:
-    """The default rule for embedding and head too: no float parameter is left."""
-    return _pure(steps, {"logit_scale": 1}, {})
-
-
-def scaled_votes_pure_trits(steps: int) -> Recipe:
-    """Votes of orthogonalised gradients for everything, with vectors of trits: gains of all norms,
-    factors of rows.
-    """
-    vectors = {"learned_norms": True, "inner_gains": True, "row_scales": True, "vector_trits": 8}
-    return _pure(steps, vectors, {"orthogonal": True})
-
-
-def _pure(steps: int, model: Mapping[str, Any], votes: Mapping[str, Any]) -> Recipe:
-    recipe = _scaled_votes(
-        steps, model={"float_parts": [], "embedding_scale_rule": "frozen", **model}
-    )
-    return Recipe(
-        overrides={**recipe.overrides, "optimizer": {"name": "scaled_votes", **votes}},
-        trials=tuple(
-            {"optimizer": {"lr": rate_for(steps, rate)}} for rate in (0.07, 0.1, 0.14, 0.2)
-        ),
-        without=("phase.grad_clip",),
-    )
-
-
-def _scaled_votes(
-    steps: int,
-    *,
-    model: Mapping[str, Any] | None = None,
-    ternary: Mapping[str, Any] | None = None,
-    phase: Mapping[str, Any] | None = None,
-    exact: bool = False,
-    decay: float = 0.0,
-    rates: Sequence[float] = _VOTE_RATES,
-    float_rates: Sequence[float] = _FLOAT_RATES,
-) -> Recipe:
-    overrides: dict[str, Any] = {
-        "optimizer": {
-            "name": "split",
-            "ternary": {"name": "scaled_votes", **(ternary or {})},
-            "float": {"name": "adamw", "weight_decay": decay},
-        },
-        "phase": {"lr_schedule": "linear", **(phase or {})},
-    }
-    if model is not None:
-        overrides["model"] = dict(model)
-    if exact:
-        overrides["exact"] = True
-    trials = tuple(
-        {
-            "optimizer": {
-                "ternary": {"lr": rate_for(steps, rate)},
-                "float": {"lr": rate_for(steps, float_rate)},
-            }
-        }
-        for rate, float_rate in zip(rates, float_rates, strict=True)
-    )
-    return Recipe(overrides=overrides, trials=trials)
-
-
-def sign_votes_3(steps: int) -> Recipe:
-    """Sign votes with a threshold of 3."""
-    return _sign_votes(3)
-
-
-def sign_votes_8(steps: int) -> Recipe:
-    """Sign votes with a threshold of 8."""
-    return _sign_votes(8)
-
-
-def sign_votes_32(steps: int) -> Recipe:
-    """Sign votes with a threshold of 32."""
-    return _sign_votes(32)
-
-
-def _sign_votes(threshold: int) -> Recipe:
-    return Recipe(
-        overrides={
-            "optimizer": {
-                "name": "split",
-                "ternary": {"name": "sign_votes", "accum_threshold": threshold},
-                "float": {"name": "adamw"},
-            }
-        },
-        trials=tuple(
-            {"optimizer": {"float": {"lr": lr}}, "phase": {"lr_schedule": schedule}}
-            for lr, schedule in product(_RATES, _SCHEDULES)
-        ),
-    )
-
-
-def momentum_votes(steps: int) -> Recipe:
-    """Accumulators as momentum. The share of flips falls with the square of the rate, as that of
-    scaled votes does.
-    """
-    return Recipe(
-        overrides={
-            "optimizer": {
-                "name": "split",
-                "ternary": {"name": "momentum_votes", "power": 2.0},
-                "float": {"name": "adamw", "lr": 8e-3, "weight_decay": 0.0},
-            },
-            "phase": {"lr_schedule": "linear"},
-        },
-        trials=tuple(
-            {"optimizer": {"ternary": {"flip_rate": flip_rate, "decay": decay}}}
-            for flip_rate, decay in ((0.005, 0.05), (0.01, 0.05), (0.02, 0.05), (0.01, 0.02))
-        ),
-    )
+    for name in names:
+        if name not in known:
+            close = nearest(name, known)
+            suggestion = f"did you mean {close!r}? " if close else ""
+            raise UsageProblem(
+                f"no recipe is called {name!r}", f"{suggestion}recipes: {', '.join(known)}"
+            )
+    return [known[name] for name in dict.fromkeys(names or known)]

@@ -1,217 +1,199 @@
-"""The trials of a study: which runs it is made of, and the exact config of each."""
+"""The runs of the study ``quality``: its sizes, the base config, and the config of every run."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from attrs import field, frozen
+from attrs import frozen
 
 from arb_ternary.config.yaml_document import Document
-from arb_ternary.errors import ArbError, ComponentError
-from arb_ternary.plugins.discovery import Registered
+from arb_ternary.errors import ComponentError
 from arb_ternary.plugins.manager import manager
-from arb_ternary_bench.quality.protocol import SECTIONS, TRIALS, Recipe
-from arb_ternary_bench.quality.sizes import STEP_TOKENS, TUNING_SEED, QualitySize, base_config
+from arb_ternary_bench.quality.recipes import TRIALS, Recipe, merged
+from arb_ternary_bench.runs import PlannedRun
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.growing_batches import tokens_in
 from arb_ternary_train.loading import structure_run
 
+#: Samples in a batch, predictions in a sample, and so the tokens of an optimizer step.
+BATCH: Final = 16
+BLOCK: Final = 128
+STEP_TOKENS: Final = BATCH * BLOCK
+#: Seed of the tuning runs; those of final runs count from 0.
+TUNING_SEED: Final = 1000
+#: Points of the loss curve between the first step and the last.
+_CURVE: Final = 20
+
 Stage = Literal["tuning", "final"]
 
 
-@frozen(eq=False)
-class Trial:
-    """One run of a study.
+@frozen(kw_only=True)
+class QualitySize:
+    """A size of the study.
 
     Attributes:
-        stage: ``tuning`` chooses a recipe's settings, ``final`` measures them.
-        rule: the recipe's name.
-        number: the recipe's trial in the stage ``tuning``, the seed in the stage ``final``.
-        tokens: that it trains on.
-        settings: the recipe's trial: what was merged over its overrides.
-        config: the run's config, as its file holds it.
+        width, layers, heads, feed_forward: of the decoder.
+        tokens: that each seed of a recipe trains on.
+        tuning_tokens: that each trial trains on.
+        amp: whether matrices are multiplied in bfloat16, which is slower on a processor without
+            instructions for it.
+        eval_batches: batches per point of the loss curve.
     """
 
-    stage: Stage
-    rule: str
-    number: int
+    name: str
+    width: int
+    layers: int
+    heads: int
+    feed_forward: int
     tokens: int
-    settings: Mapping[str, Any] = field(repr=False)
-    config: Mapping[str, Any] = field(repr=False)
-
-    @property
-    def name(self) -> str:
-        """Name of its files."""
-        return f"{self.stage}-{self.rule}-{self.number}"
-
-    @property
-    def title(self) -> str:
-        """What messages call it."""
-        return f"{self.rule}, {'trial' if self.stage == 'tuning' else 'seed'} {self.number}"
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of what decides the run: its config, but for the places of plugin files."""
-        plain = {key: value for key, value in self.config.items() if key != "plugins"}
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    tuning_tokens: int = 1 << 20
+    amp: bool = True
+    eval_batches: int = 16
 
 
-def tuning_trials(size: QualitySize, rules: Iterable[str], tokens: int) -> list[Trial]:
-    """Every recipe with each of its settings, the recipes in turn.
+#: 1.1 million linear weights, 4.1 million, and a size that a test can wait for.
+_ALL: Final = (
+    QualitySize(name="small", width=192, layers=3, heads=3, feed_forward=384, tokens=5 << 20),
+    QualitySize(name="medium", width=320, layers=4, heads=5, feed_forward=640, tokens=8 << 20),
+    QualitySize(
+        name="tiny",
+        width=64,
+        layers=2,
+        heads=2,
+        feed_forward=128,
+        tokens=1 << 16,
+        tuning_tokens=1 << 15,
+        amp=False,
+        eval_batches=1,
+    ),
+)
+SIZES: Final[Mapping[str, QualitySize]] = {size.name: size for size in _ALL}
+
+
+def base_config(size: QualitySize, *, name: str, steps: int, seed: int, tuning: bool) -> Any:
+    """Return the config that recipes change, without an optimizer, with ``phase`` for its phase.
+
+    Args:
+        size: decides the model.
+        name: of the run.
+        steps: optimizer steps of :data:`STEP_TOKENS` tokens each.
+        seed: of the run.
+        tuning: hold out the end of the training text, and leave the validation text alone.
+    """
+    phase = {
+        "name": "standard",
+        "steps": steps,
+        "batch_size": BATCH,
+        "block_size": BLOCK,
+        "lr_schedule": "cosine",
+        "warmup_steps": min(100, steps // 10),
+        "grad_clip": 1.0,
+        "log_every": max(1, steps // 10),
+        # A trial is judged by its last loss alone.
+        "eval_every": steps if tuning else max(1, steps // _CURVE),
+        "eval_batches": size.eval_batches,
+    }
+    if size.amp:
+        phase |= {"use_amp": True, "amp_dtype": "bfloat16"}
+    return {
+        "name": name,
+        "seed": seed,
+        "data": {"name": "shakespeare", "tokenizer": "bytes", "tuning": tuning},
+        "model": {
+            "name": "decoder",
+            "width": size.width,
+            "layers": size.layers,
+            "heads": size.heads,
+            "feed_forward": size.feed_forward,
+            "activation": "swiglu",
+            "query_key_norm": True,
+            "max_length": BLOCK,
+            "group_size": "row",
+            "scale_rule": "frozen",
+            "float_parts": ["embedding", "head"],
+        },
+        "phase": phase,
+        "checkpoint": {"every": max(1, steps // 10), "keep": 2},
+    }
+
+
+def tuning_runs(size: QualitySize, recipes: Sequence[Recipe], tokens: int) -> list[PlannedRun]:
+    """Plan every recipe with each of its settings, the recipes in turn.
 
     Raises:
-        UsageProblem, EnvironmentProblem: there is no such recipe.
-        ComponentError: a recipe does not keep its protocol, or asks for what a recipe must not
-            change.
+        ConfigError: a value of a recipe is wrong.
+        ComponentError: a recipe trains on another number of tokens.
     """
-    made = [(rule, make_recipe(rule, tokens // STEP_TOKENS)) for rule in rules]
     return [
-        _trial("tuning", size, rule, recipe, number, number, tokens)
+        plan("tuning", size, recipe, number, number, tokens)
         for number in range(TRIALS)
-        for rule, recipe in made
+        for recipe in recipes
     ]
 
 
-def final_trials(
-    size: QualitySize, chosen: Mapping[str, int], seeds: Iterable[int], tokens: int
-) -> list[Trial]:
-    """Every recipe with the trial that was chosen for it, with each seed, the recipes in turn.
+def final_runs(
+    size: QualitySize, chosen: Sequence[tuple[Recipe, int]], seeds: int, tokens: int
+) -> list[PlannedRun]:
+    """Plan every recipe with the trial that was chosen for it, with each seed, recipes in turn.
 
     Raises:
-        as :func:`tuning_trials`.
+        as :func:`tuning_runs`.
     """
-    made = [
-        (rule, number, make_recipe(rule, tokens // STEP_TOKENS)) for rule, number in chosen.items()
-    ]
     return [
-        _trial("final", size, rule, recipe, number, seed, tokens)
-        for seed in seeds
-        for rule, number, recipe in made
+        plan("final", size, recipe, number, seed, tokens)
+        for seed in range(seeds)
+        for recipe, number in chosen
     ]
 
 
-def make_recipe(rule: str, steps: int) -> Recipe:
-    """The recipe called ``rule`` for a run of ``steps`` steps.
+def plan(
+    stage: Stage, size: QualitySize, recipe: Recipe, choice: int, number: int, tokens: int
+) -> PlannedRun:
+    """Plan one run.
 
-    Raises:
-        UsageProblem, EnvironmentProblem: there is none.
-        ComponentError: its factory fails, or what it returns is not a recipe with :data:`TRIALS`
-            trials.
+    Args:
+        stage: ``tuning`` chooses a recipe's settings, ``final`` measures them.
+        size: of the model.
+        recipe: how it trains.
+        choice: the recipe's trial.
+        number: the trial in the stage ``tuning``, the seed in the stage ``final``.
+        tokens: that it trains on, rounded down to whole steps.
     """
-    found = manager().registry.get("recipe", rule)
-    factory = _factory(found)
-    try:
-        recipe = factory(steps)
-    except ArbError:
-        raise
-    except Exception as error:
-        raise ComponentError(
-            f"recipe {rule!r}: its factory failed: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(recipe, Recipe):
-        raise ComponentError(
-            f"recipe {rule!r}: its factory returned a {type(recipe).__name__}, not a Recipe"
-        )
-    if len(recipe.trials) != TRIALS:
-        raise ComponentError(
-            f"recipe {rule!r}: it has {len(recipe.trials)} trials; every recipe has exactly "
-            f"{TRIALS}, so that none is tuned more than another"
-        )
-    for section in (key for part in (recipe.overrides, *recipe.trials) for key in part):
-        if section not in SECTIONS:
-            raise ComponentError(
-                f"recipe {rule!r}: it must not change {section!r}",
-                f"A recipe may change: {', '.join(SECTIONS)}.",
-            )
-    return recipe
-
-
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes``: mappings key by key, everything else replaced. Neither is
-    modified.
-    """
-    result = dict(base)
-    for key, value in changes.items():
-        before = result.get(key)
-        both = isinstance(before, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(before, value) if both else deepcopy(value)  # type: ignore[arg-type]
-    return result
-
-
-def _factory(found: Registered) -> Callable[[int], Any]:
-    try:
-        factory: Callable[[int], Any] = found.load()
-    except (ImportError, AttributeError) as error:
-        raise ComponentError(
-            f"recipe {found.name!r}: {found.spec.target} cannot be imported: {error}"
-        ) from error
-    return factory
-
-
-def _trial(
-    stage: Stage,
-    size: QualitySize,
-    rule: str,
-    recipe: Recipe,
-    choice: int,
-    number: int,
-    tokens: int,
-) -> Trial:
     tuning = stage == "tuning"
     steps = tokens // STEP_TOKENS
-    base = base_config(
-        size,
-        name=f"{stage}-{rule}-{number}",
-        steps=steps,
-        seed=TUNING_SEED if tuning else number,
-        tuning=tuning,
-    )
-    for path in recipe.without:
-        _remove(base, path, rule)
-    settings = recipe.trials[choice]
-    config = merged(merged(base, recipe.overrides), settings)
+    name = f"{stage}-{recipe.name}-{number}"
+    seed = TUNING_SEED if tuning else number
+    base = base_config(size, name=name, steps=steps, seed=seed, tuning=tuning)
+    settings = recipe.settings(choice, steps)
+    config = merged(recipe.config(base, steps), settings)
     config["phases"] = [config.pop("phase")]
     if files := manager().files:
         config["plugins"] = [str(path) for path in files]
-    trial = Trial(stage, rule, number, steps * STEP_TOKENS, settings, config)
-    _check(trial)
-    return trial
+    run = PlannedRun(
+        name=name,
+        title=f"{recipe.name}, {'trial' if tuning else 'seed'} {number}",
+        config=config,
+        tokens=steps * STEP_TOKENS,
+        labels={"stage": stage, "rule": recipe.name, "number": number, "settings": settings},
+    )
+    _check(run, recipe)
+    return run
 
 
-def _remove(config: dict[str, Any], path: str, rule: str) -> None:
-    *above, last = path.split(".")
-    holder: Any = config
-    for part in above:
-        holder = holder.get(part) if isinstance(holder, dict) else None
-    if not isinstance(holder, dict) or last not in holder or path.partition(".")[0] not in SECTIONS:
-        raise ComponentError(
-            f"recipe {rule!r}: the base config has no {path!r} that a recipe may leave out"
-        )
-    del holder[last]
-
-
-def _check(trial: Trial) -> None:
-    """Structure the config as a run will, and see that it trains on as many tokens as the others.
-
-    Raises:
-        ConfigError: a value is wrong.
-        ComponentError: the number of tokens is.
-    """
-    source = f"recipe {trial.rule!r}, {trial.name}"
-    config: RunConfig = structure_run(
-        Document(deepcopy(dict(trial.config)), source), manager().registry
-    ).config
+def _check(run: PlannedRun, recipe: Recipe) -> None:
+    """Structure the config as a run will, and check that it trains on as many tokens as others."""
+    source = f"recipe {recipe.name!r}, {run.name}"
+    document = Document(deepcopy(dict(run.config)), source)
+    config: RunConfig = structure_run(document, manager().registry).config
     options = config.phases[0].options
-    parts = ("steps", "batch_size", "block_size", "gradient_accumulation_steps")
-    if all(hasattr(options, part) for part in parts):
-        tokens = tokens_in(options, options.steps)
-        if tokens != trial.tokens:
-            raise ComponentError(
-                f"{source}: steps x batch_size x block_size x gradient_accumulation_steps, with "
-                f"batch_doublings, is {tokens:,} tokens, not {trial.tokens:,}",
-                "Every recipe trains on the same tokens.",
-            )
+    if not hasattr(options, "batch_size"):
+        return  # a phase that counts its tokens otherwise
+    tokens = tokens_in(options, options.steps)
+    if tokens != run.tokens:
+        raise ComponentError(
+            f"{source}: steps x batch_size x block_size x gradient_accumulation_steps, with "
+            f"batch_doublings, is {tokens:,} tokens, not {run.tokens:,}",
+            "Every recipe trains on the same tokens.",
+        )

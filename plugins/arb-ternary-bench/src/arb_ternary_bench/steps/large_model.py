@@ -1,7 +1,7 @@
 """Full-parameter training steps of a large pure-ternary decoder, and the memory that they take.
 
-Blocks are copies of one block whose packed weights are then drawn anew, one matrix at a time: at no
-time is there a float or int8 tensor of more than one matrix.
+Blocks are copies of one block whose packed weights are then drawn again, one matrix at a time: at
+no time is there a float or int8 tensor of more than one matrix.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import torch
@@ -22,24 +21,21 @@ from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import ArbError
 from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_bench.kernels.bench import with_threads
-from arb_ternary_bench.kernels.facts import bench_facts, load_average
-from arb_ternary_bench.steps.resident import available_bytes, peak_bytes, resident_bytes
+from arb_ternary_bench.machine import bench_facts, load_average, with_threads
+from arb_ternary_bench.memory import available_bytes, peak_bytes, resident_bytes
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.audit import audit
 from arb_ternary_train.update import ternary_update
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
-FORMAT: Final = "arb-bench-step-model"
-VERSION: Final = 1
-# : What other ways of training hold a parameter, in bytes, activations aside: weights, gradients,
-# moments.
-OTHERS: Final[Mapping[str, float]] = MappingProxyType(
-    {"float32 AdamW (4 + 4 + 8)": 16.0, "bfloat16 with 8-bit Adam (2 + 2 + 2)": 6.0}
-)
-# : Beyond the model: Python, torch, activations of one block, the largest matrix while it is drawn
-# or decoded.
+#: Bytes per parameter of other ways of training: weights, gradients, moments, no activations.
+OTHERS: Final[Mapping[str, float]] = {
+    "float32 AdamW (4 + 4 + 8)": 16.0,
+    "bfloat16 with 8-bit Adam (2 + 2 + 2)": 6.0,
+}
+#: Bytes beyond the model: Python, torch, activations of one block, the largest matrix while it is
+#: drawn or decoded.
 _ROOM: Final = 1 << 30
 
 GroupSize = Literal[32, 64, 128, 256, "row"]
@@ -51,7 +47,7 @@ class LargeModel:
 
     Attributes:
         vocabulary: token ids.
-        tokens: of the one sequence of a step.
+        tokens: tokens per step, one sequence.
     """
 
     name: str
@@ -64,16 +60,14 @@ class LargeModel:
     tokens: int = 128
 
     def weights(self) -> int:
-        """Trits: blocks, embedding and head."""
+        """Return the number of trits in blocks, embedding and head."""
         head = self.width // self.heads
         attention = self.width * head * (2 * self.heads + 2 * self.kv_heads)
-        return (
-            self.layers * (attention + 3 * self.width * self.feed_forward)
-            + 2 * self.vocabulary * self.width
-        )
+        block = attention + 3 * self.width * self.feed_forward
+        return self.layers * block + 2 * self.vocabulary * self.width
 
     def config(self, group_size: GroupSize, gradients: Literal["float", "int8"]) -> DecoderConfig:
-        """The decoder's options."""
+        """Return the decoder's options."""
         return DecoderConfig(
             width=self.width,
             layers=self.layers,
@@ -88,42 +82,40 @@ class LargeModel:
         )
 
 
-#: Llama 2 7B, TinyLlama 1.1B, and one that a test can wait for.
-MODELS: Final[Mapping[str, LargeModel]] = MappingProxyType(
-    {
-        model.name: model
-        for model in (
-            LargeModel(
-                name="7b",
-                width=4096,
-                layers=32,
-                heads=32,
-                kv_heads=32,
-                feed_forward=11008,
-                vocabulary=32000,
-            ),
-            LargeModel(
-                name="1b",
-                width=2048,
-                layers=22,
-                heads=32,
-                kv_heads=4,
-                feed_forward=5632,
-                vocabulary=32000,
-            ),
-            LargeModel(
-                name="tiny",
-                width=64,
-                layers=3,
-                heads=2,
-                kv_heads=2,
-                feed_forward=128,
-                vocabulary=256,
-                tokens=32,
-            ),
-        )
-    }
+_ALL: Final = (
+    # Llama 2 7B.
+    LargeModel(
+        name="7b",
+        width=4096,
+        layers=32,
+        heads=32,
+        kv_heads=32,
+        feed_forward=11008,
+        vocabulary=32000,
+    ),
+    # TinyLlama 1.1B.
+    LargeModel(
+        name="1b",
+        width=2048,
+        layers=22,
+        heads=32,
+        kv_heads=4,
+        feed_forward=5632,
+        vocabulary=32000,
+    ),
+    # One that a test can wait for.
+    LargeModel(
+        name="tiny",
+        width=64,
+        layers=3,
+        heads=2,
+        kv_heads=2,
+        feed_forward=128,
+        vocabulary=256,
+        tokens=32,
+    ),
 )
+MODELS: Final[Mapping[str, LargeModel]] = {model.name: model for model in _ALL}
 
 
 @frozen(kw_only=True)
@@ -136,8 +128,8 @@ class LargeRun:
         steps: optimizer steps; the first casts no votes, since scales are those of the step before.
         group_size: weights that share an exponent.
         gradients: ``float`` or ``int8``.
-        threads: None leaves torch's number.
-        seed: of weights, tokens and votes.
+        threads: None keeps torch's number.
+        seed: seed of weights, tokens and votes.
     """
 
     model: LargeModel
@@ -150,7 +142,7 @@ class LargeRun:
 
 
 def build_model(run: LargeRun, say: Callable[[str], None] = lambda _: None) -> Decoder:
-    """The decoder with random trits, block by block."""
+    """Build the decoder with random trits, block by block."""
     torch.manual_seed(run.seed)
     generator = torch.Generator().manual_seed(run.seed)
     config = run.model.config(run.group_size, run.gradients)
@@ -169,7 +161,7 @@ def build_model(run: LargeRun, say: Callable[[str], None] = lambda _: None) -> D
 
 
 def draw_trits_(module: TernaryModule, generator: torch.Generator) -> None:
-    """Replace the packed weight by a uniformly random one; only this one matrix is ever int8."""
+    """Replace the packed weight by a uniformly random one; only this matrix is ever int8."""
     size = (module.shape.out_features, module.shape.in_features)
     trits = torch.empty(size, dtype=torch.int8).random_(-1, 2, generator=generator)
     module.weight.copy_(kernel(module.backend, "pack")(trits))
@@ -178,7 +170,7 @@ def draw_trits_(module: TernaryModule, generator: torch.Generator) -> None:
 def run_large_model(
     run: LargeRun, *, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Build the model, take the steps, and give the figures.
+    """Build the model, take the steps, and return the figures.
 
     Raises:
         ArbError: there is not enough memory, or a step changed nothing.
@@ -191,8 +183,8 @@ def run_large_model(
         built = time.perf_counter() - start
         model.train()
         model.set_activation_checkpointing(True)
-        # A rate at which the second set of votes can fill a cell: few steps are taken, and they
-        # should flip weights.
+        # A rate at which the second set of votes can fill a cell: the few steps should flip
+        # weights.
         optimizer = ScaledVotes(dict(ternary_modules(model)), lr=0.2)
         counted = audit(model, optimizer)
         built_peak = peak_bytes()
@@ -205,8 +197,6 @@ def run_large_model(
     _check_votes(model, run)
     later = [step["seconds"] for step in steps[1:]] or [steps[0]["seconds"]]
     return {
-        "format": FORMAT,
-        "version": VERSION,
         "machine": {**facts, "load_average_at_end": load_average()},
         "model": run.model.name,
         "layers": run.model.layers,
@@ -229,9 +219,7 @@ def run_large_model(
 
 
 def _batches(run: LargeRun) -> list[Tensor]:
-    """One sequence a step, and the token after it: random, so that only the work is that of
-    training.
-    """
+    """Return one random sequence per step, with the token after it."""
     generator = torch.Generator().manual_seed(run.seed + 1)
     size = (1, run.model.tokens + 1)
     return [
@@ -264,20 +252,21 @@ def _step(
 
 
 def _check_votes(model: Decoder, run: LargeRun) -> None:
-    """After the first step, which casts no votes, every weight has some; those at both ends of the
-    model stand for all.
+    """Check that both ends of the model have votes, which the first step does not cast yet.
 
     Raises:
         ArbError: one has none.
     """
+    if run.steps == 1:
+        return
     modules = ternary_modules(model)
-    for name, module in (modules[0], modules[-1]) if run.steps > 1 else ():
+    for name, module in (modules[0], modules[-1]):
         if not bool(module.logical_votes().any()):
             raise ArbError(f"{name}: {run.steps} steps cast no vote")
 
 
 def _check_memory(run: LargeRun) -> None:
-    """A machine that starts to swap, or kills somebody else's process, is worse than an error."""
+    """Refuse a model that would make the machine swap, or kill somebody else's process."""
     group = run.model.width if run.group_size == "row" else run.group_size
     needed = round(run.model.weights() * (1 + 1 / 4 + 2 / group)) + _ROOM
     free = available_bytes()
@@ -285,27 +274,5 @@ def _check_memory(run: LargeRun) -> None:
         raise ArbError(
             f"{run.model.name} with {run.model.layers} layers takes about {needed / 2**30:.1f} "
             f"GiB; {free / 2**30:.1f} GiB are available",
-            "Fewer layers take less: --layers 4",
+            "Fewer layers take less: -o layers=4",
         )
-
-
-def model_lines(result: Mapping[str, Any]) -> list[str]:
-    """The figures as text."""
-    parameters = result["parameters"]
-    lines = [
-        f"model                  {result['model']}, {result['layers']} layers, backend "
-        f"{result['backend']}, gradients {result['gradients']}, group {result['group_size']}",
-        f"parameters             {parameters:,}, of which float {result['float_parameters']:,}",
-        f"seconds a step         {result['seconds_per_step']:.2f} ({result['tokens_per_step']} "
-        f"tokens, activation checkpointing, {result['machine']['threads']} threads)",
-        f"training state         {result['state_bytes'] / 2**30:.2f} GiB, "
-        f"{result['bytes_per_parameter']:.3f} bytes a parameter; gradients are never stored",
-        f"peak resident memory   {result['peak_bytes'] / 2**30:.2f} GiB, "
-        f"{result['peak_bytes'] / parameters:.3f} bytes a parameter",
-        "others would hold, before activations:",
-    ]
-    lines += [
-        f"  {name:<38} {nbytes / 2**30:.1f} GiB, {nbytes / parameters:.0f} bytes a parameter"
-        for name, nbytes in result["others"].items()
-    ]
-    return lines

@@ -1,4 +1,4 @@
-"""What takes part in the step bench: a linear or a decoder block, in each way of training it."""
+"""What the study ``step`` compares: a linear or a decoder block in each way of training it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
@@ -15,7 +16,6 @@ from arb_ternary.errors import ArbError
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary.ternary.module import GroupSize
-from arb_ternary_bench.steps.bitlinear import BitLinear
 from arb_ternary_text.models.attention import Positions
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
@@ -38,14 +38,44 @@ _LENGTH: Final = 128
 _HEAD: Final = 128
 
 
+class BitLinear(nn.Linear):
+    """A linear of BitNet b1.58 as published: ``x [..., K]`` to ``[..., N]``, without bias.
+
+    Source: Microsoft, "The Era of 1-bit LLMs: Training Tips, Code and FAQ", 2024. Every pass makes
+    the weight ternary by its mean absolute value and each row of the input int8 by its largest; the
+    gradients of both roundings are those of the identity. The norm that the published layer starts
+    with is left to its surroundings, as in the decoder.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's own name
+        x = input
+        w = self.weight
+        x_quantised = x + (_int8_rows(x) - x).detach()
+        w_quantised = w + (_ternary(w) - w).detach()
+        return F.linear(x_quantised, w_quantised)
+
+
+def _int8_rows(x: Tensor) -> Tensor:
+    scale = 127.0 / x.abs().max(dim=-1, keepdim=True).values.clamp_(min=1e-5)
+    return (x * scale).round().clamp_(-128, 127) / scale
+
+
+def _ternary(w: Tensor) -> Tensor:
+    scale = 1.0 / w.abs().mean().clamp_(min=1e-5)
+    return (w * scale).round().clamp_(-1, 1) / scale
+
+
 @frozen(kw_only=True)
 class StepShape:
     """What is trained.
 
     Attributes:
-        out_features: ``N`` of the linear; of a block the hidden features of its feed-forward layer.
-        in_features: ``K`` of the linear; of a block its width.
-        rows: tokens of a step.
+        out_features: ``N`` of the linear; hidden features of a block's feed-forward layer.
+        in_features: ``K`` of the linear; the width of a block.
+        rows: tokens per step.
         group_size: weights that share an exponent.
         block: a decoder block (attention and SwiGLU, seven linears) instead of a linear.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
@@ -60,13 +90,29 @@ class StepShape:
 
     @property
     def title(self) -> str:
-        what = "block of width" if self.block else "linear"
-        size = (
-            f"{self.in_features}, hidden {self.out_features}"
-            if self.block
-            else f"{self.out_features}x{self.in_features}"
+        """Its description in the table."""
+        if self.block:
+            size = f"block of width {self.in_features}, hidden {self.out_features}"
+        else:
+            size = f"linear {self.out_features}x{self.in_features}"
+        return f"{size}, {self.rows} tokens"
+
+    @property
+    def head_features(self) -> int:
+        """Features of a head of the block."""
+        return _HEAD if self.in_features % _HEAD == 0 else self.in_features
+
+    def decoder(self, **options: Any) -> DecoderConfig:
+        """Return the options of a decoder with such a block."""
+        return DecoderConfig(
+            width=self.in_features,
+            layers=1,
+            heads=self.in_features // self.head_features,
+            feed_forward=self.out_features,
+            activation="swiglu",
+            max_length=_LENGTH,
+            **options,
         )
-        return f"{what} {size}, {self.rows} tokens"
 
 
 @frozen
@@ -86,32 +132,26 @@ class Trainee:
     step: Callable[[], None]
 
     def weights(self) -> int:
-        """Learnable numbers."""
+        """Return the number of learnable numbers."""
         return audit(self.model).parameters
 
     def state_bytes(self) -> int:
-        """What training keeps: weights, votes, exponents, moments; and the gradients that a step
-        holds.
-        """
-        gradients = sum(
-            parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad
-        )
+        """Return what training keeps: weights, votes, exponents, moments; and stored gradients."""
+        parameters = self.model.parameters()
+        gradients = sum(each.nbytes for each in parameters if each.requires_grad)
         return audit(self.model, self.optimizer).state_bytes + gradients
 
     def fingerprint(self) -> tuple[float, ...]:
-        """Numbers that change when the weights or their votes do."""
+        """Return numbers that change if the weights or their votes do."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return tuple(float(tensor.detach().to(torch.float64).abs().sum()) for tensor in tensors)
 
 
 def trainee_names(backends: Sequence[str], *, compiled: bool) -> list[str]:
-    """Everything that takes part: each backend with float and with int8 gradients, then the float
-    ways.
-    """
-    floats = [name for name in FLOAT_TRAINEES if compiled or not name.endswith(" compiled")]
-    return [
-        name for backend in backends for name in (backend, f"{backend}{INT8_GRADIENTS}")
-    ] + floats
+    """Return all that takes part: backends with float and int8 gradients, then the float ways."""
+    names = [name for backend in backends for name in (backend, f"{backend}{INT8_GRADIENTS}")]
+    names += [name for name in FLOAT_TRAINEES if compiled or not name.endswith(" compiled")]
+    return names
 
 
 def build_trainee(name: str, shape: StepShape, seed: int = 0) -> Trainee:
@@ -121,18 +161,16 @@ def build_trainee(name: str, shape: StepShape, seed: int = 0) -> Trainee:
         ArbError: a block whose tokens are not whole sequences.
     """
     torch.manual_seed(seed)
-    is_float = name in FLOAT_TRAINEES
-    model = (_float_model(name, shape) if is_float else _ternary_model(name, shape)).to(
-        shape.device
-    )
     optimizer: torch.optim.Optimizer
-    if is_float:
+    if name in FLOAT_TRAINEES:
+        model = _float_model(name, shape).to(shape.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     else:
+        model = _ternary_model(name, shape).to(shape.device)
         seed_votes(model, seed)
         optimizer = ScaledVotes(dict(ternary_modules(model)))
     run = torch.compile(model) if name.endswith(" compiled") else model
-    sizes: tuple[int, ...] = (shape.rows, shape.in_features)
+
     more: tuple[Any, ...] = ()
     if shape.block:
         length = min(_LENGTH, shape.rows)
@@ -140,17 +178,18 @@ def build_trainee(name: str, shape: StepShape, seed: int = 0) -> Trainee:
             raise ArbError(
                 f"a block takes whole sequences of {length} tokens; {shape.rows} are none"
             )
-        sizes = (shape.rows // length, length, shape.in_features)
-        more = (_positions(length, _head_features(shape), shape.device),)
-    out = sizes if shape.block else (shape.rows, shape.out_features)
-    x = torch.randn(sizes).to(shape.device, torch.bfloat16).requires_grad_()
-    grad = (torch.randn(out) * 1e-3).to(shape.device, torch.bfloat16)
-    autocast = name != "bfloat16"
+        in_size = out_size = (shape.rows // length, length, shape.in_features)
+        more = (_positions(length, shape),)
+    else:
+        in_size = (shape.rows, shape.in_features)  # type: ignore[assignment]
+        out_size = (shape.rows, shape.out_features)  # type: ignore[assignment]
+    x = torch.randn(in_size).to(shape.device, torch.bfloat16).requires_grad_()
+    grad = (torch.randn(out_size) * 1e-3).to(shape.device, torch.bfloat16)
 
     def step() -> None:
-        context: AbstractContextManager[Any] = (
-            torch.autocast(x.device.type, torch.bfloat16) if autocast else nullcontext()
-        )
+        context: AbstractContextManager[Any] = nullcontext()
+        if name != "bfloat16":
+            context = torch.autocast(x.device.type, torch.bfloat16)
         with context:
             y: Tensor = run(x, *more)
         y.backward(grad.to(y.dtype))  # type: ignore[no-untyped-call]
@@ -164,18 +203,15 @@ def build_trainee(name: str, shape: StepShape, seed: int = 0) -> Trainee:
 def _float_model(name: str, shape: StepShape) -> nn.Module:
     quantised = name.startswith("BitLinear")
     model: nn.Module
-    if not shape.block:
-        kind = BitLinear if quantised else _plain
-        model = kind(shape.in_features, shape.out_features)
-    else:
-        model = Block(_config(shape, float_parts=("linears",), activations="float"))
+    if shape.block:
+        model = Block(shape.decoder(float_parts=("linears",), activations="float"))
         if quantised:
             _replace_linears(model)
+    elif quantised:
+        model = BitLinear(shape.in_features, shape.out_features)
+    else:
+        model = nn.Linear(shape.in_features, shape.out_features, bias=False)
     return model.to(torch.bfloat16) if name == "bfloat16" else model
-
-
-def _plain(in_features: int, out_features: int) -> nn.Linear:
-    return nn.Linear(in_features, out_features, bias=False)
 
 
 def _replace_linears(model: nn.Module) -> None:
@@ -186,34 +222,17 @@ def _replace_linears(model: nn.Module) -> None:
 
 
 def _ternary_model(name: str, shape: StepShape) -> nn.Module:
-    backend = name.removesuffix(INT8_GRADIENTS)
     gradients: Any = "int8" if name.endswith(INT8_GRADIENTS) else "float"
-    with use_backend(backend):
+    options: dict[str, Any] = {"group_size": shape.group_size, "gradients": gradients}
+    with use_backend(name.removesuffix(INT8_GRADIENTS)):
         if shape.block:
-            return Block(_config(shape, group_size=shape.group_size, gradients=gradients))
-        return TernaryLinear(
-            shape.in_features, shape.out_features, group_size=shape.group_size, gradients=gradients
-        )
+            return Block(shape.decoder(**options))
+        return TernaryLinear(shape.in_features, shape.out_features, **options)
 
 
-def _head_features(shape: StepShape) -> int:
-    return _HEAD if shape.in_features % _HEAD == 0 else shape.in_features
-
-
-def _config(shape: StepShape, **options: Any) -> DecoderConfig:
-    return DecoderConfig(
-        width=shape.in_features,
-        layers=1,
-        heads=shape.in_features // _head_features(shape),
-        feed_forward=shape.out_features,
-        activation="swiglu",
-        max_length=_LENGTH,
-        **options,
-    )
-
-
-def _positions(length: int, features: int, device: str) -> Positions:
+def _positions(length: int, shape: StepShape) -> Positions:
+    device = torch.device(shape.device)
     cos, sin = rotary_angles(
-        0, length, features, 10000.0, dtype=torch.float32, device=torch.device(device)
+        0, length, shape.head_features, 10000.0, dtype=torch.float32, device=device
     )
     return Positions(cos, sin, None, True)

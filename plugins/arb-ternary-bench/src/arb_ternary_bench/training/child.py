@@ -1,48 +1,155 @@
-"""One way of training in a process of its own: the parent says when it takes a step, or has some
-profiled.
+"""One way of training in a process of its own, which takes a step when it is told to.
 
-``python -m arb_ternary_bench.training.child '{"way": ..., "size": {...}, "threads": 1, "seed": 0,
-"profile": false}'`` prints a line of JSON when it is ready, one for every line ``step`` that it
-reads, and one at the end of its input. With ``profile`` it prints one line and ends.
+The process answers when it is ready, after every step, and at the end of its orders with its peak
+memory. Asked for a profile, it answers once, with the parts of a step.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final, Self
 
+from attrs import asdict, define, field, frozen
+
+from arb_ternary_bench.child import AnsweringChild, answer
 from arb_ternary_bench.training.sizes import SIZES, TrainSize
+from arb_ternary_bench.training.trainees import TrainWay
 
-#: What the parent writes for a step.
-STEP = "step"
+_MODULE: Final = "arb_ternary_bench.training.child"
+_STEP: Final = "step"
+#: Name of the setting of malloc with which freed memory stays with the process, and its variable.
+KEPT: Final = "kept"
+_TUNABLES: Final = "glibc.malloc.trim_threshold=8589934592:glibc.malloc.mmap_threshold=8589934592"
 
 
-def answers(asked: dict[str, Any], orders: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """What is told of one way of training: when it is ready, after each of ``orders``, and at their
-    end.
+@frozen(kw_only=True)
+class Trainee:
+    """What a process trains.
+
+    Attributes:
+        way: how.
+        size: the decoder.
+        threads: of torch and of the kernels.
+        malloc: ``default`` or :data:`KEPT`.
+        seed: of the weights.
     """
-    size = TrainSize(**asked["size"])
-    import torch
-    from attrs import asdict, evolve
 
-    from arb_ternary_bench.steps.resident import peak_bytes, resident_bytes
+    way: TrainWay
+    size: TrainSize
+    threads: int
+    malloc: str = "default"
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name in the table."""
+        return self.way.name if self.malloc == "default" else f"{self.way.name}, malloc kept"
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that its process is started with."""
+        variables = {}
+        if self.malloc == KEPT:
+            variables["GLIBC_TUNABLES"] = _TUNABLES
+        if self.way.compiled:
+            # Compilers in processes of their own would stay and hold memory.
+            variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+        return variables
+
+    def start(self, *, profile: bool = False) -> AnsweringChild:
+        """Start its process."""
+        request = {
+            "way": self.way.name,
+            "size": asdict(self.size),
+            "threads": self.threads,
+            "seed": self.seed,
+            "profile": profile,
+        }
+        return AnsweringChild.start(
+            _MODULE,
+            request,
+            title=self.way.name,
+            threads=self.threads,
+            environment=self.environment(),
+        )
+
+
+@define(eq=False)
+class TrainProcess:
+    """A process that trains in one way, a step at a time; for a ``with`` block.
+
+    Attributes:
+        trainee: what it trains.
+        facts: what it said when it was ready.
+        last: seconds of the last step, ``wall`` and ``processor``.
+    """
+
+    trainee: Trainee
+    facts: dict[str, Any] = field(init=False, factory=dict)
+    last: dict[str, float] = field(init=False, factory=dict)
+    _child: AnsweringChild = field(init=False)
+
+    @staticmethod
+    def profiled(trainee: Trainee) -> dict[str, Any]:
+        """Return the parts of a profiled step, as :class:`arb_ternary_bench.training.parts.Split`.
+
+        Raises:
+            ArbError: the process failed.
+        """
+        with trainee.start(profile=True) as child:
+            return child.receive()
+
+    def __enter__(self) -> Self:
+        self._child = self.trainee.start()
+        try:
+            self.facts = self._child.receive()
+        except BaseException:
+            self._child.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.__exit__()
+
+    def step(self) -> None:
+        """Take one step.
+
+        Raises:
+            ArbError: the process failed.
+        """
+        self._child.send(_STEP)
+        self.last = self._child.receive()
+
+    def peak_bytes(self) -> int:
+        """Return the peak of its memory. It takes no step after that."""
+        self._child.end_orders()
+        return int(self._child.receive()["peak_bytes"])
+
+
+def respond(request: dict[str, Any], orders: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Train in the process: answer when ready, after each order, and at their end."""
+    from arb_ternary_train.openmp import wait_passively
+
+    wait_passively()  # as `arb train` does, before torch is imported
+    import torch
+    from attrs import evolve
+
+    from arb_ternary_bench.memory import peak_bytes, resident_bytes
     from arb_ternary_bench.training.loop import Learner
     from arb_ternary_bench.training.profile import profile_steps
-    from arb_ternary_bench.training.trainees import TrainWay
 
-    torch.set_num_threads(asked["threads"])
-    way = TrainWay(asked["way"])
-    if asked["profile"]:
-        yield asdict(profile_steps(way, size, asked["seed"]))
+    torch.set_num_threads(request["threads"])
+    way = TrainWay(request["way"])
+    size = TrainSize(**request["size"])
+    if request["profile"]:
+        yield asdict(profile_steps(way, size, request["seed"]))
         return
+
     # What libraries load and allocate on their first use is no part of the model.
     Learner(evolve(way, name=way.name.removesuffix("/compiled")), SIZES["tiny"]).step()
     base = resident_bytes()
-    learner = Learner(way, size, asked["seed"])
+
+    learner = Learner(way, size, request["seed"])
     losses = learner.check()
     yield {**learner.facts(), "losses": losses, "base_bytes": base}
     for _ in orders:
@@ -53,18 +160,5 @@ def answers(asked: dict[str, Any], orders: Iterable[str]) -> Iterator[dict[str, 
     yield {"peak_bytes": peak_bytes()}
 
 
-def main(request: str) -> None:
-    """Answer on what was the standard output; what libraries print there goes to the error
-    output.
-    """
-    from arb_ternary_train.openmp import wait_passively
-
-    wait_passively()  # as `arb train` does, before torch is imported
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as output:
-        os.dup2(2, 1)
-        for answer in answers(json.loads(request), sys.stdin):
-            print(json.dumps(answer), file=output, flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    answer(respond)

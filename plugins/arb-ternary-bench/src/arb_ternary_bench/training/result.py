@@ -1,126 +1,132 @@
-"""The result of the training bench as a table."""
+"""The result of the training bench as tables: speed and memory, and the parts of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from attrs import frozen
+
+from arb_ternary_bench.machine import describe
+from arb_ternary_bench.table import Column, Record, ResultTable, mebibytes, number, ratio
 from arb_ternary_bench.training.parts import PARTS
 
-#: Short names of the parts, in their order.
+#: Short names of the parts.
 _SHORT: Final = {"norms and quantisation": "norms, quant.", "everything else": "else"}
-COLUMNS: Final = (
-    "decoder",
-    "threads",
-    "training",
-    "tokens/s",
-    "x best float",
-    "x QAT compiled",
-    "step ms",
-    *(_SHORT.get(part, part) for part in PARTS),
-    "peak MiB",
-    "bytes a parameter",
-)
-#: Where the parts begin among the columns.
-_FIRST_PART: Final = COLUMNS.index(PARTS[0])
 
 
-def rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The table's rows."""
+def _records(result: Record) -> Iterator[Record]:
     for cell in result["cells"]:
         for row in cell["rows"]:
-            parts = row["parts"] or {}
-            yield (
-                cell["size"],
-                str(cell["threads"]),
-                row["name"],
-                f"{row['tokens_per_second']:,.0f}",
-                *(
-                    "" if row[key] is None else f"{row[key]:.2f}"
-                    for key in ("x_best_float", "x_qat_compiled")
-                ),
-                _milliseconds(row["seconds_min"]),
-                *(_milliseconds(parts[part]) if part in parts else "" for part in PARTS),
-                f"{row['peak_bytes'] / 2**20:,.0f}",
-                f"{row['state_bytes_per_parameter']:.2f}",
-            )
+            yield {"decoder": cell["size"], "threads": cell["threads"], **row}
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
+def _profiled(result: Record) -> Iterator[Record]:
+    return (row for row in _records(result) if row["parts"])
 
 
-def notes(result: Mapping[str, Any]) -> list[str]:
-    """What a reader of the table has to know."""
+def _milliseconds(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return number(seconds, 1 if seconds < 1 else 0, 1e3)
+
+
+def _part(part: str) -> Column:
+    def text(row: Record) -> str:
+        parts: Mapping[str, float] = row["parts"] or {}
+        return _milliseconds(parts.get(part))
+
+    return Column(_SHORT.get(part, part), text)
+
+
+_NAMES: Final = (
+    Column("decoder", lambda row: row["decoder"], left=True),
+    Column("threads", lambda row: str(row["threads"])),
+    Column("training", lambda row: row["name"], left=True),
+)
+_SPEEDS: Final = (
+    Column("tokens/s", lambda row: number(row["tokens_per_second"])),
+    Column("x best float", lambda row: ratio(row["x_best_float"])),
+    Column("x QAT compiled", lambda row: ratio(row["x_qat_compiled"])),
+)
+_STEP: Final = Column("step ms", lambda row: _milliseconds(row["seconds_min"]))
+_MEMORY: Final = (
+    Column("peak MiB", lambda row: mebibytes(row["peak_bytes"])),
+    Column("bytes per parameter", lambda row: number(row["state_bytes_per_parameter"], 2)),
+)
+_PARTS: Final = tuple(map(_part, PARTS))
+
+
+def notes(result: Record) -> list[str]:
+    """Return what a reader of the tables has to know."""
     machine = result["machine"]
     clock = "on the wall" if result["clock"] == "wall" else "the processor time of the process"
     lines = [
-        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']} "
-        f"({machine['torch_cpu_capability']}), {_backends(machine) or 'no backend of votes'}, "
-        f"commit {machine['commit'] or 'unknown'}, load average {machine['load_average']} at the "
-        f"start and {machine['load_average_at_end']} at the end.",
+        f"{describe(machine, threads=False)} Votes: {_backends(machine) or 'no backend'}.",
         "A step: forward, cross entropy, backward, update, by the loop of arb train. Times are "
-        f"{clock}, the least of all steps; tokens a second and ratios are of these. Peak memory is "
-        "that of a process that trains nothing else, compilers included; bytes a parameter count "
-        "gradients where they are stored.",
+        f"{clock}, the least of all steps; tokens per second and ratios follow from these. Peak "
+        "memory is that of a process that trains nothing else, compilers included; bytes per "
+        "parameter count gradients where they are stored.",
     ]
-    told: dict[str, str] = {}
+    ways: dict[str, str] = {}
     for cell in result["cells"]:
-        shape = cell["shape"]
-        lines.append(
-            f"{cell['size']}, {cell['threads']} threads: {shape['layers']} layers of "
-            f"{shape['width']}, vocabulary {shape['vocabulary']:,}, {shape['batch']} x "
-            f"{shape['block']} tokens; {cell['in_turns']}; load average {cell['load_average']} to "
-            f"{cell['load_average_at_end']}."
-        )
-        lines += [
-            f"{cell['size']}, {cell['threads']} threads: {each['name']} is left out: "
-            f"{each['reason'].splitlines()[0]}"
-            for each in cell["excluded"]
-        ]
-        told |= {row["way"]: row["what"] for row in cell["rows"]}
-    lines += [f"{name}: {what}." for name, what in told.items()]
-    profiled = [row for cell in result["cells"] for row in cell["rows"] if row["profile"]]
+        lines += _cell_notes(cell)
+        ways |= {row["way"]: row["what"] for row in cell["rows"]}
+    lines += [f"{name}: {what}." for name, what in ways.items()]
+    profiled = [row for row in _records(result) if row["profile"]]
     if profiled:
         ratios = [row["profile"]["total"] / row["seconds_min"] for row in profiled]
         lines.append(
             "Parts: profiled steps in a further process, where ranges around kernels and modules "
             f"say what an operation belongs to. They took {min(ratios):.2f} to {max(ratios):.2f} "
             "times as long as the fastest step without the profiler. Where that is more than 1, "
-            "calls are what the other parts leave of the step; else all parts are scaled to it. Of "
-            "compiled models, what the compiler fused counts as else."
+            "calls are what the other parts leave of the step; otherwise all parts are scaled to "
+            "it. In compiled models, what the compiler fused counts as else."
         )
+    return lines
+
+
+def _cell_notes(cell: Record) -> list[str]:
+    title = f"{cell['size']}, {cell['threads']} threads"
+    shape = cell["shape"]
+    lines = [
+        f"{title}: {shape['layers']} layers of {shape['width']}, vocabulary "
+        f"{shape['vocabulary']:,}, {shape['batch']} x {shape['block']} tokens; "
+        f"{cell['in_turns']}; load average {cell['load_average']} to "
+        f"{cell['load_average_at_end']}."
+    ]
+    lines.extend(
+        f"{title}: {each['name']} is left out: {each['reason'].splitlines()[0]}"
+        for each in cell["excluded"]
+    )
     return lines
 
 
 def _backends(machine: Mapping[str, Any]) -> str:
     sets = machine["instruction_sets"]
-    return ", ".join(
-        f"{distribution} ({sets[name]})" if sets[name] else distribution
-        for name, distribution in machine["backends"].items()
-    )
+    found = []
+    for name, distribution in machine["backends"].items():
+        found.append(f"{distribution} ({sets[name]})" if sets[name] else distribution)
+    return ", ".join(found)
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """Speeds and memory as a table in Markdown, the parts of the steps as another, and the
-    notes.
-    """
-    all_rows = list(rows(result))
-    parts = range(_FIRST_PART, _FIRST_PART + len(PARTS))
-    whole = [*range(_FIRST_PART), *range(parts.stop, len(COLUMNS))]
-    tables = [_table(whole, all_rows)]
-    profiled = [row for row in all_rows if row[_FIRST_PART]]
-    if profiled:
-        tables += [
-            "Milliseconds of a step by part:",
-            _table([0, 1, 2, _FIRST_PART - 1, *parts], profiled),
-        ]
-    return "\n\n".join([*tables, "\n".join(f"- {note}" for note in notes(result))]) + "\n"
+#: Everything in one table, for a terminal.
+_ALL: Final = (*_NAMES, *_SPEEDS, _STEP, *_PARTS, *_MEMORY)
+_WHOLE: Final = ResultTable((*_NAMES, *_SPEEDS, _STEP, *_MEMORY), _records)
+_SPLIT: Final = ResultTable((*_NAMES, _STEP, *_PARTS), _profiled)
 
 
-def _table(columns: Sequence[int], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---" if column in (0, 2) else "---:" for column in range(len(COLUMNS))]
-    return "\n".join(
-        "| " + " | ".join(line[column] for column in columns) + " |"
-        for line in (COLUMNS, rule, *lines)
-    )
+@frozen
+class TrainTable(ResultTable):
+    """The table; in Markdown it is two, so that each is narrow enough for a page."""
+
+    def markdown(self, result: Record) -> str:
+        """Return speeds and memory, then the parts of profiled steps, then the notes."""
+        blocks = ["\n".join(_WHOLE.lines(result))]
+        if any(_profiled(result)):
+            blocks += ["Milliseconds per step by part:", "\n".join(_SPLIT.lines(result))]
+        blocks.append("\n".join(f"- {note}" for note in self.notes(result)))
+        return "\n\n".join(blocks) + "\n"
+
+
+TABLE = TrainTable(_ALL, _records, notes)
