@@ -31,12 +31,12 @@ ACTIVATION_MODES: Final = ("int8", "float")
 
 
 def _is_traced(grad: Tensor) -> bool:
-    """Return whether a tracer such as torch.compile runs this backward: it passes a subclass.
+    """Return whether a tracer or a dispatch mode watches this backward.
 
-    Each step is then an op of its graph. Otherwise the function of the op is called, which saves
-    the time of the dispatcher.
+    A tracer such as torch.compile passes a subclass of Tensor. Each step is then an op that it
+    sees. Otherwise the function of the op is called, which saves the time of the dispatcher.
     """
-    return type(grad) is not Tensor
+    return type(grad) is not Tensor or torch._C._len_torch_dispatch_stack() > 0
 
 
 @op()
