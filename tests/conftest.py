@@ -79,7 +79,7 @@ def _the_registry_is_left_unchanged() -> Iterator[None]:
 def _components() -> list[tuple[str, str, str, str]]:
     plugins = manager()
     return [
-        (record.name, str(record.status), found.kind, found.name)
+        (record.name, record.status, found.kind, found.name)
         for record in plugins.records
         for found in record.components
     ]

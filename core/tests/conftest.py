@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +11,7 @@ import pytest
 
 from arb_ternary.backends.select import reset_backends
 from arb_ternary.environment import VARIABLES
-from arb_ternary.plugins import discovery
+from arb_ternary.plugins import discovery, metadata
 from arb_ternary.plugins.manager import reset_manager
 
 #: What the metadata of the program's root distribution announces in these tests.
@@ -57,14 +56,13 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
     everything = metadata.distributions
-    folders = []
+    folders: list[Path] = []
     modules = set(sys.modules)
 
-    def visible() -> Iterator[metadata.Distribution]:
-        for distribution in everything():
-            if distribution.name == discovery.CORE_DISTRIBUTION or any(
-                Path(str(distribution.locate_file(""))) == folder for folder in folders
-            ):
+    def visible(group: str) -> Iterator[metadata.InstalledDistribution]:
+        for distribution in everything(group):
+            is_core = distribution.name == discovery.CORE_DISTRIBUTION
+            if is_core or Path(distribution.folder) in folders:
                 yield distribution
 
     def install(
@@ -102,6 +100,7 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     folders.append(root)
     monkeypatch.syspath_prepend(root)
     monkeypatch.setattr(discovery, "distributions", visible)
+    monkeypatch.setattr(metadata, "distributions", visible)
     reset_manager()
     reset_backends()
     yield install

@@ -84,7 +84,7 @@ def kinds() -> Mapping[str, Any]:
 def hooks_page() -> str:
     """Every hook with its signature."""
     from arb_ternary import API_VERSION, hookspecs
-    from arb_ternary.plugins.hooks import describe_hook
+    from arb_ternary.plugins.hooks import group_of
     from arb_ternary.plugins.manager import manager
 
     titles = {
@@ -103,15 +103,13 @@ def hooks_page() -> str:
         "with `arb_ternary.hookimpl`. An implementation takes any subset of the arguments, by "
         "name. `arb plugins hooks` prints this list.",
     ]
-    hooks = [(describe_hook(function), function) for function in manager().hooks]
     for group, (title, text) in titles.items():
         parts.append(f"## {title}\n\n{text}")
-        for hook, function in hooks:
-            if hook.group == group:
-                shown = signature(hook.name, function)
-                parts.append(
-                    f"### `{hook.name}`\n\n```python\n{shown}\n```\n\n{docstring(function)}"
-                )
+        for hook in manager().hooks:
+            if group_of(hook) == group:
+                name = hook.__name__
+                shown = signature(name, hook)
+                parts.append(f"### `{name}`\n\n```python\n{shown}\n```\n\n{docstring(hook)}")
     return "\n\n".join(parts)
 
 

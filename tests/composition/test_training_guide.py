@@ -17,8 +17,10 @@ import torch
 from arb_ternary.cli.main import main
 from arb_ternary.config.errors import show_path
 from arb_ternary.config.fields import leaves, to_plain
-from arb_ternary.plugins.discovery import PluginRecord, canonical, discover
+from arb_ternary.plugins.discovery import discover
 from arb_ternary.plugins.manager import reset_manager
+from arb_ternary.plugins.metadata import canonical
+from arb_ternary.plugins.record import PluginRecord
 from arb_ternary_interchange.huggingface.exporter import HfExporter
 from arb_ternary_interchange.options import HfExportConfig
 from arb_ternary_manifests.document import read_manifest

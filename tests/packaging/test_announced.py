@@ -5,11 +5,11 @@ it.
 from __future__ import annotations
 
 import tomllib
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from arb_ternary.plugins import metadata
 from arb_ternary.plugins.manager import manager
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_every_component_that_is_not_the_cores_is_announced() -> None:
 
 
 def test_a_name_that_is_not_installed_says_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    monkeypatch.setattr(metadata, "entry_points", lambda _: ())
     with pytest.raises(
         ImportError,
         match=r"arb_ternary.TernaryConv2d is not installed: pip install arb-ternary-vision",

@@ -55,12 +55,13 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     if not name.startswith("_"):
-        from importlib.metadata import entry_points
-
-        for added in entry_points(group="arb_ternary.names", name=name):
-            return added.load()
         from arb_ternary.plugins.discovery import announced
+        from arb_ternary.plugins.metadata import entry_points
+        from arb_ternary.specs import resolve
 
+        for entry in entry_points("arb_ternary.names"):
+            if entry.name == name:
+                return resolve(entry.value)
         if source := announced().get(f"name.{name}"):
             raise ImportError(f"{__name__}.{name} is not installed: pip install {source}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -157,7 +157,6 @@ class OptimizerSpec(Spec):
     )
 
 
-@frozen(kw_only=True)
 class MaskingSpec(Spec):
     """A masking strategy. Factory: ``(config) -> MaskingStrategy``."""
 
@@ -166,7 +165,6 @@ class MaskingSpec(Spec):
     noun = "masking strategy"
 
 
-@frozen(kw_only=True)
 class PhaseSpec(Spec):
     """A trainer phase. Factory: ``(config) -> Phase``."""
 
@@ -175,7 +173,6 @@ class PhaseSpec(Spec):
     noun = "phase"
 
 
-@frozen(kw_only=True)
 class ModelSpec(Spec):
     """A model.
 
@@ -188,7 +185,6 @@ class ModelSpec(Spec):
     noun = "model"
 
 
-@frozen(kw_only=True)
 class DataSpec(Spec):
     """A data source. Factory: ``(config) -> DataSource``."""
 
@@ -197,7 +193,6 @@ class DataSpec(Spec):
     noun = "data source"
 
 
-@frozen(kw_only=True)
 class TrackerSpec(Spec):
     """An observer of runs. Factory: ``(config) -> object`` that implements observer hooks
     (``arb_run_start`` ...).
@@ -271,7 +266,6 @@ class ImporterSpec(Spec):
     )
 
 
-@frozen(kw_only=True)
 class PolicySpec(Spec):
     """Decides, step by step, how a training loop goes on. Factory: ``(config) -> StepPolicy``, one
     a loop.
@@ -282,7 +276,6 @@ class PolicySpec(Spec):
     noun = "step policy"
 
 
-@frozen(kw_only=True)
 class CheckSpec(Spec):
     """A check that passes or fails a finished run. Factory: ``(config) -> Check``."""
 
@@ -309,7 +302,6 @@ class StarterSpec(Spec):
     priority: int = field(default=10, validator=instance_of(int))
 
 
-@frozen(kw_only=True)
 class CommandSpec(Spec):
     """A command of ``arb``. The target is a ``click.Command`` (or group), imported when the command
     is invoked.

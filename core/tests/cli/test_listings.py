@@ -94,23 +94,23 @@ def test_the_list_of_plugins_shows_status_and_reason(install_plugin, monkeypatch
 
     assert lines[0].split() == ["plugin", "status", "distribution", "version", "provides"]
     assert [line for line in lines if not line.startswith("builtin")][1:] == [
-        "broken    failed   arb-ternary-broken    1.0      RuntimeError: half written",
-        "good      ok       arb-ternary-good      1.0      masking stripes",
-        "unwanted  blocked  arb-ternary-unwanted  1.0      ARB_PLUGINS_DISABLED lists it",
+        "broken    failed    arb-ternary-broken    1.0      RuntimeError: half written",
+        "good      loaded    arb-ternary-good      1.0      masking stripes",
+        "unwanted  disabled  arb-ternary-unwanted  1.0      ARB_PLUGINS_DISABLED lists it",
     ]
     rows = {row["name"]: row for row in as_json(capsys, "plugins", "list")}
     assert {name: row["status"] for name, row in rows.items()} == {
-        "builtin": "ok",
+        "builtin": "loaded",
         "broken": "failed",
-        "good": "ok",
-        "unwanted": "blocked",
+        "good": "loaded",
+        "unwanted": "disabled",
     }
     assert rows["good"] == {
         "name": "good",
         "distribution": "arb-ternary-good",
         "version": "1.0",
         "module": "fake_good",
-        "status": "ok",
+        "status": "loaded",
         "reason": "",
         "components": [{"kind": "masking", "name": "stripes"}],
     }
@@ -120,7 +120,7 @@ def test_a_plugin_is_shown_with_its_facts_hooks_and_components(install_plugin, c
     install_plugin("good", GOOD)
 
     assert printed(capsys, "plugins", "show", "good") == (
-        "good: ok\n"
+        "good: loaded\n"
         "  distribution  arb-ternary-good 1.0\n"
         "  module        fake_good\n"
         "  homepage      https://example.org\n"
@@ -266,8 +266,8 @@ def test_doctor_reports_what_there_is(install_plugin, monkeypatch, capsys):
     assert facts["torch"]["threads"] == 1
     assert facts["distributions"]["torch"] == version("torch")
     assert {row["name"]: row["status"] for row in facts["plugins"]} == {
-        "builtin": "ok",
-        "good": "ok",
+        "builtin": "loaded",
+        "good": "loaded",
     }
     assert facts["backend"] == {
         "request": "torch",
@@ -305,7 +305,7 @@ def test_doctor_explains_a_misspelt_backend_and_exits_with_2(install_plugin, mon
         "  not installed: cpu (pip install arb-ternary-cpu)\n"
         "  not installed: triton (pip install arb-ternary-triton)\n"
     )
-    assert "builtin  ok" in report.out, "the report comes out all the same"
+    assert "builtin  loaded" in report.out, "the report comes out all the same"
 
 
 def test_doctor_exits_with_3_when_the_named_backend_is_not_installed(
@@ -332,8 +332,8 @@ def test_doctor_exits_with_3_when_a_plugin_that_is_asked_for_failed(
 
     assert main(["doctor"]) == 3
     assert capsys.readouterr().err.endswith(
-        "error: ARB_PLUGINS: plugin 'broken' (arb-ternary-broken 1.0): failed: RuntimeError: half "
-        "written\n"
+        "error: ARB_PLUGINS: plugin 'broken' (arb-ternary-broken 1.0) is not loaded: RuntimeError: "
+        "half written\n"
     )
 
 

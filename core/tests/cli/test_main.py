@@ -133,7 +133,7 @@ def test_a_plugin_that_cannot_be_used_leaves_the_program_working(
     assert main(arguments) == 0
 
     printed = capsys.readouterr()
-    assert printed.err.count("warning: plugin 'bad' (arb-ternary-bad 1.0): ") == 1
+    assert printed.err.count("warning: plugin 'bad' (arb-ternary-bad 1.0)") == 1
     assert "plugins" in printed.out or "bad" in printed.out
 
 
@@ -359,24 +359,27 @@ def test_help_imports_nothing_heavy(tmp_path):
         [sys.executable, "-c", record], capture_output=True, text=True, check=True
     )
 
-    loaded = {
-        module.partition(".")[0] for module in json.loads((tmp_path / "modules.json").read_text())
-    }
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    loaded = {module.partition(".")[0] for module in modules}
     assert "Commands:" in done.stdout
     assert loaded & set(HEAVY) == set()
+    assert {"importlib.metadata", "logging", "pathlib"} & set(modules) == set()
     assert "click" in loaded, "the list of modules is a real one"
 
 
-def test_help_costs_little_more_than_the_libraries_it_stands_on():
-    # 150 ms of CPU time on an idle machine; as a ratio, since other work on the same cores makes
-    # both dearer.
+def test_help_costs_little_more_than_its_libraries(tmp_path):
+    # 150 ms of CPU time at most, on a slow machine that is idle; as a ratio, because other work on
+    # the same cores makes both slower. Byte code is written, as where the program is installed.
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
     def cpu_seconds(arguments: list[str]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(arguments, stdout=subprocess.DEVNULL, env=dict(os.environ), check=True)
+        subprocess.run(arguments, stdout=subprocess.DEVNULL, env=environment, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    libraries = [sys.executable, "-c", "import attrs, click, importlib.metadata, pluggy"]
+    libraries = [sys.executable, "-c", "import attrs, click, pluggy"]
     cpu_seconds(arb_help())  # writes the byte code
     costs = [(cpu_seconds(arb_help()), cpu_seconds(libraries)) for _ in range(7)]
     ours, theirs = (min(column) for column in zip(*costs, strict=True))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from arb_ternary import API_VERSION, hookimpl, hookspecs
 from arb_ternary.errors import EnvironmentProblem, UsageProblem, render
-from arb_ternary.plugins.discovery import PluginRecord, Status
 from arb_ternary.plugins.loader import incompatibility
 from arb_ternary.plugins.manager import manager, reset_manager
+from arb_ternary.plugins.record import PluginRecord
 from arb_ternary.specs import MaskingSpec, OptimizerSpec
 
 HEAD = """
@@ -68,7 +69,7 @@ def test_a_good_plugin_is_ok_and_its_component_is_found_with_its_origin(install_
         "distribution": "arb-ternary-good",
         "version": "1.0",
         "module": "fake_good",
-        "status": "ok",
+        "status": "loaded",
         "reason": "",
         "components": [{"kind": "masking", "name": "stripes"}],
     }
@@ -93,10 +94,10 @@ def test_a_plugin_that_cannot_be_imported_costs_one_warning_and_the_rest_works(
 
     assert manager().registry.names("masking") == ("stripes",)
     assert capsys.readouterr().err == (
-        "warning: plugin 'broken' (arb-ternary-broken 1.0): failed: "
+        "warning: plugin 'broken' (arb-ternary-broken 1.0) is not loaded: "
         "ModuleNotFoundError: No module named 'a_module_that_is_not_there'\n"
     )
-    assert record_of("broken").status is Status.FAILED
+    assert record_of("broken").status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -137,14 +138,14 @@ def test_a_plugin_that_cannot_be_imported_costs_one_warning_and_the_rest_works(
 def test_what_is_wrong_with_a_plugin_is_said_in_its_record(install_plugin, source, reason):
     install_plugin("bad", source)
 
-    assert (record_of("bad").status, record_of("bad").reason) == (Status.FAILED, reason)
+    assert (record_of("bad").loaded, record_of("bad").reason) == (False, reason)
     assert manager().registry.names("masking") == ()
 
 
 def test_an_argument_that_the_hook_does_not_have_is_a_failure_that_names_it(install_plugin):
     install_plugin("bad", HEAD + "@hookimpl\ndef arb_register_masking(width):\n    return ()\n")
 
-    assert record_of("bad").status is Status.FAILED
+    assert record_of("bad").status == "failed"
     assert (
         "{'width'} are declared in the hookimpl but can not be found in the hookspec"
         in record_of("bad").reason
@@ -163,7 +164,7 @@ def test_a_plugin_that_fails_half_way_leaves_nothing_behind(install_plugin):
 
     plugins = manager()
 
-    assert record_of("half").status is Status.FAILED
+    assert record_of("half").status == "failed"
     assert plugins.registry.find("optimizer", "swift") is None
     assert plugins.implemented_by("half") == ()
 
@@ -173,10 +174,10 @@ def test_a_hook_that_does_not_exist_is_an_unknown_hook_with_the_nearest_name(
 ):
     install_plugin("typo", GOOD.replace("arb_register_masking", "arb_register_maskings"))
 
-    assert record_of("typo").status is Status.UNKNOWN_HOOK
+    assert record_of("typo").status == "failed"
     assert manager().registry.names("masking") == ()
     assert capsys.readouterr().err == (
-        "warning: plugin 'typo' (arb-ternary-typo 1.0): unknown-hook: "
+        "warning: plugin 'typo' (arb-ternary-typo 1.0) is not loaded: "
         "no hook is called 'arb_register_maskings'; did you mean 'arb_register_masking'?\n"
     )
 
@@ -187,24 +188,24 @@ def test_a_hook_that_is_marked_optional_may_be_unknown(install_plugin):
         GOOD + "@hookimpl(optionalhook=True)\ndef arb_register_samplers():\n    return ()\n",
     )
 
-    assert record_of("later").status is Status.OK
+    assert record_of("later").status == "loaded"
 
 
 def test_a_plugin_for_a_newer_interface_is_incompatible_and_says_what_to_do(install_plugin, capsys):
     install_plugin("future", TOO_NEW)
 
-    assert record_of("future").status is Status.INCOMPATIBLE
+    assert record_of("future").status == "failed"
     assert capsys.readouterr().err == (
-        "warning: plugin 'future' (arb-ternary-future 1.0): incompatible: it is written for plugin "
-        "interface 2.0, this program provides 1.0; upgrade arb-ternary-core or install an older "
-        "release of the plugin\n"
+        "warning: plugin 'future' (arb-ternary-future 1.0) is not loaded: it is written for "
+        "plugin interface 2.0, this program provides 1.0; upgrade arb-ternary-core or install an "
+        "older release of the plugin\n"
     )
 
 
 def test_a_plugin_without_an_interface_version_is_incompatible(install_plugin):
     install_plugin("silent", GOOD.replace("ARB_API_VERSION = (1, 0)", ""))
 
-    assert record_of("silent").status is Status.INCOMPATIBLE
+    assert record_of("silent").status == "failed"
     assert record_of("silent").reason == (
         "it declares no plugin interface version; add `ARB_API_VERSION = (1, 0)` to its hook module"
     )
@@ -256,12 +257,13 @@ def test_a_name_that_two_plugins_provide_belongs_to_neither_and_the_error_names_
     assert manager().registry.find("masking", "stripes") is not None, (
         "what is not in conflict works"
     )
-    assert (record_of("one").status, record_of("two").status) == (Status.CONFLICT, Status.CONFLICT)
+    assert record_of("one").loaded
+    assert record_of("two").loaded
     assert capsys.readouterr().err == (
-        "warning: plugin 'one' (arb-ternary-one 1.0): conflict: optimizer 'swift' is also provided "
+        "warning: plugin 'one' (arb-ternary-one 1.0): optimizer 'swift' is also provided "
         "by "
         "plugin 'two' (arb-ternary-two 2.0); neither is used\n"
-        "warning: plugin 'two' (arb-ternary-two 2.0): conflict: optimizer 'swift' is also provided "
+        "warning: plugin 'two' (arb-ternary-two 2.0): optimizer 'swift' is also provided "
         "by "
         "plugin 'one' (arb-ternary-one 1.0); neither is used\n"
     )
@@ -296,8 +298,8 @@ def test_a_plugin_cannot_take_a_command_of_the_core(install_plugin, capsys):
     )
 
     assert manager().registry.get("command", "plugins").plugin.name == "builtin"
-    assert record_of("builtin").status is Status.OK
-    assert record_of("rival").status is Status.CONFLICT
+    assert record_of("builtin").status == "loaded"
+    assert record_of("rival").reason.endswith("which keeps it")
     assert "command 'plugins' is also provided by plugin 'builtin'" in capsys.readouterr().err
 
 
@@ -308,7 +310,7 @@ def test_two_distributions_with_a_plugin_of_one_name_are_both_left_out(install_p
     left = record_of("same", "arb-ternary-left")
     right = record_of("same", "arb-ternary-right")
 
-    assert (left.status, right.status) == (Status.CONFLICT, Status.CONFLICT)
+    assert (left.status, right.status) == ("failed", "failed")
     assert left.reason == "arb-ternary-right 1.0 has a plugin called 'same' too"
     assert right.reason == "arb-ternary-left 1.0 has a plugin called 'same' too"
 
@@ -329,9 +331,9 @@ def test_a_distribution_with_damaged_entry_points_is_recorded_and_the_rest_works
     )
     install_plugin("good", GOOD)
 
-    assert record_of("arb-ternary-odd").status is Status.FAILED
+    assert record_of("arb-ternary-odd").status == "failed"
     assert record_of("arb-ternary-odd").reason.startswith("its entry points cannot be read: ")
-    assert record_of("good").status is Status.OK
+    assert record_of("good").status == "loaded"
 
 
 def test_metadata_without_a_name_does_not_keep_a_plugin_out(install_plugin):
@@ -342,7 +344,7 @@ def test_metadata_without_a_name_does_not_keep_a_plugin_out(install_plugin):
         "unnamed-distribution",
         "0",
     )
-    assert record_of("good").status is Status.OK
+    assert record_of("good").status == "loaded"
 
 
 # --- allow and block
@@ -352,7 +354,7 @@ def test_a_blocked_plugin_is_not_imported_and_gives_no_warning(install_plugin, m
     install_plugin("broken", BROKEN)
     monkeypatch.setenv("ARB_PLUGINS_DISABLED", "broken")
 
-    assert record_of("broken").status is Status.BLOCKED
+    assert record_of("broken").status == "disabled"
     assert record_of("broken").reason == "ARB_PLUGINS_DISABLED lists it"
     assert capsys.readouterr().err == ""
 
@@ -363,9 +365,9 @@ def test_the_allow_list_keeps_out_what_it_does_not_list(install_plugin, monkeypa
     monkeypatch.setenv("ARB_PLUGINS", " good ,")
 
     assert {record.name: record.status for record in manager().records} == {
-        "builtin": Status.OK,
-        "good": Status.OK,
-        "other": Status.BLOCKED,
+        "builtin": "loaded",
+        "good": "loaded",
+        "other": "disabled",
     }
     assert record_of("other").reason == "ARB_PLUGINS does not list it"
 
@@ -375,7 +377,7 @@ def test_an_empty_allow_list_leaves_only_the_core(install_plugin, monkeypatch):
     monkeypatch.setenv("ARB_PLUGINS", "")
 
     assert manager().registry.names("masking") == ()
-    assert record_of("builtin").status is Status.OK
+    assert record_of("builtin").status == "loaded"
 
 
 @pytest.mark.parametrize("variable", ["ARB_PLUGINS", "ARB_PLUGINS_DISABLED"])
@@ -411,7 +413,7 @@ def test_strict_makes_a_failure_an_error_of_the_environment(install_plugin, monk
 
     assert render(caught.value) == (
         "error: a plugin cannot be loaded, and ARB_PLUGINS_STRICT is set\n"
-        "  plugin 'broken' (arb-ternary-broken 1.0): failed: "
+        "  plugin 'broken' (arb-ternary-broken 1.0) is not loaded: "
         "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
     )
     assert capsys.readouterr().err == ""
@@ -422,7 +424,7 @@ def test_strict_accepts_plugins_that_are_kept_out_on_purpose(install_plugin, mon
     monkeypatch.setenv("ARB_PLUGINS_STRICT", "1")
     monkeypatch.setenv("ARB_PLUGINS_DISABLED", "broken")
 
-    assert record_of("broken").status is Status.BLOCKED
+    assert record_of("broken").status == "disabled"
 
 
 def test_the_trace_says_what_was_loaded_from_where(install_plugin, monkeypatch, capsys):
@@ -437,7 +439,9 @@ def test_the_trace_says_what_was_loaded_from_where(install_plugin, monkeypatch, 
         "plugins: arb-ternary-good 1.0 ignored: arb-ternary-good 0.9 comes first on sys.path\n"
         in trace
     )
-    assert "plugins: 'good' (arb-ternary-good 0.9) from fake_good: ok: masking stripes\n" in trace
+    assert (
+        "plugins: 'good' (arb-ternary-good 0.9) from fake_good: loaded: masking stripes\n" in trace
+    )
     assert "plugins: fake_good imported [" in trace
 
 
@@ -475,7 +479,18 @@ def test_warnings_of_deprecated_hooks_reach_the_user(install_plugin, monkeypatch
     with pytest.warns(DeprecationWarning, match="use the metadata"):
         manager()
 
-    assert record_of("old").status is Status.OK
+    assert record_of("old").status == "loaded"
+
+
+@pytest.mark.parametrize("hook", [hook.__name__ for hook in hookspecs.RUN_HOOKS])
+def test_a_plugin_cannot_implement_a_hook_of_a_run(install_plugin, hook):
+    def implementation() -> None: ...
+
+    with pytest.raises(EnvironmentProblem) as caught:
+        manager().register(SimpleNamespace(**{hook: hookimpl(implementation)}), "watcher")
+    assert caught.value.what.endswith(
+        f"{hook} is called on the observers of a run only: register a tracker that implements it"
+    )
 
 
 # --- kinds of component
@@ -526,7 +541,7 @@ def test_a_plugin_adds_a_kind_of_component_that_others_register(install_plugin):
 def test_without_the_plugin_that_brings_the_kind_an_optional_hook_is_not_called(install_plugin):
     install_plugin("a_sampler", SAMPLER)
 
-    assert record_of("a_sampler").status is Status.OK
+    assert record_of("a_sampler").status == "loaded"
     assert "sampler" not in manager().registry.kinds
 
 
@@ -597,9 +612,9 @@ def test_a_faulty_hook_of_a_plugin_is_refused(install_plugin, before, after, rea
     install_plugin("good", GOOD)
     install_plugin("ordering", HOOKS.replace(before, after))
 
-    assert not record_of("ordering").is_loaded
+    assert not record_of("ordering").loaded
     assert reason in record_of("ordering").reason
-    assert record_of("good").status is Status.OK
+    assert record_of("good").status == "loaded"
 
 
 def test_what_is_registered_is_held_to_the_kind(install_plugin):
@@ -609,41 +624,38 @@ def test_what_is_registered_is_held_to_the_kind(install_plugin):
     )
     install_plugin("sampling", KIND)
 
-    assert record_of("a_sampler").status is Status.FAILED
+    assert record_of("a_sampler").status == "failed"
     assert "every item must be a SamplerSpec" in record_of("a_sampler").reason
-    assert record_of("sampling").status is Status.OK
+    assert record_of("sampling").status == "loaded"
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "status", "reason"),
+    ("before", "after", "reason"),
     [
-        ("[SamplerSpec]", "1 / 0", Status.FAILED, "ZeroDivisionError: division by zero"),
+        ("[SamplerSpec]", "1 / 0", "ZeroDivisionError: division by zero"),
         (
             "[SamplerSpec]",
             "[MaskingSpec(name='x', target='m:b')]",
-            Status.FAILED,
             "must be a subclass of Spec",
         ),
-        ("arb_register_samplers", "samplers", Status.FAILED, "hook arb_register_..."),
+        ("arb_register_samplers", "samplers", "hook arb_register_..."),
         (
             '"sampler"',
             '"backend"',
-            Status.CONFLICT,
             "there is a kind 'backend' already",
         ),
         (
             "arb_register_samplers",
             "arb_register_masking",
-            Status.CONFLICT,
             "there is a hook arb_register_masking already",
         ),
     ],
 )
-def test_a_kind_that_is_none_or_is_taken_is_refused(install_plugin, before, after, status, reason):
+def test_a_kind_that_is_none_or_is_taken_is_refused(install_plugin, before, after, reason):
     install_plugin("sampling", KIND.replace(before, after))
     install_plugin("good", GOOD)
 
-    assert record_of("sampling").status is status
+    assert not record_of("sampling").loaded
     assert reason in record_of("sampling").reason
     assert manager().registry.names("masking") == ("stripes",)
 
@@ -704,7 +716,7 @@ def test_registering_a_component_that_exists_is_refused_as_a_whole(install_plugi
 
     with pytest.raises(
         EnvironmentProblem,
-        match=r"conflict: masking strategy 'stripes' is also provided by plugin 'good'",
+        match=r"masking strategy 'stripes' is also provided by plugin 'good'",
     ):
         manager().register(Rival())
 
@@ -740,7 +752,7 @@ def test_a_plugin_file_that_fails_is_an_error_and_leaves_no_module(install_plugi
         manager().load_file(file)
 
     assert render(caught.value) == (
-        f"error: plugin file {file}: failed: ModuleNotFoundError: No module named "
+        f"error: plugin file {file} failed: ModuleNotFoundError: No module named "
         f"'a_module_that_is_not_there'"
     )
     assert "broken_file" not in sys.modules
@@ -751,7 +763,7 @@ def test_a_plugin_file_for_another_interface_leaves_no_module(install_plugin, tm
     file = tmp_path / "future_file.py"
     file.write_text(TOO_NEW)
 
-    with pytest.raises(EnvironmentProblem, match="incompatible"):
+    with pytest.raises(EnvironmentProblem, match=r"written for plugin interface 2\.0"):
         manager().load_file(file)
 
     assert "future_file" not in sys.modules
@@ -803,6 +815,6 @@ def test_a_plugin_file_whose_folder_is_on_the_path_is_loaded(
     monkeypatch.syspath_prepend(tmp_path)
     reset_manager()
     try:
-        assert manager().load_file(tmp_path / "beside_the_notebook.py").status is Status.OK
+        assert manager().load_file(tmp_path / "beside_the_notebook.py").loaded
     finally:
         reset_manager()

@@ -87,7 +87,7 @@ def test_an_announced_component_whose_plugin_is_blocked_says_so(install_plugin, 
 
     assert problem("optimizer", "signgsd").what == (
         "optimizer 'signgsd' may come from plugin 'signgsd' (arb-ternary-signgsd 1.0), "
-        "which is blocked: ARB_PLUGINS_DISABLED lists it"
+        "which is disabled: ARB_PLUGINS_DISABLED lists it"
     )
 
 
@@ -114,7 +114,7 @@ def test_an_unheard_of_name_may_come_from_any_plugin_that_failed(install_plugin)
         "to load: "
         "ModuleNotFoundError: No module named 'a_module_that_is_not_there' or from plugin 'two' "
         "(arb-ternary-two 1.0), "
-        "which is incompatible: it is written for plugin interface 1.9, this program provides 1.0; "
+        "which failed to load: it is written for plugin interface 1.9, this program provides 1.0; "
         "upgrade arb-ternary-core or install an older release of the plugin\n"
         "  see: arb plugins show one two"
     )
@@ -138,7 +138,7 @@ def test_blocked_plugins_are_mentioned_to_whoever_misses_a_name(install_plugin, 
     monkeypatch.setenv("ARB_PLUGINS", "")
 
     assert problem("optimizer", "swift").hint.endswith(
-        "not loaded: plugin 'extra' (arb-ternary-extra 1.0), which is blocked: ARB_PLUGINS does "
+        "not loaded: plugin 'extra' (arb-ternary-extra 1.0), which is disabled: ARB_PLUGINS does "
         "not list it"
     )
 

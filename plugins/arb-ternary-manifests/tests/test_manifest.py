@@ -7,8 +7,9 @@ import pytest
 
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, UsageProblem
-from arb_ternary.plugins.discovery import PluginRecord, discover
+from arb_ternary.plugins.discovery import discover
 from arb_ternary.plugins.manager import reset_manager
+from arb_ternary.plugins.record import PluginRecord
 from arb_ternary_manifests.document import read_manifest
 from arb_ternary_manifests.plan import PlannedRun, load_manifest, plan
 from arb_ternary_train.config import RunConfig

@@ -19,7 +19,6 @@ from arb_ternary.cli.options import device as device_option
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.environment import PLUGINS, given, unrecognised
 from arb_ternary.errors import ArbError, EnvironmentProblem, render
-from arb_ternary.plugins.discovery import Status
 from arb_ternary.plugins.manager import manager
 
 # : Distributions that the core itself needs; those that components declare and those of the plugins
@@ -74,7 +73,7 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
     problems += [
         EnvironmentProblem(f"ARB_PLUGINS: {record.fault}")
         for record in manager().records
-        if record.name in PLUGINS.names() and record.status not in (Status.OK, Status.BLOCKED)
+        if record.name in PLUGINS.names() and record.failed
     ]
     if as_json:
         print_json(

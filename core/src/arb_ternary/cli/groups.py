@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from arb_ternary.errors import ComponentError, EnvironmentProblem
-from arb_ternary.plugins.discovery import Registered
 from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.record import Registered
 
 
 class RegistryGroup(click.Group):

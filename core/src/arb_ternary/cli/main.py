@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,15 +16,6 @@ from arb_ternary.errors import ArbError, Interrupted, render
 _INTERFACE = ".".join(map(str, API_VERSION))
 
 
-class _StandardError(logging.Handler):
-    """Writes to whatever standard error is at that moment, so that a progress bar or a test can
-    redirect it.
-    """
-
-    def emit(self, record: logging.LogRecord) -> None:
-        click.echo(self.format(record), err=True)
-
-
 @click.group(cls=RegistryGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @plugin_files
 @click.version_option(
@@ -33,19 +23,19 @@ class _StandardError(logging.Handler):
 )
 def arb() -> None:
     """Train, convert and ship pure-ternary neural networks."""
-    # Only the command line shows the program's log, such as the choice of a backend: a library
-    # leaves logging alone.
-    logger = logging.getLogger("arb_ternary")
-    if not any(isinstance(handler, _StandardError) for handler in logger.handlers):
-        logger.addHandler(_StandardError())
-        logger.setLevel(logging.INFO)
+    # Not imported for --help: it takes time.
+    from arb_ternary.cli.log import show_log
+
+    show_log()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``arb`` and return its exit code: 0 ok, 1 failure, 2 usage or config, 3 environment, 130
-    interrupted.
+    """Run ``arb`` and return its exit code.
 
-    ``arguments`` are the command line without the program's name; None takes it from ``sys.argv``.
+    0: ok, 1: failure, 2: usage or config, 3: environment, 130: interrupted.
+
+    Args:
+        arguments: the command line without the name of the program; that of ``sys.argv`` if None.
     """
     try:
         result: Any = arb.main(arguments, prog_name="arb", standalone_mode=False)
@@ -58,8 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except click.Abort as stop:
-        # click makes one of an interrupt, of an end of input in a prompt, and of a "no" to a
-        # question
+        # click raises it for an interrupt, an end of input in a prompt, and a "no" to a question.
         if isinstance(stop.__cause__ or stop.__context__, KeyboardInterrupt):
             return _interrupted()
         click.echo("aborted", err=True)

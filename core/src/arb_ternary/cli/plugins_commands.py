@@ -1,17 +1,17 @@
-"""``arb plugins``: what is installed, and what became of it."""
+"""``arb plugins``: list the installed plugins and their hooks."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import click
-from attrs import asdict
 
 from arb_ternary.cli.options import as_json
 from arb_ternary.cli.output import print_json, print_table
-from arb_ternary.plugins.discovery import PluginRecord
-from arb_ternary.plugins.hooks import describe_hook
+from arb_ternary.plugins.hooks import group_of
 from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.record import PluginRecord
 
 
 @click.command("list")
@@ -22,11 +22,20 @@ def list_plugins(as_json: bool) -> None:
     if as_json:
         print_json([record.to_json() for record in records])
         return
-    rows = [
-        (one.name, one.status, one.distribution or one.module, one.version, _gist(one))
-        for one in records
-    ]
+    rows = []
+    for record in records:
+        origin = record.distribution or record.module
+        provided = record.reason or _provided(record)
+        rows.append((record.name, record.status, origin, record.version, provided))
     print_table(("plugin", "status", "distribution", "version", "provides"), rows)
+
+
+def _provided(record: PluginRecord) -> str:
+    """Return the components of a plugin on one line, by kind."""
+    names: dict[str, list[str]] = {}
+    for found in record.components:
+        names.setdefault(found.kind, []).append(found.name)
+    return "; ".join(f"{kind} {', '.join(listed)}" for kind, listed in names.items())
 
 
 @click.command("show")
@@ -34,18 +43,16 @@ def list_plugins(as_json: bool) -> None:
 @as_json
 def show(names: tuple[str, ...], as_json: bool) -> None:
     """Everything about a plugin: status and reason, facts, hooks and components."""
-    shown = [record for name in names for record in manager().records_called(name)]
-    facts = [_facts(record) for record in shown]
+    records = [record for name in names for record in manager().records_called(name)]
+    facts = [_facts(record) for record in records]
     if as_json:
         print_json(facts)
         return
-    for record, fact in zip(shown, facts, strict=True):
-        click.echo(
-            f"{record.name}: {record.status}" + (f": {record.reason}" if record.reason else "")
-        )
-        click.echo(
-            f"  distribution  {record.distribution or 'none'} {record.version or ''}".rstrip()
-        )
+    for record, fact in zip(records, facts, strict=True):
+        reason = f": {record.reason}" if record.reason else ""
+        click.echo(f"{record.name}: {record.status}{reason}")
+        origin = f"{record.distribution or 'none'} {record.version or ''}"
+        click.echo(f"  distribution  {origin}".rstrip())
         click.echo(f"  module        {record.module}")
         for key, value in fact["info"].items():
             click.echo(f"  {key:<13} {value}")
@@ -57,39 +64,35 @@ def show(names: tuple[str, ...], as_json: bool) -> None:
             )
 
 
+def _facts(record: PluginRecord) -> dict[str, Any]:
+    """Return what there is to show of a plugin, as JSON values."""
+    keys = ("kind", "name", "summary", "target", "config")
+    facts = record.to_json()
+    facts["info"] = {}
+    facts["hooks"] = []
+    if record.loaded:
+        facts["info"] = dict(manager().plugin_info(record.name))
+        facts["hooks"] = list(manager().implemented_by(record.name))
+    facts["components"] = [
+        {key: getattr(found.spec, key) for key in keys} for found in record.components
+    ]
+    return facts
+
+
 @click.command("hooks")
 @as_json
 def hooks(as_json: bool) -> None:
-    """Every hook that a plugin can implement."""
-    described = [describe_hook(hook) for hook in manager().hooks]
+    """Every hook that a plugin or a tracker can implement."""
+    facts = []
+    rows = []
+    for hook in manager().hooks:
+        name = hook.__name__
+        group = group_of(hook)
+        arguments = list(inspect.signature(hook).parameters)
+        text = inspect.getdoc(hook) or ""
+        facts.append({"name": name, "group": group, "arguments": arguments, "documentation": text})
+        rows.append((f"{name}({', '.join(arguments)})", group, text.partition("\n")[0]))
     if as_json:
-        print_json([asdict(hook) for hook in described])
-        return
-    rows = [
-        (f"{each.name}({', '.join(each.arguments)})", each.group, each.documentation)
-        for each in described
-    ]
-    print_table(
-        ("hook", "group", "called"),
-        [(call, group, text.partition("\n")[0]) for call, group, text in rows],
-    )
-
-
-def _gist(record: PluginRecord) -> str:
-    if record.reason:
-        return record.reason
-    counts: dict[str, list[str]] = {}
-    for found in record.components:
-        counts.setdefault(found.kind, []).append(found.name)
-    return "; ".join(f"{kind} {', '.join(names)}" for kind, names in counts.items())
-
-
-def _facts(record: PluginRecord) -> dict[str, Any]:
-    shown = ("kind", "name", "summary", "target", "config")
-    components = [{key: getattr(found.spec, key) for key in shown} for found in record.components]
-    return {
-        **record.to_json(),
-        "info": dict(manager().plugin_info(record.name)) if record.is_loaded else {},
-        "hooks": list(manager().implemented_by(record.name)) if record.is_loaded else [],
-        "components": components,
-    }
+        print_json(facts)
+    else:
+        print_table(("hook", "group", "what it does"), rows)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final
 
 import pluggy
-from attrs import frozen
 
 from arb_ternary import hookspecs
 from arb_ternary.errors import ArbError, nearest
-from arb_ternary.plugins.discovery import Status
 from arb_ternary.specs import KINDS, Spec
 
 #: Prefix of the name of every hook.
@@ -25,7 +23,7 @@ _HOOKS_HOOK: Final = hookspecs.arb_register_hooks.__name__
 _RUN_HOOKS: Final = frozenset(hook.__name__ for hook in hookspecs.RUN_HOOKS)
 
 
-def specified_in(module: object) -> dict[str, Callable[..., Any]]:
+def specified_in(module: ModuleType) -> dict[str, Callable[..., Any]]:
     """Return the hooks that a module specifies, by name."""
     return {
         name: value
@@ -34,49 +32,23 @@ def specified_in(module: object) -> dict[str, Callable[..., Any]]:
     }
 
 
-@frozen
-class HookFacts:
-    """A hook for listings.
-
-    Attributes:
-        name: the name of the hook.
-        group: ``registration``, ``information``, ``selection`` or ``observer``.
-        arguments: the names of its arguments.
-        documentation: its docstring.
-    """
-
-    name: str
-    group: str
-    arguments: tuple[str, ...]
-    documentation: str
-
-
-def describe_hook(hook: Callable[..., Any]) -> HookFacts:
-    """Return the facts about the specification of a hook."""
+def group_of(hook: Callable[..., Any]) -> str:
+    """Return ``registration``, ``information``, ``selection`` or ``observer``."""
     name = hook.__name__
     if name.startswith(REGISTRATION_PREFIX):
-        group = "registration"
-    elif name not in _RUN_HOOKS:
-        group = "information"
-    elif hook.arb_ternary_spec["firstresult"]:  # type: ignore[attr-defined]
-        group = "selection"
-    else:
-        group = "observer"
-    arguments = tuple(inspect.signature(hook).parameters)
-    return HookFacts(name, group, arguments, inspect.getdoc(hook) or "")
+        return "registration"
+    if name not in _RUN_HOOKS:
+        return "information"
+    decides = hook.arb_ternary_spec["firstresult"]  # type: ignore[attr-defined]
+    return "selection" if decides else "observer"
 
 
 class PluginFault(Exception):
-    """Why a plugin is not taken in: the status it gets, and a sentence."""
+    """Why a plugin is not loaded, in a sentence."""
 
-    def __init__(self, status: Status, reason: str) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.status = status
         self.reason = reason
-
-
-def _failed(reason: str) -> PluginFault:
-    return PluginFault(Status.FAILED, reason)
 
 
 def describe_exception(error: BaseException) -> str:
@@ -94,11 +66,11 @@ def as_faults() -> Iterator[None]:
     except PluginFault:
         raise
     except (Exception, SystemExit) as error:
-        raise _failed(describe_exception(error)) from error
+        raise PluginFault(describe_exception(error)) from error
 
 
 class HookManager(pluggy.PluginManager):
-    """pluggy's manager for the hooks in ``specifications``.
+    """pluggy's manager for a set of hooks.
 
     Attributes:
         specifications: the functions that specify the hooks, by name.
@@ -116,6 +88,14 @@ class HookManager(pluggy.PluginManager):
             self.add_hookspecs(type("Specifications", (), added))
             self.specifications.update(added)
 
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        """Return the options of a hook implementation, or None; see pluggy."""
+        # Most names of a module are no functions. Leaving them out here saves pluggy's look-up,
+        # which is slow because it also serves objects that compute their attributes.
+        if isinstance(plugin, ModuleType) and not inspect.isroutine(vars(plugin).get(name)):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
     def implementations(self, plugin: object) -> dict[str, Any]:
         """Return pluggy's options of every hook implementation of ``plugin``, by hook."""
         found = {}
@@ -130,6 +110,9 @@ class HookManager(pluggy.PluginManager):
 
         That is an implementation of an unknown hook, a function with the name of a hook but without
         the mark, and a plugin without any hook.
+
+        Raises:
+            PluginFault: the plugin has one of these.
         """
         found = self.implementations(plugin)
         names = tuple(self.specifications)
@@ -138,12 +121,14 @@ class HookManager(pluggy.PluginManager):
                 continue
             close = nearest(hook, names)
             suggestion = f"did you mean {close!r}?" if close else f"hooks: {', '.join(names)}"
-            raise PluginFault(Status.UNKNOWN_HOOK, f"no hook is called {hook!r}; {suggestion}")
+            raise PluginFault(f"no hook is called {hook!r}; {suggestion}")
         for hook in names:
             if hook not in found and callable(getattr(plugin, hook, None)):
-                raise _failed(f"{hook} is not marked with @arb_ternary.hookimpl")
+                raise PluginFault(f"{hook} is not marked with @arb_ternary.hookimpl")
         if not found:
-            raise _failed(f"it implements no hook ({PREFIX}... marked with @arb_ternary.hookimpl)")
+            raise PluginFault(
+                f"it implements no hook ({PREFIX}... marked with @arb_ternary.hookimpl)"
+            )
 
     def register(self, plugin: object, name: str | None = None) -> str | None:
         """Register a plugin as pluggy does, but raise a PluginFault if pluggy refuses it."""
@@ -152,7 +137,7 @@ class HookManager(pluggy.PluginManager):
         except pluggy.PluginValidationError as error:
             # The line that says what is wrong comes last, under several that say where.
             text = " ".join(str(error).strip().splitlines())
-            raise _failed(f"{type(error).__name__}: {text}") from error
+            raise PluginFault(f"{type(error).__name__}: {text}") from error
 
     def call_alone(self, plugin: object, hook: str) -> list[Any]:
         """Call a hook without arguments on one plugin only, so that a failure is that plugin's."""
@@ -177,37 +162,34 @@ class PluginHooks(HookManager):
     # --- hooks and kinds that plugins add
 
     def additions(self, plugin: object) -> tuple[list[Any], list[Any]]:
-        """Return the hook modules and the kinds of component that a plugin adds.
+        """Return the modules of hooks and the kinds of component that a plugin adds.
 
         The plugin is not registered yet.
         """
-        implemented = self.implementations(plugin).keys() & {_HOOKS_HOOK, _KINDS_HOOK}
-        if not implemented:
+        if not hasattr(plugin, _HOOKS_HOOK) and not hasattr(plugin, _KINDS_HOOK):
             return [], []
         # A manager of its own: the plugin may implement hooks that other plugins add, which this
         # one does not know yet.
         scout = HookManager([hookspecs.arb_register_hooks, hookspecs.arb_register_kinds])
         with as_faults():
             scout.register(plugin)
-            added: list[list[Any]] = [
-                [item for result in scout.call_alone(plugin, hook) for item in result]
-                for hook in (_HOOKS_HOOK, _KINDS_HOOK)
-            ]
-        return added[0], added[1]
+            modules = [item for found in scout.call_alone(plugin, _HOOKS_HOOK) for item in found]
+            kinds = [item for found in scout.call_alone(plugin, _KINDS_HOOK) for item in found]
+        return modules, kinds
 
     def add_hooks(self, modules: Sequence[Any]) -> None:
         """Let plugins implement the hooks that these modules specify."""
         for module in modules:
             hooks = specified_in(module) if isinstance(module, ModuleType) else {}
             if not hooks:
-                raise _failed(
+                raise PluginFault(
                     f"{_HOOKS_HOOK} returned {module!r}; every item must be a module with functions"
                     f" {REGISTRATION_PREFIX}... marked with @arb_ternary.hookspecs.hookspec"
                 )
             for name, hook in hooks.items():
                 arguments = inspect.signature(hook).parameters
                 if not name.startswith(REGISTRATION_PREFIX) or arguments or not hook.__doc__:
-                    raise _failed(
+                    raise PluginFault(
                         f"{module.__name__}.{name}: a hook of a plugin is called "
                         f"{REGISTRATION_PREFIX}..., has a docstring and takes no arguments"
                     )
@@ -218,22 +200,21 @@ class PluginHooks(HookManager):
         """Let plugins register components of these kinds."""
         for kind in kinds:
             own = vars(kind) if isinstance(kind, type) and issubclass(kind, Spec) else {}
-            if not own.keys() >= {"kind", "hook", "noun"} or not kind.hook.startswith(
-                REGISTRATION_PREFIX
-            ):
-                raise _failed(
+            is_complete = own.keys() >= {"kind", "hook", "noun"}
+            if not is_complete or not kind.hook.startswith(REGISTRATION_PREFIX):
+                raise PluginFault(
                     f"{_KINDS_HOOK} returned {kind!r}; every item must be a subclass of Spec with "
                     f"a kind, a noun, and a hook {REGISTRATION_PREFIX}...",
                 )
             if kind.kind in self.kinds:
-                raise PluginFault(Status.CONFLICT, f"there is a kind {kind.kind!r} already")
+                raise PluginFault(f"there is a kind {kind.kind!r} already")
             self._refuse_taken(kind.hook)
         self.specify(_hook_of(kind) for kind in kinds)
         self.kinds.update((kind.kind, kind) for kind in kinds)
 
     def _refuse_taken(self, hook: str) -> None:
         if hook in self.specifications or hook in _RUN_HOOKS:
-            raise PluginFault(Status.CONFLICT, f"there is a hook {hook} already")
+            raise PluginFault(f"there is a hook {hook} already")
 
     # --- what plugins register
 
@@ -243,27 +224,29 @@ class PluginHooks(HookManager):
         Raises:
             PluginFault: the plugin is faulty; nothing of it is registered.
         """
-        for hook, options in self.implementations(plugin).items():
+        implemented = self.implementations(plugin)
+        for hook, options in implemented.items():
             if hook in _RUN_HOOKS:
-                raise _failed(
+                raise PluginFault(
                     f"{hook} is called on the observers of a run only: register a tracker that "
                     f"implements it"
                 )
             if options.get("wrapper") or options.get("hookwrapper"):
-                raise _failed(f"{hook} is a wrapper; only hooks of a run can be wrapped")
+                raise PluginFault(f"{hook} is a wrapper; only hooks of a run can be wrapped")
         self.check(plugin)
         try:
             with as_faults():
                 self.register(plugin, name)
-                return self._collect(plugin)
+                return self._collect(plugin, implemented)
         except PluginFault:
             if self.is_registered(plugin):
                 self.unregister(plugin)
             raise
 
-    def _collect(self, plugin: object) -> dict[str, tuple[Any, ...]]:
+    def _collect(
+        self, plugin: object, implemented: Mapping[str, Any]
+    ) -> dict[str, tuple[Any, ...]]:
         """Call the registration hooks that a plugin implements."""
-        implemented = self.implementations(plugin)
         classes = {kind.hook: kind for kind in self.kinds.values()}
         collected: dict[str, tuple[Any, ...]] = {}
         for hook in self.specifications:
@@ -273,7 +256,9 @@ class PluginHooks(HookManager):
             for result in self.call_alone(plugin, hook):
                 if not isinstance(result, Sequence) or isinstance(result, str):
                     wanted = f" of {classes[hook].__name__}" if hook in classes else ""
-                    raise _failed(f"{hook} returned {result!r}; it must return a sequence{wanted}")
+                    raise PluginFault(
+                        f"{hook} returned {result!r}; it must return a sequence{wanted}"
+                    )
                 items.extend(result)
             if hook in classes:
                 _check_specs(hook, classes[hook], items)
@@ -296,10 +281,11 @@ def _hook_of(kind: type[Spec]) -> Callable[..., Any]:
 
 
 def _check_specs(hook: str, kind: type[Spec], specs: Sequence[Any]) -> None:
+    """Refuse items that are not specs of the kind, and names that are given twice."""
     names = set()
     for spec in specs:
         if not isinstance(spec, kind):
-            raise _failed(f"{hook} returned {spec!r}; every item must be a {kind.__name__}")
+            raise PluginFault(f"{hook} returned {spec!r}; every item must be a {kind.__name__}")
         if spec.name in names:
-            raise _failed(f"{hook} returned two {kind.kind}s called {spec.name!r}")
+            raise PluginFault(f"{hook} returned two {kind.kind}s called {spec.name!r}")
         names.add(spec.name)

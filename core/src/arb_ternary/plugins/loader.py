@@ -1,27 +1,28 @@
-"""Imports a hook module, or a plugin that is a single file, and checks what interface it was
-written for.
-"""
+"""Import the hook module of a plugin, and check the interface version that it was written for."""
 
 from __future__ import annotations
 
 import sys
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from arb_ternary import API_VERSION
 from arb_ternary.errors import UsageProblem
-from arb_ternary.plugins.discovery import Status
 from arb_ternary.plugins.hooks import PluginFault, as_faults
 from arb_ternary.specs import resolve
 
-#: The attribute of a hook module that declares the version it was written for.
-ATTRIBUTE = "ARB_API_VERSION"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: The attribute of a hook module that declares the interface version it was written for.
+ATTRIBUTE: Final = "ARB_API_VERSION"
 
 
 def import_object(value: str) -> object:
-    """The hook module (or ``module:attribute``) that an entry point names; else a
-    :class:`PluginFault`.
+    """Import the hook module, or ``module:attribute``, that an entry point names.
+
+    Raises:
+        PluginFault: it cannot be imported.
     """
     with as_faults():
         found: object = resolve(value)
@@ -29,12 +30,12 @@ def import_object(value: str) -> object:
 
 
 def import_file(path: Path) -> object:
-    """Import a plugin that is a single file; it becomes the module of the file's stem, so that
-    targets can name it.
+    """Import a plugin that is a single file.
+
+    It becomes a module with the stem of the file as its name, so that targets can name it.
 
     Raises:
-        UsageProblem: the path is no Python file, or its stem is no name or the name of another
-            module.
+        UsageProblem: the path is no Python file, or its stem is not usable as a module name.
         PluginFault: the file raises an exception.
     """
     name = path.stem
@@ -44,15 +45,12 @@ def import_file(path: Path) -> object:
         raise UsageProblem(
             f"{path}: a plugin file is called NAME.py, with NAME a Python identifier"
         )
-    found = None if name in sys.modules else find_spec(name)
-    # The file itself may be what is found: its folder is on the path of a notebook or script beside
-    # it.
-    itself = found is not None and found.origin is not None and Path(found.origin).resolve() == path
-    if name in sys.modules or (found is not None and not itself):
+    if name in sys.modules or _is_taken(name, path):
         raise UsageProblem(f"{path}: a module called {name!r} exists already", "rename the file")
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageProblem(f"{path}: it cannot be imported as a Python module")
+
     module = module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -64,21 +62,33 @@ def import_file(path: Path) -> object:
     return module
 
 
+def _is_taken(name: str, path: Path) -> bool:
+    """Whether a module of that name can be imported that is not the file at ``path``.
+
+    The file itself is found if its folder is on ``sys.path``, as for a notebook in that folder.
+    """
+    found = find_spec(name)
+    if found is None:
+        return False
+    return found.origin is None or type(path)(found.origin).resolve() != path
+
+
 def check_version(plugin: object) -> None:
-    """Raise a :class:`PluginFault` unless the interface version that ``plugin`` declares fits this
-    program's.
+    """Refuse a plugin whose declared interface version does not fit this program.
+
+    Raises:
+        PluginFault: it does not fit.
     """
     reason = incompatibility(getattr(plugin, ATTRIBUTE, None))
     if reason is not None:
-        raise PluginFault(Status.INCOMPATIBLE, reason)
+        raise PluginFault(reason)
 
 
 def incompatibility(declared: Any, *, provided: tuple[int, int] = API_VERSION) -> str | None:
-    """Why a plugin that declares ``declared`` (None: nothing) cannot be loaded, or None when it
-    can.
+    """Return why a plugin that declares ``declared`` cannot be loaded, or None if it can.
 
     The same major version and a minor version no newer than ours loads: minor versions only add
-    hooks and arguments.
+    hooks and arguments. ``declared`` is None for a plugin that declares nothing.
     """
     if declared is None:
         return (
@@ -89,12 +99,9 @@ def incompatibility(declared: Any, *, provided: tuple[int, int] = API_VERSION) -
         return f"its {ATTRIBUTE} is {declared!r}; it must be a pair of integers such as {provided}"
     if declared[0] == provided[0] and declared[1] <= provided[1]:
         return None
-    newer = declared > provided
-    remedy = (
-        "upgrade arb-ternary-core or install an older release"
-        if newer
-        else "install a newer release"
-    )
+    remedy = "install a newer release"
+    if declared > provided:
+        remedy = "upgrade arb-ternary-core or install an older release"
     return (
         f"it is written for plugin interface {declared[0]}.{declared[1]}, this program provides "
         f"{provided[0]}.{provided[1]}; {remedy} of the plugin"

@@ -1,24 +1,25 @@
-"""The process-wide plugins: loaded once from the environment, then open to files and objects that
-are named by hand.
-"""
+"""The plugins of this process: loaded once from the environment, then open to files and objects."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arb_ternary import environment
 from arb_ternary.environment import Variable
 from arb_ternary.errors import ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.hookspecs import RUN_HOOKS
-from arb_ternary.plugins.discovery import BUILTIN, PluginRecord, Registered, Status, discover
+from arb_ternary.plugins.discovery import discover
 from arb_ternary.plugins.hooks import PluginFault, PluginHooks, describe_exception
 from arb_ternary.plugins.loader import ATTRIBUTE, check_version, import_file, import_object
+from arb_ternary.plugins.record import BUILTIN, PluginRecord, Registered
 from arb_ternary.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Plugins:
@@ -30,8 +31,8 @@ class Plugins:
     """
 
     def __init__(self) -> None:
-        self._relay = PluginHooks()
-        self.registry = Registry(self._relay.kinds)
+        self._hooks = PluginHooks()
+        self.registry = Registry(self._hooks.kinds)
         self.files: tuple[Path, ...] = ()
 
     @property
@@ -42,21 +43,23 @@ class Plugins:
     @property
     def hooks(self) -> tuple[Callable[..., Any], ...]:
         """The specification of every hook: of plugins, then of trackers."""
-        return (*self._relay.specifications.values(), *RUN_HOOKS)
+        return (*self._hooks.specifications.values(), *RUN_HOOKS)
 
     @property
     def variables(self) -> tuple[Variable, ...]:
         """The environment variables of the core and of every registered component, each once."""
-        declared = (
-            variable for found in self.registry.everything() for variable in found.spec.variables
-        )
-        return tuple(
-            {variable.name: variable for variable in (*environment.VARIABLES, *declared)}.values()
-        )
+        by_name = {variable.name: variable for variable in environment.VARIABLES}
+        for found in self.registry.everything():
+            by_name.update((variable.name, variable) for variable in found.spec.variables)
+        return tuple(by_name.values())
 
     def records_called(self, name: str) -> list[PluginRecord]:
-        """The records of the plugins of that name: several where distributions are in conflict over
-        it.
+        """Return the records of the plugins of that name.
+
+        There are several if distributions are in conflict over the name.
+
+        Raises:
+            UsageProblem: there is none.
         """
         found = [record for record in self.records if record.name == name]
         if not found:
@@ -64,35 +67,47 @@ class Plugins:
         return found
 
     def plugin_info(self, name: str) -> Mapping[str, str]:
-        """What the plugin called ``name`` says about itself; empty when it says nothing or is not
-        loaded.
+        """Return the facts that the plugin called ``name`` states about itself.
+
+        They are empty if it states none or is not loaded.
+
+        Raises:
+            ComponentError: its hook fails, or returns something else.
         """
-        plugin = self._relay.get_plugin(name)
+        plugin = self._hooks.get_plugin(name)
+        if plugin is None:
+            return {}
         try:
-            found = [] if plugin is None else self._relay.call_alone(plugin, "arb_plugin_info")
+            found = self._hooks.call_alone(plugin, "arb_plugin_info")
         except Exception as error:
             raise ComponentError(
                 f"plugin {name!r}: arb_plugin_info failed: {describe_exception(error)}"
             ) from error
         facts: Mapping[str, str] = found[0] if found else {}
-        if not isinstance(facts, Mapping) or not all(
-            isinstance(part, str) for item in facts.items() for part in item
-        ):
+        is_text = isinstance(facts, Mapping) and all(
+            isinstance(key, str) and isinstance(value, str) for key, value in facts.items()
+        )
+        if not is_text:
             raise ComponentError(
                 f"plugin {name!r}: arb_plugin_info returned {facts!r}, which is not text by name"
             )
         return facts
 
     def implemented_by(self, name: str) -> tuple[str, ...]:
-        """The hooks that the plugin called ``name`` implements, in the order of ``arb plugins
-        hooks``.
-        """
-        plugin = self._relay.get_plugin(name)
-        found = {} if plugin is None else self._relay.implementations(plugin)
-        return tuple(hook for hook in self._relay.specifications if hook in found)
+        """The hooks that the plugin called ``name`` implements, in the order of the listing."""
+        plugin = self._hooks.get_plugin(name)
+        if plugin is None:
+            return ()
+        found = self._hooks.implementations(plugin)
+        return tuple(hook for hook in self._hooks.specifications if hook in found)
+
+    # --- loading
 
     def load_environment(self) -> None:
         """Load the installed plugins that the environment allows; called once, by :func:`manager`.
+
+        Each plugin is imported and registered alone: if one fails, the reason goes into its record
+        and a warning is printed, and the others are loaded.
 
         Raises:
             UsageProblem: ARB_PLUGINS or ARB_PLUGINS_DISABLED names a plugin that is not installed.
@@ -103,41 +118,36 @@ class Plugins:
         found, notes = discover()
         for note in notes:
             _trace(note)
-        _keep_out(found)
+        _apply_lists(found)
+        _refuse_shared_names(found)
         self.registry.records.extend(found)
-        # The core's kinds are there before any other: nobody can take their names.
+
+        # All hooks and kinds exist before any plugin is registered, the core's before any other.
         core_first = sorted(found, key=lambda record: not record.is_core)
-        for step in (self._import, self._add):
+        for step in (self._import, self._register):
             for record in core_first:
-                try:
-                    if record.status is Status.OK:
-                        step(record)
-                except PluginFault as fault:
-                    if record.is_core:
-                        raise
-                    record.refuse(fault.status, fault.reason)
+                if not record.reason:
+                    _run_step(step, record)
+        for record in found:
+            self._note_conflict(record)
+
         for record in found:
             provided = ", ".join(f"{one.kind} {one.name}" for one in record.components)
-            _trace(
-                f"{record.described} from {record.module}: {record.status}: "
-                f"{record.reason or provided}"
-            )
-            self._mark_conflict(record)
+            outcome = record.reason or provided
+            _trace(f"{record.described} from {record.module}: {record.status}: {outcome}")
         _trace(f"{len(found)} plugins in {1e3 * (perf_counter() - started):.1f} ms")
-        faults = [
-            record.fault for record in found if record.status not in (Status.OK, Status.BLOCKED)
-        ]
+        faults = [record.fault for record in found if record.failed]
         if faults and strict:
             raise EnvironmentProblem(
                 "a plugin cannot be loaded, and ARB_PLUGINS_STRICT is set", "\n".join(faults)
             )
-        for line in faults:
-            print(f"warning: {line}", file=sys.stderr)
+        for fault in faults:
+            print(f"warning: {fault}", file=sys.stderr)
 
     def register(self, plugin: object, name: str | None = None) -> PluginRecord:
-        """Take in a module or an object with hook implementations, as a notebook does.
+        """Load a module or an object with hook implementations, as a notebook does.
 
-        It may leave out ``ARB_API_VERSION``; its name is by default that of the module or class.
+        It may leave out ``ARB_API_VERSION``. Its default name is that of the module or class.
 
         Raises:
             UsageProblem: a plugin of that name is loaded.
@@ -146,17 +156,19 @@ class Plugins:
         """
         name = name or getattr(plugin, "__name__", None) or type(plugin).__name__
         record = PluginRecord(name=name, module="registered object", hook_module=plugin)
-        return self._take_in(record, versioned=hasattr(plugin, ATTRIBUTE))
+        return self._load_by_hand(record, versioned=hasattr(plugin, ATTRIBUTE))
 
     def unregister(self, name: str) -> None:
-        """Remove a plugin that :meth:`register` took in."""
-        record = next(
-            (found for found in self.records if found.name == name and found.distribution is None),
-            None,
-        )
-        if record is None:
-            raise UsageProblem(f"no plugin called {name!r} was registered by hand")
-        self._remove(record)
+        """Remove a plugin that :meth:`register` loaded.
+
+        Raises:
+            UsageProblem: no plugin of that name was registered by hand.
+        """
+        for record in self.records:
+            if record.name == name and record.distribution is None:
+                self._remove(record)
+                return
+        raise UsageProblem(f"no plugin called {name!r} was registered by hand")
 
     def load_file(self, path: str | Path) -> PluginRecord:
         """Load a plugin from a Python file; a file that is loaded already is left alone.
@@ -166,18 +178,18 @@ class Plugins:
             EnvironmentProblem: the plugin is faulty, or provides a name that is taken; nothing of
                 it is registered.
         """
+        from pathlib import Path  # not at start-up: it imports the parser of addresses
+
         resolved = Path(path).resolve()
         if resolved in self.files:
             return next(record for record in self.records if record.module == str(resolved))
         try:
             module = import_file(resolved)
         except PluginFault as fault:
-            raise EnvironmentProblem(
-                f"plugin file {path}: {fault.status}: {fault.reason}"
-            ) from fault
+            raise EnvironmentProblem(f"plugin file {path} failed: {fault.reason}") from fault
+        record = PluginRecord(name=resolved.stem, module=str(resolved), hook_module=module)
         try:
-            record = PluginRecord(name=resolved.stem, module=str(resolved), hook_module=module)
-            self._take_in(record, versioned=True)
+            self._load_by_hand(record, versioned=True)
         except BaseException:
             del sys.modules[resolved.stem]
             raise
@@ -187,24 +199,29 @@ class Plugins:
     # --- one plugin
 
     def _import(self, record: PluginRecord) -> None:
+        """Import a plugin, check its version, and add the hooks and kinds that it brings."""
         started = perf_counter()
         record.hook_module = import_object(record.module)
         _trace(f"{record.module} imported [{1e3 * (perf_counter() - started):.1f} ms]")
         check_version(record.hook_module)
-        modules, kinds = self._relay.additions(record.hook_module)
-        self._relay.add_hooks(modules)
-        self._relay.add_kinds(kinds)
+        modules, kinds = self._hooks.additions(record.hook_module)
+        self._hooks.add_hooks(modules)
+        self._hooks.add_kinds(kinds)
 
-    def _add(self, record: PluginRecord) -> None:
-        record.results = self._relay.take_in(record.hook_module, record.name)
+    def _register(self, record: PluginRecord) -> None:
+        """Register a plugin and its components."""
+        record.results = self._hooks.take_in(record.hook_module, record.name)
         record.components = tuple(
             Registered(spec, record)
-            for kind in self._relay.kinds.values()
+            for kind in self._hooks.kinds.values()
             for spec in record.results.get(kind.hook, ())
         )
+        record.loaded = True
+        self.registry.add(record.components)
 
-    def _take_in(self, record: PluginRecord, *, versioned: bool) -> PluginRecord:
-        if self._relay.has_plugin(record.name):
+    def _load_by_hand(self, record: PluginRecord, *, versioned: bool) -> PluginRecord:
+        """Register a plugin that is no installed one; it must not provide a name that is taken."""
+        if self._hooks.has_plugin(record.name):
             raise UsageProblem(
                 f"a plugin called {record.name!r} is loaded already",
                 f"give another name, or first call manager().unregister({record.name!r})",
@@ -212,41 +229,50 @@ class Plugins:
         try:
             if versioned:
                 check_version(record.hook_module)
-            if any(self._relay.additions(record.hook_module)):
-                raise PluginFault(
-                    Status.FAILED, "hooks and kinds of component come from installed plugins only"
-                )
-            self._add(record)
+            if any(self._hooks.additions(record.hook_module)):
+                raise PluginFault("hooks and kinds of component come from installed plugins only")
+            self._register(record)
         except PluginFault as fault:
-            record.refuse(fault.status, fault.reason)
+            record.reason = fault.reason
             raise EnvironmentProblem(record.fault) from fault
         self.registry.records.append(record)
-        self._mark_conflict(record, by_hand=True)
-        if record.status is not Status.OK:
+        self._note_conflict(record, by_hand=True)
+        if record.reason:
             self._remove(record)
             raise EnvironmentProblem(record.fault)
-        _trace(f"{record.described}: ok")
+        _trace(f"{record.described}: loaded")
         return record
 
     def _remove(self, record: PluginRecord) -> None:
-        self._relay.unregister(name=record.name)
+        self._hooks.unregister(name=record.name)
         self.registry.records.remove(record)
+        self.registry.remove(record.components)
+        record.loaded = False
 
-    def _mark_conflict(self, record: PluginRecord, *, by_hand: bool = False) -> None:
+    def _note_conflict(self, record: PluginRecord, *, by_hand: bool = False) -> None:
+        """State in the record of a plugin the first of its names that another plugin has too."""
         for found in record.components:
-            rivals = [
-                claim
-                for claim in self.registry.claims(found.kind, found.name)
-                if claim is not found
-            ]
-            if rivals and not found.reserved:
-                fate = ", which keeps it" if by_hand or rivals[0].reserved else "; neither is used"
-                what = (
-                    f"{found.spec.noun} {found.name!r} is also provided by plugin "
-                    f"{rivals[0].plugin.described}"
-                )
-                record.refuse(Status.CONFLICT, f"{what}{fate}")
-                return
+            claims = self.registry.claims(found.kind, found.name)
+            rivals = [claim for claim in claims if claim is not found]
+            if not rivals or found.reserved:
+                continue
+            keeps = by_hand or rivals[0].reserved
+            fate = ", which keeps it" if keeps else "; neither is used"
+            record.reason = (
+                f"{found.spec.noun} {found.name!r} is also provided by plugin "
+                f"{rivals[0].plugin.described}{fate}"
+            )
+            return
+
+
+def _run_step(step: Callable[[PluginRecord], None], record: PluginRecord) -> None:
+    """Run a step of loading; a fault is the reason why the plugin is not loaded."""
+    try:
+        step(record)
+    except PluginFault as fault:
+        if record.is_core:
+            raise
+        record.reason = fault.reason
 
 
 def _no_plugin(name: str, installed: Collection[str], where: str = "") -> UsageProblem:
@@ -257,36 +283,40 @@ def _no_plugin(name: str, installed: Collection[str], where: str = "") -> UsageP
     )
 
 
-def _keep_out(found: Sequence[PluginRecord]) -> None:
-    """Refuse what the environment does not allow, and plugins that share a name."""
+def _apply_lists(found: Sequence[PluginRecord]) -> None:
+    """Disable the plugins that the environment does not allow."""
     installed = sorted({record.name for record in found})
     allowed = environment.PLUGINS.names()
     disabled = environment.PLUGINS_DISABLED.names()
-    for variable, names in (
-        ("ARB_PLUGINS", set(allowed) - {"*"}),
-        ("ARB_PLUGINS_DISABLED", disabled),
-    ):
+    for variable, names in (("ARB_PLUGINS", allowed), ("ARB_PLUGINS_DISABLED", disabled)):
         for name in names:
-            if name not in installed:
+            is_wildcard = name == "*" and variable == "ARB_PLUGINS"
+            if name not in installed and not is_wildcard:
                 raise _no_plugin(name, installed, f"{variable}: ")
     if BUILTIN in disabled:
         raise UsageProblem(
             f"ARB_PLUGINS_DISABLED: {BUILTIN!r} is the program itself and cannot be disabled"
         )
     for record in found:
-        rivals = [other for other in found if other.name == record.name and other is not record]
-        if record.is_core or record.status is not Status.OK:
+        if record.is_core or record.reason:
             continue
         if record.name in disabled:
-            record.refuse(Status.BLOCKED, "ARB_PLUGINS_DISABLED lists it")
+            record.disabled = True
+            record.reason = "ARB_PLUGINS_DISABLED lists it"
         elif "*" not in allowed and record.name not in allowed:
-            record.refuse(Status.BLOCKED, "ARB_PLUGINS does not list it")
-        elif rivals:
-            reason = (
+            record.disabled = True
+            record.reason = "ARB_PLUGINS does not list it"
+
+
+def _refuse_shared_names(found: Sequence[PluginRecord]) -> None:
+    """Keep out plugins that share a name: none of them is loaded, unless it is the core's."""
+    for record in found:
+        rivals = [other for other in found if other.name == record.name and other is not record]
+        if rivals and not record.is_core and not record.reason:
+            record.reason = (
                 f"{rivals[0].distribution} {rivals[0].version} has a plugin called "
                 f"{record.name!r} too"
             )
-            record.refuse(Status.CONFLICT, reason)
 
 
 def _trace(line: str) -> None:
@@ -302,7 +332,7 @@ _loading = False
 
 
 def manager() -> Plugins:
-    """The plugins of this process, loaded from the environment on the first call.
+    """Return the plugins of this process, loaded from the environment on the first call.
 
     Raises:
         UsageProblem, EnvironmentProblem: see :meth:`Plugins.load_environment`.
@@ -325,7 +355,7 @@ def manager() -> Plugins:
 
 
 def reset_manager() -> None:
-    """Forget the loaded plugins; the next :func:`manager` call loads them anew. For tests."""
+    """Forget the loaded plugins; the next :func:`manager` call loads them again. For tests."""
     global _plugins  # noqa: PLW0603
     with _lock:
         if _plugins is not None:

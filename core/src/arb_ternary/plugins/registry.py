@@ -1,6 +1,4 @@
-"""The components of all loaded plugins, by kind and name, and what a user reads who names one that
-is not there.
-"""
+"""The components of all loaded plugins, by kind and name, and errors for names that are missing."""
 
 from __future__ import annotations
 
@@ -9,28 +7,21 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, nearest
-from arb_ternary.plugins.discovery import PluginRecord, Registered, Status, announced, canonical
+from arb_ternary.plugins.discovery import announced
+from arb_ternary.plugins.metadata import canonical
+from arb_ternary.plugins.record import PluginRecord, Registered
 from arb_ternary.specs import Spec
 
-# : The distribution whose metadata says where the usual components are, and whose installation
-# brings them.
+#: The distribution that brings the usual components, and announces all components of ours.
 USUAL_PARTS: Final = "arb-ternary"
-
-_OUTCOMES: Final = {
-    Status.BLOCKED: "is blocked",
-    Status.INCOMPATIBLE: "is incompatible",
-    Status.CONFLICT: "is in conflict with another",
-    Status.FAILED: "failed to load",
-    Status.UNKNOWN_HOOK: "implements an unknown hook",
-}
 
 
 class Registry:
     """Components by kind and name.
 
     A name that two plugins provide belongs to neither: ``find`` returns None for it, and ``get``
-    raises an error that names both. Only a reserved one stays: the commands that explain a broken
-    installation must not be broken by it.
+    raises an error that names both. The only exception are reserved names: the commands that
+    explain a broken installation must not be broken by it.
 
     Attributes:
         kinds: the kinds of component that the loaded plugins know, by name.
@@ -40,9 +31,22 @@ class Registry:
     def __init__(self, kinds: Mapping[str, type[Spec]]) -> None:
         self.kinds = kinds
         self.records: list[PluginRecord] = []
+        self._claims: dict[tuple[str, str], list[Registered]] = {}
+
+    def add(self, components: Sequence[Registered]) -> None:
+        """Add the components of a plugin."""
+        for found in components:
+            self._claims.setdefault((found.kind, found.name), []).append(found)
+
+    def remove(self, components: Sequence[Registered]) -> None:
+        """Remove the components of a plugin."""
+        for found in components:
+            self._claims[found.kind, found.name].remove(found)
+
+    # --- looking up
 
     def get(self, kind: str, name: str) -> Registered:
-        """The component of that kind and name.
+        """Return the component of that kind and name.
 
         Raises:
             UsageProblem: there is none.
@@ -55,7 +59,7 @@ class Registry:
         return found
 
     def find(self, kind: str, name: str) -> Registered | None:
-        """The component of that kind and name, or None when there is none that can be used."""
+        """Return the component of that kind and name, or None if there is none that can be used."""
         if kind not in self.kinds:
             raise EnvironmentProblem(
                 f"no loaded plugin knows the kind of component {kind!r}",
@@ -70,16 +74,17 @@ class Registry:
 
     def all(self, kind: str) -> tuple[Registered, ...]:
         """The usable components of a kind, sorted by name."""
-        usable = [
-            found
-            for found in self.everything()
-            if found.kind == kind and self.find(kind, found.name) is found
-        ]
-        return tuple(sorted(usable, key=lambda found: found.name))
+        names = sorted(name for known, name in self._claims if known == kind)
+        usable = (self.find(kind, name) for name in names)
+        return tuple(found for found in usable if found is not None)
 
     def everything(self) -> tuple[Registered, ...]:
-        """The components of every kind, contested names included."""
+        """The components of every kind, including names that several plugins provide."""
         return tuple(found for record in self.records for found in record.components)
+
+    def claims(self, kind: str, name: str) -> Sequence[Registered]:
+        """The components of that kind and name: several if plugins are in conflict."""
+        return self._claims.get((kind, name), ())
 
     def results(self, hook: str) -> tuple[tuple[PluginRecord, Any], ...]:
         """Every item that plugins returned from a registration hook, with its plugin."""
@@ -101,16 +106,10 @@ class Registry:
             found[item.name] = record, item
         return {name: found[name][1] for name in sorted(found)}
 
-    def claims(self, kind: str, name: str) -> list[Registered]:
-        """The components of that kind and name, of whatever plugin: several where plugins are in
-        conflict.
-        """
-        return [found for found in self.everything() if found.name == name and found.kind == kind]
+    # --- what is missing
 
     def not_installed(self, kind: str) -> dict[str, str]:
-        """Announced components of a kind whose distribution is not installed, each with that
-        distribution.
-        """
+        """Announced components of a kind that are not installed, each with its distribution."""
         installed = {
             canonical(record.distribution) for record in self.records if record.distribution
         }
@@ -123,7 +122,7 @@ class Registry:
     def problem(
         self, kind: str, name: str, unusable: Mapping[str, str] = MappingProxyType({})
     ) -> ArbError:
-        """Why a name that ``find`` does not find cannot be used, and what the user can do about it.
+        """Return the error for a name that ``find`` does not find, with what the user can do.
 
         ``unusable`` are registered names that cannot be used here, each with the reason.
         """
@@ -141,7 +140,7 @@ class Registry:
         names: Collection[str],
         unusable: Mapping[str, str] = MappingProxyType({}),
     ) -> ArbError:
-        """Why nothing is registered under a name, and what the user can do about it.
+        """Return the error for a name that is not registered, with what the user can do.
 
         Args:
             kind: how distributions announce it: ``KIND.NAME`` in the group ``arb_ternary.known``.
@@ -151,13 +150,12 @@ class Registry:
             unusable: registered names that cannot be used here, each with the reason.
         """
         known = announced()
-        unloaded = [record for record in self.records if not record.is_loaded]
-        # A name stands for its family too: what brings `a` brings `a.b`.
+        unloaded = [record for record in self.records if not record.loaded]
+
+        # A name stands for its family too: the distribution of `a` has `a.b`.
         source = known.get(f"{kind}.{name}") or known.get(f"{kind}.{name.partition('.')[0]}")
         if source is not None:
-            owners = [
-                record for record in self.records if canonical(record.distribution or "") == source
-            ]
+            owners = [each for each in self.records if canonical(each.distribution or "") == source]
             if not owners:
                 return EnvironmentProblem(
                     f"{noun} {name!r} is not installed", f"pip install {source}"
@@ -165,25 +163,26 @@ class Registry:
             unloaded_owners = [owner for owner in owners if owner in unloaded]
             if unloaded_owners:
                 return _may_come_from(noun, name, unloaded_owners)
+
         absent = self.not_installed(kind)
         close = nearest(name, [*names, *absent])
-        suspects = [record for record in unloaded if record.status is not Status.BLOCKED]
-        if suspects and close is None:
-            return _may_come_from(noun, name, suspects)
+        failed = [record for record in unloaded if not record.disabled]
+        if failed and close is None:
+            return _may_come_from(noun, name, failed)
+
+        available = [each for each in names if each not in unusable]
         hint = [f"did you mean {close!r}?"] if close else []
-        hint.append(
-            f"available: {', '.join(each for each in names if each not in unusable) or 'none'}"
-        )
+        hint.append(f"available: {', '.join(available) or 'none'}")
         hint.extend(f"unavailable: {other} ({reason})" for other, reason in unusable.items())
         hint.extend(f"not installed: {other} (pip install {absent[other]})" for other in absent)
-        hint.extend(f"not loaded: {_outcome(record)}" for record in unloaded)
+        hint.extend(f"not loaded: {_state_of(record)}" for record in unloaded)
         if not known:
             hint.append(f"pip install {USUAL_PARTS} brings the program's usual parts")
         return UsageProblem(f"no {noun} is called {name!r}", "\n".join(hint))
 
 
 def _contested(what: str, rivals: Sequence[PluginRecord]) -> EnvironmentProblem:
-    """Two or more plugins provide the same name; say so, and how to disable an installed one."""
+    """Return the error for a name that several plugins provide."""
     installed = [rival for rival in rivals if rival.distribution]
     last = (installed or rivals)[-1].name
     described = " and ".join(rival.described for rival in rivals)
@@ -193,12 +192,14 @@ def _contested(what: str, rivals: Sequence[PluginRecord]) -> EnvironmentProblem:
     )
 
 
-def _outcome(record: PluginRecord) -> str:
-    return f"plugin {record.described}, which {_OUTCOMES[record.status]}: {record.reason}"
+def _state_of(record: PluginRecord) -> str:
+    """Describe a plugin that is not loaded, and why it is not."""
+    state = "is disabled" if record.disabled else "failed to load"
+    return f"plugin {record.described}, which {state}: {record.reason}"
 
 
 def _may_come_from(noun: str, name: str, suspects: Sequence[PluginRecord]) -> ArbError:
-    what = " or from ".join(_outcome(suspect) for suspect in suspects)
+    what = " or from ".join(_state_of(suspect) for suspect in suspects)
     names = " ".join(suspect.name for suspect in suspects)
     return EnvironmentProblem(
         f"{noun} {name!r} may come from {what}", f"see: arb plugins show {names}"

@@ -16,8 +16,8 @@ from attrs import define, field, frozen
 from arb_ternary.config.options import DEFAULT_CHOICE
 from arb_ternary.config.structure import options_class
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
-from arb_ternary.plugins.discovery import PluginRecord, Registered, Status
 from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.record import PluginRecord, Registered
 from arb_ternary.specs import resolve
 
 # : The suites of core's kinds, which cannot name them; other kinds state theirs
@@ -129,7 +129,7 @@ def check_plugin(name: str, kind: str | None = None) -> int:
 def _record(name: str) -> PluginRecord:
     records = manager().records_called(name)
     for record in records:
-        if record.status is not Status.OK:
+        if record.reason:
             raise EnvironmentProblem(record.fault)
     return records[0]
 

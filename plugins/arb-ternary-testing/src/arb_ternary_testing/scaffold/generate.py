@@ -13,8 +13,9 @@ from typing import Final
 
 from arb_ternary import API_VERSION, __version__
 from arb_ternary.errors import ArbError, UsageProblem, nearest
-from arb_ternary.plugins.discovery import announced, canonical
+from arb_ternary.plugins.discovery import announced
 from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.metadata import canonical
 from arb_ternary.specs import KINDS as SPECS
 
 #: Kinds of component that there is a template for.

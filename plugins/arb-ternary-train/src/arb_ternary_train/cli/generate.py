@@ -11,7 +11,7 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.plugins.manager import manager
 
 if TYPE_CHECKING:
-    from arb_ternary.plugins.discovery import Registered
+    from arb_ternary.plugins.record import Registered
     from arb_ternary_train.config import RunConfig
 
 
