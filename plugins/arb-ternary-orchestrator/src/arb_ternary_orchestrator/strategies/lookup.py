@@ -46,7 +46,7 @@ def find_strategy(name: str) -> Strategy:
         close = nearest(name, found)
         hints = [f"did you mean {close!r}?"] if close else []
         hints.append(f"available: {', '.join(found)}")
-        failed = [record.described for record in registry.records if not record.is_loaded]
+        failed = [record.described for record in registry.records if not record.loaded]
         if failed:
             hints.append(f"plugins that are not loaded: {', '.join(failed)}")
         raise UsageProblem(f"no strategy is called {name!r}", "\n".join(hints))
