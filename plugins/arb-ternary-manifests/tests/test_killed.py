@@ -63,7 +63,7 @@ def contents(place: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_manifest_that_is_killed_in_its_second_run_ends_as_one_left_alone() -> None:
+def test_manifest_killed_in_its_second_run_resumes_bitwise() -> None:
     Path("study.yaml").write_text(MANIFEST)
     finish("whole")
     process = start("cut")

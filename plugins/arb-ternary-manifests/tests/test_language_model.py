@@ -92,7 +92,7 @@ def system(*layers: dict[str, Any], **keys: Any) -> dict[str, Any]:
     return {"model": {"type": "TransformerModel", "topology": stack, **keys}}
 
 
-def test_the_guides_topology_is_a_decoder_section_decoupled_attention() -> None:
+def test_topology_of_the_guide() -> None:
     # 128 semantic features over 32 heads are 4 a head, 256 geometric ones 8.
     assert decoder_section(read_yaml(GUIDE, "guide").data) == {
         "name": "decoder",
@@ -111,7 +111,7 @@ def test_the_guides_topology_is_a_decoder_section_decoupled_attention() -> None:
     }
 
 
-def test_a_whole_llama_has_the_parameters_that_it_is_published_with() -> None:
+def test_llama_has_its_published_number_of_parameters() -> None:
     options = dict(decoder_section(read_yaml(LLAMA, "llama").data))
     assert options.pop("name") == "decoder"
     assert options["norm_eps"] == 1e-5
@@ -123,7 +123,7 @@ def test_a_whole_llama_has_the_parameters_that_it_is_published_with() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_235_814_400
 
 
-def test_every_way_to_write_the_same_blocks_is_the_same() -> None:
+def test_equal_blocks_in_every_notation() -> None:
     one = [residual(attention()), residual(swiglu())]
     written = [
         system({"type": "NestedTopology", "repeat": 3, "layers": one}),
@@ -196,7 +196,7 @@ def test_attention_layers_become_options(layer: dict[str, Any], options: dict[st
     }
 
 
-def test_the_ends_and_other_feed_forward_layers_become_options() -> None:
+def test_other_layers_become_options() -> None:
     head = [
         {"type": "RMSNormLayer", "d_model": 32},
         {"type": "LinearLayer", "d_in": 32, "d_out": 100},
@@ -212,7 +212,7 @@ def test_the_ends_and_other_feed_forward_layers_become_options() -> None:
     assert (found["experts"], found["experts_per_token"], found["feed_forward"]) == (4, 1, 16)
 
 
-def test_what_a_topology_cannot_say_stands_beside_it() -> None:
+def test_further_decoder_options() -> None:
     written = system(residual(attention()), residual(swiglu()))
     found = decoder_section({**written, "decoder": {"group_size": "row", "max_length": 64}})
     assert (found["group_size"], found["max_length"]) == ("row", 64)
@@ -227,7 +227,7 @@ def test_what_a_topology_cannot_say_stands_beside_it() -> None:
         ({"name": "bitnet", "width": 64}, {"name": "bitnet", "width": 64}),
     ],
 )
-def test_plain_options_are_taken_as_they_are(
+def test_plain_options_are_unchanged(
     config: dict[str, Any], section: dict[str, Any] | None
 ) -> None:
     assert decoder_section(config) == {
@@ -459,7 +459,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_the_decoder_cannot_hold_is_refused_where_it_stands(name: str) -> None:
+def test_unsupported_layers_are_refused_at_their_path(name: str) -> None:
     config, path, message = REFUSED[name]
     before = deepcopy(config)
     with pytest.raises(Faulty) as error:
@@ -470,7 +470,7 @@ def test_what_the_decoder_cannot_hold_is_refused_where_it_stands(name: str) -> N
     assert config == before
 
 
-def test_all_that_is_wrong_with_the_layers_is_said_at_once_and_the_nearest_is_named() -> None:
+def test_all_faults_of_layers_are_listed() -> None:
     broken = system(
         {"type": "LSTMLayer"},
         residual(attention(dropout_p=0.5, bias=True)),

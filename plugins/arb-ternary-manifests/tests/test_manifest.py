@@ -41,7 +41,7 @@ def fault(path: Path) -> str:
 # --- what a manifest becomes
 
 
-def test_the_defaults_are_those_of_the_guide(written: Write) -> None:
+def test_defaults_of_the_guide(written: Write) -> None:
     made = config(written("runs: [{id: a}]"))
     phase = to_plain(made.phases[0].options)
     expected = {
@@ -90,7 +90,7 @@ def test_the_defaults_are_those_of_the_guide(written: Write) -> None:
         ("device", "mps", "device"),
     ],
 )
-def test_each_key_of_train_decides_its_setting_alone(
+def test_each_key_of_train_decides_one_setting(
     written: Write, key: str, value: object, where: str
 ) -> None:
     from arb_ternary.config.errors import show_path
@@ -103,7 +103,7 @@ def test_each_key_of_train_decides_its_setting_alone(
     assert changed == {where: value}
 
 
-def test_keys_that_need_another_take_effect_beside_it(written: Write) -> None:
+def test_keys_that_need_another_key(written: Write) -> None:
     phase = config(
         written(run_with("use_amp: true, amp_dtype: bfloat16, device: mps, pin_memory: true"))
     ).phases[0]
@@ -134,7 +134,7 @@ def test_keys_that_need_another_take_effect_beside_it(written: Write) -> None:
         ("learning_rate: 1.0", "unknown key; did you mean 'lr'?"),
     ],
 )
-def test_a_key_that_would_do_nothing_is_refused_with_its_line(
+def test_key_without_effect_is_refused_with_its_line(
     written: Write, train: str, message: str
 ) -> None:
     found = fault(written(run_with(train)))
@@ -142,7 +142,7 @@ def test_a_key_that_would_do_nothing_is_refused_with_its_line(
     assert message in found
 
 
-def test_without_float_parts_their_keys_are_refused_and_their_defaults_left_out(
+def test_float_keys_are_refused_without_float_parts(
     written: Write,
 ) -> None:
     head = (
@@ -157,7 +157,7 @@ def test_without_float_parts_their_keys_are_refused_and_their_defaults_left_out(
         assert f"train.{key}: has no effect because the model has no float parameters" in found
 
 
-def test_the_targets_config_is_the_runs_own(written: Write) -> None:
+def test_config_of_the_target(written: Write) -> None:
     head = (
         "version: 2\ntargets:\n  - system: SYSTEM\n    config:\n      threads: 1\n"
         "      optimizer: {name: split, float: {name: adamw, lr: 0.125}}\n      checkpoint: "
@@ -176,7 +176,7 @@ def test_the_targets_config_is_the_runs_own(written: Write) -> None:
     assert "study.yaml:7: checkpoint.evry: one" in found.replace("experiment", "one")
 
 
-def test_verify_becomes_the_checks_of_the_run(written: Write) -> None:
+def test_verify_becomes_checks(written: Write) -> None:
     one = config(written("runs: [{id: a, verify: {type: validation_loss, max: 3}}]"))
     assert [(check.name, check.options.max) for check in one.checks] == [("validation_loss", 3.0)]
     two = config(
@@ -191,7 +191,7 @@ def test_verify_becomes_the_checks_of_the_run(written: Write) -> None:
     assert "did you mean 'type'?" in fault(written("runs: [{id: a, verify: {name: pure}}]"))
 
 
-def test_runs_follow_one_another_and_a_target_begins_anew(written: Write) -> None:
+def test_runs_follow_one_another_within_a_target(written: Write) -> None:
     path = written("runs: [{id: a, steps: 3, seed: 4}, {id: b}]\n")
     text = path.read_text()
     (system,) = [line for line in text.splitlines() if "system:" in line]
@@ -207,7 +207,7 @@ def test_runs_follow_one_another_and_a_target_begins_anew(written: Write) -> Non
     assert [run.target for run in planned(path, "two")] == ["two"]
 
 
-def test_a_run_that_is_followed_leaves_a_checkpoint(written: Write) -> None:
+def test_run_before_another_needs_a_checkpoint(written: Write) -> None:
     head = (
         "version: 2\ntargets:\n  - system: SYSTEM\n    config:\n      "
         "checkpoint:\n "
@@ -218,7 +218,7 @@ def test_a_run_that_is_followed_leaves_a_checkpoint(written: Write) -> None:
     assert "study.yaml:6: targets[0].config.checkpoint.every: must be at least 1" in found
 
 
-def test_a_target_of_a_variant(written: Write) -> None:
+def test_variants_and_targets(written: Write) -> None:
     head = (
         "version: 2\nvars: {n: 5}\nvariants: {quick: {n: 2}, paper: {n: 9}}\ntargets:\n  - "
         "system: SYSTEM\n"
@@ -293,7 +293,7 @@ def test_a_target_of_a_variant(written: Write) -> None:
         ),
     ],
 )
-def test_what_is_wrong_has_its_line(text: str, messages: list[str]) -> None:
+def test_faults_have_their_line(text: str, messages: list[str]) -> None:
     path = Path("study.yaml")
     path.write_text(text)
     found = fault(path)
@@ -316,7 +316,7 @@ def test_faults_of_several_runs_are_listed_together(written: Write) -> None:
 # --- keys of other distributions
 
 
-def test_keys_of_another_trainer_are_refused_except_at_their_defaults(written: Write) -> None:
+def test_keys_of_another_trainer(written: Write) -> None:
     made = config(written(run_with("teacher_ckpt: null, convergence_max_steps: null")))
     assert [phase.name for phase in made.phases] == ["standard"]
     found = fault(written(run_with("teacher_ckpt: there")))
@@ -346,7 +346,7 @@ def _no_upcycling_nor_orchestrator(monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.mark.usefixtures("_no_upcycling_nor_orchestrator")
-def test_keys_of_missing_distributions_name_them(written: Write) -> None:
+def test_keys_of_missing_distributions(written: Write) -> None:
     (run,) = planned(written(run_with("orchestrator_enabled: false, orchestrator_window: 500")))
     assert run.notes == ("orchestrator_enabled is false: no key with orchestrator_ was read",)
     for keys in ("orchestrator_window: 5", "orchestrator_window: 5, orchestrator_enabled: true"):
@@ -362,7 +362,7 @@ def test_keys_of_missing_distributions_name_them(written: Write) -> None:
     assert "trainer.upcycle (pip install arb-ternary-upcycle)" in wrong.value.hint
 
 
-def test_a_system_can_be_any_model(written: Write) -> None:
+def test_system_can_be_any_model(written: Write) -> None:
     head = (
         "version: 2\ntargets:\n  - system:\n      ref: system.decoder\n      config:\n"
         "        {width: 16, layers: 1, heads: 2, max_length: 512, group_size: 32}\n"
@@ -374,7 +374,7 @@ def test_a_system_can_be_any_model(written: Write) -> None:
 # --- as a kind of config file
 
 
-def test_a_manifest_is_checked_as_a_config_file(written: Write) -> None:
+def test_manifest_as_a_config_file(written: Write) -> None:
     assert load_manifest(written("runs: [{id: a}]")).summary == "targets one; runs: 1"
     with pytest.raises(
         ConfigError, match=r"study.yaml:11: targets\[0\].runs\[0\].train.lr: must be greater than 0"

@@ -88,7 +88,7 @@ def test_every_key_takes_effect() -> None:
     assert changed == {f"phases[0].policy.{key}": value for key, value in KEYS.items()}
 
 
-def test_what_is_not_asked_for_is_not_there() -> None:
+def test_policy_needs_a_key() -> None:
     assert config_of().phases[0].options.policy is None
     assert config_of("orchestrator_enabled: false").phases[0].options.policy is None
     off = config_of(
@@ -120,7 +120,7 @@ def test_what_is_not_asked_for_is_not_there() -> None:
         ),
     ],
 )
-def test_faults_stand_at_the_line_of_the_key(line: str, fault: str) -> None:
+def test_faults_have_the_line_of_the_key(line: str, fault: str) -> None:
     with pytest.raises(ConfigError) as error:
         config_of(line)
     texts = [text for text in str(error.value).splitlines() if fault in text]

@@ -45,7 +45,7 @@ def everything() -> list[Path]:
     return sorted(Path().rglob("*"))
 
 
-def test_runs_are_trained_in_order_resumed_and_passed_over(
+def test_runs_are_trained_in_order_and_skipped_on_resume(
     written: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(RUNS, HEAD)
@@ -79,7 +79,7 @@ def test_runs_are_trained_in_order_resumed_and_passed_over(
     assert "phases[0].lr: 0.002 there, 0.003 here" in capsys.readouterr().err
 
 
-def test_a_stopped_manifest_ends_with_the_bytes_of_one_that_was_not(
+def test_stopped_manifest_resumes_bitwise(
     written: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(RUNS, HEAD)
@@ -104,7 +104,7 @@ def test_a_stopped_manifest_ends_with_the_bytes_of_one_that_was_not(
     assert {name: parts[name] for name in whole} == whole
 
 
-def test_a_failed_check_ends_the_manifest(
+def test_failed_check_ends_the_manifest(
     written: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = RUNS.replace('lr: "${lr}"}}', "lr: 1.0}, verify: {type: validation_loss, max: 0.1}}")
@@ -116,7 +116,7 @@ def test_a_failed_check_ends_the_manifest(
     assert not Path("runs/study/one/b").exists()
 
 
-def test_a_dry_run_says_what_would_run_and_writes_nothing(
+def test_dry_run_writes_nothing(
     written: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(RUNS, HEAD)
@@ -142,7 +142,7 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(
     assert 0 < phase["seconds"] < 60
 
 
-def test_a_dry_run_counts_tokens_of_growing_batches(written: Write) -> None:
+def test_dry_run_counts_tokens_of_growing_batches(written: Write) -> None:
     runs = RUNS.replace("steps: 3,", "steps: 8,").replace(
         "block_size: 8,", "block_size: 8, batch_doublings: [0.5, 0.75],"
     )
@@ -151,7 +151,7 @@ def test_a_dry_run_counts_tokens_of_growing_batches(written: Write) -> None:
     assert forecast(first.config, probe=False).phases[0].tokens == 64 + 64 + 128
 
 
-def test_without_a_probe_nothing_is_trained(
+def test_no_probe_trains_nothing(
     written: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("arb_ternary_manifests.dry_run.train", lambda *_: pytest.fail("trained"))
@@ -163,7 +163,7 @@ def test_without_a_probe_nothing_is_trained(
     assert "device mps: Metal is not available here" in shown
 
 
-def test_a_model_too_large_for_this_machine_is_counted_all_the_same(
+def test_dry_run_of_a_model_larger_than_memory(
     written: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     big = HEAD.replace(
@@ -181,7 +181,7 @@ def test_a_model_too_large_for_this_machine_is_counted_all_the_same(
 @pytest.mark.parametrize(
     ("flags", "message"), [(["--no-probe"], "--no-probe"), (["--dry-run", "--resume"], "--resume")]
 )
-def test_flags_that_do_nothing_together_are_refused(
+def test_contradicting_flags_are_refused(
     written: Write, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     assert main(["run", str(written(RUNS, HEAD)), *flags]) == 2

@@ -66,7 +66,7 @@ SECOND = "{id: b, train: {phase: global, block_size: 32%s}}"
         ("force", True, 1),
     ],
 )
-def test_a_key_is_an_option_of_its_phase_and_refused_in_others(
+def test_keys_belong_to_their_phase(
     key: str, value: Any, phase: int
 ) -> None:
     text = f", {key}: {str(value).lower()}"
@@ -81,7 +81,7 @@ def test_a_key_is_an_option_of_its_phase_and_refused_in_others(
         planned(f"{FIRST % (text if phase == 1 else '')}\n{SECOND % (text if phase == 0 else '')}")
 
 
-def test_keys_of_autotuning_and_convergence_reach_the_phase() -> None:
+def test_keys_of_blockwise_reach_the_phase() -> None:
     keys = {
         "blockwise_autotune_mode": "active",
         "blockwise_autotune_plateau_patience": 7,
@@ -107,7 +107,7 @@ def test_keys_of_autotuning_and_convergence_reach_the_phase() -> None:
     )
 
 
-def test_the_first_run_makes_the_student_and_others_go_on() -> None:
+def test_first_run_makes_the_student() -> None:
     first, second = planned(
         f"{FIRST % ', projection: {calibration_tokens: 99}, fold_rotate: {rotate: false}'}\n"
         f"{SECOND % ', export: {exporter: safetensors}, benchmark: {measure: [perplexity]}'}"
@@ -121,7 +121,7 @@ def test_the_first_run_makes_the_student_and_others_go_on() -> None:
     assert to_plain(first.config.model) == to_plain(second.config.model)
 
 
-def test_the_student_may_be_trained_as_any_other() -> None:
+def test_student_can_train_in_the_standard_phase() -> None:
     (run,) = planned("{id: a, train: {phase: standard, teacher_ckpt: teacher, block_size: 32}}")
     assert [phase.name for phase in run.config.phases] == [
         "load_teacher",
@@ -173,7 +173,7 @@ def test_the_student_may_be_trained_as_any_other() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_computed(
+def test_faults_of_upcycling(
     runs: str, target: str, message: str
 ) -> None:
     with pytest.raises(ArbError) as error:

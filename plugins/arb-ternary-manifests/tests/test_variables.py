@@ -26,7 +26,7 @@ def faults(text: str, variant: str = "") -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "value", ["7", "0.5", "true", "null", "[1, a]", "{a: 1}", "text", "'7'", "1e-3"]
 )
-def test_a_whole_text_becomes_the_value_with_its_type(value: str) -> None:
+def test_whole_text_becomes_the_value_with_its_type(value: str) -> None:
     data = replaced(f"vars: {{x: {value}}}\ny: ${{x}}\nz: [{{a: '${{ x }}'}}]\n")
     expected = read_yaml(value, "").data
     assert data["y"] == expected
@@ -38,19 +38,19 @@ def test_a_whole_text_becomes_the_value_with_its_type(value: str) -> None:
     ("value", "text"),
     [("7", "7"), ("true", "true"), ("null", "null"), ("0.5", "0.5"), ("a b", "a b"), ("'7'", "7")],
 )
-def test_inside_text_a_value_is_written_as_yaml_writes_it(value: str, text: str) -> None:
+def test_value_inside_text_is_written_as_yaml(value: str, text: str) -> None:
     data = replaced(f"vars: {{x: {value}, y: end}}\nz: a-${{x}}-${{y}}\n")
     assert data["z"] == f"a-{text}-end"
 
 
-def test_variables_use_others_whatever_their_order() -> None:
+def test_variables_can_use_others_in_any_order() -> None:
     data = replaced(
         "vars: {a: '${b}', b: '${c}', c: 4, d: 'w${a}', e: ['${c}']}\nx: ${a}\ny: ${d}\nz: ${e}\n"
     )
     assert (data["x"], data["y"], data["z"]) == (4, "w4", [4])
 
 
-def test_other_dollars_are_left_alone() -> None:
+def test_other_dollar_signs_are_kept() -> None:
     assert replaced("x: costs $5 {a}\n") == {"x": "costs $5 {a}"}
 
 
@@ -79,15 +79,15 @@ def test_other_dollars_are_left_alone() -> None:
         ),
     ],
 )
-def test_a_fault_is_at_the_line_of_its_use(text: str, line: str, message: str) -> None:
+def test_fault_has_the_line_of_the_use(text: str, line: str, message: str) -> None:
     assert faults(text) == [(line, message)]
 
 
-def test_every_fault_is_told() -> None:
+def test_every_fault_is_listed() -> None:
     assert [line for line, _ in faults("x: ${a}\ny: ${b}\n")] == ["m.yaml:1", "m.yaml:2"]
 
 
-def test_a_variant_gives_variables_other_values() -> None:
+def test_variant_changes_values() -> None:
     text = (
         "vars: {a: 1, b: 2}\nvariants: {quick: {a: 10}, slow: {b: '${a}'}}\nx: ['${a}', '${b}']\n"
     )
@@ -96,7 +96,7 @@ def test_a_variant_gives_variables_other_values() -> None:
     assert replaced(text, "slow")["x"] == [1, 1]
 
 
-def test_a_variant_names_variables_that_there_are_and_its_lines_are_its_own() -> None:
+def test_faults_in_variants() -> None:
     text = "vars: {steps: 1}\nvariants:\n  quick:\n    step: 2\nx: ${steps}\n"
     assert faults(text, "quick") == [
         ("m.yaml:4", "vars has no variable 'step'; did you mean 'steps'?")
@@ -105,6 +105,6 @@ def test_a_variant_names_variables_that_there_are_and_its_lines_are_its_own() ->
     assert faults(text, "quick") == [("m.yaml:4", "vars has no variable 'b'; there are a")]
 
 
-def test_variables_that_nothing_uses_are_told() -> None:
+def test_unused_variables_are_listed() -> None:
     _, unused = substitute(read_yaml("vars: {a: 1, b: '${c}', c: 2}\nx: ${a}\n", ""))
     assert unused == ("b",)

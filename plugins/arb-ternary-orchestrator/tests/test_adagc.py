@@ -69,7 +69,7 @@ def step(optimizer: AdaGC, weights: list[torch.nn.Parameter], found: list[np.nda
 
 
 @pytest.mark.parametrize("steps", [1, 8, 9, 20, 60])
-def test_it_is_the_papers_algorithm(steps: int) -> None:
+def test_adagc_matches_the_paper(steps: int) -> None:
     weights, optimizer = start(threshold=1.5, decay=0.9, warmup=8, max_norm=0.7)
     for index in range(steps - 1):
         step(optimizer, weights, gradients(index))
@@ -88,7 +88,7 @@ def test_it_is_the_papers_algorithm(steps: int) -> None:
 
 
 @pytest.mark.parametrize("factor", [1.05, 2.0, 10.0])
-def test_a_spike_of_a_thousand_is_clipped_to_the_threshold_times_the_baseline(
+def test_large_spike_is_clipped_to_threshold_times_baseline(
     factor: float,
 ) -> None:
     """Gradients of norm 0.3 make an average of 0.3, which then allows ``factor`` times that."""
@@ -104,7 +104,7 @@ def test_a_spike_of_a_thousand_is_clipped_to_the_threshold_times_the_baseline(
     assert outcome.grad_norm == pytest.approx(300.0, rel=1e-6)
 
 
-def test_one_spike_leaves_the_gradients_of_other_parameters_alone() -> None:
+def test_spike_does_not_affect_other_parameters() -> None:
     weights, optimizer = start(warmup=2, max_norm=100.0, threshold=3.0)
     quiet = [np.full(shape, 0.01, dtype=np.float32) for shape in SHAPES]
     for _ in range(4):
@@ -115,7 +115,7 @@ def test_one_spike_leaves_the_gradients_of_other_parameters_alone() -> None:
         np.testing.assert_allclose(weight.grad.numpy(), expected, rtol=1e-6)
 
 
-def test_a_spike_in_the_warm_up_does_not_make_the_baseline() -> None:
+def test_spike_in_warmup_does_not_set_the_baseline() -> None:
     weight = torch.nn.Parameter(torch.zeros(4))
     optimizer = AdaGC(SGD([weight], lr=1.0), warmup=3, max_norm=1.0)
     for size in (0.1, 1000.0, 0.2):
@@ -124,7 +124,7 @@ def test_a_spike_in_the_warm_up_does_not_make_the_baseline() -> None:
     assert optimizer.state[weight]["average"] == pytest.approx(0.2, rel=1e-6)
 
 
-def test_gradients_of_zero_are_passed_over_and_a_late_parameter_has_its_own_warm_up() -> None:
+def test_zero_gradients_are_ignored_and_warmup_is_per_parameter() -> None:
     """The first gradient of the second factor of a product that begins at zero is exactly zero."""
     early, late = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
     optimizer = AdaGC(SGD([early, late], lr=1.0), warmup=2, threshold=2.0)
@@ -140,7 +140,7 @@ def test_gradients_of_zero_are_passed_over_and_a_late_parameter_has_its_own_warm
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_drops_the_update_and_leaves_no_trace(value: float) -> None:
+def test_nonfinite_gradient_drops_the_whole_update(value: float) -> None:
     weights, optimizer = start(warmup=2)
     for index in range(5):
         step(optimizer, weights, gradients(index))
@@ -162,7 +162,7 @@ def test_a_gradient_that_is_not_finite_drops_the_update_and_leaves_no_trace(valu
     assert optimizer.may_step()
 
 
-def test_it_wraps_optimizers_of_float_parameters() -> None:
+def test_adagc_wraps_only_float_optimizers() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(ConfigError, match=r"wraps a torch.optim.Optimizer, not a list"):
         AdaGC([weight])  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ def bandit(**rewards: list[float]) -> Bandit:
     return made
 
 
-def test_the_score_is_the_mean_and_the_bound() -> None:
+def test_score_is_mean_plus_bound() -> None:
     made = bandit(calm=[1.0, 2.0, 3.0], bold=[0.5], sgd=[-1.0, -2.0])
     # N = 6: ln 7 = 1.945910149
     assert made.score("calm") == pytest.approx(2.0 + math.sqrt(2 * 1.945910149 / 3))
@@ -31,20 +31,20 @@ def test_the_score_is_the_mean_and_the_bound() -> None:
     assert made.score("lion") == math.inf
 
 
-def test_the_mean_forgets_what_is_older_than_twenty_trials_and_the_count_does_not() -> None:
+def test_mean_covers_the_last_twenty_rewards() -> None:
     made = bandit(calm=[100.0] * 5 + [1.0] * 10 + [2.0] * 10)
     assert made.mean("calm") == 1.5
     assert made.tried["calm"] == 25
     assert made.score("calm") == pytest.approx(1.5 + math.sqrt(2 * math.log(26) / 25))
 
 
-def test_exploration_is_an_option() -> None:
+def test_exploration_scales_the_bound() -> None:
     made = Bandit(["a", "b"], exploration=0.5)
     made.reward("a", 1.0)
     assert made.score("a") == pytest.approx(1.0 + math.sqrt(0.5 * math.log(2)))
 
 
-def test_those_never_tried_come_first_then_the_highest_scores() -> None:
+def test_untried_strategies_come_first() -> None:
     made = bandit(calm=[1.0], bold=[3.0], sgd=[2.0])
     assert made.choose(2, "bold", {}) == ["lion", "bold"]
     made.reward("lion", 2.5)
@@ -57,7 +57,7 @@ def test_few_trials_outweigh_a_lower_mean() -> None:
     assert made.choose(4, "calm", {})[2:] == ["bold", "calm"]
 
 
-def test_the_current_strategy_is_always_among_them() -> None:
+def test_current_strategy_is_always_chosen() -> None:
     made = bandit(calm=[-5.0], bold=[3.0], sgd=[2.0], lion=[2.5])
     assert made.choose(3, "calm", {}) == ["bold", "lion", "calm"]
     assert made.choose(3, "sgd", {}) == ["bold", "lion", "sgd"]
@@ -65,7 +65,7 @@ def test_the_current_strategy_is_always_among_them() -> None:
 
 
 @pytest.mark.parametrize("mean", [-20.0, -1.5, 0.0, 4.0])
-def test_a_multiplier_above_one_never_lowers_a_score_and_one_below_never_raises_it(
+def test_multiplier_raises_scores_of_either_sign(
     mean: float,
 ) -> None:
     made = bandit(calm=[mean], bold=[0.0])
@@ -74,7 +74,7 @@ def test_a_multiplier_above_one_never_lowers_a_score_and_one_below_never_raises_
     assert made.score("calm", 0.5) == pytest.approx(plain - 0.5 * abs(plain))
 
 
-def test_a_strategy_that_suits_is_preferred_also_among_bad_ones_and_untried_ones() -> None:
+def test_suitable_strategy_is_preferred() -> None:
     made = bandit(calm=[-10.0], bold=[-9.9], sgd=[-20.0], lion=[-20.0])
     assert made.choose(1, "bold", {}) == ["bold"]
     assert made.choose(2, "sgd", {})[0] == "bold"
@@ -82,7 +82,7 @@ def test_a_strategy_that_suits_is_preferred_also_among_bad_ones_and_untried_ones
     assert Bandit(NAMES).choose(2, "calm", {"sgd": 1.25})[0] == "sgd"
 
 
-def test_a_failed_trial_counts_and_leaves_the_mean_alone() -> None:
+def test_failed_trial_counts_but_keeps_the_mean() -> None:
     made = bandit(calm=[1.0, 2.0], bold=[-3.0, -4.0])
     before = made.score("calm")
     made.fail("calm")
@@ -92,7 +92,7 @@ def test_a_failed_trial_counts_and_leaves_the_mean_alone() -> None:
     assert made.score("calm") < before
 
 
-def test_one_that_only_failed_is_no_better_than_the_worst() -> None:
+def test_strategy_that_only_failed_gets_the_lowest_mean() -> None:
     made = bandit(calm=[1.0], bold=[-3.0])
     made.fail("lion")
     assert made.mean("lion") is None
@@ -102,7 +102,7 @@ def test_one_that_only_failed_is_no_better_than_the_worst() -> None:
     assert alone.score("lion") == pytest.approx(math.sqrt(2 * math.log(2)))
 
 
-def test_the_generator_draws_the_order_of_equals_and_nothing_else() -> None:
+def test_generator_only_breaks_ties() -> None:
     def order(made: Bandit, seed: int) -> tuple[str, ...]:
         return tuple(made.choose(4, "calm", {}, torch.Generator().manual_seed(seed)))
 
@@ -119,7 +119,7 @@ def test_the_generator_draws_the_order_of_equals_and_nothing_else() -> None:
     assert torch.equal(generators[0].get_state(), generators[1].get_state())
 
 
-def test_names_that_are_not_there_are_errors_with_the_nearest() -> None:
+def test_unknown_name_suggests_the_nearest() -> None:
     for call in (
         lambda: Bandit(NAMES).reward("blod", 1.0),
         lambda: Bandit(NAMES).fail("blod"),
@@ -130,7 +130,7 @@ def test_names_that_are_not_there_are_errors_with_the_nearest() -> None:
             call()
 
 
-def test_a_reward_that_is_no_number_is_refused() -> None:
+def test_nonfinite_reward_is_refused() -> None:
     made = Bandit(NAMES)
     with pytest.raises(ValueError, match="failed trial"):
         made.reward("calm", math.nan)
@@ -139,7 +139,7 @@ def test_a_reward_that_is_no_number_is_refused() -> None:
         Bandit(["a", "a"])
 
 
-def test_a_copy_of_the_state_goes_on_alike_and_one_of_other_strategies_is_refused() -> None:
+def test_state_roundtrip_and_refusal_of_other_strategies() -> None:
     first = bandit(calm=[0.1, 0.2] * 15, sgd=[1.0])
     second = Bandit(NAMES)
     first.fail("bold")

@@ -64,7 +64,7 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ]
 
 
-def test_losers_leave_no_trace_in_any_block(tiny: Any, equal: Any, overrides: list[str]) -> None:
+def test_losing_candidates_leave_no_trace_in_any_block(tiny: Any, equal: Any, overrides: list[str]) -> None:
     plain = tiny.run("plain", *overrides)
     compared = tiny.run("compared", *overrides, f"phases.0.policy={json.dumps(COMPARING)}")
     assert [each["step"] for each in compared.decisions if each["candidates"]] == [8, 20, 32, 44]
@@ -79,7 +79,7 @@ def test_losers_leave_no_trace_in_any_block(tiny: Any, equal: Any, overrides: li
     )
 
 
-def test_a_block_that_is_done_within_a_branch_ends_with_it(
+def test_block_that_converges_in_a_branch_ends_with_it(
     tiny: Any, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from arb_ternary_upcycle.trend import Convergence

@@ -28,12 +28,12 @@ COMPARING = {
 pytestmark = pytest.mark.usefixtures("harmful")
 
 
-def test_the_reward_is_that_of_the_page() -> None:
+def test_reward_formula() -> None:
     assert reward(2.0, 1.5, 3, 1.6) == pytest.approx(10 * 0.5 - 0.3 - 0.16)
     assert reward(1.5, 2.0, 0, None) == pytest.approx(-5.0)
 
 
-def test_a_run_in_which_nothing_is_decided_is_bit_for_bit_the_run_without_orchestrator(
+def test_run_without_decisions_equals_the_plain_run(
     tiny: Any, equal: Any
 ) -> None:
     plain = tiny.run("plain")
@@ -48,7 +48,7 @@ def test_a_run_in_which_nothing_is_decided_is_bit_for_bit_the_run_without_orches
     }
 
 
-def test_losers_leave_no_trace(tiny: Any, equal: Any) -> None:
+def test_losing_candidates_leave_no_trace(tiny: Any, equal: Any) -> None:
     plain = tiny.run("plain")
     compared = tiny.run("compared", policy=COMPARING)
     first, second = compared.decisions
@@ -73,7 +73,7 @@ def test_losers_leave_no_trace(tiny: Any, equal: Any) -> None:
         assert f"step 8: orchestrator: trying {trial['name']} ({place} of 3)" in log
 
 
-def test_the_winner_goes_on_as_if_it_had_been_chosen_at_once(tiny: Any, equal: Any) -> None:
+def test_winner_continues_as_if_chosen_at_once(tiny: Any, equal: Any) -> None:
     options = {
         **COMPARING,
         "initial_strategy": "crawl",
@@ -100,7 +100,7 @@ def test_the_winner_goes_on_as_if_it_had_been_chosen_at_once(tiny: Any, equal: A
     assert compared.steps == asked.steps
 
 
-def test_all_candidates_see_the_same_samples_and_are_judged_on_others_that_are_no_held_out_ones(
+def test_candidates_see_the_same_samples_and_probe(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[int]] = []
@@ -133,7 +133,7 @@ def test_all_candidates_see_the_same_samples_and_are_judged_on_others_that_are_n
     assert seen[8 + 18 :] == plain[12:]
 
 
-def test_steps_of_a_branch_are_told_once_and_what_falls_due_in_it_is_done_at_its_end(
+def test_steps_of_a_branch_are_reported_once(
     tiny: Any,
 ) -> None:
     run = tiny.run(
@@ -161,7 +161,7 @@ def test_steps_of_a_branch_are_told_once_and_what_falls_due_in_it_is_done_at_its
     assert saved == ["step-00000012", "step-00000020", "step-00000024"]
 
 
-def test_a_candidate_whose_loss_is_not_finite_fails_and_spares_the_others(
+def test_candidate_with_nonfinite_loss_fails_alone(
     tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = tiny.run("plain", "phases.0.steps=16")
@@ -176,7 +176,7 @@ def test_a_candidate_whose_loss_is_not_finite_fails_and_spares_the_others(
     equal(run.trained, plain.trained)
 
 
-def test_a_strategy_whose_optimizer_cannot_be_made_fails_and_spares_the_others(
+def test_candidate_without_optimizer_fails_alone(
     tiny: Any, equal: Any
 ) -> None:
     plain = tiny.run("plain", "phases.0.steps=16")
@@ -192,7 +192,7 @@ def test_a_strategy_whose_optimizer_cannot_be_made_fails_and_spares_the_others(
     equal(run.trained, plain.trained)
 
 
-def test_where_all_candidates_fail_the_safety_strategy_goes_on_from_where_they_began(
+def test_safety_strategy_continues_if_all_candidates_fail(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _poison(monkeypatch, lambda loop: loop.microbatches == 10)

@@ -40,7 +40,7 @@ def asking(tiny: Any, run: str, *names: str) -> type[Silent]:
     return Asking
 
 
-def test_a_request_is_written_whole_and_read_back(tmp_path: Any) -> None:
+def test_request_roundtrip(tmp_path: Any) -> None:
     control = ControlFile(tmp_path)
     assert control.read() is None
     request = control.write("sgd_escape")
@@ -52,7 +52,7 @@ def test_a_request_is_written_whole_and_read_back(tmp_path: Any) -> None:
     assert control.write("sgd_escape") != request, "asked twice, they are two requests"
 
 
-def test_a_newer_request_survives_that_an_older_one_is_done(tmp_path: Any) -> None:
+def test_removing_a_request_keeps_a_newer_one(tmp_path: Any) -> None:
     control = ControlFile(tmp_path)
     older = control.write("a")
     newer = control.write("b")
@@ -65,7 +65,7 @@ def test_a_newer_request_survives_that_an_older_one_is_done(tmp_path: Any) -> No
 @pytest.mark.parametrize(
     "content", [b"{", b"[]", b'{"id": 1, "name": "x"}', b'{"id": "x"}', b"\xff\x00\xff"]
 )
-def test_a_file_that_is_no_request_is_removed_and_named(content: bytes, tmp_path: Any) -> None:
+def test_invalid_request_is_removed_and_reported(content: bytes, tmp_path: Any) -> None:
     control = ControlFile(tmp_path)
     control.path.write_bytes(content)
     with pytest.raises(ValueError, match=r"orchestrator_control\.json: not a request to switch"):
@@ -73,7 +73,7 @@ def test_a_file_that_is_no_request_is_removed_and_named(content: bytes, tmp_path
     assert control.read() is None
 
 
-def test_the_loop_switches_between_two_steps_saves_a_checkpoint_and_removes_the_file(
+def test_requested_switch_saves_a_checkpoint(
     tiny: Any,
 ) -> None:
     run = tiny.run(
@@ -96,7 +96,7 @@ def test_the_loop_switches_between_two_steps_saves_a_checkpoint_and_removes_the_
     assert rates == [0.01] * 6 + [0.02] * 6
 
 
-def test_a_request_for_the_strategy_in_use_is_no_comparison(tiny: Any) -> None:
+def test_request_for_the_current_strategy(tiny: Any) -> None:
     run = tiny.run("run", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "run", "configured"))
     (record,) = [each for each in run.metrics if each["event"] == "decision"]
     assert (record["reason"], record["from"], record["to"]) == (
@@ -107,7 +107,7 @@ def test_a_request_for_the_strategy_in_use_is_no_comparison(tiny: Any) -> None:
     assert "mark" not in record
 
 
-def test_what_cannot_be_obeyed_is_told_and_removed(tiny: Any, harmful: None) -> None:
+def test_request_for_an_unknown_strategy_is_reported(tiny: Any, harmful: None) -> None:
     run = tiny.run(
         "run",
         *OPTIONS,
@@ -123,7 +123,7 @@ def test_what_cannot_be_obeyed_is_told_and_removed(tiny: Any, harmful: None) -> 
     )
 
 
-def test_a_strategy_that_cannot_be_made_is_told_and_the_run_goes_on(
+def test_request_for_an_impossible_strategy_is_reported(
     tiny: Any, equal: Any, harmful: None
 ) -> None:
     plain = tiny.run("plain", *OPTIONS)
@@ -149,7 +149,7 @@ def test_a_strategy_that_cannot_be_made_is_told_and_the_run_goes_on(
     ],
     ids=["before the checkpoint", "between checkpoint and removal"],
 )
-def test_a_process_that_dies_in_between_neither_forgets_nor_switches_twice(
+def test_killed_process_switches_exactly_once(
     method: tuple[type, str], tiny: Any, equal: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny.run(

@@ -93,17 +93,17 @@ def test_nothing_is_due_without_a_reason() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(CAUSES, 2)))
-def test_of_two_reasons_the_first_of_the_order_is_given(first: str, second: str) -> None:
+def test_first_of_two_reasons_is_given(first: str, second: str) -> None:
     assert at_once(first, second) == first
 
 
-def test_of_all_reasons_the_first_is_given() -> None:
+def test_first_of_all_reasons_is_given() -> None:
     assert at_once(*CAUSES) == "safety"
     assert at_once(*list(CAUSES)[1:]) == "spike"
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_hysteresis_holds_back_all_but_safety(cause: str) -> None:
+def test_hysteresis_blocks_all_but_safety(cause: str) -> None:
     boundary = DecisionBoundary(OPTIONS)
     decide(boundary, 1000)
     boundary.decided(1000)
@@ -122,7 +122,7 @@ def test_hysteresis_holds_back_all_but_safety(cause: str) -> None:
         assert reason(boundary, 1200, situation, manual=facts.get("manual")) == cause
 
 
-def test_hysteresis_counts_from_an_evaluation_that_changed_nothing_and_from_the_start() -> None:
+def test_hysteresis_counts_from_start_and_evaluations() -> None:
     boundary = DecisionBoundary(OPTIONS)
     plateau = Situation(phase="plateau")
     due = []
@@ -136,7 +136,7 @@ def test_hysteresis_counts_from_an_evaluation_that_changed_nothing_and_from_the_
     assert [step for step in range(50, 252) if decide(boundary, step, plateau)] == [250, 251]
 
 
-def test_the_interval_counts_from_the_last_decision() -> None:
+def test_interval_counts_from_the_last_decision() -> None:
     boundary = DecisionBoundary(OPTIONS)
     due = []
     for step in range(1, 1700):
@@ -149,14 +149,14 @@ def test_the_interval_counts_from_the_last_decision() -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_is_danger(loss: float) -> None:
+def test_nonfinite_loss_triggers_safety(loss: float) -> None:
     trigger = decide(DecisionBoundary(OPTIONS), 1, Situation(baseline=None), loss=loss)
     assert trigger is not None
     assert (trigger.reason, trigger.metric) == ("safety", "loss")
     assert trigger.value == loss or math.isnan(loss)
 
 
-def test_gradients_that_are_not_finite_are_danger() -> None:
+def test_nonfinite_gradient_triggers_safety() -> None:
     trigger = decide(DecisionBoundary(OPTIONS), 1, Situation(grad_norm=math.inf))
     assert trigger == Trigger("safety", "gradient norm", math.inf)
 
@@ -173,7 +173,7 @@ def test_gradients_that_are_not_finite_are_danger() -> None:
         (None, math.inf, 100.0, False),
     ],
 )
-def test_a_loss_is_too_high_beyond_the_factor_and_the_noise(
+def test_high_loss_exceeds_factor_and_noise(
     baseline: float | None, limit: float, loss: float, danger: bool
 ) -> None:
     found = decide(
@@ -185,13 +185,13 @@ def test_a_loss_is_too_high_beyond_the_factor_and_the_noise(
     assert found == expected
 
 
-def test_the_factor_is_an_option() -> None:
+def test_loss_factor_is_an_option() -> None:
     options = OrchestratorConfig(max_loss_increase=3.0)
     assert reason(DecisionBoundary(options), 1, Situation(), loss=5.9) is None
     assert reason(DecisionBoundary(options), 1, Situation(), loss=6.1) == "safety"
 
 
-def test_a_phase_has_to_hold_before_its_change_counts() -> None:
+def test_phase_change_has_to_hold() -> None:
     boundary = DecisionBoundary(
         OrchestratorConfig(hysteresis=0, decision_interval=10_000, phase_hold=5)
     )
@@ -213,7 +213,7 @@ def test_a_phase_has_to_hold_before_its_change_counts() -> None:
     assert decide(boundary, len(phases) + 1, Situation(phase="mid")) is None
 
 
-def test_a_request_stands_back_once_only() -> None:
+def test_request_is_postponed_only_once() -> None:
     boundary = DecisionBoundary(OPTIONS)
     plateau = Situation(phase="plateau")
     found = []
@@ -227,13 +227,13 @@ def test_a_request_stands_back_once_only() -> None:
     assert found == ["plateau", "manual", "plateau", "plateau"]
 
 
-def test_a_request_names_the_strategy() -> None:
+def test_manual_trigger_names_the_strategy() -> None:
     assert decide(DecisionBoundary(OPTIONS), 300, manual="lion") == Trigger(
         "manual", "asked for lion", 300
     )
 
 
-def test_spikes_of_before_the_last_decision_have_been_answered() -> None:
+def test_spikes_before_the_last_decision_do_not_count() -> None:
     options = OrchestratorConfig(hysteresis=10, decision_interval=10_000)
     boundary = DecisionBoundary(options)
     telemetry = Telemetry()
@@ -252,7 +252,7 @@ def test_spikes_of_before_the_last_decision_have_been_answered() -> None:
     assert found == [(70, "spikes in 70 steps", 3)]
 
 
-def test_a_run_of_real_numbers_from_noise_to_an_explosion() -> None:
+def test_decisions_on_a_realistic_loss_curve() -> None:
     boundary = DecisionBoundary(OPTIONS)
     telemetry = Telemetry()
     spikes = SpikeDetector()
@@ -275,7 +275,7 @@ def test_a_run_of_real_numbers_from_noise_to_an_explosion() -> None:
     assert found == [(200, "phase_change"), (400, "plateau"), (451, "safety")]
 
 
-def test_a_copy_of_the_state_goes_on_alike() -> None:
+def test_state_roundtrip() -> None:
     first = DecisionBoundary(OPTIONS)
     second = DecisionBoundary(OPTIONS)
     for step in range(1, 250):

@@ -93,7 +93,7 @@ pytestmark = pytest.mark.usefixtures("harmful")
         for name in CASES
     ],
 )
-def test_losers_leave_no_trace(
+def test_losing_candidates_leave_no_trace_everywhere(
     case: str, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _skip_without(case)
@@ -116,7 +116,7 @@ def test_losers_leave_no_trace(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_micro_batch_without_a_loss_is_survived_and_a_stopped_run_goes_on(
+def test_nonfinite_loss_is_survived_and_resume_is_exact(
     case: str, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _skip_without(case)

@@ -137,7 +137,7 @@ def run_with(
     return run.path
 
 
-def test_the_story_is_two_tables_and_what_it_comes_to(arb: Arb, tmp_path: Path) -> None:
+def test_explain_prints_tables_and_a_summary(arb: Arb, tmp_path: Path) -> None:
     run = run_with(tmp_path, DECISIONS, 2000)
     code, output = arb("orchestrator", "explain", run)
     assert code == 0, output
@@ -169,7 +169,7 @@ def test_the_story_is_two_tables_and_what_it_comes_to(arb: Arb, tmp_path: Path) 
     ]
 
 
-def test_the_same_as_json(arb: Arb, tmp_path: Path) -> None:
+def test_explain_as_json(arb: Arb, tmp_path: Path) -> None:
     run = run_with(tmp_path, DECISIONS, 2000)
     told = json.loads(arb("orchestrator", "explain", run, "--json")[1])
     assert told.pop("decisions") == DECISIONS
@@ -185,18 +185,18 @@ def test_the_same_as_json(arb: Arb, tmp_path: Path) -> None:
     }
 
 
-def test_phases_are_named_where_there_are_several(arb: Arb, tmp_path: Path) -> None:
+def test_phase_column_appears_for_several_phases(arb: Arb, tmp_path: Path) -> None:
     decisions = [DECISIONS[0], {**DECISIONS[4], "phase": "global"}]
     lines = arb("orchestrator", "explain", run_with(tmp_path, decisions, 9))[1].splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["phase", "standard", "global"]
 
 
-def test_one_of_each_is_told_in_the_singular(arb: Arb, tmp_path: Path) -> None:
+def test_summary_uses_the_singular(arb: Arb, tmp_path: Path) -> None:
     _, output = arb("orchestrator", "explain", run_with(tmp_path, DECISIONS[2:3], 10))
     assert "1 decision, 0 comparisons, 1 switch, 1 rollback in 10 steps." in output
 
 
-def test_a_run_that_decided_nothing(arb: Arb, tmp_path: Path) -> None:
+def test_run_without_decisions(arb: Arb, tmp_path: Path) -> None:
     run = run_with(tmp_path, [], 30)
     code, output = arb("orchestrator", "explain", run)
     assert code == 0
@@ -204,7 +204,7 @@ def test_a_run_that_decided_nothing(arb: Arb, tmp_path: Path) -> None:
     assert json.loads(arb("orchestrator", "explain", run, "--json")[1])["decisions"] == []
 
 
-def test_a_run_without_an_orchestrator_and_one_that_is_not_there(arb: Arb, tmp_path: Path) -> None:
+def test_run_without_orchestrator_and_missing_run(arb: Arb, tmp_path: Path) -> None:
     run = run_with(tmp_path, [], 30, "phases:\n- name: standard\n")
     code, output = arb("orchestrator", "explain", run)
     assert code == 2

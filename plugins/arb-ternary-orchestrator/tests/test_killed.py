@@ -170,7 +170,7 @@ def decisions_in(directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("memory", [None, 0], ids=["in memory", "on the disk"])
-def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bytes(
+def test_run_killed_twenty_times_ends_with_the_same_bytes(
     memory: int | None, helper: Helper, tiny: Any
 ) -> None:
     config = tiny.folder / "killed.yaml"

@@ -31,7 +31,7 @@ def run(optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], ste
         optimizer.step()
 
 
-def test_lion_is_its_formula() -> None:
+def test_lion_matches_its_formula() -> None:
     weights = start()
     run(Lion(weights, lr=0.01, betas=(0.8, 0.95), weight_decay=0.3), weights, 25)
     for index, weight in enumerate(gradients(1000)):
@@ -45,14 +45,14 @@ def test_lion_is_its_formula() -> None:
         np.testing.assert_allclose(weights[index].detach().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_first_step_of_lion_is_the_rate_along_the_signs_of_the_gradient() -> None:
+def test_first_step_of_lion_is_rate_times_sign() -> None:
     weight = torch.nn.Parameter(torch.zeros(4))
     weight.grad = torch.tensor([1e-20, -3.0, 0.0, 1e20])
     Lion([weight], lr=0.5).step()
     assert weight.tolist() == [-0.5, 0.5, 0.0, -0.5]
 
 
-def test_bfloat16_parameters_have_a_momentum_that_a_decay_of_0999_still_moves() -> None:
+def test_momentum_of_bfloat16_parameters_is_float32() -> None:
     """In bfloat16, 1 + 0.001 is 1: an average kept in it would stand still."""
     weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
     optimizer = Lion([weight], betas=(0.9, 0.999))
@@ -64,7 +64,7 @@ def test_bfloat16_parameters_have_a_momentum_that_a_decay_of_0999_still_moves() 
     assert weight.dtype == torch.bfloat16
 
 
-def test_sgd_is_its_formula() -> None:
+def test_sgd_matches_its_formula() -> None:
     weights = start()
     run(
         torch.optim.SGD(weights, lr=0.01, momentum=0.7, weight_decay=0.1, nesterov=True),
@@ -81,7 +81,7 @@ def test_sgd_is_its_formula() -> None:
         np.testing.assert_allclose(weights[index].detach().numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_cannot_be_trained_is_refused_before_anything_changes() -> None:
+def test_invalid_parameters_and_gradients_are_refused() -> None:
     packed = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.int32), requires_grad=False)
     weight = start()[0]
     with pytest.raises(

@@ -9,7 +9,7 @@ from arb_ternary_orchestrator.moments import Moments, weights
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.9, 0.99])
-def test_mean_and_variance_are_the_weighted_ones_without_bias(decay: float) -> None:
+def test_mean_and_variance_are_unbiased(decay: float) -> None:
     values = np.random.default_rng(1).normal(3.0, 0.5, 400)
     moments = Moments(decay)
     assert math.isnan(moments.mean)
@@ -26,7 +26,7 @@ def test_mean_and_variance_are_the_weighted_ones_without_bias(decay: float) -> N
         assert moments.variance == pytest.approx(biased / (1 - share @ share), rel=1e-9)
 
 
-def test_the_variance_of_noise_is_right_on_average_from_the_second_value_on() -> None:
+def test_variance_of_noise_is_right_on_average() -> None:
     draws = np.random.default_rng(2).normal(0.0, 2.0, (4000, 6))
     found = np.zeros((4000, 5))
     for row, values in enumerate(draws):
@@ -41,7 +41,7 @@ def test_the_variance_of_noise_is_right_on_average_from_the_second_value_on() ->
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 300])
-def test_degrees_of_freedom_are_those_of_the_quadratic_form(count: int) -> None:
+def test_degrees_of_freedom(count: int) -> None:
     share = 0.97 ** np.arange(count)
     share /= share.sum()
     form = np.diag(share) - np.outer(share, share)
@@ -50,11 +50,11 @@ def test_degrees_of_freedom_are_those_of_the_quadratic_form(count: int) -> None:
     assert weights(0.97, count).squares == pytest.approx((share**2).sum(), rel=1e-12)
 
 
-def test_equal_weights_have_one_degree_less_than_values() -> None:
+def test_degrees_of_freedom_of_equal_weights() -> None:
     assert weights(1 - 1e-9, 12).degrees == pytest.approx(11, rel=1e-5)
 
 
-def test_a_copy_of_the_state_goes_on_alike() -> None:
+def test_state_roundtrip() -> None:
     first = Moments(0.9)
     second = Moments(0.9)
     for value in (1.0, 2.5, 0.25):
@@ -65,6 +65,6 @@ def test_a_copy_of_the_state_goes_on_alike() -> None:
     assert first.state_dict() == second.state_dict()
 
 
-def test_a_decay_that_is_none_is_refused() -> None:
+def test_invalid_decay_is_refused() -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         Moments(1.0)

@@ -16,7 +16,7 @@ def vector(tensors: Any) -> Any:
     return np.concatenate([tensor.detach().double().numpy().ravel() for tensor in tensors])
 
 
-def test_norms_changes_and_flips_are_those_of_the_tensors(
+def test_measured_norms_changes_and_flips(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before_step = Meter.before_step
@@ -69,7 +69,7 @@ def test_norms_changes_and_flips_are_those_of_the_tensors(
     assert [found.loss for found, _ in seen] == losses
 
 
-def test_a_large_parameter_is_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_parameter_is_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     from arb_ternary_orchestrator import telemetry
 
     monkeypatch.setattr(telemetry, "_SAMPLED", 4)

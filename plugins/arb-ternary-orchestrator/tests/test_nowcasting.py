@@ -55,7 +55,7 @@ SLOPE = torch.tensor([0.3, 0.0, -1.0, 1e-3]).double()
         ("geometric", 5, 4, 10),
     ],
 )
-def test_on_a_line_it_lands_on_the_line(
+def test_jump_along_a_line(
     method: str, window: int, spacing: int, horizon: int
 ) -> None:
     found = after(
@@ -72,7 +72,7 @@ def test_on_a_line_it_lands_on_the_line(
 
 @pytest.mark.parametrize("ratio", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("horizon", [6, 30])
-def test_on_ways_that_shrink_by_a_common_ratio_the_geometric_one_lands_on_them(
+def test_geometric_jump_along_shrinking_distances(
     ratio: float, horizon: int
 ) -> None:
     """``w(t) = a + b r**t``, as gradient descent makes on a quadratic of one curvature."""
@@ -89,7 +89,7 @@ def test_on_ways_that_shrink_by_a_common_ratio_the_geometric_one_lands_on_them(
     np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-9, atol=1e-12)
 
 
-def test_the_line_is_that_of_least_squares() -> None:
+def test_linear_jump_is_least_squares() -> None:
     random = np.random.default_rng(5)
     for count, ahead in ((2, 1.0), (5, 2.5), (8, 0.5)):
         points = random.standard_normal((count, 6))
@@ -99,7 +99,7 @@ def test_the_line_is_that_of_least_squares() -> None:
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_what_swings_does_not_jump_and_what_grows_goes_on_straight() -> None:
+def test_geometric_ratio_is_clamped() -> None:
     swinging = [torch.tensor([x], dtype=torch.float64) for x in (1.0, -1.0, 1.0, 0.0)]
     assert geometric_jump(swinging, 5.0).tolist() == [0.0]
     growing = [torch.tensor([x - 7.0], dtype=torch.float64) for x in (0.0, 1.0, 3.0, 7.0)]
@@ -108,7 +108,7 @@ def test_what_swings_does_not_jump_and_what_grows_goes_on_straight() -> None:
     assert geometric_jump(still, 5.0).tolist() == [0.0] * 3
 
 
-def test_the_trust_ratio_bounds_the_jump_by_the_way_over_the_window() -> None:
+def test_trust_ratio_bounds_the_jump() -> None:
     way = SLOPE.norm()
     for ratio, expected in ((0.5, 0.5 * 4 * way), (10.0, 40 * way)):
         found = after(
@@ -123,7 +123,7 @@ def test_the_trust_ratio_bounds_the_jump_by_the_way_over_the_window() -> None:
         assert float((found - START - 8 * SLOPE).norm()) == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_it_jumps_every_so_often_from_snapshots_after_the_last_jump() -> None:
+def test_jumps_happen_at_the_configured_interval() -> None:
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = Nowcasting(
         torch.optim.SGD([weight], lr=1.0), every=4, window=2, spacing=2, horizon=3, trust_ratio=None
@@ -140,7 +140,7 @@ def test_it_jumps_every_so_often_from_snapshots_after_the_last_jump() -> None:
     assert outcome.statistics["jumps"] == 2
 
 
-def test_snapshots_at_other_distances_are_not_mixed_with_its_own() -> None:
+def test_snapshots_of_another_spacing_are_dropped() -> None:
     def taken(optimizer: Nowcasting, steps: int) -> float:
         for _ in range(steps):
             weight.grad = -torch.ones(1, dtype=torch.float64)
@@ -157,7 +157,7 @@ def test_snapshots_at_other_distances_are_not_mixed_with_its_own() -> None:
     assert taken(second, 8) == 16.0 + 3.0
 
 
-def test_a_parameter_that_does_not_move_stays_to_the_bit() -> None:
+def test_unmoved_parameter_keeps_its_bits() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(1000, generator=generator))
     before = weight.detach().clone()

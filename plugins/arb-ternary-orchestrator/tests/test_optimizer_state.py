@@ -91,7 +91,7 @@ def go_on(weights: list[torch.nn.Parameter], optimizer: Any, first: int, last: i
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("name", "options"), ALL)
-def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_to_the_bit(
+def test_resumed_optimizer_continues_bitwise(
     name: str, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     weights, optimizer = start(name, options, dtype)
@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_to_the_bit(
     ids=["copy", "pickle"],
 )
 @pytest.mark.parametrize(("name", "options"), ALL)
-def test_a_copy_goes_on_by_itself_to_the_same_bits(
+def test_copied_optimizer_continues_bitwise(
     name: str, options: dict[str, Any], duplicate: Any
 ) -> None:
     weights, optimizer = start(name, options, torch.float32)
@@ -132,7 +132,7 @@ def test_a_copy_goes_on_by_itself_to_the_same_bits(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("name", "options"), ALL)
-def test_what_it_says_it_will_keep_is_the_most_that_it_then_keeps(
+def test_planned_state_bytes_match_the_state(
     name: str, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     weights, optimizer = start(name, options, dtype)
@@ -145,7 +145,7 @@ def test_what_it_says_it_will_keep_is_the_most_that_it_then_keeps(
 
 
 @pytest.mark.parametrize(("name", "options"), ALL)
-def test_what_has_no_gradient_does_not_change(name: str, options: dict[str, Any]) -> None:
+def test_parameter_without_gradient_does_not_change(name: str, options: dict[str, Any]) -> None:
     weights, optimizer = start(name, options, torch.float32)
     before = [weight.detach().clone() for weight in weights]
     for _ in range(STEPS):
@@ -154,7 +154,7 @@ def test_what_has_no_gradient_does_not_change(name: str, options: dict[str, Any]
 
 
 @pytest.mark.parametrize(("name", "options"), ALL)
-def test_matrices_and_vectors_are_groups_that_a_scheduler_of_torch_drives(
+def test_groups_work_with_a_torch_scheduler(
     name: str, options: dict[str, Any]
 ) -> None:
     _, optimizer = start(name, options, torch.float32)
@@ -171,7 +171,7 @@ def test_matrices_and_vectors_are_groups_that_a_scheduler_of_torch_drives(
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_a_closure_is_called_once_and_its_loss_comes_back(name: str) -> None:
+def test_closure_is_called_once(name: str) -> None:
     weights, optimizer = start(name, OPTIMIZERS[name], torch.float32)
     before = weights[0].detach().clone()
     calls = []

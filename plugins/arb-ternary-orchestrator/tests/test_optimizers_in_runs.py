@@ -78,7 +78,7 @@ def run(config: RunConfig, directory: Path, **request: Any) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_that_dies_and_resumes_ends_with_the_same_bytes(name: str, tmp_path: Path) -> None:
+def test_killed_run_resumes_bitwise(name: str, tmp_path: Path) -> None:
     made = config(tmp_path, *RUNS[name])
     whole = run(made, tmp_path / "whole")
     # the newest checkpoint is that of step 6, within a window of snapshots
@@ -87,7 +87,7 @@ def test_a_run_that_dies_and_resumes_ends_with_the_same_bytes(name: str, tmp_pat
     assert run(made, tmp_path / "killed", resume="auto") == whole
 
 
-def test_the_metrics_tell_what_the_optimizers_do(tmp_path: Path) -> None:
+def test_metrics_contain_optimizer_statistics(tmp_path: Path) -> None:
     files = run(config(tmp_path, NOISY, FLOATS), tmp_path / "run")
     steps = [json.loads(line) for line in files["metrics.jsonl"].splitlines() if b'"train"' in line]
     assert [step["jumps"] for step in steps] == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
@@ -124,7 +124,7 @@ def spoilt(at: range, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "build_observers", lambda config: build.RunObservers(observers))
 
 
-def test_a_gradient_that_is_not_finite_is_skipped_in_every_part_and_counted(
+def test_nonfinite_gradient_is_skipped_in_every_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optimizer = split("{name: adagc, warmup: 3}")
@@ -136,7 +136,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_in_every_part_and_counted(
     assert all(each["loss"] < 10 for each in records if each["event"] == "train")
 
 
-def test_a_run_whose_gradients_stay_bad_ends(
+def test_run_with_only_nonfinite_gradients_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optimizer = split("{name: gradient_smoother}")
@@ -170,7 +170,7 @@ def test_a_run_whose_gradients_stay_bad_ends(
         ),
     ],
 )
-def test_what_cannot_go_together_is_a_fault_of_the_config(
+def test_contradictions_are_faults_of_the_config(
     optimizer: str, phase: str, path: str, text: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:

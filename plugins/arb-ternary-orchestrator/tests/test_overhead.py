@@ -23,7 +23,7 @@ COMPARING = {
     ("most", "first", "share"),
     [(0.2, 1, "33%"), pytest.param(0.19, 0, "20%", marks=pytest.mark.slow), (0.34, 2, "")],
 )
-def test_comparisons_that_would_cost_too_much_are_not_begun_and_that_is_told_once(
+def test_expensive_comparisons_are_skipped_and_reported_once(
     most: float, first: int, share: str, tiny: Any
 ) -> None:
     run = tiny.run(
@@ -41,7 +41,7 @@ def test_comparisons_that_would_cost_too_much_are_not_begun_and_that_is_told_onc
     assert result["phases"][0]["lost_steps"] == 8.0 * first
 
 
-def test_of_an_optimizer_that_draws_several_micro_batches_the_steps_count(tiny: Any) -> None:
+def test_overhead_counts_steps_of_several_microbatches(tiny: Any) -> None:
     """Every step takes three micro-batches, so that a trial takes twelve, which are four steps."""
     pytest.importorskip("arb_ternary_gqc")
     wrapped = "optimizer={name: gqc.gnts, threshold: 1e-6, max_batch_draws: 3, inner: adamw}"
@@ -58,7 +58,7 @@ def test_of_an_optimizer_that_draws_several_micro_batches_the_steps_count(tiny: 
     assert [each["steps"] for each in first["candidates"]] == [4, 4, 4]
 
 
-def test_a_comparison_that_the_run_has_no_steps_left_for_is_not_begun(tiny: Any) -> None:
+def test_comparison_needs_enough_steps_left(tiny: Any) -> None:
     run = tiny.run(
         "run", *tiny.floats, "phases.0.steps=11", policy={**COMPARING, "max_overhead": 0.9}
     )

@@ -21,7 +21,7 @@ GUARDED = {
 }
 
 
-def test_the_interrupted_strategy_goes_on_after_calm_steps_once() -> None:
+def test_interrupted_strategy_returns_once() -> None:
     recovery = Recovery(calm=8)
     assert recovery.due(100) is None
     recovery.rolled_back(10, "bold", "safe", blameless=False)
@@ -55,7 +55,7 @@ def restored(recovery: Recovery) -> Recovery:
     ],
     ids=["the data were bad", "it explodes again"],
 )
-def test_a_run_goes_back_to_the_strategy_that_bad_data_interrupted(
+def test_run_returns_to_the_interrupted_strategy(
     exploding: tuple[int, ...],
     story: list[tuple[int, str]],
     tiny: Any,
@@ -75,7 +75,7 @@ def test_a_run_goes_back_to_the_strategy_that_bad_data_interrupted(
 
 
 @pytest.mark.parametrize("margin", [0.0, 50.0])
-def test_another_strategy_has_to_be_better_by_the_margin(
+def test_winner_has_to_exceed_the_margin(
     margin: float, tiny: Any, harmful: None
 ) -> None:
     """From a standstill everything is better: without a margin the run leaves it, and with a large
@@ -97,7 +97,7 @@ def test_another_strategy_has_to_be_better_by_the_margin(
     assert first["to"] == ("crawl" if margin else max(rewards, key=lambda name: rewards[name]))
 
 
-def test_an_explosion_in_the_last_step_is_taken_back(
+def test_explosion_in_the_last_step_is_rolled_back(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loss = TrainingLoop.loss
@@ -118,7 +118,7 @@ def test_an_explosion_in_the_last_step_is_taken_back(
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_a_candidate_whose_loss_explodes_has_failed(
+def test_candidate_with_exploding_loss_fails(
     tiny: Any, harmful: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loss = TrainingLoop.loss
@@ -145,7 +145,7 @@ def test_a_candidate_whose_loss_explodes_has_failed(
     assert run.decisions[0]["to"] == "configured"
 
 
-def test_strategies_of_other_distributions_take_part_where_they_are_named_only(
+def test_third_party_strategies_need_to_be_named(
     tiny: Any, harmful: None
 ) -> None:
     alone = tiny.run("alone", "phases.0.steps=2", *tiny.floats, policy={"eval_horizon": 1})

@@ -39,7 +39,7 @@ def _exploding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingLoop, "loss", disturbed)
 
 
-def test_a_signal_ends_a_comparison_at_once_and_the_resumed_run_makes_it_anew(
+def test_interrupted_comparison_is_repeated_on_resume(
     tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny.run("whole", STEPS, *tiny.floats, policy=BUSY)
@@ -70,7 +70,7 @@ def test_a_signal_ends_a_comparison_at_once_and_the_resumed_run_makes_it_anew(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_a_run_stopped_anywhere_ends_with_the_same_bytes(
+def test_run_stopped_anywhere_resumes_bitwise(
     seed: int, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny.run("whole", STEPS, policy=BUSY)
@@ -103,7 +103,7 @@ def test_a_run_stopped_anywhere_ends_with_the_same_bytes(
     assert resumed.directory.metrics_file.read_bytes() == whole.directory.metrics_file.read_bytes()
 
 
-def test_a_run_whose_strategy_is_not_there_any_more_says_so(
+def test_resume_without_a_former_strategy_is_an_error(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that fit are chosen among; an installed distribution had brought one, and is gone."""

@@ -68,7 +68,7 @@ def restore_by_hand(monkeypatch: pytest.MonkeyPatch, *, saved_at: int, restored_
 @pytest.mark.parametrize(
     "factor", [10.0, pytest.param(math.nan, marks=pytest.mark.slow)], ids=["exploded", "nan"]
 )
-def test_a_rollback_puts_weights_votes_and_optimizer_back_and_goes_on_behind_the_data(
+def test_rollback_restores_state_and_skips_the_data(
     factor: float, tiny: Any, equal: Any, disturb: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disturb(lambda loop: loop.microbatches == 23, factor)
@@ -91,7 +91,7 @@ def test_a_rollback_puts_weights_votes_and_optimizer_back_and_goes_on_behind_the
     assert run.steps == by_hand.steps
 
 
-def test_weights_that_became_nan_are_put_back_and_the_run_finishes(
+def test_run_survives_nan_weights(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = TrainingLoop.draw
@@ -125,7 +125,7 @@ def test_weights_that_became_nan_are_put_back_and_the_run_finishes(
     assert [step for step, _ in telemetry["points"]] == [*range(1, 21), *range(23, 33)]
 
 
-def test_a_good_moment_that_was_none_is_passed_over(
+def test_bad_snapshot_is_skipped(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = TrainingLoop.draw
@@ -148,7 +148,7 @@ def test_a_good_moment_that_was_none_is_passed_over(
     [(28, 20, 15), (28, 3, 20), (24, 20, 20)],
     ids=["soon", "later", "the very next batch"],
 )
-def test_a_second_explosion_soon_after_goes_one_moment_further_back(
+def test_second_explosion_rolls_back_further(
     second: int, hysteresis: int, goes_to: int, tiny: Any, disturb: Any
 ) -> None:
     disturb(lambda loop: loop.microbatches in (23, second), 10.0)
@@ -159,13 +159,13 @@ def test_a_second_explosion_soon_after_goes_one_moment_further_back(
     ]
 
 
-def test_a_stretch_of_bad_batches_costs_no_more_than_its_steps(tiny: Any, disturb: Any) -> None:
+def test_several_bad_batches_roll_back_to_one_snapshot(tiny: Any, disturb: Any) -> None:
     disturb(lambda loop: 23 <= loop.microbatches < 29, 10.0)
     run = tiny.run("run", STEPS, *tiny.floats, policy=GUARDED)
     assert [each["rolled_back_to"] for each in run.decisions] == [20] * 6
 
 
-def test_a_loss_that_has_risen_for_good_is_accepted(tiny: Any, disturb: Any) -> None:
+def test_lastingly_higher_loss_is_accepted(tiny: Any, disturb: Any) -> None:
     disturb(lambda loop: loop.microbatches >= 16, 10.0)
     run = tiny.run("run", STEPS, *tiny.floats, "phases.0.max_skipped=4", policy=GUARDED)
     # The first rollback, three more for the batches that follow, and the fifth batch is believed.
@@ -174,7 +174,7 @@ def test_a_loss_that_has_risen_for_good_is_accepted(tiny: Any, disturb: Any) -> 
     assert run.decisions[-1]["not_begun"].startswith("4 batches in a row have such a loss")
 
 
-def test_a_stretch_of_batches_without_a_loss_is_rolled_back_once_and_passed_over(
+def test_several_nonfinite_losses_roll_back_once(
     tiny: Any, disturb: Any
 ) -> None:
     disturb(lambda loop: 23 <= loop.microbatches < 29, math.nan)
@@ -185,7 +185,7 @@ def test_a_stretch_of_batches_without_a_loss_is_rolled_back_once_and_passed_over
     )
 
 
-def test_a_run_that_finds_no_finite_loss_any_more_ends_with_the_reason(
+def test_run_without_finite_losses_ends_with_the_reason(
     tiny: Any, disturb: Any
 ) -> None:
     disturb(lambda loop: loop.microbatches >= 12, math.nan)
@@ -195,7 +195,7 @@ def test_a_run_that_finds_no_finite_loss_any_more_ends_with_the_reason(
         tiny.run("run", STEPS, *tiny.floats, "phases.0.max_skipped=7", policy=GUARDED)
 
 
-def test_a_run_that_finds_no_finite_gradient_any_more_ends_with_the_reason(
+def test_run_without_finite_gradients_ends_with_the_reason(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first rollback, two more from the same good state, and the fourth batch ends it."""

@@ -72,7 +72,7 @@ def trained(
         for case in BOUNDS
     ],
 )
-def test_the_loss_falls_below_a_bound(name: str, options: dict[str, Any], bound: float) -> None:
+def test_loss_falls_below_a_bound(name: str, options: dict[str, Any], bound: float) -> None:
     loss, _ = trained(name, options)
     assert loss < bound
 
@@ -90,7 +90,7 @@ def test_nowcasting_ends_below_adam_alone(method: str, lr: float) -> None:
 
 
 @pytest.mark.slow
-def test_nowcasting_at_a_constant_rate_is_what_the_page_says() -> None:
+def test_nowcasting_at_a_constant_rate() -> None:
     """No gain with AdamW, and harm with momentum: docs/explanation/orchestration.md."""
     for options, bounds in ((ADAMW, (1.0, 1.5)), ({"name": "sgd", "lr": 0.1}, (3.0, 8.0))):
         alone, jumping = (
@@ -104,7 +104,7 @@ def test_nowcasting_at_a_constant_rate_is_what_the_page_says() -> None:
 
 
 @pytest.mark.slow
-def test_swats_switches_and_ends_within_a_twentieth_of_adam() -> None:
+def test_swats_ends_within_five_percent_of_adam() -> None:
     """It is no gain here: 300 steps are few, and the rate of SGD has not settled when the threshold
     is met.
     """
@@ -116,7 +116,7 @@ def test_swats_switches_and_ends_within_a_twentieth_of_adam() -> None:
         assert loss < 1.05 * adam
 
 
-def test_before_its_switch_swats_is_adam() -> None:
+def test_swats_before_the_switch_is_adam() -> None:
     """torch's Adam adds ``eps`` to the root after its correction, not before, which changes 1e-8 a
     little.
     """
@@ -136,7 +136,7 @@ def test_before_its_switch_swats_is_adam() -> None:
     torch.testing.assert_close(models[1].weight, models[0].weight, rtol=1e-4, atol=1e-6)
 
 
-def test_on_a_quadratic_without_noise_swats_ends_below_adam_and_nowcasting_below_descent() -> None:
+def test_swats_and_nowcasting_on_a_quadratic() -> None:
     """Adam at a constant rate goes on stepping by about the rate; SGD's steps shrink with the
     gradient. A geometric jump on a quadratic of one curvature is ``horizon`` steps of gradient
     descent for nothing.

@@ -16,7 +16,7 @@ def gradient(step: int, index: int) -> np.ndarray:
     return np.random.default_rng((step, index)).standard_normal(SHAPES[index]).astype(np.float32)
 
 
-def test_the_wrapped_optimizer_sees_the_average_corrected_for_its_beginning() -> None:
+def test_smoothed_gradient_is_bias_corrected() -> None:
     weights = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     optimizer = GradientSmoother(SGD(weights, lr=1.0, momentum=0.0), decay=0.8)
     averages = [np.zeros(shape) for shape in SHAPES]
@@ -32,7 +32,7 @@ def test_the_wrapped_optimizer_sees_the_average_corrected_for_its_beginning() ->
             )
 
 
-def test_a_constant_gradient_arrives_as_it_is_and_one_that_is_missing_does_not_count() -> None:
+def test_constant_gradient_is_unchanged_by_smoothing() -> None:
     constant, rare = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     optimizer = GradientSmoother(SGD([constant, rare], lr=1.0, momentum=0.0), decay=0.9)
     for step in range(6):
@@ -57,7 +57,7 @@ def test_bfloat16_gradients_are_averaged_in_float32() -> None:
 
 
 @pytest.mark.parametrize(("eta", "gamma"), [(0.3, 0.55), (1.0, 0.55), (0.01, 1.0)])
-def test_the_variance_of_the_noise_is_eta_over_a_power_of_the_step(
+def test_variance_of_the_noise(
     eta: float, gamma: float
 ) -> None:
     """Of 40,000 draws the sample variance is within 5 standard errors, ``sqrt(2 / n)`` each, and so
@@ -76,7 +76,7 @@ def test_the_variance_of_the_noise_is_eta_over_a_power_of_the_step(
             assert outcome.statistics["noise"] == pytest.approx(variance**0.5, rel=1e-12)
 
 
-def test_the_noise_is_the_seeds_and_differs_by_parameter_and_step() -> None:
+def test_noise_depends_on_seed_parameter_and_step() -> None:
     def drawn(seed: int) -> list[torch.Tensor]:
         weights = [torch.nn.Parameter(torch.zeros(5)) for _ in range(2)]
         optimizer = GradientNoise(SGD(weights, lr=1.0), seed=seed)

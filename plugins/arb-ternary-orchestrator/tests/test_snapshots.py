@@ -30,7 +30,7 @@ def snapshot(value: float, size: int = 250) -> Snapshot:
     return Snapshot({"weight": torch.full((size,), value)}, {"step": 3})
 
 
-def test_what_exceeds_the_budget_goes_to_the_disk_and_comes_back_the_same(
+def test_snapshots_above_the_budget_go_to_disk(
     tmp_path: Path, equal: Any
 ) -> None:
     memory = SnapshotMemory(tmp_path, CPU, budget=2000)
@@ -48,13 +48,13 @@ def test_what_exceeds_the_budget_goes_to_the_disk_and_comes_back_the_same(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / "snapshots" / "7").mkdir(parents=True)
     SnapshotMemory(tmp_path, CPU, budget=0)
     assert not list(tmp_path.iterdir())
 
 
-def test_by_default_a_quarter_of_what_is_free_is_used(
+def test_default_budget_is_a_quarter_of_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "free_memory", lambda device: 8000)
@@ -62,13 +62,13 @@ def test_by_default_a_quarter_of_what_is_free_is_used(
     assert [memory.keep(snapshot(0.0)).path is None for _ in range(3)] == [True, True, False]
 
 
-def test_free_memory_is_what_the_system_calls_available() -> None:
+def test_free_memory() -> None:
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total = int(lines["MemTotal"].split()[0]) * 1024
     assert 0 < free_memory(CPU) <= total
 
 
-def test_a_run_with_its_snapshots_on_the_disk_ends_with_the_same_bytes(
+def test_run_with_snapshots_on_disk_is_bitwise_equal(
     tiny: Any, equal: Any
 ) -> None:
     options = ("phases.0.steps=16", *tiny.floats)
@@ -82,7 +82,7 @@ def test_a_run_with_its_snapshots_on_the_disk_ends_with_the_same_bytes(
     assert not (on_disk.directory.path / "snapshots").exists()
 
 
-def test_stacks_that_are_trained_one_after_the_other_end_without_the_files_of_their_snapshots(
+def test_progressive_phase_removes_snapshot_files(
     tiny: Any,
 ) -> None:
     """The phase saves its last checkpoint when the loop of its last stack is closed."""

@@ -43,7 +43,7 @@ def detected(values: NDArray[np.float64], k: float) -> list[bool]:
 
 
 @pytest.mark.parametrize("k", [2.0, 3.0, 4.0])
-def test_the_detector_is_what_the_restatement_says(k: float) -> None:
+def test_detector_matches_numpy(k: float) -> None:
     generator = np.random.default_rng(3)
     values = np.concatenate(
         [generator.normal(2.5, 0.1, (12, 150)), 2.5 + 0.1 * generator.standard_t(3, (12, 150))]
@@ -52,7 +52,7 @@ def test_the_detector_is_what_the_restatement_says(k: float) -> None:
 
 
 @pytest.mark.parametrize("k", [3.0, 4.0])
-def test_noise_is_called_a_spike_as_often_as_k_implies(k: float) -> None:
+def test_false_positive_rate_is_that_of_k(k: float) -> None:
     generator = np.random.default_rng(4)
     lengths = generator.integers(100, 301, 10_000)
     judged = np.arange(300) < lengths[:, None]
@@ -70,7 +70,7 @@ def test_noise_is_called_a_spike_as_often_as_k_implies(k: float) -> None:
         assert shares <= stats.binom.isf(1e-4, 10_000, stats.binom.sf(2, 90, tail)) / 10_000
 
 
-def test_a_spike_hardly_moves_the_limit() -> None:
+def test_spike_hardly_moves_the_limit() -> None:
     detector = SpikeDetector()
     for value in np.random.default_rng(5).normal(2.0, 0.1, 300):
         detector.observe(float(value))
@@ -85,7 +85,7 @@ def test_a_spike_hardly_moves_the_limit() -> None:
 
 
 @pytest.mark.parametrize("height", [6.0, 30.0, 1000.0])
-def test_a_level_that_stays_becomes_the_usual_one(height: float) -> None:
+def test_lasting_level_becomes_the_usual_one(height: float) -> None:
     values = np.random.default_rng(6).normal(2.0, 0.1, 900)
     values[300:] += 0.1 * height
     found = np.flatnonzero(detected(values, 3.0))
@@ -97,7 +97,7 @@ def test_a_level_that_stays_becomes_the_usual_one(height: float) -> None:
     assert detected(values, 3.0) == restated(values[None], 3.0)[0].tolist()
 
 
-def test_a_constant_sequence_has_spikes_and_does_not_stay_shut() -> None:
+def test_constant_sequence() -> None:
     detector = SpikeDetector()
     assert not any(detector.observe(2.0) for _ in range(50))
     assert not detector.observe(2.0 * (1 + 1e-7))
@@ -107,7 +107,7 @@ def test_a_constant_sequence_has_spikes_and_does_not_stay_shut() -> None:
     assert not any(later[-100:])
 
 
-def test_zeros_give_no_scale_to_judge_by() -> None:
+def test_zeros_have_no_scale() -> None:
     detector = SpikeDetector()
     assert not any(detector.observe(0.0) for _ in range(50))
     assert not detector.observe(5.0)
@@ -115,7 +115,7 @@ def test_zeros_give_no_scale_to_judge_by() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_a_spike_and_enters_nothing(value: float) -> None:
+def test_nonfinite_value_is_a_spike_without_statistics(value: float) -> None:
     detector = SpikeDetector()
     other = SpikeDetector()
     for each in np.random.default_rng(7).normal(size=30):
@@ -127,7 +127,7 @@ def test_what_is_not_finite_is_a_spike_and_enters_nothing(value: float) -> None:
     assert (detector.limit, detector.baseline) == (other.limit, other.baseline)
 
 
-def test_warm_up_calls_nothing_a_spike_but_clips() -> None:
+def test_warmup_clips_without_spikes() -> None:
     detector = SpikeDetector(warmup=20)
     values = [1.0, 1.2, 0.8, 1.1, 0.9, 1.0, 1.1, 0.9]
     assert not any(detector.observe(value) for value in values)
@@ -157,7 +157,7 @@ def test_count_and_score() -> None:
     assert detector.count(100) == 0
 
 
-def test_a_copy_of_the_state_goes_on_alike() -> None:
+def test_state_roundtrip() -> None:
     first = SpikeDetector(2.0)
     second = SpikeDetector(2.0)
     values = np.random.default_rng(9).standard_t(3, 200).tolist()
@@ -170,7 +170,7 @@ def test_a_copy_of_the_state_goes_on_alike() -> None:
     assert first.state_dict() == second.state_dict()
 
 
-def test_numbers_that_make_no_detector_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     for bad in ({"k": 0.0}, {"warmup": 1}, {"memory": 0}):
         with pytest.raises(ValueError, match="have to be positive"):
             SpikeDetector(**bad)  # type: ignore[arg-type]

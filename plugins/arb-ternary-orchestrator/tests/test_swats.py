@@ -101,7 +101,7 @@ def start(
 
 
 @pytest.mark.parametrize(("threshold", "least"), [(1e-3, 20), (1e-2, 0), (1e-9, 1000)])
-def test_it_is_the_papers_algorithm(threshold: float, least: int) -> None:
+def test_swats_matches_the_paper(threshold: float, least: int) -> None:
     weights, optimizer = start(switch_threshold=threshold, min_steps_before_switch=least)
     switched = run(optimizer, weights, 1, 120)
     expected, when, rate = restated(120, threshold, least)
@@ -113,7 +113,7 @@ def test_it_is_the_papers_algorithm(threshold: float, least: int) -> None:
         assert optimizer.param_groups[0]["sgd_rate"] * LR == pytest.approx(rate, rel=1e-5)
 
 
-def test_the_code_of_the_guide_runs() -> None:
+def test_code_of_the_guide_runs() -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = SWATS(
         model.parameters(),
@@ -126,7 +126,7 @@ def test_the_code_of_the_guide_runs() -> None:
 
 
 @pytest.mark.parametrize("curvature", [0.25, 4.0, 100.0])
-def test_on_a_quadratic_the_rate_is_that_of_adams_steps_over_the_gradient(curvature: float) -> None:
+def test_projected_rate_on_a_quadratic(curvature: float) -> None:
     """With one curvature ``h`` and one start everywhere Adam's steps lie along the gradient ``h
     w``. While its sign stays Adam moves each weight by ``lr``, so that SGD takes the same way with
     the rate ``lr / (h w)``.
@@ -146,7 +146,7 @@ def test_on_a_quadratic_the_rate_is_that_of_adams_steps_over_the_gradient(curvat
     assert float((before - weight.detach())[0]) == pytest.approx(lr, rel=0.05)
 
 
-def test_the_rate_that_it_finds_is_stable_on_a_quadratic_and_brings_it_to_the_minimum() -> None:
+def test_found_rate_converges_on_a_quadratic() -> None:
     """Gradient descent on curvatures up to ``h`` needs a rate below ``2 / h``."""
     curvatures = torch.linspace(0.5, 2.0, 8, dtype=torch.float64)
     weight = torch.nn.Parameter(torch.full((8,), 2.0, dtype=torch.float64))
@@ -161,7 +161,7 @@ def test_the_rate_that_it_finds_is_stable_on_a_quadratic_and_brings_it_to_the_mi
     assert float((curvatures * weight.detach() ** 2).sum()) < 1e-3
 
 
-def test_every_group_has_a_rate_of_its_own_and_adams_state_goes_with_the_switch() -> None:
+def test_groups_switch_separately_and_drop_adam_state() -> None:
     soft, hard = (torch.nn.Parameter(torch.full((4,), 3.0)) for _ in range(2))
     config = SWATSConfig(adam_lr=0.01, beta2=0.9, switch_threshold=1e-3, min_steps_before_switch=10)
     groups = [{"params": [soft]}, {"params": [hard], "min_steps_before_switch": 30}]
@@ -181,7 +181,7 @@ def test_every_group_has_a_rate_of_its_own_and_adams_state_goes_with_the_switch(
     assert all(set(state) == {"momentum"} for state in optimizer.state.values())
 
 
-def test_after_the_switch_a_schedule_scales_the_rate() -> None:
+def test_schedule_scales_the_rate_after_the_switch() -> None:
     weights, optimizer = start()
     run(optimizer, weights, 1, 60)
     (group,) = optimizer.param_groups
@@ -199,7 +199,7 @@ def test_after_the_switch_a_schedule_scales_the_rate() -> None:
     )
 
 
-def test_a_rate_that_points_uphill_is_never_taken() -> None:
+def test_negative_rate_is_never_used() -> None:
     """After the gradient has turned, momentum carries Adam against it: ``p.g`` is positive."""
     weight = torch.nn.Parameter(torch.zeros(3))
     config = SWATSConfig(beta1=0.99, beta2=0.5, switch_threshold=1e9, min_steps_before_switch=12)
@@ -212,7 +212,7 @@ def test_a_rate_that_points_uphill_is_never_taken() -> None:
     assert group["phase"] == "adam"
 
 
-def test_empty_gradients_and_a_rate_of_zero_say_nothing_of_the_rate() -> None:
+def test_zero_gradients_and_zero_rate_are_ignored() -> None:
     weights, optimizer = start()
     optimizer.step()
     (group,) = optimizer.param_groups
@@ -223,7 +223,7 @@ def test_empty_gradients_and_a_rate_of_zero_say_nothing_of_the_rate() -> None:
 
 
 @pytest.mark.parametrize("stop", [5, 40])
-def test_another_one_with_other_settings_goes_on_in_the_phase_of_the_first(stop: int) -> None:
+def test_loading_state_keeps_the_phase(stop: int) -> None:
     weights, optimizer = start()
     run(optimizer, weights, 1, stop)
     other = SWATS(
@@ -250,7 +250,7 @@ def test_another_one_with_other_settings_goes_on_in_the_phase_of_the_first(stop:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("stop", [5, 24, 40])
-def test_a_resumed_run_is_the_run_to_the_bit(stop: int, dtype: torch.dtype) -> None:
+def test_resumed_swats_continues_bitwise(stop: int, dtype: torch.dtype) -> None:
     weights, optimizer = start(dtype)
     switched = run(optimizer, weights, 1, stop)
     state = optimizer.state_dict()

@@ -50,7 +50,7 @@ def switch(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, st
     return code, shown.out + shown.err
 
 
-def test_a_request_is_left_in_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_switch_leaves_a_request(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, output = switch(capsys, run, "sgd_escape")
     assert code == 0, output
     assert "demo: asked for the strategy sgd_escape" in output
@@ -66,7 +66,7 @@ def test_a_request_is_left_in_the_run(run: Path, capsys: pytest.CaptureFixture[s
     assert [path.name for path in run.iterdir() if "control" in path.name] == [CONTROL_FILE]
 
 
-def test_a_name_that_does_not_exist_is_an_error_with_the_nearest_and_all(
+def test_unknown_strategy_suggests_the_nearest(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, output = switch(capsys, run, "sgd_escap")
@@ -77,7 +77,7 @@ def test_a_name_that_does_not_exist_is_an_error_with_the_nearest_and_all(
     assert not (run / CONTROL_FILE).exists()
 
 
-def test_a_strategy_that_the_run_does_not_choose_among_is_an_error(
+def test_strategy_outside_the_list_is_an_error(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = made("policy: {name: orchestrator, strategies: [aggressive_votes]}", "few")
@@ -89,7 +89,7 @@ def test_a_strategy_that_the_run_does_not_choose_among_is_an_error(
         assert switch(capsys, few, name)[0] == 0
 
 
-def test_a_run_that_has_ended_or_has_no_orchestrator_is_an_error(
+def test_ended_run_and_plain_run_are_errors(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = made("lr: 0.01", "plain")
@@ -104,7 +104,7 @@ def test_a_run_that_has_ended_or_has_no_orchestrator_is_an_error(
     assert not (run / CONTROL_FILE).exists()
 
 
-def test_a_run_that_is_not_there_is_an_error_with_the_nearest(
+def test_missing_run_suggests_the_nearest(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, output = switch(capsys, "dem", "sgd_escape")
@@ -112,7 +112,7 @@ def test_a_run_that_is_not_there_is_an_error_with_the_nearest(
     assert "did you mean demo?" in output
 
 
-def test_a_file_that_is_no_request_is_replaced(
+def test_invalid_request_is_replaced(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / CONTROL_FILE).write_text("{")

@@ -24,7 +24,7 @@ ADAMW = "{name: adamw}"
     ],
     ids=["adagc", "nowcasting"],
 )
-def test_a_component_is_put_around_the_optimizers_of_float_parameters(
+def test_common_wrappers_surround_float_optimizers(
     options: dict[str, Any], wrapped: str, tiny: Any, equal: Any
 ) -> None:
     bare = tiny.run("bare", "phases.0.steps=12")

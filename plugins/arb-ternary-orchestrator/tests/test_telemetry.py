@@ -17,7 +17,7 @@ def fed(losses: Any, start: int = 1, **options: Any) -> Telemetry:
     return telemetry
 
 
-def test_the_trend_is_the_least_squares_line_of_the_window() -> None:
+def test_trend_is_the_least_squares_line() -> None:
     generator = np.random.default_rng(1)
     losses = 4 - 0.01 * np.arange(90) + generator.normal(0, 0.1, 90)
     telemetry = Telemetry(window=30)
@@ -41,7 +41,7 @@ def test_the_trend_is_the_least_squares_line_of_the_window() -> None:
         assert trend.fall == pytest.approx(-slope * (steps[-1] - steps[0]), rel=1e-8)
 
 
-def test_the_line_counts_steps_that_were_left_out() -> None:
+def test_trend_accounts_for_missing_steps() -> None:
     telemetry = Telemetry()
     for step in (1, 2, 3, 10, 20, 40):
         telemetry.observe(Observation(step, 5 - 0.1 * step))
@@ -49,7 +49,7 @@ def test_the_line_counts_steps_that_were_left_out() -> None:
     assert telemetry.trend.slope == pytest.approx(-0.1, rel=1e-12)
 
 
-def test_mean_and_variance_are_the_weighted_ones() -> None:
+def test_mean_and_variance_of_the_loss() -> None:
     losses = np.random.default_rng(2).normal(3, 0.2, 250)
     telemetry = fed(losses, decay=0.98)
     share = 0.98 ** np.arange(250)[::-1]
@@ -62,7 +62,7 @@ def test_mean_and_variance_are_the_weighted_ones() -> None:
     assert (telemetry.best, telemetry.best_step) == (losses.min(), losses.argmin() + 1)
 
 
-def test_a_loss_that_is_not_finite_enters_no_statistics() -> None:
+def test_nonfinite_loss_enters_no_statistics() -> None:
     telemetry = fed([3.0, 2.0, 2.5, 2.4, 2.2, 2.1])
     other = fed([3.0, 2.0, 2.5, 2.4, 2.2, 2.1])
     telemetry.observe(Observation(7, math.nan))
@@ -76,7 +76,7 @@ def test_a_loss_that_is_not_finite_enters_no_statistics() -> None:
     assert telemetry.phase == "unstable"
 
 
-def test_before_the_first_step_nothing_is_known() -> None:
+def test_nothing_is_known_before_the_first_step() -> None:
     telemetry = Telemetry()
     assert (telemetry.ema, telemetry.numbers()["variance"], telemetry.trend, telemetry.phase) == (
         None,
@@ -87,7 +87,7 @@ def test_before_the_first_step_nothing_is_known() -> None:
     assert telemetry.numbers()["best"] is None
 
 
-def test_flip_rates_are_shares_of_a_modules_weights() -> None:
+def test_flip_rates() -> None:
     telemetry = Telemetry(weights={"blocks.0.up": 4096, "blocks.0.down": 1024})
     seen = Observation(
         1,
@@ -145,11 +145,11 @@ def test_phases_at_their_limits(losses: Any, start: int, phase: str) -> None:
     assert fed(losses, start, window=100, limits=PLAN).phase == phase
 
 
-def test_without_a_plan_no_step_is_early_or_late() -> None:
+def test_no_step_is_early_or_late_without_a_plan() -> None:
     assert fed(zigzag(100, -2.5 * ERROR, SIGMA), 1, window=100).phase == "mid"
 
 
-def test_a_copy_of_the_state_goes_on_alike() -> None:
+def test_state_roundtrip() -> None:
     losses = np.random.default_rng(3).normal(3, 0.2, 80).tolist()
     first = fed([*losses[:50], math.nan], window=30)
     second = Telemetry(window=30)
@@ -161,6 +161,6 @@ def test_a_copy_of_the_state_goes_on_alike() -> None:
     assert first.numbers() == second.numbers()
 
 
-def test_a_window_too_short_for_a_line_is_refused() -> None:
+def test_window_below_five_is_refused() -> None:
     with pytest.raises(ValueError, match="5 losses at least"):
         Telemetry(window=4)

@@ -52,7 +52,7 @@ def refused(*arguments: Any, **options: Any) -> str:
     return f"{error.value}"
 
 
-def test_the_short_form_is_the_policy_and_shown_written_out(
+def test_short_form_is_the_policy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write("decision_interval: 300\nstrategies: [conservative_votes]")
@@ -74,12 +74,12 @@ def test_the_short_form_is_the_policy_and_shown_written_out(
     assert load_config("resolved.yaml").config == config
 
 
-def test_a_threshold_of_adagc_that_it_refuses_is_a_fault_of_the_config() -> None:
+def test_invalid_adagc_threshold_is_a_fault() -> None:
     told = refused("use_adagc: true\nadagc_threshold: 0.5")
     assert "run.yaml:10: phases[0].policy.adagc_threshold: must be 1 or greater, not 0.5" in told
 
 
-def test_an_unknown_strategy_names_the_nearest_and_all() -> None:
+def test_unknown_strategy_is_a_fault() -> None:
     for key in (
         "initial_strategy: agressive_votes",
         "safety_strategy: agressive_votes",
@@ -94,7 +94,7 @@ def test_an_unknown_strategy_names_the_nearest_and_all() -> None:
         assert all(name in told for name in STRATEGIES)
 
 
-def test_a_horizon_longer_than_the_phase() -> None:
+def test_horizon_longer_than_the_phase() -> None:
     assert "eval_horizon: 100 steps are more than the 60 of the phase 'standard'" in refused(
         "snapshots: 2", steps=60
     )
@@ -102,7 +102,7 @@ def test_a_horizon_longer_than_the_phase() -> None:
     load_config("run.yaml")
 
 
-def test_a_horizon_longer_than_each_loop_of_a_phase() -> None:
+def test_horizon_longer_than_each_loop() -> None:
     head = f"data: shakespeare\nmodel: {PARTS['pure'][0]}\noptimizer: scaled_votes\nphases:\n"
     grown = (
         "  - {name: progressive, target_stacks: 2, block_size: 16, orchestrator: "
@@ -127,7 +127,7 @@ def test_a_horizon_longer_than_each_loop_of_a_phase() -> None:
         load_config("run.yaml")
 
 
-def test_an_interval_below_the_horizon() -> None:
+def test_interval_below_the_horizon() -> None:
     told = refused("decision_interval: 40\neval_horizon: 50")
     assert "run.yaml:9: phases[0].policy.decision_interval: 40 is below 'eval_horizon', 50" in told
     write("decision_interval: 50\neval_horizon: 50")
@@ -148,7 +148,7 @@ def test_nowcasting_and_adagc_need_float_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", ["adagc", "nowcasting"])
-def test_what_the_optimizer_has_already_is_not_asked_for_again(name: str) -> None:
+def test_wrapper_that_exists_already_is_a_fault(name: str) -> None:
     wrapped = f"{{name: split, float: {{name: {name}, inner: adamw}}}}"
     assert f"use_{name}: the optimizer has '{name}' around its float parameters already" in refused(
         f"use_{name}: true", optimizer=wrapped
@@ -164,7 +164,7 @@ def _plugins_of_its_own() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_plugins_of_its_own")
-def test_a_strategy_that_changes_nothing_of_this_run() -> None:
+def test_strategy_without_effect_is_a_fault() -> None:
     Path("wind.py").write_text(
         "from arb_ternary import hookimpl\n"
         "from arb_ternary_orchestrator.specs import StrategySpec\n"
@@ -190,7 +190,7 @@ def test_a_strategy_that_changes_nothing_of_this_run() -> None:
             )
 
 
-def test_two_strategies_that_do_the_same_here() -> None:
+def test_equal_strategies_are_a_fault() -> None:
     told = refused("strategies: [conservative_adamw, conservative_votes]", "pure")
     assert (
         "'conservative_votes' does to the ternary parts of this model what 'conservative_adamw' "
@@ -201,7 +201,7 @@ def test_two_strategies_that_do_the_same_here() -> None:
 
 
 @pytest.mark.parametrize("parts", PARTS)
-def test_the_defaults_go_with_every_model(parts: str) -> None:
+def test_defaults_fit_every_model(parts: str) -> None:
     write("snapshots: 2", parts)
     load_config("run.yaml")
     for name in STRATEGIES:

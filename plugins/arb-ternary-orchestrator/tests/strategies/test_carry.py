@@ -69,7 +69,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def test_moments_of_the_same_class_go_over_and_settings_do_not() -> None:
+def test_moments_are_carried_and_settings_are_not() -> None:
     network = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
     old = built(network, "adamw", lr=0.01)
     train(network, old, 3)
@@ -97,7 +97,7 @@ def test_another_class_starts_empty() -> None:
     assert [len(group["params"]) for group in new.param_groups] == [1, 1]
 
 
-def test_votes_go_on_at_the_rate_of_the_last_step_with_their_magnitudes() -> None:
+def test_votes_keep_rate_and_magnitudes() -> None:
     network = model()
     old = built(network, "split", ternary={"name": "scaled_votes"})
     train(network, old, 4)
@@ -122,7 +122,7 @@ def test_votes_go_on_at_the_rate_of_the_last_step_with_their_magnitudes() -> Non
     assert same(network.state_dict(), bits)
 
 
-def test_without_being_carried_votes_start_anew() -> None:
+def test_votes_start_anew_without_carrying() -> None:
     network = model()
     train(network, built(network, "split"), 4)
     module = next(each for each in network.modules() if isinstance(each, TernaryLinear))
@@ -132,7 +132,7 @@ def test_without_being_carried_votes_start_anew() -> None:
 
 
 @pytest.mark.parametrize("kind", ["split", "gqc.gnr"])
-def test_the_same_optimizer_made_anew_trains_on_bit_for_bit(kind: str) -> None:
+def test_rebuilt_optimizer_continues_bitwise(kind: str) -> None:
     options: dict[str, Any] = {"float": {"name": "adamw", "lr": 0.01}}
     if kind == "gqc.gnr":
         options = {"target_norm": 2.0, "inner": {"name": "split", **options}}
@@ -151,7 +151,7 @@ def test_the_same_optimizer_made_anew_trains_on_bit_for_bit(kind: str) -> None:
     assert same(*(end[1] for end in ends))
 
 
-def test_parts_that_match_go_over_one_by_one() -> None:
+def test_matching_parts_are_carried() -> None:
     network = model()
     old = built(network, "split", float={"name": "adamw", "lr": 0.01})
     train(network, old, 3)
@@ -168,7 +168,7 @@ def test_parts_that_match_go_over_one_by_one() -> None:
     assert all(one is other for one, other in zip(groups, new.param_groups, strict=True))
 
 
-def test_moments_go_into_a_wrapper_and_out_of_it() -> None:
+def test_moments_are_carried_into_and_out_of_wrappers() -> None:
     network = model()
     plain: dict[str, Any] = {"name": "split", "float": {"name": "adamw", "lr": 0.01}}
     wrapped = {"inner": plain, "target_norm": 2.0}
@@ -184,7 +184,7 @@ def test_moments_go_into_a_wrapper_and_out_of_it() -> None:
     assert part(outside, ScaledVotes).updates == 3
 
 
-def test_swats_stays_in_the_phase_that_it_has_reached() -> None:
+def test_swats_keeps_its_phase() -> None:
     network = nn.Sequential(nn.Linear(32, 32))
     old = built(network, "swats", adam_lr=0.01, switch_threshold=1e9, min_steps_before_switch=0)
     train(network, old, 4)
@@ -201,7 +201,7 @@ def test_swats_stays_in_the_phase_that_it_has_reached() -> None:
     assert same([new.state[p] for p in after["params"]], [old.state[p] for p in before["params"]])
 
 
-def test_averages_of_adagc_go_over_and_its_settings_do_not() -> None:
+def test_averages_of_adagc_are_carried() -> None:
     network = model()
     inner = {"name": "adamw", "lr": 0.01}
     old = built(

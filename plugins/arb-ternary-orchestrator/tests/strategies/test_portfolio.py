@@ -45,7 +45,7 @@ def model(kind: str) -> nn.Module:
     return nn.Sequential(*floats) if kind in ("float", "lion") else nn.Sequential(*floats, *votes)
 
 
-def test_names_and_summaries_are_those_that_are_registered() -> None:
+def test_built_in_strategies_are_registered() -> None:
     registered = manager().registry.by_name("arb_register_strategies")
     assert registered.keys() - {"soar", "dive"} == STRATEGIES.keys()
     assert {name: find_strategy(name).summary for name in STRATEGIES} == STRATEGIES
@@ -82,7 +82,7 @@ def test_every_strategy_trains_every_kind_of_model(name: str, kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["float", "ternary", "mixed"])
-def test_conservative_is_slower_and_aggressive_faster_than_what_is_configured(kind: str) -> None:
+def test_conservative_is_slower_and_aggressive_is_faster(kind: str) -> None:
     configured = make_choice("optimizer", *CONFIGURED[kind])
     for style in ("adamw", "votes"):
         careful = find_strategy(f"conservative_{style}").adjustment(configured)
@@ -97,7 +97,7 @@ def test_conservative_is_slower_and_aggressive_faster_than_what_is_configured(ki
     )
 
 
-def test_what_suits_a_phase_is_preferred_there() -> None:
+def test_suitable_strategies_are_preferred() -> None:
     strategies = [find_strategy(name) for name in STRATEGIES]
     assert preferences(strategies, "plateau") == {"sgd_escape": 1.25}
     assert preferences(strategies, "late") == {"sgd_escape": 1.25}
@@ -113,7 +113,7 @@ def test_what_suits_a_phase_is_preferred_there() -> None:
         Strategy(name="mine", summary="", suits=("plato",))  # type: ignore[arg-type]
 
 
-def test_without_a_list_a_run_chooses_among_the_built_in_ones_and_those_that_it_names() -> None:
+def test_default_choice_is_built_in_and_named_strategies() -> None:
     assert strategies_named("bold", "safe", ["other", "bold"]) == ("bold", "safe", "other")
     without = strategies_named("soar", "spike_resistant", None)
     assert without[:2] == ("soar", "spike_resistant")

@@ -58,7 +58,7 @@ def test_every_leaf_of_split_is_changed_by_its_kind() -> None:
     )
 
 
-def test_leaves_are_found_alone_in_wrappers_and_in_lists() -> None:
+def test_leaves_are_found_in_wrappers_and_lists() -> None:
     strategy = Strategy(
         name="x", summary="x", ternary_leaf=lambda leaf: with_options(leaf, clip=1.25)
     )
@@ -92,7 +92,7 @@ def test_configured_changes_nothing() -> None:
     )
 
 
-def test_rules_are_replaced_at_their_usual_rates_and_decay_as_much_a_step() -> None:
+def test_replaced_rules_keep_rate_and_decay() -> None:
     configured = optimizer("adamw", lr=0.01, weight_decay=0.05, beta1=0.5)
     lion = find_strategy("lion_conservative")
     after = lion.optimizer(configured)
@@ -111,7 +111,7 @@ def test_rules_are_replaced_at_their_usual_rates_and_decay_as_much_a_step() -> N
     assert (stays.options.lr, stays.options.weight_decay, stays.options.beta1) == (0.01, 0.05, 0.9)
 
 
-def test_rules_that_are_not_known_follow_the_rates_alone() -> None:
+def test_unknown_rules_only_follow_the_rates() -> None:
     strategy = find_strategy("conservative_adamw")
     configured = optimizer("split", ternary={"name": "bird_votes"}, float={"name": "bird_floats"})
     assert strategy.optimizer(configured) is configured
@@ -123,7 +123,7 @@ def test_rules_that_are_not_known_follow_the_rates_alone() -> None:
     assert lion.optimizer(both) is both
 
 
-def test_clipping_stays_where_an_optimizer_sums_gradients_up() -> None:
+def test_clipping_stays_for_deferring_optimizers() -> None:
     strategy = find_strategy("conservative_adamw")
     inner = {"name": "adamw"}
     assert strategy.adjustment(optimizer("adamw")).grad_clip == 1.0
@@ -159,7 +159,7 @@ def test_float_leaves_are_wrapped_once() -> None:
     assert wrap_floats(optimizer("adamw"), "gqc.gnr").options.inner.name == "adamw"
 
 
-def test_a_choice_is_made_as_a_config_would() -> None:
+def test_chosen_equals_a_choice_of_a_config() -> None:
     assert plain(chosen("lion", lr=0.5)) == plain(optimizer("lion", lr=0.5))
     assert chosen("lion", lr=0.5) == optimizer("lion", lr=0.5)
     with pytest.raises(UsageProblem, match="no optimizer is called 'lyon'"):
@@ -168,14 +168,14 @@ def test_a_choice_is_made_as_a_config_would() -> None:
     assert with_options(same, lr=0.5) is same
 
 
-def test_a_strategy_that_is_not_there_is_an_error_with_the_nearest_and_all() -> None:
+def test_unknown_strategy_suggests_the_nearest() -> None:
     with pytest.raises(UsageProblem, match="no strategy is called 'agressive_adamw'") as error:
         find_strategy("agressive_adamw")
     assert "did you mean 'aggressive_adamw'?" in str(error.value.hint)
     assert all(name in str(error.value.hint) for name in (*STRATEGIES, "soar", "dive"))
 
 
-def test_a_third_party_brings_a_strategy() -> None:
+def test_third_party_strategy() -> None:
     soar = find_strategy("soar")
     assert soar.optimizer(optimizer("bird_floats")).options.lr == 7.0
     assert soar.adjustment(optimizer("bird_votes")).ternary_rate == 3.0
@@ -183,7 +183,7 @@ def test_a_third_party_brings_a_strategy() -> None:
         find_strategy("dive")
 
 
-def test_what_a_strategy_does_depends_on_the_parts_that_there_are() -> None:
+def test_effect_depends_on_the_trained_parts() -> None:
     conservative = find_strategy("conservative_adamw")
     votes = find_strategy("conservative_votes")
     mixed = optimizer("split")
@@ -205,7 +205,7 @@ def test_what_a_strategy_does_depends_on_the_parts_that_there_are() -> None:
     ("name", "kinds"),
     [("split", {"ternary", "float"}), ("scaled_votes", {"ternary"}), ("adamw", {"float"})],
 )
-def test_those_that_apply_differ(name: str, kinds: set[str]) -> None:
+def test_applicable_strategies_differ(name: str, kinds: set[str]) -> None:
     configured = optimizer(name)
     first = [
         find_strategy("configured"),
