@@ -1,4 +1,4 @@
-"""Manifests of text files, of one target that trains a tiny decoder."""
+"""Manifests with one target that trains a tiny decoder."""
 
 from __future__ import annotations
 

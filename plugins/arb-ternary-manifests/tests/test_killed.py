@@ -1,6 +1,4 @@
-"""kill -9 of ``arb run`` in the second run of a manifest: the same command ends with the bytes of
-one left alone.
-"""
+"""``arb run`` killed in the second run of a manifest: resumed, it ends with the same bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def finish(place: str) -> None:
 
 
 def contents(place: str) -> dict[str, Any]:
-    """What both runs have written, but for the clock."""
+    """Return what both runs have written, without values of the clock."""
     found: dict[str, Any] = {}
     for run in (Path(place, "one", name) for name in "ab"):
         for file in [

@@ -1,6 +1,4 @@
-"""Topologies of manifests as options of the decoder; what the decoder cannot hold is refused where
-it is written.
-"""
+"""Topologies of manifests as options of the decoder."""
 
 from __future__ import annotations
 
@@ -93,7 +91,7 @@ def system(*layers: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 
 def test_topology_of_the_guide() -> None:
-    # 128 semantic features over 32 heads are 4 a head, 256 geometric ones 8.
+    # 128 semantic features over 32 heads are 4 per head, 256 geometric ones 8.
     assert decoder_section(read_yaml(GUIDE, "guide").data) == {
         "name": "decoder",
         "width": 2048,

@@ -112,7 +112,7 @@ def test_keys_that_need_another_key(written: Write) -> None:
         written(run_with("activation_checkpointing: true, activation_checkpoint_threshold: 5"))
     ).phases[0]
     assert phase.options.activation_checkpoint_threshold == 5
-    # The guide writes the number format of autocast down where autocast is off.
+    # The guide states the number format of autocast although autocast is off.
     assert (
         config(written(run_with("use_amp: false, amp_dtype: float16"))).phases[0].options.amp_dtype
         == "bfloat16"

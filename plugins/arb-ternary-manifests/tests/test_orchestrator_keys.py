@@ -1,6 +1,4 @@
-"""Keys with ``orchestrator_`` in a manifest: each takes effect, with its line, where there are
-steps to decide over.
-"""
+"""Keys with ``orchestrator_`` in a manifest."""
 
 from __future__ import annotations
 

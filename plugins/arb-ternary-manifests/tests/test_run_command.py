@@ -68,12 +68,12 @@ def test_runs_are_trained_in_order_and_skipped_on_resume(
     assert capsys.readouterr().out.count("finished already") == 2
     assert files(Path("runs")) == before
 
-    # A threshold may change afterwards: the model is judged again, and not trained.
+    # A changed threshold checks the model again without training it.
     path.write_text(path.read_text().replace("max: 50", "max: 0.5"))
     assert main(["run", str(path), "--resume"]) == 1
     assert "runs/study/one/b: failed checks: validation_loss" in capsys.readouterr().err
     assert files(Path("runs")) == before
-    # Whoever changes how it trains is told that another run is there.
+    # Changed training is refused, because another run is there.
     path.write_text(path.read_text().replace("lr: 0.002", "lr: 0.003"))
     assert main(["run", str(path), "--resume"]) == 1
     assert "phases[0].lr: 0.002 there, 0.003 here" in capsys.readouterr().err
@@ -104,9 +104,7 @@ def test_stopped_manifest_resumes_bitwise(
     assert {name: parts[name] for name in whole} == whole
 
 
-def test_failed_check_ends_the_manifest(
-    written: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_check_ends_the_manifest(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
     runs = RUNS.replace('lr: "${lr}"}}', "lr: 1.0}, verify: {type: validation_loss, max: 0.1}}")
     assert main(["run", str(written(runs, HEAD)), "--json"]) == 1
     shown = capsys.readouterr()
@@ -116,9 +114,7 @@ def test_failed_check_ends_the_manifest(
     assert not Path("runs/study/one/b").exists()
 
 
-def test_dry_run_writes_nothing(
-    written: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_writes_nothing(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(RUNS, HEAD)
     before = everything()
     assert main(["run", str(path), "--dry-run", "--target", "quick", "--json"]) == 0

@@ -1,4 +1,4 @@
-"""``trainer.upcycle``, with a small teacher that a run of this program trained."""
+"""``trainer.upcycle``, with a small teacher that a run has trained."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ SECOND = "{id: b, train: {phase: global, block_size: 32%s}}"
         ("force", True, 1),
     ],
 )
-def test_keys_belong_to_their_phase(
-    key: str, value: Any, phase: int
-) -> None:
+def test_keys_belong_to_their_phase(key: str, value: Any, phase: int) -> None:
     text = f", {key}: {str(value).lower()}"
     runs = planned(
         f"{FIRST % (text if phase == 0 else '')}\n{SECOND % (text if phase == 1 else '')}"
@@ -98,7 +96,7 @@ def test_keys_of_blockwise_reach_the_phase() -> None:
     (run,) = planned(FIRST % text)
     options = to_plain(run.config.phases[-1].options)
     assert {key: options[key] for key in keys} == keys
-    # The guide's default is null, where the phase alone has 2000.
+    # The guide's default is null; the phase's own is 2000.
     assert (
         planned(FIRST % ", convergence_target: 0.5")[0]
         .config.phases[-1]
@@ -173,9 +171,7 @@ def test_student_can_train_in_the_standard_phase() -> None:
         ),
     ],
 )
-def test_faults_of_upcycling(
-    runs: str, target: str, message: str
-) -> None:
+def test_faults_of_upcycling(runs: str, target: str, message: str) -> None:
     with pytest.raises(ArbError) as error:
         planned(runs, target)
     assert message in error.value.what

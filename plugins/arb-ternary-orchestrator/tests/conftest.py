@@ -1,6 +1,4 @@
-"""Runs of a second: a decoder of a few thousand weights on a few kilobytes of text, with an
-orchestrator or without.
-"""
+"""Tiny runs: a decoder of a few thousand weights on a few kilobytes of text."""
 
 from __future__ import annotations
 
@@ -40,8 +38,7 @@ phases:
       eval_every: 0}}
 """
 
-# : A plugin of a third party, with strategies that the configured one beats wherever they are
-# compared.
+#: A third-party plugin with strategies that lose every comparison with the configured one.
 HARMFUL = """
 from arb_ternary import hookimpl
 from arb_ternary_orchestrator.specs import StrategySpec
@@ -80,7 +77,7 @@ def crawl():
 
 @frozen
 class Finished:
-    """What a run left behind."""
+    """The results of a run."""
 
     directory: RunDirectory
 
@@ -116,12 +113,12 @@ class Finished:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The metrics without decisions."""
+        """The metrics without the decisions."""
         return [record for record in self.metrics if record["event"] != "decision"]
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        """Without the one value that depends on the clock."""
+        """The decisions without the value that depends on the clock."""
         found = read_decisions(self.directory.path)
         assert all(record.pop("seconds") >= 0 for record in found)
         return found
@@ -177,7 +174,7 @@ def tiny(tmp_path: Path) -> Tiny:
 
 @pytest.fixture
 def harmful(tmp_path: Path) -> Iterator[None]:
-    """The strategies of :data:`HARMFUL`, beside the built-in ones."""
+    """Loads the strategies of :data:`HARMFUL`."""
     file = tmp_path / "harmful.py"
     file.write_text(HARMFUL)
     reset_manager()

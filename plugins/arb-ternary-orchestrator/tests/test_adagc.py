@@ -1,6 +1,4 @@
-"""AdaGC against a restatement in numpy of Wang et al.'s listing, with spikes whose bound is
-known.
-"""
+"""AdaGC compared with the algorithm of Wang et al. in numpy, and on spikes with a known bound."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def gradients(step: int) -> list[np.ndarray]:
 def restated(
     steps: int, rel: float, total: float, beta: float, warmup: int
 ) -> tuple[list[np.ndarray], list[float]]:
-    """Clipped gradients of the last step, and the averages, in float64."""
+    """Return the clipped gradients of the last step and the averages, in float64."""
     averages: list[float] = []
     clipped: list[np.ndarray] = []
     for step in range(steps):
@@ -57,7 +55,7 @@ def restated(
 
 
 def start(**options: Any) -> tuple[list[torch.nn.Parameter], AdaGC]:
-    """A step of the wrapped optimizer takes the clipped gradient from the weights."""
+    """SGD with rate 1 subtracts the clipped gradient from the weights."""
     weights = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     return weights, AdaGC(SGD(weights, lr=1.0, momentum=0.0), **options)
 
@@ -91,7 +89,7 @@ def test_adagc_matches_the_paper(steps: int) -> None:
 def test_large_spike_is_clipped_to_threshold_times_baseline(
     factor: float,
 ) -> None:
-    """Gradients of norm 0.3 make an average of 0.3, which then allows ``factor`` times that."""
+    """Gradients of norm 0.3 have the average 0.3, and ``factor`` times that is allowed."""
     weight = torch.nn.Parameter(torch.zeros(9))
     optimizer = AdaGC(SGD([weight], lr=1.0, momentum=0.0), threshold=factor, warmup=5)
     for _ in range(30):
@@ -125,7 +123,7 @@ def test_spike_in_warmup_does_not_set_the_baseline() -> None:
 
 
 def test_zero_gradients_are_ignored_and_warmup_is_per_parameter() -> None:
-    """The first gradient of the second factor of a product that begins at zero is exactly zero."""
+    """In a product whose first factor is zero the second factor has a gradient of zero."""
     early, late = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
     optimizer = AdaGC(SGD([early, late], lr=1.0), warmup=2, threshold=2.0)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Scores on known counts, computed by hand."""
+"""Scores of the bandit, compared with values computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies are compared for each block of a student anew."""
+"""Comparisons of strategies in the phase ``blockwise``, per block."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("harmful")]
 
 @pytest.fixture
 def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A run that makes a student block by block, and in which the configured strategy goes on."""
+    """Overrides for a run of ``blockwise`` in which the configured strategy always wins."""
     from arb_ternary_upcycle.float_model import float_config
     from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 
@@ -64,7 +64,9 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ]
 
 
-def test_losing_candidates_leave_no_trace_in_any_block(tiny: Any, equal: Any, overrides: list[str]) -> None:
+def test_losing_candidates_leave_no_trace_in_any_block(
+    tiny: Any, equal: Any, overrides: list[str]
+) -> None:
     plain = tiny.run("plain", *overrides)
     compared = tiny.run("compared", *overrides, f"phases.0.policy={json.dumps(COMPARING)}")
     assert [each["step"] for each in compared.decisions if each["candidates"]] == [8, 20, 32, 44]

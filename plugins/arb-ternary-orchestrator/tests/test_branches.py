@@ -1,4 +1,4 @@
-"""Candidates are compared fairly, and those that lose leave no trace."""
+"""Comparisons of candidates are fair, and candidates that lose leave no trace."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def test_reward_formula() -> None:
     assert reward(1.5, 2.0, 0, None) == pytest.approx(-5.0)
 
 
-def test_run_without_decisions_equals_the_plain_run(
-    tiny: Any, equal: Any
-) -> None:
+def test_run_without_decisions_equals_the_plain_run(tiny: Any, equal: Any) -> None:
     plain = tiny.run("plain")
     watched = tiny.run(
         "watched", policy={"eval_horizon": 4, "telemetry_every": 3, "snapshot_every": 5}
@@ -115,7 +113,7 @@ def test_candidates_see_the_same_samples_and_probe(
     tiny.run("plain", "phases.0.steps=16")
     plain = list(seen)
     seen[:] = []
-    # Failing candidates would draw less.
+    # Failing candidates would draw fewer microbatches.
     harmless = {
         **COMPARING,
         "strategies": ["conservative_adamw", "aggressive_adamw"],
@@ -146,7 +144,7 @@ def test_steps_of_a_branch_are_reported_once(
     assert [record["step"] for record in run.metrics if record["event"] == "train"] == list(
         range(1, 25)
     )
-    # Steps 9 to 12 are a branch, and 21 to 24. The last evaluation is that of the run's end.
+    # Steps 9 to 12 and 21 to 24 are branches. The last evaluation is at the end of the run.
     events = [
         (record["event"], record["step"]) for record in run.metrics if record["event"] != "train"
     ]
@@ -166,7 +164,7 @@ def test_candidate_with_nonfinite_loss_fails_alone(
 ) -> None:
     plain = tiny.run("plain", "phases.0.steps=16")
     _poison(monkeypatch, lambda loop: loop.adjustment.float_rate == 300.0 and loop.step == 10)
-    # No loss that is a number is too large.
+    # No finite loss is too large.
     run = tiny.run("run", "phases.0.steps=16", policy={**COMPARING, "max_loss_increase": 1e6})
     (decision,) = run.decisions
     (failed,) = [trial for trial in decision["candidates"] if trial["failed"]]
@@ -176,9 +174,7 @@ def test_candidate_with_nonfinite_loss_fails_alone(
     equal(run.trained, plain.trained)
 
 
-def test_candidate_without_optimizer_fails_alone(
-    tiny: Any, equal: Any
-) -> None:
+def test_candidate_without_optimizer_fails_alone(tiny: Any, equal: Any) -> None:
     plain = tiny.run("plain", "phases.0.steps=16")
     run = tiny.run(
         "run", "phases.0.steps=16", policy={**COMPARING, "strategies": ["configured", "broken"]}
@@ -201,7 +197,7 @@ def test_safety_strategy_continues_if_all_candidates_fail(
     assert (first["step"], first["to"], first["reason"]) == (8, "wild", "periodic")
     assert all(trial["failed"] for trial in first["candidates"])
     assert first["steps_spent"] == 3
-    # Now the poisoned micro-batch is met in earnest.
+    # Now the poisoned microbatch is part of the run.
     assert (second["step"], second["reason"]) == (9, "safety")
 
 

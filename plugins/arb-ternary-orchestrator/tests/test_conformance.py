@@ -1,6 +1,4 @@
-"""The optimizers of float parameters pass the suite that every optimizer has to pass.
-
-Three stand for all in a quick run; the rest is marked as slow."""
+"""The optimizers of float parameters pass the conformance suite; most of them in slow tests."""
 
 from __future__ import annotations
 

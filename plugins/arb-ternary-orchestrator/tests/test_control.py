@@ -1,4 +1,4 @@
-"""A running process is asked to switch, and does so once, whatever happens to it meanwhile."""
+"""Requests to switch the strategy of a running process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS = ("phases.0.steps=12",)
 
 
 class Killed(BaseException):
-    """Ends the process where it stands."""
+    """Ends the process at once."""
 
 
 def asking(tiny: Any, run: str, *names: str) -> type[Silent]:

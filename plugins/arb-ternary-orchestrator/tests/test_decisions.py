@@ -1,4 +1,4 @@
-"""Hand-made situations for every reason, every pair of reasons at once, and the hysteresis."""
+"""Decisions for every reason, every pair of reasons, and within the hysteresis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS = OrchestratorConfig(
 
 @define
 class Situation:
-    """What telemetry and detector say at a step, without having seen a loss."""
+    """Stands in for telemetry and detector at a step."""
 
     phase: str = "mid"
     spikes: int = 0
@@ -54,7 +54,7 @@ def reason(*arguments: Any, **options: Any) -> str | None:
     return None if trigger is None else trigger.reason
 
 
-# What brings each reason about at step 600, in the order of the page.
+#: Facts that cause each reason at step 600, in the order of precedence.
 CAUSES: dict[str, dict[str, Any]] = {
     "safety": {"loss": 3.1},
     "spike": {"spikes": 3},

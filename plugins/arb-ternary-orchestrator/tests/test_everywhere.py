@@ -1,6 +1,4 @@
-"""Comparisons and rollbacks in every phase with a loop, for every kind of part, around every kind
-of optimizer.
-"""
+"""Comparisons and rollbacks in every phase with a loop, with every kind of part and optimizer."""
 
 from __future__ import annotations
 
@@ -97,7 +95,7 @@ def test_losing_candidates_leave_no_trace_everywhere(
     case: str, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _skip_without(case)
-    # Whoever is best: here the configured one goes on.
+    # The configured strategy always wins.
     monkeypatch.setattr(
         branches, "_is_better", lambda branch, *_: branch.trial.name == "configured"
     )

@@ -1,4 +1,4 @@
-"""``arb orchestrator explain`` on records written by hand."""
+"""``arb orchestrator explain`` on hand-written records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Arb = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def arb(capsys: pytest.CaptureFixture[str]) -> Arb:
-    """Runs a command; its exit code and all that it printed."""
+    """Runs a command and returns its exit code and output."""
 
     def run(*arguments: object) -> tuple[int, str]:
         code = main([str(each) for each in arguments])
@@ -88,7 +88,7 @@ DECISIONS = [
         "plateau",
         "slope in standard errors",
         -0.3132,
-        # By the margin, not by the reward.
+        # The margin decides, not the reward.
         candidates=[
             candidate("aggressive_votes", -0.3, 2.41),
             candidate("sgd_escape", -0.25, 2.405),

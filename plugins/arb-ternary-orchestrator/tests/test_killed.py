@@ -123,7 +123,7 @@ class Helper:
         assert self._line() == "ready"
 
     def run(self, config: Path, directory: Path, moment: int | None = None) -> int:
-        """Start or resume a run, which is killed at so many moments; its wait status."""
+        """Start or resume a run, kill it at a moment, and return its wait status."""
         assert self.process.stdin is not None
         order = {"config": str(config), "directory": str(directory), "moment": moment}
         self.process.stdin.write(json.dumps(order) + "\n")
@@ -186,8 +186,7 @@ def test_run_killed_twenty_times_ends_with_the_same_bytes(
     assert [each["reason"] for each in decisions_in(whole)].count("safety") == 2
     moments: list[str] = json.loads(Path(f"{whole}.moments").read_text())
     generator = random.Random(time.time_ns())
-    # The moments of a run that was resumed are not those of the whole one; those before the first
-    # kill are.
+    # A resumed run has the moments of the whole run only before the first kill.
     wanted = [generator.randrange(1, len(moments) + 1) for _ in range(8)]
     for what in ("branch", "rollback"):
         among = [index + 1 for index, where in enumerate(moments) if where == what]

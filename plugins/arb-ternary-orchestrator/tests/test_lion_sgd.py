@@ -1,4 +1,4 @@
-"""Lion and SGD against a restatement in numpy; Lion's step is one of signs."""
+"""Lion and SGD compared with their formulas in numpy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_first_step_of_lion_is_rate_times_sign() -> None:
 
 
 def test_momentum_of_bfloat16_parameters_is_float32() -> None:
-    """In bfloat16, 1 + 0.001 is 1: an average kept in it would stand still."""
+    """In bfloat16 ``1 + 0.001`` is 1, so an average in bfloat16 would stand still."""
     weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
     optimizer = Lion([weight], betas=(0.9, 0.999))
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""What is measured of a step is what numpy finds before and after it."""
+"""Measurements of a step compared with numpy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ def vector(tensors: Any) -> Any:
     return np.concatenate([tensor.detach().double().numpy().ravel() for tensor in tensors])
 
 
-def test_measured_norms_changes_and_flips(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_norms_changes_and_flips(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before_step = Meter.before_step
     after = Meter.after
     noted: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Nowcasting on trajectories whose future is known, and what it refuses."""
+"""Nowcasting on trajectories with a known future."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from arb_ternary_testing.component import make_choice
 
 
 class Along(Optimizer):
-    """Puts a parameter where a function of the number of its steps since the last jump says."""
+    """Sets a parameter to a function of the number of steps since the last jump."""
 
     def __init__(self, parameter: torch.nn.Parameter, way: Any) -> None:
         super().__init__([parameter], {"lr": 1.0})
@@ -55,9 +55,7 @@ SLOPE = torch.tensor([0.3, 0.0, -1.0, 1e-3]).double()
         ("geometric", 5, 4, 10),
     ],
 )
-def test_jump_along_a_line(
-    method: str, window: int, spacing: int, horizon: int
-) -> None:
+def test_jump_along_a_line(method: str, window: int, spacing: int, horizon: int) -> None:
     found = after(
         lambda t: START + SLOPE * t,
         20,
@@ -72,10 +70,8 @@ def test_jump_along_a_line(
 
 @pytest.mark.parametrize("ratio", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("horizon", [6, 30])
-def test_geometric_jump_along_shrinking_distances(
-    ratio: float, horizon: int
-) -> None:
-    """``w(t) = a + b r**t``, as gradient descent makes on a quadratic of one curvature."""
+def test_geometric_jump_along_shrinking_distances(ratio: float, horizon: int) -> None:
+    """Gradient descent on a quadratic of one curvature has ``w(t) = a + b r**t``."""
     found = after(
         lambda t: START + SLOPE * ratio**t,
         12,

@@ -1,6 +1,4 @@
-"""A resumed, copied or pickled optimizer goes on to the same bits, and plans the bytes that it
-keeps.
-"""
+"""Resumed, copied and pickled optimizers continue bitwise, and plan the size of their state."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ STEPS = 24
 def start(
     name: str, options: dict[str, Any], dtype: torch.dtype
 ) -> tuple[list[torch.nn.Parameter], Any]:
-    """Matrices and vectors are groups of their own."""
+    """Return parameters and an optimizer with a group of matrices and one of vectors."""
     random = np.random.default_rng(7)
     weights = {
         key: torch.nn.Parameter(torch.tensor(random.normal(size=s)).to(dtype))
@@ -73,7 +71,7 @@ def start(
 
 
 def go_on(weights: list[torch.nn.Parameter], optimizer: Any, first: int, last: int) -> None:
-    """Gradients towards zero; that of the second matrix is missing in every third step."""
+    """Take steps towards zero; every third step has no gradient of the second matrix."""
     for step in range(first, last):
         for index, weight in enumerate(weights):
             random = np.random.default_rng((step, index))
@@ -154,9 +152,7 @@ def test_parameter_without_gradient_does_not_change(name: str, options: dict[str
 
 
 @pytest.mark.parametrize(("name", "options"), ALL)
-def test_groups_work_with_a_torch_scheduler(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_groups_work_with_a_torch_scheduler(name: str, options: dict[str, Any]) -> None:
     _, optimizer = start(name, options, torch.float32)
     groups = [[weight.dim() for weight in group["params"]] for group in optimizer.param_groups]
     assert groups == [[2, 2, 2], [1, 0]]

@@ -1,6 +1,4 @@
-"""The optimizers of float parameters in runs: under split and gqc, with schedules and clipping,
-killed and resumed.
-"""
+"""The optimizers of float parameters in runs: under split and gqc, and with a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comparisons may cost."""
+"""Limits on the cost of comparisons."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_expensive_comparisons_are_skipped_and_reported_once(
 
 
 def test_overhead_counts_steps_of_several_microbatches(tiny: Any) -> None:
-    """Every step takes three micro-batches, so that a trial takes twelve, which are four steps."""
+    """A step takes three microbatches, so a trial of four steps takes twelve."""
     pytest.importorskip("arb_ternary_gqc")
     wrapped = "optimizer={name: gqc.gnts, threshold: 1e-6, max_batch_draws: 3, inner: adamw}"
     run = tiny.run(

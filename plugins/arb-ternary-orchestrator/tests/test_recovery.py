@@ -1,4 +1,4 @@
-"""After a rollback: when the strategy that was interrupted goes on, and when it does not."""
+"""The return to the interrupted strategy after a rollback."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_interrupted_strategy_returns_once() -> None:
 
 
 def restored(recovery: Recovery) -> Recovery:
-    """What a resumed run has of it."""
+    """Return the recovery of a resumed run."""
     other = Recovery(calm=8)
     other.load_state_dict(json.loads(json.dumps(recovery.state_dict())))
     return other
@@ -75,9 +75,7 @@ def test_run_returns_to_the_interrupted_strategy(
 
 
 @pytest.mark.parametrize("margin", [0.0, 50.0])
-def test_winner_has_to_exceed_the_margin(
-    margin: float, tiny: Any, harmful: None
-) -> None:
+def test_winner_has_to_exceed_the_margin(margin: float, tiny: Any, harmful: None) -> None:
     """From a standstill everything is better: without a margin the run leaves it, and with a large
     one it stays.
     """
@@ -110,7 +108,7 @@ def test_explosion_in_the_last_step_is_rolled_back(
     run = tiny.run("run", "phases.0.steps=24", *tiny.floats, policy=GUARDED)
     (decision,) = run.decisions
     assert (decision["reason"], decision["step"], decision["rolled_back_to"]) == ("safety", 24, 20)
-    # What is left is what a run has after the 20 good steps.
+    # The result is that of a run of the 20 good steps.
     good = tiny.run("good", "phases.0.steps=20", *tiny.floats)
     left = run.last.model
     right = good.last.model
@@ -145,9 +143,7 @@ def test_candidate_with_exploding_loss_fails(
     assert run.decisions[0]["to"] == "configured"
 
 
-def test_third_party_strategies_need_to_be_named(
-    tiny: Any, harmful: None
-) -> None:
+def test_third_party_strategies_need_to_be_named(tiny: Any, harmful: None) -> None:
     alone = tiny.run("alone", "phases.0.steps=2", *tiny.floats, policy={"eval_horizon": 1})
     assert {"wild", "wilder", "crawl", "broken"}.isdisjoint(alone.policy["bandit"]["tried"])
     named = tiny.run(

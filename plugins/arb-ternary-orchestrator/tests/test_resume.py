@@ -1,4 +1,4 @@
-"""A run that is stopped goes on as if it had not been, wherever it stood."""
+"""Stopped runs resume bitwise, wherever they were."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from arb_ternary_orchestrator.bandit import Bandit
 from arb_ternary_orchestrator.switching import Strategies
 from arb_ternary_train.loop import TrainingLoop
 
-# : Compares after step 8 (to step 12), rolls back after step 18, where the loss explodes, and goes
-# back to its : strategy after step 26.
+#: Compares after step 8 (to step 12), rolls back after step 18, where the loss explodes, and
+#: returns to its strategy after step 26.
 BUSY = {
     "decision_interval": 8,
     "hysteresis": 8,
@@ -45,8 +45,7 @@ def test_interrupted_comparison_is_repeated_on_resume(
     whole = tiny.run("whole", STEPS, *tiny.floats, policy=BUSY)
     reasons = [(each["step"], each["reason"]) for each in whole.decisions]
     assert reasons == [(8, "periodic"), (18, "safety"), (26, "recovered")]
-    # In the second micro-batch of the second of three candidates, which 8 steps and 4 of the first
-    # one precede.
+    # The second microbatch of the second candidate is drawn after 8 steps and the first candidate.
     draw = TrainingLoop.draw
     drawn = []
 
@@ -91,7 +90,7 @@ def test_run_stopped_anywhere_resumes_bitwise(
         except Interrupted:
             stops += 1
             assert stops < 100
-            # A process has to get through a comparison once.
+            # A process has to finish a comparison at some time.
             drawn.clear()
             seed += 3
             continue

@@ -1,4 +1,4 @@
-"""What has exploded is taken back, and the data that did it are passed over."""
+"""Rollbacks after an explosion, which skip the data that caused it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arb_ternary.errors import ArbError
 from arb_ternary_orchestrator.policy import Orchestrator
 from arb_ternary_train.loop import TrainingLoop
 
-#: Keeps a good moment every 5 steps, and decides nothing but rollbacks.
+#: Keeps a snapshot every 5 steps, and decides nothing but rollbacks.
 GUARDED = {
     "decision_interval": 1000,
     "eval_horizon": 4,
@@ -91,9 +91,7 @@ def test_rollback_restores_state_and_skips_the_data(
     assert run.steps == by_hand.steps
 
 
-def test_run_survives_nan_weights(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_survives_nan_weights(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = TrainingLoop.draw
 
     def ruined(self: Any) -> Any:
@@ -118,21 +116,18 @@ def test_run_survives_nan_weights(
     assert last["step"] == 32
     assert math.isfinite(last["loss"])
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.last.model.values())
-    # What was seen is what led to the state that was restored, and what came after it: the last of
-    # it is step 32.
+    # The telemetry has the steps before the restored state and after the rollback, up to step 32.
     telemetry = run.policy["monitor"]["telemetry"]
     assert telemetry["step"] == 32
     assert [step for step, _ in telemetry["points"]] == [*range(1, 21), *range(23, 33)]
 
 
-def test_bad_snapshot_is_skipped(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_snapshot_is_skipped(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = TrainingLoop.draw
 
     def ruined(self: Any) -> Any:
         drawn = draw(self)
-        # the loss of step 20 is still good, and what it leaves is kept
+        # The loss of step 20 is still good, so its snapshot is kept.
         if self.microbatches == 20:
             with torch.no_grad():
                 next(self.model.parameters()).fill_(math.nan)
@@ -168,15 +163,13 @@ def test_several_bad_batches_roll_back_to_one_snapshot(tiny: Any, disturb: Any) 
 def test_lastingly_higher_loss_is_accepted(tiny: Any, disturb: Any) -> None:
     disturb(lambda loop: loop.microbatches >= 16, 10.0)
     run = tiny.run("run", STEPS, *tiny.floats, "phases.0.max_skipped=4", policy=GUARDED)
-    # The first rollback, three more for the batches that follow, and the fifth batch is believed.
+    # After four rollbacks the loss of the fifth batch is accepted.
     assert [each["rolled_back_to"] for each in run.decisions] == [15, 15, 15, 15, None]
     assert run.decisions[-1]["step"] == 20
     assert run.decisions[-1]["not_begun"].startswith("4 batches in a row have such a loss")
 
 
-def test_several_nonfinite_losses_roll_back_once(
-    tiny: Any, disturb: Any
-) -> None:
+def test_several_nonfinite_losses_roll_back_once(tiny: Any, disturb: Any) -> None:
     disturb(lambda loop: 23 <= loop.microbatches < 29, math.nan)
     run = tiny.run("run", STEPS, *tiny.floats, policy=GUARDED)
     assert [(each["step"], each["rolled_back_to"]) for each in run.decisions] == [(22, 20)]
@@ -185,9 +178,7 @@ def test_several_nonfinite_losses_roll_back_once(
     )
 
 
-def test_run_without_finite_losses_ends_with_the_reason(
-    tiny: Any, disturb: Any
-) -> None:
+def test_run_without_finite_losses_ends_with_the_reason(tiny: Any, disturb: Any) -> None:
     disturb(lambda loop: loop.microbatches >= 12, math.nan)
     with pytest.raises(
         ArbError, match="step 12: 7 micro-batches in a row had no finite loss; the last was nan"
@@ -198,7 +189,7 @@ def test_run_without_finite_losses_ends_with_the_reason(
 def test_run_without_finite_gradients_ends_with_the_reason(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first rollback, two more from the same good state, and the fourth batch ends it."""
+    """After three rollbacks to the same good state the fourth batch ends the run."""
     before_step = Orchestrator.before_step
 
     def overflowing(self: Orchestrator, loop: TrainingLoop) -> None:

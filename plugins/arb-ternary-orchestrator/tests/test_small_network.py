@@ -19,8 +19,8 @@ from arb_ternary_testing.component import make_choice
 from arb_ternary_train.schedules import apply_schedule
 
 ADAMW = {"name": "adamw", "lr": 0.01}
-# : Optimizer, and the loss in nats that it has to reach; at first it is 1.4, the entropy of the
-# classes.
+#: Optimizer, its options, and the loss in nats that it has to reach from 1.4, the entropy of the
+#: classes.
 BOUNDS: list[tuple[str, dict[str, Any], float]] = [
     ("lion", {"lr": 0.003}, 0.4),
     ("sgd", {"lr": 0.1}, 0.2),
@@ -30,7 +30,7 @@ BOUNDS: list[tuple[str, dict[str, Any], float]] = [
     ("gradient_noise", {"inner": ADAMW, "eta": 1e-4}, 0.3),
     ("nowcasting", {"inner": ADAMW, "every": 25}, 0.25),
 ]
-#: Those of them that every test run tries.
+#: Optimizers whose test is not slow.
 QUICK = ("swats", "adagc", "nowcasting")
 
 
@@ -46,7 +46,7 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
 def trained(
     name: str, options: dict[str, Any], seed: int = 0, schedule: Any = "cosine"
 ) -> tuple[float, Any]:
-    """The loss over all samples in the end, and the optimizer."""
+    """Return the final loss over all samples, and the optimizer."""
     steps = 300
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -91,7 +91,7 @@ def test_nowcasting_ends_below_adam_alone(method: str, lr: float) -> None:
 
 @pytest.mark.slow
 def test_nowcasting_at_a_constant_rate() -> None:
-    """No gain with AdamW, and harm with momentum: docs/explanation/orchestration.md."""
+    """It gains nothing with AdamW and harms momentum: docs/explanation/orchestration.md."""
     for options, bounds in ((ADAMW, (1.0, 1.5)), ({"name": "sgd", "lr": 0.1}, (3.0, 8.0))):
         alone, jumping = (
             sum(trained(name, given, seed, "constant")[0] for seed in range(3))

@@ -1,4 +1,4 @@
-"""The average of gradients against numpy; the noise by its statistics."""
+"""Smoothed gradients compared with numpy; gradient noise by its statistics."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def test_bfloat16_gradients_are_averaged_in_float32() -> None:
 
 
 @pytest.mark.parametrize(("eta", "gamma"), [(0.3, 0.55), (1.0, 0.55), (0.01, 1.0)])
-def test_variance_of_the_noise(
-    eta: float, gamma: float
-) -> None:
+def test_variance_of_the_noise(eta: float, gamma: float) -> None:
     """Of 40,000 draws the sample variance is within 5 standard errors, ``sqrt(2 / n)`` each, and so
     is the mean.
     """
@@ -93,7 +91,7 @@ def test_noise_depends_on_seed_parameter_and_step() -> None:
     other = drawn(2)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert len({tuple(each.tolist()) for each in (*first, *other)}) == 8
-    # The generator that torch has for everybody is not touched.
+    # torch's global generator is not used.
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Snapshots lie in memory or on the disk, and nobody can tell from the result where."""
+"""Snapshots in memory and on disk, without influence on the result."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ BUSY = {
 
 
 def snapshot(value: float, size: int = 250) -> Snapshot:
-    """``4 * size`` bytes."""
+    """Return a snapshot of ``4 * size`` bytes."""
     return Snapshot({"weight": torch.full((size,), value)}, {"step": 3})
 
 
-def test_snapshots_above_the_budget_go_to_disk(
-    tmp_path: Path, equal: Any
-) -> None:
+def test_snapshots_above_the_budget_go_to_disk(tmp_path: Path, equal: Any) -> None:
     memory = SnapshotMemory(tmp_path, CPU, budget=2000)
     kept = [memory.keep(snapshot(float(value))) for value in range(3)]
     assert [each.path is None for each in kept] == [True, True, False]
@@ -68,9 +66,7 @@ def test_free_memory() -> None:
     assert 0 < free_memory(CPU) <= total
 
 
-def test_run_with_snapshots_on_disk_is_bitwise_equal(
-    tiny: Any, equal: Any
-) -> None:
+def test_run_with_snapshots_on_disk_is_bitwise_equal(tiny: Any, equal: Any) -> None:
     options = ("phases.0.steps=16", *tiny.floats)
     in_memory = tiny.run("memory", *options, policy=BUSY)
     on_disk = tiny.run("disk", *options, policy={**BUSY, "snapshot_memory": 0})
@@ -85,7 +81,7 @@ def test_run_with_snapshots_on_disk_is_bitwise_equal(
 def test_progressive_phase_removes_snapshot_files(
     tiny: Any,
 ) -> None:
-    """The phase saves its last checkpoint when the loop of its last stack is closed."""
+    """The phase saves its last checkpoint after the loop of its last stack."""
     pytest.importorskip("arb_ternary_progressive")
     phase = (
         "phases=[{name: progressive, steps_per_stack: 6, target_stacks: 1, train_first: true, "

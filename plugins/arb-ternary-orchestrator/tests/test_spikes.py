@@ -1,6 +1,4 @@
-"""The detector against a vectorised restatement in numpy and scipy, and that against the rate that
-k implies.
-"""
+"""The spike detector compared with numpy and scipy, and its false positive rate."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ WARMUP = 10
 
 
 def restated(values: NDArray[np.float64], k: float, decay: float = 0.99) -> NDArray[np.bool_]:
-    """Which values of each row are spikes: all weights written out, quantiles of scipy."""
+    """Return which values of each row are spikes, with all weights written out."""
     rows, length = values.shape
     entered = np.array(values)
     spikes = np.zeros((rows, length), bool)

@@ -1,6 +1,4 @@
-"""SWATS against a restatement in numpy of Keskar and Socher's algorithm, and on quadratics whose
-best rate is known.
-"""
+"""SWATS compared with the algorithm of Keskar and Socher in numpy, and on quadratics."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ LR = 0.01
 
 
 def gradient(step: int, weights: list[np.ndarray]) -> list[np.ndarray]:
-    """Of a quadratic with curvatures from 0.2 to 2, with some noise."""
+    """Return noisy gradients of a quadratic with curvatures from 0.2 to 2."""
     random = np.random.default_rng(step)
     curvatures = [np.linspace(0.2, 2, w.size).reshape(w.shape) for w in weights]
     return [
@@ -34,7 +32,7 @@ def gradient(step: int, weights: list[np.ndarray]) -> list[np.ndarray]:
 def restated(
     steps: int, threshold: float, least: int
 ) -> tuple[list[np.ndarray], int | None, float | None]:
-    """The paper's listing over all parameters as one vector, in float64."""
+    """Run the paper's algorithm on all parameters as one vector, in float64."""
     weights = [np.full(shape, 1.5) for shape in SHAPES]
     split = np.cumsum([weight.size for weight in weights])[:-1]
     w = np.concatenate([weight.ravel() for weight in weights])
@@ -74,7 +72,7 @@ def restated(
 def run(
     optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], first: int, last: int
 ) -> int | None:
-    """Steps ``first`` to ``last``; the one at which the first group switched."""
+    """Take steps ``first`` to ``last``; return the one at which the first group switched."""
     switched = None
     for step in range(first, last + 1):
         values = [weight.detach().double().numpy() for weight in weights]

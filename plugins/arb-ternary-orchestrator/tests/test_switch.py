@@ -1,4 +1,4 @@
-"""``arb orchestrator switch``: what it leaves for the process that trains, and what it refuses."""
+"""``arb orchestrator switch``: the request that it leaves, and its errors."""
 
 from __future__ import annotations
 
@@ -89,9 +89,7 @@ def test_strategy_outside_the_list_is_an_error(
         assert switch(capsys, few, name)[0] == 0
 
 
-def test_ended_run_and_plain_run_are_errors(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ended_run_and_plain_run_are_errors(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = made("lr: 0.01", "plain")
     code, output = switch(capsys, plain, "sgd_escape")
     assert code == 2
@@ -104,17 +102,13 @@ def test_ended_run_and_plain_run_are_errors(
     assert not (run / CONTROL_FILE).exists()
 
 
-def test_missing_run_suggests_the_nearest(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_run_suggests_the_nearest(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, output = switch(capsys, "dem", "sgd_escape")
     assert code == 2
     assert "did you mean demo?" in output
 
 
-def test_invalid_request_is_replaced(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_request_is_replaced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / CONTROL_FILE).write_text("{")
     assert switch(capsys, run, "sgd_escape")[0] == 0
     assert json.loads((run / CONTROL_FILE).read_text())["name"] == "sgd_escape"

@@ -1,4 +1,4 @@
-"""What all strategies of a run have in common is as if the config had said it."""
+"""Wrappers that all strategies of a run have in common."""
 
 from __future__ import annotations
 

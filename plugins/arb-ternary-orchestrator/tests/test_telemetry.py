@@ -107,7 +107,7 @@ def test_flip_rates() -> None:
 
 
 def zigzag(count: int, slope: float, noise: float) -> np.ndarray[Any, Any]:
-    """A line with a residual of ``noise`` to and fro."""
+    """Return a line plus a residual of alternating sign."""
     steps = np.arange(count)
     return 10 + slope * steps + noise * (-1.0) ** steps
 

@@ -1,6 +1,4 @@
-"""Options of the orchestrator that a run refuses, at ``arb config validate``, each with the
-reason.
-"""
+"""Options of the orchestrator that ``arb config validate`` refuses."""
 
 from __future__ import annotations
 

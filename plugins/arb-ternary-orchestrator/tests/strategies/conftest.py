@@ -1,4 +1,4 @@
-"""Tiny models of every kind of parts, and a rule and a strategy that somebody else brings."""
+"""A third-party plugin with optimizers and strategies."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def arb_register_strategies():
 
 @pytest.fixture(autouse=True, scope="module")
 def _birds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The plugin; loading all of them anew for every test would take longer than the tests."""
+    """Loads the plugin once per module, because loading takes longer than a test."""
     file = tmp_path_factory.mktemp("birds") / "birds.py"
     file.write_text(PLUGIN)
     reset_manager()

@@ -1,6 +1,4 @@
-"""What a new optimizer takes over from the old one: the state of what has the same class and the
-same parameters.
-"""
+"""State that a new optimizer takes over from the old one."""
 
 from __future__ import annotations
 

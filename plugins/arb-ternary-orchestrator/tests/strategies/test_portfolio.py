@@ -1,4 +1,4 @@
-"""Every built-in strategy trains a model of every kind, as its name says."""
+"""The built-in strategies train models of every kind."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A strategy changes the configured optimizer where it stands: in parts, inside wrappers, and never
-what it is not.
-"""
+"""Strategies change the configured optimizer at any depth, and never build one."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ def test_every_leaf_of_split_is_changed_by_its_kind() -> None:
         {"leak", "clip"},
     )
     assert (floats.options.beta2, floats.options.lr, floats.given) == (0.5, 0.25, {"lr", "beta2"})
-    # What was configured stays what it is.
+    # The configured choice is not changed.
     assert (configured.options.ternary.options.clip, configured.options.float.options.beta2) == (
         2.5,
         0.95,
@@ -106,7 +104,7 @@ def test_replaced_rules_keep_rate_and_decay() -> None:
     assert back.optimizer(after).options.weight_decay == pytest.approx(0.05)
     assert back.adjustment(after).float_rate == pytest.approx(0.5 / 0.3)
     assert back.adjustment(configured).float_rate == 0.5
-    # The rule that stands there already keeps what the strategy says nothing of.
+    # A rule that is configured already keeps its other options.
     stays = back.optimizer(configured)
     assert (stays.options.lr, stays.options.weight_decay, stays.options.beta1) == (0.01, 0.05, 0.9)
 
@@ -131,7 +129,7 @@ def test_clipping_stays_for_deferring_optimizers() -> None:
     assert strategy.adjustment(optimizer("gqc.gnr", inner=inner)).grad_clip == 1.0
     split = optimizer("split", float={"name": "gqc.gnts", "inner": inner})
     assert strategy.adjustment(split).grad_clip == "configured"
-    # So it does where it is the strategy that sums them up.
+    # The same if the strategy defers.
     summing = Strategy(
         name="summing",
         summary="",
