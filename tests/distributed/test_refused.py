@@ -44,7 +44,7 @@ def test_the_config_itself_is_not_refused(config: Any) -> None:
 
 def test_a_wrapper_that_puts_steps_off(config: Any) -> None:
     options = "optimizer={name: gqc.mht, inner: {name: sign_votes, accum_threshold: 2}}"
-    assert "optimizer 'gqc.mht': it puts steps off" in refused(config(options))
+    assert "optimizer 'gqc.mht': it defers steps" in refused(config(options))
 
 
 def test_a_policy(config: Any) -> None:
@@ -78,5 +78,5 @@ def test_a_phase_that_may_run_parts_of_a_model_whose_weights_are_sharded(config:
 
 def test_integer_weights_of_another_format(config: Any) -> None:
     run = config("model={name: direct, width: 16, layers: 1, heads: 2, max_length: 8}", DQT)
-    with pytest.raises(ConfigError, match="integer weights of a format of their own"):
+    with pytest.raises(ConfigError, match="integer weights of another format"):
         check_parts(run, build_parts(run), 2)

@@ -1,6 +1,4 @@
-"""Two ranks, started once for several files of tests: what each does there is its ``on_rank(world,
-folder)``.
-"""
+"""Two ranks, started once for several files of tests, each of which defines ``on_rank``."""
 
 from __future__ import annotations
 
@@ -40,25 +38,27 @@ def tiny(tmp_path: Path) -> Callable[..., RunConfig]:
     return lambda *overrides: load_config(file, overrides).config
 
 
-FILES = ("test_ordered_sums", "test_schedule", "test_saving")
+FILES = ("test_sums", "test_schedule", "test_saving")
 
 
 def on_all(world: World, folder: str) -> dict[str, Any]:
-    told = {}
+    results = {}
     for name in FILES:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        told[name] = module.on_rank(world, Path(folder) / name)
-    return told
+        results[name] = module.on_rank(world, Path(folder) / name)
+    return results
 
 
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
-    """What ``on_rank`` of each file has returned, by rank and file; and the folder, which has one
-    for each file.
+    """Run ``on_rank(world, folder)`` of each file on two ranks.
+
+    Returns:
+        What it returned, by rank and file; and a folder that has one for each file.
     """
     folder = tmp_path_factory.mktemp("ranks")
     for name in FILES:

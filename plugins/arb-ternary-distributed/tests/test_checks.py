@@ -1,4 +1,4 @@
-"""What several ranks refuse, each by its name, before there is a folder."""
+"""Options and parts that several ranks refuse by name, before there is a run directory."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def refused(tiny: Any, *overrides: str, size: int = TWO) -> str:
     ],
     ids=["too few micro-batches", "preserve_state", "correlation"],
 )
-def test_an_option_that_needs_one_process_is_refused_by_its_name(
+def test_an_option_that_needs_one_process_is_refused(
     tiny: Any, overrides: tuple[str, ...], named: str
 ) -> None:
     assert named in refused(tiny, *overrides)
 
 
-def test_a_scale_of_the_loss_is_refused_by_its_name(tiny: Any) -> None:
+def test_a_loss_scale_is_refused(tiny: Any) -> None:
     config = tiny(
         FOUR_MICRO_BATCHES, "device=cuda", "phases.0.use_amp=true", "phases.0.amp_dtype=bfloat16"
     )
@@ -67,15 +67,15 @@ def test_a_scale_of_the_loss_is_refused_by_its_name(tiny: Any) -> None:
         check_config(config, TWO)
 
 
-def test_what_cannot_gather_weights_is_refused_where_they_are_sharded(tiny: Any) -> None:
+def test_sharded_weights_refuse_a_compiled_model(tiny: Any) -> None:
     options = (FOUR_MICRO_BATCHES, "phases.0.compile_model=true")
     check_config(tiny(*options), TWO)
-    assert "phases.0.compile_model: what is compiled" in refused(
+    assert "phases.0.compile_model: a compiled model" in refused(
         tiny, *options, "ranks.weights=sharded"
     )
 
 
-def test_a_torch_that_cannot_cut_packed_weights(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_weights_refuse_an_old_torch(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(FOUR_MICRO_BATCHES, "ranks.weights=sharded")
     check_config(config, TWO)
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cpu"))
@@ -85,7 +85,7 @@ def test_a_torch_that_cannot_cut_packed_weights(tiny: Any, monkeypatch: pytest.M
         check_config(config, TWO)
 
 
-def test_moments_that_cannot_be_cut_are_refused_where_they_are_to_be(tiny: Any) -> None:
+def test_moments_that_cannot_be_sharded_are_refused(tiny: Any) -> None:
     floats = "optimizer={name: split, ternary: scaled_votes, float: adamw}"
     config = tiny(
         FOUR_MICRO_BATCHES, "ranks.optimizer_state=sharded", "model.float_parts=[embedding]", floats
@@ -94,18 +94,18 @@ def test_moments_that_cannot_be_cut_are_refused_where_they_are_to_be(tiny: Any) 
     check_parts(config, parts, TWO)
     parts.model.to(torch.float16)
     with pytest.raises(
-        ConfigError, match=r"ranks\.optimizer_state: what WideAdamW keeps cannot be cut"
+        ConfigError, match=r"ranks\.optimizer_state: the state of WideAdamW cannot be sharded"
     ):
         check_parts(config, parts, TWO)
 
 
-def test_everything_is_refused_at_once(tiny: Any) -> None:
+def test_all_faults_are_reported_at_once(tiny: Any) -> None:
     what = refused(tiny, "phases.0.preserve_state=true")
     assert "phases.0.preserve_state" in what
     assert "phases.0.gradient_accumulation_steps" in what
 
 
-def test_as_many_ranks_as_micro_batches_are_enough(tiny: Any) -> None:
+def test_one_rank_per_micro_batch_is_the_limit(tiny: Any) -> None:
     check_config(tiny(FOUR_MICRO_BATCHES), 4)
     assert "use 5 or more" in refused(tiny, FOUR_MICRO_BATCHES, size=5)
 
@@ -125,19 +125,17 @@ def parts_of(config: Any, model: nn.Module | None = None) -> RunParts:
     )
 
 
-def test_dropout_is_refused_by_the_name_of_its_module(tiny: Any) -> None:
+def test_dropout_is_refused_with_its_module(tiny: Any) -> None:
     config = tiny(FOUR_MICRO_BATCHES)
     dropping = nn.Sequential(build_parts(config).model, nn.Dropout(0.1))
-    with pytest.raises(ConfigError, match="model, 1: what is dropped"):
+    with pytest.raises(ConfigError, match="model, 1: each rank draws"):
         check_parts(config, parts_of(config, dropping), TWO)
     check_parts(
         config, parts_of(config, nn.Sequential(build_parts(config).model, nn.Dropout(0.0))), TWO
     )
 
 
-def test_a_rule_that_needs_all_rows_is_refused_by_its_name(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_that_needs_all_rows_is_refused(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(FOUR_MICRO_BATCHES)
     parts = parts_of(config)
     check_parts(config, parts, TWO)
@@ -153,7 +151,7 @@ def test_a_rule_that_needs_all_rows_is_refused_by_its_name(
             refuse()
 
 
-def test_draws_from_the_global_generator_are_refused_when_they_happen() -> None:
+def test_draws_from_the_global_generator_are_refused() -> None:
     cpu = torch.device("cpu")
     with no_global_draws(cpu):
         torch.rand(3, generator=torch.Generator().manual_seed(1))

@@ -1,6 +1,4 @@
-"""Training by several processes from Python: the guide's calls, what they change of a config, and
-who a process is.
-"""
+"""Distributed training from Python: configs with the names of guides, and the rank of a process."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ def config(tmp_path: Path) -> RunConfig:
 
 
 def differences(config: RunConfig, other: RunConfig) -> dict[str, Any]:
-    """What was changed: of the config and of its one phase."""
+    """Return what differs, of the config and of its only phase."""
     one = to_plain(config, given=False)
     two = to_plain(other, given=False)
     phase = one.pop("phases")[0]
@@ -83,7 +81,7 @@ def differences(config: RunConfig, other: RunConfig) -> dict[str, Any]:
     }
 
 
-def test_the_calls_of_the_guide_work_and_load_no_torch() -> None:
+def test_calls_of_the_guide_work_without_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", GUIDE], capture_output=True, text=True, check=False
     )
@@ -91,11 +89,11 @@ def test_the_calls_of_the_guide_work_and_load_no_torch() -> None:
     assert done.stdout.splitlines() == ["DDP", "Training on 1 GPUs", "FSDP False 0 False"]
 
 
-def test_the_strategy_of_whole_weights_changes_nothing(config: RunConfig) -> None:
+def test_ddp_changes_nothing(config: RunConfig) -> None:
     assert DistributedConfig(ddp_find_unused_parameters=True).applied_to(config) == config
 
 
-def test_the_options_of_sharded_weights_are_those_of_the_run(config: RunConfig) -> None:
+def test_fsdp_sets_options_of_the_run(config: RunConfig) -> None:
     wanted = DistributedConfig(
         strategy=DistributedStrategy.FSDP,
         fsdp_mixed_precision=True,
@@ -140,14 +138,14 @@ def test_the_options_of_sharded_weights_are_those_of_the_run(config: RunConfig) 
         ),
     ],
 )
-def test_what_cannot_be_met_is_refused(options: dict[str, Any], what: str, hint: str) -> None:
+def test_unsupported_options_are_refused(options: dict[str, Any], what: str, hint: str) -> None:
     with pytest.raises(ConfigError) as told:
         DistributedConfig(**options)
     assert what in told.value.what
     assert hint in told.value.hint
 
 
-def test_a_process_that_a_launcher_started_knows_its_place_before_it_has_joined(
+def test_rank_and_size_are_known_before_the_group_exists(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert (is_distributed(), get_rank(), get_world_size(), is_main_process()) == (
@@ -171,7 +169,7 @@ def test_a_process_that_a_launcher_started_knows_its_place_before_it_has_joined(
     )
 
 
-def test_a_group_that_a_program_has_joined_by_itself_goes_before_the_environment(
+def test_an_initialised_group_precedes_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.distributed.init_process_group(

@@ -13,10 +13,11 @@ from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary_distributed.delivery import Delivery
-from arb_ternary_distributed.exchange import exchange_votes, shard_rows
-from arb_ternary_distributed.ordered_sums import OrderedSums
-from arb_ternary_distributed.rows import row_bounds
+from arb_ternary_distributed.exchange import exchange_votes
+from arb_ternary_distributed.shards import shard_rows
+from arb_ternary_distributed.step_votes import StepVotes
+from arb_ternary_distributed.sums import OrderedSums
+from arb_ternary_distributed.wire.rows import row_bounds
 from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.world import SingleProcess, World
 from arb_ternary_votes.config import MomentumVotesConfig
@@ -24,14 +25,12 @@ from arb_ternary_votes.momentum_votes import MomentumVotes
 from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes
 
-PLACES = 5
+MICROBATCHES = 5
 STEPS = 4
 
 
 class Tied(nn.Module):
-    """A table that is looked up and multiplied with, a layer that only some micro-batches reach,
-    and a bias.
-    """
+    """A tied table, a layer that only some micro-batches reach, and a bias."""
 
     def __init__(self, bits: int) -> None:
         super().__init__()
@@ -59,8 +58,10 @@ def rule(name: str, model: nn.Module) -> TernaryOptimizer:
 def trained(
     world: World, name: str, bits: int, overlapped: bool = True
 ) -> tuple[dict[str, Any], list[Any], int]:
-    """State, what every step told, and bytes sent; rank r of N has the micro-batches r, r + N,
-    ...
+    """Train some steps.
+
+    Returns:
+        The state of the model, the outcome of each step, and bytes sent.
     """
     model = Tied(bits)
     optimizer = rule(name, model)
@@ -70,27 +71,30 @@ def trained(
     if world.size > 1:
         shard_rows(model, world)
         exchange_votes(optimizer, world)
-    told = []
+    reports = []
     for step in range(STEPS):
         total = OrderedSums(world) if world.size > 1 else None
-        for first in range(0, PLACES, world.size):
-            place = first + world.rank
-            last = world.size > 1 and first + world.size >= PLACES
+        for first in range(0, MICROBATCHES, world.size):
+            index = first + world.rank
+            last = world.size > 1 and first + world.size >= MICROBATCHES
             if last and overlapped:
-                optimizer.exchange.watch(optimizer)
-            if place < PLACES:
+                optimizer.exchange.send_during_backward(optimizer)
+            if index < MICROBATCHES:
                 for module in modules:
-                    module.begin_microbatch(place)
+                    module.begin_microbatch(index)
                 ids = torch.randint(
-                    0, 13, (6, 8), generator=torch.Generator().manual_seed(step * PLACES + place)
+                    0,
+                    13,
+                    (6, 8),
+                    generator=torch.Generator().manual_seed(step * MICROBATCHES + index),
                 )
-                logits = model(ids, rare=place in (1, 2))
+                logits = model(ids, rare=index in (1, 2))
                 (
                     nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(1, 1).flatten())
-                    / PLACES
+                    / MICROBATCHES
                 ).backward()
             if last:
-                optimizer.exchange.flush(optimizer)
+                optimizer.exchange.end_step(optimizer)
             if total is not None:
                 parts = [
                     part
@@ -98,7 +102,7 @@ def trained(
                     for part in (m.sums.stats, m.sums.magnitudes)
                     if part is not None
                 ]
-                total.add_round(parts, place < PLACES)
+                total.add_round(parts, [index < MICROBATCHES] * len(parts))
                 for part in parts:
                     part.zero_()
             for module in modules:
@@ -109,10 +113,10 @@ def trained(
                 module.stats.copy_(next(sums))
                 if module.magnitudes is not None:
                     module.magnitudes.copy_(next(sums))
-        told.append(optimizer.step())
+        reports.append(optimizer.step())
         optimizer.zero_grad()
     sent = 0 if world.size == 1 else optimizer.exchange.sent_bytes
-    return model.state_dict(), told, sent
+    return model.state_dict(), reports, sent
 
 
 @pytest.mark.parametrize(
@@ -134,8 +138,8 @@ def trained(
 def test_ranks_train_as_one_process_does(name: str, bits: int, size: int) -> None:
     wanted, steps, _ = trained(SingleProcess(), name, bits)
     assert sum(step.flips for step in steps) > 0
-    for state, told, sent in on_ranks(size, trained, name, bits):
-        assert told == steps
+    for state, reports, sent in on_ranks(size, trained, name, bits):
+        assert reports == steps
         assert sent > 0
         assert state.keys() == wanted.keys()
         for key, value in wanted.items():
@@ -143,36 +147,36 @@ def test_ranks_train_as_one_process_does(name: str, bits: int, size: int) -> Non
 
 
 def sent_meanwhile(world: World) -> tuple[list[int], int, list[Tensor]]:
-    """Bytes sent when backward reached each of four layers, the last one first, and in the end;
+    """Return bytes sent when backward reached each of four layers, last first, and in the end;
     sums of own rows.
     """
     torch.manual_seed(0)
     layers = [TernaryLinear(16, 16, bias=True) for _ in range(4)]
-    delivery = Delivery(world, layers, block=1)
+    votes = StepVotes(world, layers, block=1)
     seen: list[int] = []
     x = torch.randn(2, 16) + world.rank
     for layer in layers:
         layer.sum_votes()
-    delivery.watch()
+    votes.send_during_backward()
     for layer in layers:
         layer.begin_microbatch(world.rank)
         x = layer(x)
-        x.register_hook(lambda _: seen.append(delivery.sent_bytes))
+        x.register_hook(lambda _: seen.append(votes.sent_bytes))
     x.sum().backward()
-    casts = delivery.finish()
+    casts = votes.finish()
     assert all(count == world.size for count in casts.values())
     rows = slice(*row_bounds(16, world.size)[world.rank])
     return (
         seen,
-        delivery.sent_bytes,
+        votes.sent_bytes,
         [layer.sums.votes[rows] for layer in layers if layer.sums is not None],
     )
 
 
-def test_votes_leave_while_backward_goes_on() -> None:
+def test_votes_are_sent_during_backward() -> None:
     ranks = on_ranks(2, sent_meanwhile)
     for seen, total, _ in ranks:
-        # A layer's hook comes before the exchange looks, which then finds the layers behind it
+        # A layer's hook runs before the exchange looks, which then finds the layers behind it
         # complete.
         assert seen[0] == seen[1] == 0 < seen[2] < seen[3] < total
     # One process casts the votes of both.
@@ -195,9 +199,7 @@ def test_votes_leave_while_backward_goes_on() -> None:
 
 
 def many_casts(world: World) -> list[list[int]]:
-    """Sums of exponent votes, of own rows, after 300 casts on each rank with one vote each that 16
-    bits do not hold.
-    """
+    """Return sums of exponent votes of own rows, one of which does not fit 16 bits."""
     linear = TernaryLinear(64, 3, group_size=32)
     linear.use_scaled_votes()
     linear.sum_votes()
@@ -205,10 +207,10 @@ def many_casts(world: World) -> list[list[int]]:
     linear.sums.casts = 300
     linear.sums.exponent_votes[1, 0] = 127 * 300
     linear.sums.exponent_votes[2, 1] = -(127 * 299) + world.rank
-    Delivery(world, [linear]).finish()
+    StepVotes(world, [linear]).finish()
     linear.sums.casts = 20_000
     try:
-        Delivery(world, [linear]).finish()
+        StepVotes(world, [linear]).finish()
     except UsageProblem as error:
         assert error.what.startswith("40000 casts of votes up to")  # noqa: PT017
     else:
@@ -219,5 +221,5 @@ def many_casts(world: World) -> list[list[int]]:
     return sums
 
 
-def test_sums_of_exponent_votes_may_be_larger_than_those_of_votes() -> None:
+def test_sums_of_exponent_votes_may_exceed_16_bits() -> None:
     assert on_ranks(2, many_casts) == [[[0, 0], [2 * 127 * 300, 0]], [[0, -2 * 127 * 299 + 1]]]

@@ -1,6 +1,4 @@
-"""AdamW whose moments are cut among ranks is torch's own to the bit, and its state dicts are those
-of one process.
-"""
+"""AdamW with sharded moments: the bits of torch's AdamW, and the state dicts of one process."""
 
 from __future__ import annotations
 
@@ -16,6 +14,7 @@ from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.world import SingleProcess, World
 
 STEPS = 7
+TWO: Any = SingleProcess(size=2)
 
 
 def parameters() -> list[nn.Parameter]:
@@ -30,7 +29,7 @@ def adamw(made: list[nn.Parameter]) -> torch.optim.AdamW:
 
 
 def trained(world: World, first: int, last: int, state: Any) -> Any:
-    """Steps ``first .. last - 1``; the parameter 4 has its first gradient in step 2."""
+    """Run steps ``first .. last - 1``; parameter 4 has its first gradient in step 2."""
     made = parameters()
     optimizer = adamw(made)
     if world.size > 1:
@@ -70,7 +69,7 @@ def check(found: Any, wanted: Any) -> None:
 # A run of two ranks with sharded moments is in tests/distributed.
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
-def test_moments_of_slices_give_the_parameters_and_the_state_of_one_process(size: int) -> None:
+def test_sharded_moments_give_the_bits_of_one_process(size: int) -> None:
     half = trained(SingleProcess(), 0, 3, None)
     wanted = trained(SingleProcess(), 0, STEPS, None)
     elements = sum(parameter.numel() for parameter in parameters())
@@ -86,10 +85,10 @@ def test_moments_of_slices_give_the_parameters_and_the_state_of_one_process(size
 
 
 def resumed(world: World, half: Any) -> Any:
-    """All steps in one go, and those that one process has left."""
+    """Run all steps, and those after the state that one process has left."""
     return trained(world, 0, STEPS, None), trained(world, 3, STEPS, half)
 
 
-def test_other_optimizers_of_float_parameters_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"what SGD keeps cannot be cut"):
-        shard_moments(torch.optim.SGD(parameters(), lr=1.0), SingleProcess())
+def test_other_float_optimizers_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the state of SGD cannot be sharded"):
+        shard_moments(torch.optim.SGD(parameters(), lr=1.0), TWO)

@@ -1,6 +1,4 @@
-"""Runs on two ranks beside the same in one process: lost micro-batches, and checkpoints that cannot
-be written.
-"""
+"""Runs of two ranks and of one process: lost micro-batches, and checkpoints that fail."""
 
 from __future__ import annotations
 
@@ -42,12 +40,8 @@ phases:
 """
 #: Micro-batches without a finite loss: one of a step, all of a step, and one on each rank.
 LOST = (2, 4, 5, 6, 11, 12)
-#: Where the disk is full, and what has been made of the model by then.
-FULL = {
-    "temporary folder made": "nothing",
-    "model written": "all of it",
-    "manifest written": "all of it",
-}
+#: Where the disk is full.
+FULL = ("temporary folder made", "model written", "manifest written")
 
 
 def make(
@@ -59,7 +53,7 @@ def make(
     skipped: int = 100,
     resume: Any = None,
 ) -> tuple[str, str]:
-    """Train; the error that ended it."""
+    """Train, and return the error that ended the run."""
 
     def faults(point: str) -> None:
         if point == fault:
@@ -116,7 +110,7 @@ def refused(*_: Any) -> Any:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_lost_micro_batches_keep_their_places_on_ranks_too(
+def test_lost_micro_batches_keep_their_index(
     two_ranks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = two_ranks[0]
@@ -147,9 +141,7 @@ def test_lost_micro_batches_keep_their_places_on_ranks_too(
 
 
 def marked(world: World) -> tuple[str, int]:
-    """Rank 0 alone has something new to save, as after an evaluation that an observer has asked
-    for.
-    """
+    """Save when only rank 0 has made progress, as after an evaluation by an observer."""
     written: list[Any] = []
 
     def save_model(*arguments: Any) -> str:
@@ -179,11 +171,11 @@ def marked(world: World) -> tuple[str, int]:
     return str(saver.save(context)), len(written)
 
 
-def test_all_ranks_save_where_rank_0_has_something_to_save() -> None:
+def test_all_ranks_save_if_rank_0_has_made_progress() -> None:
     assert on_ranks(2, marked) == [("new", 1)] * 2
 
 
-def test_a_full_disk_ends_all_ranks_with_the_same_error(two_ranks: Any) -> None:
+def test_a_full_disk_ends_all_ranks(two_ranks: Any) -> None:
     told = two_ranks[0]
     folder = two_ranks[1] / "test_saving"
     first, second = (each["test_saving"][1] for each in told)
@@ -196,7 +188,7 @@ def test_a_full_disk_ends_all_ranks_with_the_same_error(two_ranks: Any) -> None:
         assert list(store.iterdir()) == []
 
 
-def test_a_model_in_pieces_is_the_whole_one(
+def test_pieces_are_the_whole_model(
     two_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = two_ranks[0]
@@ -219,7 +211,7 @@ def test_a_model_in_pieces_is_the_whole_one(
         for path in (pieces, whole)
     ]
     assert listed[0] == listed[1]
-    # One process goes on from pieces, and ends with the bytes of a run that was never in any.
+    # One process continues from pieces, and ends with the bytes of a run without pieces.
     monkeypatch.setattr(TrainingLoop, "loss", lossy)
     shutil.copytree(folder / "pieces", folder / "resumed")
     second = folder / "resumed/checkpoints/step-00000002"
@@ -228,7 +220,7 @@ def test_a_model_in_pieces_is_the_whole_one(
     assert (last / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_a_piece_that_cannot_be_written_ends_all_ranks_and_names_the_rank(two_ranks: Any) -> None:
+def test_a_failed_piece_ends_all_ranks_and_names_the_rank(two_ranks: Any) -> None:
     told = two_ranks[0]
     folder = two_ranks[1] / "test_saving"
     (_, early, one), other = (each["test_saving"][2] for each in told)

@@ -1,6 +1,4 @@
-"""Micro-batches dealt to ranks leave what one process leaves: gradients, statistics, outcomes, a
-place in the data.
-"""
+"""The distributed schedule leaves the gradients, statistics, outcomes and data of one process."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ from arb_ternary_train.microbatches import SequentialSchedule
 from arb_ternary_train.world import SingleProcess, World
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
-PLACES = 5
+MICROBATCHES = 5
 TWO: Any = SingleProcess(size=2)
 
 
 class Numbers:
-    """Batches that are their own number."""
+    """Batches that are their own numbers."""
 
     continues = False
 
@@ -42,7 +40,7 @@ class Numbers:
 
 
 class Skipping(Numbers):
-    """As text is: what is passed over is not read."""
+    """Batches that can be sharded, as those of text can: skipped ones are not read."""
 
     sharded: tuple[int, ...] = ()
 
@@ -54,7 +52,7 @@ class Skipping(Numbers):
 
 
 class Learner:
-    """A float layer before a ternary one, and a parameter that some micro-batches leave alone."""
+    """A loop over float and ternary layers, one of which some micro-batches do not reach."""
 
     def __init__(self, batches: Any) -> None:
         torch.manual_seed(0)
@@ -70,12 +68,12 @@ class Learner:
         self.voters: Any = ()
         self.seen: list[tuple[int, int]] = []
 
-    def train_on(self, place: int) -> Outcome:
+    def train_on(self, index: int) -> Outcome:
         number = next(self.batches)
         self.microbatches += 1
-        self.seen.append((place, number))
+        self.seen.append((index, number))
         for module in self.voters:
-            module.begin_microbatch(place)
+            module.begin_microbatch(index)
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(number)) * 10.0 ** (
             number % 7 - 3
         )
@@ -88,13 +86,13 @@ class Learner:
 
 
 def two_steps(schedule: Any, batches: Numbers) -> list[dict[str, Any]]:
-    """What two steps of five micro-batches leave behind, each before votes are shared."""
+    """Return what each of two steps leaves, before votes are exchanged."""
     learner = Learner(batches)
     left = []
     learner.voters = schedule.prepare(learner.model, learner.optimizer)
-    for first in (0, PLACES):
+    for first in (0, MICROBATCHES):
         outcomes: list[Outcome] = []
-        while len(outcomes) < PLACES:
+        while len(outcomes) < MICROBATCHES:
             own: list[Outcome] = []
             for index in schedule.indices(learner, len(outcomes), own):
                 own += [learner.train_on(index)]
@@ -126,33 +124,37 @@ def two_steps(schedule: Any, batches: Numbers) -> list[dict[str, Any]]:
 def on_rank(world: World, _folder: Path) -> Any:
     skipping = Skipping()
     plain = Numbers()
-    steps = two_steps(world.microbatch_schedule(PLACES, RanksConfig()), skipping)
-    again = two_steps(world.microbatch_schedule(PLACES, RanksConfig()), plain)
+    steps = two_steps(world.microbatch_schedule(MICROBATCHES, RanksConfig()), skipping)
+    again = two_steps(world.microbatch_schedule(MICROBATCHES, RanksConfig()), plain)
     with pytest.raises(ConfigError, match=r"1 micro-batches, and there are 2 ranks") as few:
         world.microbatch_schedule(1, RanksConfig())
     return steps, again[-1]["counted"], skipping.read, plain.read, skipping.sharded, few.value.hint
 
 
 def test_two_ranks_leave_what_one_process_leaves(two_ranks: Any) -> None:
-    alone = two_steps(SequentialSchedule(PLACES), Numbers())
+    alone = two_steps(SequentialSchedule(MICROBATCHES), Numbers())
     assert alone[0]["casts"] == 4  # one loss of five is not finite
     assert alone[0]["gradients"]["last.weight"] is not None
     ranks = [told["test_schedule"] for told in two_ranks[0]]
     for rank, (steps, counted, read, all_read, told, hint) in enumerate(ranks):
-        own = [place for place in range(PLACES) if place % 2 == rank]
-        assert read == [*own, *(PLACES + place for place in own)]
-        assert all_read == [*range(2 * PLACES)]  # what cannot be passed over is drawn and dropped
-        assert told == (rank, 2, PLACES)
+        own = [index for index in range(MICROBATCHES) if index % 2 == rank]
+        assert read == [*own, *(MICROBATCHES + index for index in own)]
+        assert all_read == [*range(2 * MICROBATCHES)]  # what cannot be skipped is drawn and dropped
+        assert told == (rank, 2, MICROBATCHES)
         assert "at most 1 ranks" in hint
         for number, (step, whole) in enumerate(zip(steps, alone, strict=True)):
-            assert step["seen"] == [(place, number * PLACES + place) for place in own]
-            assert step["counted"] == counted if number else step["counted"] == (PLACES, PLACES)
+            assert step["seen"] == [(index, number * MICROBATCHES + index) for index in own]
+            assert (
+                step["counted"] == counted
+                if number
+                else step["counted"] == (MICROBATCHES, MICROBATCHES)
+            )
             assert step["outcomes"] == whole["outcomes"]
             for name, gradient in whole["gradients"].items():
                 assert torch.equal(step["gradients"][name], gradient)
             for mine, its in zip(step["statistics"], whole["statistics"], strict=True):
                 assert mine.numpy().tobytes() == its.numpy().tobytes()
-    # Votes are still apart: integers, whose sum is that of one process.
+    # Votes are not exchanged yet. They are integers, whose sum is that of one process.
     for number, whole in enumerate(alone):
         assert whole["votes"].any()
         both = [steps[number] for steps, *_ in ranks]
@@ -160,16 +162,16 @@ def test_two_ranks_leave_what_one_process_leaves(two_ranks: Any) -> None:
         assert both[0]["casts"] + both[1]["casts"] == whole["casts"]
 
 
-def test_a_step_that_one_process_has_begun_is_not_gone_on_with() -> None:
-    schedule = DistributedSchedule(TWO, PLACES, RanksConfig())
+def test_a_step_begun_by_one_process_is_refused() -> None:
+    schedule = DistributedSchedule(TWO, MICROBATCHES, RanksConfig())
     with pytest.raises(
         CheckpointError, match="after 3 of the 5 micro-batches of a step, and several ranks"
     ):
         next(schedule.indices(Learner(Skipping()), 3, []))
 
 
-class PutsOff(torch.optim.SGD):
-    """A wrapper that keeps micro-batches for later steps, and drops some of them, by itself."""
+class Defers(torch.optim.SGD):
+    """A wrapper that defers steps."""
 
     defers = True
 
@@ -178,7 +180,7 @@ class PutsOff(torch.optim.SGD):
         self.inner = inner
 
 
-def test_votes_are_summed_where_a_step_has_several_micro_batches_and_is_not_put_off() -> None:
+def test_when_one_process_sums_votes() -> None:
     learner = Learner(Skipping())
     learner.model["still"] = TernaryLinear(16, 3, group_size=32)  # nothing trains it
     table = learner.model["table"]
@@ -186,7 +188,7 @@ def test_votes_are_summed_where_a_step_has_several_micro_batches_and_is_not_put_
     for places, optimizer, summed in (
         (1, learner.optimizer, False),
         (2, learner.optimizer, True),
-        (2, PutsOff(learner.optimizer), False),
+        (2, Defers(learner.optimizer), False),
     ):
         assert SequentialSchedule(places).prepare(learner.model, optimizer) == [table]
         assert (table.sums is not None) == summed

@@ -1,4 +1,4 @@
-"""Ranks that keep rows of the packed weights train as one process does, and hold as much less."""
+"""Ranks with sharded weights train as one process does, in less memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.ternary.models import seed_votes, ternary_modules
-from arb_ternary_distributed.exchange import exchange_votes, gather_rows, shard_rows
-from arb_ternary_distributed.ordered_sums import OrderedSums
+from arb_ternary_distributed.exchange import exchange_votes
 from arb_ternary_distributed.process_group import ProcessGroup
 from arb_ternary_distributed.sharded_weights import ShardedWeights
+from arb_ternary_distributed.shards import gather_rows, shard_rows
+from arb_ternary_distributed.sums import OrderedSums
 from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
@@ -29,7 +30,7 @@ from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.world import SingleProcess, World
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
-PLACES = 3
+MICROBATCHES = 3
 STEPS = 12
 VOCABULARY = 37
 # Exponents that do not learn leave it to the flips to say that a decoded weight is stale.
@@ -61,10 +62,10 @@ def decoder(options: dict[str, Any]) -> Decoder:
 
 
 def trained(world: World, options: dict[str, Any], recompute: bool) -> dict[str, Any]:
-    """Losses, flips and the state after steps of three micro-batches; that of place 1 has no finite
+    """Losses, flips and the state after steps of three micro-batches; that of index 1 has no finite
     loss in step 5.
     """
-    # That of the process has decoded weights of whatever ran before, until they are collected.
+    # The cache of the process holds decoded weights of earlier tests until they are collected.
     with patch.object(reference, "CACHE", DecodeCache()) as cache:
         return trained_with(cache, world, options, recompute)
 
@@ -88,27 +89,27 @@ def trained_with(
     flips = []
     for step in range(STEPS):
         total = OrderedSums(world) if isinstance(world, ProcessGroup) else None
-        for first in range(0, PLACES, world.size):
-            place = first + world.rank
-            if finite := place < PLACES:
+        for first in range(0, MICROBATCHES, world.size):
+            index = first + world.rank
+            if finite := index < MICROBATCHES:
                 for module in modules:
-                    module.begin_microbatch(place)
+                    module.begin_microbatch(index)
                 ids = torch.randint(
                     0,
                     VOCABULARY,
                     (2, 8),
-                    generator=torch.Generator().manual_seed(step * PLACES + place),
+                    generator=torch.Generator().manual_seed(step * MICROBATCHES + index),
                 )
                 loss = (
                     nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(1, 1).flatten())
-                    / PLACES
+                    / MICROBATCHES
                 )
-                losses.append((step, place, float(loss.detach())))
-                if finite := (step, place) != (5, 1):
+                losses.append((step, index, float(loss.detach())))
+                if finite := (step, index) != (5, 1):
                     loss.backward()
             if weights is not None and rounds is not None:
                 weights.end_round()
-                rounds.end_round(last=first + world.size >= PLACES)
+                rounds.end_round(last=first + world.size >= MICROBATCHES)
             if total is not None:
                 parts = [
                     part
@@ -116,7 +117,7 @@ def trained_with(
                     for part in (m.sums.stats, m.sums.magnitudes)
                     if part is not None
                 ]
-                total.add_round(parts, finite)
+                total.add_round(parts, [finite] * len(parts))
                 for part in parts:
                     part.zero_()
             for module in modules:
@@ -192,7 +193,7 @@ def held_bytes(weight: Tensor) -> int:
     ],
     ids=["tied-2", "vectors-2", "experts-2", "tied-3"],
 )
-def test_ranks_with_rows_of_the_weights_train_as_one_process_does(
+def test_sharded_weights_train_as_one_process_does(
     options: dict[str, Any], recompute: bool, size: int
 ) -> None:
     wanted = trained(SingleProcess(), options, recompute)

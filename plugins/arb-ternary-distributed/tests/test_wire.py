@@ -1,6 +1,4 @@
-"""Digits, flip lists and row bounds against restatements in numpy and numbers worked out by
-hand.
-"""
+"""Digits, flip lists and row bounds against numpy and numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -15,14 +13,15 @@ from hypothesis import strategies as st
 from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.errors import EnvironmentProblem
-from arb_ternary_distributed.digits import (
+from arb_ternary_distributed.wire import wire_kernel
+from arb_ternary_distributed.wire.digits import (
     add_digits_,
     base_for,
     bytes_for,
     bytes_to_digits,
     digits_to_bytes,
 )
-from arb_ternary_distributed.flips import (
+from arb_ternary_distributed.wire.flips import (
     apply_flips_,
     count_bytes,
     decode_flips,
@@ -32,8 +31,7 @@ from arb_ternary_distributed.flips import (
     repacked_flips_,
     unpacked_flip_list,
 )
-from arb_ternary_distributed.rows import repacked_rows, row_bounds, weight_rows
-from arb_ternary_distributed.wire import wire_kernel
+from arb_ternary_distributed.wire.rows import repacked_rows, row_bounds, weight_rows
 
 BASES = (3, 5, 15, 255, 65535)
 SIZES = (0, 1, 2, 4, 5, 6, 97, 32_769, 70_001)
@@ -46,7 +44,7 @@ def digits(count: int, base: int, seed: int = 0) -> torch.Tensor:
 
 
 def by_hand(values: np.ndarray, base: int) -> bytes:
-    """The bytes of digits, one after another."""
+    """Return the bytes of digits, computed one after another."""
     if base == 65535:
         return values.astype("<i2").tobytes()
     each = {3: 5, 5: 3, 15: 2, 255: 1}[base]
@@ -87,7 +85,7 @@ def test_bytes_of_a_few_digits() -> None:
 
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("count", SIZES)
-def test_digits_make_the_bytes_of_the_restatement_and_come_back(base: int, count: int) -> None:
+def test_digits_match_numpy_and_come_back(base: int, count: int) -> None:
     values = digits(count, base)
     packed = digits_to_bytes(values, base)
     assert packed.numel() == bytes_for(count, base)
@@ -145,7 +143,7 @@ SHAPES = ((0, 5), (3, 0), (1, 1), (5, 3), (7, 128), (4, 130), (9, 257), (300, 19
 
 
 def moved(rows: int, columns: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Trits before and after a step in which some move by one."""
+    """Return trits before and after a step in which some move by one."""
     rng = np.random.default_rng(seed)
     before = rng.integers(-1, 2, (rows, columns)).astype(np.int8)
     step = np.where(rng.random(before.shape) < share, rng.choice([-1, 1], before.shape), 0)
@@ -161,23 +159,23 @@ def test_flips_of_a_weight_are_listed_and_applied(size: tuple[int, int], share: 
     wanted = reference.pack(torch.from_numpy(after))
     difference = (after - before).reshape(-1)
     expected = np.flatnonzero(difference)
-    for places, directions in (
+    for positions, directions in (
         flip_list(packed, wanted, shape),
         unpacked_flip_list("torch", packed, wanted, shape),
     ):
-        assert (places.dtype, directions.dtype) == (torch.int64, torch.int8)
-        assert places.tolist() == expected.tolist()
+        assert (positions.dtype, directions.dtype) == (torch.int64, torch.int8)
+        assert positions.tolist() == expected.tolist()
         assert directions.tolist() == difference[expected].tolist()
     for apply in (apply_flips_, lambda *arguments: repacked_flips_("torch", *arguments)):
         changed = packed.clone()
-        apply(changed, shape, places, directions)
+        apply(changed, shape, positions, directions)
         assert torch.equal(changed, wanted)
-        shuffled = torch.randperm(len(places), generator=torch.Generator().manual_seed(1))
-        apply(changed, shape, places[shuffled], -directions[shuffled])
+        shuffled = torch.randperm(len(positions), generator=torch.Generator().manual_seed(1))
+        apply(changed, shape, positions[shuffled], -directions[shuffled])
         assert torch.equal(changed, packed)
 
 
-def test_a_flip_beyond_the_rails_is_refused() -> None:
+def test_a_flip_beyond_one_is_refused() -> None:
     shape = WeightShape(1, 4, 32)
     packed = reference.pack(torch.tensor([[1, 0, 0, -1]], dtype=torch.int8))
     for place, direction in ((0, 1), (3, -1)):
@@ -209,29 +207,27 @@ def message_by_hand(flips: dict[int, int], size: int) -> bytes:
 
 @given(size=st.sampled_from((1, 5, 32_768, 32_769, 100_000)), data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_message_of_flips_is_the_restatement_and_comes_back(
-    size: int, data: st.DataObject
-) -> None:
+def test_a_message_of_flips_matches_numpy_and_comes_back(size: int, data: st.DataObject) -> None:
     flips = data.draw(
         st.dictionaries(st.integers(0, size - 1), st.sampled_from((-1, 1)), max_size=30)
     )
-    places = torch.tensor(sorted(flips), dtype=torch.int64)
+    positions = torch.tensor(sorted(flips), dtype=torch.int64)
     directions = torch.tensor([flips[place] for place in sorted(flips)], dtype=torch.int8)
-    message = encode_flips(places, directions, size)
+    message = encode_flips(positions, directions, size)
     assert message.numpy().tobytes() == message_by_hand(flips, size)
     assert flips_counted(message[: count_bytes(size)]) == len(flips)
     back = decode_flips(message, size)
-    assert torch.equal(back[0], places)
+    assert torch.equal(back[0], positions)
     assert torch.equal(back[1], directions)
 
 
 def test_every_weight_of_a_block_may_flip() -> None:
-    places = torch.arange(32_768 + 3)
-    directions = torch.ones(len(places), dtype=torch.int8)
-    message = encode_flips(places, directions, len(places))
+    positions = torch.arange(32_768 + 3)
+    directions = torch.ones(len(positions), dtype=torch.int8)
+    message = encode_flips(positions, directions, len(positions))
     assert message[:4].tolist() == [0, 128, 3, 0]
-    back = decode_flips(message, len(places))
-    assert torch.equal(back[0], places)
+    back = decode_flips(message, len(positions))
+    assert torch.equal(back[0], positions)
     assert torch.equal(back[1], directions)
 
 
@@ -267,7 +263,7 @@ def test_rows_of_a_weight_are_those_of_its_trits(first: int, last: int) -> None:
         assert torch.equal(rows, reference.pack(trits[first:last]))
 
 
-def test_a_backend_without_wire_kernels_has_stand_ins_unless_that_is_forbidden(
+def test_a_backend_without_wire_kernels_uses_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Bare:
@@ -276,16 +272,17 @@ def test_a_backend_without_wire_kernels_has_stand_ins_unless_that_is_forbidden(
             {"pack": lambda trits: trits.clone(), "unpack": lambda packed, shape: packed.clone()}
         )
 
-    monkeypatch.setattr("arb_ternary_distributed.wire.get_backend", lambda name: Bare)
-    monkeypatch.setattr("arb_ternary_distributed.flips.kernel", lambda name, op: Bare.kernels[op])
-    monkeypatch.setattr("arb_ternary_distributed.rows.kernel", lambda name, op: Bare.kernels[op])
+    wire = "arb_ternary_distributed.wire"
+    monkeypatch.setattr(f"{wire}.kernels.get_backend", lambda name: Bare)
+    for module in ("flips", "rows"):
+        monkeypatch.setattr(f"{wire}.{module}.kernel", lambda name, op: Bare.kernels[op])
     before, after = (torch.from_numpy(trits) for trits in moved(5, 9, 0.5, seed=3))
     shape = WeightShape(5, 9, 32)
-    places, directions = wire_kernel("bare", "distributed.flip_list")(before, after, shape)
+    positions, directions = wire_kernel("bare", "distributed.flip_list")(before, after, shape)
     changed = before.clone()
-    wire_kernel("bare", "distributed.apply_flips_")(changed, shape, places, directions)
+    wire_kernel("bare", "distributed.apply_flips_")(changed, shape, positions, directions)
     assert torch.equal(changed, after)
-    assert places.numel()
+    assert positions.numel()
     assert torch.equal(
         wire_kernel("bare", "distributed.weight_rows")(after, shape, 1, 3), after[1:3]
     )

@@ -28,21 +28,25 @@ from arb_ternary.optim.protocol import (
 )
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary_distributed.optimizer_state import unsliced
+from arb_ternary_distributed.optimizer_state import reasons_against_sharding
 from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.build import RunParts, choices_in, versions_of
 from arb_ternary_train.checkpoint import Checkpoint
-from arb_ternary_train.config import RunConfig
+from arb_ternary_train.config import RanksConfig, RunConfig
 from arb_ternary_train.fine_tuning import frozen_at_first
-from arb_ternary_train.protocols import ModelChangingPhase, RefusesRanks
+from arb_ternary_train.protocols import ModelChangingPhase
 from arb_ternary_train.seeding import global_rng_state, preserved_global_rng
 from arb_ternary_train.standard import StandardPhase
 
 if TYPE_CHECKING:
     from arb_ternary_distributed.process_group import ProcessGroup
 
+#: An option or part that several ranks cannot train, and why.
+Fault = tuple[str, str]
+
 #: Oldest version of torch whose FSDP2 shards integer parameters; that of 2.5 crashes on them.
 _LEAST_TORCH: Final = "2.13"
+_DEFERS: Final = "it defers steps by what one process has seen"
 
 
 def check_config(config: RunConfig, size: int) -> None:
@@ -54,7 +58,13 @@ def check_config(config: RunConfig, size: int) -> None:
     """
     if config.ranks.weights == "sharded":
         check_torch()
-    _raise(size, [*_in_phases(config, size), *_in_components(config)])
+    faults: list[Fault] = []
+    for index, choice in enumerate(config.phases):
+        faults += _phase_faults(choice, f"phases.{index}", config.ranks, size)
+    for choice in choices_in(config):
+        faults += _component_faults(choice)
+    faults += _model_option_faults(config.model)
+    _raise_faults(size, faults)
 
 
 def check_torch() -> None:
@@ -77,7 +87,7 @@ def check_parts(config: RunConfig, parts: RunParts, size: int) -> None:
     Raises:
         ConfigError: they cannot; it names every reason.
     """
-    found = list(_in_model(parts.model))
+    found = list(_model_faults(parts.model))
     # An optimizer prepares its modules; what is frozen is to be as one process has it.
     with frozen_at_first(config, parts.model):
         trainable = evolve(collect_trainable(parts.model), later=parts_added_by(config.phases))
@@ -89,10 +99,12 @@ def check_parts(config: RunConfig, parts: RunParts, size: int) -> None:
                 # A phase may have to change the model first; the loop says so if it does not.
                 optimizer = None
         if optimizer is not None:
-            found.extend(_in_optimizer(optimizer))
+            found.extend(_optimizer_faults(optimizer))
             if config.ranks.optimizer_state == "sharded":
-                found.extend(("ranks.optimizer_state", why) for why in unsliced(optimizer))
-    _raise(size, found)
+                found.extend(
+                    ("ranks.optimizer_state", why) for why in reasons_against_sharding(optimizer)
+                )
+    _raise_faults(size, found)
 
 
 def check_same_run(world: ProcessGroup, config: RunConfig, parts: RunParts) -> None:
@@ -128,7 +140,7 @@ def check_optimizer(optimizer: Optimizer, size: int) -> None:
     Raises:
         ConfigError: they cannot.
     """
-    _raise(size, list(_in_optimizer(optimizer)))
+    _raise_faults(size, [*_optimizer_faults(optimizer)])
 
 
 def check_checkpoint(checkpoint: Checkpoint, size: int) -> None:
@@ -171,9 +183,9 @@ def _generators(device: torch.device) -> list[torch.Tensor]:
     return [state[name] for name in ("torch", "cuda", "mps") if name in state]
 
 
-def _raise(size: int, found: list[tuple[str, str]]) -> None:
-    if found:
-        lines = "\n".join(f"{where}: {why}" for where, why in dict.fromkeys(found))
+def _raise_faults(size: int, faults: list[Fault]) -> None:
+    if faults:
+        lines = "\n".join(f"{where}: {why}" for where, why in dict.fromkeys(faults))
         raise ConfigError(
             f"{size} ranks cannot train this run:\n{lines}",
             "Change this, or train in one process: arb train",
@@ -185,89 +197,81 @@ def has_microbatches(options: Any) -> bool:
     return getattr(options, "gradient_accumulation_steps", None) is not None
 
 
-def _in_phases(config: RunConfig, size: int) -> Iterator[tuple[str, str]]:
-    for index, choice in enumerate(config.phases):
-        where = f"phases.{index}"
-        options = choice.options
-        if not has_microbatches(options):
-            if isinstance(choice.build(), ModelChangingPhase):
-                yield (
-                    where,
-                    f"{choice.name!r} runs on rank 0 alone, and changes what the model is made of",
-                )
-            if config.ranks.weights == "sharded":
-                yield (
-                    where,
-                    f"{choice.name!r} runs on rank 0 alone; it needs ranks.weights: replicated",
-                )
-            continue
-        if (microbatches := options.gradient_accumulation_steps) < size:
-            why = (
-                f"{microbatches} of all ranks together, and each of {size} needs one; use "
-                f"{size} or more"
-            )
-            yield f"{where}.gradient_accumulation_steps", why
-        if getattr(options, "preserve_state", False):
-            yield (
-                f"{where}.preserve_state",
-                "what the model remembers goes from one micro-batch to the next",
-            )
-        if getattr(options, "policy", None) is not None:
-            yield (
-                f"{where}.policy",
-                f"{options.policy.name!r} tries steps and takes them back in one process",
-            )
-        if config.ranks.weights == "sharded":
-            yield from _with_sharded_weights(choice, where)
-        if getattr(options, "use_amp", False) and options.amp_dtype == "float16":
-            yield (
-                f"{where}.amp_dtype",
-                "the scale of the loss follows the gradients of one process; use bfloat16",
-            )
-
-
-def _with_sharded_weights(choice: Choice[Any], where: str) -> Iterator[tuple[str, str]]:
-    if not isinstance(choice.build(), StandardPhase):
+def _phase_faults(
+    choice: Choice[Any], where: str, ranks: RanksConfig, size: int
+) -> Iterator[Fault]:
+    options = choice.options
+    name = choice.name
+    sharded = ranks.weights == "sharded"
+    if not has_microbatches(options):
+        if isinstance(choice.build(), ModelChangingPhase):
+            yield where, f"{name!r} runs on rank 0 alone, and changes the structure of the model"
+        if sharded:
+            yield where, f"{name!r} runs on rank 0 alone; it needs ranks.weights: replicated"
+        return
+    count = options.gradient_accumulation_steps
+    if count < size:
+        yield (
+            f"{where}.gradient_accumulation_steps",
+            f"{count} of all ranks together, and each of {size} needs one; use {size} or more",
+        )
+    if getattr(options, "preserve_state", False):
+        yield (
+            f"{where}.preserve_state",
+            "the model's state is carried from one micro-batch to the next",
+        )
+    if getattr(options, "policy", None) is not None:
+        yield (
+            f"{where}.policy",
+            f"{options.policy.name!r} tries steps and takes them back in one process",
+        )
+    if sharded and not isinstance(choice.build(), StandardPhase):
         yield (
             where,
-            f"{choice.name!r} may run parts of a model, or change it; it needs ranks.weights: "
-            f"replicated",
+            f"{name!r} may run parts of a model, or change it; it needs ranks.weights: replicated",
         )
-    if getattr(choice.options, "compile_model", False):
+    if sharded and getattr(options, "compile_model", False):
         yield (
             f"{where}.compile_model",
-            "what is compiled cannot gather weights; use it with ranks.weights: replicated",
+            "a compiled model cannot gather weights; use it with ranks.weights: replicated",
+        )
+    if getattr(options, "use_amp", False) and options.amp_dtype == "float16":
+        yield (
+            f"{where}.amp_dtype",
+            "the scale of the loss follows the gradients of one process; use bfloat16",
         )
 
 
-def _in_components(config: RunConfig) -> Iterator[tuple[str, str]]:
-    for choice in choices_in(config):
-        options = choice.options
-        if isinstance(options, RefusesRanks):
-            for option, why in options.refused_on_ranks():
-                yield f"{choice.kind} {choice.name!r}, {option}", why
-        if choice.kind == "optimizer" and getattr(options, "defers", False):
-            yield f"optimizer {choice.name!r}", "it puts steps off, by what one process has seen"
-    for option in _names(config.model):
-        value = getattr(config.model.options, option)
-        if option.endswith("scale_rule") and value == "correlation":
+def _component_faults(choice: Choice[Any]) -> Iterator[Fault]:
+    options = choice.options
+    # Options of a component may know which of them work in one process only.
+    unsupported = getattr(options, "unsupported_when_distributed", None)
+    if unsupported is not None:
+        for option, why in unsupported():
+            yield f"{choice.kind} {choice.name!r}, {option}", why
+    if choice.kind == "optimizer" and getattr(options, "defers", False):
+        yield f"optimizer {choice.name!r}", _DEFERS
+
+
+def _model_option_faults(model: Choice[Any]) -> Iterator[Fault]:
+    options = model.options
+    if not attrs.has(type(options)):
+        return
+    for field in attrs.fields(type(options)):
+        value = getattr(options, field.name)
+        if field.name.endswith("scale_rule") and value == "correlation":
             yield (
-                f"model.{option}",
+                f"model.{field.name}",
                 "'correlation' follows the tokens of one process; use residual or frozen",
             )
-        if "dropout" in option and isinstance(value, float) and value > 0:
-            yield f"model.{option}", "what is dropped is drawn anew on each rank; use 0"
+        if "dropout" in field.name and isinstance(value, float) and value > 0:
+            yield f"model.{field.name}", "each rank draws its own dropout masks; use 0"
 
 
-def _names(choice: Choice[Any]) -> list[str]:
-    options = choice.options
-    return [field.name for field in attrs.fields(type(options))] if attrs.has(type(options)) else []
-
-
-def _in_model(model: nn.Module) -> Iterator[tuple[str, str]]:
+def _model_faults(model: nn.Module) -> Iterator[Fault]:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            yield f"model, {name}", "what is dropped is drawn anew on each rank; use p=0"
+            yield f"model, {name}", "each rank draws its own dropout masks; use p=0"
     for name, ternary in ternary_modules(model):
         if getattr(ternary, "scale_rule", None) == "correlation":
             yield (
@@ -277,15 +281,15 @@ def _in_model(model: nn.Module) -> Iterator[tuple[str, str]]:
     for name in collect_trainable(model).stored:
         yield (
             f"model, {name}",
-            "integer weights of a format of their own are trained by one process",
+            "integer weights of another format are trained by one process",
         )
 
 
-def _in_optimizer(optimizer: Optimizer) -> Iterator[tuple[str, str]]:
+def _optimizer_faults(optimizer: Optimizer) -> Iterator[Fault]:
     for each in inner_optimizers(optimizer):
         name = type(each).__name__
         if may_defer(each):
-            yield f"optimizer {name}", "it puts steps off, by what one process has seen"
+            yield f"optimizer {name}", _DEFERS
         if isinstance(each, TernaryOptimizer) and not each.votes_by_rows:
             yield (
                 f"optimizer {name}",
@@ -294,9 +298,7 @@ def _in_optimizer(optimizer: Optimizer) -> Iterator[tuple[str, str]]:
 
 
 def _is_within_step(state: Any) -> bool:
-    """Whether a training loop in the state of a phase has micro-batches of a step that has not been
-    taken.
-    """
+    """Return whether a training loop in the state of a phase is between micro-batches of a step."""
     if not isinstance(state, dict):
         return False
     in_flight = state.get("in_flight")

@@ -1,6 +1,4 @@
-"""Gathers over ``torch.distributed``, whose name differs between the versions of torch that are
-supported.
-"""
+"""Gathers over ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -14,10 +12,12 @@ from torch import Tensor
 def all_gather_single(
     gathered: Tensor, own: Tensor, *, group: dist.ProcessGroup | None, async_op: bool = False
 ) -> Any:
-    """Fill ``gathered`` with the tensors ``own`` of all ranks, one after another; returns a handle
-    if ``async_op``.
+    """Fill ``gathered`` with the tensors ``own`` of all ranks, one after another.
+
+    Returns:
+        A handle if ``async_op``, or None.
     """
-    # The second name is deprecated since torch 2.13, which has the first.
+    # torch 2.13 introduced the first name and deprecated the second.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return gather(gathered, own, group=group, async_op=async_op)
 
@@ -25,8 +25,12 @@ def all_gather_single(
 def all_gather_rows(
     own: Tensor, counts: Sequence[int], *, group: dist.ProcessGroup | None
 ) -> list[Tensor]:
-    """The rows of every rank, views of one tensor, from ``own [n, ...]`` of each; all know how many
-    each has.
+    """Gather the rows ``own [n, ...]`` of every rank; return views of one tensor, by rank.
+
+    Args:
+        own: rows of this rank.
+        counts: number of rows of each rank, which all ranks know.
+        group: the ranks.
     """
     most = max(counts)
     padded = own.new_zeros(most, *own.shape[1:])

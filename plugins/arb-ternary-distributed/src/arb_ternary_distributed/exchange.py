@@ -1,10 +1,10 @@
-"""Votes on their way to the ranks that own their rows, and flips on their way back.
+"""The exchange of votes and flips: owners compute.
 
 Every rank has all trits, and the accumulators of its own rows only. A step sums a rank's votes over
-its micro-batches; then the sums go to the owners (``delivery``), who add, clip and flip, and tell
-the others what has flipped (``flips``). Votes for exponents and biases go the same way, and come
-back as the settled accumulators, which all ranks have. Sums of integers do not depend on who
-computed which, so every rank ends a step with the bytes of one process.
+its micro-batches. Then the sums are sent to the owners, who add, clip and flip, and send all ranks
+what has flipped. Votes for exponents and biases are sent the same way, and return as the resulting
+accumulators, which all ranks have. Sums of integers do not depend on which rank computed what, so
+every rank ends a step with the bytes of one process.
 """
 
 from __future__ import annotations
@@ -16,194 +16,98 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from attrs import define
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from arb_ternary.backends.dispatch import kernel
-from arb_ternary.backends.protocol import ROW_SHARDS
 from arb_ternary.optim.protocol import inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer
-from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_distributed.collectives import all_gather_rows
-from arb_ternary_distributed.delivery import Delivery
-from arb_ternary_distributed.flips import count_bytes, decode_flips, encode_flips, flips_counted
-from arb_ternary_distributed.rounds import RoundDelivery
-from arb_ternary_distributed.row_sums import RowSums
-from arb_ternary_distributed.rows import row_bounds, rows_shape
+from arb_ternary_distributed.round_votes import RoundVotes, RowSums
+from arb_ternary_distributed.shards import AccumulatorShard
+from arb_ternary_distributed.step_votes import StepVotes
 from arb_ternary_distributed.wire import wire_kernel
+from arb_ternary_distributed.wire.flips import (
+    count_bytes,
+    decode_flips,
+    encode_flips,
+    flips_counted,
+)
+from arb_ternary_distributed.wire.rows import row_bounds
 
 if TYPE_CHECKING:
     from arb_ternary_distributed.process_group import ProcessGroup
 
 
-@define(eq=False)
-class OwnedRows:
-    """The accumulators of a module on this rank; see ``RowShard``.
-
-    Attributes:
-        rows: of this rank.
-        bounds: first row, and the one after the last, of every rank.
-        flips: number of flips that the step under way has counted here; None where nothing was
-            applied.
-        before: own rows of the packed weight as they were, and
-        after: as the step has left them; both None where the weight has no other rows and is
-            changed itself.
-    """
-
-    module: TernaryModule
-    world: ProcessGroup
-    bounds: list[tuple[int, int]]
-    flips: Tensor | None = None
-    before: Tensor | None = None
-    after: Tensor | None = None
-
-    @property
-    def rows(self) -> slice:
-        """Those of this rank."""
-        return slice(*self.bounds[self.world.rank])
-
-    def gather(self, local: Tensor) -> Tensor:
-        """See ``RowShard``."""
-        counts = [last - first for first, last in self.bounds]
-        return torch.cat(all_gather_rows(local, counts, group=self.world.group))
-
-    def apply_votes(self, op: str, *settings: int) -> Tensor:
-        """Flip own rows, of a copy: the weight itself follows when all ranks have told their
-        flips.
-        """
-        module = self.module
-        first, last = self.bounds[self.world.rank]
-        self.before = wire_kernel(module.backend, "distributed.weight_rows")(
-            module.weight, module.shape, first, last
-        )
-        self.after = self.before.clone()
-        self.flips = self.flip_(self.after, op, *settings)
-        return self.flips
-
-    def flip_(self, weight: Tensor, op: str, *settings: int) -> Tensor:
-        """Flip own rows in ``weight``, which holds no others; returns how many trits have changed,
-        an int64 scalar.
-        """
-        module = self.module
-        (first, last) = self.bounds[self.world.rank]
-        if first == last:
-            return torch.zeros((), dtype=torch.int64, device=weight.device)
-        shape = rows_shape(module.shape, first, last)
-        state = module.vote_state()._replace(
-            weight=weight,
-            exponent=module.exponent[first:last],
-            exponent_votes=None,
-            sums=None,
-            exponent_sums=None,
-            sizes=(shape.out_features, shape.in_features, shape.group_size, shape.vote_bits),
-            first_row=first,
-        )
-        hashes = op == "apply_scaled_votes" and first > 0
-        changed: Tensor = kernel(module.backend, op, ROW_SHARDS if hashes else None)(
-            state, *settings
-        )
-        return changed
-
-
-def shard_rows(model: nn.Module, world: ProcessGroup) -> None:
-    """Keep of every module's accumulators the rows of this rank only; all ranks hold the same ones
-    before.
-
-    What is frozen keeps all of its own, which do not change.
-    """
-    for _, module in ternary_modules(model):
-        if module.shard is None and not module.frozen:
-            held = module.logical_votes()
-            kind: type[OwnedRows] = getattr(module, "shard_type", OwnedRows)
-            module.shard = kind(module, world, row_bounds(module.shape.out_features, world.size))
-            module.votes = module.packed_votes(held)
-
-
-def gather_rows(model: nn.Module) -> None:
-    """Keep all rows of every module's accumulators on every rank again, for what one rank does
-    alone. Collective.
-    """
-    for _, module in ternary_modules(model):
-        if module.shard is not None:
-            held = module.logical_votes()
-            module.shard = None
-            module.votes = module.packed_votes(held)
-
-
 def exchange_votes(
-    optimizer: Optimizer, world: ProcessGroup, rounds: RoundDelivery | None = None
-) -> dict[TernaryOptimizer, OwnerRows]:
-    """Have every rule on votes in ``optimizer`` exchange them with the other ranks; the rules, and
-    how each does.
+    optimizer: Optimizer, world: ProcessGroup, rounds: RoundVotes | None = None
+) -> dict[TernaryOptimizer, ShardExchange]:
+    """Make every vote rule in ``optimizer`` exchange votes with the other ranks.
 
     Args:
         optimizer: whose rules.
         world: the ranks.
-        rounds: sends the votes in every round; None: they are sent when a step ends.
+        rounds: sends the votes in every round; None = they are sent when a step ends.
+
+    Returns:
+        The exchange of each rule.
     """
     rules = [each for each in inner_optimizers(optimizer) if isinstance(each, TernaryOptimizer)]
-    exchanges = {rule: OwnerRows(world, rounds) for rule in rules}
+    exchanges = {rule: ShardExchange(world, rounds) for rule in rules}
     for rule, exchange in exchanges.items():
         rule.exchange = exchange
     return exchanges
 
 
 @define(eq=False)
-class OwnerRows:
-    """The exchange of a rule on votes: owners compute; see the module's docstring."""
+class ShardExchange:
+    """The ``Exchange`` of one vote rule on several ranks."""
 
     world: ProcessGroup
-    _rounds: RoundDelivery | None = None
+    _rounds: RoundVotes | None = None
     _sent_bytes: int = 0
-    _delivery: Delivery | None = None
+    _votes: StepVotes | None = None
 
     @property
     def sent_bytes(self) -> int:
-        """That this rank has handed to the network so far: a piece that goes to several ranks
-        counts for each.
+        """Bytes that this rank has handed to the network so far.
 
-        What is sent in every round counts for all rules.
+        A piece that is sent to several ranks counts for each. What is sent in every round counts
+        for all rules.
         """
         return self._sent_bytes + (0 if self._rounds is None else self._rounds.sent_bytes)
 
-    # --- votes to their owners
+    # --- votes to the owners of their rows
 
-    def begin(self) -> None:
-        """A step begins: what was sent for one that was then not taken is dropped."""
-        if self._delivery is not None:
-            self._delivery.drop()
-            self._delivery = None
+    def begin_step(self) -> None:
+        """Begin a step; what was sent for a step that was not taken is dropped."""
+        if self._votes is not None:
+            self._votes.drop()
+            self._votes = None
 
-    def watch(self, optimizer: TernaryOptimizer) -> None:
-        """The last micro-batch of the step begins here: send its votes while backward goes on.
-        Collective.
-        """
+    def send_during_backward(self, optimizer: TernaryOptimizer) -> None:
+        """Send votes while the last backward pass of the step runs. Collective."""
+        if self._rounds is None:
+            self._votes = StepVotes(self.world, _voters(optimizer))
+            self._votes.send_during_backward()
+
+    def end_step(self, optimizer: TernaryOptimizer) -> None:
+        """Send the remaining votes after the last backward pass of the step. Collective."""
         if self._rounds is not None:
             return
-        self._delivery = Delivery(self.world, [m for m in optimizer.modules if m.sums is not None])
-        self._delivery.watch()
-
-    def flush(self, optimizer: TernaryOptimizer) -> None:
-        """The last micro-batch of the step has ended here. Collective, after :meth:`watch` or
-        without it.
-        """
-        if self._rounds is not None:
-            return
-        if self._delivery is None:
-            self._delivery = Delivery(
-                self.world, [m for m in optimizer.modules if m.sums is not None]
-            )
-        self._delivery.flush()
+        if self._votes is None:
+            self._votes = StepVotes(self.world, _voters(optimizer))
+        self._votes.flush()
 
     def reduce_votes(self, optimizer: TernaryOptimizer) -> None:
-        """Bring the votes of all ranks into the accumulators of own rows. Collective."""
-        self.flush(optimizer)
-        delivery = self._delivery
-        self._delivery = None
-        arrived = {} if delivery is None else delivery.finish()
-        self._sent_bytes += 0 if delivery is None else delivery.sent_bytes
-        voters = [module for module in optimizer.modules if module.sums is not None]
+        """Add the votes of all ranks to the accumulators of own rows. Collective."""
+        self.end_step(optimizer)
+        casts: dict[TernaryModule, int] = {}
+        if self._votes is not None:
+            casts = self._votes.finish()
+            self._sent_bytes += self._votes.sent_bytes
+            self._votes = None
+        voters = _voters(optimizer)
         for module in voters:
             sums = module.sums
             assert sums is not None
@@ -212,130 +116,128 @@ class OwnerRows:
             if self._rounds is not None:
                 sums.casts, own = self._rounds.finish(module)
             else:
-                sums.casts = arrived[module]
+                sums.casts = casts[module]
                 own = sums.votes[first:last]
             module.settle(optimizer.whole_votes(module, own, first), slice(first, last))
             if isinstance(sums, RowSums):
-                sums.release()
-        self._gather_settled(voters)
+                sums.free()
+        self._gather_small_accumulators(voters)
 
     def _bounds(self, module: TernaryModule) -> list[tuple[int, int]]:
         return row_bounds(module.shape.out_features, self.world.size)
 
-    def _gather_settled(self, modules: Sequence[TernaryModule]) -> None:
-        """Give every rank the accumulators of exponents and biases, which owners have settled."""
+    def _gather_small_accumulators(self, modules: Sequence[TernaryModule]) -> None:
+        """Give every rank the accumulators of exponents and biases, which owners have computed."""
         world = self.world
-        held = [
-            (part, self._bounds(module))
-            for module in modules
-            for part in (module.voting_exponents(), getattr(module, "bias_votes", None))
-            if part is not None
-        ]
-        if not held:
+        found: list[tuple[Tensor, list[tuple[int, int]]]] = []
+        for module in modules:
+            small = [module.voting_exponents(), getattr(module, "bias_votes", None)]
+            found += [(votes, self._bounds(module)) for votes in small if votes is not None]
+        if not found:
             return
-        own = torch.cat([part[slice(*bounds[world.rank])].reshape(-1) for part, bounds in held])
-        sizes = [
-            sum(part[slice(*bounds[rank])].numel() for part, bounds in held)
-            for rank in range(world.size)
+        parts = [
+            [votes[slice(*bounds[rank])] for votes, bounds in found] for rank in range(world.size)
         ]
-        for rank, piece in enumerate(self._all_gathered(own.view(torch.uint8), sizes)):
+        own = torch.cat([part.reshape(-1) for part in parts[world.rank]])
+        sizes = [sum(part.numel() for part in of_rank) for of_rank in parts]
+        for rank, received in enumerate(self._all_gather(own.view(torch.uint8), sizes)):
             if rank == world.rank:
                 continue
-            parts = [part[slice(*bounds[rank])] for part, bounds in held]
-            for part, values in zip(
-                parts, torch.split(piece.view(torch.int8), [p.numel() for p in parts]), strict=True
-            ):
+            pieces = torch.split(received.view(torch.int8), [part.numel() for part in parts[rank]])
+            for part, values in zip(parts[rank], pieces, strict=True):
                 part.copy_(values.view(part.shape))
 
-    def _all_gathered(self, own: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Everybody's bytes, of known sizes."""
+    def _all_gather(self, own: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Gather the bytes of all ranks, of known sizes."""
         self._sent_bytes += own.numel() * (self.world.size - 1)
         return all_gather_rows(own, sizes, group=self.world.group)
 
-    # --- flips to everybody
+    # --- flips to all ranks
 
     def gather_flips(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
-        """Make the flips of all ranks in the weight of every module. Collective."""
+        """Apply the flips of all ranks to the weight of every module. Collective."""
         world = self.world
         flipped = [
-            m.shard
-            for m in optimizer.modules
-            if isinstance(m.shard, OwnedRows) and m.shard.flips is not None
+            module.shard
+            for module in optimizer.modules
+            if isinstance(module.shard, AccumulatorShard) and module.shard.flips is not None
         ]
-        self._count_flips([owner for owner in flipped if owner.before is None])
-        owners = [owner for owner in flipped if owner.before is not None]
-        if not owners:
+        self._sum_counts([shard for shard in flipped if shard.before is None])
+        shards = [shard for shard in flipped if shard.before is not None]
+        if not shards:
             return
-        spaces = [_address_space(owners, rank) for rank in range(world.size)]
-        fronts = [count_bytes(space[-1]) for space in spaces]
-        message = encode_flips(*_own_flips(owners, spaces[world.rank]), spaces[world.rank][-1])
-        counts = self._all_gathered(message[: fronts[world.rank]], fronts)
-        entries = self._all_gathered(
-            message[fronts[world.rank] :], [2 * flips_counted(each) for each in counts]
-        )
-        for owner in owners:
-            assert owner.flips is not None
-            owner.flips.zero_()
-        for rank, (front, rest) in enumerate(zip(counts, entries, strict=True)):
-            places, directions = decode_flips(torch.cat([front, rest]), spaces[rank][-1])
-            edges = torch.tensor(spaces[rank], device=places.device)
-            cuts: list[int] = torch.searchsorted(places, edges).tolist()
-            for owner, start, (begin, end) in zip(
-                owners, spaces[rank], pairwise(cuts), strict=False
-            ):
-                _apply(owner, rank, places[begin:end] - start, directions[begin:end])
-        for owner in owners:
-            torch.autograd.graph.increment_version((owner.module.weight, owner.module.votes))
-            owner.flips = owner.before = owner.after = None
 
-    def _count_flips(self, owners: Sequence[OwnedRows]) -> None:
-        """Of owners whose rows no other rank has: how many trits of all rows have flipped."""
-        counts = [owner.flips for owner in owners if owner.flips is not None]
+        # The positions of a rank's flips count the weights of its rows, module after module.
+        starts = [_row_starts(shards, rank) for rank in range(world.size)]
+        sizes = [each[-1] for each in starts]
+        message = _encode_own_flips(shards, starts[world.rank])
+        fronts = [count_bytes(size) for size in sizes]
+        front = fronts[world.rank]
+        counts = self._all_gather(message[:front], fronts)
+        entries = self._all_gather(message[front:], [2 * flips_counted(each) for each in counts])
+
+        for shard in shards:
+            assert shard.flips is not None
+            shard.flips.zero_()
+        for rank in range(world.size):
+            received = torch.cat([counts[rank], entries[rank]])
+            positions, directions = decode_flips(received, sizes[rank])
+            edges = torch.tensor(starts[rank], device=positions.device)
+            cuts: list[int] = torch.searchsorted(positions, edges).tolist()
+            for shard, start, (begin, end) in zip(
+                shards, starts[rank], pairwise(cuts), strict=False
+            ):
+                _apply_flips(shard, rank, positions[begin:end] - start, directions[begin:end])
+        for shard in shards:
+            torch.autograd.graph.increment_version((shard.module.weight, shard.module.votes))
+            shard.flips = None
+            shard.before = None
+            shard.after = None
+
+    def _sum_counts(self, shards: Sequence[AccumulatorShard]) -> None:
+        """Sum numbers of flips of weights that are sharded too, whose flips nobody needs."""
+        counts = [shard.flips for shard in shards if shard.flips is not None]
         if not counts:
             return
         total = torch.stack(counts)
         dist.all_reduce(total, group=self.world.group)
         self._sent_bytes += total.nbytes
-        for owner, count, whole in zip(owners, counts, total, strict=True):
-            count.copy_(whole)
-            owner.flips = None
+        for shard, own, whole in zip(shards, counts, total, strict=True):
+            own.copy_(whole)
+            shard.flips = None
 
 
-def _address_space(owners: Sequence[OwnedRows], rank: int) -> list[int]:
-    """Where each module's rows of a rank begin when they are laid one after another, and where the
-    last ends.
-    """
-    edges = [0]
-    for owner in owners:
-        first, last = owner.bounds[rank]
-        edges.append(edges[-1] + (last - first) * owner.module.shape.in_features)
-    return edges
+def _voters(optimizer: TernaryOptimizer) -> list[TernaryModule]:
+    return [module for module in optimizer.modules if module.sums is not None]
 
 
-def _own_flips(owners: Sequence[OwnedRows], space: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Places in the rank's address space, and directions, of what its rows have flipped."""
-    places = []
+def _row_starts(shards: Sequence[AccumulatorShard], rank: int) -> list[int]:
+    """Return where each module's rows of a rank begin if they follow one another, and the end."""
+    starts = [0]
+    for shard in shards:
+        first, last = shard.bounds[rank]
+        starts.append(starts[-1] + (last - first) * shard.module.shape.in_features)
+    return starts
+
+
+def _encode_own_flips(shards: Sequence[AccumulatorShard], starts: Sequence[int]) -> Tensor:
+    """Return the message about the flips of own rows."""
+    positions = []
     directions = []
-    for owner, start in zip(owners, space, strict=False):
-        module = owner.module
-        (first, last) = owner.bounds[owner.world.rank]
-        shape = rows_shape(module.shape, first, last)
-        assert owner.before is not None
-        assert owner.after is not None
-        where, how = wire_kernel(module.backend, "distributed.flip_list")(
-            owner.before, owner.after, shape
-        )
-        places.append(where + start)
-        directions.append(how)
-    return torch.cat(places), torch.cat(directions)
+    for shard, start in zip(shards, starts, strict=False):
+        flip_list = wire_kernel(shard.module.backend, "distributed.flip_list")
+        found, signs = flip_list(shard.before, shard.after, shard.rows_shape)
+        positions.append(found + start)
+        directions.append(signs)
+    return encode_flips(torch.cat(positions), torch.cat(directions), starts[-1])
 
 
-def _apply(owner: OwnedRows, rank: int, places: Tensor, directions: Tensor) -> None:
-    module = owner.module
-    first = owner.bounds[rank][0]
-    assert owner.flips is not None
-    owner.flips += places.numel()
-    whole = places + first * module.shape.in_features
-    wire_kernel(module.backend, "distributed.apply_flips_")(
-        module.weight, module.shape, whole, directions
-    )
+def _apply_flips(shard: AccumulatorShard, rank: int, positions: Tensor, directions: Tensor) -> None:
+    """Apply flips of the rows of ``rank`` to the weight, and count them."""
+    module = shard.module
+    assert shard.flips is not None
+    shard.flips += positions.numel()
+    first = shard.bounds[rank][0]
+    apply = wire_kernel(module.backend, "distributed.apply_flips_")
+    in_weight = positions + first * module.shape.in_features
+    apply(module.weight, module.shape, in_weight, directions)

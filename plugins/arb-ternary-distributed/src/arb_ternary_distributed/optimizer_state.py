@@ -1,10 +1,9 @@
-"""The moments of AdamW, of which each rank keeps those of a slice of every float parameter (ZeRO,
-stage 1).
+"""The moments of AdamW, of which each rank keeps those of a slice of every float parameter.
 
-All ranks have all float parameters and, at a step, the same gradients. A rank steps its slices and
-is given the others. AdamW computes every element by itself, so the result is that of one process to
-the bit. Slices begin where the vectors of a processor do: a last few elements that fill none may be
-rounded in another way.
+This is stage 1 of ZeRO. All ranks have all float parameters and, at a step, the same gradients. A
+rank steps its slices and receives the others. AdamW computes every element by itself, so the result
+is that of one process to the bit. Slices begin at multiples of a processor's vectors, because the
+last elements of a tensor, which fill no vector, may be rounded in another way.
 """
 
 from __future__ import annotations
@@ -25,83 +24,83 @@ from arb_ternary_distributed.collectives import all_gather_single
 if TYPE_CHECKING:
     from arb_ternary_distributed.process_group import ProcessGroup
 
-# : Slices begin at multiples of so many elements, which no vector of a processor and no block of
-# threads crosses.
+#: Slices begin at multiples of so many elements, which no vector and no block of threads crosses.
 _ALIGNED: Final = 1024
 #: State of AdamW that has a number for each element.
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-#: Of the optimizers whose moments are cut.
-_OWNED: Final[WeakKeyDictionary[Optimizer, OwnedMoments]] = WeakKeyDictionary()
+#: The sharded moments of optimizers.
+_SHARDED: Final[WeakKeyDictionary[Optimizer, ShardedMoments]] = WeakKeyDictionary()
 
 
-def unsliced(optimizer: Optimizer) -> Iterator[str]:
-    """Why optimizers of float parameters in ``optimizer`` cannot be cut."""
+def reasons_against_sharding(optimizer: Optimizer) -> Iterator[str]:
+    """Yield why optimizers of float parameters in ``optimizer`` cannot be sharded."""
     for each in inner_optimizers(optimizer):
         if type(each) is not torch.optim.AdamW and not isinstance(each, TernaryOptimizer | Joins):
             yield (
-                f"what {type(each).__name__} keeps cannot be cut; use replicated, or adamw "
+                f"the state of {type(each).__name__} cannot be sharded; use replicated, or adamw "
                 f"without float16 parameters"
             )
 
 
 def shard_moments(optimizer: Optimizer, world: ProcessGroup) -> None:
-    """Have each rank keep its part of the moments of every AdamW in ``optimizer``, which has not
-    stepped yet.
+    """Keep on each rank only its part of the moments of every AdamW in ``optimizer``.
+
+    It has not stepped yet.
 
     Raises:
-        ConfigError: there is another optimizer of float parameters in it.
+        ConfigError: ``optimizer`` contains another optimizer of float parameters.
     """
-    if refused := [*unsliced(optimizer)]:
-        raise ConfigError(f"ranks.optimizer_state: {refused[0]}")
+    for reason in reasons_against_sharding(optimizer):
+        raise ConfigError(f"ranks.optimizer_state: {reason}")
     for each in inner_optimizers(optimizer):
         if isinstance(each, torch.optim.AdamW):
-            OwnedMoments(each, world)
+            _SHARDED[each] = ShardedMoments(each, world)
 
 
 def gather_moments(optimizer: Optimizer) -> None:
-    """Have every rank keep all moments again, for what one rank does alone. Collective."""
+    """Keep all moments on every rank again. Collective."""
     for each in inner_optimizers(optimizer):
-        if (owned := _OWNED.pop(each, None)) is not None:
-            owned.release()
+        sharded = _SHARDED.pop(each, None)
+        if sharded is not None:
+            sharded.gather_full()
 
 
-class OwnedMoments:
-    """The part of one rank, attached to ``optimizer`` by its hooks. Steps and state dicts are then
-    collective.
+class ShardedMoments:
+    """The moments of one rank, attached to ``optimizer`` by its hooks.
 
-    State dicts are those of one process: whole moments, which all ranks gather and each cuts when
-    it loads them.
+    Steps and state dicts are then collective. State dicts are those of one process: they hold whole
+    moments, which all ranks gather, and of which each loads its slices.
     """
 
     def __init__(self, optimizer: torch.optim.AdamW, world: ProcessGroup) -> None:
         self._optimizer = optimizer
         self._world = world
+        #: Param group, index in it, and parameter, of what the current step replaces by slices.
         self._stepping: list[tuple[dict[str, Any], int, Tensor]] = []
-        # of the parameters that have moments, in the order of their first ones
+        #: Steps of the parameters that have moments, in the order of their first steps.
         self._steps: dict[Tensor, int] = {}
         self._hooks = (
-            optimizer.register_step_pre_hook(self._cut),
-            optimizer.register_step_post_hook(self._join),
-            optimizer.register_state_dict_post_hook(self._whole),
-            optimizer.register_load_state_dict_pre_hook(self._sliced),
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_state_dict_post_hook(self._gather_state),
+            optimizer.register_load_state_dict_pre_hook(self._slice_state),
         )
-        _OWNED[optimizer] = self
 
-    def release(self) -> None:
-        """Leave the optimizer as torch has it, with whole moments. Collective."""
+    def gather_full(self) -> None:
+        """Leave the optimizer with whole moments and without hooks. Collective."""
         whole = self._optimizer.state_dict()
         for hook in self._hooks:
             hook.remove()
         self._optimizer.load_state_dict(whole)
 
     def _bounds(self, parameter: Tensor, rank: int) -> slice:
-        chunk = -(-parameter.numel() // (self._world.size * _ALIGNED)) * _ALIGNED
-        return slice(
-            min(rank * chunk, parameter.numel()), min((rank + 1) * chunk, parameter.numel())
-        )
+        """Return the elements of a flat parameter that ``rank`` steps."""
+        size = parameter.numel()
+        chunk = -(-size // (self._world.size * _ALIGNED)) * _ALIGNED
+        return slice(min(rank * chunk, size), min((rank + 1) * chunk, size))
 
-    def _cut(self, optimizer: Optimizer, *_: object) -> None:
-        """Have own slices stand in for the parameters that have a gradient, in groups and state."""
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        """Replace parameters that have a gradient by own slices, in groups and state."""
         for group in optimizer.param_groups:
             for index, parameter in enumerate(group["params"]):
                 if parameter.grad is None:
@@ -116,7 +115,7 @@ class OwnedMoments:
                 self._stepping.append((group, index, parameter))
                 self._steps[parameter] = self._steps.get(parameter, 0) + 1
 
-    def _join(self, optimizer: Optimizer, *_: object) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         """Put the parameters back, with the slices of all ranks."""
         parameters = []
         parts = []
@@ -126,41 +125,32 @@ class OwnedMoments:
             group["params"][index] = parameter
             if state := optimizer.state.pop(part, None):
                 optimizer.state[parameter] = state
-            parameters.append(parameter)
+            parameters.append(parameter.detach().view(-1))
             parts.append(part)
         self._stepping.clear()
-        for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-            members = [
-                each for each, parameter in enumerate(parameters) if parameter.dtype == dtype
-            ]
-            wholes = [parameters[each].detach().view(-1) for each in members]
-            self._gather([parts[each] for each in members], wholes)
+        self._all_gather(parts, parameters)
 
-    def _whole(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The state dict with whole moments, in the order of one process."""
+    def _gather_state(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return the state dict with whole moments, in the order of one process."""
         numbers = dict(_numbered(optimizer, state_dict))
-        wholes: dict[Tensor, dict[str, Any]] = {}
+        whole: dict[int, dict[str, Any]] = {}
         for parameter, steps in self._steps.items():
             own = optimizer.state.get(parameter, {})
-            wholes[parameter] = {"step": own.get("step", torch.tensor(float(steps)))}
-        for dtype in dict.fromkeys(parameter.dtype for parameter in wholes):
-            members = [parameter for parameter in wholes if parameter.dtype == dtype]
-            for name in _MOMENTS:
-                nothing = members[0].new_empty(0)
-                parts = [
-                    optimizer.state.get(parameter, {}).get(name, nothing) for parameter in members
-                ]
-                found = [torch.empty_like(parameter, requires_grad=False) for parameter in members]
-                self._gather(parts, [each.view(-1) for each in found])
-                for parameter, moment in zip(members, found, strict=True):
-                    wholes[parameter][name] = moment
-        return {
-            **state_dict,
-            "state": {numbers[parameter]: state for parameter, state in wholes.items()},
-        }
+            whole[numbers[parameter]] = {"step": own.get("step", torch.tensor(float(steps)))}
+        for name in _MOMENTS:
+            parts = []
+            moments = []
+            for parameter in self._steps:
+                nothing = parameter.new_empty(0)
+                parts.append(optimizer.state.get(parameter, {}).get(name, nothing))
+                moment = torch.empty_like(parameter, requires_grad=False)
+                moments.append(moment.view(-1))
+                whole[numbers[parameter]][name] = moment
+            self._all_gather(parts, moments)
+        return {**state_dict, "state": whole}
 
-    def _sliced(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """What this rank keeps of a state dict with whole moments."""
+    def _slice_state(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return what this rank keeps of a state dict with whole moments."""
         parameters = {number: parameter for parameter, number in _numbered(optimizer, state_dict)}
         self._steps.clear()
         kept: dict[int, dict[str, Any]] = {}
@@ -169,28 +159,34 @@ class OwnedMoments:
             self._steps[parameter] = int(state["step"])
             own = self._bounds(parameter, self._world.rank)
             if own.start < own.stop:
-                kept[number] = {
-                    **state,
-                    **{name: state[name].reshape(-1)[own].clone() for name in _MOMENTS},
-                }
+                moments = {name: state[name].reshape(-1)[own].clone() for name in _MOMENTS}
+                kept[number] = {**state, **moments}
         return {**state_dict, "state": kept}
 
-    def _gather(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        """Fill ``into``, flat tensors of one dtype, from the slices ``parts`` of all ranks."""
+    def _all_gather(self, parts: Sequence[Tensor], flat: Sequence[Tensor]) -> None:
+        """Fill ``flat`` tensors from their slices ``parts`` on all ranks. Collective."""
+        for dtype in dict.fromkeys(tensor.dtype for tensor in flat):
+            members = [index for index, tensor in enumerate(flat) if tensor.dtype == dtype]
+            self._all_gather_alike(
+                [parts[index] for index in members], [flat[index] for index in members]
+            )
+
+    def _all_gather_alike(self, parts: Sequence[Tensor], flat: Sequence[Tensor]) -> None:
+        """Fill tensors of one dtype; see :meth:`_all_gather`."""
         world = self._world
-        sizes = [self._bounds(each, 0).stop for each in into]
+        sizes = [self._bounds(tensor, 0).stop for tensor in flat]
         sent = parts[0].new_zeros(sum(sizes))
-        for place, part in zip(torch.split(sent, sizes), parts, strict=True):
-            place[: part.numel()] = part
+        for padded, part in zip(torch.split(sent, sizes), parts, strict=True):
+            padded[: part.numel()] = part
         found = sent.new_empty(world.size * sent.numel())
         all_gather_single(found, sent, group=world.group)
         for rank, message in enumerate(found.view(world.size, -1)):
-            for whole, piece in zip(into, torch.split(message, sizes), strict=True):
-                bounds = self._bounds(whole, rank)
-                whole[bounds] = piece[: bounds.stop - bounds.start]
+            for tensor, piece in zip(flat, torch.split(message, sizes), strict=True):
+                bounds = self._bounds(tensor, rank)
+                tensor[bounds] = piece[: bounds.stop - bounds.start]
 
 
 def _numbered(optimizer: Optimizer, state_dict: dict[str, Any]) -> Iterator[tuple[Tensor, int]]:
-    """The parameters with their numbers in a state dict."""
+    """Yield the parameters with their numbers in a state dict."""
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         yield from zip(group["params"], saved["params"], strict=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ArbError, ConfigError, Interrupted
@@ -23,39 +23,39 @@ from arb_ternary_distributed.checks import (
     check_same_run,
     has_microbatches,
 )
-from arb_ternary_distributed.exchange import gather_rows
 from arb_ternary_distributed.optimizer_state import gather_moments
-from arb_ternary_distributed.phases import run_phase_on_main
 from arb_ternary_distributed.saving import save_model
 from arb_ternary_distributed.schedule import DistributedSchedule
+from arb_ternary_distributed.shards import gather_rows
 from arb_ternary_train.build import RunParts
 from arb_ternary_train.checkpoint import Checkpoint, Pieces
 from arb_ternary_train.config import RanksConfig, RunConfig
+from arb_ternary_train.init_from import load_state
 from arb_ternary_train.microbatches import MicrobatchSchedule
+from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.safetensors_file import TensorParts
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
+    from arb_ternary_distributed.heartbeat import Heartbeat, Member
     from arb_ternary_distributed.sharded_weights import ShardedWeights
-    from arb_ternary_distributed.watch import Member, Watch
     from arb_ternary_train.context import TrainingContext
 
-#: Seconds that a rank which has lost another waits for the reason.
-_FAREWELL: Final = 3.0
-#: In errors of gloo and nccl whose other end has gone.
+#: Seconds that a rank which has lost another waits for that one's reason.
+_REASON_TIMEOUT: Final = 3.0
+#: In errors of gloo and nccl whose other end is gone.
 _LOST: Final = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
 
 
 class ProcessGroup:
-    """Several processes, on the default group of ``torch.distributed``, which has been initialised.
+    """The default group of ``torch.distributed``, which has been initialised; see ``World``.
 
     Args:
-        device: where this process computes; collectives of plain values go over the host in any
-            case.
-        members: all of them, by rank.
-        farewells: where a rank says why it leaves; None = nowhere.
-        watch: gives this rank's signs of life until it leaves.
+        device: where this process computes. Plain values are always communicated on the host.
+        members: all ranks, by number.
+        store: where a rank says why it leaves; None = nowhere.
+        heartbeat: closed when this rank leaves.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class ProcessGroup:
         device: torch.device,
         *,
         members: Sequence[Member] = (),
-        farewells: Store | None = None,
-        watch: Watch | None = None,
+        store: Store | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self._device = device
         self._members = members
         self._rank = dist.get_rank()
         self._size = dist.get_world_size()
-        self._farewells = farewells
-        self._watch = watch
-        self._waiting = "start"
+        self._store = store
+        self._heartbeat = heartbeat
+        self._last_barrier = "start"
         self._alone = False
         self._sharded: ShardedWeights | None = None
 
@@ -89,6 +89,10 @@ class ProcessGroup:
         return self._device
 
     @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
     def group(self) -> dist.ProcessGroup | None:
         """The group that collectives of ``torch.distributed`` take.
 
@@ -100,14 +104,12 @@ class ProcessGroup:
                 f"rank {self.rank} alone asks for accumulators or moments, of which each rank has "
                 f"only some",
                 "An observer or a hook does this between steps, by logical_votes(), state_dict() "
-                "or save_checkpoint(): "
-                "leave it out, or read the rows of its rank only: local_votes().",
+                "or save_checkpoint(): leave it out, or read the rows of its rank only: "
+                "local_votes().",
             )
         return dist.group.WORLD
 
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
+    # --- communication
 
     def broadcast(self, value: Any) -> Any:
         box = [value if self.is_main else None]
@@ -118,7 +120,7 @@ class ProcessGroup:
         if not self.is_main:
             value, error = self.broadcast(None)
             if error is not None:
-                raise _as_told(*error)
+                raise _received_error(*error)
             return value
         try:
             made = make()
@@ -133,24 +135,9 @@ class ProcessGroup:
         dist.all_gather_object(values, value)
         return values
 
-    def check_agreement(self, what: str, value: Any) -> None:
-        """Check that all ranks have the same value; ``what`` names it. Collective.
-
-        Raises:
-            ArbError: they do not; it says which rank has which.
-        """
-        values = self.gather(value)
-        if all(other == values[0] for other in values):
-            return
-        raise ArbError(
-            f"{what}: the ranks do not agree",
-            "\n".join(
-                [
-                    *_by_value(values),
-                    "Start all of them with the same installation, config and environment.",
-                ]
-            ),
-        )
+    def barrier(self, where: str) -> None:
+        self._last_barrier = where
+        dist.all_reduce(torch.zeros(1, dtype=torch.int32))
 
     def stop_reason(self, own: str) -> str:
         wanted = torch.tensor([bool(own)], dtype=torch.int32)
@@ -159,9 +146,18 @@ class ProcessGroup:
             return ""
         return next(str(reason) for reason in self.gather(own) if reason)
 
-    def barrier(self, where: str) -> None:
-        self._waiting = where
-        dist.all_reduce(torch.zeros(1, dtype=torch.int32))
+    def check_agreement(self, what: str, value: Any) -> None:
+        """Check that all ranks have the same value; ``what`` names it. Collective.
+
+        Raises:
+            ArbError: they do not; it says which rank has which.
+        """
+        values = self.gather(value)
+        if any(other != values[0] for other in values):
+            advice = "Start all of them with the same installation, config and environment."
+            raise ArbError(
+                f"{what}: the ranks do not agree", "\n".join([*_differences(values), advice])
+            )
 
     @contextmanager
     def main_process_only(self) -> Iterator[None]:
@@ -207,7 +203,31 @@ class ProcessGroup:
         return has_microbatches(options)
 
     def run_phase_on_main(self, phase: Phase, context: TrainingContext) -> PhaseResult:
-        return run_phase_on_main(self, phase, context)
+        gather_rows(context.model)
+
+        def run_alone() -> PhaseResult:
+            with context.main_process_only():
+                return phase.run(context)
+
+        result: PhaseResult = self.run_on_main(run_alone)
+        self._broadcast_model(context.model)
+        # Evaluations and checkpoints follow from these, and all ranks make them together.
+        context.step, context.tokens, context.evaluation_shape = self.broadcast(
+            (context.step, context.tokens, context.evaluation_shape)
+        )
+        return result
+
+    def _broadcast_model(self, model: nn.Module) -> None:
+        """Give every rank the model of rank 0, which has the same names, part by part."""
+        if self.is_main:
+            for part in ModelState(model).parts():
+                self.broadcast(dict(part))
+            self.broadcast(None)
+            return
+        tensors: dict[str, Tensor] = {}
+        while (received := self.broadcast(None)) is not None:
+            tensors.update(received)
+        load_state(model, tensors, "rank 0")
 
     def end_evaluation_round(self) -> None:
         if self._sharded is not None:
@@ -230,92 +250,98 @@ class ProcessGroup:
 
     # --- the end
 
-    def close(self) -> None:
-        """Leave, once all ranks have come to their end. Collective."""
+    def shutdown(self) -> None:
+        """Leave once all ranks have come to their end. Collective."""
         self.barrier("end")
-        self._end()
+        self._destroy()
 
-    def leave(self, error: BaseException) -> ArbError | None:
-        """Leave because of ``error``; returns what to raise in its place, where another rank is
-        behind it.
+    def shutdown_after(self, error: BaseException) -> ArbError | None:
+        """Leave because of ``error``, and tell the other ranks why.
+
+        Returns:
+            An error to raise instead, if another rank is the cause of ``error``.
         """
         if isinstance(error, Interrupted):
-            # All have agreed to stop. torchrun asks those again that end last.
+            # All ranks have agreed to stop. torchrun sends SIGTERM again to those that end last.
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            with suppress(RuntimeError):  # rank 0 may have found something worse meanwhile
+            with suppress(RuntimeError):  # rank 0 may have failed meanwhile
                 self.barrier("end")
-        cause = self._behind(error)
-        if cause is None and self._farewells is not None:
-            reason = (
-                error.what if isinstance(error, ArbError) else f"{type(error).__name__}: {error}"
-            )
-            with suppress(RuntimeError):  # who hosts it may be the one who is gone
-                self._farewells.set(f"left/{self.rank}", reason)
-        self._end()
+        cause = self._lost_rank(error) if _is_loss(error) else None
+        if cause is None and self._store is not None:
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, ArbError):
+                reason = error.what
+            with suppress(RuntimeError):  # the rank that hosts the store may be gone
+                self._store.set(_reason_key(self.rank), reason)
+        self._destroy()
         return cause
 
-    def _behind(self, error: BaseException) -> ArbError | None:
-        """Who is behind ``error``, if it only says that the connection to another rank is lost."""
-        if not _is_loss(error):
-            return None
+    def _lost_rank(self, error: BaseException) -> ArbError:
+        """Return an error that names the rank whose end ``error`` is a consequence of.
+
+        torchrun names only ranks of its own machine.
+        """
         again = (
             "Its own message says more. Start again with --resume; torchrun --max-restarts N "
             "does so itself."
         )
-        until = time.monotonic() + _FAREWELL
-        with suppress(RuntimeError):  # who hosts the farewells may be the one who is gone
-            while self._farewells is not None and time.monotonic() < until:
+        deadline = time.monotonic() + _REASON_TIMEOUT
+        with suppress(RuntimeError):  # the rank that hosts the store may be gone
+            while self._store is not None and time.monotonic() < deadline:
                 for member in self._members:
-                    if self._farewells.check([key := f"left/{member.rank}"]):
-                        reason = self._farewells.get(key).decode()
+                    key = _reason_key(member.rank)
+                    if self._store.check([key]):
+                        reason = self._store.get(key).decode()
                         return ArbError(f"rank {self.rank}: {member} has ended: {reason}", again)
                 time.sleep(0.1)
-        first = str(error).partition("\n")[0]
+        first_line = str(error).partition("\n")[0]
         return ArbError(
-            f"rank {self.rank}: another rank has ended without a word, after all had met at "
-            f"{self._waiting!r}: {first}",
+            f"rank {self.rank}: another rank has ended without a word, after the barrier "
+            f"{self._last_barrier!r}: {first_line}",
             again,
         )
 
-    def _end(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
+    def _destroy(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.close()
         dist.destroy_process_group()
 
 
+def _reason_key(rank: int) -> str:
+    return f"left/{rank}"
+
+
 def _is_loss(error: BaseException) -> bool:
-    """Whether ``error`` is that of a collective whose other ends are gone."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in _LOST)
-    )
+    """Return whether ``error`` is that of a collective whose other ends are gone."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _LOST)
 
 
-def _as_told(what: str, hint: str, exit_code: int) -> ArbError:
-    """An error that another rank has raised."""
-    error = Interrupted(what, hint) if exit_code == Interrupted.exit_code else ArbError(what, hint)
+def _received_error(what: str, hint: str, exit_code: int) -> ArbError:
+    """Return an error that rank 0 has raised."""
+    kind = Interrupted if exit_code == Interrupted.exit_code else ArbError
+    error = kind(what, hint)
     error.exit_code = exit_code
     return error
 
 
-def _by_value(values: list[Any]) -> list[str]:
-    """``rank 0, 2: 'a'`` for each different value; of mappings only the keys that differ."""
+def _differences(values: Sequence[Any]) -> list[str]:
+    """Return ``rank 0, 2: 'a'`` for each different value; of mappings only keys that differ."""
     if all(isinstance(value, Mapping) for value in values):
-        absent = "nothing"
-        keys = dict.fromkeys(key for value in values for key in value)
-        each = {key: [value.get(key, absent) for value in values] for key in keys}
-        return [
-            f"{key}: {line}"
-            for key, found in each.items()
-            if any(value != found[0] for value in found)
-            for line in _by_value(found)
-        ]
-    holders: list[tuple[Any, list[int]]] = []
-    for rank, value in enumerate(values):
-        for known, ranks in holders:
-            if known == value:
-                ranks.append(rank)
-                break
-        else:
-            holders.append((value, [rank]))
-    return [f"rank {', '.join(map(str, ranks))}: {value}" for value, ranks in holders]
+        lines = []
+        for key in dict.fromkeys(key for value in values for key in value):
+            found = [value.get(key, "nothing") for value in values]
+            if any(value != found[0] for value in found):
+                lines += [f"{key}: {line}" for line in _differences(found)]
+        return lines
+    different: list[Any] = []
+    for value in values:
+        if value not in different:
+            different.append(value)
+    lines = []
+    for value in different:
+        ranks = [str(rank) for rank, other in enumerate(values) if other == value]
+        lines.append(f"rank {', '.join(ranks)}: {value}")
+    return lines

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from arb_ternary.errors import ArbError, CheckpointError
 from arb_ternary.ternary.encoding import encode_at_rest
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_distributed.rows import row_bounds
+from arb_ternary_distributed.wire.rows import row_bounds
 from arb_ternary_train import checkpoint_format as fmt
 from arb_ternary_train.checkpoint import Pieces
 from arb_ternary_train.config import RanksConfig

@@ -19,11 +19,11 @@ from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_distributed.checks import check_optimizer, no_global_draws
 from arb_ternary_distributed.collectives import all_gather_single
-from arb_ternary_distributed.exchange import OwnerRows, exchange_votes, shard_rows
-from arb_ternary_distributed.one_sum import OneSum
+from arb_ternary_distributed.exchange import ShardExchange, exchange_votes
 from arb_ternary_distributed.optimizer_state import shard_moments
-from arb_ternary_distributed.ordered_sums import OrderedSums
-from arb_ternary_distributed.rounds import RoundDelivery
+from arb_ternary_distributed.round_votes import RoundVotes
+from arb_ternary_distributed.shards import shard_rows
+from arb_ternary_distributed.sums import AllReduceSums, OrderedSums
 from arb_ternary_train.config import RanksConfig
 from arb_ternary_train.in_flight import Outcome
 from arb_ternary_train.microbatches import sum_votes
@@ -80,8 +80,8 @@ class DistributedSchedule:
         self._options = options
         self._weights = weights
         self._compiled = compiled
-        self._rounds: RoundDelivery | None = None
-        self._exchanges: dict[TernaryOptimizer, OwnerRows] = {}
+        self._rounds: RoundVotes | None = None
+        self._exchanges: dict[TernaryOptimizer, ShardExchange] = {}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
         """See ``MicrobatchSchedule``."""
@@ -109,11 +109,11 @@ class DistributedSchedule:
         if isinstance(loop.batches, ShardableBatches):
             loop.batches.shard(rank, size, count)
         if self._options.ordered_sums:
-            sums: OrderedSums | OneSum = OrderedSums(self._world)
+            sums: OrderedSums | AllReduceSums = OrderedSums(self._world)
         else:
-            sums = OneSum(self._world, len(_trainable(loop.model)))
+            sums = AllReduceSums(self._world, len(_trainable(loop.model)))
         for exchange in self._exchanges.values():
-            exchange.begin()
+            exchange.begin_step()
         done = 0
         rounds = -(-count // size)
         for number in range(rounds):
@@ -124,7 +124,7 @@ class DistributedSchedule:
                 _skip(loop, index - done)
                 if last and self._may_send_early:
                     for rule, exchange in self._exchanges.items():
-                        exchange.watch(rule)
+                        exchange.send_during_backward(rule)
                 with no_global_draws(self._world.device):
                     yield index
                 done = index + 1
@@ -134,7 +134,7 @@ class DistributedSchedule:
                 self._rounds.end_round(last=last)
             if last:
                 for rule, exchange in self._exchanges.items():
-                    exchange.flush(rule)
+                    exchange.end_step(rule)
             self._add(sums, loop, trained and outcomes[-1].finite)
         _skip(loop, count - done)
         self._take(sums, loop)
@@ -144,33 +144,39 @@ class DistributedSchedule:
         """Whether votes are sent while the last backward pass continues."""
         return len(self._exchanges) == 1 and self._weights is None and not self._compiled
 
-    def _add(self, sums: OrderedSums | OneSum, loop: TrainingLoop, present: bool) -> None:
-        """Add what a micro-batch has left to ``sums``, and clear it."""
+    def _add(self, sums: OrderedSums | AllReduceSums, loop: TrainingLoop, present: bool) -> None:
+        """Add gradients and statistics of a micro-batch to ``sums``, and clear them.
+
+        Args:
+            sums: of the step.
+            loop: what trains.
+            present: whether this rank has a micro-batch in this round, with a finite loss.
+        """
         parameters = _trainable(loop.model)
-        tensors = [p if p.grad is None else p.grad for p in parameters]
-        has = [p.grad is not None for p in parameters]
-        folds = [each for module in loop.voters for each, _ in _folds(module)]
-        sums.add_round(
-            [*tensors, *folds], [present and there for there in (*has, *[True] * len(folds))]
-        )
+        # A parameter without a gradient stands for the shape of one, and is not read.
+        gradients = [
+            parameter if parameter.grad is None else parameter.grad for parameter in parameters
+        ]
+        has_gradient = [present and parameter.grad is not None for parameter in parameters]
+        statistics = [own for module in loop.voters for own, _ in _statistics(module)]
+        sums.add_round([*gradients, *statistics], [*has_gradient, *[present] * len(statistics)])
         for parameter in parameters:
             parameter.grad = None
-        for each in folds:
-            each.zero_()
+        for own in statistics:
+            own.zero_()
         for module in loop.voters:
             module.end_microbatch()
 
-    def _take(self, sums: OrderedSums | OneSum, loop: TrainingLoop) -> None:
+    def _take(self, sums: OrderedSums | AllReduceSums, loop: TrainingLoop) -> None:
         """Leave the sums where one process would have left them."""
         parameters = _trainable(loop.model)
         totals = sums.finish()
-        present = sums.present
-        for parameter, total, there in zip(parameters, totals, present, strict=False):
-            if there:
+        for parameter, total, present in zip(parameters, totals, sums.present, strict=False):
+            if present:
                 parameter.grad = total
-        folded = [into for module in loop.voters for _, into in _folds(module)]
-        for into, total in zip(folded, totals[len(parameters) :], strict=True):
-            into.add_(total)
+        of_step = [whole for module in loop.voters for _, whole in _statistics(module)]
+        for whole, total in zip(of_step, totals[len(parameters) :], strict=True):
+            whole.add_(total)
 
     def gather_outcomes(self, outcomes: list[Outcome]) -> list[Outcome]:
         """See ``MicrobatchSchedule``. Collective."""
@@ -181,12 +187,8 @@ class DistributedSchedule:
         own = own.to(self._world.device)
         found = own.new_empty(self._world.size * rounds, 2)
         all_gather_single(found, own, group=self._world.group)
-        rows = (
-            found.view(self._world.size, rounds, 2)
-            .transpose(0, 1)
-            .reshape(-1, 2)[: self._count]
-            .tolist()
-        )
+        by_index = found.view(self._world.size, rounds, 2).transpose(0, 1).reshape(-1, 2)
+        rows = by_index[: self._count].tolist()
         return [Outcome(loss, int(tokens)) for loss, tokens in rows]
 
 
@@ -204,8 +206,8 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def _folds(module: TernaryModule) -> list[tuple[Tensor, Tensor]]:
-    """What a module sums in float, of the micro-batch under way and of the step."""
+def _statistics(module: TernaryModule) -> list[tuple[Tensor, Tensor]]:
+    """Return what a module sums in float, of the current micro-batch and of the step."""
     sums = module.sums
     assert sums is not None
     found = [(sums.stats, module.stats)]

@@ -1,15 +1,14 @@
-"""Packed weights of which a rank keeps its own rows, and has the others while a block runs: FSDP2
-of torch.
+"""Packed weights of which a rank keeps its own rows, by FSDP2 of torch.
 
-The packed weight of a module becomes a parameter without a gradient, which ``fully_shard`` cuts by
-rows as accumulators are cut (:mod:`arb_ternary_distributed.rows`) and gathers as the bytes that it
-is, two bits a weight: those of one block at a time in forward and again in backward, those outside
-of blocks (embedding, head, final norm) from the beginning of forward to the end of backward. Flips
-are made where the rows are kept, and no rank is told of another's.
+The packed weight of a module becomes a parameter without a gradient. ``fully_shard`` cuts it by
+rows, as accumulators are cut, and gathers it as bytes, two bits per weight: the weights of one
+block at a time in forward and again in backward, those outside of blocks (embedding, head, final
+norm) from the beginning of forward to the end of backward. Flips are made where the rows are kept,
+and are not sent to other ranks.
 
 Everything else stays as it is: float parameters and exponents are on all ranks, and state dicts
-hold whole weights, for which all ranks gather them. Sums of votes are cut as well: those of a block
-leave behind its backward (``rounds``).
+hold whole weights, which all ranks gather. Sums of votes are sharded too: those of a block are sent
+behind its backward (``round_votes``).
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_distributed.checks import check_torch
-from arb_ternary_distributed.exchange import OwnedRows
-from arb_ternary_distributed.gathers import Gathers
-from arb_ternary_distributed.rounds import RoundDelivery
-from arb_ternary_distributed.rows import row_bounds
+from arb_ternary_distributed.gathers import MissedGathers
+from arb_ternary_distributed.round_votes import RoundVotes
+from arb_ternary_distributed.shards import AccumulatorShard
+from arb_ternary_distributed.wire.rows import row_bounds
 
 if TYPE_CHECKING:
     from arb_ternary_distributed.process_group import ProcessGroup
@@ -45,52 +44,48 @@ _STATE_DICT_HOOKS: Final = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-#: Classes that have been made, by the kind of module.
-_KINDS: Final[dict[type[TernaryModule], type[ShardedModule]]] = {}
+#: Classes of sharded modules, by the class of the module with a replicated weight.
+_SHARDED_CLASSES: Final[dict[type[TernaryModule], type[ShardedModule]]] = {}
 
 
-class ShardedRows(OwnedRows):
-    """The accumulators and the packed weight of own rows, which are flipped in place; nobody is
-    told of it.
-    """
+class WeightShard(AccumulatorShard):
+    """The rows of accumulators and packed weight on this rank, where the weight is flipped."""
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:
-        """As ``TernaryModule.apply_votes``, for the rows of this rank."""
+        """Flip own rows of the weight; see ``RowShard``."""
         module = cast("ShardedModule", self.module)
         local = cast("DTensor", module.weight).to_local()
         self.flips = self.flip_(local, op, *settings)
-        # torch gathers into the same memory and leaves its version as it is, whoever has flipped
-        # what. Decoded weights are kept for the versions of weight and exponents.
+        # torch gathers into the same memory and leaves its version unchanged, but decoded weights
+        # are cached for the versions of weight and exponents, which the flips make stale.
         torch.autograd.graph.increment_version((local, module.exponent))
         return self.flips
 
 
 class ShardedModule(TernaryModule):
-    """A ternary module whose ``weight`` is a ``DTensor`` of rows, and an ordinary tensor while its
-    block runs.
-    """
+    """A ternary module whose ``weight`` is a ``DTensor`` of rows, gathered while its block runs."""
 
-    #: Who keeps its rows.
-    shard_type = ShardedRows
-    #: The kind of module that it was.
-    uncut: type[TernaryModule]
-    cut_by: ShardedWeights
+    #: What keeps its rows.
+    shard_type = WeightShard
+    #: The class of the module when its weight is replicated.
+    replicated_type: type[TernaryModule]
+    sharded_by: ShardedWeights
 
     def trits(self) -> Tensor:
-        """As of any ternary module; collective where they are not gathered."""
+        """See ``TernaryModule``; collective unless the weight is gathered."""
         if not isinstance(self.weight, DTensor):
             return super().trits()
-        self.cut_by.check_together()
+        self.sharded_by.check_all_ranks()
         trits: Tensor = kernel(self.backend, "unpack")(self.weight.full_tensor(), self.shape)
         return trits
 
     def multiply(self, x: Tensor, activations: str, bias: Tensor | None = None) -> Tensor:
-        """As of any ternary module; RuntimeError where the weight is not gathered."""
+        """See ``TernaryModule``; RuntimeError unless the weight is gathered."""
         self._check_gathered()
         return super().multiply(x, activations, bias)
 
     def look_up(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """As of any ternary module; RuntimeError where the weight is not gathered."""
+        """See ``TernaryModule``; RuntimeError unless the weight is gathered."""
         self._check_gathered()
         return super().look_up(ids, dtype)
 
@@ -98,24 +93,24 @@ class ShardedModule(TernaryModule):
         if isinstance(self.weight, DTensor):
             raise RuntimeError(
                 f"{type(self).__name__}({self.extra_repr()}): it is used outside of its block's "
-                f"forward, where a rank "
-                "has only some rows of its weight; set ranks.weights to replicated for this model"
+                f"forward, where a rank has only some rows of its weight; set ranks.weights to "
+                f"replicated for this model"
             )
 
 
 class ShardedWeights:
-    """The ``Weights`` of ``model``, cut by rows among the ranks of ``world``. Collective.
+    """The packed weights of ``model``, sharded by rows among the ranks of ``world``. Collective.
 
-    A weight that the backend packs in tiles which several ranks would have to share stays whole on
-    all of them.
+    A weight that the backend packs in tiles which several ranks would have to share stays
+    replicated.
 
     Args:
         model: on its device, with its weights. All ranks run the same blocks in the same order.
-        world: of several ranks.
+        world: the ranks.
 
     Attributes:
-        modules: those whose weights are cut, by name.
-        replicated: the names of the others.
+        modules: those whose weights are sharded, by name.
+        replicated: names of the other ternary modules.
 
     Raises:
         EnvironmentProblem: torch is too old.
@@ -123,55 +118,58 @@ class ShardedWeights:
 
     def __init__(self, model: nn.Module, world: ProcessGroup) -> None:
         check_torch()
+        self._world = world
         found = dict(ternary_modules(model))
-        cut = {
-            name: module for name, module in found.items() if _rows_are_bytes(module, world.size)
+        to_shard = {
+            name: module for name, module in found.items() if _can_be_sharded(module, world.size)
         }
-        self.replicated = tuple(name for name in found if name not in cut)
+        self.replicated = tuple(name for name in found if name not in to_shard)
         hooks = [
             (module, name, getattr(module, name).copy())
-            for module in cut.values()
+            for module in to_shard.values()
             for name in _STATE_DICT_HOOKS
         ]
-        self.modules = {name: _with_parameter(module) for name, module in cut.items()}
+        self.modules = {name: _with_parameter(module) for name, module in to_shard.items()}
+        self._blocks = [block for block in blocks_of(model) if any(ternary_modules(block))]
+        self._units = self._shard_units(model)
+        for module, name, own in hooks:
+            setattr(module, name, own)
+        for sharded in self.modules.values():
+            sharded.sharded_by = self
+
+        self._rounds: RoundVotes | None = None
+        self._missed = MissedGathers(model, self._blocks, self._reach)
+        self._alone = False
+        self._is_full = False
+        model.register_forward_pre_hook(lambda *_: self.check_all_ranks(), prepend=True)
+
+    def _shard_units(self, model: nn.Module) -> list[FSDPModule]:
+        """Shard the packed weights of each block, and last those outside of blocks."""
         packed = {cast("nn.Parameter", module.weight) for module in self.modules.values()}
-        blocks = [block for block in blocks_of(model) if any(True for _ in ternary_modules(block))]
-        cut_blocks = [block for block in blocks if not packed.isdisjoint(block.parameters())]
+        blocks = [block for block in self._blocks if not packed.isdisjoint(block.parameters())]
+        group = self._world.group
+        assert group is not None
         options: dict[str, Any] = {
-            "mesh": DeviceMesh.from_group(_group_of(world), world.device.type),
+            "mesh": DeviceMesh.from_group(group, self._world.device.type),
             "ignored_params": set(model.parameters()) - packed,
         }
-        units: list[FSDPModule] = [
-            fully_shard(module, **options) for module in (*cut_blocks, model)
-        ]
-        # A loss does not write into logits; torch warns of those that do.
+        units: list[FSDPModule] = [fully_shard(module, **options) for module in (*blocks, model)]
+        # A loss does not write into logits, of which torch warns.
         warnings.filterwarnings(
             "ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning
         )
         for unit in units:
-            # the first time torch completes itself, which it must not do in inference mode
+            # The first time torch completes itself, which it must not do in inference mode.
             unit.unshard()
             unit.reshard()
-            # None but itself: torch would gather ahead, which a rank that makes up for a pass would
-            # do in other places. Hosts run ahead of GPUs in any case, and votes of the block before
-            # leave after the gather.
+            # No prefetch in backward: a rank that makes up for a pass would gather in another
+            # order. Hosts run ahead of GPUs in any case.
             unit.set_modules_to_backward_prefetch([unit])
-        for module, name, own in hooks:
-            setattr(module, name, own)
-        self._units = units
-        self._world = world
-        self._blocks = blocks
-        self._rounds: RoundDelivery | None = None
-        self._gathers = Gathers(model, blocks, self._reach)
-        self._alone = False
-        self._whole = False
-        for sharded in self.modules.values():
-            sharded.cut_by = self
-        model.register_forward_pre_hook(lambda *_: self.check_together(), prepend=True)
+        return units
 
-    def round_exchange(self, voters: Sequence[TernaryModule]) -> RoundDelivery:
+    def round_exchange(self, voters: Sequence[TernaryModule]) -> RoundVotes:
         """Return what sends the votes of ``voters`` in every round from now on."""
-        self._rounds = RoundDelivery(self._world, voters, self._blocks)
+        self._rounds = RoundVotes(self._world, voters, self._blocks)
         return self._rounds
 
     def _reach(self, block: nn.Module) -> None:
@@ -184,7 +182,7 @@ class ShardedWeights:
         Called when every rank has trained on a micro-batch, or has none, or one whose loss is not
         finite and which had no backward.
         """
-        forward, backward = self._gathers.missed(backward=True)
+        forward, backward = self._missed.take(backward=True)
         self._gather(forward)
         for block in backward:
             self._gather([block])
@@ -193,15 +191,16 @@ class ShardedWeights:
 
     def end_evaluation_round(self) -> None:
         """Take part in what other ranks have gathered for a batch that this one does not have."""
-        self._gather(self._gathers.missed(backward=False)[0])
+        forward, _ = self._missed.take(backward=False)
+        self._gather(forward)
 
-    def _gather(self, places: Sequence[nn.Module | None]) -> None:
-        for place in places:
-            if place is None:
+    def _gather(self, blocks: Sequence[nn.Module | None]) -> None:
+        for block in blocks:
+            if block is None:
                 self._units[-1].unshard()
-            elif isinstance(place, FSDPModule):  # others keep their weights whole
-                place.unshard()
-                place.reshard()
+            elif isinstance(block, FSDPModule):  # other blocks have replicated weights
+                block.unshard()
+                block.reshard()
 
     @contextmanager
     def main_process_only(self) -> Iterator[None]:
@@ -213,9 +212,13 @@ class ShardedWeights:
         finally:
             self._alone = before
 
-    def check_together(self) -> None:
-        """ConfigError where this rank acts alone and needs the rows of others."""
-        if self._alone and not self._whole:
+    def check_all_ranks(self) -> None:
+        """Check that this rank does not act alone if it needs the rows of others.
+
+        Raises:
+            ConfigError: it does.
+        """
+        if self._alone and not self._is_full:
             raise ConfigError(
                 "ranks.weights: one rank alone asks for weights of which it has only some rows",
                 "An observer or a hook does this between steps: leave it out, or set ranks.weights "
@@ -231,11 +234,11 @@ class ShardedWeights:
             _with_buffer(module)
         if self._rounds is not None:
             self._rounds.close()
-        self._whole = True
+        self._is_full = True
 
 
 def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The outermost members of module lists: what a model runs one after the other."""
+    """Yield the outermost members of module lists: what a model runs one after the other."""
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from child
@@ -243,57 +246,51 @@ def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
             yield from blocks_of(child)
 
 
-def _group_of(world: ProcessGroup) -> torch.distributed.ProcessGroup:
-    if world.group is None:
-        raise ValueError("weights are sharded among several ranks, and this process is alone")
-    return world.group
-
-
 def _with_parameter(module: TernaryModule) -> ShardedModule:
+    """Make the packed weight of a module a parameter, which FSDP shards."""
     weight = module.weight
     del module.weight
     module.weight = nn.Parameter(weight, requires_grad=False)
     kind = type(module)
-    if kind not in _KINDS:
-        _KINDS[kind] = type(f"Sharded{kind.__name__}", (ShardedModule, kind), {"uncut": kind})
-    module.__class__ = _KINDS[kind]
+    if kind not in _SHARDED_CLASSES:
+        _SHARDED_CLASSES[kind] = type(
+            f"Sharded{kind.__name__}", (ShardedModule, kind), {"replicated_type": kind}
+        )
+    module.__class__ = _SHARDED_CLASSES[kind]
     return cast("ShardedModule", module)
 
 
 def _with_buffer(module: ShardedModule) -> None:
-    """Undo :func:`_with_parameter`; the weight is the first of the buffers, as it was."""
+    """Undo :func:`_with_parameter`; the weight becomes the first buffer, as it was."""
     weight = module.weight.detach()
     others = dict(module._buffers)
     del module.weight
     module._buffers.clear()
     module.register_buffer("weight", weight)
     module._buffers.update(others)
-    module.__class__ = next(kind for kind, sharded in _KINDS.items() if type(module) is sharded)  # type: ignore[assignment]
+    module.__class__ = module.replicated_type  # type: ignore[assignment]
 
 
-def _rows_are_bytes(module: TernaryModule, size: int) -> bool:
-    """Whether a rank's rows of a packed weight are those of its first dimension that torch gives
-    it.
-    """
-    return _layout_is_cut(
-        module.backend,
-        module.shape.out_features,
-        module.shape.in_features,
-        size,
-        module.weight.device,
+def _can_be_sharded(module: TernaryModule, size: int) -> bool:
+    """Return whether FSDP cuts the packed weight where the rows of the ranks end."""
+    shape = module.shape
+    return _slices_are_rows(
+        module.backend, shape.out_features, shape.in_features, size, module.weight.device
     )
 
 
 @cache
-def _layout_is_cut(backend: str, rows: int, columns: int, size: int, device: torch.device) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    trits = (torch.randint(3, (rows, columns), generator=generator, dtype=torch.int8) - 1).to(
-        device
-    )
+def _slices_are_rows(
+    backend: str, rows: int, columns: int, size: int, device: torch.device
+) -> bool:
     pack = kernel(backend, "pack")
+    generator = torch.Generator().manual_seed(0)
+    trits = torch.randint(3, (rows, columns), generator=generator, dtype=torch.int8) - 1
+    trits = trits.to(device)
     whole = pack(trits)
-    pieces = zip(row_bounds(rows, size), row_bounds(whole.shape[0], size), strict=True)
-    return all(
-        torch.equal(pack(trits[first:last]), whole[start:end])
-        for (first, last), (start, end) in pieces
-    )
+    of_rows = row_bounds(rows, size)
+    of_weight = row_bounds(whole.shape[0], size)
+    for (first, last), (start, end) in zip(of_rows, of_weight, strict=True):
+        if not torch.equal(pack(trits[first:last]), whole[start:end]):
+            return False
+    return True

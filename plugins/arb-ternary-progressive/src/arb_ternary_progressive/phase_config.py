@@ -118,8 +118,8 @@ class ProgressivePhaseConfig(GrowthConfig):
                     )
         self.loop_options(self.steps_per_stack or max(1, self.warmup_steps))
 
-    def refused_on_ranks(self) -> Iterator[tuple[str, str]]:
-        """See ``arb_ternary_train.protocols.RefusesRanks``."""
+    def unsupported_when_distributed(self) -> Iterator[tuple[str, str]]:
+        """Yield each option that several processes cannot train, and why."""
         if self.cache_folder is not None:
             yield (
                 "cache_folder",

@@ -84,4 +84,4 @@ def _run(
     world = ProcessGroup(torch.device("cpu"))
     result = function(world, *arguments)
     _result(folder, rank).write_bytes(pickle.dumps(result))
-    world.close()
+    world.shutdown()

@@ -5,7 +5,7 @@ Training uses what they have, and says so where an option needs more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
@@ -272,15 +272,6 @@ class PlansLoops(Protocol):
     @property
     def steps_of_loop(self) -> int | None:
         """Most optimizer steps of one loop; None where that shows only when the phase runs."""
-        ...
-
-
-@runtime_checkable
-class RefusesRanks(Protocol):
-    """Options of a component of which some work in one process only."""
-
-    def refused_on_ranks(self) -> Iterable[tuple[str, str]]:
-        """Each option that several processes that train together cannot have as it is, and why."""
         ...
 
 

@@ -128,7 +128,7 @@ def kernels_for(
 def _is_known_linear(linear: nn.Module) -> TypeGuard[TernaryLinear]:
     """Return whether a linear is one of ours without a constant factor, and all of it is here."""
     # A linear whose weight is sharded among ranks says of which kind it was.
-    kind = getattr(type(linear), "uncut", type(linear))
+    kind = getattr(type(linear), "replicated_type", type(linear))
     if kind not in (TernaryLinear, ScaledTernaryLinear) or type(linear.weight) not in _PLAIN:
         return False
     if not isinstance(linear, ScaledTernaryLinear):

@@ -1,11 +1,10 @@
 """Small integers as digits of bytes: the form in which votes travel between ranks.
 
 A value ``v`` in ``-limit .. limit`` is the digit ``v + limit`` in base ``2 * limit + 1``. Bases 3,
-5, 15 and 255 have ``p`` = 5, 3, 2 and 1 digits to a byte. ``n`` values take ``m = ceil(n / p)``
-bytes; byte ``i`` holds the values ``i``, ``i + m``, ``i + 2 m``, ..., least significant first, so
-that neighbouring bytes are made of neighbouring values and a processor works on many at a time;
-what is beyond ``n`` is ``v = 0``. Base 65535 stands for int16 as it is, little endian, two bytes
-each.
+5, 15 and 255 pack ``p`` = 5, 3, 2 and 1 digits into a byte. ``n`` values take ``m = ceil(n / p)``
+bytes. Byte ``i`` holds the values ``i``, ``i + m``, ``i + 2 m``, ..., least significant first, so
+that neighbouring bytes hold neighbouring values and a processor works on many at a time. Digits
+beyond ``n`` are ``v = 0``. Base 65535 stands for int16, little endian, two bytes each.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-#: Digits that a byte holds, by base.
+#: Digits per byte, by base.
 _DIGITS: Final = {3: 5, 5: 3, 15: 2, 255: 1}
-#: The base that stands for int16 as it is.
+#: The base that stands for int16.
 RAW: Final = 65535
 
 
 def base_for(limit: int) -> int:
-    """The smallest base for values of which none is larger than ``limit`` (or smaller than
-    ``-limit``).
+    """Return the smallest base for values in ``-limit .. limit``.
 
     Raises:
         ValueError: the limit is negative, or above 32,767.
@@ -37,7 +35,7 @@ def base_for(limit: int) -> int:
 
 
 def bytes_for(count: int, base: int) -> int:
-    """Bytes that ``count`` values take."""
+    """Return the number of bytes that ``count`` values take."""
     return 2 * count if base == RAW else -(-count // _per_byte(base))
 
 
@@ -48,8 +46,9 @@ def _per_byte(base: int) -> int:
 
 
 def require(condition: Tensor, message: str) -> None:
-    """ValueError with this message unless the bool scalar is true; on a GPU an assertion there:
-    nobody waits for it.
+    """Raise ValueError unless the bool scalar is true.
+
+    On a GPU it is an assertion of the device, for which the host does not wait.
     """
     if not condition.is_cpu:
         torch._assert_async(condition, message)
@@ -58,20 +57,18 @@ def require(condition: Tensor, message: str) -> None:
 
 
 def digits_to_bytes(values: Tensor, base: int) -> Tensor:
-    """int16 ``[n]`` to uint8 ``[bytes_for(n, base)]``.
+    """Pack int16 ``[n]`` into uint8 ``[bytes_for(n, base)]``.
 
     Raises:
         ValueError: a value has no digit in this base; on a GPU an assertion of the device.
     """
     if values.dtype != torch.int16 or values.dim() != 1:
         raise ValueError(f"values must be int16 [n], got {values.dtype} {list(values.shape)}")
+    width = bytes_for(values.numel(), base)
     if base == RAW:
-        packed = torch.empty(
-            bytes_for(values.numel(), base), dtype=torch.uint8, device=values.device
-        )
+        packed = torch.empty(width, dtype=torch.uint8, device=values.device)
         packed.view(torch.int16).copy_(values)
         return _swapped(packed)
-    each = _per_byte(base)
     half = base // 2
     if values.numel():
         low, high = values.aminmax()
@@ -79,8 +76,7 @@ def digits_to_bytes(values: Tensor, base: int) -> Tensor:
             (low >= -half) & (high <= half),
             f"a value is outside {-half}..{half}, the digits of base {base}",
         )
-    width = bytes_for(values.numel(), base)
-    codes = torch.full((each, width), half, dtype=torch.uint8, device=values.device)
+    codes = torch.full((_per_byte(base), width), half, dtype=torch.uint8, device=values.device)
     codes.view(-1)[: values.numel()] = values + half
     packed = codes[-1]
     for plane in reversed(codes[:-1].unbind()):
@@ -89,10 +85,10 @@ def digits_to_bytes(values: Tensor, base: int) -> Tensor:
 
 
 def bytes_to_digits(packed: Tensor, count: int, base: int) -> Tensor:
-    """The ``count`` values that :func:`digits_to_bytes` packed: int16 ``[count]``.
+    """Unpack the ``count`` values that :func:`digits_to_bytes` packed: int16 ``[count]``.
 
     Raises:
-        ValueError: ``packed`` is not as long as that.
+        ValueError: ``packed`` does not have the length of ``count`` values.
     """
     values = torch.zeros(count, dtype=torch.int16, device=packed.device)
     add_digits_(values, packed, base)
@@ -100,13 +96,14 @@ def bytes_to_digits(packed: Tensor, count: int, base: int) -> Tensor:
 
 
 def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
-    """Add packed values to ``total``, int16 or int32 ``[n]``, in place; the caller knows that the
-    sums fit.
+    """Add packed values to ``total``, int16 or int32 ``[n]``, in place.
+
+    The caller knows that the sums fit.
 
     Raises:
-        ValueError: ``packed`` is not what ``n`` values take.
+        ValueError: ``packed`` does not have the length of ``n`` values.
     """
-    check_sum(total, packed, base)
+    _check_sum(total, packed, base)
     if base == RAW:
         # A piece of a message may start at an odd address.
         total.add_(_swapped(packed.clone()).view(torch.int16))
@@ -121,8 +118,8 @@ def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
         plane.add_(digits).sub_(half)
 
 
-def check_sum(total: Tensor, packed: Tensor, base: int) -> None:
-    """ValueError unless ``packed`` are the digits of as many values as ``total`` has."""
+def _check_sum(total: Tensor, packed: Tensor, base: int) -> None:
+    """Raise ValueError unless ``packed`` holds as many values as ``total`` has."""
     if total.dtype not in (torch.int16, torch.int32) or total.dim() != 1:
         raise ValueError(
             f"the sum must be int16 or int32 [n], got {total.dtype} {list(total.shape)}"
@@ -134,5 +131,5 @@ def check_sum(total: Tensor, packed: Tensor, base: int) -> None:
 
 
 def _swapped(packed: Tensor) -> Tensor:
-    """Bytes of int16 in the order of the wire from that of this machine, or the other way round."""
+    """Convert bytes of int16 between the order of this machine and little endian."""
     return packed if sys.byteorder == "little" else packed.view(-1, 2).flip(1).view(-1)

@@ -1,4 +1,4 @@
-"""The kernels by which votes and flips travel: a backend's own, or those in torch."""
+"""Kernels that pack and unpack votes and flips: a backend's own, or those in torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final
 from arb_ternary.backends.select import get_backend
 from arb_ternary.environment import STRICT
 from arb_ternary.errors import EnvironmentProblem
-from arb_ternary_distributed import digits, flips, rows
+from arb_ternary_distributed.wire import digits, flips, rows
 
 Kernel = Callable[..., Any]
 
-#: What a backend may offer beside the ops of core. The first three know no layout of weights.
+#: What a backend may offer besides the ops of core. The first three do not depend on a layout.
 WIRE_KERNELS: Final[Mapping[str, Kernel]] = {
     "distributed.digits_to_bytes": digits.digits_to_bytes,
     "distributed.bytes_to_digits": digits.bytes_to_digits,
@@ -22,8 +22,7 @@ WIRE_KERNELS: Final[Mapping[str, Kernel]] = {
     "distributed.flip_list": flips.flip_list,
     "distributed.apply_flips_": flips.apply_flips_,
 }
-# : What stands in for those that do, where a backend has a layout of its own; the first argument is
-# its name.
+#: Used for a backend with a layout of its own and without these; they take its name first.
 _ANY_LAYOUT: Final[Mapping[str, Kernel]] = {
     "distributed.weight_rows": rows.repacked_rows,
     "distributed.flip_list": flips.unpacked_flip_list,
@@ -32,10 +31,10 @@ _ANY_LAYOUT: Final[Mapping[str, Kernel]] = {
 
 
 def wire_kernel(backend: str, name: str) -> Kernel:
-    """The kernel of this name of :data:`WIRE_KERNELS` for tensors of the named backend.
+    """Return the kernel of this name in :data:`WIRE_KERNELS` for tensors of the named backend.
 
     Raises:
-        EnvironmentProblem: the backend has none, and ``ARB_TERNARY_STRICT=1`` forbids a stand-in.
+        EnvironmentProblem: the backend has none, and ``ARB_TERNARY_STRICT=1`` forbids a substitute.
     """
     if backend == "torch":
         return WIRE_KERNELS[name]
@@ -45,7 +44,9 @@ def wire_kernel(backend: str, name: str) -> Kernel:
     if STRICT.flag():
         raise EnvironmentProblem(
             f"backend {backend!r} has no kernel for {name!r}, and ARB_TERNARY_STRICT=1 forbids a "
-            f"stand-in",
+            f"substitute in torch",
             "unset ARB_TERNARY_STRICT, or choose a backend that has it: arb backends list",
         )
-    return partial(_ANY_LAYOUT[name], backend) if name in _ANY_LAYOUT else WIRE_KERNELS[name]
+    if name in _ANY_LAYOUT:
+        return partial(_ANY_LAYOUT[name], backend)
+    return WIRE_KERNELS[name]

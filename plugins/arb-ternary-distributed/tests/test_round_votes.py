@@ -1,6 +1,4 @@
-"""Votes that leave in every round: the sums of one process, in the memory of own rows and of one
-block.
-"""
+"""Votes that are sent in every round: the sums of one process, in less memory."""
 
 from __future__ import annotations
 
@@ -18,19 +16,18 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import seed_votes, ternary_modules
-from arb_ternary_distributed.exchange import shard_rows
 from arb_ternary_distributed.process_group import ProcessGroup
-from arb_ternary_distributed.rounds import RoundDelivery
-from arb_ternary_distributed.row_sums import RowSums
-from arb_ternary_distributed.rows import row_bounds
+from arb_ternary_distributed.round_votes import RoundVotes, RowSums
 from arb_ternary_distributed.sharded_weights import ShardedWeights
+from arb_ternary_distributed.shards import shard_rows
+from arb_ternary_distributed.wire.rows import row_bounds
 from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.world import SingleProcess, World
 
 WIDTH = 32
 BLOCKS = 5
 IDS = 24
-PLACES = 8
+MICROBATCHES = 8
 
 
 class Block(nn.Module):
@@ -66,8 +63,10 @@ class Stack(nn.Module):
 
 
 def summed(world: World, tied: bool) -> dict[str, Any]:
-    """Sums of a step of ``PLACES`` micro-batches, the most bytes that whole rows took, and bytes
-    that were sent.
+    """Sum the votes of one step.
+
+    Returns:
+        Sums of own rows, casts, the most bytes that sums of all rows took, and bytes sent.
     """
     model = Stack(tied=tied)
     modules = [module for _, module in ternary_modules(model)]
@@ -94,17 +93,17 @@ def summed(world: World, tied: bool) -> dict[str, Any]:
 
     for module in modules:
         module.on_backward = partial(look, module.on_backward)
-    for first in range(0, PLACES, world.size):
-        place = first + world.rank
+    for first in range(0, MICROBATCHES, world.size):
+        index = first + world.rank
         for module in modules:
-            module.begin_microbatch(place)
-        ids = torch.randint(0, IDS, (2, 8), generator=torch.Generator().manual_seed(place))
+            module.begin_microbatch(index)
+        ids = torch.randint(0, IDS, (2, 8), generator=torch.Generator().manual_seed(index))
         loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(1, 1).flatten())
-        if place != 2:  # a micro-batch whose loss is not finite
+        if index != 2:  # a micro-batch whose loss is not finite
             loss.backward()
         if weights is not None and rounds is not None:
             weights.end_round()
-            rounds.end_round(last=first + world.size >= PLACES)
+            rounds.end_round(last=first + world.size >= MICROBATCHES)
         for module in modules:
             module.end_microbatch()
     sums = [module.sums for module in modules]
@@ -140,9 +139,7 @@ def digits(count: int, each: int) -> int:
     [(False, 2), pytest.param(True, 4, marks=pytest.mark.slow)],
     ids=["head-2", "tied-4"],
 )
-def test_ranks_sum_what_one_process_sums_in_the_memory_of_their_rows_and_one_block(
-    tied: bool, size: int, two: Any
-) -> None:
+def test_sums_are_those_of_one_process_in_less_memory(tied: bool, size: int, two: Any) -> None:
     wanted = summed(SingleProcess(), tied)
     ranks = on_ranks(size, summed, tied) if tied else two
     assert all(votes.any() for votes in wanted["own"])
@@ -151,9 +148,8 @@ def test_ranks_sum_what_one_process_sums_in_the_memory_of_their_rows_and_one_blo
         assert torch.equal(
             torch.cat([rank["exponents"][index] for rank in ranks]), wanted["exponents"][index]
         )
-    # Two bytes a weight and four for the exponent of a row: a block of two linears; beside it the
-    # table, whose rows are looked up last, or which waits for that from the beginning. What is
-    # given back keeps an element of each.
+    # Two bytes per weight and four per exponent of a row: one block of two linears, and the table,
+    # which is sent last. Freed matrices keep one element each.
     block = 2 * (2 * WIDTH * WIDTH + 4 * WIDTH)
     table = 2 * IDS * WIDTH + 4 * IDS
     idle = 6 * len(wanted["own"])
@@ -168,18 +164,18 @@ def test_ranks_sum_what_one_process_sums_in_the_memory_of_their_rows_and_one_blo
     assert wanted["most"] == sum(2 * votes.numel() + 4 * votes.shape[0] for votes in wanted["own"])
 
 
-def test_a_round_sends_a_vote_of_three_values_in_1_6_bits_whatever_rounds_were_before(
+def test_a_vote_of_three_values_takes_1_6_bits(
     two: Any,
 ) -> None:
     for rank, found in enumerate(two):
-        # Sign votes of the other rank's rows, five to a byte; of an exponent a byte; how often each
-        # of the modules that may leave with a block has cast, four bytes: table and head each time,
-        # and all at the end.
+        # Sign votes for the other rank's rows, five per byte; one byte per exponent; four bytes for
+        # the casts of each module that may be sent: table and head with each block, and all modules
+        # at the end.
         others = [slice_of(rows, 1 - rank) for rows in [IDS, *[WIDTH] * 2 * BLOCKS, IDS]]
         votes = sum(digits(rows * WIDTH, 5) + rows for rows in others)
         told = 4 * (2 * BLOCKS + 2 * (BLOCKS - 1) + 2 + 2 * BLOCKS)
-        rounds = PLACES // 2
-        # place 2 has cast nothing
+        rounds = MICROBATCHES // 2
+        # micro-batch 2 has cast nothing
         assert found["sent"] == rounds * (votes + told) - (votes if rank == 0 else 0)
 
 
@@ -189,8 +185,9 @@ def slice_of(rows: int, rank: int) -> int:
 
 
 def late(world: World) -> list[Tensor]:
-    """Sums of own rows where a module casts after its block was left, and one rank has nothing in
-    the second round.
+    """Return sums of own rows if a module casts after its block was left.
+
+    One rank has no micro-batch in the second round.
     """
     torch.manual_seed(0)
     blocks = [TernaryLinear(16, 7, bias=True, group_size=32) for _ in range(2)]
@@ -198,16 +195,16 @@ def late(world: World) -> list[Tensor]:
     modules = [*blocks, head]
     for module in modules:
         module.sum_votes()
-    rounds = RoundDelivery(world, modules, blocks) if isinstance(world, ProcessGroup) else None
+    rounds = RoundVotes(world, modules, blocks) if isinstance(world, ProcessGroup) else None
 
     def cast(module: TernaryLinear, seed: int) -> None:
         module(torch.randn(2, 16, generator=torch.Generator().manual_seed(seed))).sum().backward()
 
     for first in range(0, 3, world.size):
-        place = first + world.rank
-        if place < 3:
+        index = first + world.rank
+        if index < 3:
             for module in modules:
-                module.begin_microbatch(place)
+                module.begin_microbatch(index)
         steps: Sequence[tuple[TernaryLinear | None, TernaryLinear]] = (
             (None, head),
             (blocks[1], blocks[1]),
@@ -217,8 +214,8 @@ def late(world: World) -> list[Tensor]:
         for number, (reached, module) in enumerate(steps):
             if rounds is not None and reached is not None:
                 rounds.reach(reached)
-            if place < 3:
-                cast(module, 10 * place + number)
+            if index < 3:
+                cast(module, 10 * index + number)
         if rounds is not None:
             rounds.end_round(last=first + world.size >= 3)
         for module in modules:
@@ -237,7 +234,7 @@ def late(world: World) -> list[Tensor]:
     return found
 
 
-def test_votes_that_come_after_their_block_was_left_are_sent_at_the_end_of_the_round() -> None:
+def test_late_votes_are_sent_at_the_end_of_the_round() -> None:
     ranks = on_ranks(2, late)
     for index, wanted in enumerate(late(SingleProcess())):
         assert torch.equal(torch.cat([rank[index] for rank in ranks]), wanted)
@@ -246,10 +243,10 @@ def test_votes_that_come_after_their_block_was_left_are_sent_at_the_end_of_the_r
 def too_many(world: World) -> str:
     linear = TernaryLinear(8, 4)
     linear.sum_votes()
-    rounds = RoundDelivery(world, [linear], [])
+    rounds = RoundVotes(world, [linear], [])
     assert linear.sums is not None
     linear.sums.casts = 20_000
-    linear.sums.hold()  # type: ignore[attr-defined]
+    linear.sums.allocate()  # type: ignore[attr-defined]
     try:
         rounds.end_round(last=True)
     except UsageProblem as error:
@@ -257,23 +254,23 @@ def too_many(world: World) -> str:
     return ""
 
 
-def test_more_votes_than_a_sum_holds_are_refused_on_all_ranks() -> None:
+def test_more_votes_than_a_sum_holds_are_refused() -> None:
     assert all(
         what.startswith("40000 casts of votes up to 1 in one step")
         for what in on_ranks(2, too_many)
     )
 
 
-def test_sums_without_memory_cannot_be_written_to_and_come_back_as_zeros() -> None:
+def test_freed_sums_cannot_be_written() -> None:
     linear = TernaryLinear(8, 6, group_size=32)
     sums = RowSums(linear, slice(2, 4), 3)
     votes = sums.votes
     assert votes.untyped_storage().size() == 2
     with pytest.raises(RuntimeError, match="single memory location"):
         votes.add_(1)
-    sums.hold()
+    sums.allocate()
     votes[1, 2] = 5
-    sums.hold()
+    sums.allocate()
     assert votes[1, 2] == 5
     assert set(sums.tensors()) == {
         "votes",
@@ -284,6 +281,6 @@ def test_sums_without_memory_cannot_be_written_to_and_come_back_as_zeros() -> No
     }
     sums.clear()
     assert set(sums.tensors()) == {"own_votes", "own_exponent_votes", "stats"}
-    sums.hold()
+    sums.allocate()
     assert votes.is_contiguous()
     assert not votes.any()

@@ -9,10 +9,10 @@ from arb_ternary.backends.protocol import WeightShape
 
 
 def row_bounds(rows: int, size: int) -> list[tuple[int, int]]:
-    """The first row of each of ``size`` ranks and the row after its last, as DTensor's ``Shard(0)``
-    cuts.
+    """Return the first row of each of ``size`` ranks and the row after its last.
 
-    Every rank has ``ceil(rows / size)`` rows but the last ones, which have fewer or none.
+    Rows are cut as DTensor's ``Shard(0)`` cuts them: every rank has ``ceil(rows / size)`` rows but
+    the last ranks, which have fewer or none.
 
     Raises:
         ValueError: rows are negative, or there is no rank.
@@ -26,18 +26,19 @@ def row_bounds(rows: int, size: int) -> list[tuple[int, int]]:
 
 
 def rows_shape(shape: WeightShape, first: int, last: int) -> WeightShape:
-    """The shape of rows ``first .. last - 1`` of a weight."""
+    """Return the shape of rows ``first .. last - 1`` of a weight."""
     return WeightShape(last - first, shape.in_features, shape.group_size, shape.vote_bits)
 
 
 def weight_rows(weight: Tensor, shape: WeightShape, first: int, last: int) -> Tensor:
-    """Rows ``first .. last - 1`` of a packed weight of the torch backend: a view of it."""
+    """Return rows ``first .. last - 1`` of a packed weight of the torch backend: a view of it."""
     return weight[first:last]
 
 
 def repacked_rows(
     backend: str, weight: Tensor, shape: WeightShape, first: int, last: int
 ) -> Tensor:
-    """As :func:`weight_rows`, for any layout: a copy, through the trits of the whole weight."""
-    packed: Tensor = kernel(backend, "pack")(kernel(backend, "unpack")(weight, shape)[first:last])
+    """Return the rows of :func:`weight_rows` for any layout: a copy, through all trits."""
+    trits = kernel(backend, "unpack")(weight, shape)
+    packed: Tensor = kernel(backend, "pack")(trits[first:last])
     return packed
