@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,35 +18,21 @@ from arb_ternary.config.options import option
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document, dump_yaml
 from arb_ternary.errors import ArbError, DataError, UsageProblem
-from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import ImporterSpec
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_interchange.allocation_limit import AllocationLimit
 from arb_ternary_interchange.components import named_importer
+from arb_ternary_interchange.fine_tuning import fine_tuning_config
 from arb_ternary_interchange.protocols import FetchesSources, ImportedModel, Importer
-from arb_ternary_train.audit import audit
 from arb_ternary_train.build import built_module, undrawn, versions_of
 from arb_ternary_train.checkpoint import CheckpointStore
-from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
-from arb_ternary_train.loading import structure_run
 from arb_ternary_train.model_state import ModelState
-from arb_ternary_train.protocols import ActivationCheckpointing, LimitedLength
 from arb_ternary_train.seeding import global_rng_state, seed_everything
 
-#: Weights from which a model is fine-tuned on one sequence per step, recomputing activations in the
-#: backward pass.
-_LARGE: Final = 100_000_000
-_SMALL_PHASE: Final = {"steps": 500, "batch_size": 16, "block_size": 128, "warmup_steps": 25}
-_LARGE_PHASE: Final = {"steps": 500, "batch_size": 1, "block_size": 256, "warmup_steps": 25}
+#: Seed of the global generators and of the run.
 _SEED: Final = 0
-# Learning rates of fine-tuning. For votes it is half of that of training from random weights: still
-# lower rates learn less in as many steps when the new text differs much from the first one.
-_OPTIMIZERS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "ternary": {"name": "scaled_votes", "lr": 0.05},
-    "float": {"name": "adamw", "lr": 2e-4},
-}
 
 
 @frozen(eq=False)
@@ -188,7 +174,7 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
     backend = select(request_backend(device="cpu"))
     with use_backend(backend.name), torch.no_grad():
         model = filled_model(imported, source)
-        config = _fine_tuning_config(imported, model, files, source)
+        config = fine_tuning_config(imported, model, files.path.resolve(), source.shown, _SEED)
         record = {
             "name": config.name,
             "seed": config.seed,
@@ -255,45 +241,3 @@ def _size_of(path: Path) -> int:
     if path.is_dir():
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return path.stat().st_size
-
-
-def _fine_tuning_config(
-    imported: ImportedModel, model: nn.Module, files: RunDirectory, source: Source
-) -> RunConfig:
-    """Return a config with which the model can be fine-tuned."""
-    phase: dict[str, Any] = dict(_SMALL_PHASE)
-    if audit(model).parameters >= _LARGE:
-        phase = dict(_LARGE_PHASE)
-        if isinstance(model, ActivationCheckpointing):
-            phase["activation_checkpointing"] = True
-    if isinstance(model, LimitedLength):
-        phase["block_size"] = min(phase["block_size"], model.max_length)
-
-    trainable = collect_trainable(model).parts
-    chosen = {kind: dict(_OPTIMIZERS[kind]) for kind in _OPTIMIZERS if trainable.get(kind)}
-    optimizer: Any = next(iter(chosen.values()), "scaled_votes")
-    if len(chosen) > 1:
-        optimizer = {"name": "split", **chosen}
-
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", files.path.resolve().name).lstrip("._-")
-    content = {
-        "name": name or "imported",
-        "seed": _SEED,
-        "data": _with_directory(imported.data, files.path.resolve()),
-        "model": dict(imported.model),
-        "optimizer": optimizer,
-        "phases": [{"name": "standard", **phase}],
-    }
-    document = Document(content, source=f"{source.shown} (its config to fine-tune with)")
-    return structure_run(document, manager().registry).config
-
-
-def _with_directory(value: Any, directory: Path) -> Any:
-    """Return a section of a config with the run's directory instead of ``{run}``."""
-    if isinstance(value, str):
-        return value.replace("{run}", str(directory))
-    if isinstance(value, Mapping):
-        return {key: _with_directory(item, directory) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_directory(item, directory) for item in value]
-    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -160,15 +160,13 @@ def count_tensors(entries: Mapping[str, StoredTensor]) -> dict[str, Any]:
     return {
         "parameters": parameters if exact else None,
         "bits_per_weight": 8 * nbytes / parameters if exact and parameters else None,
-        "tensors": stored_rows(entries),
+        "tensors": [
+            tensor_row(name, entry.shape, entry.dtype, entry.nbytes)
+            for name, entry in entries.items()
+        ],
     }
 
 
-def stored_rows(entries: Mapping[str, StoredTensor]) -> list[dict[str, Any]]:
-    """Return the list under ``tensors`` of ``Importer.inspect`` for tensors in safetensors
-    files.
-    """
-    return [
-        {"name": name, "shape": list(entry.shape), "type": entry.dtype, "bytes": entry.nbytes}
-        for name, entry in entries.items()
-    ]
+def tensor_row(name: str, shape: Sequence[int], kind: str, nbytes: int) -> dict[str, Any]:
+    """Return an item of the list under ``tensors`` of ``Importer.inspect``."""
+    return {"name": name, "shape": list(shape), "type": kind, "bytes": nbytes}

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from attrs import frozen
 from attrs.validators import in_, instance_of, optional
 
 from arb_ternary.config.options import Rule, option
 
-#: How scales that are not powers of two are kept.
 Scales = Literal["fold", "round", "float"]
-#: How float matrices are kept.
 FloatSources = Literal["keep", "ternary"]
-
-_GGUF_TYPES = ("auto", "f32", "f16", "bf16", "tq1_0", "tq2_0", "q2_0", "q4_0")
-_GGUF_FLOAT_TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
-_LAYOUTS = ("packed", "dense_w1a8", "dense")
-_DTYPES = ("float32", "bfloat16")
+GgufType = Literal["auto", "f32", "f16", "bf16", "tq1_0", "tq2_0", "q2_0", "q4_0"]
+GgufFloatType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
+Layout = Literal["packed", "dense_w1a8", "dense"]
+FloatDtype = Literal["float32", "bfloat16"]
 
 
 @frozen(kw_only=True)
@@ -28,13 +25,13 @@ class ImportConfig:
         "fold",
         "scales that are not powers of two: fold = exactly into gains of norms, round = to the "
         "nearest power of two, float = kept as a float factor of each linear",
-        validator=in_(("fold", "round", "float")),
+        validator=in_(get_args(Scales)),
     )
     float_sources: FloatSources = option(
         "keep",
         "float matrices: keep = as float parts, ternary = rounded to trits, with the rest of the "
         "rounding in the votes",
-        validator=in_(("keep", "ternary")),
+        validator=in_(get_args(FloatSources)),
     )
 
 
@@ -42,18 +39,18 @@ class ImportConfig:
 class GgufConfig:
     """How weights are stored in a GGUF file."""
 
-    type: Literal["auto", "f32", "f16", "bf16", "tq1_0", "tq2_0", "q2_0", "q4_0"] = option(
+    type: GgufType = option(
         "auto",
         "type of the ternary matrices, which has to hold each exactly; auto = for each matrix the "
         "smallest type that does. Float matrices are f16, bf16 or f32, the first that is exact, "
         "unless a float type is named here",
-        validator=in_(_GGUF_TYPES),
+        validator=in_(get_args(GgufType)),
     )
-    float_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = option(
+    float_type: GgufFloatType = option(
         "auto",
         "type to which float matrices (embedding, head, float linears) are rounded; auto = they "
         "stay exact, see type",
-        validator=in_(_GGUF_FLOAT_TYPES),
+        validator=in_(get_args(GgufFloatType)),
     )
 
 
@@ -61,17 +58,17 @@ class GgufConfig:
 class HfExportConfig:
     """How a folder for transformers is written."""
 
-    layout: Literal["packed", "dense_w1a8", "dense"] = option(
+    layout: Layout = option(
         "dense_w1a8",
         "packed = 2 bits per weight, for one exponent per matrix; dense_w1a8 = 16 bits, for any "
         "exponents; both with int8 activations; dense = an ordinary float model",
-        validator=in_(_LAYOUTS),
+        validator=in_(get_args(Layout)),
     )
-    dtype: Literal["float32", "bfloat16"] | None = option(
+    dtype: FloatDtype | None = option(
         None,
         "dtype of float tensors, in which transformers computes; a ternary weight is exact in "
         "both; null = bfloat16 for dense_w1a8, else float32",
-        validator=optional(in_(_DTYPES)),
+        validator=optional(in_(get_args(FloatDtype))),
     )
     tokenizer: bool = option(True, "write the run's tokenizer too", validator=instance_of(bool))
     shard_megabytes: int = option(

@@ -18,6 +18,7 @@ from arb_ternary_interchange.decoder.placement import Placement, check_shape, fi
 from arb_ternary_interchange.decoder.published import PublishedModel, ScaledTrits
 from arb_ternary_interchange.decoder.scales import Grouping, coarsest_grouping, split_scales
 from arb_ternary_interchange.decoder.tensors import ENDS, DecoderShape, is_bias
+from arb_ternary_interchange.fine_tuning import data_section
 from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_interchange.protocols import ImportedModel
 from arb_ternary_text.data.tokenizers import padded_to
@@ -116,7 +117,7 @@ class _Conversion:
             attachments={"tokenizer": tokenizer},
             fill=partial(fill, self.published, placement),
             notes=tuple(self.notes),
-            data=_data_section(tokenizer),
+            data=data_section(tokenizer, size),
         )
 
     # --- what the published model has
@@ -268,8 +269,8 @@ class _Conversion:
 
     def _note_rounding(self) -> None:
         errors = {path: matrix.error for path, matrix in self._ternary().items()}
-        worst = max(errors, key=errors.__getitem__, default=None)
-        if worst is not None and errors[worst] > 0:
+        worst = max(errors, key=errors.__getitem__, default="")
+        if worst and errors[worst] > 0:
             self.notes.append(
                 "scales are rounded to powers of two: the largest relative error is "
                 f"{errors[worst]:.1%}, of {worst}"
@@ -366,14 +367,3 @@ class _Conversion:
 
 def _has_gain(gain: Tensor) -> bool:
     return not bool((gain == 1).all())
-
-
-def _data_section(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data to fine-tune with: the built-in text, or files of token ids if text cannot be
-    encoded.
-    """
-    if tokenizer["kind"] == "ids":
-        size = tokenizer["vocabulary_size"]
-        return {"name": "tokens", "train": "tokens.npy", "vocabulary_size": size}
-    name = "bytes" if tokenizer == {"kind": "bytes"} else "{run}/tokenizer.json"
-    return {"name": "shakespeare", "tokenizer": name}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Any, Final
 
 from attrs import frozen
@@ -173,25 +172,9 @@ class TensorNames:
     outside: Mapping[str, str]
     inside: Mapping[str, str]
 
-    @cached_property
-    def _paths_outside(self) -> dict[str, str]:
-        return {name: path for path, name in self.outside.items()}
-
-    @cached_property
-    def _paths_inside(self) -> dict[str, str]:
-        return {name: path for path, name in self.inside.items()}
-
     def name(self, path: str) -> str:
         """Return the format's name of the tensor at ``path``."""
         block = _BLOCK.fullmatch(path)
         if block is None:
             return self.outside[path]
         return f"{self.blocks}{block[1]}.{self.inside[block[2]]}"
-
-    def path(self, name: str) -> str | None:
-        """Return the path of a tensor; None if the decoder has no such tensor."""
-        block = re.fullmatch(rf"{re.escape(self.blocks)}(0|[1-9]\d{{0,5}})\.(.+)", name, re.ASCII)
-        if block is None:
-            return self._paths_outside.get(name)
-        path = self._paths_inside.get(block[2])
-        return None if path is None else f"blocks.{block[1]}.{path}"

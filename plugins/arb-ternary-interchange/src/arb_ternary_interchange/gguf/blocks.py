@@ -11,7 +11,7 @@ Shapes: ``N`` rows, ``K`` columns, ``B`` blocks of a row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,6 @@ _FLOAT16_MAX: Final = float(np.finfo(np.float16).max)
 _TWO_BIT_SHIFTS: Final = np.arange(0, 8, 2, dtype=np.uint8)
 _POWERS_OF_3: Final = np.array([81, 27, 9, 3, 1], dtype=np.uint8)
 _CODE_OF_ZERO: Final = {TQ1_0: 1, TQ2_0: 1, Q2_0: 1, FORK_Q2_0: 1, Q4_0: 8}
-_4_BITS: Final = np.uint8(15)
 
 
 def row_chunks(rows: int, columns: int) -> Iterator[slice]:
@@ -81,9 +80,9 @@ def _bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.generic]:
     bit that stays is odd.
     """
     bits = values.astype("<f4").view("<u4")
-    last = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded = (bits + (np.uint32(0x7FFF) + last)) >> np.uint32(16)
-    return np.where(np.isnan(values), bits >> np.uint32(16), rounded).astype("<u2")
+    last = (bits >> 16) & 1
+    rounded = (bits + (0x7FFF + last)) >> 16
+    return np.where(np.isnan(values), bits >> 16, rounded).astype("<u2")
 
 
 def _encode_q8_0(values: NDArray[np.float32]) -> NDArray[np.generic]:
@@ -91,13 +90,13 @@ def _encode_q8_0(values: NDArray[np.float32]) -> NDArray[np.generic]:
     of that scale before its rounding.
     """
     blocks = values.reshape(len(values), -1, Q8_0.block)
-    scale = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)
+    scale = np.abs(blocks).max(axis=2, keepdims=True) / 127
     with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
+        inverse = np.where(scale > 0, 1 / scale, 0)
     with np.errstate(invalid="ignore"):
         multiples = np.nan_to_num(blocks * inverse, nan=0.0)
     # Halves away from 0, as llama.cpp does.
-    rounded = np.trunc(multiples + np.copysign(np.float32(0.5), multiples))
+    rounded = np.trunc(multiples + np.copysign(0.5, multiples))
     codes = rounded.clip(-127, 127).astype(np.int8)
     return np.concatenate([scale.astype("<f2").view(np.uint8), codes.view(np.uint8)], axis=2)
 
@@ -121,7 +120,7 @@ def holds(kind: TensorType, values: NDArray[np.float32]) -> bool:
     if kind is F16:
         with np.errstate(over="ignore"):
             return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
-    return not bool(np.any(values.view(np.uint32) & np.uint32(0xFFFF)))
+    return not bool(np.any(values.view(np.uint32) & 0xFFFF))
 
 
 def decode_floats(data: NDArray[np.uint8], kind: TensorType) -> NDArray[np.float32]:
@@ -145,7 +144,7 @@ def _decode_plain(data: NDArray[np.uint8], kind: TensorType) -> NDArray[np.float
         return data.view("<f4").astype(np.float32)
     if kind is F16:
         return data.view("<f2").astype(np.float32)
-    return (data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 def _decode_scaled(data: NDArray[np.uint8], kind: TensorType) -> NDArray[np.float32]:
@@ -187,6 +186,7 @@ def encode_trits(
     factor = np.ones(rows, np.float32) if factor_N is None else factor_N
     product = np.ldexp(factor[:, None], exponent_NB.astype(np.int32)).astype("<f2")
     scale = product.view(np.uint8).reshape(rows, blocks, 2)
+    parts: list[NDArray[Any]]
     if kind is TQ2_0:
         parts = [_pack_two_bits(codes.reshape(rows, blocks, 2, 4, 32)), scale]
     elif kind is TQ1_0:
@@ -197,7 +197,7 @@ def encode_trits(
             scale,
         ]
     elif kind is Q4_0:
-        parts = [scale, codes[..., :16] | codes[..., 16:] << np.uint8(4)]
+        parts = [scale, codes[..., :16] | codes[..., 16:] << 4]
     else:
         parts = [scale, _pack_two_bits(codes.reshape(rows, blocks, -1, 4))]
     flat = [part.reshape(rows, blocks, -1) for part in parts]
@@ -221,8 +221,9 @@ def decode_codes(
     else:
         packed = stored[..., 2:]
         scale = _float16(stored[..., :2])
+    codes: NDArray[Any]
     if kind is TQ2_0:
-        codes = packed.reshape(rows, blocks, 2, 1, 32) >> _TWO_BIT_SHIFTS[:, None] & np.uint8(3)
+        codes = packed.reshape(rows, blocks, 2, 1, 32) >> _TWO_BIT_SHIFTS[:, None] & 3
     elif kind is TQ1_0:
         digits = [
             _unpack_base_3(packed[..., :32], 5),
@@ -233,7 +234,7 @@ def decode_codes(
     elif kind is Q4_0:
         codes = _nibbles(packed)
     else:
-        codes = packed[..., None] >> _TWO_BIT_SHIFTS & np.uint8(3)
+        codes = packed[..., None] >> _TWO_BIT_SHIFTS & 3
     values = codes.reshape(rows, -1).view(np.int8)
     values -= np.int8(_CODE_OF_ZERO[kind])
     return values, scale.reshape(rows, blocks)
@@ -241,15 +242,13 @@ def decode_codes(
 
 def _nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the low four bits of all bytes of a block, then the high ones."""
-    return np.concatenate([packed & _4_BITS, packed >> np.uint8(4)], axis=2)
+    return np.concatenate([packed & 15, packed >> 4], axis=2)
 
 
 def _pack_two_bits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Pack the four codes along axis 3 into a byte, the first into the lowest bits."""
     first, second, third, fourth = (np.take(codes, i, axis=3) for i in range(4))
-    packed: NDArray[np.uint8] = (
-        first | second << np.uint8(2) | third << np.uint8(4) | fourth << np.uint8(6)
-    )
+    packed: NDArray[np.uint8] = first | second << 2 | third << 4 | fourth << 6
     return packed
 
 
@@ -262,12 +261,12 @@ def _pack_base_3(codes_NBC: NDArray[np.uint8], width: int, digits: int) -> NDArr
     """
     grouped = codes_NBC.reshape(*codes_NBC.shape[:2], digits, width)
     number = (grouped * _POWERS_OF_3[:digits, None]).sum(axis=2, dtype=np.uint16)
-    packed: NDArray[np.uint16] = (number * np.uint16(256) + np.uint16(242)) // np.uint16(243)
+    packed: NDArray[np.uint16] = (number * 256 + 242) // 243
     return packed.astype(np.uint8)
 
 
 def _unpack_base_3(packed_NBW: NDArray[np.uint8], digits: int) -> NDArray[np.uint8]:
     """Return the inverse of :func:`_pack_base_3`: the top digit of ``byte * 3**i`` modulo 256."""
     turned = packed_NBW[:, :, None, :] * _POWERS_OF_3[::-1][:digits, None]
-    found = (turned.astype(np.uint16) * np.uint16(3) >> np.uint16(8)).astype(np.uint8)
+    found = (turned.astype(np.uint16) * 3 >> 8).astype(np.uint8)
     return found.reshape(*packed_NBW.shape[:2], -1)

@@ -14,6 +14,7 @@ from arb_ternary_interchange.gguf.decoding import is_ternary
 from arb_ternary_interchange.gguf.metadata import ArrayInFile
 from arb_ternary_interchange.gguf.model import GgufModel
 from arb_ternary_interchange.gguf.reader import GgufFile, is_gguf
+from arb_ternary_interchange.inspection import tensor_row
 from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_interchange.protocols import ImportedModel
 
@@ -53,13 +54,7 @@ class GgufImporter:
             },
             "scales": _scales(file),
             "tensors": [
-                {
-                    "name": info.name,
-                    "shape": list(info.shape),
-                    "type": info.type.name,
-                    "bytes": info.size,
-                }
-                for info in infos
+                tensor_row(info.name, info.shape, info.type.name, info.size) for info in infos
             ],
             "unmapped": _unmapped(file),
             "metadata": {key: _shown(file, key) for key in file.metadata},

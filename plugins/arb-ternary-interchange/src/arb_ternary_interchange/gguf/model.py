@@ -77,13 +77,8 @@ class GgufModel:
             )
         if self._key("expert_count", int, 0):
             raise DataError(f"{file.path}: the model has experts, which are not imported")
-        self._infos: dict[str, TensorInfo] = {}
-        for name, info in file.tensors.items():
-            path = NAMES.path(name)
-            if path is not None:
-                self._infos[path] = info
         self.options: Mapping[str, Any] = self._options()
-        self._check_tensors()
+        self._infos = self._find_tensors()
         self.vocabulary_size: int = self._infos["embedding"].shape[0]
 
     @property
@@ -196,7 +191,7 @@ class GgufModel:
             "max_length": self._key("context_length", int),
             "norm_eps": self._positive("attention.layer_norm_rms_epsilon"),
             "rotary_base": self._positive("rope.freq_base", 10000.0),
-            "tie_embeddings": "head" not in self._infos,
+            "tie_embeddings": NAMES.name("head") not in self._file.tensors,
         }
         group_size = self._group_size()
         if group_size is not None:
@@ -211,8 +206,8 @@ class GgufModel:
         """Return the option of the decoder that was exported; None if the file does not have it, or
         has no ternary linear.
         """
-        ternary = [path for path, info in self._infos.items() if is_ternary(info)]
-        if not set(ternary) - {"embedding"}:
+        ternary = {name for name, info in self._file.tensors.items() if is_ternary(info)}
+        if not ternary - {NAMES.name("embedding")}:
             return None
         return _GROUP_SIZES.get(self._metadata.one(GROUP_SIZE, str, ""))
 
@@ -246,35 +241,36 @@ class GgufModel:
             raise DataError(f"{self._file.path}: tensor {name!r} has to be one positive number")
         return float(value)
 
-    def _check_tensors(self) -> None:
-        """Raise DataError unless every tensor of the model is there, in the shape that the keys
-        say.
+    def _find_tensors(self) -> dict[str, TensorInfo]:
+        """Return the tensors of the model by path.
 
         Memory for a model is allocated by its options. They must not promise more than the file
         holds.
+
+        Raises:
+            DataError: a tensor is missing, or of another shape than the keys say.
         """
-        path = self._file.path
+        file = self._file
         layers = self.options["layers"]
-        if not 1 <= layers <= len(self._file.tensors):
-            raise DataError(f"{path}: it claims {layers} blocks, and has no tensors for them")
-        embedding = self._infos.get("embedding")
+        if not 1 <= layers <= len(file.tensors):
+            raise DataError(f"{file.path}: it claims {layers} blocks, and has no tensors for them")
+        embedding = file.tensors.get(NAMES.name("embedding"))
         rows = 0 if embedding is None else embedding.shape[0]
-        checked = {}
-        for name, shape in DecoderShape.from_options(
-            self.architecture, self.options, rows
-        ).tensors():
-            info = self._infos.get(name)
+        shape = DecoderShape.from_options(self.architecture, self.options, rows)
+        found = {}
+        for path, wanted in shape.tensors():
+            info = file.tensors.get(NAMES.name(path))
             if info is None:
-                if is_bias(name):
+                if is_bias(path):
                     continue
-                raise DataError(f"{path}: the tensor of {name} is missing")
-            if info.shape != shape:
+                raise DataError(f"{file.path}: the tensor of {path} is missing")
+            if info.shape != wanted:
                 raise DataError(
-                    f"{path}: tensor {info.name!r} has the shape {info.shape}, and the keys say "
-                    f"{shape}"
+                    f"{file.path}: tensor {info.name!r} has the shape {info.shape}, and the keys "
+                    f"say {wanted}"
                 )
-            checked[name] = info
-        self._infos = checked
+            found[path] = info
+        return found
 
 
 def _times(found: Tensor | ScaledTrits, factor: float) -> Tensor | ScaledTrits:

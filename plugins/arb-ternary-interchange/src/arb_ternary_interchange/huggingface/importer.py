@@ -13,7 +13,7 @@ from arb_ternary_interchange.huggingface.folder import fetched, model_folder
 from arb_ternary_interchange.huggingface.json_file import read_object
 from arb_ternary_interchange.huggingface.model import PACKED, HfModel
 from arb_ternary_interchange.huggingface.packing import TRITS_PER_BYTE
-from arb_ternary_interchange.inspection import stored_rows
+from arb_ternary_interchange.inspection import tensor_row
 from arb_ternary_interchange.options import ImportConfig
 from arb_ternary_interchange.protocols import ImportedModel
 
@@ -62,7 +62,10 @@ class HfImporter:
             "bits_per_weight": round(8 * nbytes / parameters, 3) if parameters else 0.0,
             "tokenizer": None if tokenizer is None else tokenizer["kind"],
             "scales": "none" if quantization is None else quantization.description,
-            "tensors": stored_rows(entries),
+            "tensors": [
+                tensor_row(name, entry.shape, entry.dtype, entry.nbytes)
+                for name, entry in entries.items()
+            ],
             "unmapped": list(model.unmapped),
             "metadata": {"model_type": model.config.model_type, "options": dict(model.options)},
         }

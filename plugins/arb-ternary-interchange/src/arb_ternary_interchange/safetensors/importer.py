@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import nn
 
 from arb_ternary.errors import CheckpointError, DataError
+from arb_ternary_interchange.fine_tuning import data_section
 from arb_ternary_interchange.inspection import count_tensors, describe_model
 from arb_ternary_interchange.protocols import ImportedModel
 from arb_ternary_train.init_from import load_state
@@ -96,7 +97,7 @@ class SafetensorsImporter:
             attachments=export.attachments,
             fill=fill,
             notes=(),
-            data=_data_section(export),
+            data=data_section(export.attachments.get("tokenizer", {}), export.vocabulary_size),
         )
 
 
@@ -138,15 +139,3 @@ def _read(source: Path) -> _Export:
     if "structure" in facts:
         unmapped = ("a phase has changed its model's structure, which cannot be built again",)
     return _Export(file, {**facts, "model": model}, attachments, unmapped)
-
-
-def _data_section(export: _Export) -> dict[str, Any]:
-    """Return a data section that fits the ids: the built-in text with the model's tokenizer, or a
-    file of ids that the user has to provide.
-    """
-    kind = export.attachments.get("tokenizer", {}).get("kind", "ids")
-    if kind == "ids":
-        size = export.vocabulary_size
-        return {"name": "tokens", "train": "tokens.npy", "vocabulary_size": size}
-    tokenizer = "bytes" if kind == "bytes" else "{run}/tokenizer.json"
-    return {"name": "shakespeare", "tokenizer": tokenizer}
