@@ -17,9 +17,7 @@ from arb_ternary_interchange.safetensors.exporter import SafetensorsExporter
 from arb_ternary_train.checkpoint import read_checkpoint
 
 
-def test_the_export_holds_the_at_rest_tensors_and_says_what_they_are(
-    tiny: Any, tmp_path: Path
-) -> None:
+def test_an_export_holds_the_tensors_of_the_checkpoint(tiny: Any, tmp_path: Path) -> None:
     run, _ = tiny.run("run")
     destination = tmp_path / "deep" / "model.safetensors"
     assert export_run(run.path, destination, "safetensors") == f"safetensors, step 8 of {run.path}"
@@ -33,7 +31,7 @@ def test_the_export_holds_the_at_rest_tensors_and_says_what_they_are(
     assert metadata["tokenizer"]["kind"] == "characters"
 
 
-def test_an_export_replaces_a_file_only_when_the_new_one_is_complete(
+def test_an_export_replaces_a_file_by_a_complete_one_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 

@@ -34,8 +34,8 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.safetensors_file import SafetensorsFile, write_safetensors
 
-# : An importer of a file of JSON, whose content a test chooses, and one of addresses that are the
-# names of such files.
+#: A plugin with an importer of JSON files, whose content a test chooses, and one of addresses that
+#: are the names of such files.
 PLUGIN = """
 import json
 from pathlib import Path
@@ -118,7 +118,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def feathers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The plugin, with its first importer or, by ``indirect``, with so many."""
+    """Install the plugin, with its first importer or, by ``indirect``, with so many."""
     Path("feathers.py").write_text(PLUGIN.replace("COUNT", str(getattr(request, "param", 1))))
     reset_manager()
     manager().load_file(Path("feathers.py"))
@@ -134,7 +134,7 @@ def feather(name: str = "bird.feather", **changes: Any) -> Path:
     return Path(name)
 
 
-# --- our own exports
+# --- exports of this program
 
 
 def test_an_export_comes_back_in_every_bit_and_is_a_run(
@@ -181,7 +181,7 @@ def test_an_export_comes_back_in_every_bit_and_is_a_run(
     assert "no step has been taken yet" in capsys.readouterr().err
 
 
-def test_training_goes_on_from_an_import_with_its_votes_and_exponents(
+def test_training_continues_from_an_import_with_its_votes(
     tiny: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = f"data={{name: text, path: {tiny.folder / 'text.txt'}}}"
@@ -258,10 +258,8 @@ def test_an_export_of_another_description_is_refused(tiny: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_no_mutation_of_an_export_does_anything_but_raise_an_error_of_data(
-    tmp_path: Path, seed: int
-) -> None:
-    """20,000 of them: no other exception, no memory beyond what the file has."""
+def test_mutated_exports_raise_data_errors_only(tmp_path: Path, seed: int) -> None:
+    """Try 20,000 mutations: no other exception, no memory beyond the size of the file."""
     model = Decoder(DecoderConfig(width=8, layers=1, heads=1, max_length=8, group_size=32), 8)
     path = tmp_path / "small.safetensors"
     facts = {
@@ -290,7 +288,7 @@ def test_no_mutation_of_an_export_does_anything_but_raise_an_error_of_data(
             importer.inspect(path)
         with suppress(DataError):
             importer.load(path)
-    # KiB: the interpreter's own
+    # KiB: memory of the interpreter itself
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
@@ -298,7 +296,7 @@ def test_no_mutation_of_an_export_does_anything_but_raise_an_error_of_data(
 
 
 @pytest.mark.usefixtures("feathers")
-def test_a_foreign_model_becomes_a_run_that_trains_evaluates_and_resumes(
+def test_a_foreign_model_becomes_a_run_that_trains_and_resumes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["import", str(feather()), "bird", "--scales", "round"]) == 0
@@ -333,7 +331,7 @@ def test_a_foreign_model_becomes_a_run_that_trains_evaluates_and_resumes(
 
 
 @pytest.mark.usefixtures("feathers")
-def test_a_model_may_have_more_ids_than_its_tokenizer_but_not_fewer(
+def test_a_model_may_have_more_ids_than_its_tokenizer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["import", str(feather(size=100)), "bird"]) == 0
@@ -358,7 +356,7 @@ def test_a_model_may_have_more_ids_than_its_tokenizer_but_not_fewer(
 
 
 @pytest.mark.usefixtures("feathers")
-def test_nothing_is_left_of_an_import_that_fails_and_nothing_is_overwritten() -> None:
+def test_a_failed_import_leaves_and_overwrites_nothing() -> None:
     with pytest.raises(ValueError, match="a fault in the importer"):
         import_model(find_source(str(feather(fails=True))), Path("deep/bird"))
     with pytest.raises(ConfigError, match="no data source is called 'nowhere'"):
@@ -370,7 +368,7 @@ def test_nothing_is_left_of_an_import_that_fails_and_nothing_is_overwritten() ->
 
 
 @pytest.mark.usefixtures("feathers")
-def test_what_nobody_reads_is_named_with_the_plugin_that_would(
+def test_what_no_importer_reads_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(UsageProblem, match="there is no such file or folder"):
@@ -421,7 +419,7 @@ def test_importer_is_chosen_by_scheme_and_ambiguity_is_named() -> None:
 
 
 @pytest.mark.usefixtures("feathers")
-def test_inspect_shows_what_an_importer_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_the_description_of_an_importer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(feather())]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     for words in ("architecture bird", "parameters 1,234", "colour grey", "not mapped: the crest"):
@@ -435,7 +433,7 @@ def test_inspect_shows_what_an_importer_says(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.usefixtures("feathers")
-def test_inspect_sends_no_control_characters_of_a_file_to_the_terminal(
+def test_inspect_prints_no_control_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     evil = "\x1b]0;evil\x07\x9b2J"
@@ -453,7 +451,7 @@ def test_inspect_sends_no_control_characters_of_a_file_to_the_terminal(
     assert all(character.isprintable() or character == "\n" for character in out)
 
 
-def test_inspect_counts_what_is_in_an_export_a_run_and_a_checkpoint(tiny: Any) -> None:
+def test_inspect_counts_parameters_of_exports_and_runs(tiny: Any) -> None:
     run, report = tiny.run("run")
     main(["export", str(run.path), "model.safetensors"])
     of_file = inspect_path("model.safetensors")
@@ -471,14 +469,14 @@ def test_inspect_counts_what_is_in_an_export_a_run_and_a_checkpoint(tiny: Any) -
         for row in report.audit.rows
         if "votes" not in row.what and "control" not in row.what
     )
-    # At rest a trit takes 1.6 bits; in memory the packed form of this backend takes 2.
+    # In a file a trit takes 1.6 bits; in memory the packed form of this backend takes 2.
     assert 8 * stored / report.audit.parameters == pytest.approx(
         of_run["bits_per_weight"], rel=0.05
     )
     assert of_checkpoint["metadata"]["checkpoint"] == "step-00000006"
 
 
-def test_an_export_with_accumulators_of_two_bits_has_no_number_of_parameters(tiny: Any) -> None:
+def test_two_bit_accumulators_hide_the_number_of_parameters(tiny: Any) -> None:
     run, _ = tiny.run("run", "model.vote_bits=2", "optimizer.ternary=scaled_votes")
     assert inspect_path(str(run.path))["parameters"] is None
 
@@ -527,8 +525,8 @@ def test_inspect_counts_parameters_of_decoupled_attention(tiny: Any) -> None:
         "attention_gate",
         "null_key_value",
     } <= set(words)
-    # Width 32: embedding and head of 256 ids; queries and keys of 8 features a head, values of 8,
-    # two key heads; a feed-forward layer of 128; and of each layer 4 gates and null keys and values
+    # Width 32: embedding and head of 256 ids; queries and keys of 8 features per head, values of
+    # 8, two key heads; a feed-forward layer of 128; in each layer 4 gates and null keys and values
     # of 4 and 8 features. The gains of the norms are float here.
     layer = 32 * (4 * 8 + 2 * 8 + 2 * 8 + 4 * 8) + 2 * 32 * 128 + 4 + 2 * (4 + 8)
     assert found["parameters"] == 2 * 256 * 32 + 2 * layer + 5 * 32

@@ -1,4 +1,4 @@
-"""A decoder in plain torch, from dense weights alone: what other programs compute."""
+"""A reference decoder in plain torch that computes with dense weights, as other programs do."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Restated = Callable[[Mapping[str, Tensor], DecoderConfig, Tensor], Tensor]
 
 @pytest.fixture(scope="session")
 def restated() -> Restated:
-    """``restated(weights, config, ids)``: logits, from float64 weights by the neutral names of
-    their modules.
+    """Return the function ``restated(weights, config, ids)``, which computes logits from float64
+    weights by path.
     """
     return _restated
 
 
 def _restated(weights: Mapping[str, Tensor], config: DecoderConfig, ids: Tensor) -> Tensor:
-    """A decoder as other programs compute it: no scale in front of updates or logits, one eps."""
+    """Compute a decoder as other programs do: no scale in front of updates or logits, one eps."""
 
     def norm(x: Tensor, gain: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.norm_eps) * gain

@@ -1,4 +1,4 @@
-"""Which architecture of other programs a decoder is, and what an error names if it is none."""
+"""The architecture of a decoder in other programs, and the error for a decoder of none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_preset_is_its_own_architecture_as_are_its_options(name: str) -> None:
         ({"activation": "reglu2", "tie_embeddings": True}, "activation: reglu2", "bitnet"),
     ],
 )
-def test_a_decoder_of_no_architecture_is_told_the_option_and_the_nearest(
+def test_a_decoder_of_no_architecture_is_refused(
     options: dict[str, Any], names: str, nearest: str
 ) -> None:
     with pytest.raises(ConfigError) as error:

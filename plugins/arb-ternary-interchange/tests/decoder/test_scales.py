@@ -1,4 +1,4 @@
-"""Scales as powers of two: what was one comes back bit for bit, whatever shares it."""
+"""Scales as powers of two: a power of two comes back bit for bit, whatever shares it."""
 
 from __future__ import annotations
 
@@ -65,13 +65,11 @@ def test_exponents_come_back_and_the_factor_is_the_remainder(
         ([], "tensor"),
     ],
 )
-def test_the_decoder_holds_all_in_the_coarsest_division_that_serves(
-    found: list[Any], held: Any
-) -> None:
+def test_the_coarsest_grouping_that_holds_all_is_chosen(found: list[Any], held: Any) -> None:
     assert coarsest_grouping(found) == held
 
 
-def test_unknown_exponents_are_those_beside_them() -> None:
+def test_unknown_exponents_are_taken_from_the_row() -> None:
     scale = torch.tensor([[0.0, 0.25, 2.0], [0.0, 0.0, 0.0], [-4.0, 1.0, 1.0]])
     trits = torch.ones(3, 96, dtype=torch.int8)
     split = split_scales("w", ScaledTrits(trits, scale, 32))

@@ -1,4 +1,4 @@
-"""What exporters are given computes what the model computes, in a re-statement in plain torch."""
+"""A reference in plain torch computes with exported weights what the model computes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
 
 
 def filled(**options: Any) -> Decoder:
-    """A model whose every number differs from what it is at birth."""
+    """Make a model in which every number differs from that of a new one."""
     model = Decoder(DecoderConfig(**{**SMALL, **options}), VOCABULARY)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -148,7 +148,7 @@ def test_one_exponent_is_none_where_groups_differ() -> None:
     )
 
 
-def test_what_has_no_form_elsewhere_is_refused() -> None:
+def test_modules_without_a_form_elsewhere_are_refused() -> None:
     with pytest.raises(ConfigError, match="a Conv1d has no form"):
         weight_of(torch.nn.Conv1d(2, 2, 1))
     with pytest.raises(ConfigError, match="block 0 is no plain block"):

@@ -1,4 +1,4 @@
-"""Small decoders, their GGUF files, and llama.cpp to run these."""
+"""GGUF files of small decoders, and llama.cpp to run them."""
 
 from __future__ import annotations
 
@@ -11,37 +11,28 @@ import torch
 import xllamacpp
 
 from arb_ternary_interchange.gguf.exporter import GgufExporter
-from arb_ternary_interchange.options import GgufConfig
-from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_interchange.gguf.importer import GgufImporter
+from arb_ternary_interchange.options import GgufConfig, ImportConfig
+from arb_ternary_interchange.protocols import ImportedModel
 from arb_ternary_text.models.decoder import Decoder
-
-SMALL: Mapping[str, Any] = {
-    "width": 256,
-    "layers": 2,
-    "heads": 4,
-    "feed_forward": 512,
-    "max_length": 256,
-}
 
 
 @pytest.fixture(scope="session")
-def decoder() -> Callable[..., Decoder]:
-    """Makes a decoder of an architecture with random weights; keyword arguments are options."""
+def make_decoder(make_decoder: Callable[..., Decoder]) -> Callable[..., Decoder]:
+    """Make a decoder whose matrices fit every type of tensor."""
 
-    def make(
-        architecture: str, vocabulary_size: int = 256, seed: int = 0, **options: Any
-    ) -> Decoder:
-        torch.manual_seed(seed)
-        heads = {} if architecture == "bitnet" else {"kv_heads": 2}
-        config = DecoderConfig(architecture=architecture, **{**SMALL, **heads, **options})
-        return Decoder(config, vocabulary_size).eval()
+    def make(architecture: str, vocabulary_size: int = 256, **options: Any) -> Decoder:
+        sizes: dict[str, Any] = {"width": 256, "feed_forward": 512, "max_length": 256}
+        if architecture == "bitnet":
+            sizes["kv_heads"] = None
+        return make_decoder(architecture, vocabulary_size, **{**sizes, **options})
 
     return make
 
 
 @pytest.fixture
 def export(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a decoder to a file."""
+    """Write a decoder to a file."""
 
     def write(
         model: torch.nn.Module,
@@ -84,7 +75,7 @@ class LlamaCpp:
         self.server = xllamacpp.Server(parameters)
 
     def log_probabilities(self, prompt: str | Sequence[int], count: int = 256) -> torch.Tensor:
-        """Those of all ``count`` tokens after ``prompt``, float64."""
+        """Return the log probabilities of all ``count`` tokens after ``prompt``, float64."""
         # The chosen token has to be a character of its own; what is measured is before the choice.
         request = {
             "prompt": prompt,
@@ -100,14 +91,14 @@ class LlamaCpp:
         return torch.tensor([found[i] for i in range(count)], dtype=torch.float64)
 
     def generate(self, prompt: str, tokens: int) -> str:
-        """The most likely continuation."""
+        """Return the most likely continuation."""
         request = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
         return str(self.server.handle_completions(request)["choices"][0]["text"])
 
     def reads_as(self, text: str, ids: Sequence[int]) -> bool:
         """Whether ``text`` is as many tokens as ``ids``, and followed by the same as these.
 
-        The server tells tokens only over a connection, which tests do not make.
+        The server reports tokens only over a connection, which tests do not make.
         """
         request = {
             "max_tokens": 1,
@@ -129,14 +120,14 @@ class LlamaCpp:
 
 @pytest.fixture
 def llama_cpp() -> Callable[..., LlamaCpp]:
-    """Opens a file in llama.cpp."""
+    """Open a file in llama.cpp."""
     return LlamaCpp
 
 
 @pytest.fixture(scope="session")
 def ours() -> Callable[..., torch.Tensor]:
-    """Log probabilities of a decoder after each token of a text, ``[S, V]``, with int8 or float
-    activations.
+    """Return log probabilities of a decoder after each token of a text, ``[S, V]``, with int8 or
+    float activations.
     """
 
     def compute(model: Decoder, ids: Sequence[int], activations: str) -> torch.Tensor:
@@ -147,3 +138,16 @@ def ours() -> Callable[..., torch.Tensor]:
             return torch.log_softmax(model(torch.tensor([list(ids)]))[0].double(), dim=-1)
 
     return compute
+
+
+@pytest.fixture(scope="session")
+def load(built: Callable[..., Decoder]) -> Callable[..., tuple[Decoder, ImportedModel]]:
+    """Import a file and return the filled model and what the importer has read. ``changes`` are
+    made to the model's options; keyword arguments are options of the importer.
+    """
+
+    def read(path: Path, changes: Any = None, **options: Any) -> tuple[Decoder, ImportedModel]:
+        found = GgufImporter(ImportConfig(**options)).load(path)
+        return built(found, **(changes or {})), found
+
+    return read

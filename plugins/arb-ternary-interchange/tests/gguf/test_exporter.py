@@ -1,4 +1,4 @@
-"""What is in an exported file, and what is refused."""
+"""The content of an exported file, and models that are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def matrices(path: Path) -> set[str]:
     return {info.type.name for info in GgufFile(path).tensors.values() if len(info.shape) == 2}
 
 
-def test_keys_are_those_that_gguf_py_names(decoder: Make, export: Export) -> None:
+def test_keys_are_those_that_gguf_py_names(make_decoder: Make, export: Export) -> None:
     options = {
         "head_dim": 32,
         "rotary_base": 5e5,
@@ -37,7 +37,7 @@ def test_keys_are_those_that_gguf_py_names(decoder: Make, export: Export) -> Non
         "max_length": 99,
         "rotary_scaling": 4.0,
     }
-    fields = gguf.GGUFReader(export(decoder("llama", **options), "q4_0", name="mine")).fields
+    fields = gguf.GGUFReader(export(make_decoder("llama", **options), "q4_0", name="mine")).fields
     keys = gguf.Keys
     names = {key: field.contents() for key, field in fields.items()}
     arch = "llama"
@@ -70,16 +70,16 @@ def test_keys_are_those_that_gguf_py_names(decoder: Make, export: Export) -> Non
     [("f32", 0), ("f16", 1), ("bf16", 32), ("tq1_0", 36), ("tq2_0", 37), ("q2_0", 41)],
 )
 def test_the_file_type_is_that_of_most_weights(
-    decoder: Make, export: Export, kind: str, number: int
+    make_decoder: Make, export: Export, kind: str, number: int
 ) -> None:
     options = {"float_parts": ("embedding",)} if "q" in kind else {}
-    path = export(decoder("arcee", **options), kind)
+    path = export(make_decoder("arcee", **options), kind)
     assert GgufFile(path).metadata["general.file_type"] == number
 
 
-def test_a_tied_head_is_left_out(decoder: Make, export: Export) -> None:
-    assert "output.weight" not in types(export(decoder("llama", tie_embeddings=True)))
-    assert "output.weight" in types(export(decoder("llama")))
+def test_a_tied_head_is_left_out(make_decoder: Make, export: Export) -> None:
+    assert "output.weight" not in types(export(make_decoder("llama", tie_embeddings=True)))
+    assert "output.weight" in types(export(make_decoder("llama")))
 
 
 @pytest.mark.parametrize(
@@ -93,26 +93,26 @@ def test_a_tied_head_is_left_out(decoder: Make, export: Export) -> None:
     ],
 )
 def test_auto_takes_the_smallest_type_that_holds_a_matrix(
-    decoder: Make, export: Export, options: dict[str, Any], expected: set[str]
+    make_decoder: Make, export: Export, options: dict[str, Any], expected: set[str]
 ) -> None:
-    assert matrices(export(decoder("llama", **options))) == expected
+    assert matrices(export(make_decoder("llama", **options))) == expected
 
 
 @pytest.mark.parametrize(
     ("group", "expected"), [(256, "TQ2_0"), (128, "Q2_0"), (64, "Q2_0"), (32, "Q4_0")]
 )
 def test_auto_keeps_exponents_apart(
-    decoder: Make, export: Export, group: int, expected: str
+    make_decoder: Make, export: Export, group: int, expected: str
 ) -> None:
-    model = decoder("llama", group_size=group)
+    model = make_decoder("llama", group_size=group)
     model.blocks[0].attention.query.exponent[3, -1] += 1
     found = types(export(model))
     assert found["blk.0.attn_q.weight"] == ("TQ2_0" if group == 256 else expected)
     assert found["blk.0.attn_k.weight"] == "TQ2_0"
 
 
-def test_auto_keeps_float_matrices_exact(decoder: Make, export: Export) -> None:
-    model = decoder("llama", float_parts=("embedding", "head", "linears"))
+def test_auto_keeps_float_matrices_exact(make_decoder: Make, export: Export) -> None:
+    model = make_decoder("llama", float_parts=("embedding", "head", "linears"))
     model.embedding.weight.data.copy_(model.embedding.weight.half())
     model.head.weight.data.copy_(model.head.weight.bfloat16())
     model.head.weight.data[0, 0] = 2.0**100
@@ -132,10 +132,10 @@ FLOATS = ("embedding", "head")
 
 
 @pytest.mark.parametrize(("kind", "number"), [("f32", 0), ("f16", 1), ("bf16", 32), ("q8_0", 7)])
-def test_float_matrices_are_rounded_as_gguf_py_does_and_trits_stay(
-    decoder: Make, export: Export, kind: str, number: int
+def test_float_matrices_are_rounded_as_gguf_py_does(
+    make_decoder: Make, export: Export, kind: str, number: int
 ) -> None:
-    model = decoder("llama", vocabulary_size=4096, float_parts=FLOATS)
+    model = make_decoder("llama", vocabulary_size=4096, float_parts=FLOATS)
     rows = model.embedding.weight.data
     rows[0] = 0.0
     # halves, in the blocks whose largest number is 127
@@ -170,9 +170,14 @@ def test_float_matrices_are_rounded_as_gguf_py_does_and_trits_stay(
     ],
 )
 def test_a_float_type_that_cannot_round_a_matrix_is_refused(
-    decoder: Make, export: Export, kind: str, options: dict[str, Any], value: float, reason: str
+    make_decoder: Make,
+    export: Export,
+    kind: str,
+    options: dict[str, Any],
+    value: float,
+    reason: str,
 ) -> None:
-    model = decoder("llama", float_parts=FLOATS, **options)
+    model = make_decoder("llama", float_parts=FLOATS, **options)
     model.embedding.weight.data[0, 0] = value
     with pytest.raises(
         ConfigError, match=f"float_type: {kind} cannot hold token_embd.weight: {reason}"
@@ -219,7 +224,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("kind", "options", "moved", "name", "reason", "others"), REFUSED)
 def test_a_type_that_would_round_is_refused(
-    decoder: Make,
+    make_decoder: Make,
     export: Export,
     kind: str,
     options: dict[str, Any],
@@ -228,7 +233,7 @@ def test_a_type_that_would_round_is_refused(
     reason: str,
     others: str,
 ) -> None:
-    model = decoder("llama", **options)
+    model = make_decoder("llama", **options)
     if moved is not None:
         exponent = model.blocks[0].attention.query.exponent
         exponent[0, 0] = moved - 5 if abs(moved) > 1 else exponent[0, 0] + moved
@@ -239,13 +244,13 @@ def test_a_type_that_would_round_is_refused(
 
 
 def test_a_float_matrix_in_a_float_type_that_rounds_is_refused(
-    decoder: Make, export: Export
+    make_decoder: Make, export: Export
 ) -> None:
     with pytest.raises(
         ConfigError,
         match=r"f16 cannot hold token_embd.weight exactly: its numbers need more than F16",
     ):
-        export(decoder("llama", float_parts=("embedding",)), "f16")
+        export(make_decoder("llama", float_parts=("embedding",)), "f16")
 
 
 @pytest.mark.parametrize(
@@ -269,11 +274,11 @@ def test_a_float_matrix_in_a_float_type_that_rounds_is_refused(
         ("bitnet", {"activation": "reglu2"}, "activation: reglu2"),
     ],
 )
-def test_what_llama_cpp_cannot_compute_is_refused(
-    decoder: Make, export: Export, architecture: str, options: dict[str, Any], message: str
+def test_models_unknown_to_llama_cpp_are_refused(
+    make_decoder: Make, export: Export, architecture: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        export(decoder(architecture, **options))
+        export(make_decoder(architecture, **options))
     assert message in caught.value.what
 
 
@@ -291,14 +296,16 @@ def test_rows_are_interleaved_head_by_head() -> None:
     assert to_interleaved(12, 2)[from_interleaved(12, 2)].tolist() == list(range(12))
 
 
-def test_queries_and_keys_are_interleaved_for_llama_only(decoder: Make, export: Export) -> None:
+def test_queries_and_keys_are_interleaved_for_llama_only(
+    make_decoder: Make, export: Export
+) -> None:
     for architecture, interleaved in (
         ("llama", True),
         ("arcee", True),
         ("qwen3", False),
         ("bitnet", False),
     ):
-        model = decoder(architecture)
+        model = make_decoder(architecture)
         file = GgufFile(export(model, "f32", name=architecture))
         for name, part in (("attn_q", "query"), ("attn_k", "key"), ("attn_v", "value")):
             linear = getattr(model.blocks[0].attention, part)

@@ -1,4 +1,4 @@
-"""Whole files: against gguf-py both ways, and files that are wrong."""
+"""Whole files: written and read by gguf-py, and damaged ones."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_long_text_is_stepped_over_and_not_read(tmp_path: Path) -> None:
         metadata["long"]
 
 
-def test_gguf_py_reads_what_is_written(tmp_path: Path) -> None:
+def test_gguf_py_reads_our_files(tmp_path: Path) -> None:
     path = tmp_path / "f.gguf"
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     tensor = PlannedTensor("x", (3, 4), F32, lambda: [values.view(np.uint8)])
@@ -98,7 +98,7 @@ def test_gguf_py_reads_what_is_written(tmp_path: Path) -> None:
     assert GgufFile(path).tensors["t"].start % 64 == 0
 
 
-def test_what_gguf_py_writes_is_read(tmp_path: Path) -> None:
+def test_files_of_gguf_py_are_read(tmp_path: Path) -> None:
     path = tmp_path / "f.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(77)
@@ -250,7 +250,7 @@ def test_a_broken_file_is_an_error_that_says_where(tmp_path: Path, name: str) ->
     assert is_gguf(path) == data.startswith(b"GGUF")
 
 
-def test_a_whole_file_of_each_shorter_length_is_an_error_or_holds_its_tensors(
+def test_a_truncated_file_is_an_error(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "f.gguf"
@@ -262,7 +262,7 @@ def test_a_whole_file_of_each_shorter_length_is_an_error_or_holds_its_tensors(
             GgufFile(path)
 
 
-def test_what_is_no_file_is_not_recognised(tmp_path: Path) -> None:
+def test_a_folder_or_missing_file_is_not_recognised(tmp_path: Path) -> None:
     assert not is_gguf(tmp_path)
     assert not is_gguf(tmp_path / "missing")
     with pytest.raises(DataError, match="cannot be read: No such file"):

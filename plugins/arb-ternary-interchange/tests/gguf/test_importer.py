@@ -1,4 +1,4 @@
-"""Export, import, and what the two leave as it was."""
+"""Models that are exported and imported again, and the description by ``arb inspect``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 
 from arb_ternary_interchange.gguf.importer import GgufImporter
 from arb_ternary_interchange.options import ImportConfig
-from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 
 Make = Callable[..., Decoder]
@@ -21,20 +20,12 @@ Export = Callable[..., Path]
 ARCHITECTURES = ["llama", "qwen3", "arcee", "bitnet"]
 
 
-def load(path: Path, **options: Any) -> tuple[Decoder, Any]:
-    found = GgufImporter(ImportConfig(**options)).load(path)
-    settings = {key: value for key, value in found.model.items() if key != "name"}
-    model = Decoder(DecoderConfig(**settings), found.vocabulary_size)
-    found.fill(model)
-    return model.eval(), found
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("group", [64, 128, "row"])
 def test_a_model_comes_back_bit_for_bit(
-    decoder: Make, export: Export, architecture: str, group: Any
+    make_decoder: Make, export: Export, architecture: str, group: Any, load: Any
 ) -> None:
-    model = decoder(architecture, group_size=group)
+    model = make_decoder(architecture, group_size=group)
     for name, buffer in model.named_buffers():
         if name.endswith(".exponent"):
             buffer += torch.randint(-2, 3, buffer.shape, dtype=torch.int8)
@@ -53,16 +44,18 @@ def test_a_model_comes_back_bit_for_bit(
     assert export(again, name="again").read_bytes() == export(model, name="again").read_bytes()
 
 
-def test_a_logit_scale_comes_back(decoder: Make, export: Export) -> None:
-    _, found = load(export(decoder("llama", logit_scale=-3)))
+def test_a_logit_scale_comes_back(make_decoder: Make, export: Export, load: Any) -> None:
+    _, found = load(export(make_decoder("llama", logit_scale=-3)))
     assert found.model["logit_scale"] == -3
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_imported_model_computes_what_llama_cpp_does(
-    decoder: Make, export: Export, llama_cpp: Any, ours: Any, architecture: str
+    make_decoder: Make, export: Export, llama_cpp: Any, ours: Any, architecture: str, load: Any
 ) -> None:
-    model = decoder(architecture, linear_scales=True, float_parts=("embedding", "head", "norms"))
+    model = make_decoder(
+        architecture, linear_scales=True, float_parts=("embedding", "head", "norms")
+    )
     generator = torch.Generator().manual_seed(3)
     for module in model.modules():
         if isinstance(getattr(module, "scale", None), torch.Tensor):
@@ -75,15 +68,15 @@ def test_an_imported_model_computes_what_llama_cpp_does(
         torch.testing.assert_close(ours(again, text.encode(), "float"), wanted, atol=2e-5, rtol=0)
 
 
-def test_float_sources_become_trits(decoder: Make, export: Export) -> None:
-    model = decoder("llama", float_parts=("embedding", "head", "linears", "norms"))
+def test_float_sources_become_trits(make_decoder: Make, export: Export, load: Any) -> None:
+    model = make_decoder("llama", float_parts=("embedding", "head", "linears", "norms"))
     again, found = load(export(model, "f32"), float_sources="ternary")
     assert "linears" not in found.model.get("float_parts", [])
     assert int(again.blocks[0].attention.query.trits().abs().sum()) > 0
 
 
-def test_inspect_is_plain_json_and_reads_no_weights(decoder: Make, export: Export) -> None:
-    path = export(decoder("llama", linear_scales=False, tie_embeddings=True), "tq2_0")
+def test_inspect_is_plain_json(make_decoder: Make, export: Export) -> None:
+    path = export(make_decoder("llama", linear_scales=False, tie_embeddings=True), "tq2_0")
     said = GgufImporter(ImportConfig()).inspect(path)
     assert json.loads(json.dumps(said)) == said
     assert {

@@ -20,16 +20,16 @@ Export = Callable[..., Path]
 ARCHITECTURES = ["llama", "qwen3", "arcee", "bitnet"]
 TEXT = "Now is the winter of our discontent\nMade glorious summer"
 
-# : Most that a log probability may differ where llama.cpp rounds activations to float16, bfloat16
-# or 8 bits.
+#: Largest difference of a log probability if llama.cpp rounds activations to float16, bfloat16 or
+#: 8 bits.
 ROUNDED = {"f16": 0.005, "bf16": 0.03, "tq1_0": 0.15, "tq2_0": 0.15, "q2_0": 0.1, "q4_0": 0.1}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_log_probabilities_and_greedy_text_are_those_of_the_float_model(
-    decoder: Make, export: Export, llama_cpp: Any, ours: Any, architecture: str
+def test_log_probabilities_are_those_of_the_float_model(
+    make_decoder: Make, export: Export, llama_cpp: Any, ours: Any, architecture: str
 ) -> None:
-    model = decoder(architecture)
+    model = make_decoder(architecture)
     path = export(model, "f32")
     wanted = ours(model, TEXT.encode(), "float")[-1]
     torch.testing.assert_close(llama_cpp(path).log_probabilities(TEXT), wanted, atol=1e-4, rtol=0)
@@ -39,10 +39,10 @@ def test_log_probabilities_and_greedy_text_are_those_of_the_float_model(
 
 @pytest.mark.parametrize("kind", list(ROUNDED))
 def test_every_type_loads_and_agrees(
-    decoder: Make, export: Export, llama_cpp: Any, ours: Any, kind: str
+    make_decoder: Make, export: Export, llama_cpp: Any, ours: Any, kind: str
 ) -> None:
     for architecture in ARCHITECTURES:
-        model = decoder(architecture)
+        model = make_decoder(architecture)
         found = llama_cpp(export(model, kind, name=architecture)).log_probabilities(TEXT)
         wanted = ours(model, TEXT.encode(), "float")[-1]
         torch.testing.assert_close(found, wanted, atol=ROUNDED[kind], rtol=0)
@@ -50,9 +50,9 @@ def test_every_type_loads_and_agrees(
 
 @pytest.mark.parametrize(("kind", "most"), [("f16", 0.005), ("bf16", 0.03), ("q8_0", 0.1)])
 def test_rounded_floats_load_and_agree(
-    decoder: Make, export: Export, llama_cpp: Any, ours: Any, kind: str, most: float
+    make_decoder: Make, export: Export, llama_cpp: Any, ours: Any, kind: str, most: float
 ) -> None:
-    model = decoder("llama", float_parts=("embedding", "head"))
+    model = make_decoder("llama", float_parts=("embedding", "head"))
     found = llama_cpp(export(model, "f32", float_kind=kind)).log_probabilities(TEXT)
     wanted = ours(model, TEXT.encode(), "float")[-1]
     torch.testing.assert_close(found, wanted, atol=most, rtol=0)
@@ -76,7 +76,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def fits(architecture: str, options: dict[str, Any]) -> bool:
-    """Whether there is such a decoder, and a graph for it."""
+    """Whether there is such a decoder, and a graph of it in llama.cpp."""
     if architecture in ("qwen3", "bitnet") and "rotary_factors" in options:
         return False
     if architecture == "bitnet":
@@ -86,12 +86,12 @@ def fits(architecture: str, options: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda options: " ".join(options))
 def test_options_of_the_decoder_reach_llama_cpp(
-    decoder: Make, export: Export, llama_cpp: Any, ours: Any, options: dict[str, Any]
+    make_decoder: Make, export: Export, llama_cpp: Any, ours: Any, options: dict[str, Any]
 ) -> None:
     for architecture in ARCHITECTURES:
         if not fits(architecture, options):
             continue
-        model = decoder(architecture, **options)
+        model = make_decoder(architecture, **options)
         stir(model)
         found = llama_cpp(export(model, "f32", name=architecture)).log_probabilities(TEXT)
         torch.testing.assert_close(
@@ -100,7 +100,7 @@ def test_options_of_the_decoder_reach_llama_cpp(
 
 
 def stir(model: Decoder) -> None:
-    """Move what is one or zero at birth, so that it has an influence."""
+    """Change everything that is one or zero in a new model, so that it has an influence."""
     generator = torch.Generator().manual_seed(1)
     for name, module in model.named_modules():
         if isinstance(getattr(module, "scale", None), torch.Tensor):
@@ -119,11 +119,13 @@ def stir(model: Decoder) -> None:
 
 
 def test_a_scale_of_any_linear_reaches_llama_cpp(
-    decoder: Make, export: Export, llama_cpp: Any, ours: Any
+    make_decoder: Make, export: Export, llama_cpp: Any, ours: Any
 ) -> None:
     for architecture in ("llama", "arcee"):
         for part in ("query", "key", "value", "output", "gate", "up", "down", "head"):
-            model = decoder(architecture, linear_scales=True, width=64, layers=1, feed_forward=64)
+            model = make_decoder(
+                architecture, linear_scales=True, width=64, layers=1, feed_forward=64
+            )
             for name, module in model.named_modules():
                 if name.endswith(f".{part}") or name == part:
                     module.scale.fill_(1.7)
@@ -154,9 +156,9 @@ class Scaled(torch.nn.Module):
 
 
 def test_linears_of_other_distributions_reach_llama_cpp(
-    decoder: Make, export: Export, llama_cpp: Any, ours: Any
+    make_decoder: Make, export: Export, llama_cpp: Any, ours: Any
 ) -> None:
-    model = decoder("arcee")
+    model = make_decoder("arcee")
     for block in model.blocks:
         for holder, name in (
             (block.attention, "query"),
@@ -169,10 +171,10 @@ def test_linears_of_other_distributions_reach_llama_cpp(
 
 
 def test_greedy_text_is_that_of_the_float_model(
-    decoder: Make, export: Export, llama_cpp: Any, ours: Any
+    make_decoder: Make, export: Export, llama_cpp: Any, ours: Any
 ) -> None:
     for architecture in ARCHITECTURES:
-        model = decoder(architecture, float_parts=("head", "embedding"))
+        model = make_decoder(architecture, float_parts=("head", "embedding"))
         table = model.head.weight if not model.config.tied else model.embedding.weight
         # printable characters only, so that every token is one of the text
         table.data[:32] = table.data[127:] = 0
@@ -194,9 +196,9 @@ def divergence(wanted: torch.Tensor, found: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("kind", ["tq2_0", "q2_0"])
 def test_ternary_types_agree_with_int8_activations(
-    decoder: Make, export: Export, llama_cpp: Any, ours: Any, kind: str
+    make_decoder: Make, export: Export, llama_cpp: Any, ours: Any, kind: str
 ) -> None:
-    model = decoder("llama")
+    model = make_decoder("llama")
     ids = load_text("validation")[:64].encode()
     found = positions(llama_cpp(export(model, kind)), ids, 40, 63)
     assert divergence(ours(model, ids, "int8")[40:63], found) <= 5e-4
@@ -206,9 +208,9 @@ def test_ternary_types_agree_with_int8_activations(
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", ["tq2_0", "q2_0"])
 def test_a_thousand_tokens_agree_with_int8_activations(
-    decoder: Make, export: Export, llama_cpp: Any, ours: Any, architecture: str, kind: str
+    make_decoder: Make, export: Export, llama_cpp: Any, ours: Any, architecture: str, kind: str
 ) -> None:
-    model = decoder(architecture)
+    model = make_decoder(architecture)
     server = llama_cpp(export(model, kind))
     wanted = []
     found = []

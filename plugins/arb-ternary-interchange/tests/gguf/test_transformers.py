@@ -1,4 +1,4 @@
-"""The loader of transformers takes exported files of the architecture llama."""
+"""Transformers loads exported files of the architecture llama."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TEXT = b"Once more unto the breach, dear friends"
 @pytest.mark.parametrize("kind", ["f32", "f16", "tq1_0", "tq2_0", "q4_0"])
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_computes_the_same(
-    decoder: Callable[..., Decoder], export: Callable[..., Path], ours: Any, kind: str
+    make_decoder: Callable[..., Decoder], export: Callable[..., Path], ours: Any, kind: str
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    model = decoder("llama")
+    model = make_decoder("llama")
     path = export(model, kind)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32

@@ -1,4 +1,4 @@
-"""Tokenizers: llama.cpp gives the ids that ours give, and an import has them again."""
+"""Tokenizers: llama.cpp gives the same ids as the run's tokenizer, and an import restores it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def train_text() -> str:
 
 @pytest.fixture(scope="module")
 def byte_level() -> Callable[[str], dict[str, Any]]:
-    """Makes a tokenizer.json of 400 tokens that splits as ``name`` says, with a special token."""
+    """Make a tokenizer.json of 400 tokens that splits as ``name`` says, with a special token."""
 
     def make(name: str) -> dict[str, Any]:
         splitting = next(known for known in PRE_TOKENIZERS if known.name == name)
@@ -89,7 +89,7 @@ PLAIN = {"normalization_rule_name": "identity", "remove_extra_whitespaces": Fals
 
 @pytest.fixture(scope="module")
 def pieces() -> bytes:
-    """A sentencepiece model of merges."""
+    """Train a sentencepiece model of merges."""
     return sentencepiece_model(model_type="bpe", **PLAIN)
 
 
@@ -106,9 +106,9 @@ def check_ids(state: dict[str, Any], server: Any) -> None:
 
 
 def test_every_ascii_character_and_utf_8_are_bytes_in_llama_cpp(
-    decoder: Make, export: Export, llama_cpp: Any
+    make_decoder: Make, export: Export, llama_cpp: Any
 ) -> None:
-    server = llama_cpp(export(decoder("llama", **TINY)))
+    server = llama_cpp(export(make_decoder("llama", **TINY)))
     for text in [
         *map(chr, range(128)),
         *SAMPLES,
@@ -119,24 +119,24 @@ def test_every_ascii_character_and_utf_8_are_bytes_in_llama_cpp(
 
 
 def test_bytes_of_a_model_with_more_ids_stay_bytes(
-    decoder: Make, export: Export, llama_cpp: Any
+    make_decoder: Make, export: Export, llama_cpp: Any
 ) -> None:
     state = PaddedTokenizer(ByteTokenizer(), 260).to_json()
-    path = export(decoder("llama", vocabulary_size=260, **TINY), tokenizer=state)
+    path = export(make_decoder("llama", vocabulary_size=260, **TINY), tokenizer=state)
     assert llama_cpp(path).reads_as("Grüße", list("Grüße".encode()))
     assert GgufModel(GgufFile(path)).tokenizer == {"kind": "bytes"}
 
 
 @pytest.mark.parametrize("name", [known.name for known in PRE_TOKENIZERS])
 def test_byte_level_merges_give_the_same_ids_and_come_back(
-    decoder: Make,
+    make_decoder: Make,
     export: Export,
     llama_cpp: Any,
     byte_level: Callable[[str], dict[str, Any]],
     name: str,
 ) -> None:
     state = byte_level(name)
-    path = export(decoder("llama", vocabulary_size=400, **TINY), tokenizer=state)
+    path = export(make_decoder("llama", vocabulary_size=400, **TINY), tokenizer=state)
     check_ids(state, llama_cpp(path, space=from_json(state).encode("a")[0]))
     model = GgufModel(GgufFile(path))
     assert model.unmapped == ()
@@ -154,24 +154,24 @@ def test_byte_level_merges_give_the_same_ids_and_come_back(
 
 
 def test_sentencepiece_merges_give_the_same_ids(
-    decoder: Make, export: Export, llama_cpp: Any, pieces: bytes
+    make_decoder: Make, export: Export, llama_cpp: Any, pieces: bytes
 ) -> None:
     state = serialised(pieces)
-    path = export(decoder("llama", vocabulary_size=450, **TINY), tokenizer=state)
+    path = export(make_decoder("llama", vocabulary_size=450, **TINY), tokenizer=state)
     check_ids(state, llama_cpp(path, space=from_json(state).encode("a")[-1]))
 
 
 @pytest.mark.parametrize("options", [PLAIN, {}], ids=["identity", "nmt_nfkc"])
 def test_sentencepiece_unigrams_give_the_same_ids(
-    decoder: Make, export: Export, llama_cpp: Any, options: dict[str, Any]
+    make_decoder: Make, export: Export, llama_cpp: Any, options: dict[str, Any]
 ) -> None:
     state = serialised(sentencepiece_model(model_type="unigram", byte_fallback=False, **options))
-    path = export(decoder("llama", vocabulary_size=450, **TINY), tokenizer=state)
+    path = export(make_decoder("llama", vocabulary_size=450, **TINY), tokenizer=state)
     check_ids(state, llama_cpp(path, space=from_json(state).encode("a")[-1]))
 
 
 def as_tokenizer_json(content: bytes, *, prefix: bool) -> dict[str, Any]:
-    """Llama 2's kind of tokenizer.json, of a sentencepiece model of merges."""
+    """Return a tokenizer.json as Llama 2 has it, made of a sentencepiece model of merges."""
     processor = sentencepiece.SentencePieceProcessor()
     processor.LoadFromSerializedProto(content)
     vocabulary = {processor.IdToPiece(i): i for i in range(processor.GetPieceSize())}
@@ -195,10 +195,10 @@ def as_tokenizer_json(content: bytes, *, prefix: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_merges_of_pieces_give_the_same_ids(
-    decoder: Make, export: Export, llama_cpp: Any, pieces: bytes, prefix: bool
+    make_decoder: Make, export: Export, llama_cpp: Any, pieces: bytes, prefix: bool
 ) -> None:
     state = as_tokenizer_json(pieces, prefix=prefix)
-    path = export(decoder("llama", vocabulary_size=450, **TINY), tokenizer=state)
+    path = export(make_decoder("llama", vocabulary_size=450, **TINY), tokenizer=state)
     check_ids(state, llama_cpp(path, space=from_json(state).encode("a")[-1]))
 
 
@@ -248,13 +248,15 @@ def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(
         ({"kind": "sentencepiece", "model": "AAAA"}, "the sentencepiece model"),
     ],
 )
-def test_what_has_no_tokenizer_says_why(state: dict[str, Any] | None, message: str) -> None:
+def test_a_missing_tokenizer_is_refused_with_the_reason(
+    state: dict[str, Any] | None, message: str
+) -> None:
     with pytest.raises(DataError) as caught:
         vocabulary_keys(state, 9)
     assert message in caught.value.what
 
 
-def test_sentencepiece_models_that_llama_cpp_would_read_otherwise_are_refused() -> None:
+def test_sentencepiece_models_unknown_to_llama_cpp_are_refused() -> None:
     for options, message in (
         ({"model_type": "bpe"}, "it normalises text before it merges pieces"),
         ({"model_type": "bpe", "byte_fallback": False, **PLAIN}, "it has no pieces for bytes"),

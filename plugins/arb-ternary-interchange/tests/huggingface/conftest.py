@@ -1,4 +1,4 @@
-"""Small decoders, and folders that they are exported to."""
+"""Folders that small decoders are exported to."""
 
 from __future__ import annotations
 
@@ -9,35 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from torch import Tensor
 
 from arb_ternary_interchange.huggingface.exporter import HfExporter
-from arb_ternary_interchange.options import HfExportConfig
-from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_interchange.huggingface.importer import HfImporter
+from arb_ternary_interchange.options import HfExportConfig, ImportConfig
+from arb_ternary_interchange.protocols import ImportedModel
 from arb_ternary_text.models.decoder import Decoder
-
-SIZES: dict[str, Any] = {
-    "width": 64,
-    "layers": 2,
-    "heads": 4,
-    "kv_heads": 2,
-    "feed_forward": 96,
-    "max_length": 32,
-}
-
-
-@pytest.fixture
-def make_decoder() -> Callable[..., Decoder]:
-    def make(vocabulary_size: int = 256, seed: int = 0, **options: Any) -> Decoder:
-        torch.manual_seed(seed)
-        return Decoder(DecoderConfig(**{**SIZES, **options}), vocabulary_size).eval()
-
-    return make
 
 
 @pytest.fixture
 def export() -> Callable[..., Path]:
+    """Export a decoder to a folder; keyword arguments are options of the exporter."""
+
     def write(model: Decoder, folder: Path, attached: Any = None, **options: Any) -> Path:
         metadata = {"name": "a-run", "step": 3, "model": {"name": "decoder"}, "versions": {}}
         if attached is not None:
@@ -50,7 +34,7 @@ def export() -> Callable[..., Path]:
 
 @pytest.fixture
 def cached() -> Callable[[Path, Path], Path]:
-    """Lays a folder out as org/name in a cache of the hub, as huggingface_hub does; returns its
+    """Lay a folder out as org/name in a cache of the hub, as huggingface_hub does, and return its
     snapshot.
     """
 
@@ -71,20 +55,8 @@ def cached() -> Callable[[Path, Path], Path]:
 
 
 @pytest.fixture
-def as_float() -> Callable[[Decoder], Decoder]:
-    """The same weights with activations that are not rounded."""
-
-    def change(model: Decoder) -> Decoder:
-        other = Decoder(evolve(model.config, activations="float"), model.vocabulary_size)
-        other.load_state_dict(model.state_dict())
-        return other.eval()
-
-    return change
-
-
-@pytest.fixture
 def divergence() -> Callable[[Tensor, Tensor], float]:
-    """Kullback-Leibler divergence of the second logits from the first, in nats a token."""
+    """Return the divergence (Kullback-Leibler) of two logits in nats per token."""
 
     def measure(ours: Tensor, theirs: Tensor) -> float:
         p = ours.double().log_softmax(-1)
@@ -96,6 +68,19 @@ def divergence() -> Callable[[Tensor, Tensor], float]:
 
 @pytest.fixture
 def eager() -> Iterator[None]:
-    """Without compilation: transformers compiles its BitNet linears, for minutes."""
+    """Switch compilation off: transformers compiles its BitNet linears, for minutes."""
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+@pytest.fixture(scope="session")
+def load(built: Callable[..., Decoder]) -> Callable[..., tuple[Decoder, ImportedModel]]:
+    """Import a folder and return the filled model and what the importer has read. ``changes`` are
+    made to the model's options; keyword arguments are options of the importer.
+    """
+
+    def read(path: Path, changes: Any = None, **options: Any) -> tuple[Decoder, ImportedModel]:
+        found = HfImporter(ImportConfig(**options)).load(path)
+        return built(found, **(changes or {})), found
+
+    return read

@@ -53,7 +53,8 @@ def test_a_folder_becomes_a_run_and_goes_out_again(
     assert not (tmp_path / "none").exists()
 
 
-def test_a_model_in_the_hubs_cache_is_imported_by_its_address_without_a_network(
+@pytest.mark.extended
+def test_import_by_address_from_the_cache_without_a_network(
     tmp_path: Path,
     make_decoder: Callable[..., Decoder],
     export: Callable[..., Path],

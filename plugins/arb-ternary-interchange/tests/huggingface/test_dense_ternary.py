@@ -1,4 +1,4 @@
-"""Trits found in float matrices."""
+"""Find trits in float matrices."""
 
 from __future__ import annotations
 

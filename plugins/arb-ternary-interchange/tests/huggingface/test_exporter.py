@@ -154,7 +154,7 @@ def test_other_scales_than_powers_of_two_are_weight_scales(
     assert float(tensors[f"{name}.weight"].max()) == pytest.approx(magnitude, rel=1e-6)
 
 
-def test_factors_of_rows_are_in_the_dense_weights_and_not_in_packed_ones(
+def test_factors_of_rows_are_in_dense_weights_only(
     tmp_path: Path, make_decoder: Make, export: Export
 ) -> None:
     model = make_decoder(architecture="llama", row_scales=True, **TENSOR)
@@ -256,7 +256,7 @@ def test_rotary_options_are_written(tmp_path: Path, make_decoder: Make, export: 
         ),
     ],
 )
-def test_what_has_no_class_in_transformers_is_refused(
+def test_models_without_a_class_in_transformers_are_refused(
     tmp_path: Path, make_decoder: Make, export: Export, options: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

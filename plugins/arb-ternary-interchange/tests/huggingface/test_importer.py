@@ -1,6 +1,4 @@
-"""Folders read back: what was exported, bit for bit, and what transformers has made, with its
-logits.
-"""
+"""Folders read back: exported ones bit for bit, and those of transformers with the same logits."""
 
 from __future__ import annotations
 
@@ -16,10 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_interchange.huggingface.importer import HfImporter
 from arb_ternary_interchange.huggingface.packing import pack
-from arb_ternary_interchange.options import ImportConfig
-from arb_ternary_interchange.protocols import ImportedModel
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 
@@ -41,17 +36,6 @@ SIZES: dict[str, Any] = {
 }
 
 
-def load(folder: Path, changes: Any = None, **options: Any) -> tuple[Decoder, ImportedModel]:
-    """The model of a folder; ``changes`` are made to its options, which the folder does not
-    decide.
-    """
-    found = HfImporter(ImportConfig(**options)).load(folder)
-    settings = {name: value for name, value in found.model.items() if name != "name"}
-    model = Decoder(DecoderConfig(**{**settings, **(changes or {})}), found.vocabulary_size)
-    found.fill(model)
-    return model.eval(), found
-
-
 @torch.no_grad()
 def logits(model: torch.nn.Module) -> torch.Tensor:
     result = model.eval()(IDS)
@@ -59,7 +43,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 
 def ternary(model: Decoder) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Trits and exponents of every weight; an exponent for each."""
+    """Return trits and exponents of every ternary matrix, with an exponent for each trit."""
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, TernaryModule):
@@ -78,7 +62,7 @@ def ternary(model: Decoder) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     tied=st.booleans(),
     seed=st.integers(0, 2**20),
 )
-def test_what_is_exported_comes_back_bit_for_bit(
+def test_an_export_comes_back_bit_for_bit(
     tmp_path_factory: Any,
     group: Any,
     architecture: Any,
@@ -87,6 +71,7 @@ def test_what_is_exported_comes_back_bit_for_bit(
     hidden: int,
     tied: bool,
     seed: int,
+    load: Any,
 ) -> None:
     from arb_ternary_interchange.huggingface.exporter import HfExporter
     from arb_ternary_interchange.options import HfExportConfig
@@ -135,7 +120,7 @@ def test_what_is_exported_comes_back_bit_for_bit(
 
 
 def test_the_same_folder_comes_out_again(
-    tmp_path: Path, make_decoder: Make, export: Export
+    tmp_path: Path, make_decoder: Make, export: Export, load: Any
 ) -> None:
     options = {
         "group_size": "tensor",
@@ -163,7 +148,7 @@ def test_the_same_folder_comes_out_again(
 
 
 def test_float_weights_become_trits_when_asked(
-    tmp_path: Path, make_decoder: Make, export: Export
+    tmp_path: Path, make_decoder: Make, export: Export, load: Any
 ) -> None:
     model = make_decoder(architecture="llama", float_parts=("embedding", "head", "linears"))
     folder = export(model, tmp_path / "out", layout="dense")
@@ -173,12 +158,14 @@ def test_float_weights_become_trits_when_asked(
     assert "linears" not in changed.config.float_parts
     dense = model.blocks[0].feed_forward.up.weight.detach()
     trits = changed.blocks[0].feed_forward.up.trits()
-    # of the same sign where not zero
+    # of the same sign, unless zero
     assert float((trits.sign() * dense.sign()).clamp(min=0).mean()) > 0.5
 
 
 def bitnet_folder(folder: Path, linear_class: str) -> Path:
-    """A folder of BitNet-2B-4T's structure: random float scales and gains, packed by hand."""
+    """Write a folder with the structure of BitNet-2B-4T: random float scales and gains, packed
+    here.
+    """
     generator = torch.Generator().manual_seed(5)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -231,7 +218,7 @@ def bitnet_folder(folder: Path, linear_class: str) -> Path:
 
 
 def dequantised(folder: Path, target: Path) -> Path:
-    """The float model of a packed folder."""
+    """Write the float model of a packed folder."""
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     divides = config.pop("quantization_config")["linear_class"] == "bitlinear"
@@ -252,7 +239,7 @@ def dequantised(folder: Path, target: Path) -> Path:
     "linear_class", ["bitlinear", pytest.param("autobitlinear", marks=pytest.mark.slow)]
 )
 def test_a_bitnet_with_float_scales_computes_the_same(
-    tmp_path: Path, divergence: Divergence, linear_class: str
+    tmp_path: Path, divergence: Divergence, linear_class: str, load: Any
 ) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -304,7 +291,7 @@ def test_a_bitnet_with_float_scales_computes_the_same(
     ],
 )
 def test_float_models_of_transformers_compute_the_same(
-    tmp_path: Path, name: str, options: Any
+    tmp_path: Path, name: str, options: Any, load: Any
 ) -> None:
     import transformers
 
@@ -324,8 +311,10 @@ def test_float_models_of_transformers_compute_the_same(
 @pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 @pytest.mark.filterwarnings("ignore")
-def test_online_bitnet_is_imported_as_it_computes(tmp_path: Path, divergence: Divergence) -> None:
-    """The form in which BitNet-2B-4T's master weights are published."""
+def test_online_bitnet_is_imported_as_it_computes(
+    tmp_path: Path, divergence: Divergence, load: Any
+) -> None:
+    """The master weights of BitNet-2B-4T are published in this form."""
     import transformers
 
     torch.manual_seed(0)
@@ -344,7 +333,9 @@ def test_online_bitnet_is_imported_as_it_computes(tmp_path: Path, divergence: Di
     assert divergence(logits(theirs), logits(model)) <= 2e-4
 
 
-def test_tokenizers_come_back(tmp_path: Path, make_decoder: Make, export: Export) -> None:
+def test_tokenizers_come_back(
+    tmp_path: Path, make_decoder: Make, export: Export, load: Any
+) -> None:
     from tokenizers import Tokenizer, models
 
     words = {

@@ -1,4 +1,4 @@
-"""``config.json``, and what of it the decoder computes."""
+"""``config.json``, and the options of the decoder that come from it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_defaults_are_those_of_transformers(path: Path) -> None:
         ),
     ],
 )
-def test_what_the_decoder_computes(
+def test_options_of_the_decoder_are_read(
     path: Path, changes: Any, architecture: str, expected: Any
 ) -> None:
     config = read(path, **changes)
@@ -99,7 +99,7 @@ def test_what_the_decoder_computes(
     assert {key: config.options.get(key) for key in expected} == expected
 
 
-def test_a_window_limits_the_length_within_which_it_hides_nothing(path: Path) -> None:
+def test_a_sliding_window_limits_the_length(path: Path) -> None:
     mistral = read(path, model_type="mistral", max_position_embeddings=32768)
     assert mistral.options["max_length"] == 4096  # transformers' default window
     assert "sliding window of 4096" in mistral.notes[0]

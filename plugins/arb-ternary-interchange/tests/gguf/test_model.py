@@ -1,4 +1,4 @@
-"""Reading back what was exported, and files that contradict themselves."""
+"""Read exported files back, and files that contradict themselves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Export = Callable[..., Path]
 
 
 def columns(values: torch.Tensor, group: int, count: int) -> torch.Tensor:
-    """One number for each of ``count`` columns, from one for each group."""
+    """Return one number for each of ``count`` columns, from one for each group."""
     return values.repeat_interleave(group, dim=1)[:, :count]
 
 
@@ -95,9 +95,9 @@ def test_every_trit_and_exponent_comes_back(
 
 @pytest.mark.parametrize("kind", ["tq1_0", "tq2_0", "q4_0"])
 def test_factors_of_rows_are_in_the_scales_of_blocks(
-    decoder: Make, export: Export, kind: str
+    make_decoder: Make, export: Export, kind: str
 ) -> None:
-    model = decoder("llama", row_scales=True)
+    model = make_decoder("llama", row_scales=True)
     for name, factors in model.named_parameters():
         if name.endswith("row_scale"):
             factors.data.normal_(1.0, 0.3)
@@ -118,8 +118,8 @@ def test_factors_of_rows_are_in_the_scales_of_blocks(
     assert matrices == 2 * 7 + 1
 
 
-def test_a_type_that_would_round_factors_is_refused(decoder: Make, export: Export) -> None:
-    model = decoder("llama", row_scales=True)
+def test_a_type_that_would_round_factors_is_refused(make_decoder: Make, export: Export) -> None:
+    model = make_decoder("llama", row_scales=True)
     model.blocks[0].feed_forward.up.row_scale.data.fill_(1.1)
     with pytest.raises(
         ConfigError, match="its rows have factors, and BF16 rounds their products"
@@ -146,9 +146,9 @@ OPTIONS = [
 
 @pytest.mark.parametrize(("architecture", "options"), OPTIONS)
 def test_options_come_back(
-    decoder: Make, export: Export, architecture: str, options: dict[str, Any]
+    make_decoder: Make, export: Export, architecture: str, options: dict[str, Any]
 ) -> None:
-    model = decoder(architecture, **options)
+    model = make_decoder(architecture, **options)
     published = GgufModel(GgufFile(export(model, "q4_0")))
     config = model.config
     assert published.architecture == architecture
@@ -177,9 +177,9 @@ def test_options_come_back(
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_float_weights_biases_and_scales_come_back(
-    decoder: Make, export: Export, architecture: str
+    make_decoder: Make, export: Export, architecture: str
 ) -> None:
-    model = decoder(
+    model = make_decoder(
         architecture,
         float_parts=("embedding", "norms"),
         linear_scales=True,
@@ -235,7 +235,7 @@ def test_two_bits_that_are_no_trits_are_floats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [TQ2_0, F32])
-def test_numbers_that_are_none_are_an_error(tmp_path: Path, kind: TensorType) -> None:
+def test_nan_is_an_error(tmp_path: Path, kind: TensorType) -> None:
     data = np.full((1, kind.row_bytes(256)), 0xFF, np.uint8)
     data[:, :64] = 0 if kind is TQ2_0 else 0xFF
     with pytest.raises(DataError, match="tensor 't' holds numbers that are infinite or NaN"):
@@ -245,7 +245,7 @@ def test_numbers_that_are_none_are_an_error(tmp_path: Path, kind: TensorType) ->
 def rewritten(
     path: Path, keys: Mapping[str, Value | None], drop: str = "", rename: Mapping[str, str] = {}
 ) -> Path:
-    """The file ``path`` with other keys, without one tensor or with another name for it."""
+    """Write the file ``path`` with other keys, without one tensor or with another name for it."""
     file = GgufFile(path)
     kinds = {key: file.metadata.kind(key) for key in file.metadata}
     metadata: dict[str, Value] = {
@@ -320,19 +320,17 @@ WRONG: dict[str, tuple[dict[str, Value | None], str]] = {
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_keys_that_do_not_fit_are_an_error(decoder: Make, export: Export, name: str) -> None:
+def test_keys_that_do_not_fit_are_an_error(make_decoder: Make, export: Export, name: str) -> None:
     keys, message = WRONG[name]
-    path = rewritten(export(decoder("llama")), keys)
+    path = rewritten(export(make_decoder("llama")), keys)
     with pytest.raises(DataError) as caught:
         GgufModel(GgufFile(path))
     assert caught.value.what.startswith(f"{path}: ")
     assert message in caught.value.what
 
 
-def test_scales_that_are_finer_than_the_group_size_says_are_an_error(
-    decoder: Make, export: Export
-) -> None:
-    model = decoder("llama", group_size=64)
+def test_scales_finer_than_the_group_size_are_an_error(make_decoder: Make, export: Export) -> None:
+    model = make_decoder("llama", group_size=64)
     model.blocks[0].attention.query.exponent[0, 0] += 1
     path = rewritten(export(model), {"arb_ternary.group_size": Scalar(Kind.STRING, "128")})
     published = GgufModel(GgufFile(path))
@@ -343,21 +341,21 @@ def test_scales_that_are_finer_than_the_group_size_says_are_an_error(
     assert isinstance(published.read("blocks.0.attention.key"), ScaledTrits)
 
 
-def test_equal_numbers_of_layers_are_one(decoder: Make, export: Export) -> None:
+def test_equal_numbers_of_layers_are_one(make_decoder: Make, export: Export) -> None:
     path = rewritten(
-        export(decoder("llama")), {"llama.attention.head_count": Array(Kind.UINT32, [4, 4])}
+        export(make_decoder("llama")), {"llama.attention.head_count": Array(Kind.UINT32, [4, 4])}
     )
     assert GgufModel(GgufFile(path)).options["heads"] == 4
 
 
-def test_what_has_no_place_is_told(decoder: Make, export: Export) -> None:
+def test_what_has_no_place_in_the_decoder_is_noted(make_decoder: Make, export: Export) -> None:
     keys = {
         "llama.attention.sliding_window": u32(64),
         "llama.rope.scaling.type": Scalar(Kind.STRING, "yarn"),
         "tokenizer.ggml.model": Scalar(Kind.STRING, "bert"),
     }
     path = rewritten(
-        export(decoder("llama", query_key_value_bias=True)),
+        export(make_decoder("llama", query_key_value_bias=True)),
         keys,
         rename={"blk.1.attn_q.bias": "blk.1.attn_output.bias"},
     )
@@ -369,21 +367,23 @@ def test_what_has_no_place_is_told(decoder: Make, export: Export) -> None:
     )
 
 
-def test_a_missing_tensor_is_an_error(decoder: Make, export: Export) -> None:
-    path = rewritten(export(decoder("qwen3")), {}, drop="blk.1.attn_k_norm.weight")
+def test_a_missing_tensor_is_an_error(make_decoder: Make, export: Export) -> None:
+    path = rewritten(export(make_decoder("qwen3")), {}, drop="blk.1.attn_k_norm.weight")
     with pytest.raises(DataError, match=r"the tensor of blocks.1.attention.key_norm is missing"):
         GgufModel(GgufFile(path))
 
 
-def test_a_scale_that_is_not_positive_is_an_error(decoder: Make, export: Export) -> None:
-    model = decoder("llama", linear_scales=True)
+def test_a_scale_that_is_not_positive_is_an_error(make_decoder: Make, export: Export) -> None:
+    model = make_decoder("llama", linear_scales=True)
     model.blocks[0].attention.query.scale.fill_(-0.5)
     with pytest.raises(DataError, match=r"'blk.0.attn_q.scale' has to be one positive number"):
         GgufModel(GgufFile(export(model))).read("blocks.0.attention.query")
 
 
-def test_a_bitnet_with_a_squared_relu_says_so_in_its_keys(decoder: Make, export: Export) -> None:
-    path = export(decoder("bitnet"))
+def test_a_bitnet_with_a_squared_relu_says_so_in_its_keys(
+    make_decoder: Make, export: Export
+) -> None:
+    path = export(make_decoder("bitnet"))
     assert GgufModel(GgufFile(path)).options["activation"] == "swiglu"
     path = rewritten(path, {"bitnet.hidden_activation": Scalar(Kind.STRING, "relu2")})
     assert GgufModel(GgufFile(path)).options["activation"] == "reglu2"

@@ -1,6 +1,4 @@
-"""Published models as runs: float scales fold away exactly, or are rounded or kept, and the reports
-say so.
-"""
+"""Published models as runs: float scales are folded exactly, rounded or kept, and notes say so."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ SIZES: dict[str, Any] = {
 
 @define
 class Published:
-    """A model in memory, as a format's plugin would give it."""
+    """A model in memory, as the reader of a format would present it."""
 
     architecture: str
     options: dict[str, Any]
@@ -62,7 +60,7 @@ class Published:
         return self.tensors[name]
 
     def dense(self) -> dict[str, Tensor]:
-        """The float64 weights that the published program computes with."""
+        """Return the float64 weights that the published program computes with."""
         found = {}
         for name, tensor in self.tensors.items():
             if isinstance(tensor, ScaledTrits):
@@ -87,8 +85,8 @@ def published(
     scale: Callable[[torch.Generator, tuple[int, ...]], Tensor] | None = None,
     **options: Any,
 ) -> Published:
-    """A random model with BitNet b1.58 2B4T's structure or another: one float scale a matrix,
-    gains, float ends.
+    """Make a random model with the structure of BitNet b1.58 2B4T or another: one float scale per
+    matrix, gains, float ends.
     """
     generator = torch.Generator().manual_seed(seed)
     every = {**SIZES, **options}
@@ -116,14 +114,6 @@ def imported(source: Published, **options: Any) -> ImportedModel:
     return convert(source, ImportConfig(**options))
 
 
-def built(found: ImportedModel) -> Decoder:
-    """The model of a run, filled."""
-    options = {key: value for key, value in found.model.items() if key != "name"}
-    model = Decoder(DecoderConfig(**options), found.vocabulary_size)
-    found.fill(model)
-    return model.eval()
-
-
 def compared(source: Published, model: Decoder, restated: Restated, tolerance: float) -> None:
     ids = torch.randint(0, VOCABULARY, (2, 11), generator=torch.Generator().manual_seed(5))
     config = DecoderConfig(architecture=source.architecture, **source.options)  # type: ignore[arg-type]
@@ -135,8 +125,8 @@ def compared(source: Published, model: Decoder, restated: Restated, tolerance: f
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("gains", [False, True])
 @pytest.mark.parametrize("activation", ["reglu2", "swiglu"])
-def test_a_model_with_the_structure_of_bitnet_2b4t_imports_exactly(
-    restated: Restated, activation: str, gains: bool, biases: bool
+def test_the_structure_of_bitnet_2b4t_imports_exactly(
+    restated: Restated, activation: str, gains: bool, biases: bool, built: Any
 ) -> None:
     source = published("bitnet", gains=gains, biases=biases, activation=activation)
     found = imported(source)
@@ -171,8 +161,13 @@ def test_a_model_with_the_structure_of_bitnet_2b4t_imports_exactly(
     ],
 )
 @pytest.mark.parametrize("scales", ["fold", "float"])
-def test_scales_fold_where_norms_take_them_and_the_rest_stays_float(
-    restated: Restated, architecture: str, options: dict[str, Any], left: int, scales: Any
+def test_scales_fold_into_norms_and_the_rest_stays_float(
+    restated: Restated,
+    architecture: str,
+    options: dict[str, Any],
+    left: int,
+    scales: Any,
+    built: Any,
 ) -> None:
     source = published(architecture, biases=True, **options)
     found = imported(source, scales=scales)
@@ -195,17 +190,17 @@ def test_scales_fold_where_norms_take_them_and_the_rest_stays_float(
 
 
 @torch.no_grad()
-def test_int8_activations_do_not_change_what_folding_keeps() -> None:
+def test_int8_activations_do_not_change_what_folding_keeps(built: Any) -> None:
     folded, kept = (
         built(imported(published("bitnet", activation="reglu2", activations="int8"), scales=scales))
         for scales in ("fold", "float")
     )
     ids = torch.arange(11).view(1, -1)
-    # An int8 code may still move where a product lies on the border of two: a few in a thousand.
+    # An int8 code may still change if a product lies on the border of two: a few in a thousand.
     assert float((folded(ids) - kept(ids)).abs().mean()) < 1e-3
 
 
-def test_rounding_takes_the_nearest_power_of_two_and_says_how_far() -> None:
+def test_rounding_takes_the_nearest_power_of_two(built: Any) -> None:
     source = published("llama")
     found = imported(source, scales="round")
     weights = {
@@ -235,7 +230,7 @@ def power(generator: torch.Generator, shape: tuple[int, ...], *, groups: int) ->
 
 @pytest.mark.parametrize(("size", "grouping"), [("row", "row"), (32, 32)])
 def test_powers_of_two_come_in_as_they_are_and_the_model_is_pure(
-    restated: Restated, size: Any, grouping: Any
+    restated: Restated, size: Any, grouping: Any, built: Any
 ) -> None:
     def scale(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
         in_groups = size != "row" and shape[0] != VOCABULARY
@@ -263,14 +258,16 @@ def test_powers_of_two_come_in_as_they_are_and_the_model_is_pure(
             assert torch.equal(weight, tensor)
 
 
-def test_float_matrices_stay_float_parts(restated: Restated) -> None:
+def test_float_matrices_stay_float_parts(restated: Restated, built: Any) -> None:
     source = published("llama", floats=("",))
     found = imported(source)
     compared(source, built(found), restated, 1e-5)
     assert found.model["float_parts"] == ["embedding", "head", "norms", "linears"]
 
 
-def test_where_only_some_linears_are_ternary_all_become_float(restated: Restated) -> None:
+def test_where_only_some_linears_are_ternary_all_become_float(
+    restated: Restated, built: Any
+) -> None:
     source = published("llama", floats=("embedding", "blocks.1.feed_forward.down"))
     found = imported(source)
     compared(source, built(found), restated, 1e-5)
@@ -278,7 +275,7 @@ def test_where_only_some_linears_are_ternary_all_become_float(restated: Restated
     assert any("13 of 14 linears are ternary and become float" in note for note in found.notes)
 
 
-def test_float_matrices_become_trits_with_the_residue_in_the_accumulators() -> None:
+def test_float_matrices_become_trits_and_residues(built: Any) -> None:
     source = published("llama", floats=("",), gains=False)
     model = built(imported(source, float_sources="ternary"))
     assert audit(model).pure
@@ -302,17 +299,17 @@ def test_float_matrices_become_trits_with_the_residue_in_the_accumulators() -> N
 
 
 def float16_rows(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """A scale a row, as blocks of float16 hold them."""
+    """Return a scale per row that float16 holds."""
     return (0.05 + 0.4 * torch.rand(shape[0], 1, generator=generator)).half().float()
 
 
 @pytest.mark.parametrize("scales", ["fold", "float"])
 @pytest.mark.parametrize("architecture", ["bitnet", "llama"])
 def test_scales_of_rows_that_float16_holds_are_factors_of_rows(
-    restated: Restated, architecture: str, scales: Any
+    restated: Restated, architecture: str, scales: Any, built: Any
 ) -> None:
     source = published(architecture, scale=float16_rows)
-    # Of a whole matrix, as many numbers of float16 as one: its rows have the same factor.
+    # A scale of a whole matrix that float16 holds: all rows have the same factor.
     key = source.tensors["blocks.0.attention.key"]
     assert isinstance(key, ScaledTrits)
     source.tensors["blocks.0.attention.key"] = ScaledTrits(key.trits, torch.tensor([0.375]), 32)
@@ -330,7 +327,7 @@ def test_scales_of_rows_that_float16_holds_are_factors_of_rows(
     assert built(imported(source, scales="round")).config.row_scales is False
 
 
-def test_a_factor_that_no_norm_takes_is_refused_beside_factors_of_rows() -> None:
+def test_a_left_over_factor_is_refused_with_factors_of_rows() -> None:
     source = published("llama", scale=float16_rows)
     down = source.tensors["blocks.1.feed_forward.down"]
     assert isinstance(down, ScaledTrits)
@@ -342,7 +339,7 @@ def test_a_factor_that_no_norm_takes_is_refused_beside_factors_of_rows() -> None
     assert "--scales round" in error.value.hint
 
 
-def test_scales_that_no_factor_takes_are_refused_with_the_choice_that_works() -> None:
+def test_scales_that_no_factor_takes_are_refused(built: Any) -> None:
     def rows(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
         return 0.1 + torch.rand(shape[0], 1, generator=generator)
 
@@ -357,8 +354,8 @@ def test_scales_that_no_factor_takes_are_refused_with_the_choice_that_works() ->
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_ternary_embedding_whose_scale_is_no_power_of_two_is_a_float_part(
-    restated: Restated, tied: bool
+def test_an_embedding_with_a_float_scale_is_a_float_part(
+    restated: Restated, tied: bool, built: Any
 ) -> None:
     source = published("qwen3", floats=(), tie_embeddings=tied)
     found = imported(source)
@@ -370,7 +367,7 @@ def test_a_ternary_embedding_whose_scale_is_no_power_of_two_is_a_float_part(
     assert "embedding" not in imported(source, scales="round").model["float_parts"]
 
 
-def test_a_scale_of_zero_or_below_is_a_matter_of_trits(restated: Restated) -> None:
+def test_a_scale_of_zero_or_below_changes_trits(restated: Restated, built: Any) -> None:
     def rows(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
         made = torch.full((shape[0], 1), 0.25)
         made[1] = 0.0
@@ -404,9 +401,7 @@ def test_a_scale_of_zero_or_below_is_a_matter_of_trits(restated: Restated) -> No
         ),
     ],
 )
-def test_what_is_wrong_with_a_tensor_is_said_with_its_name(
-    name: str, tensor: Any, says: str
-) -> None:
+def test_a_damaged_tensor_is_named(name: str, tensor: Any, says: str) -> None:
     source = published("llama")
     if tensor is None:
         del source.tensors[name]
@@ -417,14 +412,14 @@ def test_what_is_wrong_with_a_tensor_is_said_with_its_name(
     assert says in error.value.what
 
 
-def test_a_number_of_layers_that_the_file_does_not_have_takes_no_time() -> None:
+def test_a_false_number_of_layers_takes_no_time() -> None:
     source = published("llama")
     source.options["layers"] = 10**12
     with pytest.raises(DataError, match=r"blocks\.2\.attention\.norm: not in the model"):
         imported(source)
 
 
-def test_what_has_no_place_is_noted() -> None:
+def test_what_the_decoder_lacks_is_noted() -> None:
     source = published("llama", tie_embeddings=True)
     source.tensors["head"] = torch.zeros(VOCABULARY, 32)
     source.tensors["blocks.0.attention.sinks"] = torch.zeros(4)
@@ -435,7 +430,7 @@ def test_what_has_no_place_is_noted() -> None:
     assert notes[2].startswith("blocks.0.attention.sinks: left out")
 
 
-def test_a_layer_without_biases_beside_one_that_has_some_gets_zeros(restated: Restated) -> None:
+def test_a_layer_without_biases_gets_zeros(restated: Restated) -> None:
     source = published("llama", biases=True)
     for name in ("query", "key", "value"):
         del source.tensors[f"blocks.1.attention.biases.{name}"]
@@ -450,7 +445,7 @@ def test_a_layer_without_biases_beside_one_that_has_some_gets_zeros(restated: Re
     compared(source, model.eval(), restated, 1e-5)
 
 
-def test_a_bitnet_with_a_head_of_its_own_is_held_by_options(restated: Restated) -> None:
+def test_a_bitnet_with_a_head_of_its_own_is_held_by_options(restated: Restated, built: Any) -> None:
     source = published("bitnet")
     source.options["tie_embeddings"] = False
     source.tensors["head"] = torch.randn(VOCABULARY, 32)

@@ -1,4 +1,4 @@
-"""The bytes of blocks, against gguf-py and a plain re-statement."""
+"""The bytes of blocks, compared with gguf-py and with a plain reference."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_two_bits_can_hold_a_number_that_is_no_trit() -> None:
 @pytest.mark.parametrize(
     ("kind", "value"), [(F16, 2.0**-24), (F16, 65504.0), (BF16, 2.0**100), (F32, 1 + 2.0**-23)]
 )
-def test_a_float_type_holds_what_comes_back(kind: TensorType, value: float) -> None:
+def test_a_float_type_holds_exact_numbers(kind: TensorType, value: float) -> None:
     values = np.asarray([[value, -value, 0]], np.float32)
     assert holds(kind, values)
     np.testing.assert_array_equal(decode_floats(encode_floats(values, kind), kind), values)

@@ -1,4 +1,4 @@
-"""Packed trits."""
+"""Trits packed into two bits each."""
 
 from __future__ import annotations
 

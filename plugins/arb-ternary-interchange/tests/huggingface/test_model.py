@@ -1,4 +1,4 @@
-"""Model folders as sources of an import: what is in them, and what is refused."""
+"""Model folders as sources of an import: their content, and folders that are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAME = "blocks.0.attention.query"
 
 @pytest.fixture
 def change(tmp_path: Path, make_decoder: Make, export: Export) -> Callable[..., Path]:
-    """A packed folder with some tensors and config keys replaced; None removes them."""
+    """Write a packed folder with some tensors and config keys replaced; None removes them."""
     folder = export(
         make_decoder(architecture="llama", **TENSOR),
         tmp_path / "model",
@@ -72,7 +72,7 @@ def test_packed_trits_are_read_with_the_scale_of_either_class(change: Callable[.
     assert found.scale.tolist() == [4.0]
 
 
-def test_dense_weights_of_a_bitnet_linear_are_multiplied_or_made_ternary(
+def test_dense_bitnet_weights_are_scaled_or_made_ternary(
     change: Callable[..., Path],
 ) -> None:
     weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
@@ -147,7 +147,7 @@ def test_half_precision_stays_until_it_is_needed(change: Callable[..., Path]) ->
         ({"model.norm.weight": torch.zeros(63)}, {}, "is [63], and"),
     ],
 )
-def test_tensors_that_are_not_those_of_the_config(
+def test_tensors_that_contradict_the_config_are_errors(
     change: Callable[..., Path], tensors: Any, config: Any, message: str
 ) -> None:
     with pytest.raises(DataError) as caught:
@@ -168,7 +168,7 @@ def test_tensors_that_are_not_those_of_the_config(
         ({QUERY: torch.full((64, 64), torch.inf)}, "holds numbers that are not finite"),
     ],
 )
-def test_values_that_no_such_tensor_has(
+def test_impossible_values_are_errors(
     change: Callable[..., Path], tensors: Any, message: str
 ) -> None:
     model = HfModel(change(tensors))
@@ -196,7 +196,7 @@ def test_biases_without_a_place_must_be_zero(
         HfModel(folder).check_values()
 
 
-def test_what_is_left_out_is_said(change: Callable[..., Path]) -> None:
+def test_what_is_left_out_is_noted(change: Callable[..., Path]) -> None:
     folder = change(
         {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)},
         auto_map={"AutoConfig": "x.Y"},
@@ -207,8 +207,8 @@ def test_what_is_left_out_is_said(change: Callable[..., Path]) -> None:
     )
 
 
-def test_inspect_tells_everything_without_reading_weights(change: Callable[..., Path]) -> None:
-    # codes of 3, which are not looked at
+def test_inspect_describes_a_folder_without_reading_weights(change: Callable[..., Path]) -> None:
+    # Codes of 3, which an inspection does not look at.
     folder = change({QUERY: torch.full((16, 64), 255, dtype=torch.uint8)})
     told = HfImporter(ImportConfig()).inspect(folder)
     assert json.loads(json.dumps(told)) == told
@@ -280,7 +280,7 @@ def no_address(*arguments: object, **options: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("why", ["offline", "unreachable"])
-def test_a_model_that_the_hubs_library_has_cached_is_read_without_a_network(
+def test_a_cached_model_is_read_without_a_network(
     why: str,
     tmp_path: Path,
     change: Callable[..., Path],

@@ -35,7 +35,7 @@ def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "model.safetensors"]
 
 
-def test_shards_hold_no_more_than_the_limit_and_the_index_finds_all(tmp_path: Path) -> None:
+def test_shards_respect_the_limit_and_the_index_finds_all(tmp_path: Path) -> None:
     tensors = {f"t{i}": torch.full((25,), float(i)) for i in range(7)}  # 100 bytes each
     write_shards(tmp_path, tensors.items(), names=tensors, limit=250, metadata={})
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
