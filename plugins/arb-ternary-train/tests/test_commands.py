@@ -154,7 +154,7 @@ def test_generate_continues_the_prompt_and_repeats_with_a_seed(
         assert main(["generate", "here", "--prompt", "to", "--max-new-tokens", "3", *options]) == 0
     assert made == ["float", "float", "int8"]
     assert main(["generate", "here", "--unroll", "--cache", "int8"]) == 2
-    assert "with --unroll nothing is kept of earlier tokens" in capsys.readouterr().err
+    assert "with --unroll there is no cache" in capsys.readouterr().err
 
 
 def test_plot_writes_a_figure_into_the_run_directory(capsys: pytest.CaptureFixture[str]) -> None:

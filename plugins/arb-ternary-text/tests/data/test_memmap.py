@@ -115,8 +115,8 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("ids", "dtype", "message"),
     [
-        ([1, 300, 2], "uint8", r"id 300 at place 1 does not fit uint8: 0 to 255"),
-        ([1, 2, -1], "int32", r"id -1 at place 2 does not fit int32"),
+        ([1, 300, 2], "uint8", r"id 300 at index 1 does not fit uint8: 0 to 255"),
+        ([1, 2, -1], "int32", r"id -1 at index 2 does not fit int32"),
         ([], "uint8", "at least one"),
         ([0.5], "uint8", "integers"),
         ([[1]], "uint8", "one dimension"),
@@ -141,7 +141,7 @@ def _npy(array):
     ("name", "content", "dtype", "message"),
     [
         ("x.bin", b"", "uint8", "the token file is empty"),
-        ("x.bin", b"123", "uint16", r"3 bytes are no whole number of uint16"),
+        ("x.bin", b"123", "uint16", r"3 bytes are not a whole number of uint16"),
         ("x.bin", b"12", None, "a .bin file does not say what it holds"),
         ("x.bin", b"12", "float16", "dtype must be one of"),
         ("x.npy", b"", None, "the token file is empty"),
@@ -183,7 +183,7 @@ def test_a_missing_file_names_the_working_directory(tmp_path, monkeypatch):
 
 def test_a_part_outside_the_file_is_refused(tmp_path):
     write_tokens(tmp_path / "x.bin", [1, 2], "uint8")
-    with pytest.raises(DataError, match="tokens 0 to 3 are asked for, and the file has 2"):
+    with pytest.raises(DataError, match="there are no tokens 0 to 3; the file has 2"):
         open_tokens(tmp_path / "x.bin", 9, dtype="uint8", last=3)
 
 

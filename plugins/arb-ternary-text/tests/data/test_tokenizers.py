@@ -119,7 +119,7 @@ def test_ids_are_written_as_numbers():
     with pytest.raises(DataError, match="'be' is not a token id"):
         tokenizer.encode("12 be")
     with pytest.raises(
-        DataError, match="token id 50257 at place 1 is outside the vocabulary: 0 to 50256"
+        DataError, match="token id 50257 at index 1 is outside the vocabulary: 0 to 50256"
     ):
         tokenizer.encode("1 50257")
 
@@ -132,7 +132,7 @@ def test_ids_are_written_as_numbers():
 def test_an_id_outside_the_vocabulary_is_not_decoded(tokenizer):
     assert tokenizer.decode([]) == ""
     for wrong in (-1, tokenizer.vocabulary_size):
-        with pytest.raises(DataError, match=f"token id {wrong} at place 1"):
+        with pytest.raises(DataError, match=f"token id {wrong} at index 1"):
             tokenizer.decode([0, wrong])
 
 
@@ -219,7 +219,7 @@ def test_padding_adds_ids_that_no_text_has_and_that_read_as_replacements():
         ),
         (
             {"kind": "padded", "tokenizer": {"kind": "bytes"}, "vocabulary_size": 256},
-            "padded to 256 ids, and has 256",
+            "padded to 256 ids, but it has 256",
         ),
         (
             {"kind": "padded", "tokenizer": {"kind": "padded"}, "vocabulary_size": 256},
@@ -269,8 +269,8 @@ def test_the_missing_package_is_named_with_the_command_that_installs_it(tmp_path
     [
         (b"{", "not JSON"),
         (b"\xff", "not JSON"),
-        (b"[1]", "holds no tokenizer"),
-        (b'{"vocab": {}}', "holds no tokenizer"),
+        (b"[1]", "is not a tokenizer"),
+        (b'{"vocab": {}}', "is not a tokenizer"),
         (
             b'{"kind": "words"}',
             "kind must be one of bytes, characters, ids, file, sentencepiece and padded, not "

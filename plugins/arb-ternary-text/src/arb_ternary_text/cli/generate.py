@@ -1,4 +1,4 @@
-"""``arb generate``: continue a prompt."""
+"""The command ``arb generate``: continue a prompt."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0.0),
     default=0.8,
     show_default=True,
-    help="0 = the likeliest.",
+    help="0 = always the most likely token.",
 )
 @click.option(
-    "--top-k", type=click.IntRange(min=1), help="Draw among so many of the likeliest tokens only."
+    "--top-k",
+    type=click.IntRange(min=1),
+    help="Draw among this many of the most likely tokens only.",
 )
 @click.option(
     "--top-p",
     type=click.FloatRange(0.0, 1.0, min_open=True),
-    help="Draw among so much of the probability.",
+    help="Draw among the most likely tokens that together have this probability.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="The same seed gives the same text; default: another each time.",
+    help="The same seed gives the same text; default: a different one each time.",
 )
 @click.option(
     "--unroll",
@@ -48,13 +50,13 @@ if TYPE_CHECKING:
 @click.option(
     "--cache",
     type=click.Choice(["float", "int8"]),
-    help="What keys and values are kept as; int8 takes about half of bfloat16's memory. Default: "
-    "float, as computed.",
+    help="Format of the cached keys and values; int8 takes about half the memory of bfloat16. "
+    "Default: float, as computed.",
 )
 @click.option(
     "--backend",
     metavar="NAME",
-    help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.",
+    help="Kernel backend; overrides ARB_TERNARY_BACKEND and the run's config.",
 )
 @click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
 @plugin_files
@@ -71,35 +73,39 @@ def generate(
     backend: str | None,
     device: str | None,
 ) -> None:
-    """Continue a prompt with the model of RUN (a run directory or a checkpoint); text appears as it
-    is drawn.
+    """Continue a prompt with the model of RUN, a run directory or a checkpoint.
+
+    Text appears as it is drawn.
     """
     wait_passively()
     from arb_ternary.errors import UsageProblem
     from arb_ternary_text.data.tokenizers import from_json
-    from arb_ternary_text.models.generate import CachedModel, Unrolls, streamed_text
+    from arb_ternary_text.models.generate import CachedModel, streamed_text
     from arb_ternary_text.models.generate import generate as draw
     from arb_ternary_train.restore import load_run
 
     if unroll and cache is not None:
         raise UsageProblem(
-            "--cache: with --unroll nothing is kept of earlier tokens", "Leave one of the two out."
+            "--cache: with --unroll there is no cache", "Remove one of the two options."
         )
     trained = load_run(run, backend=backend, device=device)
     model = trained.model
-    if unroll and isinstance(model, Unrolls):
-        generator: Callable[..., Iterator[int]] = model.unroll
-    elif not unroll and isinstance(model, CachedModel):
+    generator: Callable[..., Iterator[int]] | None = None
+    if unroll:
+        generator = getattr(model, "unroll", None)
+    elif isinstance(model, CachedModel):
         generator = partial(draw, model, cache=cache or "float")
-    else:
+    if generator is None:
         needed = "unroll" if unroll else "new_cache"
         raise UsageProblem(
-            f"{run}: the model {trained.config.model.name!r} cannot do this: it has no {needed}()"
+            f"{run}: the model {trained.config.model.name!r} cannot generate this way: it has no "
+            f"{needed}()"
         )
     attached = trained.directory.attachments()
     if "tokenizer" not in attached:
         raise UsageProblem(
-            f"{run}: its data {trained.config.data.name!r} has no tokenizer, so that it has no text"
+            f"{run}: its data source {trained.config.data.name!r} has no tokenizer, so there is no "
+            f"text to continue"
         )
     tokenizer = from_json(attached["tokenizer"])
     prompt_ids = tokenizer.encode(prompt)

@@ -1,6 +1,6 @@
-"""The characters by which GPT-2's tokenizers write bytes (Radford et al., 2019).
+"""The characters that GPT-2's tokenizers write bytes as (Radford et al., 2019).
 
-Bytes that print stand for themselves, in Latin-1; the others are the characters from U+0100 on, in
+Printable bytes stand for themselves, in Latin-1. The others are the characters from U+0100 on, in
 their order.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-_PRINT: Final = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-_OTHERS: Final = [byte for byte in range(256) if byte not in _PRINT]
+_PRINTABLE: Final = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS: Final = [byte for byte in range(256) if byte not in _PRINTABLE]
 
 #: The character of each byte.
 BYTE_CHARACTERS: Final = tuple(
-    chr(byte) if byte in _PRINT else chr(0x100 + _OTHERS.index(byte)) for byte in range(256)
+    chr(byte) if byte in _PRINTABLE else chr(0x100 + _OTHERS.index(byte)) for byte in range(256)
 )
 
 
@@ -27,14 +27,14 @@ def byte_level_bpe(
     added: Sequence[Mapping[str, Any]] = (),
     ignore_merges: bool = False,
 ) -> dict[str, Any]:
-    """A file of the package ``tokenizers`` for a BPE on bytes.
+    """Return the content of a file of the package ``tokenizers`` for a BPE on bytes.
 
     Args:
         vocabulary: id of each token, written in :data:`BYTE_CHARACTERS`.
-        merges: pairs of tokens, the first first.
-        pre_tokenizer: how a text is cut.
-        decoder: how it is put together.
-        added: tokens that are looked for before anything else.
+        merges: pairs of tokens in the order in which they are merged.
+        pre_tokenizer: how a text is cut into pieces.
+        decoder: how pieces are joined.
+        added: tokens that are found before anything else.
         ignore_merges: whether a piece that is a token is taken whole.
     """
     return {

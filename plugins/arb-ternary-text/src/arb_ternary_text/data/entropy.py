@@ -1,8 +1,7 @@
-"""Entropy of a token stream: the losses that a model of no context and of one token of context
-cannot beat.
+"""Entropies of a token stream: lower bounds of the loss without context, and with one token of it.
 
 Both are plug-in estimates from the counts of the stream itself, so they are lower than the losses
-that such a model reaches on unseen text.
+that such models reach on unseen text.
 """
 
 from __future__ import annotations
@@ -17,31 +16,28 @@ from arb_ternary.errors import DataError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-#: Tokens counted at a time: bounds the memory used for a stream that is memory-mapped.
+#: Tokens counted at a time, which bounds the memory used for a memory-mapped stream.
 _CHUNK = 1 << 24
-# : The largest table of counts that is kept dense (int64, so 128 MiB); beyond it only the pairs
-# that occur are kept.
+#: Largest table of counts that is kept dense (int64, so 128 MiB). Beyond it only the pairs that
+#: occur are kept.
 _DENSE = 1 << 24
 
 
 def unigram_entropy(ids: ArrayLike) -> float:
-    """Entropy ``H(x) = -sum p(x) ln p(x)`` of the empirical distribution of tokens, in nats a
-    token.
+    """Return the entropy ``H(x) = -sum p(x) ln p(x)`` of tokens, in nats per token.
 
     Args:
         ids: token ids, integers of any dtype ``[L]``, none negative.
 
     Raises:
-        DataError: ``ids`` is empty, is not one-dimensional or holds something that is not a token
-            id.
+        DataError: ``ids`` is empty, is not one-dimensional or holds a value that is not a token id.
     """
     ids_L = _as_ids(ids, at_least=1)
     return _entropy(_count(_chunks(ids_L), int(ids_L.max()) + 1))
 
 
 def bigram_entropy(ids: ArrayLike) -> float:
-    """Empirical conditional entropy ``H(x2 | x1) = H(x1, x2) - H(x1)`` of neighbouring tokens, in
-    nats a token.
+    """Return the conditional entropy ``H(x2 | x1) = H(x1, x2) - H(x1)``, in nats per token.
 
     ``H(x1)`` is taken over the ``L - 1`` tokens that have a successor, so that both terms describe
     the same pairs.
@@ -50,7 +46,7 @@ def bigram_entropy(ids: ArrayLike) -> float:
         ids: token ids, integers of any dtype ``[L]``, none negative and below ``2**31``.
 
     Raises:
-        DataError: ``ids`` has fewer than two tokens, is not one-dimensional or holds something that
+        DataError: ``ids`` has fewer than two tokens, is not one-dimensional or holds a value that
             is not a token id.
     """
     ids_L = _as_ids(ids, at_least=2)
@@ -84,7 +80,7 @@ def _chunks(ids_L: NDArray[Any]) -> Iterator[NDArray[np.int64]]:
 
 
 def _count(keys: Iterator[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
-    """How often each key in ``[0, size)`` occurs; keys that do not occur may be left out."""
+    """Count each key in ``[0, size)``; keys that do not occur may be left out."""
     if size <= _DENSE:
         dense = np.zeros(size, dtype=np.int64)
         for chunk in keys:
@@ -102,7 +98,7 @@ def _count(keys: Iterator[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
 
 
 def _entropy(counts: NDArray[np.int64]) -> float:
-    """``ln n - (1/n) sum c ln c``: the same as ``-sum p ln p`` with ``p = c / n``."""
+    """Return ``ln n - (1/n) sum c ln c``, which is ``-sum p ln p`` with ``p = c / n``."""
     c = counts[counts > 0].astype(np.float64)
     n = float(c.sum())
     return max(0.0, float(np.log(n) - np.sum(c * np.log(c)) / n))

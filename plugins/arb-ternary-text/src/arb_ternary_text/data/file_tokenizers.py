@@ -1,5 +1,6 @@
-"""Tokenizers from files: of the ``tokenizers`` library, and of sentencepiece. Each is imported when
-it is used.
+"""Tokenizers from files: of the ``tokenizers`` library, and of sentencepiece.
+
+Each library is imported when it is used.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from arb_ternary.errors import DataError, EnvironmentProblem
 class FileTokenizer:
     """A tokenizer of the ``tokenizers`` library, from the text of its JSON file.
 
-    Special tokens are neither added when encoding nor left out when decoding, and the file's
-    truncation and padding are switched off: a stream must keep every token of the text. What
-    becomes of text that the file has no token for is the file's own rule.
+    Special tokens are neither added when encoding nor left out when decoding, and truncation and
+    padding are switched off, because a stream must keep every token of the text. The file itself
+    says what becomes of text that it has no token for.
 
     Attributes:
         definition: the whole text of the JSON file.
@@ -39,7 +40,7 @@ class FileTokenizer:
                 "the tokenizer file needs the package `tokenizers`, which is not installed",
                 "pip install 'arb-ternary-text[tokenizers]'",
             ) from error
-        with _faults_of_the_library("the tokenizer file cannot be read"):
+        with _library_errors("the tokenizer file cannot be read"):
             tokenizer = library.Tokenizer.from_str(self.definition)
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -47,20 +48,18 @@ class FileTokenizer:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """The largest id plus one: ids need not be contiguous, and an embedding must hold every
-        one.
-        """
+        """The largest id plus one, because ids need not be contiguous."""
         return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
         library = self._library
-        with _faults_of_the_library("the text cannot be encoded"):
+        with _library_errors("the text cannot be encoded"):
             return list(library.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.vocabulary_size)
         library = self._library
-        with _faults_of_the_library("the ids cannot be decoded"):
+        with _library_errors("the ids cannot be decoded"):
             return str(library.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def to_json(self) -> dict[str, Any]:
@@ -71,9 +70,9 @@ class FileTokenizer:
 class SentencePieceTokenizer:
     """A tokenizer of sentencepiece, from the bytes of its ``.model`` file.
 
-    No ids of beginning and end are added. How text is normalised, and what becomes of characters
-    that the model has no piece for, is the file's own rule: with byte fallback every text comes
-    back, but for that normalisation.
+    No ids of beginning and end are added. The file itself says how text is normalised, and what
+    becomes of characters that the model has no piece for. With byte fallback, decoding gives back
+    the normalised text.
 
     Attributes:
         model: the whole file in base64.
@@ -83,7 +82,7 @@ class SentencePieceTokenizer:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> SentencePieceTokenizer:
-        """The tokenizer of a file with this content."""
+        """Return the tokenizer of a file with this content."""
         return cls(b64encode(content).decode("ascii"))
 
     @cached_property
@@ -127,9 +126,10 @@ class SentencePieceTokenizer:
 
 
 @contextmanager
-def _faults_of_the_library(what: str) -> Iterator[None]:
-    """DataError for what the package ``tokenizers`` raises within: bare ``Exception``, and panics
-    of its Rust code.
+def _library_errors(what: str) -> Iterator[None]:
+    """Turn errors of the package ``tokenizers`` into DataError.
+
+    It raises bare ``Exception``, and panics of its Rust code.
     """
     try:
         yield
@@ -140,9 +140,9 @@ def _faults_of_the_library(what: str) -> Iterator[None]:
 
 
 def check_ids(ids: Sequence[int], size: int) -> None:
-    """DataError where an id is not one of ``0 .. size - 1``."""
-    for place, i in enumerate(ids):
+    """Raise DataError if an id is not one of ``0 .. size - 1``."""
+    for index, i in enumerate(ids):
         if not 0 <= i < size:
             raise DataError(
-                f"token id {i} at place {place} is outside the vocabulary: 0 to {size - 1}"
+                f"token id {i} at index {index} is outside the vocabulary: 0 to {size - 1}"
             )

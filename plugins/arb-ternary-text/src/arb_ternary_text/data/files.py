@@ -1,4 +1,8 @@
-"""Text of the user's own: a file, a folder of ``.txt`` files or a glob pattern."""
+"""Text of your own: a file, a folder of ``.txt`` files or a glob pattern.
+
+A new source of text reads its files into a :class:`Text` and passes it to :func:`text_source` or
+:func:`split_source`, which build tokenizer and streams.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,9 @@ from arb_ternary_text.data.tokenizers import (
 
 @attrs.frozen
 class TextConfig:
-    """Options of the data source ``text``: UTF-8 text in files. Paths are relative to the working
-    directory.
+    """Options of the data source ``text``: UTF-8 text in files.
+
+    Paths are relative to the working directory.
     """
 
     path: str = option(
@@ -35,7 +40,7 @@ class TextConfig:
     validation: str | None = option(None, "text for validation: a file, a folder or a glob pattern")
     validation_fraction: float | None = option(
         None,
-        f"share of the text, cut at its end, kept for validation when `validation` is null (null: "
+        f"share at the end of the text that is kept for validation if `validation` is null (null: "
         f"{DEFAULT_FRACTION})",
         validator=optional(part),
     )
@@ -50,52 +55,49 @@ class TextConfig:
 
 @attrs.frozen
 class Text:
-    """Text with the places that it came from.
+    """A text that knows which files it came from.
 
     Attributes:
         content: the text.
-        origins: name of each piece and where in ``content`` it starts, in order.
+        origins: offset in ``content`` and name of each piece, in order.
     """
 
     content: str = attrs.field(repr=lambda text: f"<{len(text)} characters>")
     origins: tuple[tuple[int, str], ...]
 
     def locate(self, offset: int) -> tuple[str, int]:
-        """``("name:line", offset from the start of the piece)`` of the character at ``offset`` of
-        ``content``.
+        """Return where the character at ``offset`` came from.
+
+        Returns:
+            ``"name:line"``, and the offset from the start of the piece.
         """
-        start, name = self.origins[
-            bisect_right(self.origins, offset, key=lambda origin: origin[0]) - 1
-        ]
-        return f"{name}:{self.content.count(chr(10), start, offset) + 1}", offset - start
+        index = bisect_right(self.origins, offset, key=lambda origin: origin[0]) - 1
+        start, name = self.origins[index]
+        line = self.content.count("\n", start, offset) + 1
+        return f"{name}:{line}", offset - start
 
 
 def build(config: TextConfig) -> StreamSource:
-    """The data source of ``config``.
+    """Build the data source of ``config``.
 
     Raises:
         DataError: a file is missing, empty or not UTF-8, is both training and validation text, or
-            holds a character that the tokenizer does not know; the path comes first.
+            contains a character that the tokenizer does not know; the path comes first.
         EnvironmentProblem: the tokenizer needs a package that is not installed.
     """
     training_files = find_text_files(config.path)
     if config.validation is None:
         whole = read_text(training_files)
-        return _cut(
-            "text",
-            whole,
-            config.path,
-            config.validation_fraction or DEFAULT_FRACTION,
-            config.tokenizer,
-        )
+        fraction = config.validation_fraction or DEFAULT_FRACTION
+        return split_source("text", whole, config.path, fraction, config.tokenizer)
+
     validation_files = find_text_files(config.validation)
-    shared = {path.resolve() for path in training_files} & {
-        path.resolve() for path in validation_files
-    }
+    training_paths = {path.resolve() for path in training_files}
+    shared = training_paths & {path.resolve() for path in validation_files}
     if shared:
         raise DataError(
             f"{min(shared)}: the file is both training and validation text",
-            f"`path` is {config.path} and `validation` is {config.validation}; let them name "
+            f"`path` is {config.path} and `validation` is {config.validation}; they must name "
             f"different files.",
         )
     return text_source(
@@ -103,63 +105,53 @@ def build(config: TextConfig) -> StreamSource:
     )
 
 
-def find_text_files(path: str) -> list[Path]:
-    """The files that ``path`` names, in the order of their names: itself, a folder's ``*.txt``, or
-    a glob's matches.
+def find_text_files(path: str, suffix: str = ".txt") -> list[Path]:
+    """Return the files that ``path`` names, in the order of their names.
+
+    Args:
+        path: a file, a folder or a glob pattern.
+        suffix: the suffix of the files of a folder that are read.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no such file.
     """
     place = Path(path)
     if place.is_file():
         return [place]
     if place.is_dir():
-        files = sorted(file for file in place.iterdir() if file.suffix == ".txt" and file.is_file())
+        files = sorted(file for file in place.iterdir() if file.suffix == suffix and file.is_file())
         if not files:
             raise DataError(
-                f"{path}: the folder has no .txt file",
+                f"{path}: the folder has no {suffix} file",
                 f"A pattern reads other names or sub-folders: {path}/**/*.md",
             )
         return files
     if glob.has_magic(path):
-        # pathlib's glob takes no absolute pattern.
+        # pathlib's glob takes no absolute patterns.
         matches = map(Path, glob.glob(path, recursive=True))  # noqa: PTH207
         files = sorted(match for match in matches if match.is_file())
         if not files:
-            raise DataError(f"{path}: no file matches the pattern", _relative_to())
+            raise DataError(f"{path}: no file matches the pattern", _working_directory_hint())
         return files
     siblings = [file.name for file in place.parent.iterdir()] if place.parent.is_dir() else []
     close = nearest(place.name, siblings)
     meant = f"Did you mean {place.parent / close}? " if close else ""
-    raise DataError(f"{path}: no such file or folder", meant + _relative_to())
+    raise DataError(f"{path}: no such file or folder", meant + _working_directory_hint())
 
 
 def read_text(files: list[Path]) -> Text:
-    """The texts of ``files`` one after another; a line break is put after a file that does not end
-    with one.
+    """Read files one after another, each on a new line.
 
-    Line ends are kept as they are; a byte-order mark at the start of a file is not part of the
-    text.
+    Line ends are kept as they are.
 
     Raises:
-        DataError: a file cannot be read or is not UTF-8 (with the byte offset), or all of them are
-            empty.
+        DataError: a file cannot be read or is not UTF-8, or all of them are empty.
     """
     pieces: list[str] = []
     origins: list[tuple[int, str]] = []
     length = 0
     for path in files:
-        try:
-            content = path.read_bytes().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}: not UTF-8: 0x{error.object[error.start]:02x} at byte offset "
-                f"{error.start}: {error.reason}",
-                f"Convert it first, for example: iconv -f latin1 -t utf-8 {path}",
-            ) from error
-        except OSError as error:
-            raise DataError(f"{path}: the text cannot be read: {error.strerror}") from error
-        content = content.removeprefix("\ufeff")
+        content = read_utf8(path)
         if not content:
             continue
         if pieces and not pieces[-1].endswith("\n"):
@@ -173,21 +165,56 @@ def read_text(files: list[Path]) -> Text:
     return Text("".join(pieces), tuple(origins))
 
 
-def text_source(name: str, training: Text, validation: Text, tokenizer: str) -> StreamSource:
-    """The source of two texts; ``tokenizer`` is a config's name of one, its characters those of
-    ``training``.
+def read_utf8(path: Path) -> str:
+    """Return the text of a file, without a byte-order mark.
 
     Raises:
-        DataError: a text holds a character that the tokenizer does not know.
+        DataError: the file cannot be read, or is not UTF-8; the message has the byte offset.
+    """
+    try:
+        return path.read_bytes().decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: not UTF-8: 0x{error.object[error.start]:02x} at byte offset "
+            f"{error.start}: {error.reason}",
+            f"Convert it first, for example: iconv -f latin1 -t utf-8 {path}",
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path}: the text cannot be read: {error.strerror}") from error
+
+
+def text_source(name: str, training: Text, validation: Text, tokenizer: str) -> StreamSource:
+    """Make the source of two texts.
+
+    Args:
+        name: name of the source in listings and errors.
+        training: training text.
+        validation: validation text.
+        tokenizer: a tokenizer as a config names it; ``characters`` are those of ``training``.
+
+    Raises:
+        DataError: a text contains a character that the tokenizer does not know.
         EnvironmentProblem: the tokenizer needs a package that is not installed.
     """
     built = build_tokenizer(tokenizer, training.content)
     return StreamSource(name, built, _encode(built, training), _encode(built, validation))
 
 
-def _cut(name: str, whole: Text, path: str, fraction: float, tokenizer: str) -> StreamSource:
-    """The source whose validation text is the last ``fraction`` of ``whole``, counted in
-    characters.
+def split_source(
+    name: str, whole: Text, path: str, fraction: float, tokenizer: str
+) -> StreamSource:
+    """Make the source whose validation text is the last ``fraction`` of the characters of a text.
+
+    Args:
+        name: name of the source in listings and errors.
+        whole: the text.
+        path: name of the text in errors.
+        fraction: share of the text, between 0 and 1.
+        tokenizer: a tokenizer as a config names it; ``characters`` are those of the training text.
+
+    Raises:
+        DataError: the text is too short, or contains a character that the tokenizer does not know.
+        EnvironmentProblem: the tokenizer needs a package that is not installed.
     """
     cut = len(whole.content) - round(len(whole.content) * fraction)
     if not 0 < cut < len(whole.content):
@@ -197,7 +224,7 @@ def _cut(name: str, whole: Text, path: str, fraction: float, tokenizer: str) -> 
         )
     training = Text(whole.content[:cut], whole.origins)
     built = build_tokenizer(tokenizer, training.content)
-    # The validation text is encoded by itself: no token may reach over the cut.
+    # The validation text is encoded by itself, because no token may cross the cut.
     try:
         validation = encode_stream(built, whole.content[cut:])
     except UnknownCharacterError as error:
@@ -213,10 +240,10 @@ def _encode(tokenizer: Tokenizer, text: Text) -> NDArray[Any]:
 
 
 def _located(error: UnknownCharacterError, text: Text, offset: int) -> UnknownCharacterError:
-    """``error`` with the file in which it happened."""
+    """Return the error with the file in which it happened."""
     where, offset_in_file = text.locate(offset)
     return UnknownCharacterError(error.character, offset_in_file, where, error.hint)
 
 
-def _relative_to() -> str:
+def _working_directory_hint() -> str:
     return f"Paths are relative to the working directory, {Path.cwd()}."

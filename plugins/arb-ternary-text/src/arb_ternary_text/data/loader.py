@@ -1,9 +1,9 @@
-"""Batches of samples, and of a token stream, read ahead by threads.
+"""Batches of samples, and of windows of a token stream, read ahead by threads.
 
 Threads are enough: a batch is a copy from memory or from a mapped file, during which numpy and
 torch release the interpreter lock, and there is no Python work per sample that would hold it.
 Nothing is pickled, no process inherits an initialised accelerator, and no worker has a random
-state: which samples a batch holds is the sampler's pure function of the cursor. Hence the same bits
+state: the samples of a batch are a pure function of the sampler's cursor. So the bits are the same
 for any number of workers.
 """
 
@@ -24,7 +24,7 @@ from arb_ternary.protocols.data import Batch
 from arb_ternary_text.data.memmap import TokenFile
 from arb_ternary_text.data.sampler import Sampler, WindowSampler, window_count
 
-#: Batches in flight for each worker: one being read and one ready.
+#: Batches in flight per worker: one being read and one ready.
 _AHEAD = 2
 
 
@@ -32,21 +32,21 @@ class SampledBatches:
     """An endless iterator over the batches of ``sampler``, on the host.
 
     The position is ``sampler.cursor``, the number of the next batch that the caller has not
-    received: batches that were read ahead do not count, and setting the cursor (or loading a state)
-    drops them. Use it as a context manager, or call :meth:`close`; one thread may iterate at a
+    received. Batches that were read ahead do not count, and setting the cursor or loading a state
+    drops them. Use it as a context manager, or call :meth:`close`. One thread may iterate at a
     time.
 
     Args:
         sampler: chooses the samples.
-        read: the batch of the samples int64 ``[B]``; a pure function, which threads call side by
-            side.
-        workers: threads that read ahead; 0 reads each batch when it is asked for.
-        pin_memory: put batches into page-locked memory, from which a copy to the accelerator can
-            run beside computation.
+        read: returns the batch of the samples int64 ``[B]``; a pure function, which several threads
+            call.
+        workers: number of threads that read ahead; 0 reads each batch when it is asked for.
+        pin_memory: put batches into page-locked memory, from which they can be copied to the
+            accelerator during computation.
 
     Raises:
         DataError: ``workers`` is negative.
-        EnvironmentProblem: ``pin_memory`` where there is no accelerator.
+        EnvironmentProblem: ``pin_memory`` is set and there is no accelerator.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class SampledBatches:
         self.read = read
         self.workers = workers
         self.pin_memory = pin_memory
-        self._executor = (
-            ThreadPoolExecutor(workers, thread_name_prefix="arb-data") if workers else None
-        )
+        self._executor = None
+        if workers:
+            self._executor = ThreadPoolExecutor(workers, thread_name_prefix="arb-data")
         self._ahead: deque[tuple[int, Future[Batch]]] = deque()
         self._shard = (0, 0, 1, 1)  # number of a first batch, rank, ranks, batches per step
         self._closed = False
@@ -79,7 +79,7 @@ class SampledBatches:
         return self
 
     def __next__(self) -> Batch:
-        """The batch at the cursor, which then moves on by one.
+        """Return the batch at the cursor, and move the cursor on by one.
 
         Raises:
             DataError: a sample cannot be read; the cursor stays where it is.
@@ -115,25 +115,23 @@ class SampledBatches:
 
     @property
     def continues(self) -> bool:
-        """Whether each row of the next batch continues the same row of the last; see
-        ``Sampler.continues``.
-        """
+        """Whether each row of the next batch continues that row of the last (``Sampler``)."""
         return self.sampler.continues(self.sampler.cursor)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's state: where the next batch is, not counting what was read ahead."""
+        """Return the sampler's state; batches that were read ahead do not count."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken. Raises DataError when it belongs to other samples or
-        settings.
+        """Continue where ``state`` was taken.
+
+        Raises:
+            DataError: the state belongs to other samples or settings.
         """
         self.sampler.load_state_dict(state)
 
     def close(self) -> None:
-        """Stop reading ahead and wait for the threads. The sampler keeps its cursor. A second call
-        does nothing.
-        """
+        """Stop reading ahead and wait for the threads; the sampler keeps its cursor."""
         self._closed = True
         self._drop()
         if self._executor is not None:
@@ -155,16 +153,16 @@ class SampledBatches:
         return (number - first) % count % size == rank
 
     def _fill(self, cursor: int) -> None:
-        """Have the batches from ``cursor`` on in flight. Indices are computed here, so that threads
-        share no state.
+        """Start reading the batches from ``cursor`` on.
+
+        Indices are computed here, so that threads share no state.
         """
         assert self._executor is not None
         wanted = self._ahead[-1][0] + 1 if self._ahead else cursor
         while len(self._ahead) < _AHEAD * self.workers:
             if self._is_own(wanted):
-                self._ahead.append(
-                    (wanted, self._executor.submit(self._read, self.sampler.batch(wanted)))
-                )
+                indices_B = self.sampler.batch(wanted)
+                self._ahead.append((wanted, self._executor.submit(self._read, indices_B)))
             wanted += 1
 
     def _drop(self) -> None:
@@ -184,7 +182,7 @@ class BatchLoader(SampledBatches):
     """The batches of a token stream; see :class:`SampledBatches`.
 
     Args:
-        stream: token ids ``[L]``, an integer dtype, in memory or mapped.
+        stream: token ids ``[L]`` of an integer dtype, in memory or mapped.
         sampler: chooses the windows; its ``stream_length`` is ``L``.
         workers: as for :class:`SampledBatches`.
         pin_memory: as for :class:`SampledBatches`.
@@ -192,7 +190,7 @@ class BatchLoader(SampledBatches):
     Raises:
         DataError: ``sampler`` was made for a stream of another length, or ``workers`` is negative.
             While reading: an id in a token file is outside the vocabulary.
-        EnvironmentProblem: ``pin_memory`` where there is no accelerator.
+        EnvironmentProblem: ``pin_memory`` is set and there is no accelerator.
     """
 
     def __init__(
@@ -218,13 +216,13 @@ class BatchLoader(SampledBatches):
 
 
 def read_windows(stream: NDArray[Any], indices_B: NDArray[np.int64], block_size: int) -> Batch:
-    """The windows ``indices_B`` of ``stream``: tokens int64 ``[B, S + 1]``, the indices as sample
-    ids.
+    """Read windows of ``stream``: tokens int64 ``[B, S + 1]``, with the indices as sample ids.
 
     Raises:
-        DataError: an id in a token file is outside the vocabulary; file and place are named.
+        DataError: an id in a token file is outside the vocabulary; the message names the file and
+            the index.
     """
-    # A base-class view: slicing a mapped array's subclass costs more than copying a window.
+    # A view of the base class: slicing the subclass costs more than copying a window.
     raw = np.asarray(stream)
     tokens = np.empty((len(indices_B), block_size + 1), dtype=np.int64)
     for row, index in enumerate(indices_B.tolist()):
@@ -243,15 +241,20 @@ def evaluation_batches(
     limit: int | None = None,
     name: str = "the validation stream",
 ) -> Iterator[Batch]:
-    """The same batches at every evaluation: all windows of ``stream`` in order, the last batch
-    perhaps smaller.
+    """Yield the batches of an evaluation: all windows of ``stream`` in order.
 
-    With ``limit``, at most so many batches, of windows spread evenly over the stream: its beginning
-    alone would be a biased sample.
+    The last batch may be smaller. The batches are the same at every evaluation.
+
+    Args:
+        stream: token ids ``[L]``.
+        block_size: ``S``, predictions per window.
+        batch_size: ``B``, windows per batch.
+        limit: largest number of batches, whose windows are spread evenly over the stream, because
+            its beginning would be a biased sample; None = all.
+        name: name of the stream in error messages.
 
     Raises:
-        DataError: the stream is too short for one block (``name`` says which stream), or a size is
-            not positive.
+        DataError: the stream is too short for one block, or a size is not positive.
     """
     windows = evaluation_indices(window_count(len(stream), block_size, name), batch_size, limit)
     return (read_windows(stream, indices_B, block_size) for indices_B in windows)
@@ -260,8 +263,12 @@ def evaluation_batches(
 def evaluation_indices(
     samples: int, batch_size: int, limit: int | None
 ) -> Iterator[NDArray[np.int64]]:
-    """Indices of the samples of each batch of an evaluation, as :func:`evaluation_batches` says of
-    windows.
+    """Yield the sample indices of each batch of an evaluation.
+
+    Args:
+        samples: number of samples.
+        batch_size: samples per batch.
+        limit: as for :func:`evaluation_batches`.
 
     Raises:
         DataError: a size is not positive.

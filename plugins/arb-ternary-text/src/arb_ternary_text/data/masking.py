@@ -8,16 +8,13 @@ from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 
 
 class CausalMasking:
-    """Next-token prediction: ``inputs = tokens[:, :-1]``, ``targets = tokens[:, 1:]``, every
-    position counts.
-    """
+    """Next-token prediction: ``inputs = tokens[:, :-1]``, ``targets = tokens[:, 1:]``."""
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
-        """Inputs and targets of ``batch``, int64 ``[B, S]``, and an all-true mask. Draws nothing
-        from ``generator``.
+        """Return inputs and targets, int64 ``[B, S]``, and a mask of all positions.
 
-        The two are copies: as views of one tensor, a caller that corrupts the inputs would corrupt
-        the targets too.
+        Nothing is drawn from ``generator``. Inputs and targets are copies: with views of one
+        tensor, a caller that corrupts the inputs would corrupt the targets too.
         """
         inputs_BS = batch.data[:, :-1].clone(memory_format=torch.contiguous_format)
         targets_BS = batch.data[:, 1:].clone(memory_format=torch.contiguous_format)
@@ -25,5 +22,5 @@ class CausalMasking:
 
 
 def build_causal(config: None = None) -> CausalMasking:
-    """The causal strategy; it has no options."""
+    """Build the masking strategy ``causal``, which has no options."""
     return CausalMasking()

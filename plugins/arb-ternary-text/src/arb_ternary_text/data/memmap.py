@@ -1,8 +1,7 @@
-"""Token files: ids written once, memory-mapped by every run, so that a corpus may be larger than
-the memory.
+"""Token files: ids that are written once and memory-mapped by every run.
 
-A ``.bin`` file is nothing but little-endian integers, and its dtype is part of the config; a
-``.npy`` file knows its own.
+A corpus may then be larger than the memory. A ``.bin`` file consists of little-endian integers,
+whose dtype the config gives. A ``.npy`` file knows its own.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ DTYPES: Final = ("uint8", "uint16", "uint32", "int32", "int64")
 
 
 class TokenFile(np.memmap[Any, np.dtype[Any]]):
-    """A token stream mapped from a file, with what is needed to check the ids that are read from
-    it.
+    """A token stream mapped from a file, which can check the ids that are read from it.
 
     Attributes:
         path: the file.
-        header: bytes of the file before its first token.
-        first: place in the file of the stream's first token; a slice has its own.
+        header: number of bytes in front of the first token.
+        first: index in the file of the stream's first token; a slice has its own.
         vocabulary_size: ids at or beyond it are errors.
     """
 
@@ -47,19 +45,19 @@ class TokenFile(np.memmap[Any, np.dtype[Any]]):
             self.first = obj.first + moved // self.dtype.itemsize
 
     def check(self, ids: NDArray[np.int64], start: int) -> None:
-        """Check ids that were read from ``start`` of the stream on against the vocabulary.
+        """Check ids that were read from ``start`` on against the vocabulary.
 
-        A file is checked as it is read: reading all of it first could take hours.
+        A file is checked as it is read, because reading all of it first could take hours.
 
         Raises:
-            DataError: an id is negative or too large; the message names the file and the token's
-                place in it.
+            DataError: an id is negative or too large; the message names the file and the index of
+                the token.
         """
         if ids.size and (int(ids.max()) >= self.vocabulary_size or int(ids.min()) < 0):
             wrong = int(np.flatnonzero((ids >= self.vocabulary_size) | (ids < 0))[0])
-            place = self.first + start + wrong
+            index = self.first + start + wrong
             raise DataError(
-                f"{self.path}: token {place} (byte {self.header + place * self.dtype.itemsize}) is "
+                f"{self.path}: token {index} (byte {self.header + index * self.dtype.itemsize}) is "
                 f"{int(ids[wrong])}, outside the vocabulary of {self.vocabulary_size} ids",
                 "The file belongs to another tokenizer, was written with another dtype, or is "
                 "damaged.",
@@ -74,16 +72,18 @@ def open_tokens(
     first: int = 0,
     last: int | None = None,
 ) -> TokenFile:
-    """Map tokens ``first`` to ``last`` (not included; None is the end) of a token file, read-only.
+    """Map a token file, or a part of it, read-only.
 
     Args:
         path: a ``.bin`` file of little-endian integers, or a one-dimensional ``.npy`` file.
         vocabulary_size: ids at or beyond it are errors when they are read.
-        dtype: integer type of a ``.bin`` file; for a ``.npy`` file it must be what the file says,
-            or None.
+        dtype: integer type of a ``.bin`` file; for a ``.npy`` file None, or the type in the file.
+        first: index of the first token.
+        last: index after the last token; None is the end of the file.
 
     Raises:
-        DataError: the file is missing, empty, no token file, or its size does not fit the dtype.
+        DataError: the file is missing, empty or not a token file, or its size does not fit the
+            dtype.
     """
     path = Path(path)
     if path.suffix not in {".bin", ".npy"}:
@@ -102,12 +102,13 @@ def open_tokens(
         ) from error
     if size == 0:
         raise DataError(f"{path}: the token file is empty")
-    found, offset, count = (
-        _layout_bin(path, size, dtype) if path.suffix == ".bin" else _layout_npy(path, dtype)
-    )
+    if path.suffix == ".bin":
+        found, offset, count = _bin_layout(path, size, dtype)
+    else:
+        found, offset, count = _npy_layout(path, dtype)
     stop = count if last is None else last
     if not 0 <= first < stop <= count:
-        raise DataError(f"{path}: tokens {first} to {stop} are asked for, and the file has {count}")
+        raise DataError(f"{path}: there are no tokens {first} to {stop}; the file has {count}")
     stream = TokenFile(
         path, dtype=found, mode="r", offset=offset + first * found.itemsize, shape=(stop - first,)
     )
@@ -119,16 +120,17 @@ def open_tokens(
 
 
 def write_tokens(path: str | Path, ids: ArrayLike, dtype: str) -> None:
-    """Write ids to a ``.bin`` or ``.npy`` file. The file appears whole or not at all; an existing
-    one is replaced.
+    """Write ids to a ``.bin`` or ``.npy`` file.
+
+    The file appears whole or not at all; an existing one is replaced.
 
     Args:
-        path: where to; the ending chooses the format.
+        path: the file; its suffix chooses the format.
         ids: token ids ``[L]``, integers.
         dtype: integer type on disk, one of ``DTYPES``.
 
     Raises:
-        DataError: an id does not fit the dtype (its place is named), ``ids`` are no ids, or the
+        DataError: an id does not fit the dtype (its index is named), ``ids`` are not ids, or the
             file cannot be written.
     """
     path = Path(path)
@@ -146,7 +148,7 @@ def write_tokens(path: str | Path, ids: ArrayLike, dtype: str) -> None:
     if int(ids_L.max()) > largest or int(ids_L.min()) < 0:
         wrong = int(np.flatnonzero((ids_L > largest) | (ids_L < 0))[0])
         raise DataError(
-            f"{path}: id {int(ids_L[wrong])} at place {wrong} does not fit {dtype}: 0 to {largest}"
+            f"{path}: id {int(ids_L[wrong])} at index {wrong} does not fit {dtype}: 0 to {largest}"
         )
     content = ids_L.astype(np.dtype(dtype).newbyteorder("<"))
     try:
@@ -156,7 +158,7 @@ def write_tokens(path: str | Path, ids: ArrayLike, dtype: str) -> None:
 
 
 def _replace(path: Path, content: NDArray[Any]) -> None:
-    """Write beside ``path``, flush to the disk, then rename: a reader never meets half a file."""
+    """Write next to ``path``, flush to disk, then rename, so that no reader sees half a file."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -172,10 +174,8 @@ def _replace(path: Path, content: NDArray[Any]) -> None:
         raise
 
 
-def _layout_bin(path: Path, size: int, dtype: str | None) -> tuple[np.dtype[Any], int, int]:
-    """dtype, offset in bytes of the first token and number of tokens of a ``.bin`` file of ``size``
-    bytes.
-    """
+def _bin_layout(path: Path, size: int, dtype: str | None) -> tuple[np.dtype[Any], int, int]:
+    """Return dtype, byte offset of the first token and number of tokens of a ``.bin`` file."""
     if dtype is None:
         raise DataError(
             f"{path}: a .bin file does not say what it holds",
@@ -184,14 +184,14 @@ def _layout_bin(path: Path, size: int, dtype: str | None) -> tuple[np.dtype[Any]
     found = np.dtype(dtype).newbyteorder("<")
     if size % found.itemsize:
         raise DataError(
-            f"{path}: {size} bytes are no whole number of {dtype} ({found.itemsize} bytes each)",
-            "The file is truncated, or its dtype is another.",
+            f"{path}: {size} bytes are not a whole number of {dtype} ({found.itemsize} bytes each)",
+            "The file is truncated, or has another dtype.",
         )
     return found, 0, size // found.itemsize
 
 
-def _layout_npy(path: Path, dtype: str | None) -> tuple[np.dtype[Any], int, int]:
-    """The same of a ``.npy`` file, from its header."""
+def _npy_layout(path: Path, dtype: str | None) -> tuple[np.dtype[Any], int, int]:
+    """Return the same of a ``.npy`` file, from its header."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:

@@ -1,10 +1,10 @@
-"""Which samples make up a batch: a pure function of the seed and a cursor.
+"""The samples of a batch as a pure function of a seed and a cursor.
 
-A stream of ``L`` tokens is cut once into ``(L - 1) // S`` windows; window ``i`` starts at token ``i
-* S`` and reads ``S + 1`` tokens, so that neighbouring windows share one token and every prediction
-is made exactly once an epoch. The cut never moves: the index of a window is the sample's identity,
-in every epoch and in both orders, and caches and masks may be keyed by it. Tokens after the last
-whole window are not used.
+A stream of ``L`` tokens is cut once into ``(L - 1) // S`` windows. Window ``i`` starts at token
+``i * S`` and reads ``S + 1`` tokens, so that neighbouring windows share one token and every
+prediction is made exactly once per epoch. The cut never moves: the index of a window identifies the
+sample in every epoch and in both orders, and caches and masks may use it as a key. Tokens after the
+last whole window are not used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GAMMA: Final = 0x9E3779B97F4A7C15
 
 
 def window_count(stream_length: int, block_size: int, name: str = "the token stream") -> int:
-    """Number of windows of ``block_size + 1`` tokens, each sharing one token with the next.
+    """Return the number of windows of ``block_size + 1`` tokens, each sharing one with the next.
 
     Raises:
         DataError: not even one window fits; ``name`` says which stream.
@@ -33,26 +33,24 @@ def window_count(stream_length: int, block_size: int, name: str = "the token str
         raise DataError(f"block_size must be at least 1, not {block_size}")
     windows = (stream_length - 1) // block_size
     if windows < 1:
-        longest = (
-            f"Lower the block size to at most {stream_length - 1}, or use"
-            if stream_length > 1
-            else "Use"
-        )
+        remedy = "Use a longer text."
+        if stream_length > 1:
+            remedy = f"Lower the block size to at most {stream_length - 1}, or use a longer text."
         raise DataError(
             f"{name}: {stream_length} tokens are too few for a block of {block_size}: "
             f"{block_size + 1} are needed",
-            f"{longest} a longer text.",
+            remedy,
         )
     return windows
 
 
 def permutation(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """A permutation of ``range(size)`` that depends on nothing but ``(size, seed, epoch)``.
+    """Return a permutation of ``range(size)`` that depends on ``(size, seed, epoch)`` only.
 
-    The order of the splitmix64 sequence (Steele, Lea and Flood 2014) that starts at a hash of seed
-    and epoch. It is spelled out here instead of drawn from numpy because numpy may change its
-    streams between versions, and a resumed run must see the order that it left. Ties of 64-bit keys
-    keep the order of the index.
+    It is the order of the splitmix64 sequence (Steele, Lea and Flood 2014) that starts at a hash of
+    seed and epoch. It is written out here because numpy may change its streams between versions,
+    and a resumed run must see the order that it left. Equal 64-bit keys keep the order of the
+    index.
     """
     start = _mix((_mix(seed & _MASK) + epoch) & _MASK)
     keys = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(start)
@@ -62,7 +60,7 @@ def permutation(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def _mix(value: int) -> int:
-    """One step of splitmix64 on a Python integer."""
+    """Make one step of splitmix64 on a Python integer."""
     value = (value + _GAMMA) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -70,31 +68,31 @@ def _mix(value: int) -> int:
 
 
 class Sampler:
-    """Indices of the samples in each batch, with a resumable cursor.
+    """The indices of the samples in each batch, with a resumable cursor.
 
-    ``order="random"``: epochs follow each other without a gap, each a permutation of all samples; a
-    batch may take its first rows from one epoch and its last from the next, so no sample is ever
-    dropped, also when the batch is larger than an epoch. ``order="sequential"``: row ``b`` reads
-    its own contiguous ``1/B`` of the samples, so that state carried from batch to batch continues
-    the same text; up to ``B - 1`` samples at the end are not used.
+    ``order="random"``: epochs follow each other without a gap, each a permutation of all samples. A
+    batch may take its first rows from one epoch and its last from the next, so that no sample is
+    dropped, even if the batch is larger than an epoch. ``order="sequential"``: row ``b`` reads its
+    own contiguous ``1/B`` of the samples, so that state carried from batch to batch continues the
+    same text. Up to ``B - 1`` samples at the end are not used.
 
     Args:
-        samples: how many there are.
-        batch_size: ``B``, samples a batch.
+        samples: number of samples.
+        batch_size: ``B``, samples per batch.
         seed: chooses the permutations of the random order; the sequential order does not depend on
             it.
         order: ``random`` or ``sequential``.
-        name: what error messages call the samples.
+        name: name of the samples in error messages.
 
     Attributes:
         cursor: number of the next batch. ``state_dict`` is this number and the fields that decide
             what it counts.
 
     Raises:
-        DataError: there are too few samples, or the order or the batch size is none.
+        DataError: there are too few samples, or the order or the batch size is invalid.
     """
 
-    #: What messages call a sampler of the class.
+    #: Name of the class in error messages.
     _kind = "a sampler"
 
     def __init__(
@@ -123,8 +121,9 @@ class Sampler:
         self._require_enough()
 
     def batch(self, cursor: int) -> NDArray[np.int64]:
-        """Sample indices of batch number ``cursor``, int64 ``[B]``; does not depend on
-        ``self.cursor``.
+        """Return the sample indices of batch number ``cursor``, int64 ``[B]``.
+
+        They do not depend on ``self.cursor``.
         """
         if cursor < 0:
             raise DataError(f"the data cursor must not be negative, not {cursor}")
@@ -139,41 +138,40 @@ class Sampler:
             part = self._epoch_order(epoch)[offset : offset + wanted]
             parts.append(part)
             wanted -= len(part)
-            epoch = epoch + 1
+            epoch += 1
             offset = 0
         return np.concatenate(parts)
 
     @property
     def batches_per_epoch(self) -> int:
-        """Whole batches in one pass over the samples; 0 in random order when a batch is larger than
-        an epoch.
-        """
+        """Number of whole batches in one pass over the samples; 0 if a batch is larger."""
         return self.samples // self.batch_size
 
     def continues(self, cursor: int) -> bool:
-        """Whether each row of batch ``cursor`` continues the same row of the batch before.
+        """Return whether each row of batch ``cursor`` continues the same row of the batch before.
 
-        Where it does not, state carried from the batch before must be cleared: always in random
-        order, and at the start of every epoch in sequential order.
+        If it does not, state carried from the batch before must be cleared: always in random order,
+        and at the start of every epoch in sequential order.
         """
         return self.order == "sequential" and cursor % self.batches_per_epoch != 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor and what it counts: plain numbers and strings."""
+        """Return the cursor and what it counts, as plain numbers and strings."""
         return {"cursor": self.cursor, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at the cursor of ``state``.
 
         Raises:
-            DataError: the cursor was counted with another seed, batch, order, or of other samples;
-                all the fields that differ are named. The sampler is then left as it was.
+            DataError: the state is of a sampler with another seed, batch size, order or other
+                samples. All fields that differ are named, and the sampler is left as it was.
         """
         settings = self._settings()
-        unlike = sorted({"cursor", *settings} ^ set(state))
-        if unlike:
+        other_fields = sorted({"cursor", *settings} ^ set(state))
+        if other_fields:
             raise DataError(
-                f"sampler state: the fields differ from those of {self._kind}: {', '.join(unlike)}"
+                f"sampler state: the fields differ from those of {self._kind}: "
+                f"{', '.join(other_fields)}"
             )
         different = [
             f"{key} was {state[key]!r} and is {now!r}"
@@ -195,9 +193,9 @@ class Sampler:
         self.cursor = cursor
 
     def _require_enough(self) -> None:
-        """DataError where the samples do not fill one batch of the order."""
+        """Raise DataError if the samples do not fill one batch."""
         if self.samples < 1:
-            raise DataError(f"{self.name}: there is not one sample")
+            raise DataError(f"{self.name}: there are no samples")
         if self.order == "sequential" and self.samples < self.batch_size:
             raise DataError(
                 f"{self.name}: {self.samples} samples are too few for {self.batch_size} parallel "
@@ -214,13 +212,15 @@ class Sampler:
         }
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
-        """The epoch's permutation. The last two are kept: a batch at the seam of two epochs needs
-        both.
+        """Return the permutation of an epoch.
+
+        The last two are kept, because a batch between two epochs needs both.
         """
         order = self._orders.get(epoch)
         if order is None:
             order = permutation(self.samples, self.seed, epoch)
-            self._orders = dict([*self._orders.items()][-1:]) | {epoch: order}
+            latest = list(self._orders.items())[-1:]
+            self._orders = dict([*latest, (epoch, order)])
         return order
 
 
@@ -228,12 +228,12 @@ class WindowSampler(Sampler):
     """A :class:`Sampler` of the windows of a stream.
 
     Args:
-        stream_length: tokens in the stream.
-        block_size: ``S``, predictions a sample.
-        batch_size: ``B``, samples a batch.
+        stream_length: number of tokens in the stream.
+        block_size: ``S``, predictions per sample.
+        batch_size: ``B``, samples per batch.
         seed: as for :class:`Sampler`.
         order: as for :class:`Sampler`; rows of the sequential order read on in the same text.
-        name: what error messages call the stream.
+        name: name of the stream in error messages.
 
     Raises:
         DataError: the stream is too short for one block, or for ``B`` parallel streams.
@@ -265,8 +265,8 @@ class WindowSampler(Sampler):
         if self.order == "sequential" and self.windows < self.batch_size:
             raise DataError(
                 f"{self.name}: {self.stream_length} tokens are too few for {self.batch_size} "
-                f"parallel streams of at "
-                f"least one block of {self.block_size}: there are {self.windows} blocks",
+                f"parallel streams of at least one block of {self.block_size}: there are "
+                f"{self.windows} blocks",
                 f"Lower the batch size to at most {self.windows}, or the block size.",
             )
 

@@ -1,8 +1,7 @@
-"""The built-in text: the plays and poems of Shakespeare, in the public domain, shipped with the
-package.
+"""The built-in text: the plays and poems of Shakespeare, which are in the public domain.
 
-Training text of 4,462,314 bytes, ASCII, 84 distinct characters; *Macbeth* and *Twelfth Night*
-(218,211 bytes) are the validation text and are not in the training text.
+The training text has 4,462,314 bytes of ASCII and 84 distinct characters. The validation text,
+*Macbeth* and *Twelfth Night* (218,211 bytes), is not part of it.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ class ShakespeareConfig:
     tuning: bool = option(
         False,
         "validate on the last twentieth of the training text and train on the rest, to choose "
-        "settings by; the validation text then stays unseen",
+        "settings while the validation text stays unseen",
         validator=attrs.validators.instance_of(bool),
     )
 
 
 def build(config: ShakespeareConfig) -> StreamSource:
-    """The data source of ``config``.
+    """Build the data source of ``config``.
 
     Raises:
         DataError: the packaged text is damaged, or the tokenizer's file cannot be used.
@@ -42,18 +41,20 @@ def build(config: ShakespeareConfig) -> StreamSource:
     """
     content = load_text("train")
     if config.tuning:
+        part = "tuning"
         cut = len(content) - len(content) // 20
-        content, held_out, part = content[:cut], content[cut:], "tuning"
+        held_out = content[cut:]
+        content = content[:cut]
     else:
-        held_out = load_text("validation")
         part = "validation"
+        held_out = load_text("validation")
     training = Text(content, ((0, "shakespeare train text"),))
     validation = Text(held_out, ((0, f"shakespeare {part} text"),))
     return text_source("shakespeare", training, validation, config.tokenizer)
 
 
 def load_text(part: Literal["train", "validation"]) -> str:
-    """The training or the validation text.
+    """Return the training or the validation text.
 
     Raises:
         DataError: the packaged file is missing or damaged.

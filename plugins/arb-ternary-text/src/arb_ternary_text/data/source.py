@@ -1,5 +1,6 @@
-"""A data source: two token streams and their tokenizer. It is made without torch, which its batches
-need.
+"""A data source: two token streams and their tokenizer.
+
+It is built without torch; only its batches need it.
 """
 
 from __future__ import annotations
@@ -22,19 +23,18 @@ from arb_ternary_text.data.tokenizers import Tokenizer
 if TYPE_CHECKING:
     from arb_ternary_text.data.loader import BatchLoader
 
-#: Share of a stream that is kept for validation when the config says nothing about validation.
+#: Share of a stream that is kept for validation by default.
 DEFAULT_FRACTION: Final = 0.1
 
-# : Validator of an option that is a share of a stream, of which something must be left on both
-# sides.
+#: Validator of an option that is a share of a stream, with something left on both sides.
 part: Final = Rule(
     "greater than 0 and less than 1",
     lambda value: 0 < value < 1,
     {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
 )
 
-# : A stream up to this many bytes is hashed whole, a longer one in ``_SAMPLES`` pieces of
-# ``_PIECE`` bytes.
+#: A stream of up to this many bytes is hashed whole, a longer one in ``_SAMPLES`` pieces of
+#: ``_PIECE`` bytes.
 _WHOLE: Final = 1 << 28
 _PIECE: Final = 1 << 20
 _SAMPLES: Final = 256
@@ -45,8 +45,8 @@ class StreamSource:
     """Token streams in memory or mapped from files.
 
     Attributes:
-        name: what listings and errors call the source.
-        tokenizer: how text becomes the ids in the streams.
+        name: name of the source in listings and errors.
+        tokenizer: turns text into the ids of the streams.
         train: training ids ``[L]``, an integer dtype.
         validation: validation ids ``[L']``, an integer dtype.
     """
@@ -57,8 +57,9 @@ class StreamSource:
     validation: NDArray[Any] = attrs.field(repr=lambda ids: f"<{len(ids)} tokens>")
 
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal of both streams and the tokenizer; the paths that they came from
-        do not count.
+        """Return the SHA-256 in hexadecimal of both streams and the tokenizer.
+
+        It does not depend on paths.
         """
         tokenizer = json.dumps(self.tokenizer.to_json(), sort_keys=True)
         parts = (digest(self.train), digest(self.validation), tokenizer)
@@ -70,7 +71,7 @@ class StreamSource:
         return self.tokenizer.vocabulary_size
 
     def batches(self, request: BatchRequest) -> BatchLoader:
-        """Windows of the training stream."""
+        """Return batches of windows of the training stream."""
         from arb_ternary_text.data.loader import BatchLoader
 
         sampler = WindowSampler(
@@ -86,21 +87,20 @@ class StreamSource:
         )
 
     def samples_per_epoch(self, block_size: int) -> int:
-        """Windows of the training stream."""
+        """Return the number of windows of the training stream."""
         return window_count(len(self.train), block_size, "the training stream")
 
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
-        """Windows of the validation stream; all of them predict each token but the first exactly
-        once.
+        """Yield batches of windows of the validation stream.
+
+        All windows together predict each token but the first exactly once.
         """
         from arb_ternary_text.data.loader import evaluation_batches
 
         return evaluation_batches(self.validation, block_size, batch_size, limit=limit)
 
     def baselines(self, block_size: int) -> Mapping[str, float]:
-        """Entropies of the tokens that a whole evaluation predicts: what frequencies of one and of
-        two tokens give.
-        """
+        """Return the entropies of the tokens that a whole evaluation predicts."""
         windows = window_count(len(self.validation), block_size, "the validation stream")
         seen = self.validation[: windows * block_size + 1]
         return {
@@ -109,16 +109,15 @@ class StreamSource:
         }
 
     def attachments(self) -> Mapping[str, Any]:
-        """The tokenizer, as ``from_json`` reads it."""
+        """Return the tokenizer as ``from_json`` reads it."""
         return {"tokenizer": self.tokenizer.to_json()}
 
 
 def digest(ids_L: NDArray[Any]) -> str:
-    """SHA-256 in hexadecimal of a stream's dtype, length and content.
+    """Return the SHA-256 in hexadecimal of a stream's dtype, length and content.
 
-    Of a stream beyond 256 MiB only 256 pieces of 1 MiB are read, evenly spaced from its first byte
-    to its last: enough to tell a file from another, without reading hundreds of gigabytes each time
-    a run starts.
+    Of a stream of more than 256 MiB only 256 pieces of 1 MiB are read, evenly spaced from its first
+    byte to its last. This tells files apart without reading hundreds of gigabytes at every start.
     """
     hasher = hashlib.sha256(f"{ids_L.dtype.str} {len(ids_L)}".encode())
     content = np.ascontiguousarray(ids_L).view(np.uint8)

@@ -1,7 +1,7 @@
 """Text to token ids and back: bytes, characters, or a tokenizer file.
 
 A config names a tokenizer by ``bytes``, ``characters`` or the path of a file: ``.json`` (of the
-``tokenizers`` library, or what ``to_json`` of any tokenizer here gave) or ``.model`` (of
+``tokenizers`` library, or the result of ``to_json`` of a tokenizer here) or ``.model`` (of
 sentencepiece). ``from_json(tokenizer.to_json())`` is always the same tokenizer.
 """
 
@@ -47,16 +47,16 @@ class Tokenizer(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
     def to_json(self) -> dict[str, Any]:
-        """Everything needed to rebuild the tokenizer; stored in run directories."""
+        """Return everything needed to rebuild the tokenizer; run directories store it."""
         ...
 
 
 class UnknownCharacterError(DataError):
-    """A text holds a character that the tokenizer has no id for.
+    """A text contains a character that the tokenizer has no id for.
 
     Attributes:
         character: the character.
-        offset: where it first stands, in characters from the start of the text.
+        offset: its first offset, in characters from the start of the text.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class ByteTokenizer:
         return list(self._bytes(text))
 
     def encode_array(self, text: str) -> NDArray[np.uint8]:
-        """``encode`` as a uint8 array."""
+        """Encode to a uint8 array."""
         return np.frombuffer(self._bytes(text), dtype=np.uint8)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; bytes that are not UTF-8 (a character cut in two) read as U+FFFD."""
+        """Return the text; bytes that are not UTF-8 (a character cut in two) become U+FFFD."""
         check_ids(ids, 256)
         return bytes(ids).decode("utf-8", errors="replace")
 
@@ -102,13 +102,13 @@ class ByteTokenizer:
             raise UnknownCharacterError(
                 text[error.start],
                 error.start,
-                hint="It is half of a surrogate pair and has no UTF-8 form.",
+                hint="It is half of a surrogate pair, which UTF-8 cannot write.",
             ) from error
 
 
 @attrs.frozen
 class CharacterTokenizer:
-    """One id for each character of an alphabet, in the order of code points.
+    """One id per character of an alphabet, in the order of code points.
 
     Attributes:
         alphabet: the distinct characters, sorted.
@@ -128,9 +128,7 @@ class CharacterTokenizer:
 
     @classmethod
     def from_text(cls, text: str) -> CharacterTokenizer:
-        """The tokenizer whose alphabet is what ``text`` uses: the same for any order of the same
-        characters.
-        """
+        """Return the tokenizer whose alphabet is the characters of ``text``."""
         return cls("".join(sorted(set(text))))
 
     @property
@@ -141,7 +139,7 @@ class CharacterTokenizer:
         return [int(i) for i in self.encode_array(text)]
 
     def encode_array(self, text: str) -> NDArray[np.int64]:
-        """``encode`` as an int64 array.
+        """Encode to an int64 array.
 
         Raises:
             UnknownCharacterError: a character of ``text`` is not in the alphabet.
@@ -164,7 +162,7 @@ class CharacterTokenizer:
 
 @attrs.frozen
 class IdTokenizer:
-    """Token ids written as numbers: for token files whose tokenizer is not known here.
+    """Token ids written as numbers, for token files whose tokenizer is not known.
 
     Attributes:
         vocabulary_size: number of ids.
@@ -175,13 +173,13 @@ class IdTokenizer:
     )
 
     def encode(self, text: str) -> list[int]:
-        """The ids in ``text``, whole numbers apart by white space."""
+        """Return the ids in ``text``, whole numbers separated by white space."""
         words = text.split()
         for word in words:
             if not (word.isascii() and word.isdigit()):
                 raise DataError(
-                    f"{word!r} is not a token id: this data has no tokenizer, so text is written "
-                    f"as numbers",
+                    f"{word!r} is not a token id: this data has no tokenizer, so text must be "
+                    f"numbers",
                     'Write ids such as "12 7 300", or set the tokenizer of the data.',
                 )
         ids = [int(word) for word in words]
@@ -198,10 +196,10 @@ class IdTokenizer:
 
 @attrs.frozen
 class PaddedTokenizer:
-    """A tokenizer for a model with more ids: rows of published embeddings are often rounded up.
+    """A tokenizer with additional ids: the rows of published embeddings are often rounded up.
 
     Attributes:
-        inner: the tokenizer; no text has an id that it does not know.
+        inner: the tokenizer. No text encodes to the additional ids.
         vocabulary_size: number of ids, more than the inner tokenizer's.
     """
 
@@ -212,21 +210,20 @@ class PaddedTokenizer:
     def _larger(self, _: object, value: int) -> None:
         if value <= self.inner.vocabulary_size:
             raise DataError(
-                f"tokenizer: padded to {value} ids, and has {self.inner.vocabulary_size} without"
+                f"tokenizer: padded to {value} ids, but it has {self.inner.vocabulary_size} already"
             )
 
     def encode(self, text: str) -> list[int]:
         return self.inner.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; ids that the inner tokenizer does not know read as U+FFFD."""
+        """Return the text; runs of additional ids become U+FFFD."""
         check_ids(ids, self.vocabulary_size)
         known = self.inner.vocabulary_size
-        parts = [
-            list(part) if inside else "\ufffd"
-            for inside, part in groupby(ids, key=lambda i: i < known)
-        ]
-        return "".join(part if isinstance(part, str) else self.inner.decode(part) for part in parts)
+        pieces = []
+        for is_known, run in groupby(ids, key=lambda i: i < known):
+            pieces.append(self.inner.decode(list(run)) if is_known else "\ufffd")
+        return "".join(pieces)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -237,11 +234,11 @@ class PaddedTokenizer:
 
 
 def build_tokenizer(choice: str, training_text: str | None = None) -> Tokenizer:
-    """The tokenizer that a config names.
+    """Build the tokenizer that a config names.
 
     Args:
         choice: ``bytes``, ``characters`` or the path of a ``.json`` or ``.model`` file.
-        training_text: the text that the characters are taken from; None where the data is not text.
+        training_text: the text that the characters are taken from; None if the data is not text.
 
     Raises:
         DataError: the choice is none of these, there is no text to take characters from, or the
@@ -265,11 +262,10 @@ def build_tokenizer(choice: str, training_text: str | None = None) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a file: JSON of the ``tokenizers`` library or of ``to_json``, or
-    sentencepiece's ``.model``.
+    """Load a tokenizer from JSON (of the ``tokenizers`` library or ``to_json``) or ``.model``.
 
     Raises:
-        DataError: the file is missing, is not JSON or holds no tokenizer; the path comes first.
+        DataError: the file is missing, is not JSON or has no tokenizer; the path comes first.
         EnvironmentProblem: the file needs a package that is not installed.
     """
     try:
@@ -292,16 +288,16 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except EnvironmentProblem as error:
         raise EnvironmentProblem(f"{path}: {error.what}", error.hint) from error
     raise DataError(
-        f"{path}: this JSON holds no tokenizer: it has neither `model` (a file of the package "
+        f"{path}: this JSON is not a tokenizer: it has neither `model` (a file of the package "
         f"`tokenizers`) nor `kind`"
     )
 
 
 def from_json(state: Mapping[str, Any]) -> Tokenizer:
-    """Rebuild a tokenizer from what its ``to_json`` gave.
+    """Rebuild a tokenizer from the result of its ``to_json``.
 
     Raises:
-        DataError: ``state`` is no tokenizer's, or its fields are not those of its kind.
+        DataError: ``state`` is not of a tokenizer, or its fields are not those of its kind.
         EnvironmentProblem: the tokenizer needs a package that is not installed.
     """
     if state.get("kind") == "padded":
@@ -324,8 +320,7 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
     if sorted(fields) != expected or not all(isinstance(value, type_) for value in fields.values()):
         holds = f"one field, {name} ({type_.__name__})" if name else "no further field"
         raise DataError(
-            f"tokenizer: kind {kind} has {holds}; these were given: "
-            f"{', '.join(sorted(fields)) or 'none'}"
+            f"tokenizer: kind {kind} has {holds}; given were: {', '.join(sorted(fields)) or 'none'}"
         )
     try:
         return _ready(make(**fields))
@@ -334,8 +329,11 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
 
 
 def padded_to(state: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str, Any]:
-    """The state of a tokenizer for a model with ``vocabulary_size`` ids; of ids alone where
-    ``state`` is None.
+    """Return the state of a tokenizer for a model with ``vocabulary_size`` ids.
+
+    Args:
+        state: the state of the tokenizer; None for ids written as numbers.
+        vocabulary_size: number of ids of the model.
 
     Raises:
         DataError: the tokenizer has more ids than the model.
@@ -346,10 +344,11 @@ def padded_to(state: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str
     inner = from_json(state)
     if inner.vocabulary_size > vocabulary_size:
         raise DataError(
-            f"tokenizer: it has {inner.vocabulary_size} ids, and the model {vocabulary_size}"
+            f"tokenizer: it has {inner.vocabulary_size} ids, but the model {vocabulary_size}"
         )
-    same = inner.vocabulary_size == vocabulary_size
-    return inner.to_json() if same else PaddedTokenizer(inner, vocabulary_size).to_json()
+    if inner.vocabulary_size < vocabulary_size:
+        inner = PaddedTokenizer(inner, vocabulary_size)
+    return inner.to_json()
 
 
 def _padded(state: Mapping[str, Any]) -> Tokenizer:
@@ -361,30 +360,25 @@ def _padded(state: Mapping[str, Any]) -> Tokenizer:
         )
     if inner.get("kind") == "padded" or type(size) is not int:
         raise DataError(
-            "tokenizer: kind padded holds a tokenizer of another kind, and a whole number of ids"
+            "tokenizer: kind padded has a tokenizer of another kind, and a whole number of ids"
         )
     return PaddedTokenizer(from_json(inner), size)
 
 
-@runtime_checkable
-class _EncodesArrays(Protocol):
-    def encode_array(self, text: str) -> NDArray[Any]: ...
-
-
 def encode_stream(tokenizer: Tokenizer, text: str) -> NDArray[Any]:
-    """``text`` as a one-dimensional array of ids in the smallest unsigned dtype that holds the
-    vocabulary.
-    """
-    if isinstance(tokenizer, _EncodesArrays):
-        ids = tokenizer.encode_array(text)
-    else:
+    """Encode ``text`` to an array of ids, in the smallest unsigned dtype for the vocabulary."""
+    encode_array = getattr(tokenizer, "encode_array", None)  # faster, if there is one
+    if encode_array is None:
         ids = np.asarray(tokenizer.encode(text), dtype=np.int64)
+    else:
+        ids = encode_array(text)
     return np.asarray(ids, dtype=np.min_scalar_type(tokenizer.vocabulary_size - 1))
 
 
 def _ready(tokenizer: Tokenizer) -> Tokenizer:
-    """``tokenizer``, once it is known to work: a file that cannot be used is an error here, not at
-    the first batch.
+    """Return the tokenizer, after checking that it works.
+
+    A file that cannot be used is then an error here and not at the first batch.
     """
     if tokenizer.vocabulary_size < 1:
         raise DataError("tokenizer: the vocabulary is empty")

@@ -13,7 +13,7 @@ from arb_ternary_text.data.memmap import open_tokens
 from arb_ternary_text.data.source import DEFAULT_FRACTION, StreamSource, part
 from arb_ternary_text.data.tokenizers import IdTokenizer, build_tokenizer
 
-#: Characters are taken from a training text, and token files have none.
+#: Not ``characters``: these are taken from a training text, and token files have none.
 _written_tokenizer: Final = Rule(
     "bytes or the path of a .json or .model file",
     lambda value: value == "bytes" or value.endswith((".json", ".model")),
@@ -23,15 +23,16 @@ _written_tokenizer: Final = Rule(
 
 @attrs.frozen
 class TokensConfig:
-    """Options of the data source ``tokens``: streams of ids in files. Paths are relative to the
-    working directory.
+    """Options of the data source ``tokens``: streams of ids in files.
+
+    Paths are relative to the working directory.
     """
 
     train: str = option(help="token file for training, .bin or .npy")
     validation: str | None = option(None, "token file for validation, .bin or .npy")
     validation_fraction: float | None = option(
         None,
-        f"share of `train`, cut at its end, kept for validation when `validation` is null (null: "
+        f"share at the end of `train` that is kept for validation if `validation` is null (null: "
         f"{DEFAULT_FRACTION})",
         validator=optional(part),
     )
@@ -44,8 +45,8 @@ class TokensConfig:
     )
     tokenizer: str | None = option(
         None,
-        "tokenizer that the ids belong to: bytes, or the path of a .json or .model file; null: "
-        "give vocabulary_size",
+        "tokenizer of the ids: bytes, or the path of a .json or .model file; null: give "
+        "vocabulary_size",
         validator=optional(_written_tokenizer),
     )
     vocabulary_size: int | None = option(
@@ -78,7 +79,7 @@ class TokensConfig:
 
 
 def build(config: TokensConfig) -> StreamSource:
-    """The data source of ``config``.
+    """Build the data source of ``config``.
 
     Raises:
         DataError: a file is missing, empty or not a token file; its path comes first.
@@ -97,18 +98,15 @@ def build(config: TokensConfig) -> StreamSource:
                 "Give another file, or `validation_fraction` to keep the end of this one.",
             )
         train = open_tokens(config.train, size, dtype=config.dtype)
-        return StreamSource(
-            "tokens", tokenizer, train, open_tokens(config.validation, size, dtype=config.dtype)
-        )
-    whole = open_tokens(config.train, size, dtype=config.dtype)
-    held = round(len(whole) * (config.validation_fraction or DEFAULT_FRACTION))
-    cut = len(whole) - held
-    if held < 1 or cut < 1:
+        validation = open_tokens(config.validation, size, dtype=config.dtype)
+        return StreamSource("tokens", tokenizer, train, validation)
+
+    length = len(open_tokens(config.train, size, dtype=config.dtype))
+    cut = length - round(length * (config.validation_fraction or DEFAULT_FRACTION))
+    if not 0 < cut < length:
         raise DataError(
-            f"{config.train}: {len(whole)} tokens are too few to keep a share of them for "
-            f"validation"
+            f"{config.train}: {length} tokens are too few to keep a share of them for validation"
         )
     train = open_tokens(config.train, size, dtype=config.dtype, last=cut)
-    return StreamSource(
-        "tokens", tokenizer, train, open_tokens(config.train, size, dtype=config.dtype, first=cut)
-    )
+    validation = open_tokens(config.train, size, dtype=config.dtype, first=cut)
+    return StreamSource("tokens", tokenizer, train, validation)

@@ -1,4 +1,4 @@
-"""Architectures that other programs compute too, as presets of the decoder's options.
+"""Architectures that other programs run too, as presets of the decoder's options.
 
 | preset | feed-forward | sub-norms | norms of queries and keys | head |
 |---|---|---|---|---|
@@ -25,12 +25,14 @@ Architecture = Literal["llama", "qwen3", "arcee", "bitnet"]
 
 @frozen
 class Preset:
-    """What an architecture decides.
+    """The options that an architecture decides.
 
     Attributes:
-        activation: of the feed-forward layer.
-        variants: other activations that the architecture has by its published models.
-        tied: the head is the embedding; None = as the option says, by default not.
+        activation: non-linearity of the feed-forward layer.
+        sub_norms: whether there are sub-norms.
+        query_key_norm: whether queries and keys are normalised.
+        tied: whether the head is the embedding; None = as the option says, by default not.
+        variants: other activations that published models of the architecture have.
     """
 
     activation: Activation
@@ -49,27 +51,27 @@ PRESETS: Final[Mapping[Architecture, Preset]] = MappingProxyType(
     }
 )
 
-#: What a decoder without ``architecture`` is where its options say nothing.
+#: The defaults of a decoder without ``architecture``.
 DEFAULT: Final = Preset("relu2", sub_norms=True)
 
 
 def preset_of(architecture: Architecture | None) -> Preset:
-    """What ``architecture`` decides; None = the decoder's own defaults."""
+    """Return what ``architecture`` decides; for None the decoder's own defaults."""
     return DEFAULT if architecture is None else PRESETS[architecture]
 
 
 def departures(config: DecoderConfig, architecture: Architecture) -> Iterator[tuple[str, str]]:
-    """Each option in which a decoder is not of ``architecture``, and what it would have to be."""
+    """Yield each option that differs from ``architecture``, and the value it would need."""
     preset = PRESETS[architecture]
     kind = config.feed_forward_activation
     if kind != preset.activation and kind not in preset.variants:
         yield "activation", preset.activation
     if config.has_sub_norms != preset.sub_norms:
-        yield "sub_norms", _plain(preset.sub_norms)
+        yield "sub_norms", _yaml(preset.sub_norms)
     if config.has_query_key_norm != preset.query_key_norm:
-        yield "query_key_norm", _plain(preset.query_key_norm)
+        yield "query_key_norm", _yaml(preset.query_key_norm)
     if preset.tied is not None and config.tied != preset.tied:
-        yield "tie_embeddings", _plain(preset.tied)
+        yield "tie_embeddings", _yaml(preset.tied)
     if architecture == "bitnet" and config.heads * config.value_features != config.width:
         yield "head_dim", "width / heads"
     if config.attention != "standard":
@@ -87,20 +89,21 @@ def departures(config: DecoderConfig, architecture: Architecture) -> Iterator[tu
 def nearest_preset(
     config: DecoderConfig, having: str | None = None
 ) -> tuple[Architecture | None, list[tuple[str, str]]]:
-    """The architecture from which a decoder departs in the fewest options, and :func:`departures`
-    from it.
+    """Return the architecture with the fewest :func:`departures`, and these.
 
-    With ``having``, of those only that have this option as the decoder has it; None where no
-    architecture has.
+    Args:
+        config: the decoder's options.
+        having: consider only architectures with this option as the decoder has it. The result is
+            None if there is no such architecture.
     """
     found = {architecture: list(departures(config, architecture)) for architecture in PRESETS}
     if having is not None:
-        found = {each: wrong for each, wrong in found.items() if having not in dict(wrong)}
+        found = {each: others for each, others in found.items() if having not in dict(others)}
     if not found:
         return None, []
     best = min(found, key=lambda architecture: len(found[architecture]))
     return best, found[best]
 
 
-def _plain(value: bool) -> str:
+def _yaml(value: bool) -> str:
     return "true" if value else "false"

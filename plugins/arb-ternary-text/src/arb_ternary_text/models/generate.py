@@ -1,8 +1,9 @@
 """Sampling of text, one token at a time.
 
-A prompt longer than the context keeps its latest tokens. When generation reaches the end of the
-context, the model reads the latest half of it anew and goes on, so that a text of any length can be
-drawn; a model with a sliding window needs neither, it reads prompts of any length in chunks.
+Only the latest tokens of a prompt that exceeds the context are read. When generation reaches the
+end of the context, the model reads the latest half of it again and goes on, so that a text of any
+length can be drawn. A model with a sliding window needs neither: it reads prompts of any length in
+chunks.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
 
 @runtime_checkable
 class CachedModel(Protocol):
-    """What :func:`generate` needs of a model; :class:`~arb_ternary_text.models.decoder.Decoder` has
-    it.
+    """A model that :func:`generate` can run.
+
+    Two more attributes are used if there are any: ``cache_numbers``, the formats of keys and values
+    that ``new_cache(batch_size, numbers)`` can make, and ``next_logits(tokens, cache)``, which
+    returns the logits after the last position only. For a long prompt that saves most of the head's
+    work.
     """
 
     @property
@@ -40,37 +45,6 @@ class CachedModel(Protocol):
     def __call__(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor: ...
 
 
-@runtime_checkable
-class ChoosesNumbers(Protocol):
-    """A model that keeps keys and values as the caller says: ``new_cache`` takes ``numbers``, one
-    of these.
-    """
-
-    @property
-    def cache_numbers(self) -> Collection[CacheNumbers]: ...
-
-    def new_cache(self, batch_size: int, numbers: CacheNumbers = "float") -> KeyValueCache: ...
-
-
-@runtime_checkable
-class NextLogits(Protocol):
-    """A model that computes the logits after the last position without those of all others.
-
-    Of a long prompt that saves most of the head's work; :func:`generate` asks where it can.
-    """
-
-    def next_logits(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor: ...
-
-
-@runtime_checkable
-class Unrolls(Protocol):
-    """A model that fills in many tokens in one pass, with the arguments of :func:`generate` but the
-    model.
-    """
-
-    def unroll(self, prompt_ids: Sequence[int], **options: Any) -> Iterator[int]: ...
-
-
 def generate(
     model: CachedModel,
     prompt_ids: Sequence[int],
@@ -84,26 +58,26 @@ def generate(
     device: torch.device | str = "cpu",
     cache: CacheNumbers = "float",
 ) -> Iterator[int]:
-    """Token ids that follow ``prompt_ids``, each as soon as it is drawn.
+    """Yield the token ids that follow ``prompt_ids``, each as soon as it is drawn.
 
     Args:
         model: a causal model.
         prompt_ids: at least one token id.
-        max_new_tokens: most ids to draw.
-        temperature: divides the logits; 0 takes the likeliest token (the first of equals).
-        top_k: draw only among the ``top_k`` likeliest; None = all.
-        top_p: draw only among the likeliest tokens that together reach this probability (Holtzman
-            et al., 2020), after ``top_k``; None = all.
-        seed: of the draws, the same on every device; None = another every time.
+        max_new_tokens: largest number of ids to draw.
+        temperature: divides the logits; 0 takes the most likely token (the first of equals).
+        top_k: draw among the ``top_k`` most likely tokens only; None = all.
+        top_p: draw among the most likely tokens that together reach this probability (Holtzman et
+            al., 2020), after ``top_k``; None = all.
+        seed: seed of the draws, the same on every device; None = a different one every time.
         stop: ids that end the text; they are not yielded.
-        device: where the model is.
-        cache: what keys and values of the tokens read are kept as: ``float``, the dtype of the
-            model, or ``int8``, in about half of bfloat16's memory
+        device: the device of the model.
+        cache: format of the cached keys and values: ``float``, the dtype of the model, or ``int8``,
+            about half the memory of bfloat16
             (:class:`~arb_ternary_text.models.cache.Int8LayerCache`).
 
     Raises:
-        UsageProblem: a value is out of range, or the model cannot keep such a cache; raised here,
-            not when the first id is asked for.
+        UsageProblem: a value is out of range, or the model cannot make such a cache. It is raised
+            by the call, not when the first id is asked for.
     """
     _check_sampling(temperature, top_k, top_p)
     if max_new_tokens < 0:
@@ -140,26 +114,24 @@ def generate(
 
 
 def _cache_maker(model: CachedModel, numbers: CacheNumbers) -> Callable[[], KeyValueCache]:
-    """What makes an empty cache for one sequence."""
-    if isinstance(model, ChoosesNumbers):
-        if numbers in model.cache_numbers:
-            return partial(model.new_cache, 1, numbers)
-        choices = " or ".join(model.cache_numbers)
-    elif numbers == "float":
+    """Return a function that makes an empty cache for one sequence."""
+    formats: Collection[str] | None = getattr(model, "cache_numbers", None)
+    if formats is None and numbers == "float":
         return partial(model.new_cache, 1)
-    else:
-        choices = "float"
-    raise UsageProblem(
-        f"cache: {type(model).__name__} keeps keys and values as {choices}, not as {numbers!r}"
-    )
+    if formats is None or numbers not in formats:
+        raise UsageProblem(
+            f"cache: {type(model).__name__} keeps keys and values as "
+            f"{' or '.join(formats or ['float'])}, not as {numbers!r}"
+        )
+    return partial(model.new_cache, 1, numbers)  # type: ignore[call-arg]
 
 
 def next_token_probabilities(
     logits_V: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
-    """The distribution, float64 ``[V]``, from which :func:`generate` draws.
+    """Return the distribution from which :func:`generate` draws, float64 ``[V]``.
 
-    Of equal logits the lower id counts as the likelier.
+    Of equal logits the lower id counts as more likely.
 
     Raises:
         UsageProblem: a value is out of range.
@@ -167,16 +139,16 @@ def next_token_probabilities(
     _check_sampling(temperature, top_k, top_p)
     logits_V = logits_V.detach().to(device="cpu", dtype=torch.float64)
     probability_V = torch.zeros_like(logits_V)
-    likeliest = logits_V.argmax()  # the first of equals
+    most_likely = logits_V.argmax()  # the first of equals
     if temperature == 0:
-        probability_V[likeliest] = 1.0
+        probability_V[most_likely] = 1.0
         return probability_V
     in_any_order = top_p is None and (top_k is None or top_k >= logits_V.numel())
     ranked_K = torch.arange(logits_V.numel()) if in_any_order else _ranked(logits_V, top_k)
-    # Only differences count, and the division of the largest, then 0, cannot overflow.
-    kept_K = ((logits_V[ranked_K] - logits_V[likeliest]) / temperature).softmax(dim=0)
+    # Only differences matter, and dividing the largest, which is then 0, cannot overflow.
+    kept_K = ((logits_V[ranked_K] - logits_V[most_likely]) / temperature).softmax(dim=0)
     if top_p is not None:
-        # A token stays when those before it have not reached top_p; the likeliest always stays.
+        # A token stays if those before it have not reached top_p; the most likely always stays.
         before_K = kept_K.cumsum(dim=0) - kept_K
         kept_K = torch.where(before_K < top_p, kept_K, 0.0)
     probability_V[ranked_K] = kept_K / kept_K.sum()
@@ -184,13 +156,14 @@ def next_token_probabilities(
 
 
 def _ranked(logits_V: Tensor, count: int | None) -> Tensor:
-    """The ids of the ``count`` likeliest tokens (None: all), the likeliest first; of equals the
-    lower id first.
+    """Return the ids of the ``count`` most likely tokens (None: all), the most likely first.
+
+    Of equals the lower id comes first.
     """
     if count is None or count >= logits_V.numel():
         return logits_V.sort(descending=True, stable=True).indices
-    # To sort a large vocabulary takes as long as to decode a token: only what reaches the last of
-    # the best is sorted.
+    # Sorting a large vocabulary takes as long as decoding a token, so only the candidates are
+    # sorted.
     least = logits_V.topk(count).values[-1]
     candidates = (logits_V < least).logical_not_().nonzero().flatten()
     return candidates[logits_V[candidates].sort(descending=True, stable=True).indices[:count]]
@@ -203,20 +176,20 @@ class _Reader:
         self, model: CachedModel, device: torch.device, new_cache: Callable[[], KeyValueCache]
     ) -> None:
         self._model = model
-        self._next = model if isinstance(model, NextLogits) else None
+        self._next_logits: Any = getattr(model, "next_logits", None)
         self._device = device
         self._new_cache = new_cache
         self._cache = new_cache()
         self._seen: list[int] = []
 
     def read(self, ids: list[int]) -> Tensor:
-        """Logits ``[V]`` of the token after ``ids``, which follow what was read before."""
+        """Read more ids; return the logits ``[V]`` of the next token."""
         context = self._model.max_length
         if self._model.sliding_window is None:
             if len(self._seen) + len(ids) > context:
-                # After a long prompt all of the context is of use; later on half of it is room for
-                # what comes.
-                kept = context if not self._seen else max(1, context // 2)
+                # A long prompt fills all of the context; later half of it stays free for new
+                # tokens.
+                kept = max(1, context // 2) if self._seen else context
                 ids = [*self._seen, *ids][-kept:]
                 self._seen = []
                 self._cache = self._new_cache()
@@ -225,18 +198,19 @@ class _Reader:
             logits_V = self._forward(ids[first : first + context])
         return logits_V
 
-    # A decorator and not a `with` around the loop of the generator, which would leak into the
-    # caller between ids.
+    # A decorator, because a `with` around the loop of the generator would leak into the caller
+    # between ids.
     @torch.no_grad()
     def _forward(self, ids: list[int]) -> Tensor:
         tokens_1S = torch.tensor([ids], dtype=torch.int64, device=self._device)
-        if self._next is not None:
-            return self._next.next_logits(tokens_1S, self._cache)[0]
+        if self._next_logits is not None:
+            last_1V: Tensor = self._next_logits(tokens_1S, self._cache)
+            return last_1V[0]
         return self._model(tokens_1S, self._cache)[0, -1]
 
 
 def draw_token(probability_V: Tensor, generator: torch.Generator) -> int:
-    """Invert the cumulative distribution at one uniform number: the id never has probability 0."""
+    """Draw an id by inverting the cumulative distribution; it never has probability 0."""
     cumulative_V = probability_V.cumsum(dim=0)
     uniform = torch.rand((), dtype=torch.float64, generator=generator) * cumulative_V[-1]
     return int(torch.searchsorted(cumulative_V, uniform, right=True))
@@ -246,7 +220,7 @@ def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) 
     if not (math.isfinite(temperature) and temperature >= 0):
         raise UsageProblem(
             f"temperature: must be a finite number of at least 0, not {temperature}",
-            "0 takes the likeliest token.",
+            "0 takes the most likely token.",
         )
     if top_k is not None and top_k < 1:
         raise UsageProblem(
@@ -262,8 +236,9 @@ def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) 
 def streamed_text(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], drawn: Iterable[int]
 ) -> Iterator[str]:
-    """The text of ``drawn``, piece by piece; a character that spans several tokens appears once it
-    is whole.
+    """Yield the text of ``drawn`` piece by piece.
+
+    A character that spans several tokens appears when it is complete.
     """
     ids = list(prompt_ids)
     shown = tokenizer.decode(list(prompt_ids))

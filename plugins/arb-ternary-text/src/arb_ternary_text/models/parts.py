@@ -1,9 +1,8 @@
-"""Makes the parts of a decoder, ternary or float as ``float_parts`` says.
+"""Make the parts of a decoder, ternary or float as ``float_parts`` says.
 
-Parts are initialised for an input of unit variance: linears with the variance 1 / fan_in, which
-keeps it; the embedding with 1, a one-hot lookup having a fan-in of 1 (tied, it is a head as well
-and gets the head's 1 / width); gains with 1. Float parts are Gaussian; ternary ones take the
-nearest power of two for their scale.
+Parts are initialised for an input of unit variance: linears with variance 1 / fan_in, which keeps
+it; the embedding with variance 1, or 1 / width if it is the head as well; gains with 1. Float parts
+are Gaussian. Ternary parts take the nearest power of two as their scale.
 """
 
 from __future__ import annotations
@@ -24,11 +23,15 @@ from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 
 
 class FloatLinear(nn.Linear):
-    """A float linear without bias whose input is rounded to int8 when ``activations`` says so, as
-    in a ternary one.
+    """A float linear without bias, whose input may be rounded to int8 as in a ternary linear.
 
-    Rounding is per token: ``s = max|x| / 127``, ``q = round_half_even(x / s)``; a zero row stays
+    Rounding is per token: ``s = max|x| / 127``, ``q = round_half_even(x / s)``. A zero row stays
     zero. The gradient passes straight through.
+
+    Args:
+        in_features: ``K``.
+        out_features: ``N``.
+        activations: ``int8`` rounds the input.
     """
 
     def __init__(
@@ -43,14 +46,14 @@ class FloatLinear(nn.Linear):
         nn.init.normal_(self.weight, std=1 / math.sqrt(in_features))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's own name
-        """``x[..., K] -> [..., N]``."""
+        """Map ``x [..., K]`` to ``[..., N]``."""
         return self.product(input)
 
     def product(self, x: Tensor) -> Tensor:
-        """What ``forward`` computes, and what a subclass with another ``forward`` multiplies its
-        inputs by.
+        """Multiply ``x`` by the weight.
 
-        Who multiplies in another way overrides this alone, and so serves those subclasses too.
+        Subclasses with another ``forward`` call it too, so that a subclass that multiplies in
+        another way overrides this method only.
         """
         return F.linear(rounded_to_int8(x) if self.activations == "int8" else x, self.weight)
 
@@ -59,23 +62,22 @@ class FloatLinear(nn.Linear):
 
 
 def rounded_to_int8(x: Tensor) -> Tensor:
-    """``x`` rounded as :class:`FloatLinear` says; the gradient is that of ``x``."""
+    """Round ``x`` as :class:`FloatLinear` describes; the gradient is that of ``x``."""
     with torch.no_grad():
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = wide.abs().amax(dim=-1, keepdim=True) / 127
-        rounded = (torch.round(wide / scale.clamp_min(torch.finfo(wide.dtype).tiny)) * scale).to(
-            x.dtype
-        )
-    # x - x.detach() is exactly 0: the value is the rounded one, the gradient that of x.
+        codes = torch.round(wide / scale.clamp_min(torch.finfo(wide.dtype).tiny))
+        rounded = (codes * scale).to(x.dtype)
+    # x - x.detach() is exactly 0, so the value is the rounded one and the gradient that of x.
     return rounded + (x - x.detach())
 
 
 class TiedHead(nn.Module):
     """A head that reads the embedding's weights: ``logits = x @ W.T``.
 
-    It holds the embedding outside the module tree, so that weights are listed, saved and updated
-    once, by the embedding. The votes of a ternary head go to the embedding's accumulators, as a
-    second set in each micro-batch.
+    It holds the embedding outside the module tree, so that the weights are listed, saved and
+    updated once, by the embedding. The votes of a ternary head go to the embedding's accumulators,
+    as a second set per micro-batch.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class TiedHead(nn.Module):
         self._embedding = (embedding,)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x[..., D] -> [..., V]``."""
+        """Map ``x [..., D]`` to ``[..., V]``."""
         (table,) = self._embedding
         if isinstance(table, nn.Embedding):
             return F.linear(rounded_to_int8(x) if self.activations == "int8" else x, table.weight)
@@ -123,7 +125,7 @@ def make_linear(
 
 
 def make_embedding(config: DecoderConfig, vocabulary_size: int) -> nn.Embedding | TernaryEmbedding:
-    """The token embedding, ``ids[...] -> [..., D]``."""
+    """Make the token embedding, ``ids[...] -> [..., D]``."""
     if "embedding" in config.float_parts:
         embedding = nn.Embedding(vocabulary_size, config.width)
         nn.init.normal_(embedding.weight, std=1 / math.sqrt(config.width) if config.tied else 1.0)
@@ -141,10 +143,10 @@ def make_embedding(config: DecoderConfig, vocabulary_size: int) -> nn.Embedding 
 def make_head(
     config: DecoderConfig, vocabulary_size: int, embedding: nn.Embedding | TernaryEmbedding
 ) -> FloatLinear | TernaryLinear | TiedHead:
-    """The output projection, ``x[..., D] -> [..., V]``.
+    """Make the output projection, ``x[..., D] -> [..., V]``.
 
-    One that starts at zero gets a gradient in the first step, and what is below it does once the
-    head is not zero.
+    A head that starts at zero gets a gradient in the first step. The parts below it get one as soon
+    as the head is not zero.
     """
     if config.tied:
         return TiedHead(embedding, config.activations)
@@ -156,9 +158,7 @@ def make_head(
 
 @torch.no_grad()
 def make_zero(linear: nn.Module) -> None:
-    """Set the weight of a linear to zero, ternary or float; of anything else, and on no device,
-    nothing changes.
-    """
+    """Set the weight of a ternary or float linear to zero; leave other modules as they are."""
     if isinstance(linear, TernaryModule) and not linear.weight.is_meta:
         linear.set_trits(torch.zeros_like(linear.trits()))
     elif isinstance(linear, nn.Linear):
@@ -197,14 +197,14 @@ def make_norm(
 
 
 def make_sub_norm(config: DecoderConfig, features: int) -> RMSNorm | TernaryRMSNorm | nn.Identity:
-    """The norm in front of an output or down projection, where the config has sub-norms."""
+    """Make the norm in front of an output or down projection; Identity without sub-norms."""
     if not config.has_sub_norms:
         return nn.Identity()
     return make_norm(config, features, gain=config.inner_gains, stored_eps=config.stored_eps)
 
 
 def make_head_norm(config: DecoderConfig) -> RMSNorm | TernaryRMSNorm | nn.Identity:
-    """The norm of each head's queries or keys, where the config has such norms."""
+    """Make the norm of each head's queries or keys; Identity without such norms."""
     if not config.has_query_key_norm:
         return nn.Identity()
     return make_norm(
