@@ -13,7 +13,6 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome, Trainable
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_orchestrator import Nowcasting, NowcastingConfig
-from arb_ternary_orchestrator.optim.build import build_nowcasting
 from arb_ternary_orchestrator.optim.nowcasting import geometric_jump, linear_jump
 from arb_ternary_testing.component import make_choice
 
@@ -190,7 +189,7 @@ def test_trits_are_refused_with_the_reason() -> None:
     with pytest.raises(
         ConfigError, match=r"nowcasting cannot train 'head': .* there is nothing to extrapolate"
     ):
-        build_nowcasting(options, Trainable(ternary={"head": ternary}))
+        Nowcasting.build(options, Trainable(ternary={"head": ternary}))
     votes = make_choice("optimizer", "sign_votes").build(Trainable(ternary={"head": ternary}))
     with pytest.raises(
         ConfigError, match=r"trits .* are integers; there is nothing to extrapolate"

@@ -120,7 +120,8 @@ def _checked(section: dict[str, Any], source: Callable[[Path], Path]) -> dict[st
     document = Document({_MODEL: section})
     _, faults = structure_with_faults(_Section, document, manager().registry)
     if faults:
-        raise Faulty(*(evolve(fault, path=source(fault.path[1:])) for fault in faults))
+        placed = [evolve(fault, path=source(fault.path[1:])) for fault in faults]
+        raise Faulty(*placed)
     return section
 
 

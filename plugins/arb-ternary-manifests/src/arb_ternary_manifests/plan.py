@@ -301,7 +301,8 @@ def _source_path(
         return at if target.system is None else ("targets", t, "system")
     if path[0] == "checks":
         inside = path[2:] if isinstance(run.verify, Mapping) else path[1:]
-        return (*at, "verify", *("type" if part == "name" else part for part in inside))
+        written = ["type" if part == "name" else part for part in inside]
+        return (*at, "verify", *written)
     if path[0] in target.config:
         return ("targets", t, "config", *path)
     keys = [path[-1]]

@@ -62,9 +62,9 @@ class TargetRun:
 
     def refuse_written(self, keys: tuple[str, ...], reason: str) -> None:
         """Raise a fault for each of ``keys`` that the user wrote."""
-        written = [key for key in keys if key in self.section.written]
-        if written:
-            raise Faulty(*(Fault(("train", key), reason) for key in written))
+        faults = [Fault(("train", key), reason) for key in keys if key in self.section.written]
+        if faults:
+            raise Faulty(*faults)
 
 
 def run_settings(run: TargetRun) -> dict[str, Any]:

@@ -95,7 +95,8 @@ def structure_section(cls: type[Any], section: Any, path: Path) -> Any:
         raise Faulty(Fault(path, "must be a mapping"))
     result, faults = structure_with_faults(cls, Document(dict(section)), manager().registry)
     if faults or result is None:
-        raise Faulty(*(evolve(fault, path=(*path, *fault.path)) for fault in faults))
+        placed = [evolve(fault, path=(*path, *fault.path)) for fault in faults]
+        raise Faulty(*placed)
     return result
 
 

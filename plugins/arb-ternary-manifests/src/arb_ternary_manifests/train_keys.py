@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import attrs
 from attrs import evolve, frozen
 
 from arb_ternary.config.errors import Fault, Faulty
 from arb_ternary.config.fields import config_fields, default_of
-from arb_ternary.config.options import HELP
 from arb_ternary.config.structure import options_class, structure_with_faults
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError
@@ -82,36 +81,34 @@ def read_train_section(trainer: Trainer, train: Mapping[str, Any]) -> TrainSecti
     phase = train.get("phase", trainer.phases[0])
     if phase not in trainer.phases:
         phase = trainer.phases[0]  # structuring reports the wrong name
-    cls = _section_class(trainer, phase)
-    known = {str(field.alias): field for field in config_fields(cls)}
-    policies, rest = _split_policies(train, known)
-
+    fields = _all_fields(trainer, phase)
+    policies, keys = _split_policies(train, fields)
     faults: list[Fault] = []
     notes: list[str] = []
-    chosen: dict[str, Mapping[str, Any]] = {}
-    for name, keys in policies.items():
+
+    policy: tuple[str, Mapping[str, Any]] | None = None
+    for name, options in policies.items():
         try:
-            options = _read_policy(name, keys, notes)
+            enabled = _read_policy(name, options, notes)
         except Faulty as error:
             faults += error.faults
             continue
-        if options is not None:
-            chosen[name] = options
-    if len(chosen) > 1:
-        first, second, *_ = chosen
-        text = f"a run has one step policy, and {first} is one already"
-        faults.append(Fault((f"{second}_{ENABLED}",), text))
+        if enabled and policy is not None:
+            text = f"a run has one step policy, and {policy[0]} is one already"
+            faults.append(Fault((f"{name}_{ENABLED}",), text))
+        elif enabled:
+            policy = name, {key: value for key, value in options.items() if key != ENABLED}
 
-    for key in [key for key in rest if key not in known]:
+    for key in [key for key in keys if key not in fields]:
         owner = _other_owner(key, trainer, phase)
-        if owner is None:
-            continue
-        value = rest.pop(key)
-        default, text = owner
-        if value != default or type(value) is not type(default):
-            faults.append(Fault((key,), text))
+        if owner is not None:
+            default, text = owner
+            value = keys.pop(key)
+            if value != default or type(value) is not type(default):
+                faults.append(Fault((key,), text))
 
-    _, wrong = structure_with_faults(cls, Document(rest), manager().registry)
+    cls = _section_class(fields)
+    _, wrong = structure_with_faults(cls, Document(keys), manager().registry)
     faults += (_with_missing_trainers(fault) for fault in wrong)
     if faults:
         raise Faulty(*faults)
@@ -119,10 +116,10 @@ def read_train_section(trainer: Trainer, train: Mapping[str, Any]) -> TrainSecti
     defaults = {key: value for key, value in GUIDE_DEFAULTS.items() if key in phase_keys}
     return TrainSection(
         phase=phase,
-        values=MappingProxyType({**defaults, **rest}),
-        written=frozenset(rest),
+        values=MappingProxyType({**defaults, **keys}),
+        written=frozenset(keys),
         phase_keys=phase_keys,
-        policy=next(iter(chosen.items()), None),
+        policy=policy,
         notes=tuple(notes),
     )
 
@@ -130,27 +127,30 @@ def read_train_section(trainer: Trainer, train: Mapping[str, Any]) -> TrainSecti
 # --- which keys there are
 
 
+def _fields(cls: Any) -> Fields:
+    return {str(field.alias): field for field in config_fields(cls)}
+
+
 def _phase_fields(phase: str) -> Fields:
     """Return the options of a phase that are keys of ``train:``."""
-    cls: Any = options_class(manager().registry.get("phase", phase).spec)
-    fields = {str(field.alias): field for field in config_fields(cls)}
+    fields = _fields(options_class(manager().registry.get("phase", phase).spec))
     return {key: field for key, field in fields.items() if key not in _NOT_KEYS}
 
 
 def _all_fields(trainer: Trainer, phase: str) -> Fields:
-    """Return every key of ``train:`` but ``phase``, with the option that it is."""
-    run = {str(field.alias): field for field in config_fields(RunConfig)}
-    adamw = {str(field.alias): field for field in config_fields(AdamWConfig)}
+    """Return every key of ``train:``, with the option that it is."""
+    run = _fields(RunConfig)
+    adamw = _fields(AdamWConfig)
     return {
         **{key: run[key] for key in RUN_KEYS},
         **{key: adamw[key] for key in ADAMW_KEYS},
         **_phase_fields(phase),
-        **{str(field.alias): field for field in config_fields(trainer.keys)},
+        **_fields(trainer.keys),
     }
 
 
-def _section_class(trainer: Trainer, phase: str) -> type[Any]:
-    """Return the config class of a ``train:`` section, made of the options that its keys are."""
+def _section_class(fields: Fields) -> type[Any]:
+    """Return the config class of a ``train:`` section with these keys."""
     options = {
         key: attrs.field(
             default=field.default,
@@ -159,12 +159,8 @@ def _section_class(trainer: Trainer, phase: str) -> type[Any]:
             metadata=field.metadata,
             type=field.type,
         )
-        for key, field in _all_fields(trainer, phase).items()
+        for key, field in fields.items()
     }
-    phases: Any = Literal[trainer.phases]
-    options["phase"] = attrs.field(
-        default=trainer.phases[0], metadata={HELP: "phase that trains"}, type=phases
-    )
     return attrs.make_class("TrainKeys", options, frozen=True, kw_only=True)
 
 
@@ -218,37 +214,33 @@ def _split_policies(
     return policies, rest
 
 
-def _read_policy(name: str, keys: Mapping[str, Any], notes: list[str]) -> Mapping[str, Any] | None:
-    """Return the options of a policy that takes part; None for one that is not to take part.
+@frozen
+class _NoOptions:
+    """The options of a policy that has none."""
+
+
+def _read_policy(name: str, keys: Mapping[str, Any], notes: list[str]) -> bool:
+    """Check the keys of a policy, and return whether it takes part.
 
     Raises:
         Faulty: the policy is not installed, or an option is wrong.
     """
     registry = manager().registry
-    enabled = keys.get(ENABLED)
-    options = {key: value for key, value in keys.items() if key != ENABLED}
     try:
-        cls = options_class(registry.get("policy", name).spec)
+        cls: Any = options_class(registry.get("policy", name).spec)
     except ArbError as error:
-        if enabled is False:
+        if keys.get(ENABLED) is False:
             notes.append(f"{name}_{ENABLED} is false: no key with {name}_ was read")
-            return None
+            return False
         path = (f"{name}_{next(iter(keys))}",)
         raise Faulty(Fault(path, error.what, error.hint, environment=True)) from error
 
-    faults: list[Fault] = []
+    options = dict(keys)
+    enabled = options.pop(ENABLED, None)
+    _, faults = structure_with_faults(cls or _NoOptions, Document(options), registry)
     if enabled is not None and not isinstance(enabled, bool):
         faults.append(Fault((ENABLED,), f"must be true, false or null, not {enabled!r}"))
-    if cls is not None:
-        _, wrong = structure_with_faults(cls, Document(options), registry)
-        faults += wrong
     if faults:
-        raise Faulty(*(_with_prefix(fault, name) for fault in faults))
-    return None if enabled is False else options
-
-
-def _with_prefix(fault: Fault, name: str) -> Fault:
-    if not fault.path:
-        return fault
-    first, *inner = fault.path
-    return evolve(fault, path=(f"{name}_{first}", *inner))
+        placed = [evolve(each, path=(f"{name}_{each.path[0]}", *each.path[1:])) for each in faults]
+        raise Faulty(*placed)
+    return enabled is not False

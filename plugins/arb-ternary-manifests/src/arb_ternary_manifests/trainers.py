@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from attrs import frozen
 
 from arb_ternary.config.errors import Fault, Faulty
+from arb_ternary.config.fields import config_fields
 from arb_ternary.config.options import option
 from arb_ternary.errors import ArbError, nearest
 from arb_ternary.plugins.manager import manager
@@ -16,13 +17,16 @@ from arb_ternary.plugins.manager import manager
 
 @frozen(kw_only=True)
 class StandardKeys:
-    """Keys of ``train:`` that only ``trainer.standard`` has: none."""
+    """Keys of ``train:`` that are no options of a phase, in ``trainer.standard``."""
+
+    phase: Literal["standard"] = option("standard", "phase that trains")
 
 
 @frozen(kw_only=True)
 class UpcycleKeys:
-    """Keys of ``train:`` that only ``trainer.upcycle`` has."""
+    """Keys of ``train:`` that are no options of a phase, in ``trainer.upcycle``."""
 
+    phase: Literal["standard", "blockwise", "global"] = option("standard", "phase that trains")
     teacher_ckpt: str | None = option(
         None,
         "the teacher: hf://org/name, a folder of transformers, a GGUF file, or a run; required in "
@@ -48,29 +52,31 @@ class Trainer:
 
     Attributes:
         name: ``NAME`` in a manifest's ``trainer: trainer.NAME``.
-        phases: names of the phases that a run can choose; the first is the default.
-        keys: class of the keys of ``train:`` that only this trainer has.
+        keys: class of the keys of ``train:`` that are no options of a phase.
         settings: ``"module:function"`` from a ``TargetRun`` to the settings of a run's config. It
             is imported only if a target names the trainer.
     """
 
     name: str
-    phases: tuple[str, ...]
     keys: type[Any]
     settings: str
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Names of the phases that a run can choose; the first is the default."""
+        types = {field.name: field.type for field in config_fields(self.keys)}
+        return get_args(types["phase"])
 
 
 TRAINERS: Final[Mapping[str, Trainer]] = MappingProxyType(
     {
         "standard": Trainer(
             name="standard",
-            phases=("standard",),
             keys=StandardKeys,
             settings="arb_ternary_manifests.standard:run_settings",
         ),
         "upcycle": Trainer(
             name="upcycle",
-            phases=("standard", "blockwise", "global"),
             keys=UpcycleKeys,
             settings="arb_ternary_manifests.upcycle:run_settings",
         ),

@@ -100,7 +100,8 @@ def _student_model(outline: TeacherOutline | None, run: TargetRun) -> dict[str, 
         return student_section(outline.config, own)
     except Faulty as error:
         path = ("train", "teacher_ckpt") if run.model is None else ()
-        raise Faulty(*(Fault(path, fault.message, fault.hint) for fault in error.faults)) from error
+        placed = [Fault(path, fault.message, fault.hint) for fault in error.faults]
+        raise Faulty(*placed) from error
 
 
 def _preparing_phases(source: str, model: Mapping[str, Any], run: TargetRun) -> list[Any]:

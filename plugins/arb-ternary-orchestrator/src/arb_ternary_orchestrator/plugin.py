@@ -13,23 +13,36 @@ from arb_ternary_orchestrator.specs import StrategySpec
 
 ARB_API_VERSION = (1, 0)
 
+#: Factory, options and summary of each optimizer, in ``arb_ternary_orchestrator.optim``.
 _OPTIMIZERS = {
     "lion": (
+        "build:build_lion",
         "LionConfig",
         "steps by the sign of an interpolated momentum; one buffer per parameter",
     ),
-    "sgd": ("SGDConfig", "torch's gradient descent with momentum"),
-    "swats": ("SWATSConfig", "Adam, until the rate that SGD would need has settled; then SGD"),
+    "sgd": ("build:build_sgd", "SGDConfig", "torch's gradient descent with momentum"),
+    "swats": (
+        "build:build_swats",
+        "SWATSConfig",
+        "Adam, until the rate that SGD would need has settled; then SGD",
+    ),
     "adagc": (
+        "adagc:AdaGC.build",
         "AdaGCConfig",
         "wrapper: clips each parameter's gradient by the average of its own clipped norms",
     ),
     "gradient_smoother": (
+        "gradient_smoother:GradientSmoother.build",
         "GradientSmootherConfig",
         "wrapper: replaces each gradient by an average of gradients",
     ),
-    "gradient_noise": ("GradientNoiseConfig", "wrapper: adds decaying noise to gradients"),
+    "gradient_noise": (
+        "gradient_noise:GradientNoise.build",
+        "GradientNoiseConfig",
+        "wrapper: adds decaying noise to gradients",
+    ),
     "nowcasting": (
+        "nowcasting:Nowcasting.build",
         "NowcastingConfig",
         "wrapper: periodically moves weights to their predicted values",
     ),
@@ -46,12 +59,12 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
     return tuple(
         OptimizerSpec(
             name=name,
-            target=f"arb_ternary_orchestrator.optim.build:build_{name}",
+            target=f"arb_ternary_orchestrator.optim.{factory}",
             config=f"arb_ternary_orchestrator.optim.config:{config}",
             summary=summary,
             accepts=frozenset({"float"}),
         )
-        for name, (config, summary) in _OPTIMIZERS.items()
+        for name, (factory, config, summary) in _OPTIMIZERS.items()
     )
 
 

@@ -178,11 +178,8 @@ def orchestrators_in(run: RunDirectory, config: Any) -> list[Mapping[str, Any]]:
     Raises:
         UsageProblem: there is none.
     """
-    found = [
-        policy
-        for policy in _values_of("policy", config)
-        if isinstance(policy, Mapping) and policy.get("name") == "orchestrator"
-    ]
+    policies = [policy for policy in _values_of("policy", config) if isinstance(policy, Mapping)]
+    found = [policy for policy in policies if policy.get("name") == "orchestrator"]
     if not found:
         raise UsageProblem(
             f"{run.path}: this run has no orchestrator",

@@ -90,8 +90,8 @@ def _strategies(
     named = [
         ("initial_strategy", options.initial_strategy),
         ("safety_strategy", options.safety_strategy),
-        *(("strategies", name) for name in options.strategies or ()),
     ]
+    named += [("strategies", name) for name in options.strategies or ()]
     trained = " and ".join(sorted(kinds))
     seen: list[tuple[str, tuple[Any, ...]]] = []  # names and effects of `strategies`
     for key, name in named:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
+from arb_ternary.optim.protocol import Trainable
 from arb_ternary_orchestrator.optim.base import wide
-from arb_ternary_orchestrator.optim.config import NOT_TRITS, window_fault
+from arb_ternary_orchestrator.optim.config import NOT_TRITS, WrapperConfig, window_fault
 from arb_ternary_orchestrator.optim.wrapper import FloatWrapper
 
 
@@ -73,6 +74,20 @@ class Nowcasting(FloatWrapper):
         self.trust_ratio = trust_ratio
         self.steps = 0
         self.jumps = 0
+
+    @classmethod
+    def build(cls, config: WrapperConfig, trainable: Trainable) -> Self:
+        """Build the wrapper and the optimizer that it wraps.
+
+        Raises:
+            ConfigError: it would have to train integer weights.
+        """
+        for name in (*trainable.ternary, *trainable.stored):
+            raise ConfigError(
+                f"optimizer: nowcasting cannot train {name!r}: {NOT_TRITS}",
+                "Use `optimizer: {name: split, ternary: ..., float: {name: nowcasting}}`.",
+            )
+        return super().build(config, trainable)
 
     def _after(self) -> None:
         self.steps += 1

@@ -9,22 +9,25 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
-from attrs import evolve
+from attrs import evolve, fields_dict
 from torch import Tensor
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import (
     StepOutcome,
+    Trainable,
     as_outcome,
+    build_optimizer,
     copied_attributes,
     may_defer,
     takes_loss_signal,
 )
 from arb_ternary.optim.ternary import is_finite
+from arb_ternary_orchestrator.optim.config import WrapperConfig
 from arb_ternary_orchestrator.optim.gradients import (
     check_float,
     global_norm,
@@ -68,6 +71,14 @@ class FloatWrapper(Optimizer):
         self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
         # Not Optimizer.__init__: it would make groups of its own.
         super().__setstate__({})
+
+    @classmethod
+    def build(cls, config: WrapperConfig, trainable: Trainable) -> Self:
+        """Build the wrapper and the optimizer that it wraps; errors are those of the latter."""
+        inner = build_optimizer("optimizer.inner", config.inner, trainable)
+        options = {name: getattr(config, name) for name in fields_dict(type(config))}
+        del options["inner"]
+        return cls(inner, **options)
 
     # --- what a wrapper does
 

@@ -58,10 +58,9 @@ def with_options(choice: OptimizerChoice, **options: Any) -> OptimizerChoice:
 
 def map_leaves(choice: OptimizerChoice, change: LeafChange) -> OptimizerChoice:
     """Return ``choice`` with ``change`` applied to every optimizer that contains no other one."""
-    inside = _inside(choice)
-    if not inside:
+    if not _inside(choice):
         return change(choice)
-    return with_options(choice, **{name: _mapped(value, change) for name, value in inside.items()})
+    return _map_inside(choice, lambda inner: map_leaves(inner, change))
 
 
 def leaves_of(choice: OptimizerChoice) -> Iterator[OptimizerChoice]:
@@ -88,11 +87,15 @@ def wrap_floats(choice: OptimizerChoice, name: str, **options: Any) -> Optimizer
     """
     if choice.name == name:
         return choice
-    inside = _inside(choice)
-    if not inside:
-        return chosen(name, inner=choice, **options) if is_float(choice) else choice
-    wrap: LeafChange = lambda inner: wrap_floats(inner, name, **options)  # noqa: E731
-    return with_options(choice, **{key: _each(value, wrap) for key, value in inside.items()})
+    if _inside(choice):
+        return _map_inside(choice, lambda inner: wrap_floats(inner, name, **options))
+    return chosen(name, inner=choice, **options) if is_float(choice) else choice
+
+
+def _map_inside(choice: OptimizerChoice, change: LeafChange) -> OptimizerChoice:
+    """Return ``choice`` with ``change`` applied to every optimizer that it directly contains."""
+    changed = {name: _each(value, change) for name, value in _inside(choice).items()}
+    return with_options(choice, **changed)
 
 
 def _inside(choice: OptimizerChoice) -> dict[str, Any]:
@@ -112,10 +115,6 @@ def _contains(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_contains, value))
     return isinstance(value, Choice) and isinstance(value.spec, OptimizerSpec)
-
-
-def _mapped(value: Any, change: LeafChange) -> Any:
-    return _each(value, lambda inner: map_leaves(inner, change))
 
 
 def _each(value: Any, change: LeafChange) -> Any:
