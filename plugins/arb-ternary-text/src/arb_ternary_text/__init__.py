@@ -1,5 +1,3 @@
-"""Text: the decoder, tokenizers, the built-in text, streams of tokens, causal masking and
-generation.
-"""
+"""Text: the decoder, tokenizers, data sources, causal masking and generation."""
 
 __version__ = "0.1.0"

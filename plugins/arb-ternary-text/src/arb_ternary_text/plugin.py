@@ -1,4 +1,4 @@
-"""What text registers."""
+"""The components that the text plugin registers."""
 
 from __future__ import annotations
 
@@ -76,20 +76,19 @@ def arb_register_starters() -> Sequence[StarterSpec]:
         StarterSpec(
             name="mixed",
             target="arb_ternary_text.starters:MIXED",
-            summary="Ternary linears with float embedding, norms and head: votes for the former, "
-            "AdamW for the latter.",
+            summary="Ternary linears, trained by votes, with float embedding, norms and head, "
+            "trained by AdamW.",
         ),
         StarterSpec(
             name="exact",
             target="arb_ternary_text.starters:EXACT",
-            summary="A small pure-ternary decoder whose ternary products are integers: the same "
-            "bits on every backend.",
+            summary="A small pure-ternary decoder whose ternary products are integers, with the "
+            "same bits on every backend.",
         ),
         StarterSpec(
             name="float",
             target="arb_ternary_text.starters:FLOAT",
-            summary="The same architecture in float32, trained by AdamW: the baseline to compare "
-            "with.",
+            summary="The same architecture in float32, trained by AdamW, as a baseline.",
         ),
     )
 
@@ -100,6 +99,6 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
         GeneratorSpec(
             name="text",
             target="arb_ternary_text.cli.generate:generate",
-            summary="continues a prompt, with any model that has new_cache() or unroll()",
+            summary="continue a prompt with a model that has new_cache() or unroll()",
         ),
     )

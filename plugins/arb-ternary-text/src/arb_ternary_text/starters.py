@@ -1,4 +1,4 @@
-"""Configs to start from, which ``arb config new`` writes out with every option explained."""
+"""Configs to start from; ``arb config new`` writes them with every option explained."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _run(name: str, **settings: Any) -> dict[str, Any]:
     return {"name": name, "data": {"name": "shakespeare"}, "phases": [phase], **settings}
 
 
-# : What a model without a float parameter learns best with: one power of two a row, which stays,
-# and vectors of trits.
+#: The options with which a model without float parameters learns best: one constant power of two
+#: per row, and vectors of trits.
 _PURE: Final[dict[str, Any]] = {
     "learned_norms": True,
     "inner_gains": True,
@@ -51,7 +51,7 @@ MIXED: Final = _run(
     },
 )
 
-#: As ``SMALL``, with the same bits on every backend.
+#: ``SMALL`` without orthogonalisation, with the same bits on every backend.
 EXACT: Final = _run(
     "exact",
     exact=True,
@@ -60,7 +60,7 @@ EXACT: Final = _run(
     checks=["pure"],
 )
 
-#: The same architecture in float32, to compare with.
+#: The same architecture in float32, as a baseline.
 FLOAT: Final = _run(
     "float",
     model=_decoder(activations="float", float_parts=["embedding", "head", "norms", "linears"]),

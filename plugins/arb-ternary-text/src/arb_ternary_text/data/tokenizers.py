@@ -319,9 +319,8 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
     expected = [name] if name else []
     if sorted(fields) != expected or not all(isinstance(value, type_) for value in fields.values()):
         holds = f"one field, {name} ({type_.__name__})" if name else "no further field"
-        raise DataError(
-            f"tokenizer: kind {kind} has {holds}; given were: {', '.join(sorted(fields)) or 'none'}"
-        )
+        given = ", ".join(sorted(fields)) or "none"
+        raise DataError(f"tokenizer: kind {kind} has {holds}; these were given: {given}")
     try:
         return _ready(make(**fields))
     except ValueError as error:
