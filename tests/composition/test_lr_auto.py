@@ -199,7 +199,7 @@ def test_phases_that_train_alike_share_one_rate() -> None:
 
 def test_weights_of_another_run_are_refused_before_anything_is_written() -> None:
     first = run("first")
-    with pytest.raises(UsageProblem, match=r"optimizer\.ternary\.lr is auto"):
+    with pytest.raises(UsageProblem, match=r"`optimizer\.ternary\.lr: auto`, which is calibrated"):
         run("second", init_from=first)
     assert not Path("second").exists()
 

@@ -333,7 +333,7 @@ STANDARD: dict[str, tuple[str, set[str] | str]] = {
     "activation_checkpointing": ("activation_checkpointing: true", {"activation_checkpointing"}),
     "activation_checkpoint_threshold": (
         "activation_checkpoint_threshold: 5",
-        "has no effect without",
+        "has no effect because 'activation_checkpointing' is false",
     ),
     "num_workers": ("num_workers: 2", {"num_workers"}),
     "pin_memory": ("pin_memory: true, device: cuda", {"pin_memory", "device"}),

@@ -166,7 +166,7 @@ def test_draws_from_the_global_generator_are_refused() -> None:
 def test_a_checkpoint_within_a_step_is_refused(accumulated: int, refused: bool) -> None:
     loop = {"in_flight": {"accumulated": accumulated, "losses": []}, "step": 4}
     checkpoint = Checkpoint(
-        Path("run/checkpoints/step-00000004"), 4, {}, {}, {"phase": {"loop": loop}}
+        Path("run/checkpoints/step-00000004"), 4, {}, {}, {"phase": {"loop": loop}, "rng": {}}
     )
     if refused:
         with pytest.raises(

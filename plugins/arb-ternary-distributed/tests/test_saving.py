@@ -17,10 +17,10 @@ from arb_ternary.errors import ArbError, CheckpointError
 from arb_ternary_distributed import saving
 from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.checkpoint import model_entries, no_fault, read_checkpoint
-from arb_ternary_train.checkpointer import Checkpointer
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.progress import Silent
+from arb_ternary_train.run_state import Checkpointer
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.world import SingleProcess, World
 

@@ -15,7 +15,7 @@ from arb_ternary.backends.vote_state import VoteLimits
 from arb_ternary.errors import CheckpointError, ConfigError
 from arb_ternary_distributed.schedule import DistributedSchedule
 from arb_ternary_train.config import RanksConfig
-from arb_ternary_train.in_flight import Outcome
+from arb_ternary_train.loop_state import Outcome
 from arb_ternary_train.microbatches import SequentialSchedule
 from arb_ternary_train.world import SingleProcess, World
 from arb_ternary_votes.scaled_votes import ScaledVotes

@@ -29,8 +29,8 @@ from arb_ternary_interchange.safetensors.importer import SafetensorsImporter
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.checkpoint import read_checkpoint
-from arb_ternary_train.init_from import load_weights
 from arb_ternary_train.loading import load_config
+from arb_ternary_train.model_state import load_weights
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.safetensors_file import SafetensorsFile, write_safetensors
 

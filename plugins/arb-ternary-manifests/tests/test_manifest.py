@@ -123,9 +123,12 @@ def test_keys_that_need_another_key(written: Write) -> None:
     ("train", "message"),
     [
         ("pin_memory: true", "pin_memory: one/a: has no effect because batches stay on the cpu"),
-        ("activation_checkpoint_threshold: 5", "has no effect without 'activation_checkpointing'"),
-        ("min_lr: 0.1, lr_schedule: constant", "has no effect with 'lr_schedule': constant"),
-        ("warmup_steps: 1, lr_schedule: none", "has no effect with 'lr_schedule': none"),
+        (
+            "activation_checkpoint_threshold: 5",
+            "has no effect because 'activation_checkpointing' is false",
+        ),
+        ("min_lr: 0.1, lr_schedule: constant", "has no effect because 'lr_schedule' is constant"),
+        ("warmup_steps: 1, lr_schedule: none", "has no effect because 'lr_schedule' is none"),
         ("use_amp: true, amp_dtype: float16", "float16 needs loss scaling"),
         ("dtype: float16", "float16 training does not work on cpu"),
         ("device: tpu", "must be cpu, cuda, cuda:N or mps, not 'tpu'"),

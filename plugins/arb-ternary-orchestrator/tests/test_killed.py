@@ -42,7 +42,7 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_train.snapshot import Snapshot
+from arb_ternary_train.loop_state import Snapshot
 
 loss = TrainingLoop.loss
 def disturbed(self, batch, masked, output):
@@ -75,7 +75,7 @@ def run(order):
             finally:
                 where.pop()
         setattr(owner, name, wrapped)
-    for cls, name in ((TrainingLoop, "draw"), (Snapshot, "restore"), (Snapshot, "save"),
+    for cls, name in ((TrainingLoop, "train_step"), (Snapshot, "restore"), (Snapshot, "save"),
         (DecisionLog, "decided")):
         ticking(cls, name)
     within(branches, "_try_out", "branch")

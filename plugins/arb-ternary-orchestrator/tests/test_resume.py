@@ -46,7 +46,7 @@ def test_interrupted_comparison_is_repeated_on_resume(
     reasons = [(each["step"], each["reason"]) for each in whole.decisions]
     assert reasons == [(8, "periodic"), (18, "safety"), (26, "recovered")]
     # The second microbatch of the second candidate is drawn after 8 steps and the first candidate.
-    draw = TrainingLoop.draw
+    draw = TrainingLoop.train_step
     drawn = []
 
     def interrupting(self: Any) -> Any:
@@ -56,7 +56,7 @@ def test_interrupted_comparison_is_repeated_on_resume(
         return draw(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingLoop, "draw", interrupting)
+        patch.setattr(TrainingLoop, "train_step", interrupting)
         with pytest.raises(Interrupted, match="SIGTERM after step 8;"):
             tiny.run("stopped", STEPS, *tiny.floats, policy=BUSY)
     assert len(drawn) == 14, "another micro-batch was drawn after the signal"
@@ -73,7 +73,7 @@ def test_run_stopped_anywhere_resumes_bitwise(
     seed: int, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny.run("whole", STEPS, policy=BUSY)
-    draw = TrainingLoop.draw
+    draw = TrainingLoop.train_step
     drawn = []
 
     def interrupting(self: Any) -> Any:
@@ -82,7 +82,7 @@ def test_run_stopped_anywhere_resumes_bitwise(
             os.kill(os.getpid(), signal.SIGTERM)
         return draw(self)
 
-    monkeypatch.setattr(TrainingLoop, "draw", interrupting)
+    monkeypatch.setattr(TrainingLoop, "train_step", interrupting)
     stops = 0
     while True:
         try:

@@ -92,7 +92,7 @@ def test_rollback_restores_state_and_skips_the_data(
 
 
 def test_run_survives_nan_weights(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = TrainingLoop.draw
+    draw = TrainingLoop.train_step
 
     def ruined(self: Any) -> Any:
         drawn = draw(self)
@@ -101,7 +101,7 @@ def test_run_survives_nan_weights(tiny: Any, monkeypatch: pytest.MonkeyPatch) ->
                 next(self.model.parameters()).fill_(math.nan)
         return drawn
 
-    monkeypatch.setattr(TrainingLoop, "draw", ruined)
+    monkeypatch.setattr(TrainingLoop, "train_step", ruined)
     run = tiny.run(
         "run", STEPS, *tiny.floats, policy={**GUARDED, "safety_strategy": "spike_resistant"}
     )
@@ -123,7 +123,7 @@ def test_run_survives_nan_weights(tiny: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_bad_snapshot_is_skipped(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = TrainingLoop.draw
+    draw = TrainingLoop.train_step
 
     def ruined(self: Any) -> Any:
         drawn = draw(self)
@@ -133,7 +133,7 @@ def test_bad_snapshot_is_skipped(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> 
                 next(self.model.parameters()).fill_(math.nan)
         return drawn
 
-    monkeypatch.setattr(TrainingLoop, "draw", ruined)
+    monkeypatch.setattr(TrainingLoop, "train_step", ruined)
     (decision,) = tiny.run("run", STEPS, *tiny.floats, policy=GUARDED).decisions
     assert (decision["step"], decision["rolled_back_to"]) == (20, 15)
 

@@ -10,7 +10,7 @@ import torch
 
 from arb_ternary_orchestrator import snapshots
 from arb_ternary_orchestrator.snapshots import SnapshotMemory, free_memory
-from arb_ternary_train.snapshot import Snapshot
+from arb_ternary_train.loop_state import LoopState, Snapshot
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,19 @@ BUSY = {
 
 def snapshot(value: float, size: int = 250) -> Snapshot:
     """Return a snapshot of ``4 * size`` bytes."""
-    return Snapshot({"weight": torch.full((size,), value)}, {"step": 3})
+    loop = LoopState(
+        step=3,
+        micro_batches=3,
+        skipped=0,
+        skipped_in_a_row=0,
+        sampler={},
+        optimizer={},
+        scaler=None,
+        in_flight={},
+        runtime=None,
+        rng={},
+    )
+    return Snapshot({"weight": torch.full((size,), value)}, loop)
 
 
 def test_snapshots_above_the_budget_go_to_disk(tmp_path: Path, equal: Any) -> None:

@@ -204,7 +204,7 @@ def test_a_run_does_not_begin_with_patterns_that_do_nothing(
         ("rate_factors={}", "must be factors greater than 0"),
         ("freeze=[]", "must be a list of at least one pattern"),
         ("freeze=head", "must be a list"),
-        ("init_skip=[head]", r"phases\[0\]\.init_skip: has no effect without 'init_from'"),
+        ("init_skip=[head]", r"phases\[0\]\.init_skip: has no effect because 'init_from' is null"),
     ],
 )
 def test_a_config_is_told_what_its_values_may_be(tiny: Any, option: str, said: str) -> None:
@@ -310,5 +310,5 @@ def test_a_skip_that_skips_nothing_is_refused(tiny: Any) -> None:
     assert refused.value.hint.startswith("Nearest: head")
     with pytest.raises(ConfigError, match=r"phases\[0\]\.init_skip: 'haed' names nothing"):
         tiny.run("third", f"phases.0.init_from={first.path}", "phases.0.init_skip=[haed]")
-    with pytest.raises(UsageProblem, match="--init-skip: it says what --init-from does not give"):
+    with pytest.raises(UsageProblem, match="--init-skip needs --init-from"):
         tiny.run("fourth", init_skip=("head",))

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from arb_ternary import TernaryLinear
+from arb_ternary.config.fields import unused_options
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary.optim.protocol import StepOutcome
 from arb_ternary.protocols.data import Batch, MaskedBatch
@@ -23,7 +24,8 @@ from arb_ternary_train.config import RanksConfig
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.options import LoopOptions
-from arb_ternary_train.step_report import StepReport
+from arb_ternary_train.precision import scaler_for
+from arb_ternary_train.step import StepReport
 from arb_ternary_train.world import SingleProcess
 from arb_ternary_votes.sign_votes import SignVotes
 
@@ -427,10 +429,7 @@ def test_bfloat16_training_keeps_the_parameters_in_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lr_schedule": "none", "warmup_steps": 5}, "'warmup_steps' has no effect"),
-        ({"lr_schedule": "constant", "min_lr": 0.1}, "'min_lr' has no effect"),
         ({"steps": 5, "warmup_steps": 6}, "'warmup_steps' must be at most 'steps'"),
-        ({"activation_checkpoint_threshold": 5}, "'activation_checkpoint_threshold' has no effect"),
         (
             {"gradient_accumulation_steps": 4097},
             "'gradient_accumulation_steps' must be 1 to 4096, not 4097",
@@ -441,11 +440,33 @@ def test_bfloat16_training_keeps_the_parameters_in_bfloat16() -> None:
         ),
     ],
 )
-def test_options_that_would_be_ignored_or_cannot_be_are_refused(
-    options: dict[str, Any], words: str
-) -> None:
+def test_impossible_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         LoopOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "reason"),
+    [
+        ({"lr_schedule": "none", "warmup_steps": 5}, "warmup_steps", "'lr_schedule' is none"),
+        ({"lr_schedule": "none", "min_rate": 0.1}, "min_rate", "'lr_schedule' is none"),
+        ({"lr_schedule": "constant", "min_lr": 0.1}, "min_lr", "'lr_schedule' is constant"),
+        (
+            {"activation_checkpoint_threshold": 5},
+            "activation_checkpoint_threshold",
+            "'activation_checkpointing' is false",
+        ),
+        ({"amp_dtype": "float16"}, "amp_dtype", "'use_amp' is false"),
+        (
+            {"eval_every": 0, "eval_batches": 4},
+            "eval_batches",
+            "no evaluation is made with 'eval_every': 0",
+        ),
+    ],
+)
+def test_options_without_effect_are_named(options: dict[str, Any], name: str, reason: str) -> None:
+    message = f"has no effect because {reason}; remove it"
+    assert list(unused_options(LoopOptions(**options))) == [(name, message)]
 
 
 def test_a_loop_that_masks_and_predicts_in_another_way_needs_to_say_only_that() -> None:
@@ -586,7 +607,7 @@ def test_without_a_scaler_no_accumulators_are_kept_for_undoing(
     from arb_ternary_train import loop as module
 
     assert ternary_loop(monkeypatch, ())[1].table.undoable
-    monkeypatch.setattr(module, "scaler_for", lambda *_: None)
+    monkeypatch.setattr(module, "scaler_for", scaler_for)
     context = Context(TernaryNet(), lambda _: None)
     table: Any = {"table": context.model.table}
     context.make_optimizer = lambda choice=None, factors=None: SignVotes(table)  # type: ignore[method-assign]

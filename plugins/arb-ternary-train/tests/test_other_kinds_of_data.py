@@ -189,7 +189,7 @@ def test_a_block_size_that_means_nothing_is_refused(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "points.yaml", "--run-dir", "other", "-o", "phases.0.block_size=7"]) == 2
-    assert "the samples of the data 'points' have a size of their own" in capsys.readouterr().err
+    assert "the samples of the data have a size of their own" in capsys.readouterr().err
 
 
 def test_generate_hands_over_to_the_generator_that_suits_best(

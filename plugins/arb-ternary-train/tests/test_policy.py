@@ -18,9 +18,10 @@ from arb_ternary.plugins.manager import manager, reset_manager
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.identity import differences
 from arb_ternary_train.loop import TrainingLoop
+from arb_ternary_train.loop_state import Snapshot, copied
 from arb_ternary_train.metrics import read_metrics
-from arb_ternary_train.policy import Adjustment, Diverged
-from arb_ternary_train.snapshot import Snapshot, copied
+from arb_ternary_train.policy import Adjustment
+from arb_ternary_train.step import Diverged
 
 PLUGIN = '''
 import attrs
@@ -28,7 +29,7 @@ from attrs import frozen
 from arb_ternary import hookimpl
 from arb_ternary.config.options import option
 from arb_ternary_train.policy import Adjustment
-from arb_ternary_train.snapshot import Snapshot
+from arb_ternary_train.loop_state import Snapshot
 from arb_ternary.specs import PolicySpec
 
 ARB_API_VERSION = (1, 0)
@@ -70,11 +71,11 @@ class Together:
             choice, adjustment = loop.optimizer_choice, loop.adjustment
             loop.adjustment = Adjustment(float_rate=3.0, ternary_rate=2.0)
             for _ in range(self.options.trial):
-                loop.draw()
+                loop.train_step()
             loop.use_optimizer(choice)
             loop.adjustment = adjustment
             before.restore(loop)
-        return [loop.draw() for _ in range(min(self.options.steps, left))]
+        return [loop.train_step() for _ in range(min(self.options.steps, left))]
 
     def before_step(self, loop):
         self.asked += 1
@@ -191,7 +192,8 @@ def test_the_policy_is_asked_before_each_step_and_told_of_the_end(tiny: Any) -> 
 
 def test_a_policy_does_not_go_with_rates_that_nothing_sets(tiny: Any) -> None:
     with pytest.raises(
-        ArbError, match="policy: has no say in rates with 'lr_schedule': none; use constant"
+        ArbError,
+        match="policy: cannot change rates with 'lr_schedule': none, which does not set them",
     ):
         tiny.config(policy(), "phases.0.lr_schedule=none", "phases.0.warmup_steps=0")
 
@@ -231,31 +233,31 @@ def test_a_snapshot_puts_back_every_bit_and_what_follows_is_the_same(
 ) -> None:
     loop = loop_of(tiny, f"optimizer.ternary={rule}")
     for _ in range(3):
-        loop.draw()
+        loop.train_step()
     snapshot = Snapshot.take(loop)
     before = tensors(loop)
     cursor = copied(loop.batches.state_dict())
     if where == "disk":
         snapshot = Snapshot.read(snapshot.save(tmp_path / "snapshots"))
-    first = [loop.draw().report for _ in range(4)]
+    first = [loop.train_step().report for _ in range(4)]
     ends = tensors(loop)
     assert not all(map(torch.equal, before, ends))
     for _ in range(2):  # twice: nothing that follows writes into the snapshot
         snapshot.restore(loop)
         assert all(map(torch.equal, before, tensors(loop)))
         assert (loop.step, loop.microbatches, loop.batches.state_dict()) == (3, 3, cursor)
-        assert [loop.draw().report for _ in range(4)] == first
+        assert [loop.train_step().report for _ in range(4)] == first
         assert all(map(torch.equal, ends, tensors(loop)))
 
 
 def test_a_snapshot_without_the_cursor_puts_back_what_was_learnt_and_goes_on(tiny: Any) -> None:
     loop = loop_of(tiny)
     for _ in range(3):
-        loop.draw()
+        loop.train_step()
     snapshot = Snapshot.take(loop)
     before = tensors(loop)
     for _ in range(4):
-        loop.draw()
+        loop.train_step()
     cursor = copied(loop.batches.state_dict())
     snapshot.restore(loop, cursor=False)
     assert all(map(torch.equal, before, tensors(loop)))
@@ -266,14 +268,14 @@ def test_what_the_model_remembers_of_a_text_goes_back_with_the_cursor_alone(tiny
     """What comes next does not continue the text that was read before the snapshot."""
     loop = loop_of(tiny, "phases.0.preserve_state=true")
     for _ in range(3):
-        loop.draw()
+        loop.train_step()
     snapshot = Snapshot.take(loop)
     remembered = copied(loop.model.runtime_state())
     assert remembered is not None
-    loop.draw()
+    loop.train_step()
     snapshot.restore(loop)
     assert repr(loop.model.runtime_state()) == repr(remembered)
-    loop.draw()
+    loop.train_step()
     snapshot.restore(loop, cursor=False)
     assert loop.model.runtime_state() is None
 
@@ -281,25 +283,25 @@ def test_what_the_model_remembers_of_a_text_goes_back_with_the_cursor_alone(tiny
 def test_a_snapshot_between_micro_batches_of_a_step_holds_their_gradients(tiny: Any) -> None:
     loop = loop_of(tiny, "phases.0.gradient_accumulation_steps=3", "optimizer.ternary=scaled_votes")
     for _ in range(4):
-        loop.draw()
+        loop.train_step()
     snapshot = Snapshot.take(loop)
-    first = [loop.draw().report for _ in range(5)]
+    first = [loop.train_step().report for _ in range(5)]
     ends = tensors(loop)
     snapshot.restore(loop)
-    assert [loop.draw().report for _ in range(5)] == first
+    assert [loop.train_step().report for _ in range(5)] == first
     assert all(map(torch.equal, ends, tensors(loop)))
 
 
 def test_bytes_of_a_snapshot_are_those_of_its_tensors(tiny: Any) -> None:
     loop = loop_of(tiny)
-    loop.draw()
+    loop.train_step()
     snapshot = Snapshot.take(loop)
     model = sum(value.numel() * value.element_size() for value in loop.model.state_dict().values())
     state = loop.optimizer.state_dict()["parts"]["float"]["state"]
     moments = sum(
         value.numel() * value.element_size() for entry in state.values() for value in entry.values()
     )
-    generators = snapshot.loop["rng"]
+    generators = snapshot.loop.rng
     rest = generators["torch"].nbytes + generators["numpy"][1].nbytes
     assert snapshot.nbytes == model + moments + rest
 
@@ -309,7 +311,7 @@ def test_bytes_of_a_snapshot_are_those_of_its_tensors(tiny: Any) -> None:
 
 def test_the_adjustment_s_clipping_goes_before_the_loop_s(tiny: Any) -> None:
     loop = loop_of(tiny, "phases.0.grad_clip=1e-3")
-    report = loop.draw().report
+    report = loop.train_step().report
     assert report is not None
     assert report.grad_norm is not None
     snapshot = Snapshot.take(loop)
@@ -317,7 +319,7 @@ def test_the_adjustment_s_clipping_goes_before_the_loop_s(tiny: Any) -> None:
     for clip in ("configured", 1e-6, None):
         snapshot.restore(loop)
         loop.adjustment = Adjustment(grad_clip=clip)
-        report = loop.draw().report
+        report = loop.train_step().report
         assert report is not None
         moved[clip] = report.grad_norm
     assert moved["configured"] == moved[1e-6] is not None
@@ -329,10 +331,11 @@ def test_too_many_losses_that_are_not_finite_are_an_error_that_says_which_was_th
 ) -> None:
     loop = loop_of(tiny, "phases.0.max_skipped=3")
     loop.loss = lambda batch, masked, output: output.sum() * float("nan")  # type: ignore[method-assign]
-    assert [loop.draw().skip.microbatch for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
+    assert [loop.train_step().skip.microbatch for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
     with pytest.raises(Diverged, match="3 micro-batches in a row had no finite loss") as caught:
-        loop.draw()
-    assert (caught.value.skip.what, caught.value.skip.microbatch) == ("loss", 3)
+        loop.train_step()
+    (skip,) = caught.value.skips
+    assert (skip.what, skip.microbatch) == ("loss", 3)
 
 
 def test_a_policy_without_what_it_needs_is_refused(

@@ -15,7 +15,7 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_train.audit import audit
 from arb_ternary_train.checkpoint import read_checkpoint
-from arb_ternary_train.init_from import load_state
+from arb_ternary_train.model_state import load_state
 from arb_ternary_train.restore import load_run, measure
 
 

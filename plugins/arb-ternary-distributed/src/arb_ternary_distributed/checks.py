@@ -35,6 +35,7 @@ from arb_ternary_train.checkpoint import Checkpoint
 from arb_ternary_train.config import RanksConfig, RunConfig
 from arb_ternary_train.fine_tuning import frozen_at_first
 from arb_ternary_train.protocols import ModelChangingPhase
+from arb_ternary_train.run_state import RunState
 from arb_ternary_train.seeding import global_rng_state, preserved_global_rng
 from arb_ternary_train.standard import StandardPhase
 
@@ -149,7 +150,7 @@ def check_checkpoint(checkpoint: Checkpoint, size: int) -> None:
     Raises:
         CheckpointError: it was written within a step: what is summed so far is that of one process.
     """
-    if _is_within_step(checkpoint.state["phase"]):
+    if _is_within_step(RunState.of(checkpoint).phase):
         raise CheckpointError(
             f"{checkpoint.path}: it was written between two micro-batches of a step, and "
             f"{size} ranks begin with whole steps",

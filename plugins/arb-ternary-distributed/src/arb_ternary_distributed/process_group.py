@@ -30,9 +30,8 @@ from arb_ternary_distributed.shards import gather_rows
 from arb_ternary_train.build import RunParts
 from arb_ternary_train.checkpoint import Checkpoint, Pieces
 from arb_ternary_train.config import RanksConfig, RunConfig
-from arb_ternary_train.init_from import load_state
 from arb_ternary_train.microbatches import MicrobatchSchedule
-from arb_ternary_train.model_state import ModelState
+from arb_ternary_train.model_state import ModelState, load_state
 from arb_ternary_train.safetensors_file import TensorParts
 
 if TYPE_CHECKING:

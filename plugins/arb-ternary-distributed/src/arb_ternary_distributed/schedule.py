@@ -25,7 +25,7 @@ from arb_ternary_distributed.round_votes import RoundVotes
 from arb_ternary_distributed.shards import shard_rows
 from arb_ternary_distributed.sums import AllReduceSums, OrderedSums
 from arb_ternary_train.config import RanksConfig
-from arb_ternary_train.in_flight import Outcome
+from arb_ternary_train.loop_state import Outcome
 from arb_ternary_train.microbatches import sum_votes
 from arb_ternary_train.protocols import ShardableBatches
 

@@ -29,6 +29,7 @@ from arb_ternary_train.build import built_module, undrawn, versions_of
 from arb_ternary_train.checkpoint import CheckpointStore
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.model_state import ModelState
+from arb_ternary_train.run_state import RunState
 from arb_ternary_train.seeding import global_rng_state, seed_everything
 
 #: Seed of the global generators and of the run.
@@ -195,21 +196,14 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
         def add_checkpoint(made: RunDirectory) -> None:
             phase: Any = config.phases[0].options
             made.metrics_file.touch()
+            state = RunState(
+                evaluation_shape=(phase.batch_size, phase.block_size),
+                rng=global_rng_state(torch.device("cpu")),
+            )
             CheckpointStore(made.checkpoints).save(
                 0,
                 ModelState(model),
-                {
-                    "step": 0,
-                    "tokens": 0,
-                    "finished": [],
-                    "phase": None,
-                    "structures": [],
-                    "evaluation_shape": (phase.batch_size, phase.block_size),
-                    "unfinished_evaluation": None,
-                    "metrics_length": 0,
-                    "rng": global_rng_state(torch.device("cpu")),
-                    "observers": {},
-                },
+                state.to_dict(),
                 {"imported": source.shown, "vocabulary_size": imported.vocabulary_size},
             )
 

@@ -12,7 +12,7 @@ from arb_ternary.config.structure import options_class
 from arb_ternary.plugins.manager import manager
 from arb_ternary_train.checkpoint import model_entries
 from arb_ternary_train.directory import RunDirectory
-from arb_ternary_train.init_from import checkpoint_path
+from arb_ternary_train.model_state import checkpoint_path
 from arb_ternary_train.safetensors_file import StoredTensor
 
 #: Options that are shown even if they have their defaults.

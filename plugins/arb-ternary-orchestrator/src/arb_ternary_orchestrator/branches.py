@@ -16,9 +16,9 @@ from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.protocols.data import BatchRequest
 from arb_ternary.ternary.models import reset_runtime_state
 from arb_ternary_train.evaluate import evaluation_mode
-from arb_ternary_train.policy import Diverged, Drawn
 from arb_ternary_train.precision import autocast_for
 from arb_ternary_train.seeding import derive_seed, preserved_global_rng
+from arb_ternary_train.step import Diverged, StepResult
 
 if TYPE_CHECKING:
     from arb_ternary.protocols.data import Batch
@@ -70,7 +70,7 @@ class Branch:
     """A tried candidate, with its microbatches, their observations, and the loop at its end."""
 
     trial: Trial
-    drawn: Sequence[Drawn]
+    drawn: Sequence[StepResult]
     seen: Sequence[Observation]
     end: Kept | None
 
@@ -173,14 +173,14 @@ def _try_out(loop: TrainingLoop, name: str, setting: Setting) -> Branch | None:
     monitor = setting.monitor.copy()
     first = loop.step
     loss_start = monitor.telemetry.ema
-    drawn: list[Drawn] = []
+    drawn: list[StepResult] = []
     seen: list[Observation] = []
     spikes = 0
     failed: str | None = None
     try:
         setting.strategies.switch(loop, name)
         while len(drawn) < setting.microbatches and failed is None:
-            drawn.append(loop.draw())
+            drawn.append(loop.train_step())
             observation = setting.meter.after(loop, drawn[-1])
             if observation is not None:
                 seen.append(observation)

@@ -29,8 +29,8 @@ from arb_ternary_orchestrator.snapshots import SnapshotMemory
 from arb_ternary_orchestrator.state import restore_state, state_of
 from arb_ternary_orchestrator.switching import Strategies
 from arb_ternary_orchestrator.telemetry import Meter, Monitor, Observation, is_seen
-from arb_ternary_train.policy import Drawn
 from arb_ternary_train.seeding import derived_generator
+from arb_ternary_train.step import StepResult
 
 if TYPE_CHECKING:
     from arb_ternary_orchestrator.config import OrchestratorConfig
@@ -99,7 +99,7 @@ class Orchestrator:
         self._control = ControlFile(directory)
         self._strategies.switch(loop, config.initial_strategy)
 
-    def advance(self, loop: TrainingLoop) -> Sequence[Drawn]:
+    def advance(self, loop: TrainingLoop) -> Sequence[StepResult]:
         """Train on a microbatch, or on as many as a comparison of strategies takes."""
         if self._log is None:
             self._log = DecisionLog(loop.context, self._known_decisions)
@@ -113,7 +113,7 @@ class Orchestrator:
                 self._news = None
         return drawn
 
-    def _advance(self) -> Sequence[Drawn]:
+    def _advance(self) -> Sequence[StepResult]:
         loop = self._loop
         request = self._request() if self._news == "step" else None
         trigger = self._pending or self._due(request)
@@ -165,7 +165,7 @@ class Orchestrator:
 
     def counts(self) -> dict[str, float]:
         """Return the steps of candidates that were not kept; see
-        ``arb_ternary_train.policy.Counts``.
+        ``arb_ternary_train.policy.add_counts``.
         """
         return {"lost_steps": float(self.lost_steps)}
 
@@ -184,12 +184,12 @@ class Orchestrator:
         assert self._log is not None
         return self._log
 
-    def _draw(self) -> list[Drawn]:
-        drawn = self._loop.draw()
+    def _draw(self) -> list[StepResult]:
+        drawn = self._loop.train_step()
         self._observe(drawn, self._meter.after(self._loop, drawn))
         return [drawn]
 
-    def _observe(self, drawn: Drawn, seen: Observation | None) -> None:
+    def _observe(self, drawn: StepResult, seen: Observation | None) -> None:
         """Record a microbatch that is kept."""
         self._news = None
         if seen is None:
@@ -377,7 +377,7 @@ class Orchestrator:
             self.log.decided(trigger, current, current, not_begun=text, numbers=numbers)
         return False
 
-    def _compare(self, trigger: Trigger) -> Sequence[Drawn]:
+    def _compare(self, trigger: Trigger) -> Sequence[StepResult]:
         """Try candidates, and keep the steps of the best one."""
         started = time.monotonic()
         config = self.config
@@ -409,7 +409,7 @@ class Orchestrator:
             base.release()
         if comparison is None:  # a resumed run makes the comparison anew
             self._pending = trigger
-            return [Drawn()]
+            return [StepResult()]
 
         self._learn(trigger, before, comparison, started)
         winner = comparison.winner

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from attrs import frozen
 
 from arb_ternary_orchestrator.state import Stateful
-from arb_ternary_train.policy import Diverged, Skip
-from arb_ternary_train.snapshot import Snapshot
+from arb_ternary_train.loop_state import Snapshot
+from arb_ternary_train.step import Diverged, Skip
 
 if TYPE_CHECKING:
     from arb_ternary_orchestrator.snapshots import Kept, SnapshotMemory
@@ -125,7 +125,7 @@ def without_gradient(loop: TrainingLoop, norm: float) -> Diverged:
         f"step {loop.context.step}: {loop.options.max_skipped} steps in a row had no finite "
         f"gradient, all from a state that had been found good; the last norm was {norm}",
         "Lower the learning rate, or continue from an earlier checkpoint: --resume PATH.",
-        Skip("gradient", norm, loop.microbatches),
+        (Skip("gradient", norm, loop.microbatches),),
     )
 
 

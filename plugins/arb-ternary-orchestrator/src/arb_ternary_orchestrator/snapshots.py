@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from arb_ternary_train.snapshot import Snapshot
+from arb_ternary_train.loop_state import Snapshot
 
 if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop

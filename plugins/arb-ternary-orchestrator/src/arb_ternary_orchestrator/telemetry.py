@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from arb_ternary_orchestrator.config import OrchestratorConfig
     from arb_ternary_orchestrator.training_phases import Phase
     from arb_ternary_train.loop import TrainingLoop
-    from arb_ternary_train.policy import Drawn
+    from arb_ternary_train.step import StepResult
 
 #: Fewest losses that a line is fitted to.
 LEAST_POINTS: Final = 5
@@ -112,7 +112,7 @@ class Meter:
         }
 
     @torch.no_grad()
-    def after(self, loop: TrainingLoop, drawn: Drawn) -> Observation | None:
+    def after(self, loop: TrainingLoop, drawn: StepResult) -> Observation | None:
         """Return the observation of a microbatch that ended in a step or in a non-finite loss.
 
         It is None for any other microbatch.
@@ -152,7 +152,7 @@ class Meter:
         return dict(zip(names, counts, strict=True))
 
 
-def is_seen(drawn: Drawn) -> bool:
+def is_seen(drawn: StepResult) -> bool:
     """Return whether a meter makes an observation of ``drawn``."""
     return drawn.report is not None or (drawn.skip is not None and drawn.skip.what == "loss")
 

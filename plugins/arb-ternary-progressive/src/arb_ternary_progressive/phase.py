@@ -33,7 +33,7 @@ from arb_ternary_train.standard import log_and_evaluate
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
     from arb_ternary_train.options import LoopOptions
-    from arb_ternary_train.step_report import StepReport
+    from arb_ternary_train.step import StepReport
 
 
 class _StackLoop(TrainingLoop):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# ruff: noqa: RUF009  # _loop makes attrs fields
+# ruff: noqa: RUF009  # loop_option makes attrs fields
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,18 @@ from attrs import frozen
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import non_negative, option, optional, positive
+from arb_ternary.config.options import option, optional, positive
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import PolicySpec, TrainedPart
 from arb_ternary_progressive.growth_config import GrowthConfig
 from arb_ternary_progressive.time import time_step_for_stack
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
-from arb_ternary_train.options import EVAL_EVERY, AmpName, LoopOptions, loop_contradictions
+from arb_ternary_train.options import (
+    AmpName,
+    LoopOptions,
+    loop_option,
+    validate_loop_options,
+)
 from arb_ternary_train.schedules import ScheduleName
 
 if TYPE_CHECKING:
@@ -30,17 +35,6 @@ def block_options(options: Any) -> DecoderConfig | None:
     """
     found = options if isinstance(options, DecoderConfig) else getattr(options, "decoder", None)
     return found if isinstance(found, DecoderConfig) else None
-
-
-def _loop(name: str) -> Any:
-    """The option ``name`` as the training loop has it: default, help and rule."""
-    found = attrs.fields_dict(LoopOptions)[name]
-    return attrs.field(
-        default=found.default,
-        validator=found.validator,
-        converter=found.converter,
-        metadata=dict(found.metadata),
-    )
 
 
 @frozen(kw_only=True)
@@ -62,39 +56,33 @@ class ProgressivePhaseConfig(GrowthConfig):
         True, "train the stack that the model begins with; false = it is the trunk, as it stands"
     )
 
-    batch_size: int = _loop("batch_size")
-    block_size: int = _loop("block_size")
-    lr: float | None = _loop("lr")
-    min_lr: float | None = _loop("min_lr")
-    min_rate: float = _loop("min_rate")
-    warmup_steps: int = option(
-        0,
-        "steps over which rates rise linearly to their peak, for each stack",
-        validator=non_negative,
+    batch_size: int = loop_option("batch_size")
+    block_size: int = loop_option("block_size")
+    lr: float | None = loop_option("lr")
+    min_lr: float | None = loop_option("min_lr")
+    min_rate: float = loop_option("min_rate")
+    warmup_steps: int = loop_option(
+        "warmup_steps", help="steps over which rates rise linearly to their peak, for each stack"
     )
-    lr_schedule: ScheduleName = option(
-        "cosine",
-        "how rates fall after the warm-up, for each stack: cosine, linear, sqrt, two_stage, "
-        "constant; none = nothing touches them",
+    lr_schedule: ScheduleName = loop_option(
+        "lr_schedule",
+        help="how rates fall after the warm-up, for each stack: cosine, linear, sqrt, two_stage, "
+        "constant; none = rates are not set",
     )
-    grad_clip: float | None = _loop("grad_clip")
-    gradient_accumulation_steps: int = _loop("gradient_accumulation_steps")
-    use_amp: bool = _loop("use_amp")
-    amp_dtype: AmpName = _loop("amp_dtype")
-    activation_checkpointing: bool = _loop("activation_checkpointing")
-    activation_checkpoint_threshold: int | None = _loop("activation_checkpoint_threshold")
-    num_workers: int = _loop("num_workers")
-    pin_memory: bool = _loop("pin_memory")
-    max_skipped: int = _loop("max_skipped")
-    policy: Choice[PolicySpec] | None = _loop("policy")
+    grad_clip: float | None = loop_option("grad_clip")
+    gradient_accumulation_steps: int = loop_option("gradient_accumulation_steps")
+    use_amp: bool = loop_option("use_amp")
+    amp_dtype: AmpName = loop_option("amp_dtype")
+    activation_checkpointing: bool = loop_option("activation_checkpointing")
+    activation_checkpoint_threshold: int | None = loop_option("activation_checkpoint_threshold")
+    num_workers: int = loop_option("num_workers")
+    pin_memory: bool = loop_option("pin_memory")
+    max_skipped: int = loop_option("max_skipped")
+    policy: Choice[PolicySpec] | None = loop_option("policy")
 
-    log_every: int = option(10, "steps between lines on the screen", validator=positive)
-    eval_every: int = option(200, EVAL_EVERY, validator=non_negative)
-    eval_batches: int | None = option(
-        8,
-        "batches of validation tokens in such an evaluation; null = all",
-        validator=optional(positive),
-    )
+    log_every: int = loop_option("log_every")
+    eval_every: int = loop_option("eval_every")
+    eval_batches: int | None = loop_option("eval_batches")
 
     def __attrs_post_init__(self) -> None:
         if self.epochs_per_stack is not None and self.steps_per_stack is not None:
@@ -206,7 +194,7 @@ class ProgressivePhaseConfig(GrowthConfig):
 
     def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
-        yield from loop_contradictions(self, run, planned)
+        yield from validate_loop_options(self, run, planned)
         yield from self.idle_options()
         model = run.model
         if isinstance(model.options, DecoderConfig) and type(model.options) is not DecoderConfig:

@@ -16,7 +16,7 @@ from arb_ternary.errors import CheckpointError
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_train.checkpoint_format import tensor_digest, write_tensors
 from arb_ternary_train.durable import replacing
-from arb_ternary_train.init_from import load_state
+from arb_ternary_train.model_state import load_state
 
 FORMAT: Final = "arb-ternary-rack"
 VERSION: Final = 1

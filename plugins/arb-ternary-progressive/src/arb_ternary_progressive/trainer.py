@@ -42,7 +42,6 @@ from arb_ternary_progressive.passes import LoaderSource, batches_in_a_pass
 from arb_ternary_progressive.phase import ProgressivePhase
 from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore
-from arb_ternary_train.checkpointer import Checkpointer, restore_run
 from arb_ternary_train.config import CheckpointConfig, RunConfig
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory
@@ -51,13 +50,14 @@ from arb_ternary_train.metrics import MetricsWriter
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.progress import Silent
+from arb_ternary_train.run_state import Checkpointer, RunState
 from arb_ternary_train.signals import StopRequest
 
 if TYPE_CHECKING:
     from arb_ternary.protocols.runs import Phase
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
     from arb_ternary_progressive.config import StackWiseConfig
-    from arb_ternary_train.step_report import StepReport
+    from arb_ternary_train.step import StepReport
 
 _LOG = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class ProgressiveTrainer:
         phase = _Phase(self._phase_config(dataloader, target_stacks), rack_builder, self)
         context = self._context(rack_builder, dataloader, phase)
         if checkpoint is not None:
-            restore_run(context, checkpoint)
+            RunState.of(checkpoint).restore(context, checkpoint)
         context.phase = cast("Phase", phase)
         phase.run(context)
         self.history = phase.records
@@ -360,6 +360,7 @@ def call(factory: Callable[..., Any], *args: Any) -> Any:
 
 
 def _stacks(checkpoint: Checkpoint) -> list[Any]:
-    structure: dict[str, Any] = checkpoint.state["structures"][0]
+    structure = RunState.of(checkpoint).structures[0]
+    assert structure is not None
     stacks: list[Any] = structure["stacks"]
     return stacks

@@ -23,7 +23,6 @@ from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary.protocols.runs import Phase, PhaseResult
 from arb_ternary_train.added_parts import parts_added_by
-from arb_ternary_train.checkpointer import Checkpointer
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.evaluate import Evaluation, block_size_of, evaluate, prediction_name
@@ -31,6 +30,7 @@ from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.optim.factored import with_factors
 from arb_ternary_train.protocols import LimitedLength, ModelChangingPhase
+from arb_ternary_train.run_state import Checkpointer
 from arb_ternary_train.signals import StopRequest
 from arb_ternary_train.world import SingleProcess, World
 
@@ -75,9 +75,9 @@ class TrainingContext:
         unfinished_evaluation: number of batches (None: all) of the evaluation that a stop cut
             short, in a list; None where there is none.
         optimizer: the last one that was made.
-        held: steps that have been taken together are being told one after another; until the last,
-            evaluations, checkpoints and stops are put off, because the model is further than
-            ``step``.
+        reporting_behind: steps that were taken together are being reported one after another.
+            Until the last is reported, evaluations, checkpoints and stops are deferred, because the
+            model is ahead of ``step``.
         threads_available: threads that torch had when the run began.
         world: the processes that train together.
     """
@@ -102,7 +102,7 @@ class TrainingContext:
     validation: Evaluation | None = None
     unfinished_evaluation: list[int | None] | None = None
     optimizer: Optimizer | None = None
-    held: bool = False
+    reporting_behind: bool = False
     _checkpoint_due: bool = False
     threads_available: int = field(factory=torch.get_num_threads)
     world: World = field(factory=SingleProcess)
@@ -185,7 +185,7 @@ class TrainingContext:
         Raises:
             Interrupted: the run was asked to stop; the checkpoint has been written.
         """
-        if self.stop_requested and not self.held:
+        if self.stop_requested and not self.reporting_behind:
             path = self.checkpointer.save(self)
             raise Interrupted(
                 f"{self.directory}: stopped by {self.stop.reason} after step {self.step}; saved "
@@ -198,7 +198,7 @@ class TrainingContext:
         """Write a checkpoint when the number of steps is a multiple of ``checkpoint.every``."""
         every = self.config.checkpoint.every
         self._checkpoint_due |= bool(every) and self.step % every == 0
-        if self._checkpoint_due and not self.held:
+        if self._checkpoint_due and not self.reporting_behind:
             self._checkpoint_due = False
             self.save_checkpoint()
 
@@ -218,7 +218,7 @@ class TrainingContext:
 
     def leave_phase(self, phase: Phase, result: PhaseResult) -> None:
         """``phase`` has run."""
-        self.settle()
+        self.flush_deferred()
         self.structures.append(phase.structure() if isinstance(phase, ModelChangingPhase) else None)
         self.finished.append(result)
         self.phase = None
@@ -340,16 +340,14 @@ class TrainingContext:
         if self.stop_requested:
             raise _EvaluationStopped
 
-    def evaluate_when_settled(self, batches: int | None = None) -> None:
-        """As :meth:`evaluate`; while the run is held, as soon as it no longer is."""
+    def evaluate_or_defer(self, batches: int | None = None) -> None:
+        """Evaluate now, or when all steps are reported if the run is reporting behind."""
         self.unfinished_evaluation = [batches]
-        if not self.held:
+        if not self.reporting_behind:
             self.finish_evaluation()
 
-    def settle(self) -> None:
-        """Make the evaluation and the checkpoint that were put off while the run was held, before
-        its next step.
-        """
+    def flush_deferred(self) -> None:
+        """Make the evaluation and the checkpoint that were deferred, before the next step."""
         self.finish_evaluation()
         if self._checkpoint_due:
             self._checkpoint_due = False

@@ -16,7 +16,7 @@ from arb_ternary.optim.protocol import inner_optimizers, may_defer
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_train.in_flight import Outcome
+from arb_ternary_train.loop_state import Outcome
 
 if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop

@@ -1,4 +1,4 @@
-"""What may decide, step by step, how a training loop goes on: components of the kind ``policy``."""
+"""Step policies: components that decide, step by step, how a training loop continues."""
 
 from __future__ import annotations
 
@@ -8,68 +8,23 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from attrs import field, frozen
 from attrs.validators import gt
 
-from arb_ternary.errors import ArbError
 from arb_ternary_train.schedules import scheduled_groups
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from arb_ternary_train.loop import TrainingLoop
-    from arb_ternary_train.step_report import StepReport
-
-
-@frozen
-class Skip:
-    """A micro-batch that was dropped, because its ``what`` (``loss`` or ``gradient``) was
-    ``value``.
-    """
-
-    what: str
-    value: float
-    microbatch: int
-
-
-@frozen
-class Drawn:
-    """What became of a micro-batch, or of those that are drawn together.
-
-    Attributes:
-        report: the step that was taken with it; None where the step needs more of them.
-        skips: what was dropped, in order: a micro-batch without a finite loss, and then perhaps the
-            step's gradients.
-    """
-
-    report: StepReport | None = None
-    skips: tuple[Skip, ...] = ()
-
-    @property
-    def skip(self) -> Skip | None:
-        """The first of the skips."""
-        return self.skips[0] if self.skips else None
-
-
-class Diverged(ArbError):
-    """Too many micro-batches in a row had no finite loss, or no finite gradient.
-
-    Attributes:
-        skip: the last of them.
-        earlier: those before it that were found together with it.
-    """
-
-    def __init__(self, what: str, hint: str, skip: Skip, earlier: tuple[Skip, ...] = ()) -> None:
-        super().__init__(what, hint)
-        self.skip = skip
-        self.earlier = earlier
+    from arb_ternary_train.step import StepResult
 
 
 @frozen(kw_only=True)
 class Adjustment:
-    """What a policy makes of a loop's options.
+    """How a policy changes the options of a loop.
 
     Attributes:
         float_rate: factor on the rate that the schedule gives float parameters.
-        ternary_rate: factor on that of ternary modules.
-        grad_clip: in the place of the loop's ``grad_clip``; ``configured`` = as that says.
+        ternary_rate: factor on the rate that the schedule gives ternary modules.
+        grad_clip: replaces the loop's ``grad_clip``; ``configured`` leaves it.
     """
 
     float_rate: float = field(default=1.0, validator=gt(0.0))
@@ -77,8 +32,10 @@ class Adjustment:
     grad_clip: float | Literal["configured"] | None = "configured"
 
     def apply(self, optimizer: Optimizer, rates: dict[str, float]) -> dict[str, float]:
-        """Multiply what the schedule has just set; the first rate of each kind, ``rates`` where
-        none changes.
+        """Multiply the rates that the schedule has just set.
+
+        Returns:
+            The first rate of each kind of group; ``rates`` if no factor changes them.
         """
         factors = {"float": self.float_rate, "ternary": self.ternary_rate}
         if set(factors.values()) == {1.0}:
@@ -93,62 +50,55 @@ class Adjustment:
 
 @runtime_checkable
 class StepPolicy(Protocol):
-    """Decides what a loop does next, and how. Each loop has one of its own.
+    """Decides what a training loop does next, and how. Each loop has a policy of its own.
 
-    It may try steps and take them back (``arb_ternary_train.snapshot``), put another optimizer in
-    the place of the loop's (``TrainingLoop.use_optimizer``) and change rates and clipping
-    (``TrainingLoop.adjustment``). Of the run it leaves alone what is not the loop's: nothing is
-    written down but what :meth:`advance` returns, and what the policy itself has to say.
+    A policy may take steps and undo them (``arb_ternary_train.loop_state.Snapshot``), replace the
+    loop's optimizer (``TrainingLoop.use_optimizer``) and change rates and clipping
+    (``TrainingLoop.adjustment``). It changes nothing of the run besides the loop: only what
+    :meth:`advance` returns is recorded, and what the policy itself records.
 
-    ``state_dict`` and ``load_state_dict`` are as those of a phase: a resumed run ends with the same
-    bits.
+    A policy with numbers for the result of its phase has a method ``counts()``, which returns them
+    by name (:func:`add_counts`).
     """
 
     def begin(self, loop: TrainingLoop) -> None:
-        """``loop`` has been made. Its state may be loaded next, and that of the policy before
-        it.
-        """
+        """Prepare for ``loop``, which has been made. Its state may be loaded next."""
         ...
 
-    def advance(self, loop: TrainingLoop) -> Sequence[Drawn]:
-        """Train on one micro-batch at least (``loop.draw``); what is to be told of it, in order, at
-        least one.
+    def advance(self, loop: TrainingLoop) -> Sequence[StepResult]:
+        """Train on at least one micro-batch, by ``loop.train_step()``.
 
-        All of them are told one after the other, as if they had just happened. Evaluations and
-        checkpoints that are due in between are made after the last, and so is a stop.
+        Returns:
+            The results to report, in order, at least one. They are reported one after another, as
+            if each had just happened. Evaluations, checkpoints and stops that are due in between
+            follow after the last.
         """
         ...
 
     def before_step(self, loop: TrainingLoop) -> None:
-        """The optimizer is about to be asked for a step; gradients are not yet clipped."""
+        """Observe the gradients of a step before they are clipped and the optimizer steps."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides what comes next, in what a checkpoint can hold."""
+        """Return everything that decides what comes next, in types that a checkpoint can hold."""
         ...
 
     def load_state_dict(self, loop: TrainingLoop, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken, with the optimizer of that moment; its own state is
-        loaded after.
+        """Continue where ``state`` was taken, with the optimizer of that moment.
+
+        The state of the optimizer is loaded afterwards.
         """
         ...
 
     def close(self) -> None:
-        """The loop ends."""
-        ...
-
-
-@runtime_checkable
-class Counts(Protocol):
-    """A policy with numbers for the result of its phase."""
-
-    def counts(self) -> Mapping[str, float]:
-        """The numbers, by names of their own."""
+        """Release what the policy holds: the loop ends."""
         ...
 
 
 def add_counts(total: dict[str, float], policy: StepPolicy | None) -> None:
-    """Add the numbers of a policy, if it has any, to those of the loops before it in its phase."""
-    counts: Mapping[str, float] = policy.counts() if isinstance(policy, Counts) else {}
-    for name, number in counts.items():
+    """Add the numbers of a policy, if it has ``counts()``, to those of earlier loops of a phase."""
+    counts = getattr(policy, "counts", None)
+    if counts is None:
+        return
+    for name, number in counts().items():
         total[name] = total.get(name, 0.0) + number

@@ -80,13 +80,10 @@ def autocast_for(
     return lambda: torch.autocast(device.type, dtype=dtype)
 
 
-def scaler_for(
-    device: torch.device, use_amp: bool, amp_dtype: AmpName
-) -> torch.amp.GradScaler | None:
-    """The loss scaler that float16 needs; None otherwise."""
-    if not use_amp or amp_dtype != "float16":
-        return None
-    return torch.amp.GradScaler(device.type)
+def scaler_for(device: torch.device, use_amp: bool, amp_dtype: AmpName) -> torch.amp.GradScaler:
+    """Return the loss scaler that float16 needs; it is disabled for other number formats."""
+    enabled = use_amp and amp_dtype == "float16"
+    return torch.amp.GradScaler(device.type, enabled=enabled)
 
 
 def set_compute_dtype(model: nn.Module, dtype: DtypeName, device: torch.device) -> None:

@@ -21,16 +21,16 @@ from arb_ternary_train.build import (
     without_accumulators,
 )
 from arb_ternary_train.checkpoint import Checkpoint, read_checkpoint
-from arb_ternary_train.checkpointer import restore_structures
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.context import default_evaluation_shape
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.evaluate import Evaluation, evaluate
 from arb_ternary_train.exact_arithmetic import exact_arithmetic
-from arb_ternary_train.init_from import checkpoint_path, load_state
 from arb_ternary_train.loading import load_config
+from arb_ternary_train.model_state import checkpoint_path, load_state
 from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.report import baselines_of
+from arb_ternary_train.run_state import RunState, restore_structures
 from arb_ternary_train.threads import recorded_threads
 
 
@@ -115,9 +115,10 @@ def measure(run: TrainedRun, batches: int | None = None) -> tuple[Evaluation, Ma
             f"data {data.name!r}: it has {data.vocabulary_size:,} ids, and the model {known:,}",
             f"{run.directory.config_file}: give the data the model's tokenizer.",
         )
-    batch_size, block_size = shape = run.checkpoint.state[
-        "evaluation_shape"
-    ] or default_evaluation_shape(run.model, data)
+    shape = RunState.of(run.checkpoint).evaluation_shape
+    if shape is None:
+        shape = default_evaluation_shape(run.model, data)
+    batch_size, block_size = shape
     with recorded_threads(run.record), exact_arithmetic(run.config.exact):
         result = evaluate(
             run.model,

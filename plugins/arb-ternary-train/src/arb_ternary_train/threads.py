@@ -63,7 +63,7 @@ def fewest_as_fast(threads: int, seconds: Callable[[int], float]) -> int:
     return threads
 
 
-def settle_threads(context: TrainingContext, options: LoopOptions, key: str) -> None:
+def set_loop_threads(context: TrainingContext, options: LoopOptions, key: str) -> None:
     """Give torch the number of threads for a training loop that is about to begin, and write it
     down.
 

@@ -29,7 +29,7 @@ from arb_ternary_upcycle.trend import Autotune, Convergence, Trend
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
-    from arb_ternary_train.step_report import StepReport
+    from arb_ternary_train.step import StepReport
 
 #: Losses of a block whose mean is reported as its first.
 _FIRST: Final = 10
@@ -151,7 +151,9 @@ class BlockwisePhase:
                 title = f"{self.name}, block {number + 1} of {blocks}"
                 reporter.start(title, options.steps, loop.step)
                 # A policy may have run ahead of the reported steps: all of them are reported.
-                while (loop.step < options.steps and not self._convergence.done) or context.held:
+                while context.reporting_behind or (
+                    loop.step < options.steps and not self._convergence.done
+                ):
                     report = loop.train_microbatch()
                     if report is not None:
                         self._after_step(context, loop, report, ends_phase=number == blocks - 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from arb_ternary.errors import DataError
 from arb_ternary_train.directory import RunDirectory
-from arb_ternary_train.init_from import run_of
+from arb_ternary_train.model_state import run_of
 from arb_ternary_upcycle.float_model import MODEL_FILE, FloatModel
 
 if TYPE_CHECKING:

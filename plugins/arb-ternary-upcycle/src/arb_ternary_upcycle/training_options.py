@@ -17,7 +17,7 @@ from arb_ternary.config.options import (
     when,
 )
 from arb_ternary.optim.protocol import Planned
-from arb_ternary_train.options import EVAL_EVERY, LoopOptions, StandardConfig
+from arb_ternary_train.options import LoopOptions, StandardConfig, loop_option
 from arb_ternary_upcycle.stage_options import FloatDtype
 
 if TYPE_CHECKING:
@@ -133,16 +133,10 @@ class BlockwiseConfig(LoopOptions, TeacherOptions):
         validator=positive,
         active_when=_AUTOTUNES,
     )
-    log_every: int = option(10, "steps between lines on the screen", validator=positive)
-    eval_every: int = option(
-        200,
-        f"{EVAL_EVERY} (steps of a block; the whole model is evaluated)",
-        validator=non_negative,
-    )
-    eval_batches: int | None = option(
-        8,
-        "batches of validation tokens in such an evaluation; null = all",
-        validator=optional(positive),
+    eval_every: int = loop_option(
+        "eval_every",
+        help="steps of a block between evaluations of the whole model; 0 = never, not at the end "
+        "of the run either",
     )
 
     def __attrs_post_init__(self) -> None:

@@ -18,7 +18,6 @@ from arb_ternary_text.data.masking import CausalMasking
 from arb_ternary_train.audit import audit
 from arb_ternary_train.build import build_model
 from arb_ternary_train.checkpoint import CheckpointStore
-from arb_ternary_train.checkpointer import Checkpointer
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.logbook import Logbook
@@ -26,6 +25,7 @@ from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.metrics import NoMetrics
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.progress import Silent
+from arb_ternary_train.run_state import Checkpointer
 from arb_ternary_train.signals import StopRequest
 
 #: Steps in which the loss of one batch has to fall. The first of votes casts none.
@@ -118,7 +118,7 @@ class Learner:
 
     def step(self) -> float:
         """Forward, loss, backward, update; returns the loss."""
-        report = self.loop.draw().report
+        report = self.loop.train_step().report
         if report is None:
             raise ArbError(
                 f"{self.way.name}: a step was not taken: the loss or the gradient is not finite"

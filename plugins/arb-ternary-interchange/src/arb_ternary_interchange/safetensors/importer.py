@@ -14,7 +14,7 @@ from arb_ternary.errors import CheckpointError, DataError
 from arb_ternary_interchange.fine_tuning import data_section
 from arb_ternary_interchange.inspection import count_tensors, describe_model
 from arb_ternary_interchange.protocols import ImportedModel
-from arb_ternary_train.init_from import load_state
+from arb_ternary_train.model_state import load_state
 from arb_ternary_train.safetensors_file import SafetensorsFile
 
 #: What the metadata of an export hold besides the attachments of the run.

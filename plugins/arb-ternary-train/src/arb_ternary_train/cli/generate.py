@@ -22,7 +22,7 @@ class Handover(click.Command):
         """Keep the arguments for the generator; those of the generator, ``--help`` too, are its
         own.
         """
-        from arb_ternary_train.init_from import run_of
+        from arb_ternary_train.model_state import run_of
 
         named, rest = _taken_out(args, "--with")
         run = next((each for each in rest if run_of(Path(each)) is not None), None)
@@ -107,8 +107,8 @@ def generate(ctx: click.Context, run: Path, named: str | None, arguments: list[s
     Which options there are depends on the model: `arb generate RUN --help` shows those of RUN.
     """
     from arb_ternary_train.directory import RunDirectory
-    from arb_ternary_train.init_from import run_of
     from arb_ternary_train.loading import load_config
+    from arb_ternary_train.model_state import run_of
 
     directory = run_of(run) or RunDirectory.existing(run)
     config = load_config(directory.config_file).config

@@ -14,8 +14,8 @@ from arb_ternary_interchange.importing import find_source
 from arb_ternary_interchange.inspection import is_run
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_train.directory import RunDirectory, write_json
-from arb_ternary_train.init_from import run_of
 from arb_ternary_train.loading import load_config
+from arb_ternary_train.model_state import run_of
 from arb_ternary_upcycle.float_model import float_config
 
 #: Where a tokenizer goes that has no file of its own, in the folder of a config.
