@@ -53,13 +53,13 @@ def _write_stage(path: Path, model: Decoder, **options: Any) -> FloatModel:
 
 @pytest.fixture(scope="session")
 def write_stage() -> Callable[..., FloatModel]:
-    """Writes a float decoder into a stage folder, with options of ``FloatModelWriter``."""
+    """Write a float decoder into a stage folder, with options of ``FloatModelWriter``."""
     return _write_stage
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Any:
-    """As much of a run as a phase reads: directory, seed, device and data."""
+    """The parts of a run that phases read: directory, seed, device and data."""
     return SimpleNamespace(
         directory=tmp_path / "run",
         seed=0,
@@ -71,9 +71,7 @@ def context(tmp_path: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with the beginning of the built-in text: a run on all of it takes longer to start than
-    to compute.
-    """
+    """A file with the beginning of the built-in text, which is read quickly."""
     file = tmp_path_factory.mktemp("text") / "text.txt"
     file.write_text(load_text("train")[:40_000])
     return file
@@ -81,7 +79,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_config(text: Path) -> Callable[..., RunConfig]:
-    """Makes the config of a run of some phases; further options go to the student."""
+    """Make the config of a run of some phases; further options go to the student."""
 
     def make(
         *phases: dict[str, Any] | str, optimizer: Any = "scaled_votes", **options: Any
@@ -100,7 +98,7 @@ def run_config(text: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def save_model() -> Callable[..., Path]:
-    """Saves a random model of transformers, its sizes those of ``small``; see ``_save``."""
+    """Save a random model of transformers with the sizes of ``small``; see ``_save``."""
     return _save
 
 
@@ -111,9 +109,7 @@ def llama(tmp_path: Path) -> Path:
 
 
 def _save(folder: Path, kind: str = "Llama", **options: Any) -> Path:
-    """Save a random model of transformers for bytes: ``Llama``, ``Qwen2`` (biases) or ``Qwen3``
-    (norms of heads).
-    """
+    """Save a random ``Llama``, ``Qwen2`` (with biases) or ``Qwen3`` (with norms of heads)."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(7)
     config = getattr(transformers, f"{kind}Config")(

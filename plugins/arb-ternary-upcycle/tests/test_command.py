@@ -1,4 +1,4 @@
-"""``arb upcycle``, with a small teacher that a run of this program trained."""
+"""``arb upcycle`` with a small teacher that a run of this program has trained."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOKENS = ["calibration_tokens=256", "held_out_tokens=128"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a text, and with ``teacher``, a run."""
+    """Make a folder with a text, and with the run ``teacher``."""
     folder = tmp_path_factory.mktemp("upcycle")
     (folder / "text.txt").write_text(load_text("train")[:20_000])
     (folder / "teacher.yaml").write_text(TEACHER)
@@ -58,7 +58,7 @@ def fault(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().err
 
 
-def test_a_teacher_becomes_a_ternary_student_and_the_run_resumes(
+def test_command_upcycles_and_resumes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tokens = [part for text in TOKENS for part in ("-o", f"phases.2.{text}")]
@@ -101,7 +101,7 @@ def test_a_teacher_becomes_a_ternary_student_and_the_run_resumes(
     )
 
 
-def test_presets_and_options_decide_the_config() -> None:
+def test_config_from_presets_and_options() -> None:
     quick = config(out="quick")
     paper = config("--preset", "paper", out="paper")
     for made, blockwise, steps, measured in (
@@ -145,7 +145,7 @@ def test_presets_and_options_decide_the_config() -> None:
     assert chosen.model.options.vote_bits == 4
 
 
-def test_decoupled_attention_keeps_the_teachers_planes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_with_decoupled_attention(capsys: pytest.CaptureFixture[str]) -> None:
     made = config("--attention", "dba", out="dba")
     model = made.model.options
     assert (model.attention, model.sem_dim, model.geo_dim, model.rotary_dim) == (
@@ -171,7 +171,7 @@ def test_decoupled_attention_keeps_the_teachers_planes(capsys: pytest.CaptureFix
     assert not Path("no").exists()
 
 
-def test_what_is_wrong_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_faults_leave_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no such file or folder" in fault(capsys, "missing", "--out", "no")
     assert "unknown key" in fault(capsys, "teacher", "--out", "no", "-o", "model.widht=3")
     assert "exceeds the context of the model" in fault(
@@ -180,7 +180,7 @@ def test_what_is_wrong_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> N
     assert not Path("no").exists()
 
 
-def test_inspect_counts_what_would_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["upcycle", "inspect", "teacher", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     block = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 48

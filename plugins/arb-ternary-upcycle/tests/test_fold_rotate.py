@@ -1,4 +1,4 @@
-"""Another basis computes the same function as transformers does with the weights as they were."""
+"""The phase ``fold_rotate`` keeps the function, which transformers computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = torch.arange(80).view(2, 40) * 37 % 256
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 24, 64, 96, 576])
-def test_rotations_are_orthogonal_and_spread_every_feature(size: int) -> None:
+def test_rotations_are_orthogonal(size: int) -> None:
     q = random_rotation(size, derived_generator(0, size))
     assert torch.allclose(q @ q.T, torch.eye(size, dtype=torch.float64), atol=1e-12)
     assert torch.equal(q, random_rotation(size, derived_generator(0, size)))
@@ -42,7 +42,7 @@ def test_rotations_are_orthogonal_and_spread_every_feature(size: int) -> None:
         ("Qwen2", {"tie_word_embeddings": True}),
     ],
 )
-def test_logits_are_those_of_transformers(
+def test_logits_equal_transformers(
     tmp_path: Path,
     run_config: Callable[..., Any],
     save_model: Callable[..., Path],
@@ -85,7 +85,7 @@ def test_logits_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("choice", ["fold", "rotate", "rotate_values"])
-def test_each_part_alone_keeps_the_function_and_does_what_it_says(llama: Path, choice: str) -> None:
+def test_each_change_of_basis_keeps_the_function(llama: Path, choice: str) -> None:
     teacher = read_teacher(str(llama), "float32")
     fold = choice != "rotate_values"
     rotate = choice == "rotate"
@@ -114,7 +114,7 @@ def test_each_part_alone_keeps_the_function_and_does_what_it_says(llama: Path, c
         assert {"head", "final_norm", "blocks.0.attention.query"} <= changed
 
 
-def test_a_tied_preset_becomes_an_untied_decoder_of_the_same_function() -> None:
+def test_untied_preset_has_the_same_function() -> None:
     from arb_ternary_text.models.config import DecoderConfig
 
     config = DecoderConfig(architecture="bitnet", width=32, heads=4)
@@ -123,7 +123,7 @@ def test_a_tied_preset_becomes_an_untied_decoder_of_the_same_function() -> None:
     assert untied(made) is made
 
 
-def test_options_that_cannot_be_are_refused(run_config: Callable[..., Any]) -> None:
+def test_invalid_options_are_refused(run_config: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="does not commute"):
         FoldRotateConfig(fold=False)
     with pytest.raises(ValueError, match="there is nothing to do"):

@@ -1,6 +1,4 @@
-"""kill -9 in the phases that make stages and in the projection: a resumed run ends with the bytes
-of one left alone.
-"""
+"""SIGKILL in the phases that make stages and in ``projection``."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def start(config: Path, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every stage, the newest weights, and what the run says of itself without the clock."""
+    """Return the stages, the newest weights and the metrics, by path."""
     files = [
         file
         for file in (folder / "stages").rglob("*")
@@ -50,7 +48,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_kill_nine_in_every_phase(
+def test_sigkill_in_every_stage_phase(
     tmp_path: Path, run_config: Callable[..., Any], save_model: Callable[..., Path]
 ) -> None:
     teacher = save_model(tmp_path / "teacher", num_hidden_layers=12)

@@ -1,6 +1,4 @@
-"""A teacher comes from anywhere, fits data and student, and knows the text; or the run ends before
-it computes.
-"""
+"""The phase ``load_teacher``: sources of a teacher, and what it refuses."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def load(source: Path | str, **options: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def float_run(tmp_path: Path, run_config: Callable[..., Any]) -> Path:
-    """A float model of ours, trained for a moment."""
+    """A run of a float model, trained for three steps."""
     parts = ["embedding", "head", "norms", "linears"]
     phase = {
         "name": "standard",
@@ -49,9 +47,7 @@ def float_run(tmp_path: Path, run_config: Callable[..., Any]) -> Path:
     return tmp_path / "float"
 
 
-def test_a_run_of_ours_is_a_teacher(
-    tmp_path: Path, run_config: Callable[..., Any], float_run: Path
-) -> None:
+def test_run_is_a_teacher(tmp_path: Path, run_config: Callable[..., Any], float_run: Path) -> None:
     report = train(run_config(load(float_run, max_nll=9.0)), RunRequest(directory=tmp_path / "run"))
     stage = FloatModel.open(tmp_path / "run/stages/teacher")
     model = load_run(float_run).model
@@ -69,9 +65,7 @@ def test_a_run_of_ours_is_a_teacher(
     assert report.validation_loss is None  # the student has not been touched
 
 
-def test_a_ternary_run_with_powers_of_two_around_it_is_a_teacher(
-    tmp_path: Path, run_config: Callable[..., Any]
-) -> None:
+def test_scaled_ternary_run_is_a_teacher(tmp_path: Path, run_config: Callable[..., Any]) -> None:
     options = {
         "residual_scale": -1,
         "logit_scale": -2,
@@ -90,7 +84,7 @@ def test_a_ternary_run_with_powers_of_two_around_it_is_a_teacher(
 
 
 @pytest.mark.parametrize(("name", "options"), [("gguf", ["type=f32"]), ("safetensors", [])])
-def test_whatever_an_importer_reads_is_a_teacher(
+def test_imported_model_is_a_teacher(
     tmp_path: Path, float_run: Path, name: str, options: list[str]
 ) -> None:
     if name == "gguf":
@@ -115,7 +109,7 @@ def test_bfloat16_rounds_each_weight_once(
         assert torch.equal(found[name], value.bfloat16().float()), name
 
 
-def test_reading_leaves_the_global_generators(llama: Path) -> None:
+def test_reading_leaves_global_generators(llama: Path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
@@ -127,7 +121,7 @@ def test_reading_leaves_the_global_generators(llama: Path) -> None:
     ("options", "limit"),
     [({"max_nll": 0.5}, "0.5000, max_nll"), ({"max_perplexity": 2.0, "max_nll": 99.0}, "0.6931")],
 )
-def test_a_teacher_whose_loss_is_off_is_refused(
+def test_teacher_with_high_loss_is_refused(
     tmp_path: Path,
     run_config: Callable[..., Any],
     llama: Path,
@@ -138,7 +132,7 @@ def test_a_teacher_whose_loss_is_off_is_refused(
         train(run_config(load(llama, **options)), RunRequest(directory=tmp_path / "run"))
 
 
-def test_by_default_frequencies_of_tokens_are_the_limit(
+def test_default_limit_is_the_unigram_entropy(
     tmp_path: Path, run_config: Callable[..., Any], llama: Path
 ) -> None:
     config = run_config(load(llama))
@@ -151,15 +145,13 @@ def test_by_default_frequencies_of_tokens_are_the_limit(
         find_stage(type("Run", (), {"directory": tmp_path / "run"}), None, ("teacher",))
 
 
-def test_a_limit_that_is_met_exactly_passes(
-    tmp_path: Path, run_config: Callable[..., Any], llama: Path
-) -> None:
+def test_exact_limit_passes(tmp_path: Path, run_config: Callable[..., Any], llama: Path) -> None:
     first = train(run_config(load(llama, max_nll=99.0)), RunRequest(directory=tmp_path / "one"))
     nll = first.phases[0]["teacher_nll"]
     train(run_config(load(llama, max_nll=nll)), RunRequest(directory=tmp_path / "two"))
 
 
-def test_shapes_unlike_the_students_are_refused(
+def test_other_shapes_are_refused(
     tmp_path: Path, run_config: Callable[..., Any], llama: Path
 ) -> None:
     config = run_config(
@@ -172,7 +164,7 @@ def test_shapes_unlike_the_students_are_refused(
     assert not (tmp_path / "run/stages").exists()
 
 
-def test_a_tokenizer_unlike_the_datas_is_refused_and_the_teachers_handed_over(
+def test_other_tokenizer_is_refused_and_the_teachers_is_written(
     tmp_path: Path, run_config: Callable[..., Any], float_run: Path
 ) -> None:
     from attrs import evolve
@@ -209,7 +201,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
         ("prepared", "write_ends"),
     ],
 )
-def test_a_killed_phase_goes_on_to_the_same_bytes(
+def test_killed_stage_phase_ends_with_the_same_bytes(
     tmp_path: Path,
     run_config: Callable[..., Any],
     llama: Path,
@@ -251,7 +243,7 @@ def test_a_killed_phase_goes_on_to_the_same_bytes(
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_finished_phase_is_not_done_again(
+def test_finished_phase_is_not_repeated(
     tmp_path: Path, run_config: Callable[..., Any], llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = run_config(load(llama, max_nll=99.0), "fold_rotate")

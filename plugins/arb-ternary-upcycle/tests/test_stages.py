@@ -1,6 +1,4 @@
-"""Float models on disk: what is written is read, whole or not at all, and the newest stage is
-found.
-"""
+"""Float models on disk, and how the newest stage is found."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def model(small: DecoderConfig) -> Decoder:
 TOKENS = torch.arange(24).view(2, 12) * 7 % 256
 
 
-def test_block_by_block_is_the_whole_decoder(
+def test_block_by_block_equals_the_decoder(
     tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
 ) -> None:
     write_stage(tmp_path / "stage", model)
@@ -47,7 +45,7 @@ def test_block_by_block_is_the_whole_decoder(
     assert not any(parameter.requires_grad for parameter in stored.block(0).parameters())
 
 
-def test_weights_go_by_neutral_names(
+def test_weights_have_neutral_names(
     tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
 ) -> None:
     stored = write_stage(tmp_path / "stage", model)
@@ -59,7 +57,7 @@ def test_weights_go_by_neutral_names(
     assert set(stored.ends()) == {"embedding", "final_norm", "head"}
 
 
-def test_bfloat16_is_the_nearest_to_each_weight(
+def test_bfloat16_stage_is_nearest_to_each_weight(
     tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
 ) -> None:
     stored = write_stage(tmp_path / "stage", model, dtype="bfloat16")
@@ -70,7 +68,7 @@ def test_bfloat16_is_the_nearest_to_each_weight(
     assert files < 2.2 * sum(value.numel() for value in wide.values())
 
 
-def test_a_killed_writer_goes_on_and_another_plan_starts_anew(
+def test_killed_writer_continues_with_the_same_plan(
     tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
 ) -> None:
     whole = write_stage(tmp_path / "whole", model, origin={"seed": 1})
@@ -95,7 +93,7 @@ def test_a_killed_writer_goes_on_and_another_plan_starts_anew(
     assert not other.finished
 
 
-def test_tensors_that_the_decoder_has_not_are_refused(
+def test_wrong_tensors_are_refused(
     tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
 ) -> None:
     writer = FloatModelWriter(tmp_path / "stage", model.config, 256, None)
@@ -104,7 +102,7 @@ def test_tensors_that_the_decoder_has_not_are_refused(
         writer.write_block(0, wrong)
 
 
-def test_the_newest_stage_of_this_run_or_of_the_one_it_started_from(
+def test_find_stage_searches_earlier_runs(
     tmp_path: Path, model: Decoder, write_stage: Callable[..., FloatModel]
 ) -> None:
     first = tmp_path / "first"
@@ -141,7 +139,7 @@ def test_every_part_of_a_float_config_is_float() -> None:
     )
 
 
-def test_calibration_takes_training_samples_once(context: Any) -> None:
+def test_calibration_draws_each_sample_once(context: Any) -> None:
     tokens = calibration_tokens(context, tokens=100, block_size=32, seed=3)
     assert tokens.shape == (4, 32)
     assert torch.equal(tokens, calibration_tokens(context, tokens=100, block_size=32, seed=3))

@@ -27,7 +27,7 @@ def test_content_stays_for_the_same_plan_only(tmp_path: Path) -> None:
     assert [file.name for file in other.folder.iterdir()] == [PLAN_FILE]
 
 
-def test_a_file_is_complete_or_as_it_was(tmp_path: Path) -> None:
+def test_file_is_complete_or_unchanged(tmp_path: Path) -> None:
     store = Store(tmp_path / "store", PLAN)
     store.write_json("a", {"value": 1})
 
@@ -42,7 +42,7 @@ def test_a_file_is_complete_or_as_it_was(tmp_path: Path) -> None:
     assert sorted(file.name for file in store.folder.iterdir()) == ["a", PLAN_FILE]
 
 
-def test_a_kill_during_removal_leaves_no_store(
+def test_kill_during_removal_leaves_no_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path / "store", PLAN)
@@ -55,7 +55,7 @@ def test_a_kill_during_removal_leaves_no_store(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
+def test_errors_name_the_file(tmp_path: Path) -> None:
     folder = Store(tmp_path / "store", PLAN).folder
     (folder / PLAN_FILE).write_text("{")
     with pytest.raises(ArbError, match=r"plan\.json: cannot be read") as caught:
@@ -66,7 +66,7 @@ def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
         save_json(tmp_path / "file" / "a.json", {})
 
 
-def test_saved_json_has_texts_for_what_is_not_finite(tmp_path: Path) -> None:
+def test_saved_json_has_texts_for_nan_and_infinity(tmp_path: Path) -> None:
     save_json(tmp_path / "a" / "b.json", {"x": [float("nan"), float("-inf"), 1.5]})
     assert (tmp_path / "a" / "b.json").read_text().split() == (
         ["{", '"x":', "[", '"nan",', '"-inf",', "1.5", "]", "}"]

@@ -1,7 +1,6 @@
-"""Decoupled attention out of standard attention: exact where nothing is given up, else the best of
-its kind.
+"""The phase ``surgery``: exact if all planes are kept, else with the least error.
 
-Expected values are numpy's: sums over pairs written out, dense matrices, least squares of its own.
+Expected values come from numpy: sums over pairs, dense matrices, least squares.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "rotated", "sem_dim"), [("Llama", True, 3), ("Qwen2", False, 8)])
-def test_all_planes_kept_gives_the_logits_of_transformers(
+def test_all_planes_kept_gives_transformers_logits(
     tmp_path: Path,
     run_config: Callable[..., Any],
     save_model: Callable[..., Path],
@@ -83,7 +82,7 @@ def test_all_planes_kept_gives_the_logits_of_transformers(
         assert float((model(TOKENS) - expected).abs().max()) < 1e-4 * float(expected.abs().max())
 
 
-def test_dropped_planes_at_full_rank_are_scores_without_positions(small: DecoderConfig) -> None:
+def test_dropped_planes_score_without_positions(small: DecoderConfig) -> None:
     torch.manual_seed(0)
     teacher = Decoder(small, 256)
     student = decoupled_config(
@@ -130,7 +129,7 @@ def test_dropped_planes_at_full_rank_are_scores_without_positions(small: Decoder
     assert np.allclose(found, expected, atol=2e-5)
 
 
-def test_fewer_features_cost_more_and_text_helps(
+def test_fewer_features_give_larger_errors(
     tmp_path: Path, run_config: Callable[..., Any], save_model: Callable[..., Path]
 ) -> None:
     folder = save_model(tmp_path / "teacher")
@@ -162,7 +161,7 @@ def test_fewer_features_cost_more_and_text_helps(
 # --- factors
 
 
-def test_truncation_meets_the_eckart_young_bound_in_the_whitened_norm() -> None:
+def test_truncation_meets_the_whitened_eckart_young_bound() -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(400, 24, generator=generator) @ torch.randn(24, 24, generator=generator)
     query = torch.randn(3, 8, 24, generator=generator, dtype=torch.float64)
@@ -187,7 +186,7 @@ def test_truncation_meets_the_eckart_young_bound_in_the_whitened_norm() -> None:
             assert torch.equal(few, query)  # nothing is given up
 
 
-def test_inputs_that_span_little_lose_nothing() -> None:
+def test_low_rank_inputs_lose_nothing() -> None:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(50, 3, generator=generator) @ torch.randn(3, 16, generator=generator)
     query = torch.randn(2, 8, 16, generator=generator)
@@ -204,9 +203,7 @@ def test_inputs_that_span_little_lose_nothing() -> None:
 
 @pytest.fixture
 def pairs() -> Any:
-    """Random queries and keys of one sample, the moments of their planes, and the same by numpy,
-    pair by pair.
-    """
+    """Random queries and keys of one sample, and features of all pairs, by numpy."""
     config = DecoderConfig(
         width=16,
         heads=4,
@@ -239,7 +236,7 @@ def pairs() -> Any:
     return config, query, key, rows
 
 
-def test_moments_are_sums_over_pairs(pairs: Any) -> None:
+def test_moments_equal_sums_over_pairs(pairs: Any) -> None:
     config, query, key, rows = pairs
     expected = np.zeros((4, 12, 12))
     for head, weight, features in rows:
@@ -249,9 +246,7 @@ def test_moments_are_sums_over_pairs(pairs: Any) -> None:
 
 
 def best_constants(rows: Any, head: int, dropped: Any) -> tuple[Any, float]:
-    """Least squares, by numpy, of what the dropped planes give: constants, and the error with the
-    pull towards 1.
-    """
+    """Fit the constants of dropped planes by least squares; return them and the error."""
     features = np.concatenate(
         [np.sqrt(weight)[:, None] * f for each, weight, f in rows if each == head]
     )
@@ -265,7 +260,7 @@ def best_constants(rows: Any, head: int, dropped: Any) -> tuple[Any, float]:
     return solved[:count] + 1j * solved[count:], float(((whole @ solved - goal) ** 2).sum())
 
 
-def test_planes_are_dropped_where_least_is_lost_and_constants_are_least_squares(pairs: Any) -> None:
+def test_dropped_planes_and_constants_are_least_squares(pairs: Any) -> None:
     config, query, key, rows = pairs
     moments = pair_moments(query, key, config)
     kept_GK = choose_planes(moments, 2, 2, 1e-3)
@@ -286,7 +281,7 @@ def test_planes_are_dropped_where_least_is_lost_and_constants_are_least_squares(
             assert found[kept_GK[group]].tolist() == [1, 1]
 
 
-def test_a_strong_ridge_leaves_constants_at_one(pairs: Any) -> None:
+def test_strong_ridge_gives_constants_of_one(pairs: Any) -> None:
     config, query, key, _ = pairs
     moments = pair_moments(query, key, config)
     found = fit_constants(moments, choose_planes(moments, 2, 1, 1e9), 1e9)
@@ -297,7 +292,7 @@ def test_a_strong_ridge_leaves_constants_at_one(pairs: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", ["random", "fresh"])
-def test_drawn_policies_copy_what_they_say(
+def test_random_policies_copy_the_rest(
     tmp_path: Path, run_config: Callable[..., Any], llama: Path, policy: str
 ) -> None:
     phase = {"name": "surgery", "policy": policy}
@@ -330,9 +325,7 @@ def test_drawn_policies_copy_what_they_say(
     )
 
 
-def test_what_cannot_be_split_is_refused_by_the_config(
-    run_config: Callable[..., Any], llama: Path
-) -> None:
+def test_impossible_splits_are_refused(run_config: Callable[..., Any], llama: Path) -> None:
     for options, message in (
         ({}, "set 'attention': decoupled"),
         (decoupled(4, 10, rotary_dim=12), "'geo_dim' is 10, but a head has 8 features"),
@@ -347,7 +340,7 @@ def test_what_cannot_be_split_is_refused_by_the_config(
         run_config(load(llama), surgery(policy="fresh"), **decoupled(4, 4))
 
 
-def test_norms_of_heads_are_refused_before_anything_is_computed(
+def test_surgery_refuses_query_key_norms(
     tmp_path: Path, run_config: Callable[..., Any], save_model: Callable[..., Path]
 ) -> None:
     teacher = save_model(tmp_path / "teacher", "Qwen3")
@@ -363,7 +356,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("policy", ["svd", "random"])
-def test_a_killed_surgery_goes_on_to_the_same_bytes(
+def test_killed_surgery_ends_with_the_same_bytes(
     tmp_path: Path,
     run_config: Callable[..., Any],
     llama: Path,

@@ -1,6 +1,4 @@
-"""Pretrained float models become ternary: read, rotated, given another attention, rounded and
-trained.
-"""
+"""Turns pretrained float models into ternary ones: reads, rotates, rounds and trains them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from attrs import frozen
 
@@ -12,15 +12,17 @@ from arb_ternary.config.options import Rule, option, optional
 from arb_ternary.specs import ExporterSpec
 
 
-def _inside(value: str) -> bool:
+def _is_inside(value: str) -> bool:
     path = PurePosixPath(value)
-    return (
-        bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\\" not in value
-    )
+    if path.is_absolute() or "\\" in value:
+        return False
+    return bool(path.parts) and ".." not in path.parts
 
 
-_relative = Rule(
-    "a path inside the run directory, such as export/model.gguf", _inside, {"pattern": "^[^/\\\\]"}
+_relative: Final = Rule(
+    "a path inside the run directory, such as export/model.gguf",
+    _is_inside,
+    {"pattern": "^[^/\\\\]"},
 )
 
 
@@ -33,7 +35,7 @@ class ExportConfig:
     exporter: Choice[ExporterSpec] = option(help="format, and the options of its exporter")
     destination: str | None = option(
         None,
-        "file or folder inside the run directory; null = export/model with the ending of the "
+        "file or folder inside the run directory; null = export/model with the suffix of the "
         "format",
         validator=optional(_relative),
     )

@@ -1,4 +1,4 @@
-"""The phase ``export``: the run's model in another form, in the run directory."""
+"""The phase ``export``: writes the run's model in another format into the run directory."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 
 
 def destination_of(config: ExportConfig, run: Path) -> Path:
-    """Where the phase writes in the run directory ``run``."""
+    """Return the path to write to in the run directory ``run``."""
     suffix = config.exporter.spec.suffix
     return run / (config.destination or f"export/model{suffix}")
 
 
 class ExportPhase:
-    """Writes the model as it is when the phase comes. Made again after a kill, it writes the
-    same.
-    """
+    """Writes the model as it is when the phase runs; after a kill it is written again."""
 
     name = "export"
 
@@ -35,9 +33,7 @@ class ExportPhase:
         self._bytes: int | None = None
 
     def run(self, context: TrainingContext) -> PhaseResult:
-        """See ``Phase``; whatever stands at the destination is replaced, once the new one is
-        complete.
-        """
+        """See ``Phase``; an earlier export is replaced once the new one is complete."""
         if self._bytes is None:
             self._bytes = self._export(context)
             context.mark_progress()
@@ -45,7 +41,7 @@ class ExportPhase:
         return PhaseResult(steps=0, metrics={"bytes": float(self._bytes)})
 
     def _export(self, context: TrainingContext) -> int:
-        """Write the model; the bytes of what was written."""
+        """Write the model, and return the number of bytes written."""
         choice = self.config.exporter
         exporter: Exporter = require_protocol(choice.build(), Exporter, choice)
         destination = destination_of(self.config, context.directory)
@@ -61,7 +57,7 @@ class ExportPhase:
         return size
 
     def state_dict(self) -> dict[str, Any]:
-        """How much was written, once it is: until then an export is made anew."""
+        """Return how much was written; None before the export is complete."""
         return {"bytes": self._bytes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -70,5 +66,5 @@ class ExportPhase:
 
 
 def build(config: ExportConfig) -> ExportPhase:
-    """Factory of the phase ``export``."""
+    """Build the phase ``export``."""
     return ExportPhase(config)

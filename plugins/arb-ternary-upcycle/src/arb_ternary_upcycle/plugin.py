@@ -23,56 +23,55 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
             name="load_teacher",
             target="arb_ternary_upcycle.load_teacher:build",
             config="arb_ternary_upcycle.stage_options:LoadTeacherConfig",
-            summary="reads a pretrained model into the run's stages, and sees that it is of use",
+            summary="reads a pretrained model into the run's stages and tests its loss",
         ),
         PhaseSpec(
             name="fold_rotate",
             target="arb_ternary_upcycle.fold_rotate:build",
             config="arb_ternary_upcycle.stage_options:FoldRotateConfig",
-            summary="the teacher in a basis that rounds better: gains folded, residual stream and "
+            summary="puts the teacher into a basis that rounds better: gains folded, stream and "
             "values rotated",
         ),
         PhaseSpec(
             name="surgery",
             target="arb_ternary_upcycle.surgery.phase:build",
             config="arb_ternary_upcycle.stage_options:SurgeryConfig",
-            summary="the teacher with decoupled attention: a smaller cache of keys, what it "
-            "learned kept",
+            summary="gives the teacher decoupled attention, which has a smaller cache of keys",
         ),
         PhaseSpec(
             name="projection",
             target="arb_ternary_upcycle.projection.phase:build",
             config="arb_ternary_upcycle.projection.config:ProjectionConfig",
-            summary="the newest stage's weights become trits, each layer fitted to what the layers "
-            "before it left",
+            summary="rounds the newest stage's weights to trits; each layer compensates for the "
+            "errors of earlier ones",
         ),
         PhaseSpec(
             name="blockwise",
             target="arb_ternary_upcycle.blockwise:build",
             config="arb_ternary_upcycle.training_options:BlockwiseConfig",
             variables=VARIABLES,
-            summary="each block of the student in turn learns to give what the teacher's block "
-            "gives",
+            summary="trains each block of the student in turn to give the outputs of the teacher's "
+            "block",
         ),
         PhaseSpec(
             name="global",
             target="arb_ternary_upcycle.global_phase:build",
             config="arb_ternary_upcycle.training_options:GlobalConfig",
             variables=VARIABLES,
-            summary="all of the student learns the next token, and the teacher's predictions where "
-            "asked to",
+            summary="trains the whole student on the next token, and optionally on the teacher's "
+            "predictions",
         ),
         PhaseSpec(
             name="verify",
             target="arb_ternary_upcycle.verification.phase:build",
             config="arb_ternary_upcycle.verification.config:VerifyConfig",
-            summary="checks in the middle of a run, which end it where they fail",
+            summary="makes checks in the middle of a run, which may end it",
         ),
         PhaseSpec(
             name="benchmark",
             target="arb_ternary_upcycle.benchmark.phase:build",
             config="arb_ternary_upcycle.benchmark.config:BenchmarkConfig",
-            summary="teacher against student in quality, time and memory, and a report",
+            summary="measures teacher and student in quality, time and memory, and writes a report",
         ),
         PhaseSpec(
             name="export",
@@ -90,25 +89,26 @@ def arb_register_checks() -> Sequence[CheckSpec]:
             name="compare",
             target="arb_ternary_upcycle.verification.compare:build",
             config="arb_ternary_upcycle.verification.config:CompareConfig",
-            summary="attention and logits of student and teacher are at most so far apart",
+            summary="limits the differences between student and teacher in attention and logits",
         ),
         CheckSpec(
             name="fidelity",
             target="arb_ternary_upcycle.verification.fidelity:build",
             config="arb_ternary_upcycle.verification.config:FidelityConfig",
-            summary="the student's loss and perplexity exceed the teacher's by so much at most",
+            summary="limits the student's loss and perplexity against the teacher's",
         ),
         CheckSpec(
             name="eval",
             target="arb_ternary_upcycle.verification.answers:build",
             config="arb_ternary_upcycle.verification.config:EvalConfig",
-            summary="the student answers enough questions rightly, beside its teacher",
+            summary="limits how many questions the student answers right, alone and against the "
+            "teacher",
         ),
         CheckSpec(
             name="kvcache",
             target="arb_ternary_upcycle.verification.kv_cache:build",
             config="arb_ternary_upcycle.verification.config:KvCacheConfig",
-            summary="the student keeps so much fewer bytes of each token than the teacher",
+            summary="limits the student's bytes of keys and values per token against the teacher's",
         ),
     )
 

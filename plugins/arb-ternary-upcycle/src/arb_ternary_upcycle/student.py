@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from torch import nn
 
@@ -59,26 +60,30 @@ def check_options(student: DecoderConfig, teacher: DecoderConfig) -> None:
     )
 
 
+#: Options that decide shapes and function, and the attribute that has their value.
+_SHAPE: Final[Mapping[str, str]] = {
+    "width": "width",
+    "layers": "layers",
+    "heads": "heads",
+    "kv_heads": "key_heads",
+    "head_dim": "value_features",
+    "feed_forward": "hidden",
+    "activation": "feed_forward_activation",
+    "sub_norms": "has_sub_norms",
+    "query_key_norm": "has_query_key_norm",
+    "query_key_value_bias": "query_key_value_bias",
+    "causal": "causal",
+    "sliding_window": "sliding_window",
+    "experts": "experts",
+    "rotary_base": "rotary_base",
+    "rotary_factors": "rotary_factors",
+    "rotary_scaling": "rotary_scaling",
+    "norm_eps": "norm_eps",
+}
+
+
 def _shape(config: DecoderConfig) -> dict[str, Any]:
-    return {
-        "width": config.width,
-        "layers": config.layers,
-        "heads": config.heads,
-        "kv_heads": config.key_heads,
-        "head_dim": config.width // config.heads if config.head_dim is None else config.head_dim,
-        "feed_forward": config.hidden,
-        "activation": config.feed_forward_activation,
-        "sub_norms": config.has_sub_norms,
-        "query_key_norm": config.has_query_key_norm,
-        "query_key_value_bias": config.query_key_value_bias,
-        "causal": config.causal,
-        "sliding_window": config.sliding_window,
-        "experts": config.experts,
-        "rotary_base": config.rotary_base,
-        "rotary_factors": config.rotary_factors,
-        "rotary_scaling": config.rotary_scaling,
-        "norm_eps": config.norm_eps,
-    }
+    return {option: getattr(config, attribute) for option, attribute in _SHAPE.items()}
 
 
 def _same(one: Any, other: Any) -> bool:

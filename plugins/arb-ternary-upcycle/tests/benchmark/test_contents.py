@@ -1,4 +1,4 @@
-"""What a report gathers from the files of a run and of the runs that it started from."""
+"""Contents of a report, from the files of a run and of earlier runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def first(tmp_path: Path) -> Path:
     return run
 
 
-def test_a_run_has_the_stages_and_curves_of_those_before_it(first: Path, tmp_path: Path) -> None:
+def test_report_includes_earlier_runs(first: Path, tmp_path: Path) -> None:
     records = [step(1, "global", 3.0), step(1, "global", 2.5, "validation"), step(2, "global", 2.0)]
     second = make(tmp_path / "second", [*records, step(2, "", 9.0, "validation")], first)
     contents = gather(second)
@@ -81,7 +81,7 @@ def test_a_run_has_the_stages_and_curves_of_those_before_it(first: Path, tmp_pat
     assert [curve.title for curve in gather(first).curves] == ["blockwise"]
 
 
-def test_a_report_is_made_anew_only_where_there_is_one(first: Path) -> None:
+def test_refresh_rewrites_an_existing_report_only(first: Path) -> None:
     refresh_report(first)
     assert not (first / "report").exists()
     Store(first / "report" / "measurements", {"step": 2})
@@ -92,14 +92,14 @@ def test_a_report_is_made_anew_only_where_there_is_one(first: Path) -> None:
 @pytest.mark.parametrize(
     "file", ["report/measurements/plan.json", "verify/compare.json", "stages/projection.json"]
 )
-def test_a_damaged_file_is_named(first: Path, file: str) -> None:
+def test_damaged_file_is_named(first: Path, file: str) -> None:
     (first / file).parent.mkdir(parents=True, exist_ok=True)
     (first / file).write_text("{")
     with pytest.raises(ArbError, match=f"{Path(file).name}: cannot be read"):
         gather(first)
 
 
-def test_a_report_that_cannot_be_written_says_so(first: Path) -> None:
+def test_unwritable_report_is_an_error(first: Path) -> None:
     (first / "report").write_text("in the way")
     with pytest.raises(ArbError, match="cannot be written"):
         write_report(first)

@@ -1,4 +1,4 @@
-"""Times by a clock of our own, and bytes in closed form."""
+"""Latency from given repetitions, and bytes in closed form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(small: DecoderConfig) -> Decoder:
     return Decoder(small, 256).eval()
 
 
-def test_latencies_are_medians_of_repetitions_in_turns(
+def test_latency_is_the_median_of_alternating_repetitions(
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[Any] = []
@@ -64,15 +64,13 @@ def test_latencies_are_medians_of_repetitions_in_turns(
     assert first["timed_runs"] == 3
 
 
-def test_real_models_have_latencies(model: Decoder) -> None:
+def test_latency_of_a_real_model(model: Decoder) -> None:
     (row,) = measure_latency({"student": model}, (5, 3, 2), warmup=0, timed=1)
     assert row["first_token_seconds"] > 0
     assert row["decode_seconds"] > 0
 
 
-def test_bytes_of_weights_are_what_a_pass_computes_from(
-    small: DecoderConfig, model: Decoder
-) -> None:
+def test_weight_bytes_exclude_votes(small: DecoderConfig, model: Decoder) -> None:
     linears = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 48)
     gains = 5 * 32
     assert weight_bytes(model) == (
@@ -90,7 +88,7 @@ def test_bytes_of_weights_are_what_a_pass_computes_from(
     assert weights / 4 <= size < weights / 4 + weights / 8
 
 
-def test_a_row_of_memory_adds_up(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_row_adds_up(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = weight_bytes(model)[1]
     cache = 3 * (5 + 4 - 1) * 2 * (2 * 8 + 2 * 8) * 4
     for growth, peak in ((10**6, weights + 10**6), (0, weights + cache), (None, None)):
@@ -104,7 +102,7 @@ def test_a_row_of_memory_adds_up(model: Decoder, monkeypatch: pytest.MonkeyPatch
     assert row["bits_per_weight"] == 32.0
 
 
-def test_a_process_grows_by_what_it_holds() -> None:
+def test_memory_growth_of_a_process() -> None:
     held: list[torch.Tensor] = []
 
     def work() -> None:
@@ -118,9 +116,7 @@ def test_a_process_grows_by_what_it_holds() -> None:
     assert memory_growth(lambda: None, CPU) in range(2**22)
 
 
-def test_a_system_that_does_not_tell_gives_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_unknown_peak_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(memory, "_RESET_PEAK", tmp_path)
     assert memory_growth(lambda: None, CPU) is None
     assert memory_growth(lambda: None, torch.device("mps")) is None

@@ -1,4 +1,4 @@
-"""The phase ``benchmark`` in whole runs: what it writes, and how it goes on after a kill."""
+"""The phase ``benchmark`` in whole runs: its report, and kills."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-def test_the_report_tells_the_same_in_every_form(finished: tuple[Any, Path]) -> None:
+def test_report_formats_agree(finished: tuple[Any, Path]) -> None:
     outcome, folder = finished
     report = json.loads((folder / "report.json").read_text())
     assert {"perplexity", "latency", "memory", "kv_cache", "checks"} <= report.keys()
@@ -161,7 +161,7 @@ def test_the_report_tells_the_same_in_every_form(finished: tuple[Any, Path]) -> 
 
 
 def loaded(value: str) -> Any:
-    """A cell of a CSV file, as JSON would have it."""
+    """Convert a cell of a CSV file to a value of JSON."""
     if value in ("", "true", "false"):
         return {"": None, "true": True, "false": False}[value]
     try:
@@ -170,7 +170,7 @@ def loaded(value: str) -> Any:
         return value
 
 
-def test_the_page_holds_everything_that_it_shows(finished: tuple[Any, Path]) -> None:
+def test_page_contains_everything_it_shows(finished: tuple[Any, Path]) -> None:
     _, folder = finished
     page = Page((folder / "report.html").read_text())
     assert page.open == []
@@ -198,7 +198,7 @@ def test_the_page_holds_everything_that_it_shows(finished: tuple[Any, Path]) -> 
         assert words in text
 
 
-def test_a_killed_benchmark_measures_what_is_missing(
+def test_killed_benchmark_measures_what_is_missing(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
@@ -242,16 +242,14 @@ checks:"""
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_kill_nine_in_each_of_the_phases(
+def test_sigkill_in_verify_benchmark_and_export(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
     made = config(("checks:", AFTER.format(folder=tmp_path)), ("[8, 4]", "[4]"))
 
     def killed(place: Any, name: str, call: int) -> int:
-        """The status of a process that runs until the ``call``-th call of ``place.name``, and is
-        killed there.
-        """
+        """Return the status of a process that kills itself in a call of ``place.name``."""
         child = os.fork()
         if child == 0:
             calls = []
@@ -303,7 +301,7 @@ def test_kill_nine_in_each_of_the_phases(
     assert whole == cut
 
 
-def test_only_what_is_asked_for_is_measured(
+def test_measure_selects_measurements(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
@@ -313,7 +311,7 @@ def test_only_what_is_asked_for_is_measured(
     assert not {"perplexity", "latency"} & report.keys()
 
 
-def test_sizes_beyond_the_context_are_faults(config: Any) -> None:
+def test_sizes_beyond_the_context_are_refused(config: Any) -> None:
     with pytest.raises(
         ConfigError, match="62 tokens and 3 after them exceed the context of the model"
     ):
@@ -324,7 +322,7 @@ def test_sizes_beyond_the_context_are_faults(config: Any) -> None:
         config(("batches: 2,", "batches: 2, block_size: 65,"))
 
 
-def test_without_arb_ternary_bench_the_run_does_not_begin(
+def test_missing_bench_fails_before_the_run(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(latency, "find_spec", lambda name: None)

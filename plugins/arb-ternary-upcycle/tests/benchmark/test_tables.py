@@ -1,4 +1,4 @@
-"""Tables in their forms, of values that have a meaning there."""
+"""Tables, pages and figures, with values that need escaping."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TABLE = Table(
 )
 
 
-def test_csv_has_whole_values_and_quotes_what_it_must() -> None:
+def test_csv_has_full_values() -> None:
     rows = list(csv.reader(io.StringIO(TABLE.to_csv())))
     assert rows[0] == ["label", "value", "passed", "fails_run", "none"]
     assert rows[1] == [HOSTILE, "0.30000000000000004", "true", "true", ""]
@@ -48,8 +48,8 @@ def test_csv_has_whole_values_and_quotes_what_it_must() -> None:
     assert float(rows[1][1]) == TABLE.rows[0]["value"]
 
 
-def test_latex_writes_out_what_has_a_meaning_there() -> None:
-    """Read back by another route: each command to its character, and nothing bare is left."""
+def test_latex_escapes_special_characters() -> None:
+    """Every command becomes its character again, and none is left unescaped."""
     escaped = escape_latex(HOSTILE)
     commands = {
         "textbackslash": "\\",
@@ -93,11 +93,11 @@ def test_latex_writes_out_what_has_a_meaning_there() -> None:
         (0.3891, "share", "38.9 %"),
     ],
 )
-def test_people_read_four_figures_and_a_unit(value: Any, kind: Any, text: str) -> None:
+def test_values_are_shown_with_four_figures_and_a_unit(value: Any, kind: Any, text: str) -> None:
     assert shown(value, kind) == text
 
 
-def test_the_page_escapes_what_the_run_is_named() -> None:
+def test_page_escapes_the_name_of_the_run() -> None:
     contents = Contents(
         name=HOSTILE,
         facts={"data": HOSTILE},
@@ -113,13 +113,13 @@ def test_the_page_escapes_what_the_run_is_named() -> None:
     assert 'class="pill reported"' in page
 
 
-def test_a_report_of_nothing_is_a_page_all_the_same() -> None:
+def test_empty_report_is_a_page() -> None:
     contents = Contents(name="empty", facts={}, tables=[], projection={}, curves=[], config="")
     assert draw_figures(contents) == {}
     assert make_page(contents, {}).count("<section>") == 1
 
 
-def test_figures_of_the_stages_have_a_line_for_each_kind_of_linear() -> None:
+def test_figures_of_projection_and_blocks() -> None:
     columns = tuple(Column(name, name) for name in ("name", "held_out"))
     rows = [
         {"name": f"blocks.{block}.{name}", "held_out": 0.1 * block}

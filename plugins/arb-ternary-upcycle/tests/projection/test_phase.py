@@ -1,6 +1,4 @@
-"""The phase ``projection``: the student computes what was fitted, and a killed projection ends with
-the same bits.
-"""
+"""The phase ``projection``: what the student computes, its reports, and kills."""
 
 from __future__ import annotations
 
@@ -79,7 +77,7 @@ def states(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("activations", ["int8", "float"])
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_the_student_computes_what_was_fitted(
+def test_student_computes_what_was_fitted(
     tmp_path: Path,
     small: DecoderConfig,
     teacher: FloatModel,
@@ -87,7 +85,7 @@ def test_the_student_computes_what_was_fitted(
     activations: str,
     decoupled: bool,
 ) -> None:
-    """The stream behind the last block, as the projection had it, is the student's own."""
+    """The projection's stream behind the last block is the student's own."""
     source = teacher
     options: dict[str, Any] = {"float_parts": (), "activations": activations, "group_size": "row"}
     if decoupled:
@@ -129,10 +127,8 @@ def test_the_student_computes_what_was_fitted(
     assert error.held_out == pytest.approx(float((mine - theirs).norm() / theirs.norm()), rel=1e-3)
 
 
-def test_output_errors_are_those_of_the_linear(tmp_path: Path, teacher: FloatModel) -> None:
-    """Of the first down projection, measured again on a decoder with the rounded weights before
-    it.
-    """
+def test_output_errors_equal_those_of_the_linear(tmp_path: Path, teacher: FloatModel) -> None:
+    """Measure the error of the first down projection again on a decoder."""
     tokens = torch.randint(256, (6, 32), generator=torch.Generator().manual_seed(3))
     plan = Plan(
         config=ProjectionConfig(policy="ls", correction=False),
@@ -158,7 +154,7 @@ def test_output_errors_are_those_of_the_linear(tmp_path: Path, teacher: FloatMod
         assert found == pytest.approx(float((mine - theirs).norm() / theirs.norm()), rel=1e-3)
 
 
-def test_a_run_projects_logs_and_reports(
+def test_projection_in_a_run(
     tmp_path: Path,
     run_config: Callable[..., Any],
     teacher: FloatModel,
@@ -195,7 +191,7 @@ def test_a_run_projects_logs_and_reports(
         ({}, {"group_size": "tensor", "scale_rule": "frozen", "learned_norms": True}),
     ],
 )
-def test_parts_and_groups(
+def test_policies_groups_and_float_parts(
     tmp_path: Path,
     run_config: Callable[..., Any],
     teacher: FloatModel,
@@ -233,7 +229,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("place", "number"), [("block", 0), ("block", 1), ("_block", 0), ("head", 0)]
 )
-def test_a_killed_projection_ends_with_the_same_bits(
+def test_killed_projection_ends_with_the_same_bits(
     tmp_path: Path,
     run_config: Callable[..., Any],
     teacher: FloatModel,
@@ -271,7 +267,7 @@ def test_a_killed_projection_ends_with_the_same_bits(
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes()
 
 
-def test_only_the_block_in_work_changes(
+def test_projection_changes_one_block_at_a_time(
     tmp_path: Path,
     run_config: Callable[..., Any],
     teacher: FloatModel,
@@ -303,7 +299,7 @@ def test_only_the_block_in_work_changes(
     assert changed == [{"embedding"}, {"blocks.0"}, {"blocks.1"}, {"head"}]
 
 
-def test_what_cannot_be_projected_says_so(
+def test_impossible_projections_are_refused(
     tmp_path: Path, small: DecoderConfig, teacher: FloatModel
 ) -> None:
     def student(**options: Any) -> Decoder:
@@ -324,9 +320,7 @@ def test_what_cannot_be_projected_says_so(
         check_projectable(Decoder(evolve(experts, float_parts=(), inner_gains=False), 256), experts)
 
 
-def test_options_that_do_nothing_are_refused(
-    run_config: Callable[..., Any], teacher: FloatModel
-) -> None:
+def test_unused_options_are_refused(run_config: Callable[..., Any], teacher: FloatModel) -> None:
     for options, match in (
         ({"policy": "ls", "activation_order": "always"}, "'policy' is ls"),
         ({"policy": "gptq", "descent_passes": 3}, "'policy' is gptq"),
@@ -336,17 +330,15 @@ def test_options_that_do_nothing_are_refused(
             run_config({**projection(teacher), **options})
 
 
-def test_a_run_without_a_stage_names_the_phase_that_makes_one(
-    tmp_path: Path, run_config: Callable[..., Any]
-) -> None:
+def test_missing_stage_names_its_phase(tmp_path: Path, run_config: Callable[..., Any]) -> None:
     with pytest.raises(DataError, match="load_teacher"):
         train(run_config({"name": "projection", **SMALL}), RunRequest(directory=tmp_path / "run"))
 
 
-def test_from_a_llama_of_transformers_to_a_student_near_it(
+def test_projected_llama_is_near_transformers(
     tmp_path: Path, run_config: Callable[..., Any], llama: Path
 ) -> None:
-    """Fitted, the student's predictions are nearer to the teacher's than rounded as they are."""
+    """The fitted student predicts more like the teacher than one that is only rounded."""
     tokens = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(4))
     transformers = pytest.importorskip("transformers")
     with torch.no_grad():

@@ -24,13 +24,13 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def mixed(tokens: int, columns: int, seed: int = 1) -> torch.Tensor:
-    """Inputs whose features go together, some strong and most weak."""
+    """Draw correlated inputs, a few of them strong."""
     mix = normal(columns, columns, seed=seed) * (1 + torch.arange(columns)) ** -0.7
     return normal(tokens, columns, seed=seed + 1) @ mix.mT
 
 
 def least_error(row: np.ndarray[Any, Any], hessian: np.ndarray[Any, Any]) -> float:
-    """The least ``(q - w) H (q - w)`` over all trits and powers of two from 2^-10 to 2^6."""
+    """Return the least error over all trits and powers of two from 2^-10 to 2^6."""
     trits = np.array(list(itertools.product((-1, 0, 1), repeat=len(row))), dtype=np.float64)
     errors = []
     for power in range(-10, 7):
@@ -45,7 +45,7 @@ def errors_of(weight: torch.Tensor, rounded: Rounded, hessian: torch.Tensor) -> 
 
 
 @pytest.mark.parametrize("columns", [1, 2, 5, 6])
-def test_least_squares_is_the_best_of_all_trits_and_powers_of_two(columns: int) -> None:
+def test_least_squares_equals_exhaustive_search(columns: int) -> None:
     weight = normal(40, columns) * torch.exp2(3 * normal(40, 1, seed=9))
     weight = weight * torch.exp2(2 * normal(40, columns, seed=10))
     weight = weight.clamp(-30, 30)
@@ -54,7 +54,7 @@ def test_least_squares_is_the_best_of_all_trits_and_powers_of_two(columns: int) 
     np.testing.assert_allclose(found.numpy(), best, rtol=1e-5, atol=1e-9)
 
 
-def test_groups_and_matrices_share_the_exponent_of_the_least_error() -> None:
+def test_groups_and_matrices_share_the_best_exponent() -> None:
     weight = normal(3, 80) * torch.exp2(torch.arange(3.0))[:, None]
     grouped = least_squares(weight, 32)
     assert grouped.exponent.shape == (3, 3)
@@ -68,7 +68,7 @@ def test_groups_and_matrices_share_the_exponent_of_the_least_error() -> None:
     assert torch.equal(whole.trits.flatten(), least_squares(weight.reshape(1, -1), "row").trits[0])
 
 
-def test_absmean_is_what_an_import_does() -> None:
+def test_absmean_equals_an_import() -> None:
     weight = normal(7, 100)
     weight[2] = 0
     found = absmean(weight, 64)
@@ -92,9 +92,7 @@ def test_rows_of_zeros_stay_zeros(policy: Policy) -> None:
 def restated_gptq(
     weight: np.ndarray[Any, Any], hessian: np.ndarray[Any, Any], scale: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """Optimal brain surgeon, one column at a time: the inverse is that of the columns still to
-    come, made anew.
-    """
+    """Optimal brain surgeon, one column at a time, with a new inverse for each."""
     left, rows, columns = weight.copy(), *weight.shape
     trits = np.zeros((rows, columns))
     for k in range(columns):
@@ -106,7 +104,7 @@ def restated_gptq(
 
 
 @pytest.mark.parametrize("columns", [5, 32, 70])
-def test_gptq_is_the_plain_restatement(columns: int) -> None:
+def test_gptq_equals_a_plain_restatement(columns: int) -> None:
     weight = normal(12, columns).double()
     inputs = mixed(300, columns).double()
     hessian = damped(inputs.mT @ inputs, 0.01)
@@ -119,7 +117,7 @@ def test_gptq_is_the_plain_restatement(columns: int) -> None:
 
 
 @pytest.mark.parametrize("policy", ["gptq", "gptq_cd"])
-def test_residue_is_of_the_value_that_was_nearest_to_its_trit(policy: Policy) -> None:
+def test_trit_is_nearest_to_trit_plus_residue(policy: Policy) -> None:
     weight = normal(6, 40)
     inputs = mixed(200, 40)
     found = project(
@@ -130,7 +128,7 @@ def test_residue_is_of_the_value_that_was_nearest_to_its_trit(policy: Policy) ->
 
 
 @pytest.mark.parametrize("grouping", ["row", 32, "tensor"])
-def test_descent_is_never_worse_and_gptq_beats_least_squares(grouping: Any) -> None:
+def test_descent_beats_gptq_beats_least_squares(grouping: Any) -> None:
     weight = normal(24, 96)
     inputs = mixed(400, 96)
     gram = inputs.mT @ inputs
@@ -148,7 +146,7 @@ def test_descent_is_never_worse_and_gptq_beats_least_squares(grouping: Any) -> N
     assert float(found["gptq"].sum()) < 0.3 * float(found["ls"].sum())
 
 
-def test_descent_ends_where_no_single_trit_is_better() -> None:
+def test_descent_ends_at_a_local_optimum() -> None:
     weight = normal(5, 12)
     inputs = mixed(100, 12)
     gram = inputs.mT @ inputs
@@ -164,10 +162,8 @@ def test_descent_ends_where_no_single_trit_is_better() -> None:
         assert bool((other >= best * (1 - 1e-4)).all())
 
 
-def test_small_rows_are_near_the_best_of_all() -> None:
-    """Of independent inputs the best of all; of dependent ones within a little of it in the sum
-    over rows.
-    """
+def test_small_rows_are_near_the_optimum() -> None:
+    """Optimal for independent inputs, within a third in total for dependent ones."""
     weight = normal(60, 5)
     diagonal = torch.diag(torch.tensor([4.0, 1.0, 0.5, 2.0, 1.0]))
     dependent = mixed(60, 5).mT @ mixed(60, 5)
@@ -199,7 +195,7 @@ def test_each_row_takes_the_better_order() -> None:
     assert bool((always < never).any())
 
 
-def test_correction_is_the_ridge_regression_onto_the_teachers_outputs() -> None:
+def test_correction_is_ridge_regression_onto_teacher_outputs() -> None:
     weight = normal(4, 10).double()
     student = mixed(80, 10).double()
     teacher = mixed(80, 10, seed=5).double()
@@ -216,7 +212,7 @@ def test_correction_is_the_ridge_regression_onto_the_teachers_outputs() -> None:
     )
 
 
-def test_errors_are_those_of_the_outputs() -> None:
+def test_output_and_rounding_errors() -> None:
     weight = normal(4, 10)
     student = mixed(80, 10)
     teacher = mixed(80, 10, seed=5)

@@ -1,4 +1,4 @@
-"""A tiny trained teacher, and a run that makes a student like it."""
+"""A tiny trained teacher, and runs of a student of its sizes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def make_teacher(text: Path, steps: int = 60) -> Decoder:
     return model.eval().requires_grad_(False)
 
 
-class Told(Silent):
+class NoteKeeper(Silent):
     """A reporter that keeps the notes."""
 
     notes: list[str] = []  # noqa: RUF012  # cleared before each run
@@ -111,16 +111,16 @@ class Tiny:
         return directory, train(self.config(*overrides), RunRequest(**options))  # type: ignore[arg-type]
 
     @staticmethod
-    def _reporter(log_file: LogFile) -> Told:
-        Told.notes.clear()
-        return Told(log_file)
+    def _reporter(log_file: LogFile) -> NoteKeeper:
+        NoteKeeper.notes.clear()
+        return NoteKeeper(log_file)
 
     @property
     def notes(self) -> list[str]:
-        return Told.notes
+        return NoteKeeper.notes
 
     def phase(self, name: str, **options: Any) -> str:
-        """An override that makes one phase of the run."""
+        """Return an override that gives the run a single phase."""
         given: Mapping[str, Any] = {
             "name": name,
             "batch_size": 2,
@@ -157,7 +157,7 @@ def tiny(tmp_path: Path, taught: tuple[Path, Decoder]) -> Tiny:
 
 @pytest.fixture
 def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Has runs ask themselves to stop after a step of theirs; 0 = no longer."""
+    """Make runs stop after a step of theirs; 0 = no longer."""
     record_step = TrainingContext.record_step
     at = [0]
 
@@ -176,9 +176,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture
 def files_in() -> Callable[..., dict[str, bytes]]:
-    """The content of every file under a folder that matches a pattern, by its path in the
-    folder.
-    """
+    """Read every file in a folder that matches a pattern, by its path in the folder."""
 
     def read(
         folder: Path, patterns: Iterable[str] = ("metrics.jsonl", "checkpoints/*/*")

@@ -1,4 +1,4 @@
-"""One block at a time learns what the teacher's block gives, and nothing else moves."""
+"""The phase ``blockwise``: one block at a time learns, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def trained(run: Any) -> list[dict[str, Any]]:
 
 
 def batch_of(tiny: Any, number: int, size: int = 2) -> Batch:
-    """Batch ``number`` (from 0) of every block."""
+    """Return batch ``number`` (from 0) of every block."""
     config = tiny.config()
     seed = derive_seed(config.seed, "phase 0", "order")
     batches = build_parts(config).data.batches(BatchRequest(size, 16, seed))
@@ -63,9 +63,7 @@ def update_of_attention(model: Decoder, block: int, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("target", "part"), [("residual", ""), ("attention", "attention.")])
-def test_only_the_block_in_training_changes_and_its_loss_is_the_distance(
-    tiny: Any, target: str, part: str
-) -> None:
+def test_only_the_block_in_training_changes(tiny: Any, target: str, part: str) -> None:
     run, _ = tiny.run(
         "run",
         tiny.phase("blockwise", steps=4, distill_target=target),
@@ -108,9 +106,7 @@ def test_only_the_block_in_training_changes_and_its_loss_is_the_distance(
         )
 
 
-def test_blocks_behind_the_one_in_training_do_not_run(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_blocks_do_not_run(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = Block.forward
     ran = Counter[int]()
 
@@ -124,7 +120,7 @@ def test_blocks_behind_the_one_in_training_do_not_run(
     assert sorted(value for value in ran.values() if value) == [3, 3 + 2 * 3]
 
 
-def test_a_student_with_decoupled_attention_learns_that_of_its_teacher(tiny: Any) -> None:
+def test_decoupled_attention_learns_from_its_teacher(tiny: Any) -> None:
     shape: tuple[str, ...] = (
         "model.architecture=null",
         "model.activation=swiglu",
@@ -141,7 +137,7 @@ def test_a_student_with_decoupled_attention_learns_that_of_its_teacher(tiny: Any
     assert all(name.startswith("blocks.1.attention.") for name in moved)
 
 
-def test_everything_learns_again_after_the_phase(tiny: Any) -> None:
+def test_everything_learns_again_after_blockwise(tiny: Any) -> None:
     first = tiny.phase("blockwise", steps=2)
     second = tiny.phase("standard", steps=2, lr=0.01)
     both = first[:-1] + ", " + second.removeprefix("phases=[")
@@ -156,7 +152,7 @@ def test_everything_learns_again_after_the_phase(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize("target", ["residual", "attention"])
-def test_a_cached_run_is_an_uncached_one_bit_for_bit(
+def test_cached_run_equals_uncached_run(
     tiny: Any,
     files_in: Callable[..., dict[str, bytes]],
     monkeypatch: pytest.MonkeyPatch,
@@ -190,7 +186,7 @@ def test_a_cached_run_is_an_uncached_one_bit_for_bit(
     assert all(files == runs[None] for files in runs.values())
 
 
-def test_a_teacher_that_does_not_fit_into_memory_gives_the_same_bits(
+def test_teacher_memory_changes_no_bit(
     tiny: Any, files_in: Callable[..., dict[str, bytes]]
 ) -> None:
     runs = [
@@ -202,7 +198,7 @@ def test_a_teacher_that_does_not_fit_into_memory_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("stop", [3, 9])
-def test_a_stopped_run_goes_on_to_the_same_bytes(
+def test_resume_after_stop_is_bitwise(
     tiny: Any, files_in: Callable[..., dict[str, bytes]], stop_at: Callable[[int], None], stop: int
 ) -> None:
     phase = tiny.phase(
@@ -231,7 +227,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     assert report.steps == 14
 
 
-def test_a_block_that_has_converged_is_done(tiny: Any) -> None:
+def test_converged_block_is_done(tiny: Any) -> None:
     near = tiny.phase("blockwise", steps=9, convergence_target=1e6)
     run, _ = tiny.run("near", near)
     assert [(line["block"], line["step"]) for line in trained(run)] == [(0, 1), (1, 2)]
@@ -260,7 +256,7 @@ def test_a_block_that_has_converged_is_done(tiny: Any) -> None:
             assert (step - at >= 4) == (step == len(losses) - 1), (block, step)
 
 
-def test_monitoring_changes_no_bit_and_active_lowers_the_rates(
+def test_autotune_monitors_or_lowers_rates(
     tiny: Any, files_in: Callable[..., dict[str, bytes]]
 ) -> None:
     options = {"steps": 12, "lr": 0.01, "min_rate": 0.5}
@@ -268,14 +264,14 @@ def test_monitoring_changes_no_bit_and_active_lowers_the_rates(
     autotune |= {"blockwise_autotune_log_every": 5, "blockwise_autotune_min_lr": 0.004}
     off, _ = tiny.run("off", tiny.phase("blockwise", **options))
     monitor, _ = tiny.run("monitor", tiny.phase("blockwise", **options, **autotune))
-    told = [note for note in tiny.notes if "autotune" in note]
+    monitored = [note for note in tiny.notes if "autotune" in note]
     models = ("checkpoints/*/model.safetensors",)
     assert files_in(off.path, models) == files_in(monitor.path, models)
     assert trained(off) == trained(monitor)
     active = tiny.phase("blockwise", **options, **autotune, blockwise_autotune_mode="active")
     lowered, _ = tiny.run("active", active)
-    assert any("a plateau: would lower the rates to 0.5 " in note for note in told)
-    assert any("step 5: autotune: mean" in note for note in told)
+    assert any("a plateau: would lower the rates to 0.5 " in note for note in monitored)
+    assert any("step 5: autotune: mean" in note for note in monitored)
     assert any("lowers the rates to 0.5 " in note for note in tiny.notes)
     # Every rate, from the decisions that the run has written down.
     events = [json.loads(line) for line in lowered.metrics_file.read_text().splitlines()]
@@ -320,14 +316,12 @@ def test_monitoring_changes_no_bit_and_active_lowers_the_rates(
         ),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(
-    tiny: Any, options: dict[str, Any], words: str
-) -> None:
+def test_unused_options_are_refused(tiny: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         tiny.config(tiny.phase("blockwise", **options))
 
 
-def test_without_a_teacher_or_with_another_kind_of_student_nothing_begins(tiny: Any) -> None:
+def test_missing_teacher_or_other_sizes_are_refused(tiny: Any) -> None:
     with pytest.raises(DataError, match=r"no complete stage teacher or prepared[^$]*load_teacher"):
         tiny.run("none", tiny.phase("blockwise", teacher="null"))
     with pytest.raises(
@@ -344,9 +338,7 @@ def test_without_a_teacher_or_with_another_kind_of_student_nothing_begins(tiny: 
         {"freeze": ["blocks.0.feed_forward"], "distill_target": "attention"},
     ],
 )
-def test_a_pattern_that_names_nothing_in_the_blocks_is_refused(
-    tiny: Any, options: dict[str, Any]
-) -> None:
+def test_patterns_outside_the_blocks_are_refused(tiny: Any, options: dict[str, Any]) -> None:
     [option] = set(options) - {"distill_target"}
     [pattern] = options[option]
     words = rf"phases\[0\]\.{option}: '{pattern}' has no effect"
@@ -357,8 +349,6 @@ def test_a_pattern_that_names_nothing_in_the_blocks_is_refused(
     assert not (tiny.folder / "idle").exists()
 
 
-def test_a_pattern_that_names_part_of_a_block_is_taken(tiny: Any) -> None:
-    tiny.run(
-        "frozen",
-        tiny.phase("blockwise", freeze=["blocks.0.attention.query"], rate_factors={"*.down": 0.5}),
-    )
+def test_patterns_inside_a_block_are_accepted(tiny: Any) -> None:
+    patterns = {"freeze": ["blocks.0.attention.query"], "rate_factors": {"*.down": 0.5}}
+    tiny.run("frozen", tiny.phase("blockwise", steps=2, **patterns))

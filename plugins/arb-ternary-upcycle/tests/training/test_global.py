@@ -1,4 +1,4 @@
-"""All of the student learns, from the text and from the teacher, if it is near enough to begin."""
+"""The phase ``global``: losses, the comparison at its start, and resumption."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS = ("checkpoints/*/model.safetensors",)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_the_divergence_is_that_of_torch_in_float64(temperature: float) -> None:
+def test_divergence_equals_torch_in_float64(temperature: float) -> None:
     generator = torch.Generator().manual_seed(0)
     student = (torch.randn(3, 7, 11, generator=generator) * 4).requires_grad_()
     teacher = torch.randn(3, 7, 11, generator=generator) * 4
@@ -42,7 +42,7 @@ def test_the_divergence_is_that_of_torch_in_float64(temperature: float) -> None:
     assert torch.allclose(gradient.double(), wanted_gradient, rtol=1e-4, atol=1e-8)
 
 
-def test_no_divergence_of_the_same_and_none_where_nothing_counts() -> None:
+def test_divergence_of_equal_or_no_predictions_is_zero() -> None:
     logits = torch.randn(2, 3, 5, requires_grad=True)
     same = divergence(logits, logits.detach(), torch.ones(2, 3, dtype=torch.bool), 2.0)
     assert same.item() == pytest.approx(0, abs=1e-7)
@@ -53,7 +53,7 @@ def test_no_divergence_of_the_same_and_none_where_nothing_counts() -> None:
     assert not logits.grad.any()
 
 
-def test_the_loss_is_cross_entropy_and_the_weighted_divergence(tiny: Any) -> None:
+def test_loss_is_cross_entropy_plus_weighted_divergence(tiny: Any) -> None:
     phase = tiny.phase("global", steps=1, kd_weight=0.7, kd_temperature=2.0, force="true")
     run, _ = tiny.run("run", phase)
     config = tiny.config()
@@ -79,7 +79,7 @@ def losses_of(run: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_many_logits_are_judged_in_blocks_and_the_losses_are_the_same(
+def test_loss_in_blocks_equals_the_whole_loss(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     options = {"kd_weight": 0.7, "kd_temperature": 2.0, "force": "true", "teacher_dtype": dtype}
@@ -91,7 +91,7 @@ def test_many_logits_are_judged_in_blocks_and_the_losses_are_the_same(
     assert losses_of(blocks) == pytest.approx(losses_of(whole), rel=1e-5)
 
 
-def test_a_teacher_in_bfloat16_takes_half_the_memory_and_rounds_its_products(tiny: Any) -> None:
+def test_bfloat16_teacher_takes_half_the_memory(tiny: Any) -> None:
     model = FloatModel.open(tiny.folder / "teacher")
     matrices = sum(
         each.weight.nbytes for each in model.block(0).modules() if isinstance(each, torch.nn.Linear)
@@ -108,7 +108,7 @@ def test_a_teacher_in_bfloat16_takes_half_the_memory_and_rounds_its_products(tin
     assert 0 < (found.float() - wanted).norm() < 2**-5 * wanted.norm()
 
 
-def test_without_a_weight_it_trains_as_the_standard_phase(
+def test_without_distillation_it_is_the_standard_phase(
     tiny: Any, files_in: Callable[..., dict[str, bytes]]
 ) -> None:
     plain, _ = tiny.run("plain", tiny.phase("standard", steps=4))
@@ -121,18 +121,20 @@ def test_without_a_weight_it_trains_as_the_standard_phase(
     )
 
 
-def test_a_student_that_is_far_away_is_refused_with_numbers(tiny: Any) -> None:
+def test_distant_student_is_refused_with_numbers(tiny: Any) -> None:
     with pytest.raises(
         ConfigError, match=r"loss is \d\.\d+, \d+\.\d\d times the teacher's \d"
-    ) as told:
+    ) as caught:
         tiny.run("far", tiny.phase("global", steps=2))
-    assert "at most 1.5 times" in told.value.what
-    assert "force: true" in told.value.hint
+    assert "at most 1.5 times" in caught.value.what
+    assert "force: true" in caught.value.hint
     run, _ = tiny.run("forced", tiny.phase("global", steps=2, force="true", teacher="null"))
     assert "comparison" not in run.metrics_file.read_text()
 
 
-def test_one_and_a_half_times_is_allowed(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_student_loss_of_exactly_one_and_a_half_passes(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Result:
         def __init__(self, loss: float) -> None:
             self.loss = loss
@@ -152,7 +154,7 @@ def test_one_and_a_half_times_is_allowed(tiny: Any, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("stop", [2, 5])
-def test_a_stopped_run_goes_on_to_the_same_bytes(
+def test_resume_after_stop_is_bitwise(
     tiny: Any,
     files_in: Callable[..., dict[str, bytes]],
     stop_at: Callable[[int], None],
@@ -187,8 +189,6 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
         ({"kd_weight": 1.0, "preserve_state": "true"}, "keeps nothing of earlier batches"),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(
-    tiny: Any, options: dict[str, Any], words: str
-) -> None:
+def test_unused_options_are_refused(tiny: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         tiny.config(tiny.phase("global", **options))

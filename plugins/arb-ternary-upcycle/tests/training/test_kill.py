@@ -1,6 +1,4 @@
-"""SIGKILL in the middle of a block and of the global phase; the resumed run ends with the bytes of
-one that was not.
-"""
+"""SIGKILL in the phases ``blockwise`` and ``global``."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ for line in sys.stdin:
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
 
 
-def test_killed_in_a_block_and_in_the_global_phase(
+def test_resume_after_sigkill_is_bitwise(
     tiny: Any, files_in: Callable[..., dict[str, bytes]]
 ) -> None:
     options = {

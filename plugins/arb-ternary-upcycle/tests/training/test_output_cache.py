@@ -30,7 +30,7 @@ def fill(cache: OutputCache, place: Place = HERE, count: int = 6) -> None:
 
 
 def cached(cache: OutputCache, place: Place = HERE, count: int = 6) -> list[int]:
-    """The samples that are cached, each checked."""
+    """Return the samples that are cached, each checked."""
     found = []
     for number in range(count):
         value = cache.get(place, number, digest(number))
@@ -70,7 +70,7 @@ def test_memory_is_free_again_after_keep_only(tmp_path: Path) -> None:
     assert not files(tmp_path / "cache")
 
 
-def test_damaged_outputs_and_other_models_count_as_absent(tmp_path: Path) -> None:
+def test_damaged_or_foreign_outputs_are_absent(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     fill(OutputCache(folder, 0, "one", pytest.fail))
     first, second, third, fourth, *_ = files(folder)
@@ -88,7 +88,7 @@ def test_damaged_outputs_and_other_models_count_as_absent(tmp_path: Path) -> Non
     assert cached(OutputCache(folder, 0, "another", pytest.fail)) == []
 
 
-def test_a_full_disk_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 0))
     notes: list[str] = []

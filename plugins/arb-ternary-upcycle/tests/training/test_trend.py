@@ -1,4 +1,4 @@
-"""When a block is done and when its rates fall, against the rules written down again."""
+"""Convergence and autotuning, against a restatement of their rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def random_losses(seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_block_is_done_at_the_target_or_when_nothing_falls(seed: int) -> None:
+def test_convergence_at_the_target_or_without_progress(seed: int) -> None:
     losses = random_losses(seed)
     patience = 12
     target = 0.2 + 0.03 * seed
@@ -51,7 +51,7 @@ def test_a_block_is_done_at_the_target_or_when_nothing_falls(seed: int) -> None:
         assert not never.done
 
 
-def test_a_mean_at_the_target_is_enough() -> None:
+def test_mean_at_the_target_is_enough() -> None:
     convergence = Convergence(0.5, 3, Trend())
     assert not convergence.done
     convergence.trend.observe(0.5)
@@ -60,7 +60,7 @@ def test_a_mean_at_the_target_is_enough() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_rates_fall_at_spikes_and_plateaus_down_to_the_floor(seed: int) -> None:
+def test_rates_fall_at_spikes_and_plateaus(seed: int) -> None:
     losses = random_losses(seed)
     patience = 15
     decay = 0.5
@@ -97,7 +97,7 @@ def test_rates_fall_at_spikes_and_plateaus_down_to_the_floor(seed: int) -> None:
         assert factor == floor
 
 
-def test_autotune_goes_on_where_it_was_saved() -> None:
+def test_autotune_resumes() -> None:
     losses = random_losses(1)
     whole = Autotune(5, 0.5, 0.01)
     first = Autotune(5, 0.5, 0.01)

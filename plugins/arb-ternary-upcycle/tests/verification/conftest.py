@@ -1,4 +1,4 @@
-"""A teacher on disk, students beside it, and as much of a run as a check reads."""
+"""A teacher on disk, students, and the parts of a run that checks read."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from arb_ternary_upcycle.float_model import FloatModel
 
 @pytest.fixture
 def teacher(small: DecoderConfig) -> Decoder:
-    """Random weights, of which logits are well apart."""
+    """Random weights with distinct logits."""
     torch.manual_seed(5)
     return Decoder(small, 256).eval()
 
 
 @pytest.fixture
 def student(small: DecoderConfig, teacher: Decoder) -> Decoder:
-    """The teacher with other weights in a few places."""
+    """The teacher with small changes to its weights."""
     torch.manual_seed(6)
     model = Decoder(small, 256)
     model.load_state_dict(teacher.state_dict())
@@ -41,7 +41,7 @@ def student(small: DecoderConfig, teacher: Decoder) -> Decoder:
 
 @pytest.fixture(scope="session")
 def text() -> StreamSource:
-    """The built-in validation text by its bytes."""
+    """The built-in validation text as bytes."""
     ids = encode_stream(ByteTokenizer(), load_text("validation"))
     return StreamSource("shakespeare", ByteTokenizer(), ids, ids)
 
@@ -53,7 +53,7 @@ def run(
     text: StreamSource,
     write_stage: Callable[..., FloatModel],
 ) -> Callable[..., Any]:
-    """A run with the stage ``teacher`` in it, whose model is given."""
+    """Make a run of a given model with the stage ``teacher``."""
     write_stage(tmp_path / "run" / "stages" / "teacher", teacher)
 
     def make(model: torch.nn.Module, **changes: Any) -> Any:

@@ -1,6 +1,4 @@
-"""The check ``eval``: what models say to questions, beside one text at a time through a plain
-pass.
-"""
+"""The check ``eval``, against one text at a time through a plain forward pass."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def write(path: Path, questions: Sequence[Any]) -> Path:
 
 
 def chance(model: Decoder, prompt: str, text: str) -> float:
-    """Log probability of ``text`` after ``prompt``, of bytes, one pass without padding."""
+    """Return the log probability of ``text`` after ``prompt``, from one pass without padding."""
     ids = torch.tensor([list((prompt + text).encode())])
     with torch.no_grad():
         logs = torch.log_softmax(model.eval()(ids[:, :-1])[0].double(), dim=-1)
@@ -51,7 +49,7 @@ CHOICES = [
 ]
 
 
-def test_the_choice_is_the_likeliest_continuation(
+def test_choice_is_the_likeliest_continuation(
     run: Run, report: Any, teacher: Decoder, student: Decoder, tmp_path: Path
 ) -> None:
     tasks = write(tmp_path / "tasks.jsonl", CHOICES)
@@ -73,12 +71,10 @@ def test_the_choice_is_the_likeliest_continuation(
     )
 
 
-def test_an_exact_answer_is_the_greedy_text(
+def test_exact_answer_is_the_greedy_text(
     run: Run, report: Any, teacher: Decoder, tmp_path: Path
 ) -> None:
-    """Random weights give bytes that are no characters, so only the printable part of the head is
-    left.
-    """
+    """Only printable bytes can be generated: others would be no characters."""
     with torch.no_grad():
         teacher.head.weight[:32] = 0
         teacher.head.weight[127:] = 0
@@ -101,9 +97,7 @@ def test_an_exact_answer_is_the_greedy_text(
     assert result.passed
 
 
-def test_a_number_at_its_limit_passes_and_one_beyond_does_not(
-    run: Run, student: Decoder, tmp_path: Path
-) -> None:
+def test_number_at_the_limit_passes(run: Run, student: Decoder, tmp_path: Path) -> None:
     tasks = write(tmp_path / "tasks.jsonl", CHOICES)
     context = run(student)
     base = EvalCheck(EvalConfig(tasks=tasks, min_student_accuracy=0.0)).check(context).metrics
@@ -116,14 +110,14 @@ def test_a_number_at_its_limit_passes_and_one_beyond_does_not(
         assert (at.passed, beyond.passed) == (True, False), name
 
 
-def test_identical_models_answer_alike(run: Run, teacher: Decoder) -> None:
+def test_identical_models_give_equal_answers(run: Run, teacher: Decoder) -> None:
     result = EvalCheck(EvalConfig(max_accuracy_drop=0.0)).check(run(teacher))
     assert result.passed
     assert result.metrics["accuracy_drop"] == 0.0
     assert result.metrics["questions"] == 48
 
 
-def test_the_built_in_questions_come_from_the_text_that_nothing_trains_on() -> None:
+def test_built_in_questions_are_from_the_validation_text() -> None:
     text = load_text("validation")
     questions = built_in_questions()
     chosen = [question for question in questions if question.by_choice]
@@ -154,10 +148,10 @@ class Said:
         return ids
 
 
-def test_the_seam_is_where_the_tokens_of_the_prompt_end(
+def test_continuation_starts_where_prompt_tokens_end(
     run: Run, student: Decoder, tmp_path: Path
 ) -> None:
-    """' to' is one id: its chance is that of one prediction, not of three bytes."""
+    """The continuation `` to`` is one token, so its score is that of one prediction."""
     from arb_ternary_upcycle.verification.pair import open_pair
 
     tasks = write(tmp_path / "t.jsonl", [{"prompt": "be", "choices": [" to", " at"], "answer": 0}])
@@ -218,14 +212,14 @@ def test_long_prompts_lose_their_beginnings(
         ),
     ],
 )
-def test_a_line_that_is_no_question_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_invalid_question_names_its_line(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text(f'{{"prompt": "a", "answer": "b"}}\n{line}\n')
     with pytest.raises(DataError, match=message):
         read_questions(path)
 
 
-def test_a_file_without_questions_or_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_empty_or_missing_question_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n\n")
     with pytest.raises(DataError, match="there is no question in it"):
         read_questions(tmp_path / "empty")
@@ -233,7 +227,7 @@ def test_a_file_without_questions_or_that_is_missing_is_refused(tmp_path: Path) 
         read_questions(tmp_path / "missing")
 
 
-def test_what_cannot_be_asked_is_refused(
+def test_impossible_questions_are_refused(
     run: Run, student: Decoder, small: DecoderConfig, tmp_path: Path
 ) -> None:
     config = EvalConfig(
@@ -257,5 +251,5 @@ class Nameless:
     name = "numbers"
 
 
-def test_the_tokenizer_of_bytes_reads_questions() -> None:
+def test_byte_tokenizer_reads_questions() -> None:
     assert ByteTokenizer().encode(" to") == [32, 116, 111]

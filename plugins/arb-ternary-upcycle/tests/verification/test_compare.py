@@ -1,4 +1,4 @@
-"""The check ``compare``, beside a plain pass through both models."""
+"""The check ``compare``, against a plain forward pass through both models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANY = Limits(max_max_l1=1e9)
 
 
 def outputs(model: Decoder, tokens: torch.Tensor) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Logits, and what each attention layer gives, of a plain pass over whole sequences."""
+    """Return logits and outputs of attention layers from a plain forward pass."""
     seen: list[np.ndarray] = []
     hooks = [
         block.attention.register_forward_hook(lambda m, i, o: seen.append(o.double().numpy()))
@@ -41,7 +41,7 @@ def held_out(context: Any, batches: int) -> list[torch.Tensor]:
     ]
 
 
-def test_means_and_maxima_are_those_of_a_plain_pass(
+def test_compare_equals_a_plain_forward_pass(
     run: Run, report: Any, teacher: Decoder, student: Decoder
 ) -> None:
     context = run(student)
@@ -72,7 +72,7 @@ def test_means_and_maxima_are_those_of_a_plain_pass(
     assert found["details"]["tokens"] == 4 * 3 * 24
 
 
-def test_identical_models_are_nowhere_apart_and_leave_no_trace(run: Run, teacher: Decoder) -> None:
+def test_identical_models_have_no_differences(run: Run, teacher: Decoder) -> None:
     teacher.train()
     before = torch.get_rng_state()
     result = CompareCheck(
@@ -87,7 +87,7 @@ def test_identical_models_are_nowhere_apart_and_leave_no_trace(run: Run, teacher
 
 @pytest.mark.parametrize("what", ["attention", "logits"])
 @pytest.mark.parametrize("limit", ["max_mean_l1", "max_max_l1"])
-def test_a_number_at_its_limit_passes_and_one_above_does_not(
+def test_number_at_the_limit_passes(
     run: Run, student: Decoder, report: Any, what: str, limit: str
 ) -> None:
     context = run(student)
@@ -102,7 +102,7 @@ def test_a_number_at_its_limit_passes_and_one_above_does_not(
     assert f"{what} {limit[4:]} {measured:.6g}, at most" in result.summary
 
 
-def test_a_failure_that_is_only_reported_has_its_report_under_its_label(
+def test_reported_failure_has_its_report_under_its_label(
     run: Run, student: Decoder, report: Any
 ) -> None:
     config = CompareConfig(logits=Limits(max_mean_l1=0.0), fail_fast=False, label="early")
@@ -118,7 +118,7 @@ def test_a_failure_that_is_only_reported_has_its_report_under_its_label(
     assert found["judged"][0]["limit"] == 0.0
 
 
-def test_one_number_that_is_none_does_not_pass(run: Run, student: Decoder, report: Any) -> None:
+def test_nan_does_not_pass(run: Run, student: Decoder, report: Any) -> None:
     with torch.no_grad():
         student.head.weight[7, 3] = float("nan")
     result = CompareCheck(CompareConfig(logits=ANY)).check(context := run(student))
@@ -126,7 +126,7 @@ def test_one_number_that_is_none_does_not_pass(run: Run, student: Decoder, repor
     assert report(context, "compare")["metrics"]["logits_max_l1"] == "nan"
 
 
-def test_groups_and_pieces_do_not_change_the_numbers(
+def test_grouping_does_not_change_the_numbers(
     run: Run, student: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = CompareConfig(attention=ANY, logits=ANY)
@@ -136,7 +136,7 @@ def test_groups_and_pieces_do_not_change_the_numbers(
     assert CompareCheck(config).check(run(student)).metrics == pytest.approx(whole, rel=1e-5)
 
 
-def test_the_newest_stage_in_the_students_basis_is_the_teacher(
+def test_newest_stage_is_the_teacher(
     run: Run, write_stage: Any, student: Decoder, teacher: Decoder, tmp_path: Any
 ) -> None:
     config = CompareConfig(logits=Limits(max_max_l1=0.0))
@@ -148,16 +148,14 @@ def test_the_newest_stage_in_the_students_basis_is_the_teacher(
     assert not CompareCheck(evolve(config, teacher=named)).check(context).passed
 
 
-def test_a_student_of_other_sizes_is_compared_by_its_logits_alone(
-    run: Run, small: DecoderConfig
-) -> None:
+def test_other_sizes_are_compared_by_logits_only(run: Run, small: DecoderConfig) -> None:
     shallow = Decoder(evolve(small, layers=1, width=16, head_dim=8), 256)
     assert CompareCheck(CompareConfig(logits=ANY)).check(run(shallow)).passed
     with pytest.raises(ConfigError, match="1 layers of width 16, the teacher 2 of 32"):
         CompareCheck(CompareConfig(attention=ANY)).check(run(shallow))
 
 
-def test_what_cannot_be_compared_is_refused(run: Run, small: DecoderConfig) -> None:
+def test_incomparable_models_are_refused(run: Run, small: DecoderConfig) -> None:
     config = CompareConfig(logits=ANY)
     with pytest.raises(
         ConfigError, match="only a decoder is compared with a teacher, not a Linear"
@@ -171,14 +169,14 @@ def test_what_cannot_be_compared_is_refused(run: Run, small: DecoderConfig) -> N
         pairs.student_side(other).attention(1)
 
 
-def test_a_config_without_a_limit_is_refused() -> None:
+def test_config_without_a_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="'attention' or 'logits' must be given"):
         CompareConfig()
     with pytest.raises(ValueError, match="'max_mean_l1' or 'max_max_l1' must be given"):
         Limits()
 
 
-def test_differences_add_up_and_keep_what_is_no_number() -> None:
+def test_differences_add_up_and_keep_nan() -> None:
     found = Difference()
     found.add(torch.tensor([1.0, -2.0]), torch.tensor([0.0, 1.0]))
     found.add(torch.tensor([5.0]), torch.tensor([5.0]))

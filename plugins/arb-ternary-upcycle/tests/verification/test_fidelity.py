@@ -1,4 +1,4 @@
-"""The checks ``fidelity`` and ``kvcache``, beside closed forms."""
+"""The checks ``fidelity`` and ``kvcache``, against closed forms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def log_probabilities(model: Decoder, tokens: torch.Tensor) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def test_losses_and_divergence_are_those_of_a_plain_pass(
+def test_fidelity_equals_a_plain_forward_pass(
     run: Run, report: Any, teacher: Decoder, student: Decoder
 ) -> None:
     context = run(student)
@@ -57,14 +57,14 @@ def test_losses_and_divergence_are_those_of_a_plain_pass(
     assert report(context, "fidelity")["metrics"] == result.metrics
 
 
-def test_identical_models_have_a_delta_of_0_and_a_ratio_of_1(run: Run, teacher: Decoder) -> None:
+def test_identical_models_have_delta_0_and_ratio_1(run: Run, teacher: Decoder) -> None:
     result = FidelityCheck(FidelityConfig(max_delta_nll=0.0, max_ppl_ratio=1.0)).check(run(teacher))
     assert result.passed
     assert (result.metrics["delta_nll"], result.metrics["ppl_ratio"]) == (0.0, 1.0)
     assert (result.metrics["divergence"], result.metrics["agreement"]) == (0.0, 1.0)
 
 
-def test_delta_is_the_students_loss_less_the_teachers(
+def test_delta_is_student_minus_teacher(
     run: Run, write_stage: Any, teacher: Decoder, student: Decoder
 ) -> None:
     """A student that knows the text better than its teacher has a negative delta, which passes."""
@@ -86,9 +86,7 @@ def evolved(context: Any, model: Decoder) -> Any:
 
 
 @pytest.mark.parametrize("limit", ["max_delta_nll", "max_ppl_ratio"])
-def test_a_number_at_its_limit_passes_and_one_above_does_not(
-    run: Run, student: Decoder, limit: str
-) -> None:
+def test_number_at_the_limit_passes(run: Run, student: Decoder, limit: str) -> None:
     context = run(student)
     measured = FidelityCheck(FidelityConfig(max_delta_nll=9.0)).check(context).metrics[limit[4:]]
     at = FidelityCheck(FidelityConfig(**{limit: measured})).check(context)
@@ -98,20 +96,18 @@ def test_a_number_at_its_limit_passes_and_one_above_does_not(
     assert (at.passed, above.passed) == (True, False)
 
 
-def test_the_sizes_of_samples_are_the_options(run: Run, student: Decoder) -> None:
+def test_sample_sizes_follow_the_options(run: Run, student: Decoder) -> None:
     config = FidelityConfig(max_ppl_ratio=9.0, batches=2, batch_size=5, block_size=16)
     assert FidelityCheck(config).check(run(student)).metrics["tokens"] == 2 * 5 * 16
 
 
-def test_a_config_without_a_limit_is_refused() -> None:
+def test_config_without_a_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="'max_delta_nll' or 'max_ppl_ratio' must be given"):
         FidelityConfig()
 
 
-def test_cache_bytes_follow_from_the_sizes(run: Run, report: Any, small: DecoderConfig) -> None:
-    """Keys and values of 2 key heads of 8 features in float32, in each of 2 layers: 256 bytes a
-    token.
-    """
+def test_cache_bytes_follow_from_sizes(run: Run, report: Any, small: DecoderConfig) -> None:
+    """2 key heads of 8 features, float32, in each of 2 layers: 256 bytes per token."""
     narrow = Decoder(
         evolve(small, kv_heads=1, float_parts=(), architecture=None, feed_forward=64), 256
     )
@@ -131,10 +127,8 @@ def test_cache_bytes_follow_from_the_sizes(run: Run, report: Any, small: Decoder
     )
 
 
-def test_decoupled_attention_keeps_fewer_features_of_keys(run: Run, small: DecoderConfig) -> None:
-    """Of each of 2 key heads in 2 layers 2 + 4 features of the key and 8 of the value; the teacher
-    has 8 and 8.
-    """
+def test_decoupled_attention_caches_fewer_key_features(run: Run, small: DecoderConfig) -> None:
+    """Each of 2 key heads in 2 layers has 2 + 4 features of the key and 8 of the value."""
     options = {
         "attention": "decoupled",
         "sem_dim": 2,
@@ -151,6 +145,6 @@ def test_decoupled_attention_keeps_fewer_features_of_keys(run: Run, small: Decod
     assert compared.metrics["attention_max_l1"] > 0
 
 
-def test_the_same_model_has_a_ratio_of_1(run: Run, teacher: Decoder) -> None:
+def test_cache_ratio_of_the_same_model_is_1(run: Run, teacher: Decoder) -> None:
     result = KvCacheCheck(KvCacheConfig(min_reduction_ratio=1.0)).check(run(teacher))
     assert (result.passed, result.metrics["reduction_ratio"]) == (True, 1.0)

@@ -39,7 +39,7 @@ checks: [{checks}]
 
 
 class Runs:
-    """Runs of a random ternary student beside a float teacher."""
+    """Runs of a random ternary student with a float teacher."""
 
     def __init__(self, folder: Path, teacher: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_check_in_the_middle_that_fails_ends_the_run(runs: Runs) -> None:
+def test_failed_check_in_verify_ends_the_run(runs: Runs) -> None:
     config = runs.config(ratio=0.01)
     with pytest.raises(ArbError, match="failed checks: fidelity") as caught:
         runs.train(config)
@@ -88,7 +88,7 @@ def test_a_check_in_the_middle_that_fails_ends_the_run(runs: Runs) -> None:
         runs.train(config, resume="auto")
 
 
-def test_one_that_is_only_reported_lets_it_go_on(runs: Runs) -> None:
+def test_reported_failure_does_not_end_the_run(runs: Runs) -> None:
     report = runs.train(runs.config(ratio=0.01, fatal=False))
     assert report.phases[0]["checks"] == 1.0
     assert report.phases[0]["passed"] == 0.0
@@ -100,7 +100,7 @@ def test_one_that_is_only_reported_lets_it_go_on(runs: Runs) -> None:
     ]
 
 
-def test_checks_at_the_end_fail_the_run_unless_they_are_only_reported(runs: Runs) -> None:
+def test_final_checks_fail_the_run_unless_only_reported(runs: Runs) -> None:
     limits = (
         "{{name: compare, teacher: TEACHER, logits: {{max_mean_l1: 0}}, batches: 1, "
         "batch_size: 2, block_size: 16{}}}"
@@ -110,15 +110,15 @@ def test_checks_at_the_end_fail_the_run_unless_they_are_only_reported(runs: Runs
     report = runs.train(runs.config(checks=limits.format(", fail_fast: false")), "second")
     assert report.failed_checks == ()
     assert not report.checks[0][1].passed
-    told = json.loads((runs.folder / "second" / "result.json").read_text())["checks"][0]
-    assert (told["passed"], told["fails_run"]) == (False, False)
+    outcome = json.loads((runs.folder / "second" / "result.json").read_text())["checks"][0]
+    assert (outcome["passed"], outcome["fails_run"]) == (False, False)
     assert (
         "check compare: FAILED, which is only reported: logits"
         in (runs.folder / "second" / "logs" / "train.log").read_text()
     )
 
 
-def test_two_reports_of_one_name_are_a_fault_of_the_config(runs: Runs) -> None:
+def test_duplicate_report_names_are_refused(runs: Runs) -> None:
     check = "{name: fidelity, max_ppl_ratio: 9, teacher: TEACHER%s}"
     with pytest.raises(
         ConfigError, match=r"2 checks of this run write verify/fidelity.json"
@@ -132,16 +132,14 @@ def test_two_reports_of_one_name_are_a_fault_of_the_config(runs: Runs) -> None:
         runs.config(checks=check % ", label: late, block_size: 128")
 
 
-def test_a_teacher_that_is_not_there_names_the_phase_that_makes_it(runs: Runs) -> None:
+def test_missing_teacher_names_its_phase(runs: Runs) -> None:
     config = runs.config(checks="{name: fidelity, label: own, max_ppl_ratio: 9}")
     with pytest.raises(ArbError, match="no complete stage") as caught:
         runs.train(config)
     assert "load_teacher" in caught.value.hint
 
 
-def test_a_stop_between_two_checks_goes_on_with_the_second(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_between_two_checks(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     second = (
         "{name: fidelity, label: a, teacher: TEACHER, max_ppl_ratio: 1e9, batches: 1, "
         "block_size: 16}"
@@ -177,7 +175,7 @@ def test_a_stop_between_two_checks_goes_on_with_the_second(
     ).read_bytes()
 
 
-def test_an_export_is_what_the_command_writes(runs: Runs) -> None:
+def test_export_equals_the_command(runs: Runs) -> None:
     report = runs.train(runs.config(phases="  - {name: export, exporter: safetensors}"))
     run = runs.folder / "run"
     written = (run / "export" / "model.safetensors").read_bytes()
@@ -186,7 +184,7 @@ def test_an_export_is_what_the_command_writes(runs: Runs) -> None:
     assert (runs.folder / "command.safetensors").read_bytes() == written
 
 
-def test_an_export_takes_options_and_a_destination(runs: Runs) -> None:
+def test_export_takes_options_and_a_destination(runs: Runs) -> None:
     pytest.importorskip("arb_ternary_interchange.gguf")
     exporter = "{name: gguf, type: q4_0}"
     phase = f"  - {{name: export, exporter: {exporter}, destination: out/deep/tiny.gguf}}"
@@ -195,14 +193,14 @@ def test_an_export_takes_options_and_a_destination(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("destination", ["/tmp/x.gguf", "../x.gguf", "a/../../x", "."])
-def test_an_export_outside_of_the_run_is_a_fault(runs: Runs, destination: str) -> None:
+def test_export_outside_the_run_is_refused(runs: Runs, destination: str) -> None:
     with pytest.raises(ConfigError, match="a path inside the run directory"):
         runs.config(
             phases=f"  - {{name: export, exporter: safetensors, destination: '{destination}'}}"
         )
 
 
-def test_the_phases_leave_weights_and_generators_alone(runs: Runs) -> None:
+def test_phases_change_neither_weights_nor_generators(runs: Runs) -> None:
     runs.train(runs.config(), "without")
     runs.train(runs.config(phases="  - {name: export, exporter: safetensors}"), "with")
     first, second = (load_run(runs.folder / name) for name in ("without", "with"))

@@ -13,8 +13,10 @@ from arb_ternary.cli.output import print_json, print_table
 @plugin_files
 @as_json
 def inspect(model: str, as_json: bool) -> None:
-    """Say what upcycling would make of MODEL: sizes, linears that become ternary, memory, and how
-    heads can split.
+    """Say what upcycling would make of MODEL.
+
+    Shows its sizes, the linears that become ternary, the memory of each phase, and how its heads
+    can be split.
     """
     from arb_ternary_train.progress import format_bytes
     from arb_ternary_upcycle.recipe.inspection import describe
@@ -26,43 +28,36 @@ def inspect(model: str, as_json: bool) -> None:
         return
     teacher = dict(found["teacher"])
     notes = teacher.pop("notes")
-    rows = [
-        (key.replace("_", " "), f"{value:,}" if isinstance(value, int) else value)
-        for key, value in teacher.items()
+    facts = []
+    for key, value in teacher.items():
+        facts.append((key.replace("_", " "), f"{value:,}" if isinstance(value, int) else value))
+    print_table(("teacher", model), facts)
+    click.echo()
+    linears = []
+    for row in found["linears"]:
+        shape = " x ".join(map(str, row["shape"]))
+        bits = (f"{row['bits']:.2f}", f"{row['training_bits']:.2f}")
+        linears.append((row["name"], shape, f"{row['weights']:,}", *bits))
+    print_table(
+        ("becomes ternary", "shape", "weights of all blocks", "bits per weight", "in training"),
+        linears,
+    )
+    click.echo()
+    stages = [
+        (row["phase"], format_bytes(row["memory"]), format_bytes(row["disk"]))
+        for row in found["stages"]
     ]
-    print_table(("teacher", model), rows)
-    click.echo()
-    print_table(
-        ("becomes ternary", "shape", "weights of all blocks", "bits a weight", "in training"),
-        [
-            (
-                row["name"],
-                " x ".join(map(str, row["shape"])),
-                f"{row['weights']:,}",
-                f"{row['bits']:.2f}",
-                f"{row['training_bits']:.2f}",
-            )
-            for row in found["linears"]
-        ],
-    )
-    click.echo()
-    print_table(
-        ("phase", "weights in memory", "on disk"),
-        [
-            (row["phase"], format_bytes(row["memory"]), format_bytes(row["disk"]))
-            for row in found["stages"]
-        ],
-    )
+    print_table(("phase", "weights in memory", "on disk"), stages)
     click.echo()
     if found["decoupled"]:
+        splits = [
+            ("", row["sem_dim"], row["geo_dim"], f"{row['of_teacher']:.1%}")
+            for row in found["decoupled"]
+        ]
         print_table(
-            ("--attention dba", "--sem-dim", "--geo-dim", "cache of keys and values"),
-            [
-                ("", row["sem_dim"], row["geo_dim"], f"{row['of_teacher']:.1%}")
-                for row in found["decoupled"]
-            ],
+            ("--attention dba", "--sem-dim", "--geo-dim", "cache of keys and values"), splits
         )
     else:
-        click.echo("--attention dba: not possible, for the teacher normalises queries and keys")
+        click.echo("--attention dba: not possible because the teacher normalises queries and keys")
     for note in notes:
         click.echo(f"note: {note}", err=True)

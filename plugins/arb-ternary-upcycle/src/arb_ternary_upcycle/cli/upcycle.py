@@ -1,4 +1,4 @@
-"""``arb upcycle``: make a pretrained model ternary, without a config or manifest of one's own."""
+"""``arb upcycle``: make a pretrained model ternary without writing a config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary_train.openmp import wait_passively
 from arb_ternary_upcycle.cli.inspect import inspect
 
-#: Where config and run are in the folder that ``--out`` names.
+#: Config and run in the folder of ``--out``.
 CONFIG = "config.yaml"
 RUN = "run"
 
@@ -26,7 +26,7 @@ class _RunsByDefault(click.Group):
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command of the group; of any other name, which is a model's, that which runs."""
+        """Return a command of the group, or ``run`` for any other name, which is a model's."""
         return super().get_command(ctx, cmd_name) or self.commands["run"]
 
 
@@ -58,32 +58,32 @@ upcycle.add_command(inspect)
     type=click.Choice(["keep", "dba"]),
     default="keep",
     show_default=True,
-    help="The teacher's, or decoupled attention with a smaller cache of keys and values.",
+    help="Keep the teacher's, or decoupled attention with a smaller cache of keys and values.",
 )
 @click.option(
     "--sem-dim",
     type=click.IntRange(min=1),
-    help="Semantic features of a head, with --attention dba.",
+    help="Semantic features per head, with --attention dba.",
 )
 @click.option(
     "--geo-dim",
     type=click.IntRange(min=1),
-    help="Geometric features of a head, with --attention dba.",
+    help="Geometric features per head, with --attention dba.",
 )
 @click.option(
     "--policy",
     type=click.Choice(["absmean", "ls", "gptq", "gptq_cd"]),
-    help="How weights are rounded: gptq_cd.",
+    help="How weights are rounded; default: gptq_cd.",
 )
 @click.option(
     "--blockwise-steps",
     type=click.IntRange(min=0),
-    help="Steps of each block; 0 = leave the phase out.",
+    help="Steps per block; 0 leaves the phase out.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=0),
-    help="Steps of the whole student; 0 = leave the phase out.",
+    help="Steps of the whole student; 0 leaves the phase out.",
 )
 @click.option(
     "--batch-size",
@@ -125,8 +125,8 @@ def run(
 ) -> None:
     """Write DIR/config.yaml, which makes MODEL ternary, and run it in DIR/run.
 
-    MODEL is a folder of transformers, a GGUF file, hf://org/name, or a run. A config that was
-    written can be changed and run with `arb train DIR/config.yaml --run-dir DIR/run`.
+    MODEL is a folder of transformers, a GGUF file, hf://org/name, or a run. The config can be
+    changed and run again with `arb train DIR/config.yaml --run-dir DIR/run`.
     """
     wait_passively()
     from arb_ternary.errors import UsageProblem
@@ -137,7 +137,7 @@ def run(
 
     config = out / CONFIG
     if resume:
-        _nothing_else(ctx)
+        _refuse_options_of_the_config(ctx)
         if not config.is_file():
             raise UsageProblem(
                 f"{config}: there is nothing to continue", f"arb upcycle {model} --out {out}"
@@ -161,8 +161,8 @@ def run(
     show_outcome(report, as_json=as_json)
 
 
-def _nothing_else(ctx: click.Context) -> None:
-    """Options that decide a config have no effect on one that is there."""
+def _refuse_options_of_the_config(ctx: click.Context) -> None:
+    """Refuse options that would decide the config, which exists already."""
     from arb_ternary.errors import UsageProblem
 
     for parameter in ctx.command.params:
@@ -172,13 +172,13 @@ def _nothing_else(ctx: click.Context) -> None:
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
             flag = "--" + name.replace("_", "-") if name != "overrides" else "-o"
             raise UsageProblem(
-                f"{flag}: has no effect with --resume, which goes on with the config that is there",
+                f"{flag}: has no effect with --resume, which continues with the existing config",
                 "Leave it out, or start anew in another folder.",
             )
 
 
 def _write_config(model: str, out: Path, asked: dict[str, Any]) -> None:
-    """Write the config, once it is known to be one."""
+    """Write the config if it is valid."""
     from arb_ternary.config.overrides import apply_overrides
     from arb_ternary.config.yaml_document import Document, dump_yaml
     from arb_ternary.errors import UsageProblem

@@ -1,6 +1,4 @@
-"""What upcycling would make of a teacher: which linears become ternary, what each stage holds, how
-heads can split.
-"""
+"""What upcycling makes of a teacher: ternary linears, memory of each phase, splits of heads."""
 
 from __future__ import annotations
 
@@ -18,24 +16,25 @@ from arb_ternary_train.build import undrawn
 from arb_ternary_upcycle.recipe.outline import TeacherOutline
 from arb_ternary_upcycle.recipe.student import student_section
 
-#: Bytes of AdamW's two moments and of a gradient, a float parameter.
-_MOMENTS = 8
-_GRADIENT = 4
-#: Parts of a head's features that are shown as semantic and geometric ones, as denominators.
-_SHARES: Final = ((1, 1), (2, 2), (2, 4), (4, 4))
+#: Bytes per float parameter of AdamW's two moments and of a gradient.
+_MOMENTS: Final = 8
+_GRADIENT: Final = 4
+#: Splits of a head that are shown: fractions 1/n of its features that are semantic and geometric.
+_SPLITS: Final = ((1, 1), (2, 2), (2, 4), (4, 4))
 
 
 def describe(outline: TeacherOutline) -> dict[str, Any]:
-    """Plain JSON: ``teacher``, ``linears``, ``stages`` and ``decoupled`` (sizes that fit, smallest
-    cache last).
+    """Describe a teacher and its student; no weights are read, and models are built without them.
 
-    Nothing is read of the weights, and models are built without numbers.
+    Returns:
+        plain JSON: ``teacher``, ``linears``, ``stages`` and ``decoupled`` (sizes that fit, the
+        smallest cache last).
     """
     config = outline.config
-    size = outline.vocabulary_size
-    section = {key: value for key, value in student_section(config, {}).items() if key != "name"}
-    teacher = _outlined(config, size)
-    student = _outlined(DecoderConfig(**section), size)
+    options = student_section(config, {})
+    del options["name"]
+    teacher = _without_weights(config, outline.vocabulary_size)
+    student = _without_weights(DecoderConfig(**options), outline.vocabulary_size)
     return {
         "teacher": {
             "source": outline.source,
@@ -47,7 +46,7 @@ def describe(outline: TeacherOutline) -> dict[str, Any]:
             "head_dim": config.value_features,
             "feed_forward": config.hidden,
             "context": config.max_length,
-            "vocabulary_size": size,
+            "vocabulary_size": outline.vocabulary_size,
             "tokenizer": None if outline.tokenizer is None else outline.tokenizer.get("kind"),
             "parameters": sum(parameter.numel() for parameter in teacher.parameters()),
             "notes": list(outline.notes),
@@ -58,50 +57,52 @@ def describe(outline: TeacherOutline) -> dict[str, Any]:
     }
 
 
-def _outlined(config: DecoderConfig, vocabulary_size: int) -> Decoder:
+def _without_weights(config: DecoderConfig, vocabulary_size: int) -> Decoder:
     with use_backend("torch"), torch.device("meta"), undrawn():
         return Decoder(config, vocabulary_size)
 
 
 def _linears(student: Decoder) -> list[dict[str, Any]]:
-    """The linears of a block, with what all blocks have of each; bits a weight with exponents, and
-    with votes.
+    """Return the linears of a block, with the number of weights in all blocks.
+
+    ``bits`` per weight include exponents, ``training_bits`` votes as well.
     """
     rows = []
     for name, module in ternary_modules(student.blocks[0]):
-        if module.shape.out_features == 1:  # a gain
+        shape = [module.shape.out_features, module.shape.in_features]
+        if shape[0] == 1:  # a gain
             continue
-        weights = module.shape.out_features * module.shape.in_features
+        weights = shape[0] * shape[1]
         stored = module.weight.nbytes + module.exponent.nbytes
-        kept = stored + module.votes.nbytes + module.exponent_votes.nbytes
+        votes = module.votes.nbytes + module.exponent_votes.nbytes
         rows.append(
             {
                 "name": f"blocks.*.{name}",
-                "shape": [module.shape.out_features, module.shape.in_features],
+                "shape": shape,
                 "weights": weights * len(student.blocks),
                 "bits": 8 * stored / weights,
-                "training_bits": 8 * kept / weights,
+                "training_bits": 8 * (stored + votes) / weights,
             }
         )
     return rows
 
 
 def _stages(teacher: Decoder, student: Decoder) -> list[dict[str, Any]]:
-    """What a phase holds of weights, beside activations, in bytes; ``disk`` is what it writes."""
+    """Return bytes of weights in memory and on disk for each phase, without activations."""
     whole = _float_bytes(teacher)
     block = _float_bytes(teacher.blocks[0])
     ends = whole - block * len(teacher.blocks)
     counted = audit(student)
-    held = sum(row.nbytes for row in counted.rows)
+    trained = sum(row.nbytes for row in counted.rows)
     float_state = counted.float_parameters * (_MOMENTS + _GRADIENT)
     # Folding gives a tied head weights of its own.
     untied = whole + (teacher.embedding.weight.nbytes if teacher.config.tied else 0)
     return [
         {"phase": "load_teacher", "memory": whole, "disk": whole},
         {"phase": "fold_rotate", "memory": ends + 2 * block, "disk": untied},
-        {"phase": "projection", "memory": held + ends + 2 * block, "disk": held},
-        {"phase": "blockwise", "memory": held + ends + 2 * block, "disk": held},
-        {"phase": "global", "memory": held + float_state + whole, "disk": held + float_state},
+        {"phase": "projection", "memory": trained + ends + 2 * block, "disk": trained},
+        {"phase": "blockwise", "memory": trained + ends + 2 * block, "disk": trained},
+        {"phase": "global", "memory": trained + float_state + whole, "disk": trained + float_state},
     ]
 
 
@@ -110,18 +111,18 @@ def _float_bytes(module: nn.Module) -> int:
 
 
 def _splits(config: DecoderConfig) -> list[dict[str, Any]]:
+    """Return sizes of decoupled attention, each once; none if queries and keys are normalised."""
     if config.has_query_key_norm:
         return []
     head = config.value_features
     found: dict[tuple[int, int], dict[str, Any]] = {}
-    for semantic, geometric in _SHARES:
+    for semantic, geometric in _SPLITS:
         sem = max(1, head // semantic)
         geo = max(2, head // geometric // 2 * 2)
-        features = (sem + geo + head) * config.key_heads
         found[sem, geo] = {
             "sem_dim": sem,
             "geo_dim": geo,
-            "cache_features": features,
+            "cache_features": (sem + geo + head) * config.key_heads,
             "of_teacher": (sem + geo + head) / (2 * head),
         }
     return list(found.values())

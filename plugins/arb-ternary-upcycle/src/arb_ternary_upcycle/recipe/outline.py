@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -18,8 +18,8 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.model_state import run_of
 from arb_ternary_upcycle.float_model import float_config
 
-#: Where a tokenizer goes that has no file of its own, in the folder of a config.
-TOKENIZER_FILE = "tokenizer.json"
+#: File of a tokenizer that has none of its own, beside a config.
+TOKENIZER_FILE: Final = "tokenizer.json"
 
 
 @frozen(eq=False)
@@ -29,11 +29,11 @@ class TeacherOutline:
     Attributes:
         source: what it was read from: an absolute path, or an address.
         config: options of the float decoder that has its weights.
-        vocabulary_size: ids of its vocabulary.
-        tokenizer: ``to_json`` of its tokenizer; None where none came with it.
-        data: a ``data:`` section of text for it; ``{run}`` in a text stands for the folder of its
-            tokenizer's file. None where its tokenizer did not come with it.
-        notes: what could not be mapped or was rounded, a sentence each.
+        vocabulary_size: number of token ids.
+        tokenizer: ``to_json`` of its tokenizer; None if none came with it.
+        data: a ``data:`` section of text for it; ``{run}`` in a value stands for the folder of its
+            tokenizer's file. None if no tokenizer came with it.
+        notes: what could not be mapped or was rounded, one sentence each.
     """
 
     source: str
@@ -44,15 +44,14 @@ class TeacherOutline:
     notes: tuple[str, ...]
 
     def data_in(self, folder: Path, *, path: str | None = None) -> dict[str, Any]:
-        """The ``data:`` section of a run, with the tokenizer in ``folder``, where it is written if
-        a file is needed.
+        """Return the ``data:`` section of a run.
 
         Args:
-            folder: made where it is needed.
-            path: text of the user's own; None = that which goes with the teacher.
+            folder: for the file of the tokenizer; created if one is needed.
+            path: text to train on; None = the text that goes with the teacher.
 
         Raises:
-            DataError: text is asked for, and the teacher has no tokenizer.
+            DataError: the teacher has no tokenizer for text.
         """
         if self.data is None or self.tokenizer is None:
             raise DataError(
@@ -62,9 +61,8 @@ class TeacherOutline:
             )
         section = dict(self.data)
         if path is not None:
-            tokenizer = (
-                "bytes" if self.tokenizer["kind"] == "bytes" else f"{{run}}/{TOKENIZER_FILE}"
-            )
+            bytewise = self.tokenizer["kind"] == "bytes"
+            tokenizer = "bytes" if bytewise else f"{{run}}/{TOKENIZER_FILE}"
             section = {"name": "text", "path": path, "tokenizer": tokenizer}
         placed = {key: _placed(value, folder) for key, value in section.items()}
         if placed != section:
@@ -78,13 +76,16 @@ def _placed(value: Any, folder: Path) -> Any:
 
 
 def absolute(source: str) -> str:
-    """``source`` with an absolute path; an address as it is."""
+    """Make a path absolute; an address stays as it is."""
     return source if "://" in source else str(Path(source).resolve())
 
 
 def read_outline(source: str) -> TeacherOutline:
-    """Look at a teacher: a run directory or checkpoint, a folder of transformers, a GGUF file, or
-    ``hf://org/name``.
+    """Read the outline of a teacher.
+
+    Args:
+        source: a run directory or checkpoint, a folder of transformers, a GGUF file, or
+            ``hf://org/name``.
 
     Raises:
         ConfigError: it is no decoder.
@@ -95,36 +96,38 @@ def read_outline(source: str) -> TeacherOutline:
         directory = run_of(Path(source))
         if directory is None:
             raise DataError(
-                f"{source}: the checkpoint is in no run directory, which would say what model it "
-                f"is of"
+                f"{source}: the checkpoint is in no run directory, which would describe its model"
             )
         return _outline_of_run(directory)
     found = find_source(source)
     imported = found.importer.load(found.path)
-    options = {key: value for key, value in imported.model.items() if key != "name"}
-    if imported.model.get("name") != "decoder":
-        raise ConfigError(f"{source}: a {imported.model.get('name')}; a teacher is a `decoder`")
+    options = dict(imported.model)
+    name = options.pop("name", None)
+    if name != "decoder":
+        raise ConfigError(f"{source}: a {name}; a teacher is a `decoder`")
     tokenizer = imported.attachments.get("tokenizer")
+    has_text = tokenizer is not None and tokenizer["kind"] != "ids"
     return TeacherOutline(
         absolute(source),
         float_config(DecoderConfig(**options)),
         imported.vocabulary_size,
         tokenizer,
-        None if tokenizer is None or tokenizer["kind"] == "ids" else imported.data,
+        imported.data if has_text else None,
         tuple(imported.notes),
     )
 
 
 def _outline_of_run(directory: RunDirectory) -> TeacherOutline:
     config = load_config(directory.config_file).config
-    if not isinstance(config.model.options, DecoderConfig) or config.model.name != "decoder":
+    model = config.model
+    if not isinstance(model.options, DecoderConfig) or model.name != "decoder":
         raise ConfigError(
-            f"{directory.path}: its model is {config.model.name!r}; a teacher is a `decoder`"
+            f"{directory.path}: its model is {model.name!r}; a teacher is a `decoder`"
         )
     data = to_plain(config.data, given=False)
     return TeacherOutline(
         absolute(str(directory.path)),
-        float_config(config.model.options),
+        float_config(model.options),
         int(directory.record()["vocabulary_size"]),
         directory.attachments().get("tokenizer"),
         data if isinstance(data, dict) else {"name": data},

@@ -18,8 +18,13 @@ from arb_ternary_upcycle.recipe.student import decoupled_options, student_sectio
 
 @frozen(kw_only=True)
 class Preset:
-    """How long a run takes: steps of each block and of the whole, tokens of a sample, what is
-    measured then.
+    """How long a run trains, and what it measures at the end.
+
+    Attributes:
+        blockwise_steps: steps of each block.
+        steps: steps of the whole student.
+        block_size: tokens of a sample.
+        measure: see the phase ``benchmark``.
     """
 
     blockwise_steps: int
@@ -40,17 +45,17 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
         ),
     }
 )
-#: Rates of float parameters, by blocks and of the whole.
+#: Rates of float parameters in the phases ``blockwise`` and ``global``.
 _BLOCKWISE_RATE: Final = 1e-4
 _GLOBAL_RATE: Final = 5e-5
-#: Tokens of a prompt, and of what follows it, in the phase ``benchmark``.
-_PROMPT = 128
-_ANSWER = 32
+#: Default lengths of a prompt and of what follows it in the phase ``benchmark``.
+_PROMPT: Final = 128
+_ANSWER: Final = 32
 
 
 @frozen(kw_only=True)
 class UpcycleOptions:
-    """What a person may ask for without a config. None = the preset's, or what fits the teacher."""
+    """Options of ``arb upcycle``. None = the preset's, or what fits the teacher."""
 
     preset: Literal["quick", "paper"] = "quick"
     attention: Literal["keep", "dba"] = "keep"
@@ -68,54 +73,16 @@ class UpcycleOptions:
 
 
 def run_config(outline: TeacherOutline, options: UpcycleOptions, folder: Path) -> dict[str, Any]:
-    """Settings of ``arb train``. The teacher's tokenizer goes into ``folder`` where the data need
-    it.
+    """Return settings for ``arb train``.
+
+    The teacher's tokenizer is written into ``folder`` if the data need it.
 
     Raises:
-        ConfigError: the teacher's attention cannot be split so.
+        ConfigError: the teacher's attention cannot be split as asked.
         DataError: no tokenizer came with the teacher, and none is named.
     """
-    preset = PRESETS[options.preset]
-    own: dict[str, Any] = {}
-    if options.attention == "dba":
-        own = decoupled_options(outline.config, options.sem_dim, options.geo_dim)
-    try:
-        model = student_section(outline.config, own)
-    except Faulty as error:
-        raise ConfigError(
-            f"{outline.source}: {error.faults[0].message}", error.faults[0].hint
-        ) from error
+    model = _model(outline, options)
     longest = outline.config.max_length
-    size = min(preset.block_size, longest) if options.block_size is None else options.block_size
-    loop = {"batch_size": options.batch_size, "block_size": size, "grad_clip": 1.0}
-    blockwise = (
-        preset.blockwise_steps if options.blockwise_steps is None else options.blockwise_steps
-    )
-    steps = preset.steps if options.steps is None else options.steps
-    training: list[dict[str, Any]] = []
-    if blockwise:
-        training.append(
-            {
-                "name": "blockwise",
-                "steps": blockwise,
-                **loop,
-                "lr": _BLOCKWISE_RATE,
-                "min_lr": 0.0,
-                "eval_every": 0,
-            }
-        )
-    if steps:
-        training.append(
-            {
-                "name": "global",
-                "steps": steps,
-                **loop,
-                "lr": _GLOBAL_RATE,
-                "min_lr": 0.0,
-                "kd_weight": 1.0,
-            }
-            | {"force": True}
-        )
     projection = {} if options.policy is None else {"policy": options.policy}
     return {
         "name": "upcycle",
@@ -126,30 +93,68 @@ def run_config(outline: TeacherOutline, options: UpcycleOptions, folder: Path) -
         "optimizer": {"name": "split", "ternary": dict(VOTES), "float": {"name": "adamw"}},
         "phases": [
             *preparing(outline.source, model, longest, {"projection": projection}),
-            *training,
-            *ending(_benchmark(preset, longest), None),
+            *_training(options, longest),
+            *ending(_benchmark(PRESETS[options.preset], longest), None),
         ],
         "checkpoint": {"every": 50, "keep": 2},
     }
 
 
+def _model(outline: TeacherOutline, options: UpcycleOptions) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    if options.attention == "dba":
+        own = decoupled_options(outline.config, options.sem_dim, options.geo_dim)
+    try:
+        return student_section(outline.config, own)
+    except Faulty as error:
+        fault = error.faults[0]
+        raise ConfigError(f"{outline.source}: {fault.message}", fault.hint) from error
+
+
+def _training(options: UpcycleOptions, longest: int) -> list[dict[str, Any]]:
+    """Return the phases that train; one without steps is left out."""
+    preset = PRESETS[options.preset]
+    loop = {
+        "batch_size": options.batch_size,
+        "block_size": options.block_size or min(preset.block_size, longest),
+        "grad_clip": 1.0,
+        "min_lr": 0.0,
+    }
+    blockwise = {
+        "name": "blockwise",
+        "steps": _given(options.blockwise_steps, preset.blockwise_steps),
+        **loop,
+        "lr": _BLOCKWISE_RATE,
+        "eval_every": 0,
+    }
+    whole = {
+        "name": "global",
+        "steps": _given(options.steps, preset.steps),
+        **loop,
+        "lr": _GLOBAL_RATE,
+        "kd_weight": 1.0,
+        "force": True,
+    }
+    return [phase for phase in (blockwise, whole) if phase["steps"]]
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
 def _benchmark(preset: Preset, longest: int) -> dict[str, Any]:
-    """Options of the phase, with a prompt and an answer that fit into a context of ``longest``
-    tokens.
-    """
+    """Return the options of ``benchmark``, with lengths that fit into the context."""
     options: dict[str, Any] = {"measure": list(preset.measure)}
     if "latency" in preset.measure and longest < _PROMPT + _ANSWER:
-        options |= {
-            "prompt_lengths": [longest // 2],
-            "generation_lengths": [min(_ANSWER, longest - longest // 2)],
-        }
+        prompt = longest // 2
+        options["prompt_lengths"] = [prompt]
+        options["generation_lengths"] = [min(_ANSWER, longest - prompt)]
     return options
 
 
 def _data(outline: TeacherOutline, options: UpcycleOptions, folder: Path) -> dict[str, Any]:
     if options.tokenizer is None:
         return outline.data_in(folder, path=options.data)
-    text = (
-        {"name": "shakespeare"} if options.data is None else {"name": "text", "path": options.data}
-    )
-    return {**text, "tokenizer": options.tokenizer}
+    if options.data is None:
+        return {"name": "shakespeare", "tokenizer": options.tokenizer}
+    return {"name": "text", "path": options.data, "tokenizer": options.tokenizer}

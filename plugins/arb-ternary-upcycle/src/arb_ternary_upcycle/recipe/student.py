@@ -12,15 +12,14 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_upcycle.folding import untied, without_preset
 from arb_ternary_upcycle.student import check_options
 
-# : How a student's weights are held where nothing else is asked for. One exponent a row is what
-# rounding loses least by : and what other programs read; embedding, head and gains stay float, and
-# are what the rate of AdamW is for.
-_HELD: Final[Mapping[str, Any]] = {
+#: How a student's weights are stored by default. One exponent per row loses least in rounding and
+#: is what other programs read; embedding, head and gains stay float, trained by AdamW.
+_STORAGE: Final[Mapping[str, Any]] = {
     "group_size": "row",
     "scale_rule": "frozen",
     "float_parts": ["embedding", "head", "norms"],
 }
-#: What says how a decoder's weights are held, and not what it computes.
+#: Options that say how a decoder's weights are stored and trained, not what it computes.
 _OF_WEIGHTS: Final = frozenset(
     {
         "float_parts",
@@ -35,43 +34,38 @@ _OF_WEIGHTS: Final = frozenset(
 
 
 def student_section(teacher: DecoderConfig, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a student with the shapes of ``teacher``, a float decoder, and with its
-    ``own`` options.
+    """Return the options of a student with the shapes of ``teacher`` and ``own`` options.
 
     Raises:
         Faulty: ``own`` options contradict each other or the teacher's shapes; the paths are the
             options' names.
     """
-    if own.get("name", "decoder") != "decoder":
-        raise Faulty(Fault(("name",), f"a student is a decoder, not {own['name']!r}"))
-    decoupled = own.get("attention") == "decoupled"
+    own = dict(own)
+    name = own.pop("name", "decoder")
+    if name != "decoder":
+        raise Faulty(Fault(("name",), f"a student is a decoder, not {name!r}"))
     shaped = untied(teacher)  # folding gives the head weights of its own
+    decoupled = own.get("attention") == "decoupled"
     if decoupled:
         shaped = without_preset(shaped)
-    section = {
-        "name": "decoder",
-        **_written(shaped),
-        **_HELD,
-        **{k: v for k, v in own.items() if k != "name"},
-    }
-    if "norms" not in section["float_parts"] and "inner_gains" not in own:
-        section.pop("inner_gains", None)
+    options = {**_computing_options(shaped), **_STORAGE, **own}
+    if "norms" not in options["float_parts"] and "inner_gains" not in own:
+        options.pop("inner_gains", None)
     if decoupled and own.get("rotary_dim") is None:
-        section["rotary_dim"] = shaped.value_features  # kept planes turn as the teacher's do
+        options["rotary_dim"] = shaped.value_features  # kept planes rotate as the teacher's do
     try:
-        options = {key: value for key, value in section.items() if key != "name"}
         check_options(DecoderConfig(**options), shaped)
     except (ValueError, TypeError) as error:
         raise Faulty(Fault((), str(error.args[0]))) from error
     except ConfigError as error:
         raise Faulty(Fault((), error.what, error.hint)) from error
-    return section
+    return {"name": "decoder", **options}
 
 
 def decoupled_options(
     teacher: DecoderConfig, sem_dim: int | None, geo_dim: int | None
 ) -> dict[str, Any]:
-    """The options of a student with decoupled attention; null sizes are half of a head's features.
+    """Return options for decoupled attention; sizes that are None are half of a head's features.
 
     Raises:
         ConfigError: the teacher's attention cannot be split so.
@@ -79,26 +73,28 @@ def decoupled_options(
     head = teacher.value_features
     if teacher.has_query_key_norm:
         raise ConfigError(
-            "--attention dba: the teacher normalises queries and keys, and decoupled attention has "
-            "no such norms",
+            "--attention dba: the teacher normalises queries and keys; decoupled attention has no "
+            "such norms",
             "Use --attention keep.",
         )
+    half = max(2, head // 4 * 2)
     sem = max(1, head // 2) if sem_dim is None else sem_dim
-    geo = max(2, head // 4 * 2) if geo_dim is None else geo_dim
+    geo = half if geo_dim is None else geo_dim
     if geo % 2 or not 0 < geo <= head:
         raise ConfigError(
             f"--geo-dim {geo}: must be even and at most {head}, the features of a head of the "
-            f"teacher",
-            f"For example: --geo-dim {max(2, head // 4 * 2)}",
+            "teacher",
+            f"For example: --geo-dim {half}",
         )
     return {"attention": "decoupled", "sem_dim": sem, "geo_dim": geo}
 
 
-def _written(config: DecoderConfig) -> dict[str, Any]:
-    """Options that are not at their defaults, as a config file has them."""
-    return {
-        str(field.alias): value
-        for field in config_fields(DecoderConfig)
-        if str(field.alias) not in _OF_WEIGHTS
-        and (value := to_plain(getattr(config, field.name))) != default_of(field)
-    }
+def _computing_options(config: DecoderConfig) -> dict[str, Any]:
+    """Return the options that say what a decoder computes and are not at their defaults."""
+    options = {}
+    for field in config_fields(DecoderConfig):
+        key = str(field.alias)
+        value = to_plain(getattr(config, field.name))
+        if key not in _OF_WEIGHTS and value != default_of(field):
+            options[key] = value
+    return options
