@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from arb_ternary.errors import ConfigError, DataError
@@ -33,8 +33,11 @@ _ROWS: Final = 1024
 
 @frozen
 class _Matrix:
-    """What the conversion has to know of a matrix. For a ternary one, the other attributes are
-    those of ``Split``.
+    """What the conversion has to know of a matrix.
+
+    Attributes:
+        ternary: whether the decoder holds it as trits; the other attributes, those of
+            :class:`.scales.Split`, are of interest only then.
     """
 
     ternary: bool
@@ -92,7 +95,6 @@ class _Conversion:
             self.names.discard("head")
             self.notes.append("head: left out, because the model's head is its embedding")
         self.matrices: dict[str, _Matrix] = {}
-        self.made_dense: set[str] = set()
         self.vectors: dict[str, Tensor] = {}
         self.eps: dict[str, float] = {}
         self.factors: dict[str, float] = {}
@@ -204,7 +206,8 @@ class _Conversion:
         floats = [path for path in self._linears() if not self.matrices[path].ternary]
         ternary = [path for path in self._linears() if self.matrices[path].ternary]
         if floats and ternary:
-            self.made_dense |= set(ternary)
+            for path in ternary:
+                self._make_dense(path)
             self.notes.append(
                 f"{len(ternary)} of {len(floats) + len(ternary)} linears are ternary and become "
                 f"float, because {floats[0]} is float; float_sources: ternary makes all of them "
@@ -217,18 +220,17 @@ class _Conversion:
                 continue
             keeps_scale = self.scales != "round" and matrix.remainder != 1.0
             if keeps_scale or isinstance(matrix.grouping, int):
-                self.made_dense.add(path)
+                self._make_dense(path)
                 self.notes.append(
                     f"{path}: its scales are not powers of two, one per row; kept as a float part"
                 )
 
+    def _make_dense(self, path: str) -> None:
+        self.matrices[path] = evolve(self.matrices[path], ternary=False)
+
     def _ternary(self) -> dict[str, _Matrix]:
         """Return the matrices that the decoder holds as trits."""
-        return {
-            path: matrix
-            for path, matrix in self.matrices.items()
-            if matrix.ternary and path not in self.made_dense
-        }
+        return {path: matrix for path, matrix in self.matrices.items() if matrix.ternary}
 
     # --- where scales go
 

@@ -67,8 +67,8 @@ class Vocabulary:
     def keys(self, vocabulary_size: int) -> dict[str, Value]:
         """Return the metadata, with unused tokens up to ``vocabulary_size`` ids."""
         padding = range(len(self.tokens), vocabulary_size)
-        tokens = [*self.tokens, *[f"[PAD{i}]" for i in padding]]
-        kinds = [*self.kinds, *[TokenKind.UNUSED] * len(padding)]
+        tokens = list(self.tokens) + [f"[PAD{i}]" for i in padding]
+        kinds = list(self.kinds) + [TokenKind.UNUSED] * len(padding)
         values: dict[str, Value] = {
             "model": Scalar(Kind.STRING, self.model),
             "tokens": Array(Kind.STRING, tokens),
@@ -83,7 +83,7 @@ class Vocabulary:
         if self.merges is not None:
             values["merges"] = Array(Kind.STRING, self.merges)
         if self.scores is not None:
-            values["scores"] = Array(Kind.FLOAT32, [*self.scores, *[0.0] * len(padding)])
+            values["scores"] = Array(Kind.FLOAT32, list(self.scores) + [0.0] * len(padding))
         if self.unknown is not None:
             values["unknown_token_id"] = Scalar(Kind.UINT32, self.unknown)
         if self.characters:
