@@ -106,7 +106,7 @@ class FloatModelWriter:
         Raises:
             ComponentError: a file has not been written.
         """
-        files = [ENDS_FILE, *(block_file(number) for number in range(self.config.layers))]
+        files = [ENDS_FILE] + [block_file(number) for number in range(self.config.layers)]
         absent = [name for name in files if name not in self._store]
         if absent:
             raise ComponentError(f"{self.path}: not written yet: {', '.join(absent[:3])}")

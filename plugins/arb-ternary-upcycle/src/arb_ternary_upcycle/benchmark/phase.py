@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,12 +105,9 @@ class BenchmarkPhase:
 
     def _run_models(self, context: TrainingContext, pair: Pair, measured: Store) -> None:
         """Measure what needs whole models, and is not measured yet."""
-        missing = [
-            (kind, size)
-            for kind in ("memory", "latency")
-            for size in self.config.sizes
-            if kind in self.config.measure and _file(kind, size) not in measured
-        ]
+        kinds = [kind for kind in ("memory", "latency") if kind in self.config.measure]
+        wanted = product(kinds, self.config.sizes)
+        missing = [(kind, size) for kind, size in wanted if _file(kind, size) not in measured]
         if not missing:
             return
         reporter = context.logbook.reporter

@@ -54,8 +54,12 @@ class Rounded:
 
     def split(self, sizes: Sequence[int]) -> list[Rounded]:
         """Split into matrices of ``sizes`` rows each."""
-        tensors = (self.trits, self.exponent, self.residue)
-        parts = zip(*(torch.split(each, list(sizes)) for each in tensors), strict=True)
+        parts = zip(
+            torch.split(self.trits, list(sizes)),
+            torch.split(self.exponent, list(sizes)),
+            torch.split(self.residue, list(sizes)),
+            strict=True,
+        )
         return [Rounded(trits, exponent, residue, self.size) for trits, exponent, residue in parts]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from attrs import frozen
+from attrs import asdict, frozen
 from torch import Tensor
 
 from arb_ternary.protocols.data import MaskedBatch
@@ -51,15 +51,8 @@ class Fidelity:
 
     def to_json(self) -> dict[str, float]:
         """Return plain numbers."""
-        return {
-            "teacher_nll": self.teacher_nll,
-            "student_nll": self.student_nll,
-            "delta_nll": self.delta_nll,
-            "ppl_ratio": self.ppl_ratio,
-            "divergence": self.divergence,
-            "agreement": self.agreement,
-            "tokens": float(self.tokens),
-        }
+        derived = {"delta_nll": self.delta_nll, "ppl_ratio": self.ppl_ratio}
+        return {**asdict(self), **derived, "tokens": float(self.tokens)}
 
 
 def measure_fidelity(pair: Pair, batches: Sequence[MaskedBatch]) -> Fidelity:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from attrs import asdict
+
 from arb_ternary.errors import ArbError
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_train.build import require_protocol
@@ -56,16 +58,7 @@ class VerifyPhase:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the outcomes so far."""
-        results = [
-            {
-                "passed": result.passed,
-                "summary": result.summary,
-                "metrics": dict(result.metrics),
-                "fails_run": result.fails_run,
-            }
-            for result in self._results
-        ]
-        return {"results": results}
+        return {"results": [asdict(result) for result in self._results]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the checks that were made."""

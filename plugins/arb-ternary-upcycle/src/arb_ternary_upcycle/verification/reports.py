@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from arb_ternary_upcycle.store import read_json
 
@@ -41,13 +41,7 @@ class Judgement:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "what": self.what,
-            "value": self.value,
-            "limit": self.limit,
-            "at_most": self.at_most,
-            "passed": self.passed,
-        }
+        return {**asdict(self), "passed": self.passed}
 
 
 def judge(what: str, value: float, limit: float | None, *, at_most: bool = True) -> list[Judgement]:
