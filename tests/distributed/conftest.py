@@ -1,8 +1,7 @@
-"""Runs on several ranks, each a process, forked from a helper that has imported everything.
+"""Runs on several ranks, which are forked from a helper process that has imported everything.
 
-A run then starts in a fraction of a second. The helper hosts the place where ranks meet, as
-torchrun does, and says how each rank ended; what real torchrun adds to that is in
-``test_torchrun``.
+A run then starts in a fraction of a second. The helper hosts the store where ranks meet, as
+torchrun does, and reports how each rank ended. Tests of real torchrun are in ``test_torchrun``.
 """
 
 from __future__ import annotations
@@ -138,9 +137,9 @@ class Ended:
     """How ranks have ended.
 
     Attributes:
-        codes: exit code of each; negative = the signal that killed it.
-        pids: of each.
-        said: what each has printed.
+        codes: exit code of each rank; negative = the signal that killed it.
+        pids: process id of each rank.
+        said: output of each rank.
     """
 
     codes: list[int]
@@ -149,12 +148,12 @@ class Ended:
 
     @property
     def moments(self) -> list[int]:
-        """How many collectives and effects on the disk each rank has seen, before and after."""
+        """Number of moments of each rank: before and after collectives and writes."""
         return [int(text.rpartition("moments ")[2].split()[0]) for text in self.said]
 
 
 class Ranks:
-    """Starts runs on ranks."""
+    """Starts runs on several ranks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -185,13 +184,13 @@ class Ranks:
         """Train ``config`` in ``directory`` on ``size`` ranks, and wait for all to end.
 
         Args:
-            attempt: how often a launcher has started the ranks anew before.
-            kill: rank, and the moment at which it gets SIGKILL.
-            ask: rank, and the moment at which it gets SIGTERM.
-            halt: rank, and the moment at which it gets SIGSTOP; it is killed when the others have
-                ended.
-            fail: rank, and the moment at which it raises an error that nobody expects.
-            seconds: after which all are killed.
+            attempt: how often a launcher has restarted the ranks.
+            kill: rank, and the moment at which it receives SIGKILL.
+            ask: rank, and the moment at which it receives SIGTERM.
+            halt: rank, and the moment at which it receives SIGSTOP; it is killed when the others
+                have ended.
+            fail: rank, and the moment at which it raises an unexpected error.
+            seconds: time after which all ranks are killed.
         """
         log = self.folder / f"{directory.name}.log"
         order = {
@@ -217,7 +216,7 @@ class Ranks:
         return Ended([code for _, code in ended], [pid for pid, _ in ended], said)
 
     def must(self, config: Path, directory: Path, *overrides: str, **options: Any) -> Ended:
-        """As :meth:`run`, which every rank has to finish."""
+        """Call :meth:`run`, and check that every rank finishes."""
         ended = self.run(config, directory, *overrides, **options)
         assert set(ended.codes) == {0}, "\n".join(ended.said)
         return ended
@@ -249,13 +248,12 @@ def text(ranks: Ranks) -> Path:
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
-    """Every file of a run, without what the clock decides: lines of the log, and the speed in
-    ``result.json``.
-    """
+    """Return every file of a run, without the log and the speed in ``result.json``."""
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
     found = {
         str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name not in (".lock", "train.log")
+        for path in files
+        if path.name not in (".lock", "train.log")
     }
     if "result.json" in found:
         result = json.loads(found["result.json"])

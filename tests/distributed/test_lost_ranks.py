@@ -1,6 +1,4 @@
-"""Ranks that are killed, halted or asked to stop, at any moment: named, saved, and the same bytes
-in the end.
-"""
+"""Ranks that are killed, halted or asked to stop: they are named, and the bytes stay the same."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ def config(ranks: Any, text: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(ranks: Any, config: Path) -> Path:
-    """The run of one process that nobody disturbs."""
+    """Return an undisturbed run of one process."""
     directory: Path = ranks.folder / "whole"
     ranks.must(config, directory)
     return directory
@@ -67,7 +65,7 @@ def whole(ranks: Any, config: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def moments(ranks: Any, config: Path, whole: Path, same_files: Compare) -> list[int]:
-    """How many moments each of two ranks sees in a run that nobody disturbs."""
+    """Return the number of moments of each of two ranks in an undisturbed run."""
     directory = ranks.folder / "undisturbed"
     ended = ranks.must(config, directory, size=2)
     same_files(whole, directory)
@@ -82,8 +80,7 @@ def killed_and_restarted(
     rank = at[0]
     other = 1 - at[0]
     assert ended.codes[rank] == -9
-    # The other ends by itself, and says so; if it had nothing left to do with the first one, it may
-    # have finished.
+    # The other rank ends by itself with a message, or finishes if no collective was left.
     assert ended.codes[other] in (0, 1)
     if ended.codes[other]:
         assert "has ended" in ended.said[other]
@@ -91,7 +88,7 @@ def killed_and_restarted(
     same_files(whole, directory)
 
 
-def test_a_killed_rank_and_the_first_restart_end_with_the_same_bytes(
+def test_a_killed_rank_is_restarted_with_the_same_bytes(
     ranks: Any, config: Path, whole: Path, moments: list[int], same_files: Compare
 ) -> None:
     # In the middle of a run, a rank that does not write.
@@ -100,7 +97,7 @@ def test_a_killed_rank_and_the_first_restart_end_with_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_a_random_rank_killed_at_twenty_random_moments(
+def test_ranks_killed_at_random_moments(
     ranks: Any, config: Path, whole: Path, moments: list[int], same_files: Compare
 ) -> None:
     generator = random.Random(18)
@@ -113,9 +110,7 @@ def test_a_random_rank_killed_at_twenty_random_moments(
 
 
 @pytest.mark.slow
-def test_a_halted_rank_is_named_with_its_host_and_process(
-    ranks: Any, config: Path, moments: list[int]
-) -> None:
+def test_a_halted_rank_is_named(ranks: Any, config: Path, moments: list[int]) -> None:
     halted(ranks, config, "halted", (1, moments[1] // 2), size=2)
 
 
@@ -127,7 +122,7 @@ def test_a_halted_rank_0_is_named_while_it_saves(
 
 
 @pytest.mark.slow
-def test_an_error_of_one_rank_ends_all_and_is_told_by_its_rank(
+def test_an_error_of_one_rank_ends_all_and_names_it(
     ranks: Any, config: Path, moments: list[int]
 ) -> None:
     ended = ranks.run(config, ranks.folder / "failed", size=2, fail=(1, moments[1] // 2))
@@ -140,7 +135,7 @@ def test_an_error_of_one_rank_ends_all_and_is_told_by_its_rank(
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_all_ranks_save_and_stop_when_one_is_asked_to(
+def test_all_ranks_save_and_stop_if_one_is_asked_to(
     ranks: Any, config: Path, whole: Path, moments: list[int], same_files: Compare, rank: int
 ) -> None:
     directory = ranks.folder / f"asked {rank}"
@@ -157,10 +152,10 @@ SHARDED = ("backend=torch", "ranks={weights: sharded, optimizer_state: sharded}"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [(), SHARDED], ids=["replicated", "sharded"])
-def test_a_run_moves_between_numbers_of_ranks(
+def test_a_run_continues_on_other_numbers_of_ranks(
     ranks: Any, config: Path, same_files: Compare, shared: tuple[str, ...]
 ) -> None:
-    # Only the last checkpoint stays, wherever the run was stopped before.
+    # Only the last checkpoint is kept, wherever the run was stopped before.
     options = ("phases.0.gradient_accumulation_steps=4", "checkpoint.keep=1", *shared)
     whole, moved = (ranks.folder / f"{name} {len(options)}" for name in ("whole of", "moved"))
     ranks.must(config, whole, *options)
@@ -181,7 +176,7 @@ def test_a_run_moves_between_numbers_of_ranks(
 @pytest.mark.parametrize(
     ("size", "shared"), [(3, ()), (4, ()), (3, SHARDED)], ids=["3", "4", "3-sharded"]
 )
-def test_more_ranks(
+def test_more_ranks_write_the_same_bytes(
     ranks: Any, config: Path, same_files: Compare, size: int, shared: tuple[str, ...]
 ) -> None:
     options = ("phases.0.gradient_accumulation_steps=5", *shared)
@@ -192,7 +187,7 @@ def test_more_ranks(
 
 
 @pytest.mark.slow
-def test_ranks_that_share_weights_are_killed_and_named_while_votes_leave_in_backward(
+def test_ranks_with_sharded_weights_are_killed_in_backward(
     ranks: Any, config: Path, same_files: Compare
 ) -> None:
     whole = ranks.folder / "whole of sharded"
@@ -200,8 +195,7 @@ def test_ranks_that_share_weights_are_killed_and_named_while_votes_leave_in_back
     ranks.must(config, whole, *SHARDED)
     moments = ranks.must(config, seen, *SHARDED, size=2).moments
     same_files(whole, seen)
-    # All kinds of collectives of a step are near the middle of a run: gathers, messages of votes,
-    # sums, flips.
+    # Near the middle of a run are all kinds of collectives of a step: gathers, votes, sums, flips.
     for number, share in enumerate((0.45, 0.5, 0.52, 0.55)):
         rank = number % 2
         directory = ranks.folder / f"sharded killed {number}"
@@ -218,7 +212,7 @@ def test_ranks_that_share_weights_are_killed_and_named_while_votes_leave_in_back
 def halted(
     ranks: Any, config: Path, name: str, at: tuple[int, int], *overrides: str, size: int
 ) -> None:
-    """A rank that is halted at a moment is named by every other one, within the limit."""
+    """Halt a rank at a moment, and check that every other rank names it within the limit."""
     environment = {"ARB_TERNARY_RANK_TIMEOUT": "2"}
     ended = ranks.run(
         config, ranks.folder / name, *overrides, size=size, halt=at, environment=environment

@@ -1,6 +1,4 @@
-"""Phases with loops of their own train on ranks as in one process, to the byte, and go on with
-fewer or more.
-"""
+"""Phases of plugins write the bytes of one process on any number of ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ PHASES = {
 
 
 def make_runs(folder: Path) -> None:
-    """A text, a float teacher of the model's sizes, and a config of each phase."""
+    """Write a text, a float teacher of the model's sizes, and a config of each phase."""
     (folder / "text.txt").write_text("to be or not to be, that is the question; " * 30)
     torch.manual_seed(0)
     sizes: Any = {"width": 16, "layers": 2, "heads": 2, "feed_forward": 32, "max_length": 16}
@@ -76,8 +74,12 @@ def make_runs(folder: Path) -> None:
 
 
 def trained(world: World, folder: str, runs: Iterable[tuple[str, str, int]]) -> list[str]:
-    """Train runs (the phase, the directory, the step at which to stop) as far as told; how each
-    ended.
+    """Train runs and return how each ended.
+
+    Args:
+        world: the ranks.
+        folder: of the configs.
+        runs: phase, directory, and step at which to stop (0 = at the end), of each.
     """
     record_step = TrainingContext.record_step
     ends = []
@@ -109,7 +111,7 @@ def files_of(run: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_phases_write_the_files_of_one_process_whatever_ranks_there_are(tmp_path: Path) -> None:
+def test_phases_write_the_files_of_one_process(tmp_path: Path) -> None:
     make_runs(tmp_path)
     trained(SingleProcess(), str(tmp_path), [(phase, f"{phase}-whole", 0) for phase in PHASES])
     two = [(phase, f"{phase}-two", 0) for phase in PHASES]
@@ -141,7 +143,7 @@ def test_phases_write_the_files_of_one_process_whatever_ranks_there_are(tmp_path
         assert not list((tmp_path / f"{phase}-moved").glob("cache/*"))
 
 
-def test_a_folder_that_ranks_would_all_write_to_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_all_ranks_would_write_to_is_refused(tmp_path: Path) -> None:
     make_runs(tmp_path)
     config = load_config(tmp_path / "progressive.yaml", ["phases.0.cache_folder=cache"]).config
     with pytest.raises(

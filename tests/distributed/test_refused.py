@@ -1,4 +1,4 @@
-"""Components of plugins that several ranks refuse, each by its name."""
+"""Components of plugins that several ranks refuse by name."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def refused(config: RunConfig) -> str:
     return caught.value.what
 
 
-def test_the_config_itself_is_not_refused(config: Any) -> None:
+def test_the_config_is_accepted(config: Any) -> None:
     check_config(config(), 2)
     check_parts(config(), build_parts(config()), 2)
 
 
-def test_a_wrapper_that_puts_steps_off(config: Any) -> None:
+def test_a_wrapper_that_defers_steps_is_refused(config: Any) -> None:
     options = "optimizer={name: gqc.mht, inner: {name: sign_votes, accum_threshold: 2}}"
     assert "optimizer 'gqc.mht': it defers steps" in refused(config(options))
 
 
-def test_a_policy(config: Any) -> None:
+def test_a_policy_is_refused(config: Any) -> None:
     assert "phases.0.policy: 'orchestrator' tries steps" in refused(
         config("phases.0.policy={name: orchestrator, eval_horizon: 1}")
     )
 
 
-def test_a_phase_on_rank_0_that_changes_what_the_model_is_made_of(
+def test_a_phase_on_rank_0_that_changes_the_structure_is_refused(
     config: Any, monkeypatch: Any
 ) -> None:
     standard = "{name: standard, block_size: 8, gradient_accumulation_steps: 2}"
@@ -64,7 +64,7 @@ def test_a_phase_on_rank_0_that_changes_what_the_model_is_made_of(
     assert "phases.1: 'load_teacher' runs on rank 0 alone, and changes" in refused(run)
 
 
-def test_a_phase_that_may_run_parts_of_a_model_whose_weights_are_sharded(config: Any) -> None:
+def test_sharded_weights_refuse_phases_that_run_parts(config: Any) -> None:
     growing = (
         "{name: progressive, target_stacks: 2, steps_per_stack: 3, block_size: 8, "
         "gradient_accumulation_steps: 2}"
@@ -76,7 +76,7 @@ def test_a_phase_that_may_run_parts_of_a_model_whose_weights_are_sharded(config:
     )
 
 
-def test_integer_weights_of_another_format(config: Any) -> None:
+def test_integer_weights_of_another_format_are_refused(config: Any) -> None:
     run = config("model={name: direct, width: 16, layers: 1, heads: 2, max_length: 8}", DQT)
     with pytest.raises(ConfigError, match="integer weights of another format"):
         check_parts(run, build_parts(run), 2)

@@ -1,8 +1,7 @@
-"""Every registered optimizer on two ranks: the bytes of one process, or a refusal by name before
-there is a folder.
+"""Every registered optimizer on two ranks: the bytes of one process, or a refusal by name.
 
-The list comes from the registry: a rule that is installed is tested without an edit here, and one
-that several ranks refuse has to be named here.
+The list comes from the registry: an installed rule is tested without an edit here, and one that
+several ranks refuse has to be named here.
 """
 
 from __future__ import annotations
@@ -20,48 +19,47 @@ from arb_ternary.config.structure import options_class
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.plugins.manager import manager
 
-#: What several ranks refuse, and by which words.
+#: Optimizers that several ranks refuse, and the message.
 REFUSED = {
     **{
-        f"gqc.{name}": f"optimizer 'gqc.{name}': it puts steps off"
+        f"gqc.{name}": f"optimizer 'gqc.{name}': it defers steps"
         for name in ("gns", "gnts", "mht", "sbc")
     },
 }
-#: Those that `make test` takes.
+#: Optimizers in `make test`.
 NORMAL = {"scaled_votes"}
 FLOATS = ["embedding", "head", "norms", "linears"]
 
 
 def registered() -> list[Any]:
-    """Optimizers that train models of the program's own decoder."""
+    """Return the optimizers that train models of the decoder."""
     return [
         found for found in manager().registry.all("optimizer") if found.spec.accepts != {"stored"}
     ]
 
 
 def section(found: Any) -> dict[str, Any]:
-    """A config section of the optimizer, whose rule flips soon; a wrapper gets one to wrap."""
+    """Return a config section of an optimizer whose rule flips soon; a wrapper wraps `split`."""
     cls = options_class(found.spec)
-    fields = (
-        {}
-        if cls is None
-        else {field.name: field for field in attrs.fields(attrs.resolve_types(cls))}
-    )
+    fields: dict[str, Any] = {}
+    if cls is not None:
+        fields = {field.name: field for field in attrs.fields(attrs.resolve_types(cls))}
     chosen: dict[str, Any] = {"name": found.spec.name}
     chosen.update({name: 2 for name in ("accum_threshold", "e_accum_threshold") if name in fields})
     for name, field in fields.items():
-        if (
-            field.default is attrs.NOTHING
-            and field.type is OptimizerChoice
-            and DEFAULT_CHOICE not in field.metadata
-        ):
+        has_default = field.default is not attrs.NOTHING or DEFAULT_CHOICE in field.metadata
+        if field.type is OptimizerChoice and not has_default:
             chosen[name] = "split"
     return chosen
 
 
 def config_of(found: Any, text: Path) -> dict[str, Any]:
     accepts = found.spec.accepts
-    parts = [] if accepts == {"ternary"} else FLOATS if accepts == {"float"} else ["norms", "head"]
+    parts = ["norms", "head"]
+    if accepts == {"ternary"}:
+        parts = []
+    elif accepts == {"float"}:
+        parts = FLOATS
     shape: dict[str, Any] = {
         "width": 16,
         "layers": 1,
@@ -99,7 +97,7 @@ def config_of(found: Any, text: Path) -> dict[str, Any]:
         for found in registered()
     ],
 )
-def test_a_registered_optimizer_gives_the_same_bytes_or_is_refused_by_name(
+def test_an_optimizer_gives_the_same_bytes_or_is_refused(
     ranks: Any, text: Path, same_files: Callable[[Path, Path], None], name: str
 ) -> None:
     (found,) = [each for each in registered() if each.spec.name == name]

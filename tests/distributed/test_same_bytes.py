@@ -33,9 +33,7 @@ def config_of(
     tuned: Any = (),
     **model: Any,
 ) -> str:
-    """A run of ``steps`` steps of ``n`` micro-batches, with an evaluation and checkpoints on the
-    way.
-    """
+    """Return the config of a run of ``steps`` steps of ``n`` micro-batches."""
     shape = {"width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32}
     phase = {
         "name": "standard",
@@ -48,6 +46,9 @@ def config_of(
         "grad_clip": clip,
         **dict(tuned),
     }
+    phases: list[dict[str, Any]] = [phase]
+    if export:
+        phases += [{"name": "export", "exporter": "safetensors"}, phase]
     return dump_yaml(
         {
             "name": "same",
@@ -57,15 +58,13 @@ def config_of(
             "threads": 1,
             "deterministic": True,
             "checkpoint": {"every": 8, "keep": 5},
-            "phases": [phase, {"name": "export", "exporter": "safetensors"}, phase]
-            if export
-            else [phase],
+            "phases": phases,
             **dict(more),
         }
     )
 
 
-#: One run for each thing that ranks have to agree on, and what is different about it.
+#: Runs, and what is different about each.
 CASES: dict[str, dict[str, Any]] = {
     "8-bit votes and float parts": {
         "optimizer": with_floats(RULE),
@@ -109,7 +108,7 @@ CASES: dict[str, dict[str, Any]] = {
         "more": {"ranks": {"optimizer_state": "sharded"}},
     },
 }
-#: Those that `make test` takes.
+#: Runs in `make test`.
 NORMAL = {
     "8-bit votes and float parts",
     "experts",
@@ -133,13 +132,9 @@ def test_two_ranks_write_the_files_of_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    [
-        name
-        for name, made in CASES.items()
-        if "export" not in made and "ranks" not in made.get("more", {})
-    ],
+    [name for name, made in CASES.items() if not {"export", "more"} & made.keys()] + ["exact"],
 )
-def test_ranks_that_share_weights_and_sums_of_votes_write_them_too(
+def test_ranks_with_sharded_weights_write_them_too(
     ranks: Any, text: Path, same_files: Compare, case: str
 ) -> None:
     made = CASES[case]

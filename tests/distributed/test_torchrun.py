@@ -1,6 +1,4 @@
-"""The command as people start it: torchrun, which starts ranks anew, and exported variables as srun
-has them.
-"""
+"""`arb train` started by torchrun, which restarts ranks, and with the variables of srun."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ from arb_ternary.environment import for_child
 
 Compare = Callable[[Path, Path], None]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-# : A tracker, which only rank 0 has, that kills its process when torchrun has not started it anew
-# yet.
+#: A tracker, which only rank 0 has, that kills its process unless torchrun has restarted it.
 KILLER = """
 import os, signal
 from arb_ternary import hookimpl
@@ -88,7 +85,7 @@ def command(config: Path, directory: Path, *more: str) -> list[str]:
 
 
 def finish(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    # What a test writes can be imported too.
+    # A plugin that a test writes can be imported too.
     paths = (
         [str(Path(arguments[arguments.index("train") + 1]).parent)] if "train" in arguments else []
     )
@@ -100,7 +97,7 @@ def finish(arguments: list[str], **variables: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.slow  # docs/test_many_machines.py starts torchrun in the normal tests
-def test_torchrun_starts_killed_ranks_anew_and_the_bytes_are_those_of_one_process(
+def test_torchrun_restarts_killed_ranks_with_the_same_bytes(
     config: Path, tmp_path: Path, same_files: Compare
 ) -> None:
     (tmp_path / "killer.py").write_text(KILLER)
@@ -113,15 +110,14 @@ def test_torchrun_starts_killed_ranks_anew_and_the_bytes_are_those_of_one_proces
     launched = finish([*TORCHRUN, "--max-restarts", "1", *command(config, two)])
     assert launched.returncode == 0, launched.stderr
     assert "continuing from step-00000003" in launched.stderr
-    # One progress display, and one report.
-    # once before the kill, once after it
+    # One progress display, before the kill and after it, and one report.
     assert launched.stderr.count("step 4: validation loss") == 1 + 1
     assert launched.stdout.count("tokens trained on") == 1
     same_files(one, two)
 
 
 @pytest.mark.slow
-def test_torchrun_starts_one_killed_process_anew(
+def test_torchrun_restarts_one_killed_process(
     config: Path, tmp_path: Path, same_files: Compare
 ) -> None:
     (tmp_path / "killer.py").write_text(KILLER)
@@ -137,7 +133,7 @@ def test_torchrun_starts_one_killed_process_anew(
 
 
 @pytest.mark.slow
-def test_a_restart_does_not_go_on_with_what_was_refused(config: Path, tmp_path: Path) -> None:
+def test_a_restart_does_not_resume_a_refused_run(config: Path, tmp_path: Path) -> None:
     one = tmp_path / "one"
     assert finish([sys.executable, *command(config, one)]).returncode == 0
     before = (one / "result.json").read_bytes()
@@ -149,9 +145,7 @@ def test_a_restart_does_not_go_on_with_what_was_refused(config: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_torchrun_that_is_stopped_saves_and_the_same_command_with_resume_goes_on(
-    config: Path, tmp_path: Path, same_files: Compare
-) -> None:
+def test_stopped_torchrun_saves(config: Path, tmp_path: Path, same_files: Compare) -> None:
     long = [
         *command(config, tmp_path / "two"),
         "-o",
@@ -178,7 +172,7 @@ def test_torchrun_that_is_stopped_saves_and_the_same_command_with_resume_goes_on
 
 
 @pytest.mark.slow
-def test_ranks_with_exported_variables_as_srun_has_them(
+def test_ranks_with_the_variables_of_srun(
     config: Path, tmp_path: Path, same_files: Compare
 ) -> None:
     one = tmp_path / "one"
@@ -204,7 +198,7 @@ def test_ranks_with_exported_variables_as_srun_has_them(
 
 
 @pytest.mark.slow
-def test_ranks_that_disagree_are_told_by_rank(config: Path, tmp_path: Path) -> None:
+def test_ranks_with_different_configs_are_named(config: Path, tmp_path: Path) -> None:
     # Each rank reads a config of its own: the second one has another seed.
     other = tmp_path / "other.yaml"
     other.write_text(config.read_text() + "seed: 7\n")

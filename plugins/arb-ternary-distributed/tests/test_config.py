@@ -133,7 +133,7 @@ def test_fsdp_sets_options_of_the_run(config: RunConfig) -> None:
         ),
         (
             {"strategy": "fsdp", "fsdp_transformer_layer_cls": ["Linear"]},
-            "'Linear' is not what",
+            "'Linear': only whole blocks",
             "TransformerBlock",
         ),
     ],

@@ -135,20 +135,17 @@ def test_two_ranks_leave_what_one_process_leaves(two_ranks: Any) -> None:
     alone = two_steps(SequentialSchedule(MICROBATCHES), Numbers())
     assert alone[0]["casts"] == 4  # one loss of five is not finite
     assert alone[0]["gradients"]["last.weight"] is not None
-    ranks = [told["test_schedule"] for told in two_ranks[0]]
-    for rank, (steps, counted, read, all_read, told, hint) in enumerate(ranks):
+    ranks = [results["test_schedule"] for results in two_ranks[0]]
+    for rank, (steps, counted, read, all_read, sharded, hint) in enumerate(ranks):
         own = [index for index in range(MICROBATCHES) if index % 2 == rank]
-        assert read == [*own, *(MICROBATCHES + index for index in own)]
+        assert read == own + [MICROBATCHES + index for index in own]
         assert all_read == [*range(2 * MICROBATCHES)]  # what cannot be skipped is drawn and dropped
-        assert told == (rank, 2, MICROBATCHES)
+        assert sharded == (rank, 2, MICROBATCHES)
         assert "at most 1 ranks" in hint
         for number, (step, whole) in enumerate(zip(steps, alone, strict=True)):
             assert step["seen"] == [(index, number * MICROBATCHES + index) for index in own]
-            assert (
-                step["counted"] == counted
-                if number
-                else step["counted"] == (MICROBATCHES, MICROBATCHES)
-            )
+            ends = [(MICROBATCHES, MICROBATCHES), counted]
+            assert step["counted"] == ends[number]
             assert step["outcomes"] == whole["outcomes"]
             for name, gradient in whole["gradients"].items():
                 assert torch.equal(step["gradients"][name], gradient)

@@ -32,8 +32,9 @@ def microbatch(number: int) -> list[Tensor]:
 
 
 def is_there(number: int, index: int) -> bool:
-    """Of count and tensors: number 4 lost all, the last tensor nobody has, and others are missing
-    here and there.
+    """Return whether a micro-batch has a tensor.
+
+    Micro-batch 4 has none, no micro-batch has the last tensor, and some others are missing.
     """
     return number != 4 and index != len(SHAPES) - 1 and (number * 5 + index * 3) % 4 != 0
 
@@ -92,7 +93,7 @@ def test_sums_over_three_ranks_are_bitwise_those_of_one(tmp_path: Path) -> None:
     check(on_ranks(3, on_rank, tmp_path))
 
 
-def check(told: list[Any]) -> None:
+def check(results: list[Any]) -> None:
     wanted = [one_after_the_other(MICROBATCHES, index) for index in range(len(SHAPES))]
     assert wanted[-1] is None
     backwards = sum(
@@ -101,17 +102,16 @@ def check(told: list[Any]) -> None:
         if is_there(number, 4)
     )
     assert not np.array_equal(np.asarray(backwards), wanted[4])
-    for sums, present, alone, nothing in told:
+    for sums, present, alone, nothing in results:
         assert present == [total is not None for total in wanted]
         assert sums[0].stride() == (1, 5)
         for found, total, shape, dtype in zip(sums, wanted, SHAPES, DTYPES, strict=True):
             assert (tuple(found.shape), found.dtype) == (shape, dtype)
-            numbers = (found.float() if dtype == torch.bfloat16 else found).contiguous().numpy()
-            expected = (
-                np.zeros(shape, numbers.dtype)
-                if total is None
-                else np.asarray(total, numbers.dtype)
-            )
+            wide = found.float() if dtype == torch.bfloat16 else found
+            numbers = wide.contiguous().numpy()
+            expected = np.zeros(shape, numbers.dtype)
+            if total is not None:
+                expected = np.asarray(total, numbers.dtype)
             assert numbers.tobytes() == expected.tobytes()
         # A negative zero to which nothing is added stays negative; absent tensors are not read.
         assert torch.signbit(alone[0]).all()

@@ -199,7 +199,10 @@ def has_microbatches(options: Any) -> bool:
 
 
 def _phase_faults(
-    choice: Choice[Any], where: str, ranks: RanksConfig, size: int
+    choice: Choice[Any],
+    where: str,
+    ranks: RanksConfig,
+    size: int,
 ) -> Iterator[Fault]:
     options = choice.options
     name = choice.name

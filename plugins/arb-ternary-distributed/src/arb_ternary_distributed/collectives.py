@@ -10,7 +10,11 @@ from torch import Tensor
 
 
 def all_gather_single(
-    gathered: Tensor, own: Tensor, *, group: dist.ProcessGroup | None, async_op: bool = False
+    gathered: Tensor,
+    own: Tensor,
+    *,
+    group: dist.ProcessGroup | None,
+    async_op: bool = False,
 ) -> Any:
     """Fill ``gathered`` with the tensors ``own`` of all ranks, one after another.
 
@@ -23,7 +27,10 @@ def all_gather_single(
 
 
 def all_gather_rows(
-    own: Tensor, counts: Sequence[int], *, group: dist.ProcessGroup | None
+    own: Tensor,
+    counts: Sequence[int],
+    *,
+    group: dist.ProcessGroup | None,
 ) -> list[Tensor]:
     """Gather the rows ``own [n, ...]`` of every rank; return views of one tensor, by rank.
 

@@ -1,7 +1,7 @@
-"""Training by several processes from a program in Python: a config for it, and who this process is.
+"""Distributed training from Python: a config with the names of guides, and the rank of a process.
 
-``arb train`` needs none of this: started by ``torchrun`` it trains by all processes. In a program
-that ``torchrun`` starts::
+``arb train`` needs none of this when ``torchrun`` starts it. In a program that ``torchrun``
+starts::
 
     config = load_config("arb.yaml").config
     config = DistributedConfig(strategy=DistributedStrategy.DDP).applied_to(config)
@@ -24,19 +24,19 @@ from arb_ternary_train.launcher import launched_process
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
 
-#: What other programs call the blocks of a decoder, and what ours are called.
+#: Names of the blocks of a decoder: in guides, and in this project.
 _BLOCKS: Final = ("TransformerBlock", "Block")
-#: What another sharding strategy of FSDP would be here.
+#: What to use instead of other sharding strategies of FSDP.
 _OTHER_SHARDING: Final = {
-    "NO_SHARD": "Use DistributedStrategy.DDP, by which every rank has all weights."
+    "NO_SHARD": "Use DistributedStrategy.DDP, with which every rank has all weights."
 }
 
 
 class DistributedStrategy(Enum):
-    """Where weights are. In both, ranks own the accumulators and the optimizer's state by rows.
+    """Where weights are. With both, each rank owns some rows of the accumulators.
 
-    ``DDP``: all on every rank. ``FSDP``: rows of them on each, gathered at two bits a weight while
-    a block runs.
+    ``DDP``: every rank has all weights. ``FSDP``: each rank has some rows, and gathers the others
+    at two bits per weight while a block runs.
     """
 
     DDP = "ddp"
@@ -45,7 +45,7 @@ class DistributedStrategy(Enum):
 
 @frozen(kw_only=True)
 class DistributedConfig:
-    """How several processes train one model, with the names that guides for DDP and FSDP use.
+    """How several processes train one model, with the names of guides for DDP and FSDP.
 
     Gradients are summed in the order of micro-batches and votes as integers, so that the trained
     bytes are those of one process, whatever the strategy and the number of processes.
@@ -55,12 +55,13 @@ class DistributedConfig:
         ddp_find_unused_parameters: whether a micro-batch may leave parameters without a gradient.
             It always may, which costs nothing.
         fsdp_sharding_strategy: ``FULL_SHARD``.
-        fsdp_mixed_precision: forward passes run under autocast to bfloat16.
-        fsdp_activation_checkpointing: activations are computed again in backward.
-        fsdp_transformer_layer_cls: names of what is gathered at a time; it is always a block.
+        fsdp_mixed_precision: whether forward passes run under autocast to bfloat16.
+        fsdp_activation_checkpointing: whether backward computes activations again.
+        fsdp_transformer_layer_cls: names of the modules that are gathered one at a time, which are
+            always the blocks.
 
     Raises:
-        ConfigError: an option that cannot be met, or that belongs to the other strategy.
+        ConfigError: an option is not supported, or belongs to the other strategy.
     """
 
     strategy: DistributedStrategy = field(
@@ -94,17 +95,16 @@ class DistributedConfig:
         strange = [name for name in self.fsdp_transformer_layer_cls if name not in _BLOCKS]
         if strange:
             raise ConfigError(
-                f"fsdp_transformer_layer_cls: {strange[0]!r} is not what is gathered at a time, "
-                f"which is a block",
+                f"fsdp_transformer_layer_cls: {strange[0]!r}: only whole blocks are gathered at a "
+                f"time",
                 f"Leave it out, or name the blocks: {', '.join(_BLOCKS)}.",
             )
 
     def applied_to(self, config: RunConfig) -> RunConfig:
-        """The config of a run with what this one says: where weights are, autocast, checkpointing
-        of activations.
+        """Return the config of a run with these options set.
 
         Raises:
-            ConfigError: a phase has no such options.
+            ConfigError: a phase has no such option.
         """
         changes: dict[str, Any] = {}
         if self.fsdp_mixed_precision:
@@ -114,47 +114,48 @@ class DistributedConfig:
         weights: Literal["replicated", "sharded"] = "replicated"
         if self.strategy is DistributedStrategy.FSDP:
             weights = "sharded"
-        phases = (
-            tuple(_changed(phase, changes) for phase in config.phases) if changes else config.phases
-        )
+        phases = config.phases
+        if changes:
+            phases = tuple(_with_options(phase, changes) for phase in config.phases)
         return evolve(config, phases=phases, ranks=evolve(config.ranks, weights=weights))
 
 
-def _changed(phase: Any, changes: dict[str, Any]) -> Any:
+def _with_options(phase: Any, changes: dict[str, Any]) -> Any:
+    """Return the choice of a phase with some options changed."""
     for name in changes:
         if not hasattr(phase.options, name):
             raise ConfigError(
-                f"phase '{phase.name}' has no option {name!r}, which fsdp options of this kind set"
+                f"phase '{phase.name}' has no option {name!r}, which an fsdp option sets"
             )
     return evolve(
-        phase, options=evolve(phase.options, **changes), given=phase.given | changes.keys()
+        phase,
+        options=evolve(phase.options, **changes),
+        given=phase.given | changes.keys(),
     )
 
 
 def is_distributed() -> bool:
-    """Whether this process is one of several that a launcher (torchrun, srun) has started, or that
-    have joined.
-    """
+    """Return whether this process is one of several, started by torchrun or srun."""
     return get_world_size() > 1
 
 
 def get_rank() -> int:
-    """The number of this process among those, from 0; 0 where it is alone."""
+    """Return the number of this process among all, from 0; 0 if there is one process."""
     return _rank_and_size()[0]
 
 
 def get_world_size() -> int:
-    """How many there are."""
+    """Return the number of processes."""
     return _rank_and_size()[1]
 
 
 def is_main_process() -> bool:
-    """Whether this is rank 0, which owns the run's directory and prints."""
+    """Return whether this is rank 0, which owns the run's directory and prints."""
     return get_rank() == 0
 
 
 def _rank_and_size() -> tuple[int, int]:
-    # Where torch is not loaded no group has been joined, and it need not be loaded to say so.
+    # If torch is not loaded, no group has been initialised; loading it would take seconds.
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())

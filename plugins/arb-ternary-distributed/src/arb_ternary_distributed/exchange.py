@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 
 def exchange_votes(
-    optimizer: Optimizer, world: ProcessGroup, rounds: RoundVotes | None = None
+    optimizer: Optimizer,
+    world: ProcessGroup,
+    rounds: RoundVotes | None = None,
 ) -> dict[TernaryOptimizer, ShardExchange]:
     """Make every vote rule in ``optimizer`` exchange votes with the other ranks.
 
@@ -109,9 +111,9 @@ class ShardExchange:
             self._votes = None
         voters = _voters(optimizer)
         for module in voters:
+            module.end_microbatch()
             sums = module.sums
             assert sums is not None
-            module.end_microbatch()
             first, last = self._bounds(module)[self.world.rank]
             if self._rounds is not None:
                 sums.casts, own = self._rounds.finish(module)
@@ -157,11 +159,11 @@ class ShardExchange:
     def gather_flips(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
         """Apply the flips of all ranks to the weight of every module. Collective."""
         world = self.world
-        flipped = [
-            module.shard
-            for module in optimizer.modules
-            if isinstance(module.shard, AccumulatorShard) and module.shard.flips is not None
-        ]
+        flipped = []
+        for module in optimizer.modules:
+            shard = module.shard
+            if isinstance(shard, AccumulatorShard) and shard.flips is not None:
+                flipped.append(shard)
         self._sum_counts([shard for shard in flipped if shard.before is None])
         shards = [shard for shard in flipped if shard.before is not None]
         if not shards:
@@ -185,7 +187,10 @@ class ShardExchange:
             edges = torch.tensor(starts[rank], device=positions.device)
             cuts: list[int] = torch.searchsorted(positions, edges).tolist()
             for shard, start, (begin, end) in zip(
-                shards, starts[rank], pairwise(cuts), strict=False
+                shards,
+                starts[rank],
+                pairwise(cuts),
+                strict=False,
             ):
                 _apply_flips(shard, rank, positions[begin:end] - start, directions[begin:end])
         for shard in shards:

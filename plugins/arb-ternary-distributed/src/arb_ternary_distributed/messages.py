@@ -7,7 +7,7 @@ the same modules in the same order, so that nothing has to say what a message is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +39,10 @@ class VoteMessage:
     """
 
     def __init__(
-        self, world: ProcessGroup, modules: Sequence[TernaryModule], casts: Sequence[int]
+        self,
+        world: ProcessGroup,
+        modules: Sequence[TernaryModule],
+        casts: Sequence[int],
     ) -> None:
         self._world = world
         self._modules = modules
@@ -48,7 +51,10 @@ class VoteMessage:
         own = torch.tensor(casts, dtype=torch.int32)
         self._gathered_casts = own.new_empty(world.size * len(casts))
         self._work: Any = all_gather_single(
-            self._gathered_casts, own, group=world.group, async_op=True
+            self._gathered_casts,
+            own,
+            group=world.group,
+            async_op=True,
         )
         self._casts: list[list[int]] | None = None
         self.sent_bytes = own.nbytes * (world.size - 1)
@@ -60,6 +66,11 @@ class VoteMessage:
             self._work.wait()
             self._casts = self._gathered_casts.view(self._world.size, -1).tolist()
         return self._casts
+
+    def total_casts(self) -> Iterator[tuple[TernaryModule, int]]:
+        """Yield the modules, and how often all ranks have cast in each; waits for the ranks."""
+        for module, *casts in zip(self._modules, *self.casts, strict=True):
+            yield module, sum(casts)
 
     def pack(self, buffers: Buffers) -> None:
         """Pack the sums of this rank; ``buffers`` yields those of the rows that a rank owns."""

@@ -35,7 +35,9 @@ _SHARDED: Final[WeakKeyDictionary[Optimizer, ShardedMoments]] = WeakKeyDictionar
 def reasons_against_sharding(optimizer: Optimizer) -> Iterator[str]:
     """Yield why optimizers of float parameters in ``optimizer`` cannot be sharded."""
     for each in inner_optimizers(optimizer):
-        if type(each) is not torch.optim.AdamW and not isinstance(each, TernaryOptimizer | Joins):
+        has_moments = type(each) is torch.optim.AdamW
+        has_no_state = isinstance(each, TernaryOptimizer | Joins)
+        if not has_moments and not has_no_state:
             yield (
                 f"the state of {type(each).__name__} cannot be sharded; use replicated, or adamw "
                 f"without float16 parameters"
@@ -97,7 +99,8 @@ class ShardedMoments:
         """Return the elements of a flat parameter that ``rank`` steps."""
         size = parameter.numel()
         chunk = -(-size // (self._world.size * _ALIGNED)) * _ALIGNED
-        return slice(min(rank * chunk, size), min((rank + 1) * chunk, size))
+        start = min(rank * chunk, size)
+        return slice(start, min(start + chunk, size))
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         """Replace parameters that have a gradient by own slices, in groups and state."""
@@ -158,18 +161,20 @@ class ShardedMoments:
             parameter = parameters[number]
             self._steps[parameter] = int(state["step"])
             own = self._bounds(parameter, self._world.rank)
-            if own.start < own.stop:
-                moments = {name: state[name].reshape(-1)[own].clone() for name in _MOMENTS}
-                kept[number] = {**state, **moments}
+            if own.start == own.stop:
+                continue
+            kept[number] = dict(state)
+            for name in _MOMENTS:
+                kept[number][name] = state[name].reshape(-1)[own].clone()
         return {**state_dict, "state": kept}
 
     def _all_gather(self, parts: Sequence[Tensor], flat: Sequence[Tensor]) -> None:
         """Fill ``flat`` tensors from their slices ``parts`` on all ranks. Collective."""
         for dtype in dict.fromkeys(tensor.dtype for tensor in flat):
             members = [index for index, tensor in enumerate(flat) if tensor.dtype == dtype]
-            self._all_gather_alike(
-                [parts[index] for index in members], [flat[index] for index in members]
-            )
+            own = [parts[index] for index in members]
+            whole = [flat[index] for index in members]
+            self._all_gather_alike(own, whole)
 
     def _all_gather_alike(self, parts: Sequence[Tensor], flat: Sequence[Tensor]) -> None:
         """Fill tensors of one dtype; see :meth:`_all_gather`."""

@@ -65,31 +65,16 @@ class ProcessGroup:
         store: Store | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
-        self._device = device
+        self.device = device
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.is_main = self.rank == 0
         self._members = members
-        self._rank = dist.get_rank()
-        self._size = dist.get_world_size()
         self._store = store
         self._heartbeat = heartbeat
         self._last_barrier = "start"
         self._alone = False
         self._sharded: ShardedWeights | None = None
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -194,7 +179,11 @@ class ProcessGroup:
         return self._sharded.replicated
 
     def microbatch_schedule(
-        self, count: int, options: RanksConfig, *, compiled: bool = False
+        self,
+        count: int,
+        options: RanksConfig,
+        *,
+        compiled: bool = False,
     ) -> MicrobatchSchedule:
         return DistributedSchedule(self, count, options, self._sharded, compiled=compiled)
 

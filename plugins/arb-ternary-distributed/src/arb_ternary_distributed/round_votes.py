@@ -40,7 +40,10 @@ class RoundVotes:
     """
 
     def __init__(
-        self, world: ProcessGroup, modules: Sequence[TernaryModule], blocks: Sequence[nn.Module]
+        self,
+        world: ProcessGroup,
+        modules: Sequence[TernaryModule],
+        blocks: Sequence[nn.Module],
     ) -> None:
         self._world = world
         self._bounds = {m: row_bounds(m.shape.out_features, world.size) for m in modules}
@@ -102,7 +105,11 @@ class RoundVotes:
         return module.casts - self._sums[module].sent
 
     def _send(
-        self, modules: Sequence[TernaryModule], casts: Sequence[int], *, last: bool = False
+        self,
+        modules: Sequence[TernaryModule],
+        casts: Sequence[int],
+        *,
+        last: bool = False,
     ) -> None:
         """Send the votes of so many casts in each module, and receive those of other ranks."""
         self._receive()
@@ -114,12 +121,11 @@ class RoundVotes:
         message.pack(lambda module, count, rank: self._outgoing(module, count, rank, last))
         for module, count in zip(modules, casts, strict=True):
             self._sums[module].keep_own(count)
-        for module, *counts in zip(modules, *message.casts, strict=True):
-            sums = self._sums[module]
-            sums.casts_of = [
-                before + more for before, more in zip(sums.casts_of, counts, strict=True)
-            ]
-            StepSums.check(sum(sums.casts_of), module.largest_vote)
+        for rank, of_rank in enumerate(message.casts):
+            for module, count in zip(modules, of_rank, strict=True):
+                self._sums[module].casts_of[rank] += count
+        for module in modules:
+            StepSums.check(sum(self._sums[module].casts_of), module.largest_vote)
         message.send(lambda module, count, sender: self._incoming(module, count, sender, last))
         self._message = message
         self.sent_bytes += message.sent_bytes
@@ -131,18 +137,28 @@ class RoundVotes:
             self._message = None
 
     def _outgoing(
-        self, module: TernaryModule, casts: int, rank: int, last: bool
+        self,
+        module: TernaryModule,
+        casts: int,
+        rank: int,
+        last: bool,
     ) -> Iterable[VoteBuffer]:
         """Yield the sums of the rows that another rank owns; of a bias in the last round."""
         sums = self._sums[module]
         rows = slice(*self._bounds[module][rank])
-        exponents = None if sums.own_exponent_votes is None else sums.exponent_votes[rows]
+        exponents = None
+        if sums.own_exponent_votes is not None:
+            exponents = sums.exponent_votes[rows]
         yield from vote_buffers(sums.votes[rows], exponents, casts, module.largest_vote)
         if last and sums.bias is not None:
             yield from bias_buffer(sums.bias[rows], module.casts)
 
     def _incoming(
-        self, module: TernaryModule, casts: int, sender: int, last: bool
+        self,
+        module: TernaryModule,
+        casts: int,
+        sender: int,
+        last: bool,
     ) -> Iterable[VoteBuffer]:
         """Yield the sums of own rows, to which the votes of another rank are added."""
         sums = self._sums[module]

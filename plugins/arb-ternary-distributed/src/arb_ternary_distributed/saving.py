@@ -34,44 +34,19 @@ def save_model(
     Returns:
         The folder, on every rank.
     """
+    saved: PieceFiles | Walk = Walk(ModelState(model))
     if options.checkpoints == "pieces":
-        return _save_pieces(world, model, write)
-    return _save_whole(world, model, write)
-
-
-def _save_whole(
-    world: ProcessGroup, model: nn.Module, write: Callable[[TensorParts | Pieces], str]
-) -> str:
-    """Write the whole model on rank 0; tensors of which ranks hold rows are gathered by all."""
-    walk = Walk(ModelState(model))
+        saved = PieceFiles(model, world)
     if not world.is_main:
-        walk.finish()
+        saved.attend()
 
-    def write_all() -> str:
+    def write_saved() -> str:
         try:
-            return write(walk)
+            return write(saved)
         finally:
-            walk.finish()
+            saved.finish()
 
-    folder: str = world.run_on_main(write_all)
-    return folder
-
-
-def _save_pieces(
-    world: ProcessGroup, model: nn.Module, write: Callable[[TensorParts | Pieces], str]
-) -> str:
-    """Write a piece of the model on each rank."""
-    pieces = PieceFiles(model, world)
-    if not world.is_main:
-        pieces.write_when_asked()
-
-    def write_own() -> str:
-        try:
-            return write(pieces)
-        finally:
-            pieces.release()
-
-    folder: str = world.run_on_main(write_own)
+    folder: str = world.run_on_main(write_saved)
     return folder
 
 
@@ -79,7 +54,7 @@ class Walk:
     """The parts of ``state``, once, for ranks that make them together.
 
     If several ranks hold the rows of a module, all of them make its part at the same time. One of
-    them writes; every rank calls :meth:`finish`, the writer too, however far it has come.
+    them writes, and calls :meth:`finish` however far it has come; the others call :meth:`attend`.
     """
 
     def __init__(self, state: TensorParts) -> None:
@@ -94,6 +69,10 @@ class Walk:
         """Yield the remaining parts; see ``TensorParts``."""
         return self._parts
 
+    def attend(self) -> None:
+        """Make all parts together with the rank that writes them."""
+        self.finish()
+
     def finish(self) -> None:
         """Make the remaining parts, for the other ranks."""
         for _ in self._outlines:
@@ -105,7 +84,7 @@ class Walk:
 class PieceFiles:
     """The ``Pieces`` of a checkpoint store: each rank writes a file of its rows.
 
-    Rank 0 calls :meth:`write` and then :meth:`release`; the others call :meth:`write_when_asked`.
+    Rank 0 calls :meth:`write` and then :meth:`finish`; the others call :meth:`attend`.
     """
 
     def __init__(self, model: nn.Module, world: ProcessGroup) -> None:
@@ -123,12 +102,12 @@ class PieceFiles:
         self._world.broadcast((str(folder), metadata))
         return self._write_together(folder, metadata)
 
-    def release(self) -> None:
+    def finish(self) -> None:
         """Tell the other ranks that nothing is to be written, unless they have written."""
         if not self._asked:
             self._world.broadcast(None)
 
-    def write_when_asked(self) -> None:
+    def attend(self) -> None:
         """Wait for rank 0, and write this rank's piece if it asks for it."""
         asked = self._world.broadcast(None)
         if asked is None:
@@ -153,7 +132,9 @@ class PieceFiles:
         return {name: fmt.WrittenTensors(*facts) for name, *facts in found}
 
     def _write_own(
-        self, folder: Path, metadata: str
+        self,
+        folder: Path,
+        metadata: str,
     ) -> str | tuple[str, str, int, Mapping[str, str]]:
         """Write the piece of this rank; return name, digest, size and tensors, or what failed."""
         rank = self._world.rank

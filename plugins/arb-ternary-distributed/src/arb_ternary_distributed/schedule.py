@@ -158,7 +158,9 @@ class DistributedSchedule:
             parameter if parameter.grad is None else parameter.grad for parameter in parameters
         ]
         has_gradient = [present and parameter.grad is not None for parameter in parameters]
-        statistics = [own for module in loop.voters for own, _ in _statistics(module)]
+        statistics: list[Tensor] = []
+        for module in loop.voters:
+            statistics += [own for own, _ in _statistics(module)]
         sums.add_round([*gradients, *statistics], [*has_gradient, *[present] * len(statistics)])
         for parameter in parameters:
             parameter.grad = None
@@ -174,20 +176,25 @@ class DistributedSchedule:
         for parameter, total, present in zip(parameters, totals, sums.present, strict=False):
             if present:
                 parameter.grad = total
-        of_step = [whole for module in loop.voters for _, whole in _statistics(module)]
+        of_step: list[Tensor] = []
+        for module in loop.voters:
+            of_step += [whole for _, whole in _statistics(module)]
         for whole, total in zip(of_step, totals[len(parameters) :], strict=True):
             whole.add_(total)
 
     def gather_outcomes(self, outcomes: list[Outcome]) -> list[Outcome]:
         """See ``MicrobatchSchedule``. Collective."""
         rounds = -(-self._count // self._world.size)
+        world = self._world
         own = torch.zeros(rounds, 2, dtype=torch.float64)
-        for index, outcome in enumerate(outcomes):
-            own[index] = torch.tensor([outcome.loss, outcome.tokens], dtype=torch.float64)
-        own = own.to(self._world.device)
-        found = own.new_empty(self._world.size * rounds, 2)
-        all_gather_single(found, own, group=self._world.group)
-        by_index = found.view(self._world.size, rounds, 2).transpose(0, 1).reshape(-1, 2)
+        for number, outcome in enumerate(outcomes):
+            own[number, 0] = outcome.loss
+            own[number, 1] = outcome.tokens
+        own = own.to(world.device)
+        found = own.new_empty(world.size * rounds, 2)
+        all_gather_single(found, own, group=world.group)
+        by_rank = found.view(world.size, rounds, 2)
+        by_index = by_rank.transpose(0, 1).reshape(-1, 2)
         rows = by_index[: self._count].tolist()
         return [Outcome(loss, int(tokens)) for loss, tokens in rows]
 

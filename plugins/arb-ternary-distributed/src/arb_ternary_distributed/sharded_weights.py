@@ -156,7 +156,9 @@ class ShardedWeights:
         units: list[FSDPModule] = [fully_shard(module, **options) for module in (*blocks, model)]
         # A loss does not write into logits, of which torch warns.
         warnings.filterwarnings(
-            "ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning
+            "ignore",
+            "FSDP2-wrapped module .* returned a view tensor",
+            UserWarning,
         )
         for unit in units:
             # The first time torch completes itself, which it must not do in inference mode.
@@ -254,7 +256,9 @@ def _with_parameter(module: TernaryModule) -> ShardedModule:
     kind = type(module)
     if kind not in _SHARDED_CLASSES:
         _SHARDED_CLASSES[kind] = type(
-            f"Sharded{kind.__name__}", (ShardedModule, kind), {"replicated_type": kind}
+            f"Sharded{kind.__name__}",
+            (ShardedModule, kind),
+            {"replicated_type": kind},
         )
     module.__class__ = _SHARDED_CLASSES[kind]
     return cast("ShardedModule", module)
@@ -275,13 +279,21 @@ def _can_be_sharded(module: TernaryModule, size: int) -> bool:
     """Return whether FSDP cuts the packed weight where the rows of the ranks end."""
     shape = module.shape
     return _slices_are_rows(
-        module.backend, shape.out_features, shape.in_features, size, module.weight.device
+        module.backend,
+        shape.out_features,
+        shape.in_features,
+        size,
+        module.weight.device,
     )
 
 
 @cache
 def _slices_are_rows(
-    backend: str, rows: int, columns: int, size: int, device: torch.device
+    backend: str,
+    rows: int,
+    columns: int,
+    size: int,
+    device: torch.device,
 ) -> bool:
     pack = kernel(backend, "pack")
     generator = torch.Generator().manual_seed(0)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from attrs import define
-
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary.ternary.step_sums import StepSums
 from arb_ternary_distributed.messages import VoteMessage
@@ -24,14 +22,6 @@ if TYPE_CHECKING:
 _BLOCK: Final = 1 << 20
 
 
-@define(eq=False)
-class _Block:
-    """Modules whose votes travel together, and their message once it has begun."""
-
-    modules: list[TernaryModule]
-    message: VoteMessage | None = None
-
-
 class StepVotes:
     """The votes of one step. Collective: every rank makes one for the same modules.
 
@@ -42,21 +32,25 @@ class StepVotes:
     """
 
     def __init__(
-        self, world: ProcessGroup, modules: Sequence[TernaryModule], *, block: int = _BLOCK
+        self,
+        world: ProcessGroup,
+        modules: Sequence[TernaryModule],
+        *,
+        block: int = _BLOCK,
     ) -> None:
         self._world = world
         self._blocks = _in_blocks(modules, block)
         self._bounds = {m: row_bounds(m.shape.out_features, world.size) for m in modules}
         # No step changes the largest vote of a cast midway.
         self._largest = {module: module.largest_vote for module in modules}
-        self._counted = 0
+        #: Of the blocks whose casts are being gathered or were.
+        self._messages: list[VoteMessage] = []
         self._sent = 0
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank has handed to the network."""
-        messages = [block.message for block in self._blocks if block.message is not None]
-        return sum(message.sent_bytes for message in messages)
+        return sum(message.sent_bytes for message in self._messages)
 
     def send_during_backward(self) -> None:
         """Send each block as soon as backward has cast all its votes.
@@ -67,38 +61,35 @@ class StepVotes:
             module.on_backward = self._poll
 
     def _poll(self) -> None:
-        while self._counted < len(self._blocks):
-            if not all(module.has_cast_all for module in self._blocks[self._counted].modules):
+        while len(self._messages) < len(self._blocks):
+            block = self._blocks[len(self._messages)]
+            if not all(module.has_cast_all for module in block):
                 return
-            self._advance()
+            self._advance(block)
 
-    def _advance(self) -> None:
+    def _advance(self, block: list[TernaryModule]) -> None:
         """Gather the casts of the next block, and send the block before it.
 
         The casts of that block have probably arrived by now, so that nobody waits for them.
         """
-        block = self._blocks[self._counted]
-        casts = [module.casts for module in block.modules]
-        block.message = VoteMessage(self._world, block.modules, casts)
-        self._counted += 1
-        if self._counted > 1:
+        casts = [module.casts for module in block]
+        self._messages.append(VoteMessage(self._world, block, casts))
+        if len(self._messages) > 1:
             self._send_next()
 
     def flush(self) -> None:
         """Send the remaining blocks after backward has ended."""
         for module in self._bounds:
             module.on_backward = None
-        while self._counted < len(self._blocks):
-            self._advance()
+        for block in self._blocks[len(self._messages) :]:
+            self._advance(block)
         if self._sent < len(self._blocks):
             self._send_next()
 
     def _send_next(self) -> None:
-        block = self._blocks[self._sent]
-        message = block.message
-        assert message is not None
-        for module, *casts in zip(block.modules, *message.casts, strict=True):
-            StepSums.check(sum(casts), self._largest[module])
+        message = self._messages[self._sent]
+        for module, casts in message.total_casts():
+            StepSums.check(casts, self._largest[module])
         message.pack(self._buffers)
         message.send(lambda module, casts, _: self._buffers(module, casts, self._world.rank))
         self._sent += 1
@@ -111,37 +102,37 @@ class StepVotes:
         """
         self.flush()
         total: dict[TernaryModule, int] = {}
-        for block in self._blocks:
-            assert block.message is not None
-            block.message.receive()
-            for module, *casts in zip(block.modules, *block.message.casts, strict=True):
-                total[module] = sum(casts)
+        for message in self._messages:
+            message.receive()
+            total.update(message.total_casts())
         return total
 
     def drop(self) -> None:
         """Ignore what is on its way; called after :meth:`flush`."""
-        for block in self._blocks:
-            if block.message is not None:
-                block.message.drop()
+        for message in self._messages:
+            message.drop()
 
     def _buffers(self, module: TernaryModule, casts: int, rank: int) -> Iterable[VoteBuffer]:
         """Yield the module's sums of the rows that ``rank`` owns; none without casts."""
         sums = module.sums
         assert sums is not None
         rows = slice(*self._bounds[module][rank])
-        exponents = None if module.voting_exponents() is None else sums.exponent_votes[rows]
+        exponents = None
+        if module.voting_exponents() is not None:
+            exponents = sums.exponent_votes[rows]
         yield from vote_buffers(sums.votes[rows], exponents, casts, self._largest[module])
-        yield from bias_buffer(None if sums.bias is None else sums.bias[rows], casts)
+        if sums.bias is not None:
+            yield from bias_buffer(sums.bias[rows], casts)
 
 
-def _in_blocks(modules: Sequence[TernaryModule], least: int) -> list[_Block]:
+def _in_blocks(modules: Sequence[TernaryModule], least: int) -> list[list[TernaryModule]]:
     """Group neighbours of at least ``least`` weights, the last modules first."""
-    blocks: list[_Block] = []
+    blocks: list[list[TernaryModule]] = []
     size = least
     for module in reversed(modules):
         if size >= least:
-            blocks.append(_Block([]))
+            blocks.append([])
             size = 0
-        blocks[-1].modules.append(module)
+        blocks[-1].append(module)
         size += module.shape.out_features * module.shape.in_features
     return blocks

@@ -50,7 +50,7 @@ class OrderedSums:
         0.0`` is ``0.0``.
 
         Args:
-            tensors: of this rank; those that are not present are not read.
+            tensors: of this rank; the numbers of those that are not present are ignored.
             present: whether this rank has each tensor in this round.
         """
         if self._layout is None:
@@ -63,25 +63,27 @@ class OrderedSums:
         if not tensors:
             return
 
-        layout.write(self._sent, tensors, present)
+        layout.write(self._sent, tensors)
         marks = slice(layout.marks, layout.marks + len(tensors))
-        self._sent[:, marks] = torch.tensor(present, dtype=torch.uint8).to(self._sent.device)
+        own_marks = torch.tensor(present, dtype=torch.uint8)
+        self._sent[:, marks] = own_marks.to(self._sent.device)
         dist.all_to_all_single(self._received, self._sent, group=self._world.group)
 
-        # One transfer to the host: which rank has which tensor in this round.
-        for sender, sent in enumerate(self._received[:, marks].tolist()):
+        # Which rank has which tensor in this round, in one transfer to the host.
+        received_marks = self._received[:, marks].tolist()
+        for sender, sent in enumerate(received_marks):
             for group in layout.groups:
-                total = group.slices(self._total)[0]
-                added = group.slices(self._received)[sender]
+                total = group.chunks(self._total)[0]
+                added = group.chunks(self._received)[sender]
                 runs = group.present_runs(self._world.rank, sent, self.present)
                 for start, end, has_begun in runs:
                     if has_begun:
                         total[start:end] += added[start:end]
                     else:
                         total[start:end] = added[start:end]
-            self.present = [
-                ours or bool(theirs) for ours, theirs in zip(self.present, sent, strict=True)
-            ]
+            for index, mark in enumerate(sent):
+                if mark:
+                    self.present[index] = True
 
     @torch.no_grad()
     def finish(self) -> list[Tensor]:
@@ -91,9 +93,7 @@ class OrderedSums:
             return []
         gathered = torch.empty_like(self._sent)
         all_gather_single(gathered, self._total, group=self._world.group)
-        sums = [torch.zeros_like(outline, device=self._world.device) for outline in layout.outlines]
-        layout.read(gathered, sums, self.present)
-        return sums
+        return layout.read(gathered)
 
 
 class AllReduceSums:
@@ -178,23 +178,16 @@ class _Group:
     chunk: int
     spans: tuple[_Span, ...]
 
-    def slices(self, message: Tensor) -> Tensor:
+    def chunks(self, message: Tensor) -> Tensor:
         """Return the chunks in a message, ``[its rows, chunk]``."""
         last_byte = self.first_byte + self.chunk * self.dtype.itemsize
         return message[:, self.first_byte : last_byte].view(self.dtype)
 
-    def pieces(self, span: _Span) -> Iterator[tuple[int, slice, slice]]:
-        """Yield how a tensor is cut: rank, elements of its chunk, elements of the flat tensor."""
-        for rank in range(span.start // self.chunk, -(-span.end // self.chunk)):
-            first = rank * self.chunk
-            low = max(span.start, first)
-            high = min(span.end, first + self.chunk)
-            in_chunk = slice(low - first, high - first)
-            in_tensor = slice(low - span.start, high - span.start)
-            yield rank, in_chunk, in_tensor
-
     def present_runs(
-        self, rank: int, sent: Sequence[int], begun: Sequence[bool]
+        self,
+        rank: int,
+        sent: Sequence[int],
+        begun: Sequence[bool],
     ) -> Iterator[tuple[int, int, bool]]:
         """Yield stretches of the chunk of ``rank`` that a sender has, neighbours joined.
 
@@ -241,27 +234,24 @@ class _Layout:
         """Return an empty message."""
         return torch.zeros(rows, self.width, dtype=torch.uint8, device=device)
 
-    def write(self, message: Tensor, tensors: Sequence[Tensor], present: Sequence[bool]) -> None:
-        """Write the tensors that are present into a message."""
+    def write(self, message: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Write the tensors into a message."""
         for group in self.groups:
-            slices = group.slices(message)
-            for span in group.spans:
-                if not present[span.index]:
-                    continue
-                flat = tensors[span.index].reshape(-1)
-                for rank, in_chunk, in_tensor in group.pieces(span):
-                    slices[rank, in_chunk] = flat[in_tensor]
+            chunks = group.chunks(message)
+            flat = [tensors[span.index].reshape(-1) for span in group.spans]
+            padding = chunks.new_zeros(chunks.numel() - group.spans[-1].end)
+            chunks.copy_(torch.cat([*flat, padding]).view_as(chunks))
 
-    def read(self, message: Tensor, tensors: Sequence[Tensor], present: Sequence[bool]) -> None:
-        """Fill the tensors that are present from a message with the chunks of all ranks."""
+    def read(self, message: Tensor) -> list[Tensor]:
+        """Return the tensors in a message with the chunks of all ranks."""
+        tensors = [torch.empty_like(each, device=message.device) for each in self.outlines]
         for group in self.groups:
-            slices = group.slices(message)
+            row = group.chunks(message).reshape(-1)
             for span in group.spans:
-                if not present[span.index]:
-                    continue
-                pieces = [slices[rank, in_chunk] for rank, in_chunk, _ in group.pieces(span)]
                 tensor = tensors[span.index]
-                tensor.copy_(torch.cat(pieces).view(tensor.shape))
+                flat = row[span.start : span.end]
+                tensor.copy_(flat.view(tensor.shape))
+        return tensors
 
 
 def _layout(tensors: Sequence[Tensor], size: int) -> _Layout:
@@ -272,14 +262,16 @@ def _layout(tensors: Sequence[Tensor], size: int) -> _Layout:
         spans = []
         end = 0
         for index, tensor in enumerate(tensors):
-            if tensor.dtype == dtype and tensor.numel():
-                spans.append(_Span(index, end, end + tensor.numel()))
+            if tensor.dtype == dtype:
+                start = end
                 end += tensor.numel()
+                spans.append(_Span(index, start, end))
         chunk = max(1, -(-end // size))
         groups.append(_Group(dtype, first_byte, chunk, tuple(spans)))
         first_byte += _aligned(chunk * dtype.itemsize)
     outlines = tuple(torch.empty_like(tensor, device="meta") for tensor in tensors)
-    return _Layout(outlines, tuple(groups), first_byte, _aligned(first_byte + len(outlines)))
+    width = _aligned(first_byte + len(outlines))
+    return _Layout(outlines, tuple(groups), marks=first_byte, width=width)
 
 
 def _aligned(size: int) -> int:

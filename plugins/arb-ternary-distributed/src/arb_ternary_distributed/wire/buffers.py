@@ -59,7 +59,10 @@ class VoteBuffer:
 
 
 def vote_buffers(
-    votes: Tensor, exponent_votes: Tensor | None, casts: int, largest: int
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    casts: int,
+    largest: int,
 ) -> Iterator[VoteBuffer]:
     """Yield the buffers for some rows of a module; none if its sender has not cast.
 
@@ -78,7 +81,7 @@ def vote_buffers(
         yield VoteBuffer(exponent_votes.view(-1), base)
 
 
-def bias_buffer(bias: Tensor | None, casts: int) -> Iterator[VoteBuffer]:
-    """Yield the buffer for a bias, int16 ``[n]``, if there is one and its sender has cast."""
-    if bias is not None and casts:
+def bias_buffer(bias: Tensor, casts: int) -> Iterator[VoteBuffer]:
+    """Yield the buffer for a bias, int16 ``[n]``; none if its sender has not cast."""
+    if casts:
         yield VoteBuffer(bias, base_for(_BIAS_VOTE * casts))

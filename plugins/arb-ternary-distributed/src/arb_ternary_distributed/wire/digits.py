@@ -69,15 +69,15 @@ def digits_to_bytes(values: Tensor, base: int) -> Tensor:
         packed = torch.empty(width, dtype=torch.uint8, device=values.device)
         packed.view(torch.int16).copy_(values)
         return _swapped(packed)
+    count = values.numel()
     half = base // 2
-    if values.numel():
+    if count:
         low, high = values.aminmax()
-        require(
-            (low >= -half) & (high <= half),
-            f"a value is outside {-half}..{half}, the digits of base {base}",
-        )
+        has_digits = (low >= -half) & (high <= half)
+        require(has_digits, f"a value is outside {-half}..{half}, the digits of base {base}")
     codes = torch.full((_per_byte(base), width), half, dtype=torch.uint8, device=values.device)
-    codes.view(-1)[: values.numel()] = values + half
+    codes.view(-1)[:count] = values + half
+    # Horner's rule, from the most significant digit.
     packed = codes[-1]
     for plane in reversed(codes[:-1].unbind()):
         packed = packed.mul_(base).add_(plane)
@@ -132,4 +132,6 @@ def _check_sum(total: Tensor, packed: Tensor, base: int) -> None:
 
 def _swapped(packed: Tensor) -> Tensor:
     """Convert bytes of int16 between the order of this machine and little endian."""
-    return packed if sys.byteorder == "little" else packed.view(-1, 2).flip(1).view(-1)
+    if sys.byteorder == "little":
+        return packed
+    return packed.view(-1, 2).flip(1).view(-1)

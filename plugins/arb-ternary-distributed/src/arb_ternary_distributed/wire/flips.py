@@ -20,6 +20,8 @@ from arb_ternary.backends.layout import BLOCK, PLANES
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_distributed.wire.digits import require
 
+#: Bytes of a block of a packed weight.
+_LANES: Final = BLOCK // PLANES
 #: Weights that share a count.
 FLIP_BLOCK: Final = 1 << 15
 _POSITION: Final = FLIP_BLOCK - 1
@@ -50,7 +52,8 @@ def encode_flips(positions: Tensor, directions: Tensor, size: int) -> Tensor:
     counts = torch.bincount(positions // FLIP_BLOCK, minlength=count_bytes(size) // 2)
     entries = (positions & _POSITION) | (directions > 0).to(torch.int64) << 15
     words = torch.cat([counts, entries])
-    return torch.stack([words & 0xFF, words >> 8], dim=1).to(torch.uint8).view(-1)
+    low_and_high = torch.stack([words & 0xFF, words >> 8], dim=1)
+    return low_and_high.to(torch.uint8).view(-1)
 
 
 def decode_flips(message: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -71,7 +74,8 @@ def decode_flips(message: Tensor, size: int) -> tuple[Tensor, Tensor]:
         counts, output_size=entries.numel()
     )
     positions = blocks * FLIP_BLOCK + (entries & _POSITION)
-    return positions, ((entries >> 15) * 2 - 1).to(torch.int8)
+    directions = (entries >> 15) * 2 - 1
+    return positions, directions.to(torch.int8)
 
 
 def _words(message: Tensor) -> Tensor:
@@ -92,11 +96,13 @@ def flip_list(before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tensor
         Positions (int64 ``[F]``, ascending) and directions (int8 ``[F]``).
     """
     differing = torch.nonzero((before != after).view(-1)).view(-1)
-    positions_B4 = _positions(differing, shape)
-    moved_B4 = _codes(after.reshape(-1)[differing]) - _codes(before.reshape(-1)[differing])
-    flipped = torch.nonzero(moved_B4.view(-1)).view(-1)
-    positions, order = positions_B4.view(-1)[flipped].sort()
-    return positions, moved_B4.view(-1)[flipped][order]
+    codes_before = _codes(before.reshape(-1)[differing])
+    codes_after = _codes(after.reshape(-1)[differing])
+    moved = (codes_after - codes_before).view(-1)
+    flipped = torch.nonzero(moved).view(-1)
+    positions = _positions(differing, shape).view(-1)
+    ascending, order = positions[flipped].sort()
+    return ascending, moved[flipped][order]
 
 
 def _codes(packed: Tensor) -> Tensor:
@@ -108,16 +114,18 @@ def _codes(packed: Tensor) -> Tensor:
 def _positions(bytes_B: Tensor, shape: WeightShape) -> Tensor:
     """Return the positions of the four codes of bytes of a packed weight, int64 ``[B, 4]``."""
     columns = shape.in_features
-    whole = columns // BLOCK * BLOCK
-    width = -(-columns // PLANES)
-    row = bytes_B // max(width, 1)
-    byte = bytes_B % max(width, 1)
-    in_rest = byte >= whole // PLANES
-    lane = torch.where(in_rest, byte - whole // PLANES, byte % (BLOCK // PLANES))
-    first = torch.where(in_rest, whole, byte // (BLOCK // PLANES) * BLOCK) + lane
-    lanes = torch.where(in_rest, width - whole // PLANES, BLOCK // PLANES)
+    width = max(-(-columns // PLANES), 1)
+    row = bytes_B // width
+    byte = bytes_B % width
+    # Columns beyond the last whole block have as few lanes as they need.
+    blocks = columns // BLOCK
+    in_rest = byte >= blocks * _LANES
+    lane = torch.where(in_rest, byte - blocks * _LANES, byte % _LANES)
+    lanes = torch.where(in_rest, width - blocks * _LANES, _LANES)
+    block = torch.where(in_rest, blocks, byte // _LANES)
+    first = row * columns + block * BLOCK + lane
     planes = torch.arange(PLANES, device=bytes_B.device)
-    return (row * columns + first).unsqueeze(1) + lanes.unsqueeze(1) * planes
+    return first.unsqueeze(1) + lanes.unsqueeze(1) * planes
 
 
 def apply_flips_(weight: Tensor, shape: WeightShape, positions: Tensor, directions: Tensor) -> None:
@@ -130,18 +138,19 @@ def apply_flips_(weight: Tensor, shape: WeightShape, positions: Tensor, directio
     """
     if not positions.numel():
         return
-    columns = shape.in_features
     _require_inside(positions, shape)
-    whole = columns // BLOCK * BLOCK
+    columns = shape.in_features
+    width = -(-columns // PLANES)
     row = positions // columns
     column = positions % columns
-    rest = -(-(columns - whole) // PLANES)
-    in_rest = column >= whole
-    lanes = torch.where(in_rest, max(rest, 1), BLOCK // PLANES)
-    within = torch.where(in_rest, column - whole, column % BLOCK)
-    start = torch.where(in_rest, whole // PLANES, column // BLOCK * (BLOCK // PLANES))
-    byte = row * -(-columns // PLANES) + start + within % lanes
-    shift = within // lanes * 2
+    # Columns beyond the last whole block have as few lanes as they need.
+    block = column // BLOCK
+    blocks = columns // BLOCK
+    rest = max(width - blocks * _LANES, 1)
+    lanes = torch.where(block == blocks, rest, _LANES)
+    in_block = column % BLOCK
+    byte = row * width + block * _LANES + in_block % lanes
+    shift = in_block // lanes * 2
     stored = weight.view(-1)
     code = (stored[byte] >> shift & 3) + directions
     require(((code >= 0) & (code <= 2)).all(), _REPLICAS_DIFFER)
@@ -151,19 +160,21 @@ def apply_flips_(weight: Tensor, shape: WeightShape, positions: Tensor, directio
 
 
 def _require_inside(positions: Tensor, shape: WeightShape) -> None:
-    low, high = positions.aminmax()
     rows = shape.out_features
     columns = shape.in_features
-    require(
-        (low >= 0) & (high < rows * columns), f"a flip is outside a weight of {rows} x {columns}"
-    )
+    low, high = positions.aminmax()
+    is_inside = (low >= 0) & (high < rows * columns)
+    require(is_inside, f"a flip is outside a weight of {rows} x {columns}")
 
 
 # --- the same for any layout
 
 
 def unpacked_flip_list(
-    backend: str, before: Tensor, after: Tensor, shape: WeightShape
+    backend: str,
+    before: Tensor,
+    after: Tensor,
+    shape: WeightShape,
 ) -> tuple[Tensor, Tensor]:
     """List flips as :func:`flip_list` does, for any layout: all trits are decoded."""
     unpack = kernel(backend, "unpack")
@@ -173,7 +184,11 @@ def unpacked_flip_list(
 
 
 def repacked_flips_(
-    backend: str, weight: Tensor, shape: WeightShape, positions: Tensor, directions: Tensor
+    backend: str,
+    weight: Tensor,
+    shape: WeightShape,
+    positions: Tensor,
+    directions: Tensor,
 ) -> None:
     """Apply flips as :func:`apply_flips_` does, for any layout: all trits are packed again."""
     if not positions.numel():

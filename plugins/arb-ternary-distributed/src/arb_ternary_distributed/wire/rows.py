@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel
@@ -22,7 +24,8 @@ def row_bounds(rows: int, size: int) -> list[tuple[int, int]]:
             f"rows must be 0 or more and ranks 1 or more, got {rows} rows on {size} ranks"
         )
     chunk = -(-rows // size)
-    return [(min(rank * chunk, rows), min((rank + 1) * chunk, rows)) for rank in range(size)]
+    edges = [min(rank * chunk, rows) for rank in range(size + 1)]
+    return [*pairwise(edges)]
 
 
 def rows_shape(shape: WeightShape, first: int, last: int) -> WeightShape:
@@ -36,7 +39,11 @@ def weight_rows(weight: Tensor, shape: WeightShape, first: int, last: int) -> Te
 
 
 def repacked_rows(
-    backend: str, weight: Tensor, shape: WeightShape, first: int, last: int
+    backend: str,
+    weight: Tensor,
+    shape: WeightShape,
+    first: int,
+    last: int,
 ) -> Tensor:
     """Return the rows of :func:`weight_rows` for any layout: a copy, through all trits."""
     trits = kernel(backend, "unpack")(weight, shape)
