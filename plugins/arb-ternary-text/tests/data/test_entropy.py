@@ -18,20 +18,20 @@ def test_a_uniform_stream_has_the_logarithm_of_its_vocabulary():
     assert unigram_entropy(np.arange(64, dtype=np.uint8)) == pytest.approx(math.log(64), abs=1e-12)
 
 
-def test_a_constant_stream_has_none():
+def test_a_constant_stream_has_no_entropy():
     assert unigram_entropy(np.full(100, 7)) == 0.0
     assert bigram_entropy(np.full(100, 7)) == 0.0
 
 
-def test_a_cycle_is_certain_given_the_token_before():
+def test_a_cycle_has_no_conditional_entropy():
     ids = np.tile(np.arange(5), 40)
     assert unigram_entropy(ids) == pytest.approx(math.log(5), abs=1e-12)
     assert bigram_entropy(ids) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_a_de_bruijn_sequence_tells_nothing_about_the_next_token():
-    # Every pair over {0, 1, 2} exactly once, closed by repeating its first token: H(x2 | x1) = ln
-    # 3.
+def test_de_bruijn_sequence_has_maximal_conditional_entropy():
+    # Every pair of {0, 1, 2} exactly once, closed by repeating the first token, so that
+    # H(x2 | x1) = ln 3.
     ids = [0, 0, 1, 0, 2, 1, 1, 2, 2, 0]
     assert len(set(pairwise(ids))) == 9
     assert bigram_entropy(ids) == pytest.approx(math.log(3), abs=1e-12)
@@ -42,15 +42,15 @@ def test_a_de_bruijn_sequence_tells_nothing_about_the_next_token():
     st.sampled_from([1, 1000, 2**29]),
     st.integers(1, 50),
 )
-def test_entropies_equal_the_sums_over_counters_for_any_vocabulary_and_chunk(ids, spread, chunk):
+def test_entropies_equal_sums_over_counters(ids, spread, chunk):
     length = len(ids)
     unigram = -sum(c / length * math.log(c / length) for c in Counter(ids).values())
     firsts = Counter(ids[:-1])
     bigram = -sum(
         c / (length - 1) * math.log(c / firsts[a]) for (a, _), c in Counter(pairwise(ids)).items()
     )
-    # Entropy does not depend on the names of the tokens: spreading them out takes the route for
-    # large vocabularies.
+    # Entropy does not depend on which ids occur: spreading them out takes the path for large
+    # vocabularies.
     stream = np.asarray(ids, dtype=np.int64) * (spread if spread * 5 < 2**31 else (2**31 - 1) // 5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entropy, "_CHUNK", chunk)
@@ -69,6 +69,6 @@ def test_entropies_equal_the_sums_over_counters_for_any_vocabulary_and_chunk(ids
         ([0, 2**31], "too large"),
     ],
 )
-def test_what_is_no_token_stream_is_refused(ids, message):
+def test_invalid_token_streams_are_refused(ids, message):
     with pytest.raises(DataError, match=message):
         bigram_entropy(ids)

@@ -11,7 +11,7 @@ from arb_ternary_text.data.files import TextConfig, build, find_text_files, read
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
-    """A folder ``corpus`` in the working directory."""
+    """Make a folder ``corpus`` in the working directory."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "corpus"
     (folder / "deep").mkdir(parents=True)
@@ -30,11 +30,11 @@ def test_a_file_is_read_to_the_byte(corpus):
     assert _text("corpus/a.txt") == "first\r\n"
 
 
-def test_a_folder_is_its_txt_files_in_the_order_of_their_names(corpus):
+def test_a_folder_reads_its_txt_files_in_the_order_of_names(corpus):
     assert _text("corpus") == "first\r\nsecond"
 
 
-def test_a_pattern_reads_what_it_matches_in_the_order_of_the_names(corpus):
+def test_a_pattern_reads_its_matches_in_the_order_of_names(corpus):
     assert _text("corpus/**/*.txt") == "first\r\nsecond\nthird\n"
     assert _text(str(corpus / "*.md")) == "# not read\n"
 
@@ -101,7 +101,7 @@ def test_a_text_too_short_to_cut_is_an_error(corpus):
         build(TextConfig(path="corpus/a.txt"))
 
 
-def test_a_missing_file_names_the_nearest_and_the_working_directory(corpus):
+def test_missing_file_error_names_the_nearest_file(corpus):
     (corpus / "poems.txt").write_text("x")
     with pytest.raises(DataError) as caught:
         find_text_files("corpus/poem.txt")
@@ -112,7 +112,7 @@ def test_a_missing_file_names_the_nearest_and_the_working_directory(corpus):
         find_text_files("nowhere/at/all")
 
 
-def test_a_folder_without_text_and_a_pattern_without_match_are_errors(corpus):
+def test_folder_or_pattern_without_files_is_an_error(corpus):
     (corpus / "empty").mkdir()
     with pytest.raises(DataError, match=r"^corpus/empty: the folder has no \.txt file"):
         find_text_files("corpus/empty")
@@ -142,7 +142,7 @@ def test_a_character_cut_in_two_at_the_end_of_a_file_is_named(corpus):
         build(TextConfig(path="corpus/a.txt"))
 
 
-def test_a_validation_character_that_training_lacks_is_named_with_file_and_line(corpus):
+def test_unknown_validation_character_is_located(corpus):
     (corpus / "deep" / "c.txt").write_text("first\nsecond\nfirst ß")
     (corpus / "a.txt").write_text("first \n")
     with pytest.raises(DataError) as caught:
@@ -153,7 +153,7 @@ def test_a_validation_character_that_training_lacks_is_named_with_file_and_line(
     )
 
 
-def test_the_same_after_a_cut_counts_from_the_start_of_its_own_file(corpus):
+def test_unknown_character_after_the_split_is_located(corpus):
     (corpus / "a.txt").write_text("abc" * 10)
     (corpus / "b.txt").write_text("aaa\nz")
     with pytest.raises(
@@ -174,7 +174,7 @@ def test_characters_are_those_of_the_training_text_only(corpus):
     assert source.validation.tolist() == [3, 1, 2]
 
 
-def test_the_fingerprint_is_of_the_content_and_not_of_its_place(corpus):
+def test_fingerprint_depends_on_content_not_on_paths(corpus):
     (corpus / "copy.txt").write_bytes((corpus / "deep" / "c.txt").read_bytes())
     first = build(TextConfig(path="corpus/deep", validation_fraction=0.5))
     second = build(TextConfig(path="corpus/copy.txt", validation_fraction=0.5))

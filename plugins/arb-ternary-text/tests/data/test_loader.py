@@ -206,7 +206,7 @@ def test_wrong_arguments_are_named():
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
-def test_pinned_memory_without_an_accelerator_is_an_error_and_not_ignored():
+def test_pinned_memory_without_an_accelerator_is_an_error():
     with pytest.raises(EnvironmentProblem, match="pin_memory"):
         BatchLoader(STREAM, WindowSampler(len(STREAM), 10, 2), pin_memory=True)
 
@@ -236,7 +236,7 @@ def test_limited_evaluation_spreads_over_the_stream():
     assert len(list(evaluation_batches(STREAM, 10, 7, limit=1000))) == 15
 
 
-def test_evaluation_of_a_text_that_is_too_short_fails_at_the_call():
+def test_evaluation_of_a_short_text_fails_at_the_call():
     with pytest.raises(DataError, match=r"short\.txt: 10 tokens are too few for a block of 10"):
         evaluation_batches(STREAM[:10], 10, 2, name="short.txt")
     with pytest.raises(DataError, match="batch_size"):

@@ -15,7 +15,7 @@ def _masked(tokens, training=True):
     return masked
 
 
-def test_every_position_is_asked_for_the_token_after_it():
+def test_every_position_predicts_the_next_token():
     masked = _masked(torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]]))
     assert masked.inputs.tolist() == [[5, 6, 7], [1, 2, 3]]
     assert masked.targets.tolist() == [[6, 7, 8], [2, 3, 4]]
@@ -23,7 +23,7 @@ def test_every_position_is_asked_for_the_token_after_it():
     assert masked.loss_mask.tolist() == [[True] * 3] * 2
 
 
-def test_changing_the_inputs_changes_neither_the_targets_nor_the_batch():
+def test_changing_inputs_leaves_targets_and_batch_alone():
     tokens = torch.tensor([[5, 6, 7, 8]])
     masked = _masked(tokens)
     masked.inputs.zero_()

@@ -63,7 +63,7 @@ def test_a_part_of_a_file_is_that_part(tmp_path_factory, ids, data):
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".npy"])
-def test_a_bad_id_names_the_file_the_place_and_the_byte_where_it_really_stands(tmp_path, suffix):
+def test_a_bad_id_is_named_with_file_index_and_byte(tmp_path, suffix):
     path = tmp_path / f"ids{suffix}"
     write_tokens(path, [1, 2, 3, 4, 999, 5, 6, 7], "uint16")
     header = path.stat().st_size - 16
@@ -87,7 +87,7 @@ def test_a_negative_id_is_a_bad_id(tmp_path):
 
 
 def test_opening_a_file_reads_none_of_its_ids(tmp_path):
-    # A sparse file of 1 TiB: anything but a mapping would not end.
+    # A sparse file of 1 TiB: reading it would take hours.
     path = tmp_path / "huge.bin"
     with path.open("wb") as file:
         file.truncate(2**40)
@@ -123,9 +123,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         ([1], "float32", "dtype must be one of uint8"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_the_file_is_touched(
-    tmp_path, ids, dtype, message
-):
+def test_invalid_ids_are_refused_before_writing(tmp_path, ids, dtype, message):
     with pytest.raises(DataError, match=message):
         write_tokens(tmp_path / "ids.bin", ids, dtype)
     assert list(tmp_path.iterdir()) == []
@@ -159,7 +157,7 @@ def _npy(array):
         ("x.tok", b"12", "uint8", "must end in .bin or .npy"),
     ],
 )
-def test_what_is_no_token_file_is_refused_with_its_path(tmp_path, name, content, dtype, message):
+def test_files_that_are_not_token_files_are_refused(tmp_path, name, content, dtype, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
         open_tokens(tmp_path / name, 256, dtype=dtype)
@@ -202,7 +200,7 @@ def test_the_end_of_the_file_is_kept_for_validation(tmp_path):
     )
 
 
-def test_a_validation_file_is_read_whole_with_the_tokenizer_named(tmp_path):
+def test_validation_file_is_read_whole_with_named_tokenizer(tmp_path):
     write_tokens(tmp_path / "train.bin", list(b"To be, "), "uint8")
     write_tokens(tmp_path / "validation.bin", list(b"or not"), "uint8")
     config = TokensConfig(
@@ -230,7 +228,7 @@ def test_a_file_too_short_to_cut_is_refused(tmp_path):
         build(TokensConfig(train=str(tmp_path / "x.npy"), vocabulary_size=3))
 
 
-def test_the_config_asks_for_exactly_one_of_tokenizer_and_vocabulary_size():
+def test_exactly_one_of_tokenizer_and_vocabulary_size():
     with pytest.raises(ValueError, match="neither was given"):
         TokensConfig(train="x.npy")
     with pytest.raises(ValueError, match="both were given"):
@@ -258,7 +256,7 @@ def test_a_digest_tells_contents_lengths_and_dtypes_apart():
     assert digest(ids) == digest(np.repeat(ids, 2)[::2])
 
 
-def test_a_long_stream_is_sampled_from_its_first_byte_to_its_last(monkeypatch):
+def test_digest_of_a_long_stream_samples_all_of_it(monkeypatch):
     monkeypatch.setattr(source, "_WHOLE", 1000)
     monkeypatch.setattr(source, "_PIECE", 10)
     monkeypatch.setattr(source, "_SAMPLES", 5)

@@ -130,7 +130,7 @@ def test_a_state_survives_json_and_continues_at_its_cursor():
         ({"order": "sequential"}, "order was 'random' and is 'sequential'"),
     ],
 )
-def test_a_state_of_other_settings_is_refused_with_the_field_that_differs(change, words):
+def test_state_of_other_settings_names_the_differing_field(change, words):
     state = _sampler(50, 4, 5, seed=9).state_dict()
     other = _sampler(**({"windows": 50, "block": 4, "batch": 5, "seed": 9} | change))
     with pytest.raises(DataError, match=words):
@@ -151,7 +151,7 @@ def test_a_state_that_is_not_a_samplers_is_refused():
             sampler.load_state_dict(sampler.state_dict() | {"cursor": cursor})
 
 
-def test_a_text_shorter_than_a_block_is_refused_with_the_largest_block_that_fits():
+def test_text_shorter_than_a_block_is_refused():
     with pytest.raises(DataError) as caught:
         WindowSampler(128, 128, 1, name="notes.txt")
     assert (

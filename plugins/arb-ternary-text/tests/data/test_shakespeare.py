@@ -39,7 +39,7 @@ def test_the_built_in_texts_use_84_ascii_characters():
     assert (train + validation).isascii()
 
 
-def test_validation_is_macbeth_and_twelfth_night_and_training_has_neither():
+def test_validation_text_is_not_in_the_training_text():
     train = load_text("train")
     validation = load_text("validation")
     for line in ("To-morrow, and to-morrow, and to-morrow,", "If music be the food of love"):
@@ -57,14 +57,14 @@ def test_the_bytes_source_holds_the_text_as_it_is():
     assert source.validation.tobytes() == load_text("validation").encode()
 
 
-def test_tuning_holds_out_the_end_of_the_training_text_and_leaves_the_validation_text_alone():
+def test_tuning_holds_out_the_end_of_the_training_text():
     source = build(ShakespeareConfig(tuning=True))
     text = load_text("train").encode()
     assert source.train.tobytes() + source.validation.tobytes() == text
     assert len(source.validation) == len(text) // 20
 
 
-def test_the_characters_source_has_84_ids_and_decodes_to_the_text():
+def test_the_characters_source_decodes_to_the_text():
     source = build(ShakespeareConfig(tokenizer="characters"))
     assert source.tokenizer.vocabulary_size == 84
     assert source.train.max() == 83
@@ -73,7 +73,7 @@ def test_the_characters_source_has_84_ids_and_decodes_to_the_text():
     )
 
 
-def test_the_fingerprint_depends_on_the_tokenizer_and_not_on_the_moment():
+def test_fingerprint_depends_on_the_tokenizer():
     assert build(ShakespeareConfig()).fingerprint() == build(ShakespeareConfig()).fingerprint()
     assert (
         build(ShakespeareConfig()).fingerprint()
@@ -81,7 +81,7 @@ def test_the_fingerprint_depends_on_the_tokenizer_and_not_on_the_moment():
     )
 
 
-def test_the_validation_entropies_are_the_known_losses_of_context_free_and_bigram_models():
+def test_validation_entropies_are_the_known_values():
     content = load_text("validation").encode()
     length = len(content)
     counts = Counter(content)
@@ -97,7 +97,7 @@ def test_the_validation_entropies_are_the_known_losses_of_context_free_and_bigra
     assert bigram_entropy(ids) == pytest.approx(bigram, abs=1e-12)
 
 
-def test_a_damaged_package_file_names_the_file_and_the_reinstall_command(tmp_path, monkeypatch):
+def test_damaged_package_file_names_the_reinstall_command(tmp_path, monkeypatch):
     (tmp_path / "texts").mkdir()
     packed = bytearray(lzma.compress(b"Enter a messenger." * 100))
     packed[len(packed) // 2] ^= 1

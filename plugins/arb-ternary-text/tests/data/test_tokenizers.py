@@ -29,9 +29,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 @pytest.fixture(scope="module")
 def definition():
-    """A tokenizer file whose ids have holes and whose truncation, padding and special tokens would
-    damage a stream.
-    """
+    """Return a tokenizer file with gaps in its ids, truncation, padding and special tokens."""
     library = pytest.importorskip("tokenizers")
     words = {"[UNK]": 0, "to": 1, "be": 2, "or": 3, "not": 9}
     tokenizer = library.Tokenizer(library.models.WordLevel(words, unk_token="[UNK]"))
@@ -47,7 +45,7 @@ def definition():
 
 @pytest.fixture(scope="module")
 def pieces():
-    """The content of a small sentencepiece model with byte fallback, made by its own trainer."""
+    """Return the content of a small sentencepiece model with byte fallback."""
     from io import BytesIO
 
     import sentencepiece
@@ -78,7 +76,7 @@ def test_bytes_are_the_utf_8_of_the_text_and_come_back(text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_bytes_that_are_no_text_read_as_replacement_characters():
+def test_invalid_utf_8_decodes_to_replacement_characters():
     assert ByteTokenizer().decode([65, 0xC3, 66]) == "A\ufffdB"
 
 
@@ -91,7 +89,7 @@ def test_characters_come_back_and_are_numbered_by_code_point(text, more):
     assert tokenizer == CharacterTokenizer.from_text("x" + more[::-1] + text)
 
 
-def test_an_unknown_character_is_named_with_its_place():
+def test_an_unknown_character_is_named_with_its_offset():
     with pytest.raises(UnknownCharacterError) as caught:
         CharacterTokenizer.from_text("abc\n").encode("abc\ncaé")
     assert (
@@ -102,7 +100,7 @@ def test_an_unknown_character_is_named_with_its_place():
 
 
 @pytest.mark.parametrize("character", ["\x00", "0", "~", "\U0010ffff"])
-def test_characters_before_between_and_after_the_alphabet_are_unknown(character):
+def test_characters_outside_the_alphabet_are_unknown(character):
     with pytest.raises(UnknownCharacterError):
         CharacterTokenizer.from_text("1aZ").encode(character)
 
@@ -194,14 +192,14 @@ def test_a_damaged_sentencepiece_file_is_named(pieces, tmp_path):
         from_json({"kind": "sentencepiece", "model": "?"})
 
 
-def test_the_missing_sentencepiece_is_named_with_the_command_that_installs_it(pieces, monkeypatch):
+def test_missing_sentencepiece_names_the_install_command(pieces, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(EnvironmentProblem) as caught:
         from_json(SentencePieceTokenizer.from_bytes(pieces).to_json())
     assert caught.value.hint == "pip install 'arb-ternary-text[sentencepiece]'"
 
 
-def test_padding_adds_ids_that_no_text_has_and_that_read_as_replacements():
+def test_padding_adds_ids_that_decode_to_replacements():
     padded = PaddedTokenizer(ByteTokenizer(), 300)
     assert padded.encode("ab") == [97, 98]
     assert padded.decode([97, 299, 256, 98]) == "a\ufffdb"
@@ -255,7 +253,7 @@ def test_a_config_names_bytes_and_characters_by_a_word():
         ShakespeareConfig(tokenizer="byts")
 
 
-def test_the_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
+def test_missing_tokenizers_names_the_install_command(tmp_path, monkeypatch):
     (tmp_path / "hf.json").write_text('{"model": {}}')
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(EnvironmentProblem) as caught:
@@ -331,7 +329,7 @@ def test_a_missing_tokenizer_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("size", "dtype"), [(256, np.uint8), (257, np.uint16), (65536, np.uint16), (65537, np.uint32)]
 )
-def test_a_stream_takes_the_smallest_type_that_holds_the_vocabulary(size, dtype):
+def test_a_stream_has_the_smallest_dtype_for_its_ids(size, dtype):
     stream = encode_stream(IdTokenizer(size), f"0 {size - 1}")
     assert stream.dtype == dtype
     assert stream.tolist() == [0, size - 1]

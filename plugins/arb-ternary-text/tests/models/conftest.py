@@ -1,6 +1,4 @@
-"""Small decoders in float64, so that two ways to compute the same thing agree to a few rounding
-errors.
-"""
+"""Small decoders in float64, so that different computations agree to a few rounding errors."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ VOCABULARY = 11
 
 @pytest.fixture(scope="session")
 def float_config() -> Callable[..., DecoderConfig]:
-    """A factory of small configs without ternary parts and without rounding of activations."""
+    """Return a factory of small configs without ternary parts or rounding of activations."""
 
     def make(**changes: Any) -> DecoderConfig:
         options: dict[str, Any] = {
@@ -37,7 +35,7 @@ def float_config() -> Callable[..., DecoderConfig]:
 
 @pytest.fixture(scope="session")
 def float_decoder(float_config: Callable[..., DecoderConfig]) -> Callable[..., Decoder]:
-    """A factory of small float64 decoders with gains that are not 1."""
+    """Return a factory of small float64 decoders with gains that are not 1."""
 
     def make(**changes: Any) -> Decoder:
         model = Decoder(float_config(**changes), VOCABULARY)
@@ -53,7 +51,7 @@ def float_decoder(float_config: Callable[..., DecoderConfig]) -> Callable[..., D
 
 @pytest.fixture(scope="session")
 def tokens() -> Callable[..., torch.Tensor]:
-    """A factory of random token ids."""
+    """Return a factory of random token ids."""
 
     def make(batch: int, length: int, seed: int = 0) -> torch.Tensor:
         return torch.randint(
@@ -65,7 +63,7 @@ def tokens() -> Callable[..., torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def rounding() -> Callable[[Decoder, int], float]:
-    """How far two float64 evaluations of a small decoder may differ.
+    """Return a bound for the difference of two float64 evaluations of a small decoder.
 
     A dot product of K terms of unit variance carries an error of at most K unit roundoffs of their
     sum of magnitudes, itself about sqrt(K) times the result; a block has six of them (widths,

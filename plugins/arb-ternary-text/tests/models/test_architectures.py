@@ -1,4 +1,4 @@
-"""Presets of architectures: what they decide, what they refuse, and what the error names."""
+"""Presets of architectures: what they decide and refuse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 
 SMALL: dict[str, Any] = {"width": 32, "layers": 1, "heads": 4, "max_length": 8}
-#: Activation, sub-norms, norms of queries and keys, tied head: docs/reference of the consumers.
+#: Activation, sub-norms, norms of queries and keys, tied head, as other programs define them.
 DECIDES = {
     "llama": ("swiglu", False, False, False),
     "qwen3": ("swiglu", False, True, False),
@@ -81,7 +81,7 @@ def test_a_preset_decides_what_the_config_leaves_open(name: str | None) -> None:
         ({"stored_eps": True, "sub_norms": False}, "'stored_eps' has no effect"),
     ],
 )
-def test_what_contradicts_is_refused_with_the_nearest_choice(
+def test_contradictions_are_refused_with_the_nearest_choice(
     options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError) as error:  # the words are compared below

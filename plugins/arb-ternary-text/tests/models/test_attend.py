@@ -25,7 +25,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     ("units", "length"),
     [({}, 0), ({"avx512_bf16": True}, 256), ({"avx512_bf16": True, "amx_bf16": True}, 512)],
 )
-def test_bfloat16_is_attended_over_by_whole_matrices_where_the_processor_multiplies_it(
+def test_bfloat16_uses_whole_matrices_if_the_cpu_has_bfloat16(
     units: dict[str, bool], length: int, processor: dict[str, Any]
 ) -> None:
     processor.update(units)
@@ -33,7 +33,7 @@ def test_bfloat16_is_attended_over_by_whole_matrices_where_the_processor_multipl
 
 
 @pytest.mark.parametrize("known", [{}, {"architecture": "aarch64"}])
-def test_what_torch_does_not_know_of_a_processor_changes_nothing(
+def test_an_unknown_processor_uses_the_default_length(
     known: dict[str, Any], processor: Any
 ) -> None:
     processor.clear()
@@ -41,7 +41,7 @@ def test_what_torch_does_not_know_of_a_processor_changes_nothing(
     assert whole_matrix_length(torch.bfloat16) == 256
 
 
-def test_float32_is_attended_over_by_whole_matrices_in_exact_runs_alone() -> None:
+def test_float32_uses_whole_matrices_in_exact_runs_only() -> None:
     assert whole_matrix_length(torch.float32) == 0
     with exact_arithmetic():
         assert whole_matrix_length(torch.float32) == whole_matrix_length(torch.bfloat16) == 256

@@ -36,7 +36,7 @@ def test_a_model_that_is_not_causal_hides_nothing() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"kv_heads": 2}, {"activation": "swiglu"}, {"sliding_window": 5}]
 )
-def test_a_later_token_does_not_change_earlier_logits(
+def test_later_tokens_do_not_change_earlier_logits(
     float_decoder: Decoders, tokens: Tokens, options: dict[str, object]
 ) -> None:
     model = float_decoder(**options)
@@ -67,7 +67,7 @@ def test_a_sliding_window_bounds_how_far_a_token_reaches(
     after = before.clone()
     after[0, 0] = (after[0, 0] + 1) % model.vocabulary_size
     changed = (model(before) != model(after)).any(dim=-1)[0]
-    # Each layer carries a token window - 1 positions on.
+    # Each layer carries a token on by window - 1 positions.
     reach = layers * (window - 1)
     assert changed[: reach + 1].all()
     assert not changed[reach + 1 :].any()
@@ -99,7 +99,7 @@ def test_grouped_queries_equal_all_heads_with_repeated_keys(
     )
 
 
-def test_normalised_queries_and_keys_ignore_the_size_of_their_projections(
+def test_query_key_norm_ignores_the_size_of_projections(
     float_decoder: Decoders, tokens: Tokens
 ) -> None:
     normed = float_decoder(query_key_norm=True)
@@ -109,5 +109,5 @@ def test_normalised_queries_and_keys_ignore_the_size_of_their_projections(
         with torch.no_grad():
             for block in model.blocks:
                 block.attention.query.weight *= 4
-        # eps = 1e-6 beside a mean square of about 1 is all that the size still changes.
+        # Only eps = 1e-6, next to a mean square of about 1, still depends on the size.
         assert torch.allclose(before, model(tokens(1, 8)), atol=1e-4) == (model is normed)

@@ -1,4 +1,4 @@
-"""When kernels may compute the parts of a block."""
+"""When block kernels may be used."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from arb_ternary_train.restore import load_run, measure
 from arb_ternary_train.runner import RunRequest, train
 
 
-def test_results_may_be_rounded_otherwise_than_by_torch_unless_they_belong_to_an_exact_run() -> (
-    None
-):
+def test_exact_runs_round_like_torch() -> None:
     assert may_round_differently()
     with exact_arithmetic():
         assert not may_round_differently()
@@ -31,7 +29,7 @@ def test_results_may_be_rounded_otherwise_than_by_torch_unless_they_belong_to_an
     assert may_round_differently()
 
 
-def test_a_compiled_graph_is_made_of_the_operations_of_torch() -> None:
+def test_a_compiled_graph_consists_of_torch_operations() -> None:
     def doubled_where_kernels_may_compute(x: Tensor) -> Tensor:
         return x * 2 if may_round_differently() else x
 
@@ -43,7 +41,7 @@ def test_a_compiled_graph_is_made_of_the_operations_of_torch() -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_run_its_evaluations_and_a_later_one_say_whether_they_are_exact(
+def test_a_run_and_its_evaluations_know_whether_they_are_exact(
     exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tmp_path / "text.txt"

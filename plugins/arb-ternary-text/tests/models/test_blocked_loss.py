@@ -1,4 +1,4 @@
-"""Cross entropy in blocks of rows: the loss and the gradients of whole logits, without them."""
+"""Cross entropy in blocks of rows gives the loss and gradients of whole logits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HEADS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Largest(TorchDispatchMode):
-    """Notes the most elements of a float tensor that an operation returned."""
+    """Records the largest number of elements of a float tensor that an operation returned."""
 
     elements = 0
 
@@ -112,9 +112,7 @@ def test_loss_and_gradients_are_those_of_whole_logits(kind: str, share: float) -
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 @pytest.mark.parametrize("kind", ["float", "ternary, int8 gradients"])
-def test_a_guide_adds_the_weighted_divergence_from_its_predictions(
-    kind: str, temperature: float
-) -> None:
+def test_a_guide_adds_the_weighted_divergence(kind: str, temperature: float) -> None:
     head, twin = pair(kind)
     x, targets = inputs()
     theirs = 3 * torch.randn(ROWS, IDS, generator=torch.Generator().manual_seed(9))
@@ -133,7 +131,7 @@ def test_a_guide_adds_the_weighted_divergence_from_its_predictions(
     blocks.backward()
     assert x_whole.grad is not None
     assert x_blocks.grad is not None
-    # Gradients of int8 are rounded at random, each row's by its largest.
+    # int8 gradients are rounded at random, with a scale per row.
     assert (x_whole.grad - x_blocks.grad).norm() < (
         1e-5 if kind == "float" else 1e-3
     ) * x_whole.grad.norm()
@@ -143,7 +141,7 @@ def test_a_guide_adds_the_weighted_divergence_from_its_predictions(
             assert (one.grad - other.grad).norm() < 1e-5 * one.grad.norm()
 
 
-def test_of_a_frozen_head_in_bfloat16_no_more_gradients_than_those_of_a_block_are_held() -> None:
+def test_frozen_bfloat16_head_holds_one_block_of_gradients() -> None:
     head = FloatLinear(WIDTH, IDS).to(torch.bfloat16).requires_grad_(False)
     x, targets = inputs(torch.bfloat16)
     x_whole = x.float().requires_grad_()
@@ -158,7 +156,7 @@ def test_of_a_frozen_head_in_bfloat16_no_more_gradients_than_those_of_a_block_ar
     assert (x_whole.grad - x_blocks.grad.float()).norm() < 2**-5 * x_whole.grad.norm()
 
 
-def test_the_gradient_of_a_bias_is_voted_for() -> None:
+def test_a_bias_gets_votes() -> None:
     head, twin = pair("ternary, with a bias")
     assert isinstance(head, TernaryLinear)
     assert isinstance(twin, TernaryLinear)
@@ -172,7 +170,7 @@ def test_the_gradient_of_a_bias_is_voted_for() -> None:
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_a_row_without_gradients_has_the_loss_of_its_logits(kind: str) -> None:
+def test_losses_of_rows_without_gradients(kind: str) -> None:
     head, _ = pair(kind)
     x, targets = inputs()
     found = cross_entropies(head, x, targets, logit_scale=2.0)
@@ -182,7 +180,7 @@ def test_a_row_without_gradients_has_the_loss_of_its_logits(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float", "ternary, int8 gradients"])
-def test_bfloat16_gives_the_gradients_of_float32_within_its_rounding(kind: str) -> None:
+def test_bfloat16_gradients_are_those_of_float32_rounded(kind: str) -> None:
     head, twin = pair(kind)
     x, targets = inputs(torch.bfloat16)
     if isinstance(twin, FloatLinear):
@@ -199,7 +197,7 @@ def test_bfloat16_gives_the_gradients_of_float32_within_its_rounding(kind: str) 
     assert (x_whole.grad - x_blocks.grad.float()).norm() < 2**-5 * x_whole.grad.norm()
 
 
-def test_no_more_logits_than_those_of_a_block_are_held() -> None:
+def test_only_one_block_of_logits_is_held() -> None:
     x, targets = inputs()
     # Its weight has fewer elements than the logits.
     for passes in (
@@ -211,7 +209,7 @@ def test_no_more_logits_than_those_of_a_block_are_held() -> None:
         assert largest.elements <= max(48 * IDS, WIDTH * IDS) < ROWS * IDS
 
 
-def test_of_known_logits_the_gradient_is_known() -> None:
+def test_losses_and_gradient_of_known_logits() -> None:
     logits = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])
     loss = blocked_loss._Loss(torch.tensor([0, 1]), logit_scale=1.0, guide=None)
     gradients = torch.empty(2, 2)
@@ -230,7 +228,7 @@ def test_a_second_backward_is_refused() -> None:
 
 
 @pytest.mark.parametrize("target", [-1, IDS])
-def test_a_target_that_is_no_id_is_refused(target: int) -> None:
+def test_an_invalid_target_is_refused(target: int) -> None:
     head, _ = pair("float")
     x, targets = inputs()
     targets[7] = target
@@ -238,7 +236,7 @@ def test_a_target_that_is_no_id_is_refused(target: int) -> None:
         mean_cross_entropy(head, x, targets)
 
 
-def test_heads_that_somebody_changed_or_watches_are_not_served() -> None:
+def test_changed_or_watched_heads_are_not_served() -> None:
     class Other(TernaryLinear):
         pass
 
@@ -257,7 +255,7 @@ def test_heads_that_somebody_changed_or_watches_are_not_served() -> None:
 CONFIG = DecoderConfig(width=32, layers=1, heads=2, max_length=16)
 
 
-def test_a_decoder_judges_in_blocks_where_its_logits_are_many() -> None:
+def test_a_decoder_with_many_logits_computes_loss_in_blocks() -> None:
     model = Decoder(CONFIG, 100)
     enough = -(-transformer.MANY_LOGITS // 100)
     assert model.computes_loss_in_blocks(enough)
@@ -266,7 +264,7 @@ def test_a_decoder_judges_in_blocks_where_its_logits_are_many() -> None:
         assert not model.computes_loss_in_blocks(enough)
 
 
-def test_a_model_with_another_forward_is_judged_by_its_logits() -> None:
+def test_a_model_with_another_forward_uses_whole_logits() -> None:
     class Doubled(Decoder):
         def forward(self, *arguments: Any) -> Tensor:
             return 2 * super().forward(*arguments)
@@ -283,7 +281,7 @@ def test_a_model_with_another_forward_is_judged_by_its_logits() -> None:
         assert not model.computes_loss_in_blocks(1 << 30)
 
 
-def test_the_last_hidden_state_of_a_decoder_is_what_its_logits_are_made_of() -> None:
+def test_logits_and_losses_follow_from_the_hidden_state() -> None:
     model = Decoder(CONFIG, 100)
     ids = torch.arange(16).view(2, 8)
     assert torch.equal(model.logits(model.hidden(ids)), model(ids))

@@ -1,6 +1,4 @@
-"""Keys and values that are kept as int8: which numbers they are, and that a position is the same to
-all that see it.
-"""
+"""Caches of keys and values, as floats and rounded to int8."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ def in_whole(model: Decoder, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_each_position_and_head_is_rounded_to_its_largest_number(dtype: torch.dtype) -> None:
+def test_each_position_and_head_has_its_own_scale(dtype: torch.dtype) -> None:
     keys = rows(2, 3, 6, 10, dtype=dtype)
     values = rows(2, 3, 6, 7, dtype=dtype)
     values[1, 2, 4] = 0.0
@@ -84,7 +82,7 @@ def test_each_position_and_head_is_rounded_to_its_largest_number(dtype: torch.dt
         assert torch.equal(read, torch.from_numpy(wanted * scale).to(dtype))
 
 
-def test_a_row_that_is_not_finite_is_not_finite_when_it_is_read() -> None:
+def test_rows_that_are_not_finite_stay_so() -> None:
     keys = rows(1, 1, 2, 4)
     keys[0, 0, 1, 2] = torch.nan
     cache = Int8LayerCache()
@@ -95,7 +93,7 @@ def test_a_row_that_is_not_finite_is_not_finite_when_it_is_read() -> None:
 
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda options: next(iter(options), "default"))
 @pytest.mark.parametrize("cuts", [[1] * 15, [4, 1, 6, 1, 3]], ids=["token by token", "in pieces"])
-def test_a_prompt_in_pieces_gives_the_logits_and_the_cache_of_the_whole(
+def test_a_prompt_in_pieces_gives_the_same_logits_and_cache(
     float_decoder: Decoders,
     tokens: Tokens,
     rounding: Rounding,
@@ -119,7 +117,7 @@ def test_a_prompt_in_pieces_gives_the_logits_and_the_cache_of_the_whole(
         )
 
 
-def test_a_window_slides_over_rounded_positions_in_bounded_memory(
+def test_a_window_over_an_int8_cache_has_bounded_memory(
     float_decoder: Decoders, tokens: Tokens, rounding: Rounding
 ) -> None:
     model = float_decoder(sliding_window=5, max_length=8)
@@ -130,7 +128,7 @@ def test_a_window_slides_over_rounded_positions_in_bounded_memory(
     assert all(stored.size(2) == 10 for layer in cache.layers for stored in layer.stored)
 
 
-def test_a_rounded_cache_is_saved_and_continued(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_an_int8_cache_is_saved_and_continued(float_decoder: Decoders, tokens: Tokens) -> None:
     model = float_decoder(sliding_window=6)
     ids = tokens(2, 24)
     cache = model.new_cache(2, "int8")
@@ -141,7 +139,7 @@ def test_a_rounded_cache_is_saved_and_continued(float_decoder: Decoders, tokens:
 
 
 @pytest.mark.parametrize(("saved", "loaded"), [("int8", "float"), ("float", "int8")])
-def test_the_state_of_other_numbers_is_refused(
+def test_the_state_of_another_format_is_refused(
     float_decoder: Decoders, tokens: Tokens, saved: CacheNumbers, loaded: CacheNumbers
 ) -> None:
     model = float_decoder()
@@ -159,7 +157,7 @@ def test_the_state_of_other_numbers_is_refused(
         ("int8", torch.bfloat16, 4 + 4 + 8),
     ],
 )
-def test_a_token_takes_a_byte_a_feature_and_two_scales_a_head(
+def test_bytes_per_token_of_an_int8_cache(
     float_decoder: Decoders,
     tokens: Tokens,
     numbers: CacheNumbers,
@@ -177,13 +175,13 @@ def test_a_token_takes_a_byte_a_feature_and_two_scales_a_head(
     assert held == 3 * slots * cache.bytes_per_token()
 
 
-def test_a_rounded_cache_has_no_gradient(float_decoder: Decoders, tokens: Tokens) -> None:
+def test_an_int8_cache_has_no_gradient(float_decoder: Decoders, tokens: Tokens) -> None:
     model = float_decoder()
     with torch.enable_grad(), pytest.raises(UsageProblem, match="int8 have no gradient"):
         model(tokens(1, 3), model.new_cache(1, "int8"))
 
 
-def test_numbers_that_there_are_not_are_refused(float_decoder: Decoders) -> None:
+def test_an_unknown_format_is_refused(float_decoder: Decoders) -> None:
     with pytest.raises(UsageProblem, match="'int4' is not one of float, int8"):
         float_decoder().new_cache(1, "int4")  # type: ignore[arg-type]
     with pytest.raises(
@@ -192,7 +190,7 @@ def test_numbers_that_there_are_not_are_refused(float_decoder: Decoders) -> None
         generate(float_decoder(), [1], max_new_tokens=1, cache="int4")  # type: ignore[arg-type]
 
 
-def test_text_is_drawn_from_the_rounded_cache_also_beyond_the_context(
+def test_generation_with_an_int8_cache_beyond_the_context(
     float_decoder: Decoders,
 ) -> None:
     model = float_decoder(max_length=8)
@@ -209,7 +207,7 @@ def test_text_is_drawn_from_the_rounded_cache_also_beyond_the_context(
     )
 
 
-def test_a_model_whose_cache_has_no_choice_refuses_int8_and_takes_the_default() -> None:
+def test_a_model_without_cache_formats_refuses_int8() -> None:
     class Plain:
         sliding_window = None
         max_length = 9
@@ -226,7 +224,7 @@ def test_a_model_whose_cache_has_no_choice_refuses_int8_and_takes_the_default() 
         generate(Plain(), [1], max_new_tokens=2, cache="int8")
 
 
-def test_a_float_cache_gives_back_what_it_was_given() -> None:
+def test_a_float_cache_returns_its_input() -> None:
     cache = LayerCache()
     cache.capacity = 4
     keys = rows(1, 2, 3, 5)

@@ -73,7 +73,7 @@ def test_options_that_contradict_each_other_are_refused(
 @pytest.mark.parametrize(
     "option", [{"gradients": "int8"}, {"vote_bits": 4}, {"scale_rule": "frozen"}]
 )
-def test_options_of_ternary_modules_are_for_gains_too(option: dict[str, Any]) -> None:
+def test_options_of_ternary_modules_apply_to_gains(option: dict[str, Any]) -> None:
     config = DecoderConfig(
         width=32,
         layers=1,

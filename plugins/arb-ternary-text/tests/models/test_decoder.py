@@ -125,7 +125,7 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(
 
 
 @pytest.mark.parametrize("length", [1, 7])
-def test_next_logits_are_the_last_of_all_also_of_a_forward_pass_of_ones_own(
+def test_next_logits_are_the_last_logits(
     float_decoder: Decoders, tokens: Tokens, length: int
 ) -> None:
     class Halved(Decoder):
@@ -145,7 +145,7 @@ def test_next_logits_are_the_last_of_all_also_of_a_forward_pass_of_ones_own(
         assert cache.length == 8 + length
 
 
-def test_a_sliding_window_decodes_beyond_the_context_in_bounded_memory(
+def test_a_sliding_window_decodes_in_bounded_memory(
     float_decoder: Decoders, tokens: Tokens, rounding: Rounding
 ) -> None:
     model = float_decoder(sliding_window=5, max_length=8)
@@ -157,9 +157,7 @@ def test_a_sliding_window_decodes_beyond_the_context_in_bounded_memory(
     assert all(layer.stored[0].size(2) == 10 for layer in cache.layers)
 
 
-def test_a_sequence_beyond_the_context_is_an_error_that_states_both(
-    float_decoder: Decoders, tokens: Tokens
-) -> None:
+def test_a_sequence_beyond_the_context_is_an_error(float_decoder: Decoders, tokens: Tokens) -> None:
     model = float_decoder(max_length=8)
     with pytest.raises(UsageProblem, match="a sequence of 9 exceeds the context of 8"):
         model(tokens(1, 9))
@@ -199,7 +197,7 @@ def test_the_constant_scales_are_powers_of_two(float_decoder: Decoders, tokens: 
 
 
 @pytest.mark.parametrize("options", [{}, {"experts": 3}])
-def test_blocks_with_zero_residual_are_the_identity_and_still_learn(
+def test_zero_residual_blocks_are_the_identity_and_learn(
     float_decoder: Decoders, tokens: Tokens, options: dict[str, object]
 ) -> None:
     model = float_decoder(zero_residual=True, **options)
@@ -230,7 +228,7 @@ def gradients(model: Decoder, ids: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 3}, {"experts": 3, "max_moe_iters": 2}])
-def test_activation_checkpointing_changes_no_bit_of_the_gradients(
+def test_activation_checkpointing_gives_the_same_gradients(
     float_decoder: Decoders, tokens: Tokens, options: dict[str, object]
 ) -> None:
     model = float_decoder(**options).train()
@@ -286,11 +284,11 @@ def test_training_compiles_to_one_graph(
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_preserved_state_continues_the_text_of_the_batch_before(
+def test_preserved_state_continues_the_previous_batch(
     float_decoder: Decoders, tokens: Tokens, rounding: Rounding, window: int | None
 ) -> None:
     model = float_decoder(sliding_window=window, max_length=8).train()
-    # Without a window the context is what a position can see at most.
+    # Without a window a position sees at most the context.
     whole = float_decoder(sliding_window=window or 8, max_length=8)
     whole.load_state_dict(model.state_dict())
     ids = tokens(3, 24)
@@ -299,7 +297,7 @@ def test_preserved_state_continues_the_text_of_the_batch_before(
     torch.testing.assert_close(streamed, whole(ids), rtol=0, atol=rounding(model, 24))
 
 
-def test_state_is_forgotten_on_request_and_kept_out_of_evaluation(
+def test_state_is_reset_on_request_and_unused_in_evaluation(
     float_decoder: Decoders, tokens: Tokens
 ) -> None:
     model = float_decoder().train()
@@ -315,9 +313,7 @@ def test_state_is_forgotten_on_request_and_kept_out_of_evaluation(
     assert torch.equal(model.train()(tokens(1, 5)), continued)
 
 
-def test_no_gradient_reaches_an_earlier_batch_and_recomputing_changes_nothing(
-    float_decoder: Decoders, tokens: Tokens
-) -> None:
+def test_no_gradient_reaches_an_earlier_batch(float_decoder: Decoders, tokens: Tokens) -> None:
     results = []
     for recompute in (False, True):
         torch.manual_seed(1)
@@ -338,7 +334,7 @@ def test_a_streamed_batch_learns_like_any_other(float_decoder: Decoders, tokens:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
 
 
-def test_a_backward_over_several_streamed_batches_sums_their_gradients(
+def test_backward_over_streamed_batches_sums_gradients(
     float_decoder: Decoders, tokens: Tokens
 ) -> None:
     model = float_decoder(sliding_window=6).train()
@@ -395,9 +391,7 @@ def test_an_empty_vocabulary_is_refused(float_config: Configs) -> None:
         build(float_config(), 0)
 
 
-def test_a_decoder_runs_the_blocks_that_it_is_given_in_their_order(
-    float_config: Configs, tokens: Tokens
-) -> None:
+def test_a_decoder_runs_given_blocks_in_order(float_config: Configs, tokens: Tokens) -> None:
     config = float_config(layers=3, zero_residual=False)
     donor = build(config, 13)
 

@@ -1,6 +1,4 @@
-"""Decoupled attention beside its formula, written out in numpy head by head and position by
-position.
-"""
+"""Decoupled attention equals its formula, written out in numpy."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @torch.no_grad()
 def decoupled(float_decoder: Decoders, **options: Any) -> Decoder:
-    """A float64 decoder whose gates, null keys, biases and planes are not those of birth."""
+    """Return a float64 decoder with random gates, null keys, biases and planes."""
     model = float_decoder(**(DECOUPLED | options))
     for block in model.blocks:
         attention = block.attention
@@ -76,9 +74,7 @@ def decoupled(float_decoder: Decoders, **options: Any) -> Decoder:
 def restated(
     attention: DecoupledAttention, config: DecoderConfig, x: torch.Tensor
 ) -> np.ndarray[Any, Any]:
-    """The update of one sequence ``x [S, D]``: the page's formula, with its own arithmetic and its
-    own rotation.
-    """
+    """Return the update of one sequence ``x [S, D]`` by the formula, with its own arithmetic."""
     weights = {name: tensor.detach().numpy() for name, tensor in attention.state_dict().items()}
 
     def norm(values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
@@ -147,7 +143,7 @@ def test_the_update_is_the_formula(float_decoder: Decoders, name: str, grad: boo
     attention = model.blocks[0].attention
     x = torch.randn(1, 9, config.width, dtype=torch.float64)
     positions = make_positions(config, x, start=0, total=9, window=config.sliding_window)
-    # With a gradient, causal attention on a CPU goes by whole matrices.
+    # With a gradient, causal attention on a CPU may use whole matrices.
     with torch.set_grad_enabled(grad):
         update = attention(x, positions)[0]
     np.testing.assert_allclose(
@@ -178,7 +174,7 @@ def test_without_semantic_queries_it_is_standard_attention(
 def test_planes_go_with_the_features_that_they_turn(
     float_decoder: Decoders, tokens: Tokens
 ) -> None:
-    """Exchanging the two pairs of a head, in queries, keys and planes, is no change."""
+    """Exchanging the two pairs of a head in queries, keys and planes changes nothing."""
     model = float_decoder(**DECOUPLED, kv_heads=2, rotary_dim=8)
     before = model(tokens(1, 9))
     for block in model.blocks:
@@ -191,7 +187,7 @@ def test_planes_go_with_the_features_that_they_turn(
         torch.testing.assert_close(model(tokens(1, 9)), before, rtol=0, atol=1e-12)
 
 
-def test_new_planes_have_the_frequencies_of_a_head_of_their_size(
+def test_default_planes_have_the_frequencies_of_a_small_head(
     float_decoder: Decoders, tokens: Tokens, rounding: Rounding
 ) -> None:
     own = float_decoder(**DECOUPLED, kv_heads=2)
@@ -209,9 +205,7 @@ def test_new_planes_have_the_frequencies_of_a_head_of_their_size(
     )
 
 
-def test_a_new_gate_counts_both_parts_alike_and_a_new_null_key_is_one_more_zero(
-    float_decoder: Decoders, tokens: Tokens
-) -> None:
+def test_new_gates_and_null_keys_are_neutral(float_decoder: Decoders, tokens: Tokens) -> None:
     plain = float_decoder(**DECOUPLED)
     gated = float_decoder(**DECOUPLED, attention_gate=True)
     gated.load_state_dict(plain.state_dict(), strict=False)
@@ -224,7 +218,7 @@ def test_a_new_gate_counts_both_parts_alike_and_a_new_null_key_is_one_more_zero(
         attention.query_semantic.weight.zero_()
         attention.query_geometric.weight.zero_()
     update = attention(x, make_positions(null.config, x, start=0, total=3, window=None))
-    # All scores are 0: of t + 1 equal values and the null value, 0, the mean is (t + 1) / (t + 2)
+    # All scores are 0, so the mean of t + 1 equal values and the null value 0 is (t + 1) / (t + 2)
     # of a value.
     value = attention.output(attention.value(attention.norm(x[0, 0])))
     for t in range(3):
@@ -262,7 +256,7 @@ def test_a_cache_holds_what_the_options_say(float_decoder: Decoders, tokens: Tok
         assert sum(stored.numel() for stored in held) == model.config.kv_features == features
 
 
-def test_generated_text_is_what_whole_sequences_say(float_decoder: Decoders) -> None:
+def test_generated_text_equals_full_forward_passes(float_decoder: Decoders) -> None:
     model = decoupled(float_decoder, **EVERYTHING)
     ids = [1, 2, 3]
     for token in generate(model, [1, 2, 3], max_new_tokens=12, temperature=0):
@@ -288,7 +282,7 @@ def test_streamed_batches_continue_and_their_state_is_saved(
 
 
 def test_a_position_is_only_a_distance(float_decoder: Decoders, tokens: Tokens) -> None:
-    """With a window, what fell out of it does not count, however many positions came before."""
+    """With a window, positions before it do not matter, however many there were."""
     model = decoupled(float_decoder, **EVERYTHING, sliding_window=4, layers=1)
     ids = tokens(1, 20)
     torch.testing.assert_close(model(ids)[:, -1], model(ids[:, -4:])[:, -1], rtol=0, atol=1e-12)
@@ -308,7 +302,7 @@ def gradients(
     }
 
 
-def test_everything_learns_and_activation_checkpointing_changes_no_bit_of_it(
+def test_everything_learns_also_with_activation_checkpointing(
     float_decoder: Decoders, tokens: Tokens
 ) -> None:
     model = decoupled(float_decoder, **EVERYTHING, query_key_value_bias=True).train()
@@ -355,7 +349,7 @@ def test_state_is_saved_module_by_module_with_its_planes(
     assert torch.equal(model(tokens(1, 9)), other(tokens(1, 9)))
 
 
-def test_planes_that_there_are_not_are_refused(float_decoder: Decoders) -> None:
+def test_invalid_planes_are_refused(float_decoder: Decoders) -> None:
     model = float_decoder(**EVERYTHING)
     attention = model.blocks[1].attention
     for planes, message in (
@@ -389,7 +383,7 @@ def test_gates_and_null_keys_are_float_and_counted(options: dict[str, Any], floa
     assert counted.float_parameters == 3 * floats
     assert config.pure == counted.pure == (floats == 0)
     assert config.planned().kinds == set(collect_trainable(model).parts)
-    # No float parameter is a matrix, as the options say: weight decay does not reach them.
+    # No float parameter is a matrix, as the options say, so weight decay does not reach them.
     assert not config.planned().matrices
     assert all(parameter.dim() == 1 for parameter in model.parameters())
     planes = next(row for row in counted.rows if row.what == "other integer buffers")

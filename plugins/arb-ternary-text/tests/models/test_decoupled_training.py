@@ -1,6 +1,4 @@
-"""Runs of a decoder with decoupled attention: both kinds of its parts learn, resume to the
-bit.
-"""
+"""Runs of a decoder with decoupled attention."""
 
 from __future__ import annotations
 
@@ -64,9 +62,7 @@ def config(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(
-    tmp_path: Path, streams: bool
-) -> None:
+def test_resume_is_bitwise(tmp_path: Path, streams: bool) -> None:
     made = config(tmp_path, phase={"preserve_state": streams})
     train(made, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent))
     first, last = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
@@ -85,6 +81,6 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(
     assert {name: (last / name).read_bytes() for name in whole} == whole
 
 
-def test_a_rule_of_votes_alone_cannot_train_it(tmp_path: Path) -> None:
+def test_a_vote_rule_alone_cannot_train_gates(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="float"):
         config(tmp_path, optimizer="scaled_votes")

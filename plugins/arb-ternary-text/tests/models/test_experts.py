@@ -24,7 +24,7 @@ def layer(float_config: Configs) -> Callable[..., Experts]:
 
 
 def one_token(layer: Experts, x_D: torch.Tensor) -> torch.Tensor:
-    """The layer's update of a single token, restated in plain Python."""
+    """Return the layer's update of one token, computed in plain Python."""
     update = torch.zeros_like(x_D)
     before: list[int] = []
     for _ in range(layer.max_iterations):
@@ -57,7 +57,7 @@ def test_each_token_is_treated_as_if_it_were_alone(
     torch.testing.assert_close(experts(x), expected, rtol=0, atol=1e-12)
 
 
-def test_further_passes_refine_the_tokens_that_change_their_choice(
+def test_later_passes_refine_tokens_that_change_their_choice(
     layer: Callable[..., Experts],
 ) -> None:
     x = torch.randn(64, 16, dtype=torch.float64)
@@ -107,7 +107,7 @@ def test_the_router_learns(layer: Callable[..., Experts], per_token: int) -> Non
     assert experts.router.weight.grad.abs().max() > 0
 
 
-def test_a_decoder_of_experts_decodes_as_it_reads(
+def test_experts_decode_as_they_read(
     float_decoder: Decoders, tokens: Tokens, rounding: Rounding
 ) -> None:
     model = float_decoder(experts=4, max_moe_iters=3)

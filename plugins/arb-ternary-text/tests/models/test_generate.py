@@ -20,7 +20,7 @@ FIVE = torch.tensor([0.1, 0.4, 0.05, 0.3, 0.15], dtype=torch.float64)
 
 
 class Constant:
-    """A model that always predicts the same distribution, and counts how often it is asked."""
+    """A model that always predicts the same distribution, and counts its calls."""
 
     sliding_window = None
 
@@ -53,7 +53,7 @@ class Constant:
         ({"top_p": 0.6}, [0, 4 / 7, 0, 3 / 7, 0]),
         ({"top_p": 0.8}, [0, 0.4 / 0.85, 0, 0.3 / 0.85, 0.15 / 0.85]),
         ({"top_p": 1.0}, [0.1, 0.4, 0.05, 0.3, 0.15]),
-        # Of the two kept by top_k the likelier has 4/7, which is more than top_p.
+        # Of the two tokens kept by top_k, the more likely has 4/7, which is more than top_p.
         ({"top_k": 2, "top_p": 0.5}, [0, 1, 0, 0, 0]),
         ({"top_k": 2, "top_p": 0.6}, [0, 4 / 7, 0, 3 / 7, 0]),
         ({"temperature": 0.5, "top_k": 2}, [0, 16 / 25, 0, 9 / 25, 0]),
@@ -89,7 +89,7 @@ def test_top_k_keeps_what_a_sort_of_all_logits_puts_first(levels: list[int], top
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}])
-def test_logits_that_are_no_numbers_give_no_probability(options: dict[str, float]) -> None:
+def test_nan_logits_give_no_probability(options: dict[str, float]) -> None:
     logits = torch.tensor([0.0, math.nan, 1.0, 2.0])
     assert next_token_probabilities(logits, **options).isnan().any()  # type: ignore[arg-type]
 
@@ -162,7 +162,7 @@ def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
     assert stopped == free[:first]
 
 
-def test_tokens_come_one_by_one_and_gradients_stay_enabled_in_between() -> None:
+def test_tokens_are_streamed_with_gradients_enabled_between() -> None:
     model = Constant(FIVE)
     stream = generate(model, [0], max_new_tokens=5, seed=0)
     assert model.calls == 0
@@ -186,7 +186,7 @@ def test_greedy_text_is_the_argmax_of_full_forward_passes(float_decoder: Decoder
     assert list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0)) == ids[3:]
 
 
-def test_the_head_multiplies_the_last_position_of_a_prompt_alone(
+def test_the_head_multiplies_only_the_last_prompt_position(
     float_decoder: Decoders, tokens: Tokens
 ) -> None:
     model = float_decoder()
@@ -198,9 +198,7 @@ def test_the_head_multiplies_the_last_position_of_a_prompt_alone(
     assert drawn == greedy(model, prompt[0].tolist())
 
 
-def test_a_prompt_longer_than_the_context_keeps_its_latest_tokens(
-    float_decoder: Decoders, tokens: Tokens
-) -> None:
+def test_a_long_prompt_keeps_its_latest_tokens(float_decoder: Decoders, tokens: Tokens) -> None:
     model = float_decoder(max_length=8)
     prompt = tokens(1, 21)[0].tolist()
     long, short = (
@@ -264,7 +262,7 @@ def test_a_bad_value_is_refused_before_the_first_token(
         generate(Constant(FIVE), **options)  # type: ignore[arg-type]
 
 
-def test_streamed_text_shows_a_character_once_all_its_bytes_are_there() -> None:
+def test_streamed_text_shows_whole_characters_only() -> None:
     from arb_ternary_text.data.tokenizers import ByteTokenizer
 
     tokenizer = ByteTokenizer()

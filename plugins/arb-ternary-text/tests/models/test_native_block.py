@@ -1,4 +1,4 @@
-"""Parts of a block as kernels compute them, against the operations of torch that they stand for."""
+"""Native blocks give the results of the modules, up to rounding."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ternary(module: nn.Module) -> dict[str, TernaryModule]:
     return {name: each for name, each in module.named_modules() if isinstance(each, TernaryModule)}
 
 
-#: Options with which norms have gains and rows have factors, by what these are.
+#: Options with which norms have gains and rows have factors: floats, or vectors of trits.
 VECTORS: dict[str, dict[str, Any]] = {
     "floats": {"float_parts": ["norms"], "inner_gains": True, "row_scales": True},
     "trits": {"learned_norms": True, "inner_gains": True, "row_scales": True, "vector_trits": 16},
@@ -67,7 +67,7 @@ VECTORS: dict[str, dict[str, Any]] = {
 
 @torch.no_grad()
 def draw_vectors(module: nn.Module) -> None:
-    """Give gains and factors values around 1, none of them 1."""
+    """Give gains and factors random values around 1."""
     for each in module.modules():
         if isinstance(each, TritVector):
             each.set_trits(
@@ -85,14 +85,14 @@ def votes(module: nn.Module) -> dict[str, Tensor]:
 
 
 def far(found: Tensor, wanted: Tensor) -> float:
-    """The distance relative to the size."""
+    """Return the distance relative to the norm."""
     return float(
         (found.detach().double() - wanted.detach()).norm() / wanted.detach().double().norm()
     )
 
 
 def is_native(y: Tensor, *names: str) -> bool:
-    """Whether the graph behind ``y`` has all of these nodes."""
+    """Return whether the graph behind ``y`` has all of these nodes."""
     seen = set()
     left = [y.grad_fn]
     while left:
@@ -107,8 +107,9 @@ def is_native(y: Tensor, *names: str) -> bool:
 def both(
     call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, *nodes: str
 ) -> tuple[list[Any], list[Any]]:
-    """Result, gradient of ``x``, votes and gradients, by kernels, whose nodes these are, and by
-    torch's operations.
+    """Return results by kernels, whose graph has these nodes, and by torch's operations.
+
+    The results are the output, the gradient of ``x``, votes, and gradients of parameters.
     """
     results = []
     weights = torch.randn(call(x).shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
@@ -134,12 +135,11 @@ def both(
 
 
 def assert_alike(fused: list[Any], wanted: list[Any], dtype: torch.dtype) -> None:
-    """Equal up to rows whose rounding to int8 falls on the other side of a tie.
+    """Assert that results are equal up to elements that round to a different int8 step.
 
-    An element that is one step of the quantiser (1 / 127 of the largest of its row, some 3 of its
-    deviations) further changes the size of what follows by 1 / 40 of an element's. float32 puts one
-    in thousands there, bfloat16, which rounds what is quantised to 8 bits on torch's side, up to
-    every second one.
+    One step of the quantiser is 1 / 127 of the largest element of a row. In float32 one element in
+    thousands rounds differently; in bfloat16, where torch rounds to 8 bits first, up to every
+    second one.
     """
     bound = 3e-3 if dtype == torch.float32 else 3e-2
     assert far(fused[0], wanted[0]) < bound
@@ -157,7 +157,7 @@ def assert_alike(fused: list[Any], wanted: list[Any], dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("gradients", ["float", "int8"])
 @pytest.mark.parametrize("activation", KINDS)
 @pytest.mark.parametrize("sub_norms", [True, False])
-def test_a_feed_forward_layer_is_that_of_torch(
+def test_feed_forward_equals_torch(
     dtype: torch.dtype, gradients: Any, activation: Any, sub_norms: bool
 ) -> None:
     layer = FeedForward(
@@ -183,7 +183,7 @@ def test_a_feed_forward_layer_is_that_of_torch(
     ],
     ids=["int8 gradients", "grouped heads", "long", "a window", "not causal"],
 )
-def test_attention_is_that_of_torch(
+def test_attention_equals_torch(
     dtype: torch.dtype,
     options: dict[str, Any],
     longest: int,
@@ -202,7 +202,7 @@ def test_attention_is_that_of_torch(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("activation", KINDS)
 @pytest.mark.parametrize("vectors", VECTORS)
-def test_a_feed_forward_layer_with_gains_and_factors_is_that_of_torch(
+def test_feed_forward_with_gains_and_factors_equals_torch(
     dtype: torch.dtype, activation: Any, vectors: str
 ) -> None:
     layer = FeedForward(
@@ -211,7 +211,7 @@ def test_a_feed_forward_layer_with_gains_and_factors_is_that_of_torch(
     draw_vectors(layer)
     fused, wanted = both(layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2, *FEED_FORWARD)
     assert_alike(fused, wanted, dtype)
-    # Linears, and two norms and three or two factors: none is left out on both sides.
+    # Linears, two norms and three or two factors: none is missing on both sides.
     assert len(fused[2]) + len(fused[3]) == (6 if activation == "relu2" else 8)
 
 
@@ -222,7 +222,7 @@ def test_a_feed_forward_layer_with_gains_and_factors_is_that_of_torch(
     ids=str,
 )
 @pytest.mark.parametrize("vectors", VECTORS)
-def test_attention_with_gains_and_factors_is_that_of_torch(
+def test_attention_with_gains_and_factors_equals_torch(
     dtype: torch.dtype, options: dict[str, Any], nodes: tuple[str, ...], vectors: str
 ) -> None:
     of = config(
@@ -276,13 +276,14 @@ def test_attention_keeps_neither_scores_nor_turned_heads() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(x, make_positions(of, x, start=0, total=length, window=None))
-    # Rows before the norm and int8 ones, queries, keys, values, what was seen and its int8 rows.
+    # Rows before the norm and int8 rows; queries, keys, values; the output of attention and its
+    # int8 rows.
     assert max(kept.values()) == length * 64
     assert sum(size == length * 64 for size in kept.values()) == 7
 
 
 @pytest.mark.parametrize("activation", KINDS)
-def test_gradients_pass_the_quantisers_straight_as_in_float64(activation: Any) -> None:
+def test_gradients_pass_straight_through_quantisation(activation: Any) -> None:
     layer = FeedForward(config(activation=activation))
     x = (torch.randn(4, 5, 64) * 2).requires_grad_()
     y = layer(x)
@@ -320,7 +321,7 @@ def test_gradients_pass_the_quantisers_straight_as_in_float64(activation: Any) -
 @pytest.mark.parametrize("gradients", ["float", "int8"])
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("needs_input", [False, True])
-def test_the_integers_of_a_linear_are_those_of_its_op(
+def test_integers_of_a_linear_equal_those_of_its_op(
     gradients: str, frozen: bool, needs_input: bool
 ) -> None:
     linear = TernaryLinear(40, 24, gradients=gradients, group_size=32)
@@ -358,7 +359,7 @@ def loss_of(model: Decoder, tokens: Tensor) -> Tensor:
     return F.cross_entropy(model(tokens).view(-1, 50), tokens.view(-1))
 
 
-def test_what_is_computed_again_has_the_same_votes() -> None:
+def test_recomputed_blocks_cast_the_same_votes() -> None:
     tokens = torch.randint(0, 50, (2, 16))
     found = []
     for recomputes in (False, True):
@@ -373,7 +374,7 @@ def test_what_is_computed_again_has_the_same_votes() -> None:
         assert torch.equal(held, found[1][1][name]), name
 
 
-def test_a_pass_without_a_graph_gives_the_same_bits() -> None:
+def test_without_gradients_the_bits_are_the_same() -> None:
     model = Decoder(config(), 50)
     tokens = torch.randint(0, 50, (2, 16))
     with_graph = model(tokens)
@@ -382,7 +383,7 @@ def test_a_pass_without_a_graph_gives_the_same_bits() -> None:
         assert torch.equal(model(tokens), with_graph)
 
 
-def test_modules_that_are_frozen_cast_nothing_and_let_the_gradient_pass() -> None:
+def test_frozen_modules_cast_nothing_and_pass_the_gradient() -> None:
     torch.manual_seed(3)
     model = Decoder(config(activation="swiglu"), 50)
     tokens = torch.randint(0, 50, (2, 16))
@@ -401,7 +402,7 @@ def test_modules_that_are_frozen_cast_nothing_and_let_the_gradient_pass() -> Non
     assert not loss_of(model, tokens).requires_grad
 
 
-def test_gradients_of_inputs_alone_are_enough() -> None:
+def test_frozen_layers_give_the_gradient_of_their_input() -> None:
     layer = FeedForward(config())
     for each in ternary(layer).values():
         each.frozen = True
@@ -412,7 +413,7 @@ def test_gradients_of_inputs_alone_are_enough() -> None:
     assert not any(held.any() for held in votes(layer).values())
 
 
-def test_votes_can_be_undone_and_are_summed_over_micro_batches() -> None:
+def test_votes_are_undone_and_summed_over_microbatches() -> None:
     model = Decoder(config(), 50)
     tokens = torch.randint(0, 50, (2, 16))
     loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
@@ -434,7 +435,7 @@ def test_votes_can_be_undone_and_are_summed_over_micro_batches() -> None:
         assert each.sums.votes.abs().max() == 2, name
 
 
-def test_who_watches_hears_of_every_use_before_its_votes() -> None:
+def test_watchers_are_called_before_each_cast() -> None:
     model = Decoder(config(layers=1), 50)
     tokens = torch.randint(0, 50, (2, 16))
     heard: list[str] = []
@@ -455,7 +456,7 @@ def plain() -> tuple[RMSNorm, TernaryLinear]:
     return RMSNorm(64, eps=1e-6, gain=False), TernaryLinear(64, 64)
 
 
-def test_kernels_take_what_is_plain() -> None:
+def test_plain_modules_use_kernels() -> None:
     norm, linear = plain()
     for dtype in (torch.float32, torch.bfloat16):
         assert (
@@ -487,7 +488,7 @@ def _on_torch(norm: nn.Module, linear: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("change", [_hooked, _watched_norm, _replaced, _float, _on_torch])
-def test_what_somebody_changed_is_left_to_torch(
+def test_changed_modules_use_torch(
     change: Callable[[nn.Module, nn.Module], None],
 ) -> None:
     norm, linear = plain()
@@ -496,7 +497,7 @@ def test_what_somebody_changed_is_left_to_torch(
 
 
 @pytest.mark.parametrize(("longest", "nodes"), [(8, WHOLE), (7, PARTS)], ids=["whole", "parts"])
-def test_attention_under_autocast_is_that_of_torch_under_it(
+def test_attention_under_autocast_equals_torch(
     longest: int, nodes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_LONGEST", longest)
@@ -512,7 +513,7 @@ def test_attention_under_autocast_is_that_of_torch_under_it(
 
 
 @pytest.mark.parametrize("activation", KINDS)
-def test_a_feed_forward_layer_under_autocast_is_that_of_torch_under_it(activation: Any) -> None:
+def test_feed_forward_under_autocast_equals_torch(activation: Any) -> None:
     layer = FeedForward(config(activation=activation, gradients="int8", group_size=32))
     with torch.autocast("cpu", torch.bfloat16):
         fused, wanted = both(layer, layer, torch.randn(3, 8, 64) * 2, *FEED_FORWARD)
@@ -522,10 +523,10 @@ def test_a_feed_forward_layer_under_autocast_is_that_of_torch_under_it(activatio
 
 
 class _Own(TernaryLinear):
-    """A linear of a user's own."""
+    """A user-defined linear."""
 
 
-def test_other_modules_and_tensors_are_left_to_torch() -> None:
+def test_other_modules_and_tensors_use_torch() -> None:
     norm, linear = plain()
     x = torch.ones(2, 64)
     for other in (_Own(64, 64), TernaryLinear(64, 64, bias=True), nn.Linear(64, 64)):

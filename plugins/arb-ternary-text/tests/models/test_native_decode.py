@@ -1,6 +1,4 @@
-"""When a step of decoding is the kernel's: for which models, and that it never sees tensors that
-are not theirs.
-"""
+"""The models that the decoding kernel serves, and how their changes are noticed."""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ def marked(logits: Tensor) -> bool:
     return bool((logits == MARK).all())
 
 
-def test_a_plain_decoder_takes_the_kernel_and_its_cache_advances(kernel: Kernel) -> None:
+def test_a_plain_decoder_uses_the_kernel(kernel: Kernel) -> None:
     model = decoder(rotary_scaling=4.0)
     cache = model.new_cache(1)
     with torch.no_grad():
@@ -162,14 +160,14 @@ def test_a_hook_on_a_module_is_called(kernel: Kernel, part: str) -> None:
     assert marked(step(model))
 
 
-def test_a_forward_of_an_instances_own_is_called(kernel: Kernel) -> None:
+def test_a_replaced_forward_is_called(kernel: Kernel) -> None:
     model = decoder()
     linear: Any = model.blocks[0].attention.value
     linear.forward = lambda x: torch.zeros(*x.shape[:-1], 16)
     assert not marked(step(model))
 
 
-def test_a_step_with_gradients_or_autocast_or_in_an_exact_run_runs_the_modules(
+def test_gradients_autocast_and_exact_runs_use_the_modules(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = decoder()
@@ -181,7 +179,7 @@ def test_a_step_with_gradients_or_autocast_or_in_an_exact_run_runs_the_modules(
     assert not marked(step(model))
 
 
-def test_tensors_that_were_replaced_are_the_ones_of_the_next_step(kernel: Kernel) -> None:
+def test_replaced_tensors_are_used_in_the_next_step(kernel: Kernel) -> None:
     model = decoder(float_parts=("norms",))
     cache = model.new_cache(1)
     assert marked(step(model, cache))
@@ -238,7 +236,7 @@ def test_factors_and_gains_of_a_plan_follow_what_they_learn(
     assert torch.equal(after, expected)
 
 
-def test_a_module_or_an_eps_that_was_replaced_is_seen(kernel: Kernel) -> None:
+def test_a_replaced_module_or_eps_is_noticed(kernel: Kernel) -> None:
     model = decoder()
     cache = model.new_cache(1)
     step(model, cache)
@@ -252,7 +250,7 @@ def test_a_module_or_an_eps_that_was_replaced_is_seen(kernel: Kernel) -> None:
     assert len(kernel.plans) == 2
 
 
-def test_two_models_may_take_turns_with_caches_of_their_own(kernel: Kernel) -> None:
+def test_two_models_take_turns(kernel: Kernel) -> None:
     models = decoder(), decoder(layers=3)
     caches = [model.new_cache(1) for model in models]
     for _ in range(2):
@@ -260,7 +258,7 @@ def test_two_models_may_take_turns_with_caches_of_their_own(kernel: Kernel) -> N
     assert [len(plan.layers) for plan in kernel.plans] == [2, 3]
 
 
-def test_a_kernel_that_declines_leaves_the_step_to_the_modules(kernel: Kernel) -> None:
+def test_a_kernel_that_declines_falls_back_to_modules(kernel: Kernel) -> None:
     model = decoder(sliding_window=2)
     twin_cache = decoder(sliding_window=2).new_cache(1)
     cache = model.new_cache(1)

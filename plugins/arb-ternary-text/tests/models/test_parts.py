@@ -52,7 +52,7 @@ def test_float_parts_keep_the_variance_of_their_input(float_config: Configs) -> 
         )
 
 
-def test_a_tied_head_has_no_weights_of_its_own_and_multiplies_with_the_embedding(
+def test_a_tied_head_multiplies_by_the_embedding(
     float_config: Configs,
 ) -> None:
     config = float_config(tie_embeddings=True)
@@ -63,7 +63,7 @@ def test_a_tied_head_has_no_weights_of_its_own_and_multiplies_with_the_embedding
     assert torch.equal(head(x), x @ embedding.weight.T)
 
 
-def test_a_norm_has_a_gain_only_where_it_may_and_was_asked_for(float_config: Configs) -> None:
+def test_a_norm_has_a_gain_only_on_request(float_config: Configs) -> None:
     assert not list(make_norm(float_config(), 8, gain=False).parameters())
     assert not list(make_norm(float_config(float_parts=("linears",)), 8, gain=True).parameters())
     assert [tuple(gain.shape) for gain in make_norm(float_config(), 8, gain=True).parameters()] == [

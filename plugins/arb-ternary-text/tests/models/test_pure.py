@@ -1,4 +1,4 @@
-"""The ternary decoder: no float state, votes from every layer, and decoding that equals reading."""
+"""The pure decoder: no float state, votes from every layer, exact decoding."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def loss_of(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", VARIANTS)
-def test_a_pure_model_has_no_float_parameter_and_no_float_buffer(
+def test_a_pure_model_has_no_float_parameters_or_buffers(
     options: dict[str, Any], tokens: Tokens
 ) -> None:
     model = small(**options)
@@ -59,7 +59,7 @@ def test_a_pure_model_has_no_float_parameter_and_no_float_buffer(
 
 
 @pytest.mark.parametrize("part", ["embedding", "head", "norms", "linears"])
-def test_each_float_part_takes_over_its_own_weights_and_no_others(part: str) -> None:
+def test_each_float_part_replaces_only_its_own_weights(part: str) -> None:
     pure = small(learned_norms=True)
     mixed = small(learned_norms=True, float_parts=(part,))
     belongs = {
@@ -91,9 +91,7 @@ def test_a_small_pure_model_starts_near_the_loss_of_chance(
 
 
 @pytest.mark.parametrize("options", VARIANTS)
-def test_a_later_token_does_not_change_earlier_logits(
-    options: dict[str, Any], tokens: Tokens
-) -> None:
+def test_later_tokens_do_not_change_earlier_logits(options: dict[str, Any], tokens: Tokens) -> None:
     model = small(**options).eval()
     before = tokens(2, 12)
     after = before.clone()
@@ -112,9 +110,8 @@ def in_chunks(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
 def test_a_prompt_in_chunks_gives_the_integers_of_the_whole(
     options: dict[str, Any], tokens: Tokens
 ) -> None:
-    # Attention sums in another order; in float64 that moves no activation across the border of two
-    # int8 steps, so that every integer is the same, and a scale moves by one float32 rounding at
-    # most.
+    # Attention adds up in another order. In float64 that moves no activation to another int8 step,
+    # so that every integer is the same, and a scale changes by one float32 rounding at most.
     model = small(**options).eval()
     model.set_dtype(torch.float64)
     torch.testing.assert_close(
@@ -124,7 +121,7 @@ def test_a_prompt_in_chunks_gives_the_integers_of_the_whole(
 
 @torch.no_grad()
 @pytest.mark.parametrize("options", VARIANTS)
-def test_a_prompt_in_chunks_gives_the_logits_of_the_whole_in_float32(
+def test_chunks_of_a_prompt_give_the_same_logits_in_float32(
     options: dict[str, Any], tokens: Tokens, rounding: Callable[[Decoder, int], float]
 ) -> None:
     model = small(**options, activations="float").eval()
@@ -135,9 +132,9 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole_in_float32(
 
 
 def test_without_sums_over_positions_chunks_give_the_same_bits(tokens: Tokens) -> None:
-    # With a window of one position attention sums one term; all the rest is integer or token by
-    # token. Outside of exact arithmetic a single token passes a kernel of its own, whose norms add
-    # up in another order.
+    # With a window of one position attention sums one term, and everything else is integer or per
+    # token. Outside of exact arithmetic a single token uses the decoding kernel, whose norms add up
+    # in another order.
     model = small(sliding_window=1).eval()
     ids = tokens(2, 14)
     with torch.no_grad(), exact_arithmetic():
@@ -169,9 +166,7 @@ def test_recomputing_activations_casts_the_same_votes(
     "options",
     [VARIANTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS[1:3])],
 )
-def test_training_compiles_to_one_graph_and_casts_the_same_votes(
-    options: dict[str, Any], tokens: Tokens
-) -> None:
+def test_compiled_training_casts_the_same_votes(options: dict[str, Any], tokens: Tokens) -> None:
     eager = small(**options)
     compiled = small(**options)
     compiled.load_state_dict(eager.state_dict())
@@ -220,7 +215,7 @@ def test_zero_residual_blocks_are_the_identity_and_vote(tokens: Tokens) -> None:
 
 
 @pytest.mark.parametrize("float_parts", [(), ("head",)])
-def test_a_zero_head_makes_every_id_as_likely_as_another_and_the_rest_what_it_is(
+def test_a_zero_head_makes_all_ids_equally_likely(
     float_parts: tuple[str, ...], tokens: Tokens
 ) -> None:
     models = []
@@ -234,13 +229,13 @@ def test_a_zero_head_makes_every_id_as_likely_as_another_and_the_rest_what_it_is
     assert zero.state_dict().keys() == plain.state_dict().keys()
 
 
-def test_a_model_that_starts_at_zero_is_outlined_without_a_device() -> None:
+def test_a_zero_model_can_be_built_on_the_meta_device() -> None:
     with use_backend("torch"), torch.device("meta"):
         model = small(zero_head=True, zero_residual=True)
     assert all(buffer.is_meta for name, buffer in model.named_buffers() if name.endswith("weight"))
 
 
-def test_a_zero_head_votes_by_its_own_gradient_at_once_and_what_is_below_it_later(
+def test_a_zero_head_votes_at_once_and_the_rest_later(
     tokens: Tokens,
 ) -> None:
     model = small(zero_head=True)
@@ -248,8 +243,7 @@ def test_a_zero_head_votes_by_its_own_gradient_at_once_and_what_is_below_it_late
     loss_of(model, ids).backward()
     votes = votes_of(model)
     assert {name for name, cast in votes.items() if cast.any()} == {"head"}
-    # The gradient of a logit is 1 / V less 1 where it is that of the next id, over the number of
-    # predictions.
+    # The gradient of a logit is 1 / V, less 1 for the next id, over the number of predictions.
     hidden = model.final_norm(model.hidden(ids[:, :-1])).flatten(0, 1).detach()
     scale = hidden.abs().amax(-1, keepdim=True) / 127
     rounded = torch.round(hidden / scale) * scale
@@ -288,7 +282,7 @@ def test_the_dtype_of_activations_can_be_set(tokens: Tokens) -> None:
     assert audit(model).pure
 
 
-def test_a_decoder_gives_its_bits_to_every_ternary_part() -> None:
+def test_vote_bits_reach_every_ternary_part() -> None:
     config = DecoderConfig(width=32, layers=1, heads=2, vote_bits=4, learned_norms=True)
     bits = {module.shape.vote_bits for _, module in ternary_modules(Decoder(config, 11))}
     assert bits == {4}

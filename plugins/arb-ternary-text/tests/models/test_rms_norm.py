@@ -1,4 +1,4 @@
-"""RMSNorm: the formula, its gradient, and torch's own as a second opinion."""
+"""RMSNorm equals its formula and torch's implementation."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
 
 
 @pytest.mark.parametrize("ternary", [False, True])
-def test_an_eps_of_its_own_is_used_and_saved_and_no_cast_rounds_it(ternary: bool) -> None:
+def test_a_stored_eps_is_used_and_saved_unrounded(ternary: bool) -> None:
     def make(eps: float) -> RMSNorm | TernaryRMSNorm:
         if ternary:
             return TernaryRMSNorm(8, eps=eps, stored_eps=True)

@@ -28,7 +28,7 @@ def test_each_plane_turns_like_a_complex_number() -> None:
     )
 
 
-def test_factors_slow_planes_down_and_scaling_divides_positions() -> None:
+def test_rotary_factors_and_scaling() -> None:
     factors = (1.0, 2.0, 8.0)
     cos, sin = rotary_angles(
         5, 4, 6, 100.0, scaling=4.0, factors=factors, dtype=torch.float64, device=CPU
@@ -51,7 +51,7 @@ def test_scores_depend_on_relative_positions_only(first: int, second: int, shift
     assert abs(float(here - there)) <= bound
 
 
-def test_position_zero_is_left_alone_and_norms_are_kept() -> None:
+def test_position_zero_is_unchanged_and_norms_are_kept() -> None:
     x = torch.randn(5, 8, dtype=torch.float64)
     turned = rotated(x, 0)
     assert torch.equal(turned[0], x[0])

@@ -1,4 +1,4 @@
-"""Gains and factors of rows that are means of trits and learn by votes."""
+"""Vectors of trits as gains and as factors of rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {"width": 32, "layers": 1, "heads": 2, "feed_forward": 6
 
 
 def drawn(vector: TritVector, seed: int = 1) -> np.ndarray:
-    """Give a vector other trits than those of its birth; they as numbers ``[N, D]``."""
+    """Give a vector random trits, and return them as numbers ``[N, D]``."""
     shape = (vector.shape.out_features, vector.shape.in_features)
     trits = torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)).to(
         torch.int8
@@ -34,7 +34,7 @@ def drawn(vector: TritVector, seed: int = 1) -> np.ndarray:
 
 
 @pytest.mark.parametrize("trits", VECTOR_TRITS)
-def test_numbers_are_1_at_birth_and_1_plus_the_mean_of_their_trits(trits: int) -> None:
+def test_numbers_are_1_plus_the_mean_of_their_trits(trits: int) -> None:
     vector = TritVector(5, trits)
     assert torch.equal(vector(), torch.ones(5))
     expected = 1 + drawn(vector).mean(axis=1)
@@ -66,15 +66,15 @@ def test_each_trit_gets_the_vote_of_its_number() -> None:
     assert len(before[0].unique()) == 8  # they are spread, so that they turn one after another
     assert torch.equal(before, before[:1].expand_as(before))
     (vector() * torch.tensor([2.0, 0.0, -0.5])).sum().backward()
-    # A vote is the sign of the gradient, against it.
+    # A vote is the sign of the gradient, negated.
     assert torch.equal(
         vector.logical_votes() - before,
         torch.tensor([-1, 0, 1], dtype=torch.int8)[:, None].expand(3, 8),
     )
 
 
-def test_they_learn_numbers_that_an_octave_apart_are_not() -> None:
-    """The least squares of numbers around 1: every one is found to within a step."""
+def test_trit_vectors_learn_arbitrary_numbers() -> None:
+    """Every number of a least-squares problem is found to within a step."""
     wanted = torch.tensor([1.0, 0.7, 1.3, 0.4, 1.75, 1.05])
     torch.manual_seed(0)
     vector = TritVector(6, 16)
@@ -107,8 +107,8 @@ def test_rows_are_multiplied_and_votes_have_their_gradients() -> None:
     products.backward(factors * grad)
     torch.testing.assert_close(x.grad, other.grad, rtol=1e-5, atol=1e-6)
     assert torch.equal(scaled.votes, plain.votes)
-    # The vote of a factor's trits: against the sign of d/ds_n of sum(g s y), the sum over rows of g
-    # y.
+    # The vote of a factor's trits is the negated sign of d/ds_n of sum(g s y), the sum over rows of
+    # g y.
     voted = scaled.row_trits.logical_votes() - before
     expected = -(grad * products).sum(dim=0).sign().to(torch.int8)
     assert torch.equal(voted, expected[:, None].expand(5, 8))
@@ -130,7 +130,7 @@ def test_a_norm_multiplies_by_its_gains() -> None:
     np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_decoder_with_them_has_no_float_parameter_and_every_gain_and_row_is_one() -> None:
+def test_a_decoder_with_trit_vectors_is_pure() -> None:
     config = DecoderConfig(
         **SMALL,
         row_scales=True,
@@ -153,8 +153,8 @@ def test_a_decoder_with_them_has_no_float_parameter_and_every_gain_and_row_is_on
         "RMSNorm",
         "TritVector",
     }
-    # A factor for each row of the six linears and the head, a gain for each feature of six norms
-    # and the final one.
+    # A factor per row of the six linears and the head, and a gain per feature of six norms and the
+    # final one.
     rows = 4 * 32 + 64 + 32 + 16
     gains = 3 * 32 + 64 + 2 * 16 + 32
     numbers = [each.shape.out_features for each in model.modules() if isinstance(each, TritVector)]
@@ -172,8 +172,6 @@ def test_a_decoder_with_them_has_no_float_parameter_and_every_gain_and_row_is_on
         ({"vector_trits": 5, "row_scales": True}, "vector_trits"),
     ],
 )
-def test_trits_of_no_vector_and_other_numbers_of_them_are_refused(
-    options: dict[str, Any], words: str
-) -> None:
+def test_invalid_vector_trits_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DecoderConfig(**options)
