@@ -19,7 +19,7 @@ FloatDtype = Literal["float32", "bfloat16"]
 
 @frozen(kw_only=True)
 class ImportConfig:
-    """What an import does with scales that are not powers of two, and with float matrices."""
+    """Options of the importers ``gguf`` and ``hf``."""
 
     scales: Scales = option(
         "fold",
@@ -37,7 +37,7 @@ class ImportConfig:
 
 @frozen(kw_only=True)
 class GgufConfig:
-    """How weights are stored in a GGUF file."""
+    """Options of the exporter ``gguf``."""
 
     type: GgufType = option(
         "auto",
@@ -56,7 +56,7 @@ class GgufConfig:
 
 @frozen(kw_only=True)
 class HfExportConfig:
-    """How a folder for transformers is written."""
+    """Options of the exporter ``hf``."""
 
     layout: Layout = option(
         "dense_w1a8",

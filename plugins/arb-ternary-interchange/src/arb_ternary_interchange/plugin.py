@@ -1,4 +1,4 @@
-"""What this distribution registers: commands, exporters and importers."""
+"""Register commands, exporters and importers."""
 
 from __future__ import annotations
 

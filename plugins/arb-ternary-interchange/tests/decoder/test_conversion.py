@@ -484,7 +484,7 @@ def test_the_tokenizer_travels_and_has_as_many_ids_as_the_model(
     assert found.attachments == {"tokenizer": attached}
     assert found.data == data
     source.tokenizer = {"kind": "bytes"}
-    with pytest.raises(DataError, match="it has 256 ids, and the model 19"):
+    with pytest.raises(DataError, match="it has 256 ids, but the model 19"):
         imported(source)
 
 

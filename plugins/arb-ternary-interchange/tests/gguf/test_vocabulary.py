@@ -213,13 +213,13 @@ def changed(state: dict[str, Any], **parts: Any) -> dict[str, Any]:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"pre_tokenizer": {"type": "Whitespace"}},
-        "its `pre_tokenizer` is none that llama.cpp has a name for",
+        "llama.cpp has no name for its `pre_tokenizer`",
     ),
     (
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
-        "its `pre_tokenizer` is none",
+        "no name for its `pre_tokenizer`",
     ),
-    ({"ignore_merges": True}, "its `pre_tokenizer` is none"),
+    ({"ignore_merges": True}, "no name for its `pre_tokenizer`"),
     ({"normalizer": {"type": "Lowercase"}}, "it normalises text by 'Lowercase'"),
     ({"decoder": None}, "its decoder is not ByteLevel"),
     ({"continuing_subword_prefix": "##"}, "`continuing_subword_prefix` is '##'"),
@@ -244,7 +244,7 @@ def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(
         ({"kind": "ids", "vocabulary_size": 9}, "does not know which text they are"),
         (None, "the run has none"),
         ({"kind": "words"}, "cannot hold the kind 'words'"),
-        ({"kind": "bytes"}, "it has 256 ids, and the model 9"),
+        ({"kind": "bytes"}, "it has 256 ids, but the model 9"),
         ({"kind": "sentencepiece", "model": "AAAA"}, "the sentencepiece model"),
     ],
 )

@@ -33,7 +33,7 @@ _ROWS: Final = 1024
 
 @frozen
 class _Matrix:
-    """What the conversion has to know of a matrix.
+    """A matrix, as far as the conversion has to know it.
 
     Attributes:
         ternary: whether the decoder holds it as trits; the other attributes, those of

@@ -1,4 +1,4 @@
-"""How the tensors of a published model get into a decoder, one at a time."""
+"""Fill a decoder with the tensors of a published model, one at a time."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def ternary_rows(weight: Tensor, group_size: int, vote_bits: int) -> tuple[Tenso
     exponents and accumulators, all int8.
 
     ``2**E`` is the power of two nearest to the mean of ``|w|`` of a group, ``T = clip(round(w /
-    2**E), -1, 1)``. The default vote rule takes a weight for the number ``T + A / U`` in units of
+    2**E), -1, 1)``. The default vote rule reads a weight as the number ``T + A / U`` in units of
     ``2**E``. Accumulators therefore start with the residue of the rounding, ``A = round((w / 2**E -
     T) U)``, within ``-(U - 1)..U - 1``: a weight that was rounded up by nearly a half flips back
     after votes of half a trit. With accumulators of 2 bits ``U`` is 1, and they start empty.

@@ -1,5 +1,5 @@
-"""How a byte-level tokenizer splits a text before it merges: llama.cpp's names, and the same in a
-tokenizer.json.
+"""Ways in which byte-level tokenizers split a text before they merge: llama.cpp's names, and the
+same in a tokenizer.json.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _byte_level(definition: Mapping[str, Any]) -> Vocabulary:
     splitting = find_pre_tokenizer(definition.get("pre_tokenizer"), ignore_merges)
     if splitting is None:
         raise refused(
-            "its `pre_tokenizer` is none that llama.cpp has a name for",
+            "llama.cpp has no name for its `pre_tokenizer`",
             ", ".join(known.name for known in PRE_TOKENIZERS),
         )
     tokens, kinds = _tokens(definition)

@@ -1,4 +1,4 @@
-"""What llama.cpp has to know of a tokenizer."""
+"""A tokenizer as llama.cpp describes it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The type in which a weight is written: one that holds it exactly or, for floats, one that the
-user has chosen.
+"""Choose the type in which a weight is written: one that holds it exactly or, for floats, one that
+the user has named.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def vocabulary_keys(tokenizer: Mapping[str, Any] | None, vocabulary_size: int) -
     vocabulary = _FORMS[kind](tokenizer)
     if len(vocabulary.tokens) > vocabulary_size:
         raise DataError(
-            f"tokenizer: it has {len(vocabulary.tokens)} ids, and the model {vocabulary_size}",
+            f"tokenizer: it has {len(vocabulary.tokens)} ids, but the model {vocabulary_size}",
             "The run's tokenizer and its model do not belong together.",
         )
     return vocabulary.keys(vocabulary_size)
@@ -144,7 +144,7 @@ def _byte_level(
     pairs = [merge.split(" ") for merge in merges]
     for pair in pairs:
         if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
-            return None, ("a merge of the tokenizer is no pair of tokens that make a token",)
+            return None, ("a merge of the tokenizer is not a pair of tokens that make a token",)
     definition = byte_level_bpe(
         vocabulary,
         pairs,

@@ -54,26 +54,15 @@ class HfModel:
     def __init__(self, source: Path) -> None:
         self.folder = model_folder(source)
         self.config: ModelConfig = read_model_config(self.folder / "config.json")
+        self.architecture: str = self.config.architecture
+        self.options: Mapping[str, Any] = self.config.options
+        self.vocabulary_size: int = self.config.vocabulary_size
         self.weights = WeightFiles.open(self.folder)
         self._check_layers()
-        shape = DecoderShape.from_options(
-            self.config.architecture, self.config.options, self.config.vocabulary_size
-        )
+        shape = DecoderShape.from_options(self.architecture, self.options, self.vocabulary_size)
         self._shapes = dict(shape.tensors(biases=self.config.biases))
         for name in self._shapes:
             self._check(name)
-
-    @property
-    def architecture(self) -> str:
-        return self.config.architecture
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return self.config.options
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self.config.vocabulary_size
 
     @cached_property
     def tokenizer(self) -> Mapping[str, Any] | None:
@@ -143,7 +132,7 @@ class HfModel:
         """Raise DataError if the files have fewer layers than the config says, before names of so
         many are made.
         """
-        layers = int(self.config.options["layers"])
+        layers = int(self.options["layers"])
         last = NAMES.name(f"blocks.{layers - 1}.attention.query")
         if self.weights.entry(last) is None:
             raise DataError(
@@ -243,7 +232,7 @@ class HfModel:
         if self.config.hidden_biases:
             modules += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
         found = []
-        for layer in range(int(self.config.options["layers"])):
+        for layer in range(int(self.options["layers"])):
             for module in modules:
                 name = f"model.layers.{layer}.{module}.bias"
                 if name in self.weights.files:

@@ -19,7 +19,7 @@ _MAX_LENGTH: Final = 1 << 30
 
 @frozen
 class _Family:
-    """How a ``model_type`` differs from Llama.
+    """A ``model_type`` and its differences from Llama.
 
     Attributes:
         architecture: the decoder's architecture.

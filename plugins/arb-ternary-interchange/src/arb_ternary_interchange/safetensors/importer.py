@@ -28,25 +28,18 @@ class _Export:
     Attributes:
         file: the tensors.
         facts: the metadata.
+        model: the ``model:`` section of the run's config.
+        vocabulary_size: number of ids in the model's vocabulary.
         attachments: what the run's data source has attached, by name.
         unmapped: why the model cannot be imported, one sentence each.
     """
 
     file: SafetensorsFile
     facts: Mapping[str, Any]
+    model: Mapping[str, Any]
+    vocabulary_size: int
     attachments: Mapping[str, Any]
     unmapped: tuple[str, ...]
-
-    @property
-    def model(self) -> Mapping[str, Any]:
-        """The ``model:`` section of the run's config."""
-        section: Mapping[str, Any] = self.facts["model"]
-        return section
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of ids in the model's vocabulary."""
-        return int(self.facts["vocabulary_size"])
 
 
 class SafetensorsImporter:
@@ -138,4 +131,4 @@ def _read(source: Path) -> _Export:
     unmapped: tuple[str, ...] = ()
     if "structure" in facts:
         unmapped = ("a phase has changed its model's structure, which cannot be built again",)
-    return _Export(file, {**facts, "model": model}, attachments, unmapped)
+    return _Export(file, {**facts, "model": model}, model, size, attachments, unmapped)
