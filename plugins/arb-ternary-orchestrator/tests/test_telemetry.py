@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arb_ternary_orchestrator.telemetry import Observation, PhaseLimits, Telemetry
+from arb_ternary_orchestrator.telemetry import Observation, Telemetry
 
 
 def fed(losses: Any, start: int = 1, **options: Any) -> Telemetry:
@@ -112,7 +112,7 @@ def zigzag(count: int, slope: float, noise: float) -> np.ndarray[Any, Any]:
     return 10 + slope * steps + noise * (-1.0) ** steps
 
 
-PLAN = PhaseLimits(warmup_steps=20, planned_steps=1000)
+PLAN = {"warmup_steps": 20, "planned_steps": 1000}
 SIGMA = 0.1
 #: Standard error of the slope over 100 steps of noise SIGMA.
 ERROR = SIGMA / math.sqrt(100**3 / 12)
@@ -142,7 +142,7 @@ ERROR = SIGMA / math.sqrt(100**3 / 12)
     ],
 )
 def test_phases_at_their_limits(losses: Any, start: int, phase: str) -> None:
-    assert fed(losses, start, window=100, limits=PLAN).phase == phase
+    assert fed(losses, start, window=100, **PLAN).phase == phase
 
 
 def test_no_step_is_early_or_late_without_a_plan() -> None:

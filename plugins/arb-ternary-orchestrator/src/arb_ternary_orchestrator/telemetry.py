@@ -28,6 +28,15 @@ LEAST_POINTS: Final = 5
 #: Standard deviations from which a loss, or the norm of gradients, is a spike.
 _LOSS_SPIKES: Final = 3.0
 _GRADIENT_SPIKES: Final = 4.0
+#: Fractions of the planned steps that are early, and after which steps are late.
+_EARLY: Final = 0.2
+_LATE: Final = 0.8
+#: Standard errors of the slope above which training is unstable, and that it has to be below zero
+#: not to be a plateau.
+_RISING: Final = 3.0
+_FLAT: Final = 2.0
+#: Multiple of the noise that the loss has to fall over the window to be converging.
+_STEEP: Final = 2.0
 #: Most elements of a float parameter whose change is measured, so that it is not copied whole.
 _SAMPLED: Final = 1024
 
@@ -211,37 +220,14 @@ class Trend:
         return -self.slope * self.span
 
 
-@frozen(kw_only=True)
-class PhaseLimits:
-    """The limits between phases of training; see :attr:`Telemetry.phase`.
-
-    Attributes:
-        warmup_steps: warm-up steps of the learning rate.
-        planned_steps: steps of the whole loop; None without a plan, and then no step is early or
-            late.
-        early: fraction of the planned steps that is early.
-        late: fraction of the planned steps after which a step is late.
-        rising: standard errors of the slope above which training is unstable.
-        flat: standard errors below zero that the slope needs not to be a plateau.
-        steep: multiple of the noise that the loss must fall over the window to be converging.
-    """
-
-    warmup_steps: int = 0
-    planned_steps: int | None = None
-    early: float = 0.2
-    late: float = 0.8
-    rising: float = 3.0
-    flat: float = 2.0
-    steep: float = 2.0
-
-
 class Telemetry(Stateful):
     """Running numbers of a training loop. Losses that are not finite enter no statistics.
 
     Args:
         window: number of losses that the trend is fitted to.
         decay: decay of the exponential weights of mean and variance of the loss.
-        limits: limits of the phases.
+        warmup_steps: warm-up steps of the learning rate.
+        planned_steps: steps of the whole loop; without a plan no step is early or late.
         weights: number of ternary weights per module, for flip rates.
 
     Attributes:
@@ -263,7 +249,8 @@ class Telemetry(Stateful):
         window: int = 200,
         *,
         decay: float = 0.99,
-        limits: PhaseLimits | None = None,
+        warmup_steps: int = 0,
+        planned_steps: int | None = None,
         weights: Mapping[str, int] | None = None,
     ) -> None:
         if window < LEAST_POINTS:
@@ -271,7 +258,8 @@ class Telemetry(Stateful):
                 f"a line needs a window of {LEAST_POINTS} losses at least, not {window}"
             )
         self.window = window
-        self.limits = limits or PhaseLimits()
+        self.warmup_steps = warmup_steps
+        self.planned_steps = planned_steps
         self.weights = dict(weights or {})
         self._moments = Moments(decay)
         self._points: deque[tuple[int, float]] = deque(maxlen=window)
@@ -323,34 +311,32 @@ class Telemetry(Stateful):
     def phase(self) -> Phase:
         """The first of these phases whose condition holds.
 
-        * unstable: a loss within the window was not finite, or the loss rises by more than
-          ``rising`` standard errors
+        * unstable: a loss within the window was not finite, or the loss rises by more than 3
+          standard errors
         * warm-up: at most ``warmup_steps`` steps, or fewer than five losses
-        * converging: over the window the loss falls significantly, and by more than ``steep`` times
-          its noise
-        * plateau: the window is full and the slope is not ``flat`` standard errors below zero
-        * early: at most the fraction ``early`` of the planned steps
-        * late: more than the fraction ``late`` of the planned steps
+        * converging: over the window the loss falls significantly, and by more than twice its noise
+        * plateau: the window is full and the slope is not 2 standard errors below zero
+        * early: at most 20 % of the planned steps
+        * late: more than 80 % of the planned steps
         * mid: anything else
         """
-        limits = self.limits
         trend = self.trend
-        rises = trend is not None and trend.significance > limits.rising
+        rises = trend is not None and trend.significance > _RISING
         if rises or self._since_finite_only < self.window:
             return "unstable"
-        if self.last.step <= limits.warmup_steps or trend is None:
+        if self.last.step <= self.warmup_steps or trend is None:
             return "warm-up"
-        falls = trend.significance < -limits.flat
-        if falls and trend.fall > limits.steep * trend.noise:
+        falls = trend.significance < -_FLAT
+        if falls and trend.fall > _STEEP * trend.noise:
             return "converging"
         if not falls and len(self._points) == self.window:
             return "plateau"
-        if not limits.planned_steps:
+        if not self.planned_steps:
             return "mid"
-        done = self.last.step / limits.planned_steps
-        if done <= limits.early:
+        done = self.last.step / self.planned_steps
+        if done <= _EARLY:
             return "early"
-        return "late" if done > limits.late else "mid"
+        return "late" if done > _LATE else "mid"
 
     def numbers(self) -> dict[str, Any]:
         """Return everything as plain values, for reports."""
@@ -406,7 +392,8 @@ class Monitor(Stateful):
         shapes = {name: module.shape for name, module in ternary_modules(loop.model)}
         self.telemetry = Telemetry(
             config.window,
-            limits=PhaseLimits(warmup_steps=options.warmup_steps, planned_steps=options.steps),
+            warmup_steps=options.warmup_steps,
+            planned_steps=options.steps,
             weights={
                 name: shape.out_features * shape.in_features for name, shape in shapes.items()
             },
