@@ -261,7 +261,7 @@ def test_activations_are_recomputed_from_the_threshold_on(
     ("options", "recompute"),
     [
         ({}, True),
-        ({"kv_heads": 2, "activation": "swiglu"}, False),
+        pytest.param({"kv_heads": 2, "activation": "swiglu"}, False, marks=pytest.mark.extended),
         pytest.param({}, False, marks=pytest.mark.slow),
         pytest.param({"kv_heads": 2, "activation": "swiglu"}, True, marks=pytest.mark.slow),
         pytest.param({"sliding_window": 3}, False, marks=pytest.mark.slow),

@@ -71,7 +71,7 @@ BLOCK_OPS: Final = (
 #: Attributes of a module that hold the hooks of a user, who sees or changes what passes through it.
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _DTYPES: Final = (torch.float32, torch.bfloat16)
-#: Types of tensors whose memory is all here: no subclass that shards or traces.
+#: Types of tensors that are complete in memory: no subclass that shards or traces.
 _PLAIN: Final = (Tensor, nn.Parameter)
 
 
@@ -126,19 +126,19 @@ def kernels_for(
 
 
 def _is_known_linear(linear: nn.Module) -> TypeGuard[TernaryLinear]:
-    """Return whether a linear is one of ours without a constant factor, and all of it is here."""
-    # A linear whose weight is sharded among ranks says of which kind it was.
+    """Return whether a linear is one of ours without a constant factor, and complete in memory."""
+    # A linear that shards its weight among ranks has its original type in `uncut`.
     kind = getattr(type(linear), "replicated_type", type(linear))
     if kind not in (TernaryLinear, ScaledTernaryLinear) or type(linear.weight) not in _PLAIN:
         return False
     if not isinstance(linear, ScaledTernaryLinear):
         return True
-    factors_are_here = linear.row_scale is None or type(linear.row_scale) in _PLAIN
-    return linear.scale is None and factors_are_here
+    factors_are_plain = linear.row_scale is None or type(linear.row_scale) in _PLAIN
+    return linear.scale is None and factors_are_plain
 
 
 def _is_known_norm(norm: nn.Module) -> bool:
-    """Return whether a norm is ours, or none, and all of its float gain is here."""
+    """Return whether a norm is ours, or none, and its float gain is complete in memory."""
     if type(norm) is RMSNorm:
         return norm.weight is None or type(norm.weight) in _PLAIN
     return type(norm) is nn.Identity

@@ -71,7 +71,7 @@ class Guide:
 
 
 class _Loss(NamedTuple):
-    """What a loss is computed from besides logits.
+    """The inputs of a loss besides logits.
 
     Attributes:
         targets: ids ``[M]``.
@@ -264,7 +264,7 @@ def cross_entropies(
 
 
 def _weights_of(head: nn.Module) -> tuple[Tensor | TernaryModule, str]:
-    """Return the weights of a head, and how it rounds its input."""
+    """Return the weights of a head, and the precision of its input (``activations``)."""
     if isinstance(head, TiedHead):
         (table,) = head._embedding
         return (table.weight if isinstance(table, nn.Embedding) else table), head.activations

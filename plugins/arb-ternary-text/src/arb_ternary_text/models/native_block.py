@@ -375,6 +375,8 @@ def attention(
         angles: cosines and sines, float32 ``[S, C / 2]``.
     """
     query_norm, key_norm = norms
+    rows = [product.rows for product in products]
+    factors = [product.factor for product in products]
     seen_ME: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
         kernels,
         sizes,
@@ -382,8 +384,8 @@ def attention(
         *angles,
         gain_of(query_norm),
         gain_of(key_norm),
-        *(product.rows for product in products),
-        *(product.factor for product in products),
+        *rows,
+        *factors,
     )
     return seen_ME
 
