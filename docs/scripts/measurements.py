@@ -192,7 +192,6 @@ TABLES = (
     ("quality-survey", "quality-survey.json", table(quality.TABLE), (QUALITY,)),
     ("quality-medium", "quality-medium.json", table(quality.TABLE), (QUALITY,)),
     ("ladder", "ladder.json", table(ladder.TABLE), (QUALITY,)),
-    ("ladder-budgets", "ladder.json", table(ladder.BUDGETS), (QUALITY,)),
     ("cpu-linear", "cpu-kernels.json", product_table, (KERNELS,)),
     ("cpu-back", "cpu-kernels.json", back_table, (KERNELS,)),
     ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),

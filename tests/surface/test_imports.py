@@ -24,7 +24,7 @@ FOLDERS = sorted(
 )
 INSTALLED = {**packages_distributions(), "tvm": ["tilelang"]}
 #: What finds out whether it is installed, and is measured beside our own where it is.
-PEERS = {"bitblas", "gemlite", "gguf", "litespark_inference", "llama_cpp"}
+PEERS = {"gemlite", "gguf", "llama_cpp"}
 
 #: Modules that a test puts into ``sys.modules``.
 MADE_BY_TESTS = {

@@ -78,8 +78,8 @@ class Child:
         """Return the last lines of the log."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         # LLVM, as torch.compile has it, prints probe messages that say nothing to a reader.
-        told = [line for line in text.splitlines() if not line.startswith("USDT:")]
-        return "\n".join(told[-lines:])
+        kept = [line for line in text.splitlines() if not line.startswith("USDT:")]
+        return "\n".join(kept[-lines:])
 
     def _reap(self, options: int) -> Ended | None:
         pid, status, usage = os.wait4(self._process.pid, options)

@@ -1,10 +1,9 @@
-"""What an op has to move and to compute, and the time that a GPU cannot beat: for judging kernels
-without one.
+"""The least that an op moves and computes, and the least time that it takes on a GPU.
 
 The floor of a call is the larger of its bytes over the memory bandwidth and its operations over the
-peak of the units that do them, both from the vendor's data sheet. What a kernel reaches is bounded
-further by how many of its programs fit on a multiprocessor, which follows from the registers and
-the shared memory of the compiled code.
+peak of the units that compute them, both from the vendor's data sheet. A further bound is how many
+programs of a kernel fit on a multiprocessor, which follows from the registers and the shared memory
+of the compiled code.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ class Gpu:
     """Limits of a GPU, dense, from its data sheet.
 
     Attributes:
-        bandwidth: bytes a second.
-        int8: operations a second on int8 tensor cores.
-        bf16: operations a second on bfloat16 tensor cores.
-        multiprocessors: their number.
-        registers: of a multiprocessor, 32 bits each.
-        shared: bytes of shared memory of a multiprocessor.
-        warps: that a multiprocessor holds.
+        bandwidth: bytes per second.
+        int8: operations per second on int8 tensor cores.
+        bf16: operations per second on bfloat16 tensor cores.
+        multiprocessors: number of multiprocessors.
+        registers: registers per multiprocessor, 32 bits each.
+        shared: bytes of shared memory per multiprocessor.
+        warps: most warps per multiprocessor.
     """
 
     name: str
@@ -43,47 +42,44 @@ class Gpu:
 #: SXM modules.
 GPUS: Final = (Gpu("H100", 3.35e12, 1979e12, 989e12), Gpu("H200", 4.8e12, 1979e12, 989e12))
 
-# : Threads of a warp; registers are given out a warp at a time in units of 256; shared memory that
-# the system takes.
+#: Threads per warp. Registers are allocated per warp in units of 256. The system reserves some
+#: shared memory.
 _THREADS: Final = 32
 _REGISTER_UNIT: Final = 256
 _RESERVED_SHARED: Final = 1024
-#: Programs that a multiprocessor holds.
+#: Most programs per multiprocessor.
 _PROGRAMS: Final = 32
 
 
 @frozen
 class Work:
-    """Least bytes to and from memory, and operations, of one call; which units do them."""
+    """Least bytes to and from memory of one call, its operations, and whether they are int8."""
 
     bytes_moved: int
     operations: int
     integer: bool
 
     def floor(self, gpu: Gpu) -> float:
-        """Seconds that a call takes at least."""
+        """Return the least seconds of a call."""
         peak = gpu.int8 if self.integer else gpu.bf16
         return max(self.bytes_moved / gpu.bandwidth, self.operations / peak)
 
     def bound(self, gpu: Gpu) -> str:
-        """What sets the floor: ``memory`` or ``arithmetic``."""
+        """Return what sets the floor: ``memory`` or ``arithmetic``."""
         peak = gpu.int8 if self.integer else gpu.bf16
-        return (
-            "memory" if self.bytes_moved / gpu.bandwidth >= self.operations / peak else "arithmetic"
-        )
+        moving = self.bytes_moved / gpu.bandwidth
+        return "memory" if moving >= self.operations / peak else "arithmetic"
 
 
 def _linear(m: int, shape: WeightShape, size: int) -> tuple[int, int]:
     scales = 4 * m if size == 1 else 0
-    return m * shape.in_features * size + scales + _weight(
-        shape
-    ) + 2 * m * shape.out_features, _product(m, shape)
+    operands = m * shape.in_features * size + scales + _weight(shape)
+    return operands + 2 * m * shape.out_features, _product(m, shape)
 
 
 def _grad_input(m: int, shape: WeightShape, size: int) -> tuple[int, int]:
-    return m * shape.out_features * size + _weight(shape) + 2 * m * shape.in_features, _product(
-        m, shape
-    )
+    operands = m * shape.out_features * size + _weight(shape)
+    return operands + 2 * m * shape.in_features, _product(m, shape)
 
 
 def _cast_votes(m: int, shape: WeightShape, size: int) -> tuple[int, int]:
@@ -128,7 +124,7 @@ OPS: Final = tuple(_WORK)
 
 
 def work(op: str, rows: int, shape: WeightShape, *, integer: bool = True) -> Work:
-    """The least work of ``op`` on ``rows`` rows of activations.
+    """Return the least work of ``op`` on ``rows`` rows of activations.
 
     Every operand is read once and every result written once: packed trits at 2 bits and their
     exponents, accumulators, int8 or bfloat16 activations and gradients, bfloat16 results.
@@ -138,7 +134,7 @@ def work(op: str, rows: int, shape: WeightShape, *, integer: bool = True) -> Wor
         op: one of :data:`OPS`.
         rows: ``M``.
         shape: of the weight.
-        integer: int8 operands on int8 units; else bfloat16 operands and units.
+        integer: int8 operands on int8 units; otherwise bfloat16.
     """
     moved, operations = _WORK[op](rows, shape, 1 if integer else 2)
     return Work(moved, operations, integer)
@@ -146,12 +142,11 @@ def work(op: str, rows: int, shape: WeightShape, *, integer: bool = True) -> Wor
 
 @frozen
 class Occupancy:
-    """How many programs and warps of a kernel a multiprocessor holds, what stops more, and how full
-    the device gets.
+    """How many programs of a kernel a multiprocessor holds, and what limits them.
 
     Attributes:
-        programs: that fit on a multiprocessor.
-        warps: that they have together.
+        programs: programs that fit on a multiprocessor.
+        warps: warps of all of them.
         limit: ``registers``, ``shared memory``, ``warps`` or ``programs``.
         waves: programs of the launch over those that the device holds at a time.
     """
@@ -163,18 +158,18 @@ class Occupancy:
 
 
 def occupancy(gpu: Gpu, *, registers: int, shared: int, warps: int, programs: int) -> Occupancy:
-    """The bound from a compiled kernel.
+    """Return the occupancy of a compiled kernel.
 
     Args:
         gpu: the device.
-        registers: of a thread.
-        shared: bytes of shared memory of a program.
-        warps: of a program.
-        programs: of the launch.
+        registers: registers per thread.
+        shared: bytes of shared memory per program.
+        warps: warps per program.
+        programs: programs of the launch.
     """
-    a_warp = -(-registers * _THREADS // _REGISTER_UNIT) * _REGISTER_UNIT
+    per_warp = -(-registers * _THREADS // _REGISTER_UNIT) * _REGISTER_UNIT
     fits = {
-        "registers": gpu.registers // max(1, a_warp) // warps,
+        "registers": gpu.registers // max(1, per_warp) // warps,
         "shared memory": gpu.shared // (shared + _RESERVED_SHARED),
         "warps": gpu.warps // warps,
         "programs": _PROGRAMS,

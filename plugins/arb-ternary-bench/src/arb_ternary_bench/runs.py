@@ -126,9 +126,9 @@ def _refuse_another(folder: Path, identity: Mapping[str, Any]) -> None:
     except ValueError as error:
         raise ArbError(f"{path}: cannot be read: {error}") from error
     if before != json.loads(json.dumps(identity)):
-        told = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in before.items())
+        described = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in before.items())
         raise UsageProblem(
-            f"{folder}: a study with other settings is here: {told}",
+            f"{folder}: a study with other settings is here: {described}",
             "Choose another folder: --out FOLDER",
         )
 

@@ -1,4 +1,4 @@
-"""Tables of results: on the terminal, in Markdown and as files beside ``result.json``."""
+"""Tables of results: on the terminal, in Markdown and as files next to ``result.json``."""
 
 from __future__ import annotations
 

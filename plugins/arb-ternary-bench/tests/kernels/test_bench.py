@@ -105,7 +105,6 @@ def test_small_shapes_run_from_end_to_end(tmp_path: Path) -> None:
         "load_average",
         "torch_cpu_capability",
     } <= set(machine)
-    assert (tmp_path / "speedup.png").stat().st_size > 1000
     assert (tmp_path / "table.md").read_text().startswith("| op |")
     assert "torch bfloat16" in done.stdout
     assert [line for line in done.stderr.splitlines() if "apply_scaled_votes 64x256" in line][1:]

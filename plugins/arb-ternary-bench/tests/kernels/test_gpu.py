@@ -19,13 +19,12 @@ from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
 from arb_ternary_bench.cli.bench import bench
 from arb_ternary_bench.kernels import bench as bench_module
-from arb_ternary_bench.kernels import gpu, peer_bitblas, peer_gemlite, probes
+from arb_ternary_bench.kernels import gpu, peer_gemlite, probes
 from arb_ternary_bench.kernels.bench import KernelBench, run_kernel_bench
 from arb_ternary_bench.kernels.cache import Cache
 from arb_ternary_bench.kernels.cells import Cell, Contender
 from arb_ternary_bench.kernels.gpu import EventClock, as_graph, check_device, on_device, small
 from arb_ternary_bench.kernels.operands import Operands
-from arb_ternary_bench.kernels.peer_bitblas import BitblasPeer
 from arb_ternary_bench.kernels.peer_gemlite import GemlitePeer
 from arb_ternary_bench.kernels.peers import choose_peers, list_peers, peer_contender
 from arb_ternary_bench.kernels.result import TABLE
@@ -320,18 +319,13 @@ def test_a_gpu_runs_the_bench_from_end_to_end(device: str, cache: str, op: str) 
 
 
 def test_peers_on_a_gpu_that_are_not_there_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (peer_gemlite, peer_bitblas):
-        monkeypatch.setattr(module, "find_spec", lambda _name: None)
-    listed = [(peer.name, peer.reason, peer.install) for peer in list_peers("cuda")]
-    assert listed == [
-        ("gemlite", "gemlite is not installed", "pip install gemlite"),
-        ("bitblas", "bitblas is not installed", "pip install bitblas"),
-    ]
+    monkeypatch.setattr(peer_gemlite, "find_spec", lambda _name: None)
+    listed = [(peer["name"], peer["reason"], peer["install"]) for peer in list_peers("cuda")]
+    assert listed == [("gemlite", "gemlite is not installed", "pip install gemlite")]
     assert choose_peers("auto", "cuda") == ()
-    with pytest.raises(
-        UsageProblem, match="--peers: 'bitblas' cannot be used: bitblas is not installed"
-    ):
-        choose_peers("bitblas", "cuda")
+    message = "--peers: 'gemlite' cannot be used: gemlite is not installed"
+    with pytest.raises(UsageProblem, match=message):
+        choose_peers("gemlite", "cuda")
     with pytest.raises(UsageProblem, match="there is no peer 'gemlite'"):
         choose_peers("gemlite", "cpu")
 
@@ -373,35 +367,8 @@ def test_gemlite_is_called_as_its_releases_want_it(
         GemlitePeer().prepare(cell, Operands(cell, 3))
 
 
-def test_bitblas_is_called_as_its_guide_says(
-    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = ModuleType("bitblas")
-    asked: dict[str, Any] = {}
-
-    class Matmul:
-        def __init__(self, config: Any) -> None:
-            asked.update(config)
-
-        def transform_weight(self, weight: torch.Tensor) -> torch.Tensor:
-            assert weight.dtype is torch.int8
-            return weight + 1
-
-        def __call__(self, q: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-            return q.int() @ (codes - 1).int().t()
-
-    vars(module).update(MatmulConfig=dict, Matmul=Matmul)
-    monkeypatch.setitem(sys.modules, "bitblas", module)
-    cell = make_cell(in_features=256, out_features=64)
-    peer_contender(BitblasPeer(), cell, Operands(cell, 3)).check()
-    assert (asked["M"], asked["N"], asked["K"]) == (3, 64, 256)
-    assert (asked["A_dtype"], asked["W_dtype"], asked["out_dtype"]) == ("int8", "int2", "int32")
-
-
-@pytest.mark.parametrize("peer", [GemlitePeer(), BitblasPeer()], ids=lambda peer: peer.name)
-def test_shapes_that_a_peer_on_a_gpu_does_not_take_are_left_out(
-    peer: Any, make_cell: Callable[..., Cell]
-) -> None:
+def test_shapes_that_gemlite_does_not_take_are_left_out(make_cell: Callable[..., Cell]) -> None:
+    peer = GemlitePeer()
     assert "must be 0" in peer.serves(make_cell(in_features=160))
     assert peer.serves(make_cell(in_features=256, out_features=64)) is None
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from attrs import frozen
 
 from arb_ternary.errors import ArbError, UsageProblem
-from arb_ternary_bench.kernels import peer_ggml, peer_litespark, peers
+from arb_ternary_bench.kernels import peer_ggml, peers
 from arb_ternary_bench.kernels.cells import Cell
 from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.peer_ggml import GgmlPeer
-from arb_ternary_bench.kernels.peer_litespark import LitesparkPeer
 from arb_ternary_bench.kernels.peer_product import PeerProduct, aligned
 from arb_ternary_bench.kernels.peers import choose_peers, list_peers, peer_contender
 
@@ -46,34 +43,32 @@ class NumpyPeer:
 
 
 @pytest.fixture
-def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(peer_ggml, "GGML_FOLDER", tmp_path)
-    for module in (peer_ggml, peer_litespark):
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
+def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_ggml, "find_spec", lambda name: None)
 
 
 @pytest.mark.usefixtures("nothing_installed")
 def test_every_absent_peer_is_listed_with_the_reason_and_the_command() -> None:
     listed = list_peers()
-    assert [each.name for each in listed] == ["ggml TQ2_0", "ggml TQ1_0", "litespark"]
+    assert [each["name"] for each in listed] == ["ggml TQ2_0", "ggml TQ1_0"]
     for each in listed:
-        assert not each.available
-        assert each.reason
-        assert "install" in each.install
+        assert not each["available"]
+        assert each["reason"]
+        assert "install" in each["install"]
     assert choose_peers("auto") == ()
 
 
 @pytest.mark.usefixtures("nothing_installed")
 def test_a_peer_that_is_named_and_absent_is_an_error_with_the_command() -> None:
-    with pytest.raises(UsageProblem, match="litespark_inference is not installed") as caught:
-        choose_peers("litespark")
-    assert caught.value.hint == "pip install litespark-inference"
+    with pytest.raises(UsageProblem, match="llama_cpp is not installed") as caught:
+        choose_peers("ggml tq2_0")
+    assert caught.value.hint == "pip install llama-cpp-python"
 
 
 def test_a_mistyped_peer_is_told_the_nearest() -> None:
-    with pytest.raises(UsageProblem, match="no peer 'litespork'") as caught:
-        choose_peers("litespork")
-    assert "did you mean 'litespark'?" in caught.value.hint
+    with pytest.raises(UsageProblem, match="no peer 'ggml tq3_0'") as caught:
+        choose_peers("ggml TQ3_0")
+    assert "did you mean 'ggml tq2_0'?" in caught.value.hint
 
 
 def test_none_takes_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,23 +94,14 @@ def test_memory_for_a_peer_is_aligned() -> None:
     )
 
 
-def test_codes_of_litespark_are_two_bits_a_trit() -> None:
-    trits = np.array([[-1, 0, 1, 1, 0, 0, 0, -1]], np.int8)
-    assert peer_litespark._pack(trits).tolist() == [[0b10_10_01_00, 0b00_01_01_01]]
-
-
-@pytest.mark.parametrize(
-    ("peer", "sizes"),
-    [(GgmlPeer("TQ2_0", 35, ""), 160), (LitesparkPeer(), 90)],
-    ids=["ggml", "litespark"],
-)
-def test_sizes_that_a_peer_has_no_kernel_for_are_left_out_with_the_reason(
-    peer: Any, sizes: int, make_cell: Callable[..., Cell]
+def test_sizes_without_a_kernel_are_left_out_with_the_reason(
+    make_cell: Callable[..., Cell],
 ) -> None:
-    assert "multiple" in peer.serves(make_cell(in_features=sizes))
+    reason = GgmlPeer("TQ2_0", 35, "").serves(make_cell(in_features=160))
+    assert reason == "K must be a multiple of 256"
 
 
-@pytest.mark.parametrize("name", ["ggml TQ2_0", "ggml TQ1_0", "litespark"])
+@pytest.mark.parametrize("name", ["ggml TQ2_0", "ggml TQ1_0"])
 @pytest.mark.parametrize("rows", [1, 5, 130])
 def test_an_installed_peer_multiplies_right(
     name: str, rows: int, make_cell: Callable[..., Cell]

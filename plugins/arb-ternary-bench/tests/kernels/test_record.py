@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from arb_ternary_bench.kernels.cells import Cell, Contender
-from arb_ternary_bench.kernels.figures import draw_speedups
 from arb_ternary_bench.kernels.probes import Limits, Probe
 from arb_ternary_bench.kernels.record import cell_record
 from arb_ternary_bench.kernels.result import TABLE
@@ -117,14 +115,3 @@ def test_the_notes_name_what_is_missing(record: dict[str, Any]) -> None:
     assert "Peer x is not installed: not here. Install: pip install x" in text
     assert "ggml TQ1_0 left out of linear 48 x 160: K must be a multiple of 256." in text
     assert "cold: calls rotate among copies of twice the last-level cache, 32 MiB" in text
-
-
-def test_the_figure_is_a_png_with_a_panel_where_there_is_a_baseline(
-    record: dict[str, Any], tmp_path: Path
-) -> None:
-    file = tmp_path / "speedup.png"
-    assert draw_speedups(result_of(record), file)
-    assert file.read_bytes().startswith(b"\x89PNG")
-    without = {**record, "baselines": {**record["baselines"], "torch_bfloat16": None}}
-    assert not draw_speedups({**result_of(record), "cells": [without]}, tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()

@@ -21,7 +21,6 @@ from arb_ternary_bench.network.config import (
 )
 from arb_ternary_bench.network.model import decoder_matrices, model_of
 from arb_ternary_bench.network.schemes import SUMMARIES, bits_in_bytes, bits_in_words
-from arb_ternary_bench.steps.large_model import MODELS
 from arb_ternary_bench.studies import network
 from arb_ternary_bench.study import Session, main
 
@@ -199,14 +198,11 @@ def test_the_state_of_votes_is_trits_and_sums_everywhere_and_accumulators_at_own
     assert row("trit_gathers")["state_bytes"] == 62.5e3 + 250e3 + 500e3 + 2000 + 2 * 3000
 
 
-def test_a_preset_has_the_weights_of_the_model_that_steps_are_timed_with() -> None:
-    for name in ("7b", "1b", "tiny"):
-        assert model_of(ModelSizes(preset=name)).weights == MODELS[name].weights()
+def test_a_decoder_has_the_weights_of_its_matrices() -> None:
     small = DecoderSizes(width=8, layers=1, heads=2, kv_heads=1, feed_forward=12, vocabulary=10)
-    assert (
-        sum(m.rows * m.columns * m.count for m in decoder_matrices(small))
-        == 2 * 64 + 2 * 32 + 3 * 96 + 2 * 80
-    )
+    weights = 2 * 64 + 2 * 32 + 3 * 96 + 2 * 80
+    assert sum(m.rows * m.columns * m.count for m in decoder_matrices(small)) == weights
+    assert model_of(ModelSizes(decoder=small)).weights == weights
 
 
 def test_every_scheme_says_what_it_is() -> None:
@@ -243,7 +239,7 @@ def test_the_table_names_schemes_and_machines(tmp_path: Path) -> None:
     [
         ("clusters.0.micro_batches=7", "7 are fewer than the 8 GPUs"),
         ("schemes=[fsdp]", "did you mean 'fsdp2'"),
-        ("model.preset=7b", "preset and matrices are given"),
+        ("model.matrices=[]", "none is given"),
         ("clusters=[]", "the table would be empty"),
         ("clusters.1.name=8 GPUs with NVLink", "two are called '8 GPUs with NVLink'"),
     ],

@@ -174,11 +174,9 @@ def test_other_tokens_are_refused_before_anything_runs(fake, run_quality, make_r
 def test_a_run_on_other_tokens_than_planned_is_an_error(fake, run_quality, make_recipe):
     fake.loss = losses(lambda config: 1.0)
     fewer = {"of": 2, "take": 1, "overrides": {"phase": {"batch_size": 32, "warmup_steps": 0}}}
-    from arb_ternary_bench.quality.recipes import FewerSteps
-
     with pytest.raises(ComponentError, match="trained on 4,096 tokens, not 8,192"):
         # The fake run counts steps of the base batch.
-        run_quality(make_recipe(fewer_steps=FewerSteps(**fewer)))
+        run_quality(make_recipe(fewer_steps=fewer))
     assert fake.started == ["tuning-one-0"]
 
 

@@ -146,8 +146,6 @@ def test_ratios_are_the_baselines_over_the_rows() -> None:
     )
     cpu = rows_[0]
     assert cpu["speedup"] == pytest.approx({"bfloat16": 3.0, "qat": 8.0, "qat_compiled": None})
-    assert cpu["speedup_median"]["bfloat16"] == pytest.approx(3.0)
-    assert cpu["memory_ratio"] == pytest.approx({"bfloat16": 5.0, "qat": 9.0, "qat_compiled": None})
     assert cpu["tokens_per_second"] == pytest.approx(32.0)
     assert cpu["state_bytes_per_weight"] == pytest.approx(1.3)
     assert [row["role"] for row in rows_] == ["ternary", "float", "float", "float"]

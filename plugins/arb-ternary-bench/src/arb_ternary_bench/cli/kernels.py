@@ -148,7 +148,6 @@ def kernels(
     Every kernel is first checked against an exact result, with outputs that held NaN.
     """
     from arb_ternary_bench.kernels.bench import KernelBench, run_kernel_bench
-    from arb_ternary_bench.kernels.figures import draw_speedups
     from arb_ternary_bench.kernels.peers import choose_peers
     from arb_ternary_bench.kernels.result import TABLE
 
@@ -164,7 +163,4 @@ def kernels(
         threads=threads,
         seconds=seconds,
     )
-    result = run_kernel_bench(bench, say=say)
-    finish(result, TABLE, out, as_json=as_json)
-    if out is not None:
-        draw_speedups(result, out / "speedup.png")
+    finish(run_kernel_bench(bench, say=say), TABLE, out, as_json=as_json)

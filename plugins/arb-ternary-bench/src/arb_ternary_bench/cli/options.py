@@ -18,7 +18,7 @@ GROUPS = ("32", "64", "128", "256", "row")
 out = click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for result.json, the table and figures.",
+    help="Folder for result.json and the table.",
 )
 threads = click.option(
     "--threads", type=click.IntRange(min=1), help="Threads of every contender; default: torch's."

@@ -1,1 +1,1 @@
-"""Generation of text with whole models, beside other programs."""
+"""Generation of text with whole models, and the same in other programs."""

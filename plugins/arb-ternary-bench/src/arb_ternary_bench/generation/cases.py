@@ -1,13 +1,10 @@
-"""One prompt length and batch: the prompt is read, then tokens are written one by one, each
-timed.
-"""
+"""A case: a prompt is read, then tokens are written one by one, each timed."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -17,20 +14,22 @@ from numpy.typing import NDArray
 from arb_ternary_bench.memory import resident_bytes
 
 ClockName = Literal["wall", "processor"]
-# : Seconds that pass, or that the threads of this process compute: with one thread, what a busy
-# machine tells apart.
-CLOCKS: Final[Mapping[ClockName, Callable[[], float]]] = MappingProxyType(
-    {"wall": time.perf_counter, "processor": time.process_time}
-)
+#: Seconds that pass, or that the threads of this process compute. With one thread the latter do not
+#: depend on what else the machine does.
+CLOCKS: Final[Mapping[ClockName, Callable[[], float]]] = {
+    "wall": time.perf_counter,
+    "processor": time.process_time,
+}
 
-#: Tokens that are written at least, however long they take.
+#: The fewest tokens that are written, however long they take.
 _LEAST_TOKENS: Final = 4
 
 
 class Session(Protocol):
     """A model that reads and writes.
 
-    ``weight_bytes``: of the weights that every pass reads whole.
+    Attributes:
+        weight_bytes: bytes of the weights that every pass reads whole.
     """
 
     weight_bytes: int
@@ -39,7 +38,7 @@ class Session(Protocol):
         """Forget what was read, and make room for ``batch`` sequences of ``length`` tokens."""
 
     def read(self, tokens_BS: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Read tokens of every sequence, and give the likeliest next token of each, ``[B]``."""
+        """Read tokens of every sequence and return the likeliest next token of each, ``[B]``."""
 
 
 @frozen(kw_only=True)
@@ -48,8 +47,8 @@ class Case:
 
     Attributes:
         prompt: tokens of each sequence's prompt.
-        batch: sequences.
-        new_tokens: of each sequence; the first of them comes with the prompt.
+        batch: number of sequences.
+        new_tokens: new tokens per sequence; the first of them comes with the prompt.
     """
 
     prompt: int
@@ -58,7 +57,7 @@ class Case:
 
     @property
     def length(self) -> int:
-        """Positions of a sequence."""
+        """Positions per sequence."""
         return self.prompt + self.new_tokens
 
 

@@ -1,6 +1,4 @@
-"""Who generates: the backends, with a cache of floats or of int8, llama.cpp in two ternary formats,
-and bfloat16.
-"""
+"""Contenders: backends, with a cache of floats or int8, llama.cpp in two formats, and bfloat16."""
 
 from __future__ import annotations
 
@@ -21,21 +19,21 @@ if TYPE_CHECKING:
 #: llama.cpp's types by the names of their contenders.
 LLAMA_CPP: Final = {"tq2_0": "TQ2_0", "tq1_0": "TQ1_0"}
 BFLOAT16: Final = "bfloat16"
-#: Behind the name of a backend: keys and values are kept as int8.
+#: Ends the name of a backend whose keys and values are kept as int8.
 INT8_CACHE: Final = "/int8-cache"
-#: Python, libraries, and what a pass computes beside keys and values.
+#: Bytes of Python, libraries, and what a pass computes without keys and values.
 _ROOM: Final = 3 << 29
 
 
 @frozen(kw_only=True)
 class Contender:
-    """One of them.
+    """A contender.
 
     Attributes:
         name: of a backend, which :data:`INT8_CACHE` may follow, of :data:`LLAMA_CPP`, or
             :data:`BFLOAT16`.
         group_size: weights that share an exponent, on a backend.
-        threads: that it computes with.
+        threads: number of threads that it computes with.
     """
 
     name: str
@@ -44,17 +42,17 @@ class Contender:
 
     @property
     def backend(self) -> str | None:
-        """The backend, if it is one."""
+        """The backend, or None."""
         return None if self.name in (*LLAMA_CPP, BFLOAT16) else self.name.removesuffix(INT8_CACHE)
 
     @property
     def numbers(self) -> CacheNumbers:
-        """What a backend keeps keys and values as."""
+        """The format in which a backend keeps keys and values."""
         return "int8" if self.name.endswith(INT8_CACHE) else "float"
 
     @property
     def title(self) -> str:
-        """As the table has it."""
+        """Its name in the table."""
         if self.name in LLAMA_CPP:
             return f"llama.cpp {LLAMA_CPP[self.name]}"
         if self.name == BFLOAT16:
@@ -63,7 +61,7 @@ class Contender:
 
 
 def missing(name: str) -> str | None:
-    """Why a contender cannot take part at all on this machine."""
+    """Return why a contender cannot take part on this machine, or None."""
     if name not in LLAMA_CPP:
         return None
     for module in ("gguf",) if installed() else ("xllamacpp", "gguf"):
@@ -73,7 +71,7 @@ def missing(name: str) -> str | None:
 
 
 def obstacle(contender: Contender, shape: GenerationShape) -> str | None:
-    """Why it cannot hold the shape."""
+    """Return why a contender cannot hold the shape, or None."""
     if contender.name not in LLAMA_CPP:
         return None
     inputs = {columns for _, _, columns in shape.matrices()}
@@ -82,18 +80,18 @@ def obstacle(contender: Contender, shape: GenerationShape) -> str | None:
 
 
 def needed_bytes(contender: Contender, shape: GenerationShape, length: int, batch: int) -> int:
-    """About what a process with it takes, for ``batch`` sequences of ``length`` tokens."""
+    """Estimate the memory of a process, for ``batch`` sequences of ``length`` tokens."""
     cached = 2 * shape.layers * batch * length * shape.key_width
     if contender.name in LLAMA_CPP:
         return _ROOM + file_bytes(shape, LLAMA_CPP[contender.name]) + 2 * cached
-    # A cache that grows is there twice while it does.
+    # While a cache grows there are two of it.
     if contender.name == BFLOAT16:
         return _ROOM + 2 * shape.weights() + 2 * 2 * cached // shape.layers + 2 * cached
     group = shape.width if contender.group_size == "row" else contender.group_size
     largest = 4 * shape.width * max(shape.vocabulary, shape.feed_forward)
     if contender.numbers == "int8":
-        # The floats of the layer that attention reads, where modules run; a scale beside each head
-        # of at least 32.
+        # One layer is decoded to floats, where modules run; each head of at least 32 features has a
+        # scale.
         cached = round((1 + 1 / 8 + 2 * 4 / shape.layers) * cached)
     else:
         cached *= 4
@@ -103,7 +101,7 @@ def needed_bytes(contender: Contender, shape: GenerationShape, length: int, batc
 def open_session(
     contender: Contender, shape: GenerationShape, length: int, file: Path | None
 ) -> Session:
-    """Load it, or make its weights.
+    """Load a contender, or make its weights.
 
     Args:
         contender: who.

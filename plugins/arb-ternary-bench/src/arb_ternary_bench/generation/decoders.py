@@ -1,6 +1,4 @@
-"""Our decoder with random weights, ternary on a backend or bfloat16 in torch, as sessions of the
-bench.
-"""
+"""Our decoder with random weights, ternary on a backend or bfloat16 in torch."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from attrs import evolve
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.select import use_backend
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
-from arb_ternary_bench.steps.large_model import draw_trits_
 from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import TiedHead
@@ -27,11 +25,11 @@ class DecoderSession:
     """A decoder that reads tokens and takes the likeliest next ones.
 
     Args:
-        model: of ours, in either form.
-        numbers: what it keeps keys and values as.
+        model: the decoder.
+        numbers: the format in which it keeps keys and values.
 
     Attributes:
-        cache: of the sequences that were started last.
+        cache: the cache of the sequences that were started last.
     """
 
     def __init__(self, model: Decoder, numbers: CacheNumbers = "float") -> None:
@@ -41,12 +39,12 @@ class DecoderSession:
         self.weight_bytes = sum(_bytes_read(module) for module in _matrices(model))
 
     def start(self, batch: int, length: int) -> None:  # the cache grows as it is filled
-        """An empty cache for ``batch`` sequences of up to ``length`` tokens."""
+        """Make an empty cache for ``batch`` sequences of up to ``length`` tokens."""
         self.cache: KeyValueCache = self._model.new_cache(batch, self._numbers)
 
     @torch.no_grad()
     def read(self, tokens_BS: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Read tokens of every sequence, and give the likeliest next token of each, ``[B]``."""
+        """Read tokens of every sequence and return the likeliest next token of each, ``[B]``."""
         ids_BS = torch.from_numpy(tokens_BS).to(self._device)
         logits_BV: Tensor = self._model.next_logits(ids_BS, self.cache)
         # The copy to the processor waits for the device.
@@ -57,8 +55,7 @@ class DecoderSession:
 def ternary_decoder(
     shape: GenerationShape, max_length: int, group_size: GroupSize, backend: str
 ) -> Decoder:
-    """Random trits, a third of them of each kind, and no accumulators, as `arb generate` loads a
-    model.
+    """Make a decoder of random trits without accumulators, as `arb generate` loads a model.
 
     Blocks are copies of one, since no kernel looks at their values.
     """
@@ -67,12 +64,19 @@ def ternary_decoder(
     with undrawn(), without_accumulators(), use_backend(backend):
         model = Decoder(evolve(config, layers=1), shape.vocabulary)
     for _, module in ternary_modules(model):
-        draw_trits_(module, generator)
+        _draw_trits_(module, generator)
     return _deep(model, config.layers)
 
 
+def _draw_trits_(module: TernaryModule, generator: torch.Generator) -> None:
+    """Replace the packed weight by a uniformly random one; only this matrix is ever int8."""
+    size = (module.shape.out_features, module.shape.in_features)
+    trits = torch.empty(size, dtype=torch.int8).random_(-1, 2, generator=generator)
+    module.weight.copy_(kernel(module.backend, "pack")(trits))
+
+
 def bfloat16_decoder(shape: GenerationShape, max_length: int) -> Decoder:
-    """Every weight and activation in bfloat16; blocks are copies of one here too."""
+    """Make a decoder with every weight and activation in bfloat16; blocks are copies of one."""
     torch.manual_seed(0)
     config = shape.config(max_length, "row", floats=True)
     return _deep(
@@ -81,7 +85,7 @@ def bfloat16_decoder(shape: GenerationShape, max_length: int) -> Decoder:
 
 
 def _deep(model: Decoder, layers: int) -> Decoder:
-    """``model`` with ``layers`` blocks like its one."""
+    """Give ``model`` as many copies of its one block as make ``layers``."""
     for _ in range(1, layers):
         model.blocks.append(copy.deepcopy(model.blocks[0]))
     model.config = evolve(model.config, layers=layers)
@@ -89,7 +93,7 @@ def _deep(model: Decoder, layers: int) -> Decoder:
 
 
 def _matrices(model: Decoder) -> list[nn.Module]:
-    """The modules whose weights a pass reads whole."""
+    """Return the modules whose weights a pass reads whole."""
     found = [
         module for module in model.blocks.modules() if isinstance(module, TernaryModule | nn.Linear)
     ]

@@ -1,8 +1,7 @@
-"""GGUF files of random ternary weights, for llama.cpp; written with the package ``gguf`` (PyPI),
-one tensor at a time.
+"""GGUF files of random ternary weights for llama.cpp, written one tensor at a time.
 
-Every matrix is in the ternary type, embedding and head too: llama.cpp then reads as many trits as
-everybody else. There is no tokenizer: the bench gives token ids.
+Needs the package ``gguf`` (PyPI). Every matrix has the ternary type, embedding and head too, so
+that llama.cpp reads as many trits as the others. There is no tokenizer: the bench gives token ids.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from arb_ternary_bench.generation.shapes import GenerationShape
 
 #: Weights that share a scale in TQ1_0 and TQ2_0; rows are whole blocks.
 BLOCK: Final = 256
-#: Bytes of such a block, by the type's name.
+#: Bytes of such a block, by type.
 BLOCK_BYTES: Final = {"TQ1_0": 54, "TQ2_0": 66}
-#: Blocks that are drawn; the tensors of a file repeat them.
+#: Number of blocks that are drawn; the tensors of a file repeat them.
 _DRAWN: Final = 1 << 12
 
 
 def file_bytes(shape: GenerationShape, kind: str) -> int:
-    """Bytes of the tensors in the file; the rest of it is small."""
+    """Return the bytes of the tensors in the file; the rest of it is small."""
     return shape.weights() // BLOCK * BLOCK_BYTES[kind]
 
 
@@ -34,11 +33,11 @@ def write_random_gguf(
     """Write the file.
 
     Args:
-        path: where; it must not exist.
-        shape: all inputs of its matrices are multiples of :data:`BLOCK`.
+        path: the file, which must not exist.
+        shape: all inputs of its matrices must be multiples of :data:`BLOCK`.
         kind: ``TQ1_0`` or ``TQ2_0``.
         context: the most positions of a sequence.
-        seed: of the weights; a third of them is -1, 0 and 1 each.
+        seed: seed of the weights; a third of them is -1, 0 and 1 each.
     """
     import gguf
 
@@ -75,9 +74,7 @@ def _describe(writer: Any, shape: GenerationShape, context: int) -> None:
 
 
 def _plan(writer: Any, shape: GenerationShape, kind: Any) -> list[tuple[int, int | None]]:
-    """Announce every tensor, in the order in which they are written; rows and columns, None for a
-    vector.
-    """
+    """Announce every tensor; return rows and columns (None for a vector) in the written order."""
     planned: list[tuple[int, int | None]] = []
 
     def vector(name: str, features: int) -> None:
@@ -108,7 +105,7 @@ def _plan(writer: Any, shape: GenerationShape, kind: Any) -> list[tuple[int, int
 
 
 def _random_blocks(kind: str, seed: int) -> NDArray[np.uint8]:
-    """``[blocks, bytes]``: random trits with the scale 1/32."""
+    """Return random trits with the scale 1/32, ``[blocks, bytes]``."""
     import gguf
 
     trits = np.random.default_rng(seed).integers(-1, 2, (_DRAWN, BLOCK)).astype(np.float32)

@@ -1,8 +1,7 @@
-"""llama.cpp through its C functions, loaded with ctypes from an installed ``llama_cpp`` or
-``xllamacpp`` (both PyPI).
+"""llama.cpp through its C functions, loaded with ctypes from an installed package.
 
-All that is timed is ``llama_decode`` and the choice of the likeliest token: no server, no sampler,
-no tokenizer.
+The package is ``llama_cpp`` or ``xllamacpp`` (both PyPI). Only ``llama_decode`` and the choice of
+the likeliest token are timed: no server, no sampler, no tokenizer.
 """
 
 from __future__ import annotations
@@ -31,18 +30,15 @@ _AT_A_TIME: Final = 512
 
 
 class _ModelParams(ctypes.Structure):
-    """``struct llama_model_params``: taken with its defaults. Larger than any version's, which the
-    ABI permits.
-    """
+    """``struct llama_model_params`` with its defaults, larger than that of any version."""
 
     _fields_ = (("all", ctypes.c_byte * 512),)
 
 
 class _ContextParams(ctypes.Structure):
-    """``struct llama_context_params``: its first fields, which versions have agreed on, and room
-    for the rest.
+    """``struct llama_context_params``: the first fields, which versions share, and more room.
 
-    What a version puts between them shows in :meth:`LlamaCpp._check`.
+    :meth:`LlamaCpp._check` finds versions that have other fields between them.
     """
 
     _fields_ = (
@@ -72,7 +68,7 @@ _LOG: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_voi
 
 
 def installed() -> tuple[Path, str] | None:
-    """The library and what it is of; None where there is none."""
+    """Return the library and the package it is from, or None."""
     for module, distribution, file in _PLACES:
         spec = find_spec(module)
         if spec is not None and spec.origin is not None:
@@ -89,7 +85,7 @@ class LlamaCpp:
         file: the GGUF file.
         shape: of the model in it.
         kind: type of its matrices.
-        threads: of prompts and of tokens alike.
+        threads: number of threads, for prompts and tokens alike.
     """
 
     def __init__(self, file: Path, shape: GenerationShape, kind: str, threads: int) -> None:
@@ -114,15 +110,14 @@ class LlamaCpp:
         self._context: int | None = None
 
     def start(self, batch: int, length: int) -> None:
-        """Make room for ``batch`` sequences of ``length`` tokens; what was read before is
-        forgotten.
-        """
+        """Forget what was read, and make room for ``batch`` sequences of ``length`` tokens."""
         self.close_context()
         params = self._library.llama_context_default_params()
         # llama.cpp rounds the context of each sequence up to whole blocks of 256 itself.
         params.n_ctx = batch * -(-length // 256) * 256
         params.n_seq_max = batch
-        params.n_batch, params.n_ubatch = params.n_ctx, min(_AT_A_TIME, params.n_ctx)
+        params.n_batch = params.n_ctx
+        params.n_ubatch = min(_AT_A_TIME, params.n_ctx)
         self._context = self._library.llama_init_from_model(self._model, params)
         if not self._context:
             raise ArbError("llama.cpp cannot make a context", "".join(self._messages[-6:]).strip())
@@ -132,7 +127,7 @@ class LlamaCpp:
         self._seen = 0
 
     def read(self, tokens_BS: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Read tokens of every sequence, and give the likeliest next token of each, ``[B]``."""
+        """Read tokens of every sequence and return the likeliest next token of each, ``[B]``."""
         batch, count = tokens_BS.shape
         filled, keep = _batch(tokens_BS, self._seen)
         failed = self._library.llama_decode(self._context, filled)
@@ -152,7 +147,7 @@ class LlamaCpp:
             self._context = None
 
     def logits(self, place: int) -> NDArray[np.float32]:
-        """Of the token at a place of the batch that was read last, a view ``[V]``."""
+        """Return a view of the logits ``[V]`` at a place of the batch that was read last."""
         found = self._library.llama_get_logits_ith(self._context, place)
         return np.ctypeslib.as_array(found, (self._vocabulary,))
 
@@ -160,7 +155,7 @@ class LlamaCpp:
         return int(self.logits(place).argmax())
 
     def _check(self, params: _ContextParams) -> None:
-        """That this version has its fields where they were filled in.
+        """Check that this version of llama.cpp has its fields where they were filled in.
 
         Raises:
             ArbError: it has not.
@@ -181,8 +176,9 @@ class LlamaCpp:
 
 
 def _batch(tokens_BS: NDArray[np.int64], first: int) -> tuple[_Batch, Any]:
-    """The tokens as llama.cpp takes them, and what has to live as long: logits are wanted of the
-    last of each row.
+    """Return the tokens as llama.cpp takes them, and the arrays that have to live as long.
+
+    Logits are wanted of the last token of each row.
     """
     batch, count = tokens_BS.shape
     total = batch * count

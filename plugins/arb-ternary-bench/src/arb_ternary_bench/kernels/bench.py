@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, Final, Literal
 
 import torch
-from attrs import asdict, frozen
+from attrs import frozen
 
 from arb_ternary.errors import ArbError
 from arb_ternary_bench.kernels.cache import Cache, last_level_cache
@@ -71,35 +72,20 @@ class KernelBench:
 
     def cells(self, cache_bytes: int, threads: int) -> Iterator[Cell]:
         """Yield all cells, in the order of the table."""
-        for op in self.ops:
-            for shape in self.shapes:
-                for group in self.groups:
-                    for rows in self.rows if OPS[op].uses_rows else (1,):
-                        for cache in self.caches:
-                            yield self._cell(op, shape, group, rows, cache, cache_bytes, threads)
-
-    def _cell(
-        self,
-        op: str,
-        shape: tuple[int, int],
-        group: Group,
-        rows: int,
-        cache: str,
-        cache_bytes: int,
-        threads: int,
-    ) -> Cell:
-        out_features, in_features = shape
-        return Cell(
-            op=op,
-            rows=rows,
-            out_features=out_features,
-            in_features=in_features,
-            group_size=in_features if group == "row" else min(group, in_features),
-            cold=cache == "cold",
-            cache_bytes=cache_bytes,
-            threads=threads,
-            device=self.device,
-        )
+        for op, (out_features, in_features), group in product(self.ops, self.shapes, self.groups):
+            rows_of_op = self.rows if OPS[op].uses_rows else (1,)
+            for rows, cache in product(rows_of_op, self.caches):
+                yield Cell(
+                    op=op,
+                    rows=rows,
+                    out_features=out_features,
+                    in_features=in_features,
+                    group_size=in_features if group == "row" else min(group, in_features),
+                    cold=cache == "cold",
+                    cache_bytes=cache_bytes,
+                    threads=threads,
+                    device=self.device,
+                )
 
 
 def _limits(bench: KernelBench, cache_bytes: int) -> Limits:
@@ -150,7 +136,7 @@ def run_kernel_bench(bench: KernelBench, *, say: Say = lambda _: None) -> dict[s
         "seed": seed,
         "seconds": bench.seconds,
         "probes": limits.how(),
-        "peers": [asdict(listing) for listing in list_peers(bench.device)],
+        "peers": list_peers(bench.device),
         "cells": cells,
     }
 

@@ -45,11 +45,11 @@ def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> Cache:
             f"level {deepest}, {root}",
         )
     if sys.platform == "darwin":
-        told = subprocess.run(
+        output = subprocess.run(
             ["sysctl", "-n", "hw.l2cachesize"], capture_output=True, text=True, check=False
         ).stdout
-        if told.strip().isdecimal():
-            return Cache(2 * int(told), "twice hw.l2cachesize, for the system cache behind it")
+        if output.strip().isdecimal():
+            return Cache(2 * int(output), "twice hw.l2cachesize, for the system cache behind it")
     return Cache(_GUESS, "a guess: the system does not say")
 
 

@@ -48,20 +48,27 @@ def check_device(device: str) -> None:
         raise UsageProblem(
             f"--device: {device!r} is not a device of this bench", "cpu, cuda or cuda:N"
         )
-    found = probe(device)
-    reason = None if found.usable else found.reason
-    if reason is None and not torch.cuda.is_available():
-        reason = "torch cannot use the GPU that the system shows"
-    if reason is None:
-        index = int(device.partition(":")[2] or 0)
-        count = torch.cuda.device_count()
-        reason = None if index < count else f"there {'is' if count == 1 else 'are'} only {count}"
+    reason = _obstacle(device)
     if reason is not None:
         raise EnvironmentProblem(
             f"--device {device}: {reason}",
             "run it on a machine with a GPU and a build of torch for it; `arb doctor` shows what "
             "is here, and `arb backends list --device cuda` what every backend needs",
         )
+
+
+def _obstacle(device: str) -> str | None:
+    """Return why a GPU cannot be used, or None."""
+    found = probe(device)
+    if not found.usable:
+        return found.reason
+    if not torch.cuda.is_available():
+        return "torch cannot use the GPU that the system shows"
+    index = int(device.partition(":")[2] or 0)
+    count = torch.cuda.device_count()
+    if index < count:
+        return None
+    return "there is only 1" if count == 1 else f"there are only {count}"
 
 
 def on_device(device: str) -> AbstractContextManager[object]:
@@ -179,12 +186,12 @@ def _noted(contender: Contender, variant: Variant, note: str) -> Contender:
 
 def _capture(call: Callable[[], object]) -> Callable[[], object]:
     stream: Any = torch.cuda.Stream
-    beside = stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
+    side = stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
         for _ in range(3):  # compile, measure and allocate before the capture
             call()
-    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Final
 
 from attrs import frozen
@@ -33,32 +32,26 @@ class BenchOp:
     peers: bool = False
 
 
-OPS: Final[Mapping[str, BenchOp]] = MappingProxyType(
-    {
-        "linear": BenchOp(
-            partial(linear_contenders, integer=True), "x @ W.T of int8 rows", peers=True
-        ),
-        "linear_float": BenchOp(
-            partial(linear_contenders, integer=False), "x @ W.T of bfloat16 rows"
-        ),
-        "linear_grad_input": BenchOp(
-            partial(grad_input_contenders, integer=True), "grad @ W of int8 rows"
-        ),
-        "linear_grad_input_float": BenchOp(
-            partial(grad_input_contenders, integer=False), "grad @ W of bfloat16 rows"
-        ),
-        "cast_scaled_votes": BenchOp(
-            partial(cast_contenders, integer=False), "votes from bfloat16 gradients"
-        ),
-        "cast_scaled_votes_int8": BenchOp(
-            partial(cast_contenders, integer=True), "votes from int8 gradients"
-        ),
-        "apply_scaled_votes": BenchOp(apply_contenders, "votes to flips", uses_rows=False),
-        "quantize_rows": BenchOp(row_contenders, "float32 activations to int8"),
-        "quantize_gradient": BenchOp(row_contenders, "float32 gradients to int8"),
-        "rms_norm_quantize": BenchOp(row_contenders, "norm and quantisation in one"),
-    }
-)
+OPS: Final[Mapping[str, BenchOp]] = {
+    "linear": BenchOp(partial(linear_contenders, integer=True), "x @ W.T of int8 rows", peers=True),
+    "linear_float": BenchOp(partial(linear_contenders, integer=False), "x @ W.T of bfloat16 rows"),
+    "linear_grad_input": BenchOp(
+        partial(grad_input_contenders, integer=True), "grad @ W of int8 rows"
+    ),
+    "linear_grad_input_float": BenchOp(
+        partial(grad_input_contenders, integer=False), "grad @ W of bfloat16 rows"
+    ),
+    "cast_scaled_votes": BenchOp(
+        partial(cast_contenders, integer=False), "votes from bfloat16 gradients"
+    ),
+    "cast_scaled_votes_int8": BenchOp(
+        partial(cast_contenders, integer=True), "votes from int8 gradients"
+    ),
+    "apply_scaled_votes": BenchOp(apply_contenders, "votes to flips", uses_rows=False),
+    "quantize_rows": BenchOp(row_contenders, "float32 activations to int8"),
+    "quantize_gradient": BenchOp(row_contenders, "float32 gradients to int8"),
+    "rms_norm_quantize": BenchOp(row_contenders, "norm and quantisation in one"),
+}
 
 DEFAULT_OPS: Final = (
     "linear",

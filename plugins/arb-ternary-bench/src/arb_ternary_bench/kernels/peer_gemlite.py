@@ -23,7 +23,7 @@ class GemlitePeer:
     """Its linear layer of ternary weights, called with float16 rows, which it quantises itself."""
 
     name: str = "gemlite"
-    summary: str = "gemlite, 2 bits a weight; from float16 rows, which it makes int8"
+    summary: str = "gemlite, 2 bits per weight; from float16 rows, which it makes int8"
     install: str = "pip install gemlite"
 
     def available(self) -> str | None:

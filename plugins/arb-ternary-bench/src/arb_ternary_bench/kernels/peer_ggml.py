@@ -1,16 +1,13 @@
 """llama.cpp's ternary formats through its tensor library ggml, loaded with ctypes.
 
-The libraries are looked for in an installed ``llama_cpp`` (the PyPI package llama-cpp-python) and
-in ``<prefix>/share/arb-ternary-peers/ggml``, where :mod:`arb_ternary_bench.kernels.install_ggml`
-puts a ggml that it builds alone, in minutes instead of a quarter of an hour. A product is a graph
-of one node; its time includes the quantisation of float32 activations in blocks of 256, as in
-llama.cpp.
+The libraries are those of an installed ``llama_cpp`` (the PyPI package llama-cpp-python). A product
+is a graph of one node; its time includes the quantisation of float32 activations in blocks of 256,
+as in llama.cpp.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,9 +22,6 @@ from arb_ternary_bench.kernels.cells import Cell
 from arb_ternary_bench.kernels.operands import Operands
 from arb_ternary_bench.kernels.peer_product import PeerProduct, aligned
 
-#: Where a ggml built alone is put, below the environment.
-_SHARED: Final = "share/arb-ternary-peers/ggml"
-GGML_FOLDER: Final = Path(sys.prefix) / _SHARED
 #: Weights that share a scale in both formats; rows are whole blocks.
 _BLOCK: Final = 256
 #: ``GGML_TYPE_F32``.
@@ -82,12 +76,10 @@ class GgmlPeer:
 
     @property
     def install(self) -> str:
-        return "python -m arb_ternary_bench.kernels.install_ggml, or pip install llama-cpp-python"
+        return "pip install llama-cpp-python"
 
     def available(self) -> str | None:
-        if _folder() is not None:
-            return None
-        return f"no ggml: this environment has neither llama_cpp nor {_SHARED}"
+        return "llama_cpp is not installed" if _folder() is None else None
 
     def serves(self, cell: Cell) -> str | None:
         return None if cell.in_features % _BLOCK == 0 else f"K must be a multiple of {_BLOCK}"
@@ -154,14 +146,12 @@ class _Graph:
 
 def _folder() -> Path | None:
     """Return the folder with ggml's libraries, or None."""
-    places = [GGML_FOLDER]
     spec = find_spec("llama_cpp")
-    if spec is not None and spec.origin is not None:
-        places.append(Path(spec.origin).parent / "lib")
-    for place in places:
-        if _find(place, "ggml-base") and _find(place, "ggml-cpu"):
-            return place
-    return None
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "lib"
+    found = _find(folder, "ggml-base") and _find(folder, "ggml-cpu")
+    return folder if found else None
 
 
 def _find(folder: Path, stem: str) -> Path | None:

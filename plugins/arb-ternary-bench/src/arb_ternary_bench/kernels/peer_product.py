@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
-from torch import Tensor
 
 
 @frozen
@@ -22,8 +21,6 @@ class PeerProduct:
         weight_bytes: bytes of one copy.
         output: float32 ``[M, N]``.
         keeps: objects that have to live as long as this.
-        scale: scale of each row, float32 ``[M]``, if the product has int8 rows and leaves their
-            scales out.
     """
 
     run: Callable[[int], Any]
@@ -31,7 +28,6 @@ class PeerProduct:
     weight_bytes: int
     output: NDArray[np.float32] | None
     keeps: object
-    scale: Tensor | None = None
 
 
 def aligned(nbytes: int, alignment: int = 64) -> NDArray[np.uint8]:

@@ -7,19 +7,16 @@ time is what its users pay: it gets float32 activations if the library quantises
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary_bench.kernels.cells import Cell, Contender, check_close, poisoned
 from arb_ternary_bench.kernels.operands import Operands
-from arb_ternary_bench.kernels.peer_bitblas import BitblasPeer
 from arb_ternary_bench.kernels.peer_gemlite import GemlitePeer
 from arb_ternary_bench.kernels.peer_ggml import GgmlPeer
-from arb_ternary_bench.kernels.peer_litespark import LitesparkPeer
 from arb_ternary_bench.kernels.peer_product import PeerProduct
 from arb_ternary_bench.kernels.timing import Variant
 
@@ -58,23 +55,11 @@ class Peer(Protocol):
 
 #: All peers on CPUs, in the order of listings.
 PEERS: Final[tuple[Peer, ...]] = (
-    GgmlPeer("TQ2_0", 35, "2.0625 bits a weight"),
-    GgmlPeer("TQ1_0", 34, "1.6875 bits a weight"),
-    LitesparkPeer(),
+    GgmlPeer("TQ2_0", 35, "2.0625 bits per weight"),
+    GgmlPeer("TQ1_0", 34, "1.6875 bits per weight"),
 )
 #: All peers on GPUs.
-GPU_PEERS: Final[tuple[Peer, ...]] = (GemlitePeer(), BitblasPeer())
-
-
-@frozen
-class PeerListing:
-    """A peer in a result: whether it took part, the reason if it did not, and how to install it."""
-
-    name: str
-    summary: str
-    available: bool
-    reason: str
-    install: str
+GPU_PEERS: Final[tuple[Peer, ...]] = (GemlitePeer(),)
 
 
 def peers_on(device: str) -> tuple[Peer, ...]:
@@ -112,13 +97,19 @@ def choose_peers(request: str, device: str = "cpu") -> tuple[Peer, ...]:
     return tuple(chosen)
 
 
-def list_peers(device: str = "cpu") -> list[PeerListing]:
+def list_peers(device: str = "cpu") -> list[dict[str, Any]]:
     """Return every peer, why it is unavailable, and the command that installs it."""
     listed = []
     for peer in peers_on(device):
         reason = peer.available()
         listed.append(
-            PeerListing(peer.name, peer.summary, reason is None, reason or "", peer.install)
+            {
+                "name": peer.name,
+                "summary": peer.summary,
+                "available": reason is None,
+                "reason": reason or "",
+                "install": peer.install,
+            }
         )
     return listed
 
@@ -159,8 +150,7 @@ def checked_output(product: PeerProduct, cell: Cell) -> Tensor:
         return torch.from_numpy(product.output).clone()
     with poisoned(device=cell.device):
         found: Tensor = product.run(product.copies - 1)
-    y = found.to(torch.float32)
-    return y if product.scale is None else y * product.scale.unsqueeze(1)
+    return found.to(torch.float32)
 
 
 def unit_product(operands: Operands) -> Tensor:

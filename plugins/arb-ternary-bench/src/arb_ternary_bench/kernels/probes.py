@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -39,20 +39,6 @@ _LEAST_BUFFER: Final = 64 << 20
 _PEAK_EDGE: Final = 768
 #: Seconds of one sample of a backend's peak probe.
 _PEAK_SECONDS: Final = 2e-3
-
-
-@runtime_checkable
-class ReadProbe(Protocol):
-    """A backend that measures how fast memory is read."""
-
-    def probe_read(self, buffer: Tensor) -> int: ...
-
-
-@runtime_checkable
-class PeakProbe(Protocol):
-    """A backend that measures the peak of the int8 units."""
-
-    def probe_int8_peak(self, seconds: float) -> float: ...
 
 
 @frozen
@@ -103,9 +89,9 @@ def read_probe(backends: Sequence[str], cache_bytes: int, seconds: float = 0.05)
     buffer = torch.randint(-(2**62), 2**62, (words,), dtype=torch.int64)
     ways: dict[str, Callable[[int], Any]] = {}
     raw = buffer.view(torch.uint8)
-    for name, backend in _offering(backends, ReadProbe):
-        _check_sum(name, int(backend.probe_read(raw)), int(buffer.sum()))
-        ways[f"probe_read of backend {name}"] = partial(_read, backend, raw)
+    for name, probe in _probes(backends, "probe_read"):
+        _check_sum(name, int(probe(raw)), int(buffer.sum()))
+        ways[f"probe_read of backend {name}"] = partial(_read, probe, raw)
     singles = buffer.view(torch.int32)
     array = buffer.numpy()
     ways |= {
@@ -122,12 +108,12 @@ def read_probe(backends: Sequence[str], cache_bytes: int, seconds: float = 0.05)
     return Probe(variant, f"{best}, {raw.numel() >> 20} MiB")
 
 
-def _read(backend: ReadProbe, buffer: Tensor, _copy: int) -> int:
-    return backend.probe_read(buffer)
+def _read(probe: Callable[[Tensor], int], buffer: Tensor, _copy: int) -> int:
+    return probe(buffer)
 
 
-def _seconds_per_operation(backend: PeakProbe, _copy: int) -> float:
-    return 1.0 / backend.probe_int8_peak(_PEAK_SECONDS)
+def _seconds_per_operation(probe: Callable[[float], float], _copy: int) -> float:
+    return 1.0 / probe(_PEAK_SECONDS)
 
 
 def _check_sum(name: str, got: int, wanted: int) -> None:
@@ -140,12 +126,12 @@ def _check_sum(name: str, got: int, wanted: int) -> None:
 
 def peak_probe(backends: Sequence[str]) -> Probe:
     """Return the int8 peak by the first backend that has a probe, or by torch's matrix product."""
-    for name, backend in _offering(backends, PeakProbe):
+    for name, probe in _probes(backends, "probe_int8_peak"):
         # A probe reports a rate. As the time of one operation it is summarised like all others.
         return Probe(
             Variant(
                 name="int8 peak",
-                call=partial(_seconds_per_operation, backend),
+                call=partial(_seconds_per_operation, probe),
                 reports_seconds=True,
                 operations=1,
             ),
@@ -163,6 +149,7 @@ def peak_probe(backends: Sequence[str]) -> Probe:
     )
 
 
-def _offering(backends: Sequence[str], protocol: Any) -> list[tuple[str, Any]]:
-    built = [(name, get_backend(name)) for name in backends]
-    return [(name, backend) for name, backend in built if isinstance(backend, protocol)]
+def _probes(backends: Sequence[str], name: str) -> list[tuple[str, Any]]:
+    """Return the probe of each backend that has it."""
+    found = [(backend, getattr(get_backend(backend), name, None)) for backend in backends]
+    return [(backend, probe) for backend, probe in found if probe is not None]

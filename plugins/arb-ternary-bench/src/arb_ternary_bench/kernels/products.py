@@ -37,7 +37,7 @@ def repeated(cell: Cell, make: Callable[[], Any], first: Any, nbytes: int) -> li
 
 
 @frozen
-class _Product:
+class Product:
     """A matrix product that takes part in a cell.
 
     Attributes:
@@ -61,6 +61,7 @@ class _Product:
         role: Role = "backend",
         function: str | None = None,
         note: str = "",
+        rotates: bool = True,
     ) -> Contender:
         """Make the contender whose calls return the product of ``left`` and a weight.
 
@@ -71,6 +72,7 @@ class _Product:
             role: what it is compared as.
             function: the backend or the function of torch; by default ``name``.
             note: for readers of the table.
+            rotates: whether there are copies of the weight, in a cold cell.
         """
         held = sum(tensor.nbytes for tensor in weights[0])
         check = check_equal if self.exact else check_close
@@ -89,7 +91,7 @@ class _Product:
                 copies=len(weights),
                 nbytes=held + self.left.nbytes + wanted.nbytes,
                 operations=self.cell.product_operations,
-                rotated_bytes=held,
+                rotated_bytes=held if rotates else 0,
             ),
             role=role,
             name=function or name,
@@ -108,14 +110,14 @@ def linear_contenders(
     if integer:
         q = operands.q
         exact = exact_linear(q, operands.scale, operands.trits, operands.exponent, shape)
-        product = _Product(cell, q, exact, exact=True)
+        product = Product(cell, q, exact, exact=True)
         for name in backends:
             weights = _weights(cell, operands, name)
             made.append(_linear(product, name, weights, operands.scale, torch.float32))
             made.append(_quantising_linear(cell, operands, name, weights))
     else:
         x = operands.x.to(_FLOAT)
-        product = _Product(cell, x, _float_product(x, operands), exact=False)
+        product = Product(cell, x, _float_product(x, operands), exact=False)
         for name in backends:
             weights = _weights(cell, operands, name)
             made.append(_linear(product, name, weights, None, _FLOAT))
@@ -126,7 +128,7 @@ def linear_contenders(
 
 
 def _linear(
-    product: _Product, name: str, weights: Copies, scale: Tensor | None, dtype: torch.dtype
+    product: Product, name: str, weights: Copies, scale: Tensor | None, dtype: torch.dtype
 ) -> Contender:
     run = kernel(name, "linear")
     shape = product.cell.shape
@@ -150,7 +152,7 @@ def _quantising_linear(cell: Cell, operands: Operands, name: str, weights: Copie
         rows, scales = quantise(x)
         return run(rows, scales, *weights[i], None, shape, torch.float32)
 
-    return _Product(cell, x, wanted, exact=True).contender(
+    return Product(cell, x, wanted, exact=True).contender(
         f"{name}{WITH_QUANTISATION}",
         call,
         weights,
@@ -164,7 +166,7 @@ def _torch_float_linear(cell: Cell, operands: Operands) -> Contender:
     weight = _dense(operands).to(_FLOAT)
     weights = repeated(cell, weight.clone, weight, weight.nbytes)
     linear = torch.nn.functional.linear
-    return _Product(cell, x, _float_product(x, operands), exact=False).contender(
+    return Product(cell, x, _float_product(x, operands), exact=False).contender(
         "torch bfloat16",
         lambda i: linear(x, weights[i]),
         [(copy,) for copy in weights],
@@ -179,7 +181,7 @@ def _torch_int8_linears(cell: Cell, operands: Operands) -> list[Contender]:
     trits = operands.trits
     sums = (q.to(torch.float64) @ trits.t().to(torch.float64)).to(torch.int32)
     codes = repeated(cell, trits.clone, trits, trits.nbytes)
-    plain = _Product(cell, q, sums, exact=True).contender(
+    plain = Product(cell, q, sums, exact=True).contender(
         "torch._int_mm",
         lambda i: torch._int_mm(q, codes[i].t()),
         [(code,) for code in codes],
@@ -193,7 +195,7 @@ def _torch_int8_linears(cell: Cell, operands: Operands) -> list[Contender]:
         return [plain]
     pack, multiply = prepacked
     packed = repeated(cell, pack, pack(), trits.nbytes)
-    other = _Product(cell, q, sums.to(torch.float32), exact=True).contender(
+    other = Product(cell, q, sums.to(torch.float32), exact=True).contender(
         "torch onednn.qlinear",
         lambda i: multiply(packed[i]),
         [(trits,) for _ in packed],
@@ -221,7 +223,7 @@ def grad_input_contenders(
         scale = None
         dtype = _FLOAT
         wanted = grad.to(torch.float32) @ dense
-    product = _Product(cell, grad, wanted, exact=integer)
+    product = Product(cell, grad, wanted, exact=integer)
 
     made = []
     for name in backends:
@@ -242,7 +244,7 @@ def _torch_float_grad_input(cell: Cell, operands: Operands, dense: Tensor) -> Co
     low = dense.to(_FLOAT)
     weights = repeated(cell, low.clone, low, low.nbytes)
     left = operands.gradient.to(_FLOAT)
-    product = _Product(cell, left, left.to(torch.float32) @ dense, exact=False)
+    product = Product(cell, left, left.to(torch.float32) @ dense, exact=False)
     return product.contender(
         "torch bfloat16",
         lambda i: left @ weights[i],
@@ -257,7 +259,7 @@ def _torch_int8_grad_input(cell: Cell, operands: Operands) -> Contender:
     trits = operands.trits
     sums = (grad.to(torch.float64) @ trits.to(torch.float64)).to(torch.int32)
     codes = repeated(cell, trits.clone, trits, trits.nbytes)
-    return _Product(cell, grad, sums, exact=True).contender(
+    return Product(cell, grad, sums, exact=True).contender(
         "torch._int_mm",
         lambda i: torch._int_mm(grad, codes[i]),
         [(code,) for code in codes],

@@ -14,16 +14,9 @@ from arb_ternary.backends.protocol import FUSED_VOTES
 from arb_ternary.backends.select import get_backend
 from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
 from arb_ternary.errors import ArbError
-from arb_ternary_bench.kernels.cells import (
-    Cell,
-    Contender,
-    Role,
-    check_close,
-    check_equal,
-    poisoned,
-)
+from arb_ternary_bench.kernels.cells import Cell, Contender, check_close, check_equal, poisoned
 from arb_ternary_bench.kernels.operands import Operands
-from arb_ternary_bench.kernels.products import repeated
+from arb_ternary_bench.kernels.products import Product, repeated
 from arb_ternary_bench.kernels.timing import Variant
 
 #: The backend that others are checked against.
@@ -196,63 +189,35 @@ def _cast_check(
 def _gradient_products(
     cell: Cell, grad: Tensor, operands: Operands, *, integer: bool
 ) -> list[Contender]:
+    note = "the product grad_y.T @ x alone: no optimizer"
     left = operands.gradient.to(torch.bfloat16)
     right = operands.x.to(torch.bfloat16)
     wanted = left.to(torch.float32).t() @ right.to(torch.float32)
-    made = [
-        _gradient_product(
-            cell, "torch bfloat16", "torch.matmul", wanted, lambda: left.t() @ right, left, right
-        )
-    ]
-    if integer:
-        q = operands.q
-        # A matrix of one row or column is contiguous either way, which torch's product refuses.
-        columns = grad.t().contiguous() if 1 in grad.shape else grad.t()
-        exact = (grad.to(torch.float64).t() @ q.to(torch.float64)).to(torch.int32)
-        made.append(
-            _gradient_product(
-                cell,
-                "torch int8",
-                "torch._int_mm",
-                exact,
-                lambda: torch._int_mm(columns, q),
-                grad,
-                q,
-            )
-        )
-    return made
-
-
-def _gradient_product(
-    cell: Cell,
-    role: Role,
-    function: str,
-    wanted: Tensor,
-    call: Callable[[], Tensor],
-    left: Tensor,
-    right: Tensor,
-) -> Contender:
-    exact = not wanted.is_floating_point()
-    check_result = check_equal if exact else check_close
-
-    def check() -> None:
-        with poisoned((tuple(wanted.shape), wanted.dtype), device=cell.device):
-            got = call()
-        check_result(f"{cell.title}: {role}", got, wanted)
-
-    return Contender(
-        variant=Variant(
-            name=role,
-            call=lambda _: call(),
-            nbytes=left.nbytes + right.nbytes + wanted.nbytes,
-            operations=cell.product_operations,
-        ),
-        role=role,
-        name=function,
-        check=check,
-        checked="exact" if exact else "within tolerance",
-        note="the product grad_y.T @ x alone: no optimizer",
+    floats = Product(cell, left, wanted, exact=False).contender(
+        "torch bfloat16",
+        lambda _: left.t() @ right,
+        [(right,)],
+        role="torch bfloat16",
+        function="torch.matmul",
+        note=note,
+        rotates=False,
     )
+    if not integer:
+        return [floats]
+    q = operands.q
+    # A matrix of one row or column is contiguous either way, which torch's product refuses.
+    columns = grad.t().contiguous() if 1 in grad.shape else grad.t()
+    sums = (grad.to(torch.float64).t() @ q.to(torch.float64)).to(torch.int32)
+    integers = Product(cell, grad, sums, exact=True).contender(
+        "torch int8",
+        lambda _: torch._int_mm(columns, q),
+        [(q,)],
+        role="torch int8",
+        function="torch._int_mm",
+        note=note,
+        rotates=False,
+    )
+    return [floats, integers]
 
 
 # --- applying

@@ -38,9 +38,8 @@ class DecoderSizes:
 
 @frozen(kw_only=True)
 class ModelSizes:
-    """A model by its sizes, in one of three ways."""
+    """A model by its sizes, in one of two ways."""
 
-    preset: Literal["7b", "1b", "tiny"] | None = option(None, "a model of the study large_model")
     decoder: DecoderSizes | None = option(None, "sizes of a decoder")
     matrices: tuple[MatrixSizes, ...] = option((), "ternary matrices, one by one")
     float_parameters: int = option(
@@ -48,10 +47,9 @@ class ModelSizes:
     )
 
     def __attrs_post_init__(self) -> None:
-        given = [name for name in ("preset", "decoder", "matrices") if getattr(self, name)]
-        if len(given) != 1:
-            found = f"{' and '.join(given)} are given" if given else "none is given"
-            raise ValueError(f"a model is one of preset, decoder and matrices; {found}")
+        if (self.decoder is None) == (not self.matrices):
+            found = "both are given" if self.matrices else "none is given"
+            raise ValueError(f"a model is either decoder or matrices; {found}")
 
 
 @frozen(kw_only=True)

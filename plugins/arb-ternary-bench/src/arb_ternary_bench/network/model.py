@@ -5,7 +5,6 @@ from __future__ import annotations
 from attrs import frozen
 
 from arb_ternary_bench.network.config import DecoderSizes, MatrixSizes, ModelSizes
-from arb_ternary_bench.steps.large_model import MODELS
 
 
 @frozen
@@ -46,11 +45,6 @@ class Model:
 
 def model_of(sizes: ModelSizes) -> Model:
     """Return the model of a config."""
-    if sizes.preset is not None:
-        known = MODELS[sizes.preset]
-        names = ("width", "layers", "heads", "kv_heads", "feed_forward", "vocabulary")
-        decoder = DecoderSizes(**{name: getattr(known, name) for name in names})
-        return Model(decoder_matrices(decoder), sizes.float_parameters)
     matrices = sizes.matrices if sizes.decoder is None else decoder_matrices(sizes.decoder)
     return Model(matrices, sizes.float_parameters)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Final
 
 from attrs import frozen
@@ -42,19 +41,17 @@ _ADAM_STATE = 16
 #: weights are sharded.
 _SUM_BYTES: Final = 2
 
-SUMMARIES: Final[Mapping[SchemeName, str]] = MappingProxyType(
-    {
-        "votes": "votes to the owners of rows, flips back",
-        "votes_node_sums": "the same, votes summed inside a machine first",
-        "trit_gathers": "what sharded weights send in addition: two gathers per micro-batch, votes "
-        "in every round",
-        "ddp": "DDP, gradients in bfloat16",
-        "fsdp2": "FSDP2: two gathers per micro-batch and a reduce-scatter, bfloat16",
-        "hsdp": "HSDP: FSDP2 inside a machine, an all-reduce of the shards between them",
-        "powersgd": "PowerSGD: low-rank factors in float32 (Vogels et al. 2019)",
-        "one_bit_adam": "1-bit Adam, mean over warm-up and compressed steps (Tang et al. 2021)",
-    }
-)
+SUMMARIES: Final[Mapping[SchemeName, str]] = {
+    "votes": "votes to the owners of rows, flips back",
+    "votes_node_sums": "the same, votes summed inside a machine first",
+    "trit_gathers": "what sharded weights send in addition: two gathers per micro-batch, votes "
+    "in every round",
+    "ddp": "DDP, gradients in bfloat16",
+    "fsdp2": "FSDP2: two gathers per micro-batch and a reduce-scatter, bfloat16",
+    "hsdp": "HSDP: FSDP2 inside a machine, an all-reduce of the shards between them",
+    "powersgd": "PowerSGD: low-rank factors in float32 (Vogels et al. 2019)",
+    "one_bit_adam": "1-bit Adam, mean over warm-up and compressed steps (Tang et al. 2021)",
+}
 
 
 @frozen
@@ -232,15 +229,13 @@ def _one_bit_adam(config: NetworkConfig, model: Model, cluster: ClusterConfig) -
 
 _TRANSFERS: Final[
     Mapping[SchemeName, Callable[[NetworkConfig, Model, ClusterConfig], list[Transfer]]]
-] = MappingProxyType(
-    {
-        "votes": _votes,
-        "votes_node_sums": _votes_node_sums,
-        "trit_gathers": _trit_gathers,
-        "ddp": _ddp,
-        "fsdp2": _fsdp2,
-        "hsdp": _hsdp,
-        "powersgd": _powersgd,
-        "one_bit_adam": _one_bit_adam,
-    }
-)
+] = {
+    "votes": _votes,
+    "votes_node_sums": _votes_node_sums,
+    "trit_gathers": _trit_gathers,
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "hsdp": _hsdp,
+    "powersgd": _powersgd,
+    "one_bit_adam": _one_bit_adam,
+}

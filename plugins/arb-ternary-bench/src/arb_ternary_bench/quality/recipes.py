@@ -13,7 +13,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import field, fields, frozen
+from attrs import field, frozen
 
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.errors import ComponentError, UsageProblem, nearest
@@ -38,6 +38,10 @@ class FewerSteps:
     overrides: Config
 
 
+def _fewer_steps(given: Config | None) -> FewerSteps | None:
+    return None if given is None else FewerSteps(**given)
+
+
 @frozen(kw_only=True)
 class Recipe:
     """A way of training; see ``recipes.yaml``."""
@@ -48,7 +52,7 @@ class Recipe:
     without: Sequence[str] = ()
     trials: Mapping[str, Sequence[Any]] = field(factory=dict)
     rates_for: int | None = None
-    fewer_steps: FewerSteps | None = None
+    fewer_steps: FewerSteps | None = field(default=None, converter=_fewer_steps)
     half_of_steps: str | None = None
 
     def config(self, base: Config, steps: int) -> dict[str, Any]:
@@ -151,9 +155,12 @@ def load_recipes(further: Path | None = None) -> dict[str, Recipe]:
             plain |= read_yaml(file.read_text(encoding="utf-8"), str(file)).data
     recipes = {}
     for name in plain:
-        recipe = _make(name, _resolved(name, plain))
-        recipe.check()
-        recipes[name] = recipe
+        values = _resolved(name, plain)
+        try:
+            recipes[name] = Recipe(name=name, **values)
+        except TypeError as error:
+            raise ComponentError(f"recipe {name!r}: {error}") from error
+        recipes[name].check()
     return recipes
 
 
@@ -168,19 +175,6 @@ def _resolved(name: str, plain: Config) -> dict[str, Any]:
     base = _resolved(like, plain)
     overrides = merged(base.get("overrides", {}), own.get("overrides", {}))
     return {**base, **own, "overrides": overrides}
-
-
-def _make(name: str, values: dict[str, Any]) -> Recipe:
-    known = [each.name for each in fields(Recipe)]
-    for key in values:
-        if key not in known:
-            close = nearest(key, known)
-            suggestion = f"; did you mean {close!r}?" if close else ""
-            raise ComponentError(f"recipe {name!r}: there is no field {key!r}{suggestion}")
-    fewer = values.get("fewer_steps")
-    if fewer is not None:
-        values["fewer_steps"] = FewerSteps(**fewer)
-    return Recipe(name=name, **values)
 
 
 def chosen_recipes(names: Sequence[str], known: Mapping[str, Recipe]) -> list[Recipe]:

@@ -16,6 +16,7 @@ from arb_ternary.errors import ArbError
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary.ternary.module import GroupSize
+from arb_ternary_bench.state import fingerprint, state_bytes
 from arb_ternary_text.models.attention import Positions
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
@@ -136,15 +137,12 @@ class Trainee:
         return audit(self.model).parameters
 
     def state_bytes(self) -> int:
-        """Return what training keeps: weights, votes, exponents, moments; and stored gradients."""
-        parameters = self.model.parameters()
-        gradients = sum(each.nbytes for each in parameters if each.requires_grad)
-        return audit(self.model, self.optimizer).state_bytes + gradients
+        """Return what training keeps."""
+        return state_bytes(self.model, self.optimizer)
 
     def fingerprint(self) -> tuple[float, ...]:
         """Return numbers that change if the weights or their votes do."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        return tuple(float(tensor.detach().to(torch.float64).abs().sum()) for tensor in tensors)
+        return fingerprint(self.model)
 
 
 def trainee_names(backends: Sequence[str], *, compiled: bool) -> list[str]:

@@ -292,10 +292,10 @@ def _tune(
         planned = [ladder.trial(way, width, *each) for each in enumerate(settings)]
         outcomes = pool.train(planned)
         tried |= outcomes
-        number_chosen = choose([loss_of(outcomes[each.name]) for each in planned])
-        if number_chosen is None:
+        chosen = choose([loss_of(outcomes[each.name]) for each in planned])
+        if chosen is None:
             raise ArbError(f"{way}, width {width}: no trial has a finite loss")
-        best[way, width] = settings[number_chosen]
+        best[way, width] = settings[chosen]
     ways = dict.fromkeys(way for way, _ in trials)
     return tried, {way: (best[way, NARROW], best[way, WIDE]) for way in ways}
 
@@ -412,39 +412,6 @@ TABLE = ResultTable(
         Column("processor, s", lambda row: number(row["point"].processor)),
     ),
     records=lambda result: [{"point": point} for point in points(result)],
-)
-
-
-def _budgets(result: Record) -> Iterator[Record]:
-    """Yield every model trained without votes, with the best one of votes in as many bytes."""
-    found = points(result)
-    voted = [point for point in found if STYLES[point.way].votes]
-    others = [point for point in found if not STYLES[point.way].votes]
-    for point in sorted(others, key=lambda each: each.kept):
-        within = [each for each in voted if each.kept <= point.kept]
-        if within:
-            yield {"point": point, "best": min(within, key=lambda each: each.loss)}
-
-
-BUDGETS = ResultTable(
-    columns=(
-        Column(
-            "way, linear weights",
-            lambda row: f"{row['point'].way}, {_millions(row['point'])}",
-            left=True,
-        ),
-        Column("MB", lambda row: number(row["point"].kept, 1, 1e-6)),
-        Column("loss", lambda row: f"{row['point'].loss:.3f}"),
-        Column(
-            "the best votes in no more bytes",
-            lambda row: f"{row['best'].way}, {_millions(row['best'])}",
-            left=True,
-        ),
-        Column("MB", lambda row: number(row["best"].kept, 1, 1e-6)),
-        Column("loss", lambda row: f"{row['best'].loss:.3f}"),
-        Column("lead", lambda row: f"{row['point'].loss - row['best'].loss:+.3f}"),
-    ),
-    records=_budgets,
 )
 
 

@@ -1,4 +1,4 @@
-"""One way of training in a process of its own, which takes a step when it is told to.
+"""One way of training in a process of its own, which takes one step per request.
 
 The process answers when it is ready, after every step, and at the end of its orders with its peak
 memory. Asked for a profile, it answers once, with the parts of a step.

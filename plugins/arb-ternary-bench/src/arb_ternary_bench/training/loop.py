@@ -1,4 +1,4 @@
-"""The loop that ``arb train`` trains with, on random tokens and without a run directory."""
+"""The training loop of ``arb train``, on random tokens and without a run directory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 from arb_ternary.backends.select import Selection, current_backend
 from arb_ternary.errors import ArbError
 from arb_ternary.protocols.data import Batch, Batches, BatchRequest
+from arb_ternary_bench.state import fingerprint, state_bytes
 from arb_ternary_bench.training.sizes import TrainSize
 from arb_ternary_bench.training.trainees import TrainWay
 from arb_ternary_text.data.masking import CausalMasking
@@ -36,30 +37,28 @@ _FALL: Final = 1e-3
 
 @frozen
 class RandomTokens:
-    """A data source whose batches are all the same one, drawn at random: every step has the same
-    work.
-    """
+    """A data source with one random batch, which is every batch: every step has the same work."""
 
     vocabulary_size: int
     name: str = "random tokens"
 
     def fingerprint(self) -> str:
-        """Nothing resumes from it."""
+        """Return a constant: nothing resumes from it."""
         return self.name
 
     def batches(self, request: BatchRequest) -> Batches:
-        """The batch, endlessly."""
+        """Return the batch, endlessly."""
         generator = torch.Generator().manual_seed(0)
         size = (request.batch_size, request.block_size + 1)
         tokens = torch.randint(0, self.vocabulary_size, size, generator=generator)
         return _SameBatch(Batch(tokens, torch.arange(request.batch_size)))
 
     def samples_per_epoch(self, block_size: int) -> int:
-        """One batch has no epochs."""
+        """Return 1: one batch has no epochs."""
         return 1
 
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
-        """Nothing is held out."""
+        """Return nothing: no batch is held out."""
         return iter(())
 
 
@@ -75,10 +74,10 @@ class _SameBatch:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is one batch."""
+        """Do nothing: there is one batch."""
 
     def close(self) -> None:
-        """Nothing reads ahead."""
+        """Do nothing: nothing reads ahead."""
 
 
 @define(eq=False)
@@ -86,9 +85,9 @@ class Learner:
     """A model in training.
 
     Attributes:
-        way: how.
-        size: what.
-        seed: of its weights.
+        way: how it trains.
+        size: the decoder.
+        seed: seed of its weights.
     """
 
     way: TrainWay
@@ -100,7 +99,7 @@ class Learner:
         config = self.way.config(self.size, self.seed)
         device = torch.device("cpu")
         backend = self.way.backend or current_backend("cpu")
-        nowhere = Path("bench")  # nothing is written where no run directory is
+        nowhere = Path("bench")  # nothing is written there
         context = TrainingContext(
             config=config,
             device=device,
@@ -117,7 +116,7 @@ class Learner:
         self.loop = TrainingLoop(context, config.phases[0].options, key="phase 0")
 
     def step(self) -> float:
-        """Forward, loss, backward, update; returns the loss."""
+        """Compute loss and gradients and update the model; return the loss."""
         report = self.loop.train_step().report
         if report is None:
             raise ArbError(
@@ -126,43 +125,33 @@ class Learner:
         return report.loss
 
     def check(self) -> list[float]:
-        """Take steps until the loss has fallen; the losses.
+        """Take steps until the loss has fallen; return the losses.
 
         Raises:
             ArbError: it does not, or no weight changes.
         """
-        before = self.fingerprint()
-        losses = [self.step()]
-        while len(losses) < _LEARNS_WITHIN:
+        before = fingerprint(self.loop.model)
+        losses = [self.step(), self.step(), self.step()]
+        while losses[-1] >= losses[0] * (1 - _FALL) and len(losses) < _LEARNS_WITHIN:
             losses.append(self.step())
-            if losses[-1] < losses[0] * (1 - _FALL) and len(losses) > 2:
-                break
-        else:
+        if losses[-1] >= losses[0] * (1 - _FALL):
             raise ArbError(
                 f"{self.way.name}: the loss of one batch went from {losses[0]:.4f} to "
                 f"{losses[-1]:.4f} in {len(losses)} steps, and should have fallen"
             )
-        if self.fingerprint() == before:
+        if fingerprint(self.loop.model) == before:
             raise ArbError(
                 f"{self.way.name}: {len(losses)} steps left every weight and vote as it was"
             )
         return losses
 
-    def fingerprint(self) -> tuple[float, ...]:
-        """Numbers that change when weights or their votes do."""
-        model = self.loop.model
-        tensors = [*model.parameters(), *model.buffers()]
-        return tuple(float(tensor.detach().to(torch.float64).abs().sum()) for tensor in tensors)
-
     def facts(self) -> dict[str, Any]:
-        """Learnable numbers, and the bytes that training keeps for them, gradients that a step
-        stores among them.
-        """
+        """Return the number of parameters, and the bytes that training keeps for them."""
         model = self.loop.model
-        counted = audit(model, self.loop.optimizer)
-        gradients = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+        optimizer = self.loop.optimizer
+        counted = audit(model, optimizer)
         return {
             "parameters": counted.parameters,
             "pure": counted.pure,
-            "state_bytes": counted.state_bytes + gradients,
+            "state_bytes": state_bytes(model, optimizer),
         }

@@ -1,18 +1,17 @@
-"""Where the time of a training step goes, by part, from torch's profiler and ranges around kernels
-and modules.
+"""The time of a training step by part, from torch's profiler and ranges around kernels and modules.
 
-The profiler's events of the thread that trains form a tree. A kernel of a backend, and an operation
-of torch that computes, count with all the time that they do not pass on; so do the ranges of
-generated code. What is left is calls: Python, dispatch, autograd, views and allocation. An
-operation belongs to the part that its name says (a matrix product, a softmax), else to that of the
-innermost module, or range, around it; in the backward pass that is what was around the operation of
-the forward pass whose gradient it is.
+The profiler's events of the thread that trains form a tree. A kernel of a backend, an operation of
+torch that computes, and generated code count with the time that is not spent in events below them.
+What is left is calls: Python, dispatch, autograd, views and allocation. An operation belongs to the
+part that its name says (a matrix product, a softmax), otherwise to that of the innermost module or
+range around it. In the backward pass that is what was around the operation of the forward pass
+whose gradient it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from attrs import frozen
 
@@ -27,12 +26,12 @@ CALLS = "calls"
 #: In the order of the table.
 PARTS: Final = (PRODUCTS, ATTENTION, NORMS, LOSS, VOTES, UPDATE, REST, CALLS)
 
-# : How the names of our own ranges begin: around a kernel of a backend, and around a module or a
-# part of the loop.
+#: How the names of our own ranges begin: around a kernel of a backend, and around a module or a
+#: part of the loop.
 KERNEL: Final = "kernel:"
 SCOPE: Final = "scope:"
 
-#: Parts of kernels, by what their names contain; the first that fits.
+#: Parts of kernels, by what their names contain; the first match counts.
 _KERNELS: Final[tuple[tuple[str, str], ...]] = (
     ("apply", UPDATE),
     ("settle", UPDATE),
@@ -49,7 +48,7 @@ _KERNELS: Final[tuple[tuple[str, str], ...]] = (
     ("quantize", NORMS),
     ("norm", NORMS),
 )
-#: Parts of torch's operations whatever is around them, by their names.
+#: Parts of torch's operations by their names, whatever is around them.
 _OPERATIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("aten::mm", "aten::addmm", "aten::_int_mm", "mkl::_mkl_linear"), PRODUCTS),
     **dict.fromkeys(("mkldnn::_linear_pointwise", "mkldnn::_linear_pointwise.binary"), PRODUCTS),
@@ -61,7 +60,7 @@ _OPERATIONS: Final[Mapping[str, str]] = {
 }
 #: Begins the names of torch's attention kernels.
 _ATTENTION: Final = "aten::_scaled_dot_product"
-#: Parts of what is in modules, by what the names of their classes contain; the first that fits.
+#: Parts of modules, by what the names of their classes contain; the first match counts.
 _MODULES: Final[tuple[tuple[str, str], ...]] = (
     ("Norm", NORMS),
     ("Attention", ATTENTION),
@@ -69,7 +68,7 @@ _MODULES: Final[tuple[tuple[str, str], ...]] = (
     ("Linear", NORMS),
     ("TiedHead", NORMS),
 )
-#: Operations that make no number: views, allocation, and those that only call others.
+#: Operations that compute nothing: views, allocation, and those that only call others.
 _CALLS: Final = frozenset(
     {
         "aten::view",
@@ -136,32 +135,18 @@ _CALLS: Final = frozenset(
         "aten::numel",
     }
 )
-#: Begins the names of ranges around code that a compiler made, and what that counts as.
+#: Begins the names of ranges around code that a compiler made.
 _COMPILED: Final = "## Call CompiledFxGraph"
 _BACKWARD: Final = "autograd::engine::evaluate_function: "
 
 
-class Event(Protocol):
-    """What the profiler says of one range; times in microseconds."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def sequence_nr(self) -> int: ...
-    @property
-    def cpu_parent(self) -> Any: ...
-    @property
-    def cpu_children(self) -> Sequence[Any]: ...
-    @property
-    def cpu_time_total(self) -> float: ...
-    @property
-    def time_range(self) -> Any: ...
+#: What torch's profiler says of one range: ``name``, ``sequence_nr``, ``cpu_parent``,
+#: ``cpu_children``, and times in microseconds: ``cpu_time_total``, ``time_range``.
+Event = Any
 
 
 class Range(NamedTuple):
-    """A range of a step: its name, the part that it counts as, and the microseconds that it does
-    not pass on.
-    """
+    """A range of a step: its name, its part, and the microseconds not spent in ranges below it."""
 
     name: str
     part: str
@@ -173,10 +158,10 @@ class Split:
     """A step by part, in seconds.
 
     Attributes:
-        total: of the step, with the profiler at work.
+        total: seconds of the step, with the profiler at work.
         parts: by part; they add up to ``total``.
         longest: the ranges with the most time: name, part, number, seconds.
-        events: that were recorded, each of which costs time.
+        events: number of recorded events, each of which costs time.
     """
 
     total: float
@@ -186,16 +171,16 @@ class Split:
 
 
 def part_of_kernel(name: str) -> str:
-    """The part that a kernel of a backend counts as."""
+    """Return the part that a kernel of a backend counts as."""
     return next((part for piece, part in _KERNELS if piece in name), REST)
 
 
 def read_step(root: Event, forward: Iterable[Event]) -> list[Range]:
-    """The ranges of the step that ``root`` is around, in order; their times add up to its time.
+    """Return the ranges of the step around which ``root`` is, in order; their times add up to its.
 
     Args:
-        root: its range.
-        forward: events, in order, among which those are that backward nodes belong to.
+        root: the range of the step.
+        forward: all events in order, with those that backward nodes belong to.
     """
     found: list[Range] = []
     _read(root, REST, _scopes(forward), found)
@@ -203,14 +188,14 @@ def read_step(root: Event, forward: Iterable[Event]) -> list[Range]:
 
 
 def split_steps(steps: Sequence[Sequence[Range]], longest: int = 24) -> Split:
-    """What equal steps take, part by part: of every range the least time, since what else a machine
-    does falls on any.
+    """Return what equal steps take, part by part.
 
-    Steps that are not made of the ranges of the shortest one are left out.
+    The least time of every range counts, since other work of the machine falls on any of them.
+    Steps that have other ranges than the shortest one are left out.
 
     Args:
         steps: from :func:`read_step`; one at least.
-        longest: ranges to name.
+        longest: number of ranges to name.
     """
     shortest = min(steps, key=lambda step: sum(each.micro for each in step))
     names = [each.name for each in shortest]
@@ -234,7 +219,7 @@ def split_steps(steps: Sequence[Sequence[Range]], longest: int = 24) -> Split:
 
 
 def _read(event: Event, scope: str, scopes: Mapping[int, str], found: list[Range]) -> None:
-    """Append ``event`` and what is in it; ``scope`` is the part of what is around it."""
+    """Append ``event`` and the events below it; ``scope`` is the part of what is around it."""
     name = event.name
     if name.startswith(KERNEL):
         found.append(Range(name, part_of_kernel(name.removeprefix(KERNEL)), event.cpu_time_total))
@@ -270,11 +255,10 @@ def _part_of_scope(name: str) -> str:
 
 
 def _scopes(events: Iterable[Event]) -> dict[int, str]:
-    """The part of what was around the operation that made each node of the graph, by the node's
-    number.
+    """Return the part around the operation that made each node of the graph, by the node's number.
 
-    Operations that make no node bear the number of the next one that does, so that the last of a
-    number counts.
+    Operations that make no node have the number of the next one that does, so that the last one of
+    a number counts.
     """
     found: dict[int, str] = {}
     for event in events:

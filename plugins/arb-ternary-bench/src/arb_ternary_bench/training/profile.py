@@ -1,9 +1,8 @@
-"""Profiled steps of a way of training: the ranges that :mod:`arb_ternary_bench.training.parts`
-reads are set here.
+"""Profiled steps of a way of training, with the ranges that :mod:`.parts` reads.
 
-Ranges are around the backend's kernels, modules, the loss and the optimizer's step, by replacing
-what is called: a module with a hook would be trained in another way. So this is for a process of
-its own.
+Ranges are around the backend's kernels, modules, the loss and the optimizer's step. They replace
+what is called, since a module with a hook would be trained in another way; so this is for a process
+of its own.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ _ROOT: Final = f"{SCOPE}step"
 
 
 def profile_steps(way: TrainWay, size: TrainSize, seed: int = 0) -> Split:
-    """Train a little, then take some profiled steps with ranges around everything: a step by
-    part.
-    """
+    """Train a little, then take some profiled steps; return a step by part."""
     if way.backend is not None:
         _mark_kernels(way.backend)
     if not way.compiled:  # a compiler follows what a module's call does, and would stop at a range

@@ -159,10 +159,11 @@ class TrainWay:
 
 def train_ways(backends: Sequence[str], *, compiled: bool = True) -> tuple[TrainWay, ...]:
     """Return all ways: votes on each backend, then the ways without votes."""
-    votes = [
-        f"{each}{pure}{end}" for each in backends for pure in ("", "/pure") for end in _VOTE_ENDS
-    ]
-    ways = map(TrainWay, (*votes, *FLOAT_WAYS))
+    names = []
+    for backend in backends:
+        for kind in (backend, f"{backend}/{_PURE}"):
+            names += [f"{kind}{end}" for end in _VOTE_ENDS]
+    ways = map(TrainWay, (*names, *FLOAT_WAYS))
     return tuple(way for way in ways if compiled or not way.compiled)
 
 
