@@ -68,7 +68,7 @@ def test_a_code_that_nothing_is_nearest_to_moves_to_the_farthest_frame(monkeypat
 
 
 def test_too_few_different_frames_are_refused():
-    with pytest.raises(DataError, match="3 of them, and there are 2 different frames"):
+    with pytest.raises(DataError, match="3 codes need as many distinct frames, and there are 2"):
         fit_codebook(np.array([[1], [2], [2], [1]], dtype=np.uint8), 3, 5, 0)
 
 
@@ -128,7 +128,7 @@ def test_what_is_decoded_looks_like_its_codes(codes):
 
 
 def test_codes_that_are_no_frames_are_refused(codes):
-    with pytest.raises(DataError, match="codes: 64 is no frame; those are 0 to 63"):
+    with pytest.raises(DataError, match="codes: 64 is not the code of a frame; these are 0 to 63"):
         codes.codec.decode([0, 64])
     assert codes.codec.decode([]).shape == (0,)
 

@@ -45,7 +45,7 @@ def test_filters_add_up_to_one_between_the_first_centre_and_the_last():
 @pytest.mark.parametrize(
     ("options", "rate", "words"),
     [
-        ({"high": 5000.0}, 8000, "need a sample rate above 10000, and it is 8000"),
+        ({"high": 5000.0}, 8000, "need a sample rate above 10000, not 8000"),
         ({"low": 4000.0}, 8000, "need a sample rate above 8000"),
         ({"mels": 200}, 8000, "holds none of the window's frequencies, which are 31.25 Hz apart"),
     ],

@@ -134,7 +134,7 @@ def test_a_sound_is_continued(codes, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--output", "a.mp3"], "--output a.mp3: sounds are written as .wav or .flac"),
+        (["--output", "a.mp3"], "--output a.mp3: the output must be a .wav or .flac file"),
         (["--output", "nowhere/a.wav"], "nowhere/a.wav: cannot be written"),
         (["--output", "a.wav", "--prompt-file", "no.wav"], "no.wav: the sound cannot be read"),
         ([], "Missing option '--output'"),
@@ -157,7 +157,7 @@ def test_a_run_on_something_else_has_no_sounds(tmp_path, capsys):
         tmp_path, config[: config.index("data:")] + data + config[config.index("model:") :], "run"
     ).path
     assert main(["generate", str(run), "--with", "sound", "--output", str(tmp_path / "a.wav")]) == 2
-    assert "its data 'text' has no codec of sounds" in capsys.readouterr().err
+    assert "its data 'text' has no sound codec" in capsys.readouterr().err
 
 
 def test_a_run_on_words_keeps_what_makes_pictures_of_other_sounds_and_counts_sounds(

@@ -127,10 +127,10 @@ def _hidden(folder):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (_text, r"notes\.txt: not a sound file; those end with \.wav, \.flac, \.ogg"),
+        (_text, r"notes\.txt: not a sound file; supported are \.wav, \.flac, \.ogg"),
         (_nothing, "mid: the folder is empty"),
-        (_one, "1 folders, and each class needs one of its own"),
-        (_hidden, "1 folders, and each class needs one of its own"),
+        (_one, "1 folders; there must be one per class"),
+        (_hidden, "1 folders; there must be one per class"),
     ],
 )
 def test_folders_that_cannot_be_used_are_named(tones, spoil, words):
@@ -143,11 +143,11 @@ def test_other_faults_of_folders(tones, tmp_path):
     with pytest.raises(DataError, match="tone: no such folder") as caught:
         sounds.build(SoundsConfig(path=str(tmp_path / "tone")))
     assert f"Did you mean {tones}?" in caught.value.hint
-    with pytest.raises(DataError, match="the validation sounds are the training sounds"):
+    with pytest.raises(DataError, match="this is the folder of the training sounds"):
         sounds.build(SoundsConfig(path=str(tones), validation=str(tones)))
     with pytest.raises(ValueError, match="exclude each other"):
         SoundsConfig(path="a", validation="b", validation_fraction=0.1)
-    with pytest.raises(DataError, match="too few to keep a share"):
+    with pytest.raises(DataError, match="too few for a validation share"):
         sounds.build(SoundsConfig(path=str(tones), validation_fraction=0.05))
 
 
@@ -166,7 +166,7 @@ def test_hidden_files_do_not_count(tones):
 
 def test_a_file_beside_the_folders_of_the_classes_is_not_passed_over(tones):
     soundfile.write(tones / "stray.wav", np.zeros(100), 8000)
-    with pytest.raises(DataError, match=r"stray\.wav: a file beside the folders of the classes"):
+    with pytest.raises(DataError, match=r"stray\.wav: a file next to the folders of the classes"):
         sounds.build(SoundsConfig(path=str(tones)))
 
 

@@ -86,5 +86,5 @@ def test_pictures_are_grey_levels_of_the_spectrogram():
 
 
 def test_a_sound_without_a_frame_is_refused():
-    with pytest.raises(DataError, match="a sound of 100 samples has no frame of 160"):
+    with pytest.raises(DataError, match="a sound of 100 samples is shorter than one hop of 160"):
         mel_pictures(np.zeros((1, 100), dtype=np.int16), CONFIG, 8000)

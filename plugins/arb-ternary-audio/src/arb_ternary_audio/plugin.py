@@ -1,4 +1,4 @@
-"""What audio registers."""
+"""Register the components of arb-ternary-audio."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
-    return {"summary": "audio: sound data, mel features, a model of audio codes"}
+    return {"summary": "audio: sound data, mel features, audio codes for language models"}
 
 
 @hookimpl
@@ -22,13 +22,13 @@ def arb_register_datasets() -> Sequence[DataSpec]:
             name="formants",
             target="arb_ternary_audio.data.formants:build",
             config="arb_ternary_audio.data.formants:FormantsConfig",
-            summary="synthetic words of formants, made by the package, as spectrograms by class",
+            summary="built-in synthetic words as labelled spectrograms",
         ),
         DataSpec(
             name="sounds",
             target="arb_ternary_audio.data.sounds:build",
             config="arb_ternary_audio.data.sounds:SoundsConfig",
-            summary="wav, flac and ogg files in a folder by class, as spectrograms",
+            summary="labelled wav, flac and ogg files as spectrograms",
             libraries=("soundfile",),
         ),
         DataSpec(
@@ -54,6 +54,6 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
             target="arb_ternary_audio.cli.listen:listen",
             masking=("labels",),
             data=("formants", "sounds"),
-            summary="says what is in sound files, with a model that was trained on sounds by class",
+            summary="classifies sound files with a model that was trained on labelled sounds",
         ),
     )

@@ -1,4 +1,4 @@
-"""``arb generate`` of runs on audio codes: draw sounds, or continue one, and write them to a
+"""Implement ``arb generate`` for runs on audio codes: draw or continue sounds and write them to a
 file.
 """
 
@@ -31,42 +31,43 @@ _LONGEST = 60.0
 @click.option(
     "--prompt-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Sound file to continue: it is written too, as its codes sound; default: begin with "
-    "nothing.",
+    help="Sound file to continue. Its decoded codes come first in the output. Default: none.",
 )
 @click.option(
     "--count",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Sounds, one after another.",
+    help="Number of sounds, written one after another.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.0, min_open=True),
     default=10.0,
     show_default=True,
-    help="Longest that is drawn of one sound, if the model does not end it before.",
+    help="Longest duration of one sound, in seconds. The model may end it earlier.",
 )
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0.0),
     default=0.8,
     show_default=True,
-    help="0 = the likeliest.",
+    help="Sampling temperature; 0 takes the most likely code.",
 )
 @click.option(
-    "--top-k", type=click.IntRange(min=1), help="Draw among so many of the likeliest codes only."
+    "--top-k",
+    type=click.IntRange(min=1),
+    help="Sample from this many of the most likely codes only.",
 )
 @click.option(
     "--top-p",
     type=click.FloatRange(0.0, 1.0, min_open=True),
-    help="Draw among so much of the probability.",
+    help="Sample from the most likely codes whose probabilities add up to this.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="The same seed gives the same sounds; default: others each time.",
+    help="Seed of the sampling; the same seed gives the same sounds. Default: random.",
 )
 @click.option(
     "--backend",
@@ -88,7 +89,7 @@ def sound(
     backend: str | None,
     device: str | None,
 ) -> None:
-    """Draw sounds from the model of RUN (a run directory or a checkpoint), and write them to
+    """Draw sounds from the model of RUN (a run directory or a checkpoint) and write them to
     --output.
     """
     wait_passively()
@@ -99,16 +100,17 @@ def sound(
     from arb_ternary_train.restore import load_run
 
     if output.suffix.lower() not in (".wav", ".flac"):
-        raise UsageProblem(f"--output {output}: sounds are written as .wav or .flac")
+        raise UsageProblem(f"--output {output}: the output must be a .wav or .flac file")
     trained = load_run(run, backend=backend, device=device)
     if not isinstance(trained.model, CachedModel):
         raise UsageProblem(
-            f"{run}: the model {trained.config.model.name!r} cannot do this: it has no new_cache()"
+            f"{run}: the model {trained.config.model.name!r} cannot generate sounds: it has no "
+            f"new_cache()"
         )
     attached = trained.directory.attachments()
     if CODEC not in attached:
         raise UsageProblem(
-            f"{run}: its data {trained.config.data.name!r} has no codec of sounds",
+            f"{run}: its data {trained.config.data.name!r} has no sound codec",
             "Train on the data source audio_codes.",
         )
     codec = SoundCodec.from_json(attached[CODEC])

@@ -1,4 +1,4 @@
-"""The generator ``listen``: what a classifier of sounds hears in sound files."""
+"""The generator ``listen``: print how a sound classifier classifies sound files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from arb_ternary_train.openmp import wait_passively
     type=click.Choice(["error", "cut"]),
     default="error",
     show_default=True,
-    help="What becomes of a sound that is longer than the model's: an error, or its beginning is "
-    "heard.",
+    help="What to do with a sound that is longer than the model's input: an error, or use its "
+    "beginning.",
 )
 @click.option(
     "--backend",
@@ -38,7 +38,7 @@ def listen(
     backend: str | None,
     device: str | None,
 ) -> None:
-    """Say what the model of RUN (a run directory or a checkpoint) hears in FILES (.wav, .flac or
+    """Print how the model of RUN (a run directory or a checkpoint) classifies FILES (.wav, .flac or
     .ogg).
     """
     wait_passively()
@@ -54,13 +54,13 @@ def listen(
 
     if not files:
         raise UsageProblem(
-            "FILES: name sounds to hear",
+            "FILES: name at least one sound file",
             f"Held-out sounds of the run's data: arb generate {run} --with classify",
         )
     trained = load_run(run, backend=backend, device=device)
     attached = trained.directory.attachments()
     if "sounds" not in attached:
-        raise UsageProblem(f"{run}: its data {trained.config.data.name!r} are no sounds by class")
+        raise UsageProblem(f"{run}: its data {trained.config.data.name!r} are not labelled sounds")
     facts = attached["sounds"]
     rate = int(facts["sample_rate"])
     length = int(facts["samples"])

@@ -1,7 +1,8 @@
-"""Frames of a spectrogram as codes: the nearest of a few typical frames, found by k-means.
+"""Quantise the frames of a spectrogram: each becomes the index of its nearest codebook entry.
 
-Grey levels are whole numbers and so are the typical frames, rounded after every round. Distances
-and sums are then exact, and the codes of the same sounds the same on every machine.
+The codebook is found by k-means. Grey levels are integers, and the codebook entries are rounded
+after every round, so distances and sums are exact. The codes of the same sounds are therefore the
+same on every machine.
 
 Shapes: ``N`` frames, ``M`` mel bands, ``K`` codes.
 """
@@ -17,33 +18,34 @@ from numpy.typing import NDArray
 from arb_ternary.errors import DataError
 
 Levels = NDArray[np.uint8]
-#: Frames compared at a time: bounds the memory for distances.
+#: Frames compared at a time. It bounds the memory for distances.
 _CHUNK: Final = 4096
 
 
 def nearest_codes(frames_NM: Levels, codebook_KM: Levels) -> NDArray[np.int64]:
-    """The code of each frame, ``[N]``: that with the smallest squared distance, the lowest of
-    equals.
+    """Return the code of each frame, ``[N]``: the entry with the smallest squared distance.
+
+    Ties go to the lowest code.
     """
     return _nearest(frames_NM, codebook_KM)[0]
 
 
 def fit_codebook(frames_NM: Levels, codes: int, rounds: int, seed: int) -> Levels:
-    """``codes`` typical frames, uint8 ``[K, M]``: Lloyd's k-means from the beginning of k-means++.
+    """Fit ``codes`` codebook entries, uint8 ``[K, M]``, by Lloyd's k-means after k-means++.
 
-    The first is drawn evenly, each further one with a chance in proportion to its squared distance
-    from those there are (Arthur and Vassilvitskii, 2007). Then each becomes the mean, rounded, of
-    the frames that it is nearest to, until none changes. One that no frame is nearest to becomes
-    the frame that is farthest from its own.
+    The first entry is drawn uniformly. Each further one is drawn with a probability proportional to
+    its squared distance from the nearest entry so far (Arthur and Vassilvitskii, 2007). Then every
+    entry becomes the rounded mean of the frames nearest to it, until nothing changes. An entry
+    without frames becomes the frame that is farthest from its own entry.
 
     Raises:
-        DataError: there are fewer different frames than codes.
+        DataError: there are fewer distinct frames than codes.
     """
     different = len(np.unique(frames_NM, axis=0))
     if different < codes:
         raise DataError(
-            f"codes: {codes} of them, and there are {different} different frames",
-            "Take fewer codes or more sounds.",
+            f"codes: {codes} codes need as many distinct frames, and there are {different}",
+            "Use fewer codes or more sounds.",
         )
     book = _first(frames_NM, codes, RandomState(seed))
     for _ in range(rounds):
@@ -51,7 +53,7 @@ def fit_codebook(frames_NM: Levels, codes: int, rounds: int, seed: int) -> Level
         counts = np.bincount(chosen, minlength=codes)
         sums = np.zeros((codes, frames_NM.shape[1]), dtype=np.int64)
         np.add.at(sums, chosen, frames_NM.astype(np.int64))
-        # Halves go up: floor of the mean and a half, in whole numbers.
+        # Round half up in integers: floor(mean + 1/2).
         better = ((2 * sums + counts[:, None]) // np.maximum(2 * counts, 1)[:, None]).astype(
             np.uint8
         )
@@ -76,7 +78,7 @@ def _first(frames_NM: Levels, codes: int, random: RandomState) -> Levels:
 
 
 def _nearest(frames_NM: Levels, book_KM: Levels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The place of the nearest in ``book_KM``, and its squared distance."""
+    """Return the index of the nearest entry of ``book_KM`` and its squared distance."""
     places = []
     distances = []
     for first in range(0, len(frames_NM), _CHUNK):
@@ -88,8 +90,9 @@ def _nearest(frames_NM: Levels, book_KM: Levels) -> tuple[NDArray[np.int64], NDA
 
 
 def _distances(frames_NM: Levels, book_KM: Levels) -> NDArray[np.int64]:
-    """Squared distances ``[N, K]``; products of whole numbers this small are exact in float64, in
-    any order.
+    """Return squared distances ``[N, K]``.
+
+    The integers are small enough for exact float64 products, whatever the order of summation.
     """
     frames = frames_NM.astype(np.float64)
     book = book_KM.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Sounds as codes and back: what a language model of sounds reads and writes.
+"""Encode sounds as codes and decode them: the vocabulary of a language model of sounds.
 
 Shapes: ``N`` sounds, ``L`` samples, ``T`` frames, ``M`` mel bands, ``K`` codes.
 """
@@ -19,11 +19,11 @@ from arb_ternary_audio.features.mel import MelConfig
 
 @attrs.frozen(eq=False)
 class SoundCodec:
-    """One code for each frame of a log-mel spectrogram, and one more that stands between sounds.
+    """One code per frame of a log-mel spectrogram, and one more code that separates sounds.
 
     Attributes:
-        codebook: typical frames, uint8 ``[K, M]``.
-        features: how spectrograms are made.
+        codebook: codebook entries, uint8 ``[K, M]``.
+        features: how spectrograms are computed.
         sample_rate: Hz.
     """
 
@@ -33,48 +33,48 @@ class SoundCodec:
 
     @property
     def boundary(self) -> int:
-        """The code between sounds: it begins each, and what follows the last frame is it again."""
+        """The code that separates sounds; it comes before each sound and after the last."""
         return len(self.codebook)
 
     @property
     def vocabulary_size(self) -> int:
-        """Codes, with that between sounds."""
+        """Number of codes, the separator included."""
         return len(self.codebook) + 1
 
     def encode(self, samples_NL: NDArray[np.int16]) -> NDArray[np.int64]:
-        """Codes ``[N, T]`` of 16-bit samples.
+        """Return the codes ``[N, T]`` of 16-bit samples.
 
         Raises:
-            DataError: the sounds are shorter than a frame.
+            DataError: the sounds are shorter than one frame.
         """
         from arb_ternary_audio.features.spectrogram import mel_pictures
 
         return self.encode_pictures(mel_pictures(samples_NL, self.features, self.sample_rate))
 
     def encode_pictures(self, levels_NMT: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Codes ``[N, T]`` of grey levels ``[N, 1, M, T]``."""
+        """Return the codes ``[N, T]`` of grey levels ``[N, 1, M, T]``."""
         frames = levels_NMT[:, 0].transpose(0, 2, 1)
         return nearest_codes(frames.reshape(-1, frames.shape[2]), self.codebook).reshape(
             frames.shape[:2]
         )
 
     def picture(self, codes_T: Sequence[int]) -> NDArray[np.uint8]:
-        """Grey levels ``[M, T]`` of codes.
+        """Return the grey levels ``[M, T]`` of codes.
 
         Raises:
-            DataError: a code is none, or is that between sounds.
+            DataError: a code is out of range, or is the separator.
         """
         codes = np.asarray(codes_T, dtype=np.int64)
         wrong = np.flatnonzero((codes < 0) | (codes >= len(self.codebook)))
         if wrong.size:
             raise DataError(
-                f"codes: {int(codes[wrong[0]])} is no frame; those are 0 to "
+                f"codes: {int(codes[wrong[0]])} is not the code of a frame; these are 0 to "
                 f"{len(self.codebook) - 1}"
             )
         return self.codebook[codes].T
 
     def decode(self, codes_T: Sequence[int]) -> NDArray[np.float64]:
-        """Samples ``[T * hop]`` with a peak of 0.9; see ``features.inversion``."""
+        """Return samples ``[T * hop]`` with a peak of 0.9; see ``features.inversion``."""
         from arb_ternary_audio.features.inversion import to_waves
         from arb_ternary_audio.features.spectrogram import as_pictures
 
@@ -84,7 +84,7 @@ class SoundCodec:
         return np.asarray(to_waves(picture, self.features, self.sample_rate)[0].numpy())
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that :meth:`from_json` needs."""
+        """Return everything that :meth:`from_json` needs."""
         return {
             "codebook": self.codebook.tolist(),
             "features": attrs.asdict(self.features),
@@ -93,10 +93,10 @@ class SoundCodec:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> SoundCodec:
-        """The codec that gave ``state``.
+        """Return the codec that :meth:`to_json` described.
 
         Raises:
-            DataError: ``state`` is no codec's.
+            DataError: ``state`` does not describe a codec.
         """
         try:
             book = np.asarray(state["codebook"])
@@ -112,7 +112,7 @@ class SoundCodec:
         )
         if not right or book.min() < 0 or book.max() > 255:
             raise DataError(
-                "sound codec: the codebook must be rows of one grey level, 0 to 255, for each mel "
+                "sound codec: each row of the codebook must have one grey level (0 to 255) per mel "
                 "band"
             )
         return cls(book.astype(np.uint8), features, rate)

@@ -1,6 +1,4 @@
-"""The data source ``audio_codes``: the sounds of another source as a stream of codes, for a
-language model.
-"""
+"""The data source ``audio_codes``: the sounds of another source as a stream of codes."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ from arb_ternary_audio.data.spectrograms import SpectrogramSource
 from arb_ternary_text.data.source import StreamSource
 from arb_ternary_text.data.tokenizers import IdTokenizer
 
-#: Under what name a run keeps the codec.
+#: Name of the run's attachment that holds the codec.
 CODEC: Final = "sound_codec"
-#: Frames that the codebook is fitted to, spread evenly over all.
+#: Number of frames that the codebook is fitted to, evenly spaced over all frames.
 _FRAMES: Final = 20_000
 
 _codes = Rule(
@@ -38,37 +36,37 @@ class AudioCodesConfig:
 
     sounds: DataChoice = default_choice(
         "formants",
-        "where the sounds come from: formants, sounds, or another source of spectrograms",
+        "source of the sounds: formants, sounds, or another source of spectrograms",
     )
     codes: int = option(
         256,
-        "typical frames; the vocabulary has one id more, which begins each sound",
+        "codebook entries; the vocabulary has one more id, which begins each sound",
         validator=_codes,
     )
-    rounds: int = option(50, "rounds of k-means at most", validator=positive)
-    seed: int = option(0, "of the beginning of k-means", validator=non_negative)
+    rounds: int = option(50, "largest number of k-means rounds", validator=positive)
+    seed: int = option(0, "seed of the k-means initialisation", validator=non_negative)
 
 
 @attrs.frozen
 class CodesSource(StreamSource):
-    """Streams of codes; each sound begins with the code that stands between sounds.
+    """Streams of codes; each sound begins with the separator.
 
     Attributes:
-        codec: how sounds become codes and codes sounds.
+        codec: encodes and decodes the sounds.
     """
 
     codec: SoundCodec
 
     def attachments(self) -> Mapping[str, Any]:
-        """The ids as a tokenizer of numbers, and the codec."""
+        """Return the ids as a tokenizer of numbers, and the codec."""
         return {**super().attachments(), CODEC: self.codec.to_json()}
 
 
 def build(config: AudioCodesConfig) -> CodesSource:
-    """The data source of ``config``; the codebook is that of the training sounds.
+    """Build the data source of ``config``; the codebook is fitted to the training sounds.
 
     Raises:
-        DataError: the other source has no sounds, or too few different frames.
+        DataError: the other source has no sounds, or too few distinct frames.
     """
     source = config.sounds.build()
     if not isinstance(source, SpectrogramSource):
@@ -90,7 +88,7 @@ def build(config: AudioCodesConfig) -> CodesSource:
 
 
 def _stream(codec: SoundCodec, levels: NDArray[Any]) -> NDArray[Any]:
-    """Boundary and codes of every sound, one after another, and a boundary at the end."""
+    """Concatenate the codes of all sounds, with a separator before each and at the end."""
     codes_NT = codec.encode_pictures(levels)
     begun = np.pad(codes_NT, ((0, 0), (1, 0)), constant_values=codec.boundary)
     stream = np.append(begun.reshape(-1), codec.boundary)

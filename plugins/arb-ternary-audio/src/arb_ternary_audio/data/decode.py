@@ -1,6 +1,6 @@
-"""Sound files as samples of one rate and length: decoded by libsndfile, resampled by scipy.
+"""Decode sound files (libsndfile) to samples of one rate and length (resampled by scipy).
 
-Files are of strangers: what they claim is checked before memory is taken for it.
+Files are not trusted: their claims are checked before memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from arb_ternary.errors import DataError
 
-#: Endings of the files that are read.
+#: Suffixes of the files that are read.
 SUFFIXES: Final = (".wav", ".flac", ".ogg")
-#: Rates in Hz and channels that a file may claim.
+#: Sample rates in Hz and numbers of channels that a file may have.
 _RATES: Final = (1000, 384_000)
 _CHANNELS: Final = 64
 # : Largest of the two whole numbers by whose ratio a rate is changed: the filter has twenty taps
@@ -28,17 +28,17 @@ _RATIO: Final = 4000
 def read_sound(
     path: Path, sample_rate: int, longest: float, longer: Literal["error", "cut"] = "error"
 ) -> NDArray[np.float64]:
-    """The sound in ``path``, ``[L]``, mean of its channels, full scale 1, at ``sample_rate``.
+    """Read the sound in ``path``: ``[L]``, mean of the channels, full scale 1, at ``sample_rate``.
 
     Args:
         path: a file that libsndfile reads.
-        sample_rate: wanted, Hz.
-        longest: seconds.
-        longer: what becomes of a longer sound.
+        sample_rate: of the result, in Hz.
+        longest: maximum duration in seconds.
+        longer: what to do with a longer sound: an error, or keep its beginning.
 
     Raises:
-        DataError: the file is damaged, empty, of a rate or with channels beyond all bounds, too
-            long, or holds numbers that are not finite; its path comes first.
+        DataError: the file is damaged, empty, too long, has an unsupported rate or number of
+            channels, or holds numbers that are not finite. The message begins with the path.
     """
     soundfile: Any = import_module("soundfile")
     try:
@@ -50,8 +50,8 @@ def read_sound(
         raise DataError(f"{path}: the sound cannot be read: {error}") from error
     if not _RATES[0] <= rate <= _RATES[1] or not 1 <= channels <= _CHANNELS:
         raise DataError(
-            f"{path}: {rate} Hz and {channels} channels; sounds of {_RATES[0]} to {_RATES[1]} Hz "
-            f"with up to {_CHANNELS} channels are read"
+            f"{path}: {rate} Hz and {channels} channels; supported are {_RATES[0]} to {_RATES[1]} "
+            f"Hz and up to {_CHANNELS} channels"
         )
     if frames < 1:
         raise DataError(f"{path}: the sound is empty", "Remove the file.")
@@ -59,7 +59,8 @@ def read_sound(
     if frames > most and longer == "error":
         raise DataError(
             f"{path}: {frames / rate:.2f} s, and a sample has {longest:g} s",
-            "Set seconds to the longest sound, or longer to cut to keep the beginning of each.",
+            "Set `seconds` to the longest duration, or `longer: cut` to keep the beginning of each "
+            "sound.",
         )
     try:
         channels_LC, _ = soundfile.read(
@@ -68,7 +69,7 @@ def read_sound(
     except (OSError, soundfile.LibsndfileError) as error:
         raise DataError(f"{path}: the sound cannot be decoded: {error}") from error
     if len(channels_LC) < 1:
-        raise DataError(f"{path}: the file claims {frames} samples and holds none")
+        raise DataError(f"{path}: the header claims {frames} samples, and there are none")
     wave = channels_LC.mean(axis=1)
     if not np.isfinite(wave).all():
         raise DataError(
@@ -83,7 +84,7 @@ def read_sound(
 
 
 def resampled(wave: NDArray[np.float64], rate: int, wanted: int) -> NDArray[np.float64]:
-    """``wave`` at another rate, by scipy's polyphase filter (a Kaiser window of 5).
+    """Resample ``wave`` with scipy's polyphase filter (a Kaiser window of 5).
 
     Raises:
         DataError: the ratio of the rates has too large a numerator or denominator.

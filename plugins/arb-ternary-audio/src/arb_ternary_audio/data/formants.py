@@ -1,8 +1,8 @@
-"""The built-in sounds: synthetic words of formants, made when they are asked for. They are no
-recordings of anybody.
+"""The built-in sounds: synthetic words made of formants, generated on demand.
 
-Ten words of two syllables, in five pairs of the same syllables in either order (``phones.WORDS``),
-each said by a voice of its own: held-out words are said by voices that training never heard.
+Ten words of two syllables, in five pairs that use the same syllables in either order
+(``phones.WORDS``). Each is spoken by its own synthetic voice, and the voices of held-out words do
+not occur in training. No recordings of people are involved.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from arb_ternary_audio.data.recordings import Recordings, as_pcm
 from arb_ternary_audio.data.spectrograms import SpectrogramSource, spectrogram_source, tuning_split
 from arb_ternary_audio.features.mel import MelConfig
 
-#: Decibels from the noisiest word to the clearest.
+#: Range of the signal-to-noise ratio, in decibels.
 _SPREAD: Final = 20.0
 
-#: A hundred thousand words take ten minutes and a gigabyte.
+# 100,000 words take ten minutes and a gigabyte.
 _count = Rule(
     f"a whole number from {len(WORDS)} to 100000",
     lambda value: type(value) is int and len(WORDS) <= value <= 100_000,
@@ -41,7 +41,7 @@ _seed = Rule(
 class FormantsConfig:
     """Options of the data source ``formants``: synthetic words of 0.8 s at 8 kHz."""
 
-    words: int = option(2000, "training words, each of its own voice", validator=_count)
+    words: int = option(2000, "number of training words, each with its own voice", validator=_count)
     held_out: int = option(500, "words for validation", validator=_count)
     noise_db: float = option(
         10.0,
@@ -50,20 +50,20 @@ class FormantsConfig:
         validator=_decibels,
     )
     seed: int = option(0, "chooses the voices", validator=_seed)
-    features: MelConfig = option(help="how sounds become pictures", factory=MelConfig)
+    features: MelConfig = option(help="how spectrograms are computed", factory=MelConfig)
     tuning: bool = option(
         False,
-        "validate on a fifth of the training words and train on the rest, to choose settings by; "
-        "the held-out words then stay unseen",
+        "choose settings with this: validate on a fifth of the training words and train on the "
+        "rest; the held-out words stay unseen",
         validator=attrs.validators.instance_of(bool),
     )
 
 
 def build(config: FormantsConfig) -> SpectrogramSource:
-    """The data source of ``config``.
+    """Build the data source of ``config``.
 
     Raises:
-        DataError: the features do not fit 8 kHz, or the words are too few for tuning.
+        DataError: the features do not fit 8 kHz, or there are too few words for ``tuning``.
     """
     train = synthetic_words(config, 0, config.words)
     train, validation = (
@@ -75,13 +75,13 @@ def build(config: FormantsConfig) -> SpectrogramSource:
 
 
 def synthetic_words(config: FormantsConfig, part: int, count: int) -> Recordings:
-    """``count`` words, of each class the same number or one more.
+    """Return ``count`` words; the numbers of words per class differ by at most one.
 
     Args:
-        config: its noise and seed.
-        part: 0 = training, 1 = validation; word ``i`` of a part depends on seed, part and ``i``
-            alone.
-        count: how many.
+        config: its noise and seed are used.
+        part: 0 is training, 1 is validation. Word ``i`` of a part depends only on seed, part and
+            ``i``.
+        count: number of words.
     """
     from numpy.random import RandomState
 

@@ -1,10 +1,9 @@
-"""The sounds that synthetic words are made of: what excites the vocal tract, and where it
-resonates.
+"""The phones of the synthetic words: what excites the vocal tract, and its resonances.
 
 Formants of the vowels are the means of 33 men in Peterson and Barney, *Control methods used in a
-study of the vowels* (1952), table II. Those of the nasals, and where the noise of fricatives and
-bursts lies, are round numbers near those of Klatt, *Software for a cascade/parallel formant
-synthesizer* (1980), table II and III; a rate of 8 kHz cuts them off at 4 kHz.
+study of the vowels* (1952), table II. Formants of the nasals, and the noise of fricatives and
+bursts, are round numbers near those of Klatt, *Software for a cascade/parallel formant synthesizer*
+(1980), tables II and III. The sample rate of 8 kHz cuts them off at 4 kHz.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ class Segment:
     """A stretch of sound.
 
     Attributes:
-        milliseconds: how long it is in a word of middling pace.
-        voice: amplitude of the vocal folds' pulses.
-        noise: amplitude of turbulence.
-        formants: Hz of the first three; of a segment without voice: where the tract moves
+        milliseconds: duration in a word of medium pace.
+        voice: amplitude of the pulses of the vocal folds.
+        noise: amplitude of the turbulence.
+        formants: the first three, in Hz; for a segment without voice, where the tract moves
             meanwhile.
-        noise_at: Hz of the middle of the noise.
-        noise_width: Hz, one standard deviation of its spectrum.
+        noise_at: centre of the noise, in Hz.
+        noise_width: one standard deviation of its spectrum, in Hz.
     """
 
     milliseconds: float

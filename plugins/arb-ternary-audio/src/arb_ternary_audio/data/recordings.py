@@ -1,4 +1,4 @@
-"""Sounds of one length with their classes, in memory.
+"""Labelled sounds of one length, in memory.
 
 Shapes: ``N`` sounds, ``L`` samples.
 """
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 @frozen(eq=False)
 class Recordings:
-    """Mono sounds.
+    """Mono sounds with labels.
 
     Attributes:
         samples: int16 ``[N, L]``.
-        labels: int64 ``[N]``, places in ``classes``.
-        sample_rate: samples a second.
+        labels: int64 ``[N]``, indices into ``classes``.
+        sample_rate: samples per second.
         classes: names.
     """
 
@@ -33,13 +33,13 @@ class Recordings:
         return len(self.samples)
 
     def take(self, indices: NDArray[np.int64]) -> Recordings:
-        """Those of ``indices``, in that order."""
+        """Return the sounds at ``indices``, in that order."""
         return Recordings(
             self.samples[indices], self.labels[indices], self.sample_rate, self.classes
         )
 
     def digest(self) -> str:
-        """SHA-256 in hexadecimal of samples, labels, rate and names."""
+        """Return the SHA-256 of samples, labels, rate and names, in hexadecimal."""
         hasher = hashlib.sha256(f"{self.samples.shape} {self.sample_rate} {self.classes}".encode())
         for array in (
             self.samples.astype("<i2", copy=False),
@@ -50,7 +50,7 @@ class Recordings:
 
 
 def as_pcm(waves: NDArray[Any]) -> NDArray[np.int16]:
-    """Samples in [-1, 1] as 16-bit numbers, rounded to the nearest; louder ones are cut off at full
-    scale.
+    """Convert samples in [-1, 1] to 16-bit integers, rounded to the nearest; louder ones are
+    clipped.
     """
     return np.clip(np.rint(waves * 32768.0), -32768, 32767).astype(np.int16)

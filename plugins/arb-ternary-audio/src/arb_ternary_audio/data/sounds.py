@@ -1,4 +1,4 @@
-"""The data source ``sounds``: a folder of sound files by class."""
+"""The data source ``sounds``: a folder with one sub-folder of sound files per class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from arb_ternary_audio.features.mel import MelConfig
 from arb_ternary_text.data.source import DEFAULT_FRACTION, part
 from arb_ternary_vision.data.source import split_by_class
 
-#: Bytes of 16-bit samples that a source may hold.
+#: Largest size of a source's 16-bit samples, in bytes.
 _MEMORY: Final = 1 << 32
 
 _seconds = Rule(
@@ -34,31 +34,36 @@ _rate = Rule(
 
 @attrs.frozen(kw_only=True)
 class SoundsConfig:
-    """Options of the data source ``sounds``: wav, flac and ogg files. Paths are relative to the
-    working directory.
+    """Options of the data source ``sounds``: wav, flac and ogg files.
+
+    Paths are relative to the working directory.
     """
 
     path: str = option(
-        help="a folder with a folder of sound files for each class, whose name is the class"
+        help="a folder with one sub-folder of sound files per class; its name is the class"
     )
-    validation: str | None = option(None, "such a folder of the same classes for validation")
+    validation: str | None = option(None, "the same for validation, with the same classes")
     validation_fraction: float | None = option(
         None,
         "share of each class that is kept for validation when `validation` is null "
         f"(null: {DEFAULT_FRACTION}); which files depends on their number alone",
         validator=optional(part),
     )
-    sample_rate: int = option(8000, "Hz; files of other rates are resampled", validator=_rate)
+    sample_rate: int = option(
+        8000,
+        "sample rate in sample rate in sample rate in Hz; files of other rates are resampled",
+        validator=_rate,
+    )
     seconds: float = option(
         1.0,
-        "length of a sample; a shorter sound is followed by silence",
+        "duration of a sample; shorter sounds are padded with silence",
         validator=_seconds,
         converter=float,
     )
     longer: Literal["error", "cut"] = option(
-        "error", "what becomes of a longer sound: an error, or its beginning is kept"
+        "error", "what to do with a longer sound: an error, or keep its beginning"
     )
-    features: MelConfig = option(help="how sounds become pictures", factory=MelConfig)
+    features: MelConfig = option(help="how spectrograms are computed", factory=MelConfig)
     tuning: bool = option(
         False,
         "validate on a fifth of the training sounds and train on the rest, to choose settings by; "
@@ -69,16 +74,16 @@ class SoundsConfig:
     def __attrs_post_init__(self) -> None:
         if self.validation is not None and self.validation_fraction is not None:
             raise ValueError(
-                "validation and validation_fraction exclude each other: give one of them"
+                "validation and validation_fraction exclude each other; set only one of them"
             )
 
 
 def build(config: SoundsConfig) -> SpectrogramSource:
-    """The data source of ``config``.
+    """Build the data source of ``config``.
 
     Raises:
         DataError: a folder or file is missing or cannot be used, the classes of the two folders
-            differ, or a class has too few sounds; the path comes first.
+            differ, or a class has too few sounds. The message begins with the path.
     """
     train = read_folder(Path(config.path), config)
     if config.validation is None:
@@ -88,13 +93,13 @@ def build(config: SoundsConfig) -> SpectrogramSource:
         if not taken.size:
             raise DataError(
                 f"{config.path}: {len(train)} sounds in {len(train.classes)} classes are too few "
-                "to keep a share of each for validation",
-                "Add sounds, raise validation_fraction, or give a folder as validation.",
+                "for a validation share of each",
+                "Add sounds, raise `validation_fraction`, or set `validation` to a folder.",
             )
         train, validation = train.take(kept), train.take(taken)
     else:
         if Path(config.validation).resolve() == Path(config.path).resolve():
-            raise DataError(f"{config.validation}: the validation sounds are the training sounds")
+            raise DataError(f"{config.validation}: this is the folder of the training sounds")
         validation = read_folder(Path(config.validation), config)
         if different := sorted(set(train.classes) ^ set(validation.classes)):
             raise DataError(
@@ -107,11 +112,11 @@ def build(config: SoundsConfig) -> SpectrogramSource:
 
 
 def read_folder(folder: Path, config: SoundsConfig) -> Recordings:
-    """The sounds of ``folder``, class by class in the order of names, files likewise.
+    """Read the sounds of ``folder``, class by class, both in the order of names.
 
     Raises:
-        DataError: there is no such folder, it has no two classes, one has no sound file or a file
-            that is none, a file cannot be used, or all together are too large.
+        DataError: the folder does not exist, has fewer than two classes, a class is empty or holds
+            another kind of file, a file cannot be used, or all sounds together are too large.
     """
     files, classes = _listed(folder)
     length = round(config.seconds * config.sample_rate)
@@ -119,7 +124,7 @@ def read_folder(folder: Path, config: SoundsConfig) -> Recordings:
         raise DataError(
             f"{folder}: {len(files)} sounds of {config.seconds:g} s at {config.sample_rate} Hz are "
             f"{len(files) * length * 2 / 2**30:.1f} GiB, and {_MEMORY / 2**30:.0f} are allowed",
-            "Lower seconds or sample_rate, or take fewer files.",
+            "Lower `seconds` or `sample_rate`, or use fewer files.",
         )
     samples = np.zeros((len(files), length), dtype=np.int16)
     for row, (path, _) in enumerate(files):
@@ -130,7 +135,7 @@ def read_folder(folder: Path, config: SoundsConfig) -> Recordings:
 
 
 def _listed(folder: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
-    """Files with their labels, and the classes."""
+    """Return the files with their labels, and the classes."""
     if not folder.is_dir():
         siblings = [each.name for each in folder.parent.iterdir()] if folder.parent.is_dir() else []
         close = nearest(folder.name, siblings)
@@ -139,12 +144,13 @@ def _listed(folder: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
     places = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
     if strays := [each for each in places if not each.is_dir()]:
         raise DataError(
-            f"{strays[0]}: a file beside the folders of the classes",
-            "Move it into the folder of its class, or away.",
+            f"{strays[0]}: a file next to the folders of the classes",
+            "Move it into the folder of its class, or remove it.",
         )
     if len(places) < 2:
         raise DataError(
-            f"{folder}: {len(places)} folders, and each class needs one of its own, two at least",
+            f"{folder}: {len(places)} folders; there must be one per class, and at least two "
+            f"classes",
             f"For example: {folder}/yes/1.wav and {folder}/no/1.wav",
         )
     files: list[tuple[Path, int]] = []
@@ -157,7 +163,7 @@ def _listed(folder: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
         for path in found:
             if path.suffix.lower() not in SUFFIXES or not path.is_file():
                 raise DataError(
-                    f"{path}: not a sound file; those end with {', '.join(SUFFIXES)}",
+                    f"{path}: not a sound file; supported are {', '.join(SUFFIXES)}",
                     "Remove it, or convert it: ffmpeg -i FILE OTHER.wav",
                 )
             files.append((path, label))

@@ -1,4 +1,4 @@
-"""Recordings as a data source of pictures: what every model of images trains on."""
+"""Recordings as a data source of pictures, which image models can train on."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class SpectrogramSource(LabelledSource):
     """Log-mel spectrograms of labelled sounds, and the sounds themselves.
 
     Attributes:
-        train_sounds: what the training samples are pictures of.
-        validation_sounds: the same of the held-out samples.
-        features: how the pictures were made.
+        train_sounds: the sounds of the training samples.
+        validation_sounds: the sounds of the held-out samples.
+        features: how the pictures were computed.
     """
 
     train_sounds: Recordings
@@ -30,17 +30,13 @@ class SpectrogramSource(LabelledSource):
     features: MelConfig
 
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal of all sounds and of how pictures are made of them; paths do not
-        count.
-        """
+        """Return the SHA-256 of sounds and features, in hexadecimal; paths do not count."""
         features = json.dumps(attrs.asdict(self.features), sort_keys=True)
         parts = (self.train_sounds.digest(), self.validation_sounds.digest(), features)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def attachments(self) -> Mapping[str, Any]:
-        """The names of the classes, and what makes pictures of new sounds: features, rate and
-        length.
-        """
+        """Return the names of the classes, and what turns new sounds into pictures."""
         sounds = {
             "sample_rate": self.train_sounds.sample_rate,
             "samples": self.train_sounds.samples.shape[1],
@@ -52,7 +48,7 @@ class SpectrogramSource(LabelledSource):
 def spectrogram_source(
     name: str, train: Recordings, validation: Recordings, features: MelConfig
 ) -> SpectrogramSource:
-    """The source of two sets of sounds of equal length, rate and classes.
+    """Build the source of two sets of sounds of equal length, rate and classes.
 
     Raises:
         DataError: the features do not fit the rate or the length of the sounds.
@@ -79,16 +75,16 @@ def spectrogram_source(
 
 
 def tuning_split(sounds: Recordings) -> tuple[Recordings, Recordings]:
-    """``sounds`` without a fifth of each class, and that fifth: to choose settings by.
+    """Split ``sounds`` into four fifths and one fifth of each class, for choosing settings.
 
     Raises:
-        DataError: the classes are too small for that.
+        DataError: a class is too small for that.
     """
     kept, taken = split_by_class(sounds.labels, 0.2, 1)
     if not taken.size:
         raise DataError(
             f"tuning: {len(sounds)} training sounds in {len(sounds.classes)} classes are too few "
             f"for a fifth of each",
-            "Take more sounds, or leave tuning out.",
+            "Add sounds, or remove `tuning`.",
         )
     return sounds.take(kept), sounds.take(taken)

@@ -1,13 +1,11 @@
-"""Synthetic words: a source of pulses and noise, shaped frame by frame by the resonances of a vocal
-tract.
+"""Synthesise words: pulses and noise, filtered frame by frame by the resonances of a vocal tract.
 
-Every word is said by a voice of its own: pitch and its fall, length of the tract (which scales all
-formants), the place of each formant, the pace of each sound, loudness, when it begins, and the
-noise around it are drawn anew. They sound like a speaking machine of the 1950s, and are no
-recordings of anybody.
+Every word has its own voice. Pitch and its fall, length of the tract (which scales all formants),
+formants, pace, loudness, start and background noise are drawn anew. The words sound like a speaking
+machine of the 1950s; they are not recordings of people.
 
-The random numbers are those of numpy's ``RandomState``, whose streams are frozen: the same index is
-the same word in every release of numpy, up to a rounding of the 16-bit samples.
+Random numbers come from numpy's ``RandomState``, whose streams are frozen. The same index is
+therefore the same word in every release of numpy, up to rounding of the 16-bit samples.
 
 Shapes: ``L`` samples, ``T`` frames, ``F`` frequencies of a frame.
 """
@@ -42,12 +40,12 @@ _FOURTH: Final = 3500.0
 
 @frozen
 class Voice:
-    """Who says a word, and how.
+    """A voice, and how it speaks a word.
 
     Attributes:
         pitch: Hz at the beginning of a word.
-        fall: share of the pitch that is lost by its end; negative = it rises.
-        tract: factor of all formants: a short tract is a child's.
+        fall: fraction of the pitch that is lost by its end; negative if it rises.
+        tract: factor of all formants; a short tract is a child's.
         colour: factor of each of the four formants.
         pace: factor of the duration of each segment.
         strength: factor of the amplitude of each segment.
@@ -62,7 +60,7 @@ class Voice:
 
 
 def draw_voice(random: RandomState, segments: int) -> Voice:
-    """A voice for a word of so many segments."""
+    """Draw a voice for a word of ``segments`` segments."""
     return Voice(
         pitch=90.0 * 2.0 ** (1.4 * random.random_sample()),
         fall=-0.1 + 0.4 * random.random_sample(),
@@ -74,12 +72,12 @@ def draw_voice(random: RandomState, segments: int) -> Voice:
 
 
 def say(phones: Sequence[str], random: RandomState, noise_db: tuple[float, float]) -> Floats:
-    """The phones in a voice drawn from ``random``, float64 ``[LENGTH]`` in [-1, 1].
+    """Speak the phones in a random voice: float64 ``[LENGTH]`` in [-1, 1].
 
     Args:
         phones: names in ``PHONES``.
-        random: source of everything that chance decides.
-        noise_db: least and greatest distance of the word to the noise around it, decibels.
+        random: source of all randomness.
+        noise_db: smallest and largest signal-to-noise ratio, in decibels.
     """
     segments = [segment for phone in phones for segment in PHONES[phone]]
     word = utter(segments, draw_voice(random, len(segments)), random)
@@ -94,10 +92,10 @@ def say(phones: Sequence[str], random: RandomState, noise_db: tuple[float, float
 
 
 def utter(segments: Sequence[Segment], voice: Voice, random: RandomState) -> Floats:
-    """The segments in a voice, without silence or noise around them, float64 of at most 95 % of
+    """Speak the segments, without surrounding silence or noise: float64, at most 95 % of
     ``LENGTH``.
 
-    ``random`` gives the turbulence and where the vibrato begins.
+    ``random`` gives the turbulence and the phase of the vibrato.
     """
     lengths = (
         np.array([segment.milliseconds for segment in segments])
@@ -112,9 +110,7 @@ def utter(segments: Sequence[Segment], voice: Voice, random: RandomState) -> Flo
 
 @frozen
 class _Tracks:
-    """What the tract does, frame by frame: ``voice`` and ``noise`` ``[T]``, their responses ``[T,
-    F]``.
-    """
+    """State of the tract per frame: ``voice`` and ``noise`` ``[T]``, their responses ``[T, F]``."""
 
     voice: Floats
     noise: Floats
@@ -152,7 +148,7 @@ def _smooth(values: Floats) -> Floats:
 
 
 def _excite(tracks: _Tracks, voice: Voice, random: RandomState) -> tuple[Floats, Floats]:
-    """Pulses at the pitch, and white noise, ``[T * _HOP]`` each, of one unit of power."""
+    """Return pulses at the pitch and white noise, ``[T * _HOP]`` each, both with power 1."""
     length = len(tracks.voice) * _HOP
     pitch = voice.pitch * (1.0 - voice.fall * np.arange(length) / length)
     pitch *= 1.0 + 0.01 * np.sin(
@@ -164,8 +160,8 @@ def _excite(tracks: _Tracks, voice: Voice, random: RandomState) -> tuple[Floats,
 
 
 def _shape(sources: tuple[Floats, Floats], tracks: _Tracks) -> Floats:
-    """The sources through the tract: Hann windows that add up to 1, each filtered by the response
-    of its frame.
+    """Filter the sources by the tract: Hann windows that add up to 1, each filtered by its frame's
+    response.
     """
     frames = len(tracks.voice)
     window = 0.5 - 0.5 * np.cos(np.pi * np.arange(2 * _HOP) / _HOP)
@@ -188,7 +184,7 @@ def _shape(sources: tuple[Floats, Floats], tracks: _Tracks) -> Floats:
 
 
 def _hiss(random: RandomState) -> Floats:
-    """Noise of power 1 whose spectrum falls or rises: a room's, ``[LENGTH]``."""
+    """Return coloured noise of power 1, ``[LENGTH]``: the background noise of a room."""
     tilt = random.random_sample() * 1.5
     spectrum = np.fft.rfft(random.standard_normal(LENGTH))
     spectrum *= (np.arange(len(spectrum)) + 20.0) ** (-tilt / 2.0)

@@ -1,7 +1,7 @@
-"""From pictures back to samples: magnitudes that have the bands' power, phases by Griffin and Lim.
+"""Turn pictures back into samples: magnitudes from the mel bands, phases by Griffin and Lim.
 
-A spectrogram has no phases, and its bands fewer numbers than the spectrum: what is heard is a
-sketch.
+A spectrogram has no phases, and fewer bands than the spectrum has frequencies, so the result is an
+approximation.
 
 Shapes: as in ``spectrogram``.
 """
@@ -16,8 +16,10 @@ from arb_ternary_audio.features.spectrogram import short_time_spectrum
 
 
 def band_power(picture_NMT: Tensor, config: MelConfig) -> Tensor:
-    """Power relative to the loudest point, ``[N, M, T]`` float64, of pictures in [-1, 1]; -1 is
-    silence.
+    """Return the power relative to the loudest point, ``[N, M, T]`` float64, of pictures in [-1,
+    1].
+
+    -1 is silence.
     """
     picture = picture_NMT.double()
     power = 10.0 ** ((picture - 1.0) * (config.range_db / 20.0))
@@ -27,10 +29,10 @@ def band_power(picture_NMT: Tensor, config: MelConfig) -> Tensor:
 def magnitudes_of(
     power_NMT: Tensor, config: MelConfig, sample_rate: int, iterations: int = 100
 ) -> Tensor:
-    """Magnitudes ``[N, F, T]`` whose mel bands have ``power_NMT``, as nearly as non-negative ones
-    can.
+    """Return non-negative magnitudes ``[N, F, T]`` whose mel bands have ``power_NMT`` as nearly as
+    possible.
 
-    Least squares by multiplicative updates (Lee and Seung, 2001), which keep what is positive
+    Least squares by multiplicative updates (Lee and Seung, 2001), which keep positive numbers
     positive.
     """
     bank = mel_filter_bank(config, sample_rate).to(power_NMT.dtype)
@@ -45,10 +47,10 @@ def magnitudes_of(
 def griffin_lim(
     magnitude_NFT: Tensor, config: MelConfig, iterations: int = 60, seed: int = 0
 ) -> Tensor:
-    """Samples ``[N, T * hop]`` whose short-time magnitudes come near ``magnitude_NFT``.
+    """Return samples ``[N, T * hop]`` whose short-time magnitudes approximate ``magnitude_NFT``.
 
-    Griffin and Lim (1984): from random phases, alternately the spectrum of the samples, and the
-    samples of that spectrum with the magnitudes put back; the distance never grows.
+    Griffin and Lim (1984): start from random phases; repeatedly take the spectrum of the samples,
+    restore its magnitudes, and transform back. The distance never grows.
     """
     frames = magnitude_NFT.shape[-1]
     generator = torch.Generator().manual_seed(seed)
@@ -60,7 +62,7 @@ def griffin_lim(
     length = frames * config.hop
 
     def samples(spectrum: Tensor) -> Tensor:
-        # One frame more than there are, of silence: the last samples lie under its window.
+        # Add one frame of silence: the last samples lie under its window.
         whole = torch.nn.functional.pad(spectrum, (0, 1))
         return torch.istft(
             whole, config.window, config.hop, window=window, center=True, length=length
@@ -75,8 +77,9 @@ def griffin_lim(
 def to_waves(
     picture_NMT: Tensor, config: MelConfig, sample_rate: int, *, iterations: int = 60
 ) -> Tensor:
-    """Samples ``[N, T * hop]``, float64, with a peak of 0.9, that sound like the pictures; silence
-    stays silent.
+    """Return samples ``[N, T * hop]``, float64, with a peak of 0.9, that sound like the pictures.
+
+    Silence stays silent.
     """
     power = band_power(picture_NMT, config)
     waves = griffin_lim(magnitudes_of(power, config, sample_rate), config, iterations)

@@ -1,10 +1,10 @@
 """The mel filter bank: triangles on the mel scale of HTK.
 
 ``mel(f) = 2595 log10(1 + f / 700)`` (O'Shaughnessy, *Speech Communication*, 1987; Young et al.,
-*The HTK Book*). Centres lie evenly on that scale between two limits; each triangle reaches from the
-centre before to the one behind and is 1 at its own (Davis and Mermelstein, 1980), without Slaney's
-division by its area. So between the first centre and the last the filters of every frequency add up
-to 1.
+*The HTK Book*). The centres are equally spaced on that scale between two limits. Each triangle is 1
+at its centre and reaches to the neighbouring centres (Davis and Mermelstein, 1980); it is not
+divided by its area as in Slaney's variant. Between the first and the last centre the filters of
+every frequency therefore add up to 1.
 
 Shapes: ``M`` mel bands, ``F`` frequencies of a window, ``window / 2 + 1``.
 """
@@ -22,7 +22,7 @@ from arb_ternary.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Samples a window: the Fourier transform is fastest, and its lower half exact, for even numbers.
+#: Samples per window: even, so that half of the Fourier transform is exact.
 _even = Rule(
     "an even number from 16 to 16384",
     lambda value: type(value) is int and 16 <= value <= 16384 and value % 2 == 0,
@@ -37,13 +37,15 @@ _bands = Rule(
 
 @frozen(kw_only=True)
 class MelConfig:
-    """How sounds become pictures."""
+    """How mel spectrograms are computed."""
 
-    mels: int = option(32, "mel bands, the height of the picture", validator=_bands)
-    window: int = option(256, "samples of a window (Hann), even", validator=_even)
+    mels: int = option(
+        32, "number of number of number of mel bands, the height of the picture", validator=_bands
+    )
+    window: int = option(256, "samples per window (Hann), even", validator=_even)
     hop: int = option(
         160,
-        "samples from one window to the next: a picture is length / hop wide",
+        "samples between windows; the width of a picture is length / hop",
         validator=positive,
     )
     low: float = option(60.0, "lower end of the first band, Hz", validator=positive)
@@ -54,7 +56,7 @@ class MelConfig:
     )
     range_db: float = option(
         80.0,
-        "decibels below the loudest point of a sound that are told apart; quieter is -1",
+        "dynamic range in decibels below the loudest point of a sound; quieter points become -1",
         validator=positive,
     )
 
@@ -69,21 +71,21 @@ class MelConfig:
 
 
 def to_mel(hertz: float) -> float:
-    """HTK's mel of a frequency: 1000 Hz are 1000 mel, but for a rounding of the constants."""
+    """Convert Hz to HTK's mel; 1000 Hz are 1000 mel, up to rounding of the constants."""
     return 2595.0 * math.log10(1.0 + hertz / 700.0)
 
 
 def from_mel(mel: float) -> float:
-    """The frequency in Hz of a mel."""
+    """Convert mel to Hz."""
     return 700.0 * (math.pow(10.0, mel / 2595.0) - 1.0)
 
 
 def mel_filter_bank(config: MelConfig, sample_rate: int) -> Tensor:
-    """The weights of the triangles, float64 ``[M, F]``.
+    """Return the weights of the triangles, float64 ``[M, F]``.
 
     Raises:
-        DataError: the limits do not lie within the spectrum, or a band is so narrow that no
-            frequency of the window falls into it.
+        DataError: the limits do not lie within the spectrum, or a band is so narrow that it holds
+            no frequency of the window.
     """
     import torch
 
@@ -93,7 +95,7 @@ def mel_filter_bank(config: MelConfig, sample_rate: int) -> Tensor:
         least = 2 * max(high, config.low)
         raise DataError(
             f"features: bands from {config.low:g} to {high:g} Hz need a sample rate above "
-            f"{least:g}, and it is {sample_rate}",
+            f"{least:g}, not {sample_rate}",
             f"Set high to at most {half:g} and low below it.",
         )
     low_mel = to_mel(config.low)
@@ -116,6 +118,6 @@ def mel_filter_bank(config: MelConfig, sample_rate: int) -> Tensor:
             f"features: band {empty[0]} of {config.mels}, from {corners[empty[0]]:.0f} to "
             f"{corners[empty[0] + 2]:.0f} Hz, holds none of the window's frequencies, which are "
             f"{sample_rate / config.window:g} Hz apart",
-            "Take fewer mels or a longer window.",
+            "Use fewer mels or a longer window.",
         )
     return bank_MF

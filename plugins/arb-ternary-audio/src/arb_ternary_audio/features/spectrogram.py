@@ -1,8 +1,8 @@
-"""From samples to pictures: log-mel spectrograms.
+"""Compute log-mel spectrograms.
 
 Shapes: ``N`` sounds, ``L`` samples, ``T = L // hop`` frames, ``F`` frequencies, ``M`` mel bands.
-Everything is computed in float64, so that what is left in float32 hardly depends on the order of
-sums.
+Everything is computed in float64, so that the float32 result hardly depends on the order of
+summation.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 #: The highest grey level of a picture.
 LEVELS: Final = 255
-#: Sounds transformed at a time: bounds the memory for spectra.
+#: Sounds transformed at a time. It bounds the memory for spectra.
 _CHUNK: Final = 64
 #: Power below which a sound is silence: -160 dB of a full-scale square wave.
 _SILENCE: Final = 1e-16
 
 
 def short_time_spectrum(waves_NL: Tensor, config: MelConfig) -> Tensor:
-    """Complex spectra ``[N, F, T]`` of Hann windows whose centres are ``hop`` samples apart; zeros
-    lie around a sound.
+    """Return complex spectra ``[N, F, T]`` of Hann windows whose centres are ``hop`` samples apart.
+
+    Sounds are padded with zeros.
 
     Raises:
         DataError: a sound is shorter than one hop.
@@ -38,7 +39,7 @@ def short_time_spectrum(waves_NL: Tensor, config: MelConfig) -> Tensor:
     frames = length // config.hop
     if frames < 1:
         raise DataError(
-            f"features: a sound of {length} samples has no frame of {config.hop}",
+            f"features: a sound of {length} samples is shorter than one hop of {config.hop}",
             "Set a smaller hop.",
         )
     window = torch.hann_window(config.window, periodic=True, dtype=waves_NL.dtype)
@@ -55,8 +56,9 @@ def short_time_spectrum(waves_NL: Tensor, config: MelConfig) -> Tensor:
 
 
 def mel_power(waves_NL: Tensor, config: MelConfig, sample_rate: int) -> Tensor:
-    """Power of each band in each frame, ``[N, M, T]``, in the dtype of ``waves_NL`` (samples in
-    [-1, 1]).
+    """Return the power of each band in each frame, ``[N, M, T]``, in the dtype of ``waves_NL``.
+
+    Samples are in [-1, 1].
     """
     bank_MF = mel_filter_bank(config, sample_rate).to(waves_NL.dtype)
     power_NFT = short_time_spectrum(waves_NL, config).abs().square()
@@ -64,10 +66,10 @@ def mel_power(waves_NL: Tensor, config: MelConfig, sample_rate: int) -> Tensor:
 
 
 def decibels(power: Tensor, range_db: float) -> Tensor:
-    """``[N, ...]`` in decibels relative to the largest of each sound, from ``-range_db`` to 0;
-    silence is the lowest.
+    """Convert ``[N, ...]`` to decibels relative to the loudest point of each sound.
 
-    How loud a recording is says nothing then, only its shape does.
+    The result lies between ``-range_db`` and 0; silence is ``-range_db``. It does not depend on how
+    loud a recording is.
     """
     peak = power.flatten(1).amax(dim=1).reshape(-1, *([1] * (power.ndim - 1)))
     relative = 10.0 * (power / peak.clamp_min(_SILENCE)).clamp_min(1e-30).log10()
@@ -75,8 +77,9 @@ def decibels(power: Tensor, range_db: float) -> Tensor:
 
 
 def log_mel(waves_NL: Tensor, config: MelConfig, sample_rate: int) -> Tensor:
-    """Log-mel spectrograms ``[N, M, T]`` in [-1, 1]: 1 is the loudest point of a sound, -1
-    ``range_db`` below it.
+    """Return log-mel spectrograms ``[N, M, T]`` in [-1, 1].
+
+    1 is the loudest point of a sound, -1 is ``range_db`` below it.
     """
     return (
         decibels(mel_power(waves_NL, config, sample_rate), config.range_db)
@@ -88,12 +91,10 @@ def log_mel(waves_NL: Tensor, config: MelConfig, sample_rate: int) -> Tensor:
 def mel_pictures(
     samples_NL: NDArray[Any], config: MelConfig, sample_rate: int
 ) -> NDArray[np.uint8]:
-    """:func:`log_mel` of 16-bit samples as one-channel images in 256 grey levels, uint8 ``[N, 1, M,
-    T]``.
+    """Return :func:`log_mel` of 16-bit samples as grey-scale images, uint8 ``[N, 1, M, T]``.
 
-    Level 0 stands for -1 and 255 for 1; a step is ``range_db / 255``, by default a third of a
-    decibel. Levels are whole numbers, so that the same sounds are the same pictures for any number
-    of threads.
+    Level 0 stands for -1 and 255 for 1; a level is ``range_db / 255``, by default a third of a
+    decibel. Integer levels make the same sounds the same pictures for any number of threads.
     """
     parts = []
     for first in range(0, len(samples_NL), _CHUNK):
@@ -104,5 +105,5 @@ def mel_pictures(
 
 
 def as_pictures(levels: NDArray[np.uint8]) -> Tensor:
-    """Grey levels as numbers in [-1, 1], float64."""
+    """Convert grey levels to numbers in [-1, 1], float64."""
     return torch.from_numpy(levels).double() * (2.0 / LEVELS) - 1.0
