@@ -24,12 +24,16 @@ class Choice(Generic[S]):
     """A component that was found in the registry, and its options.
 
     ``Choice[OptimizerSpec]`` is the type of a field that names an optimizer, and a class of its
-    own. A config class may have fields of such a type, or lists of it: components nest to any
+    own. A config class may have fields of such a type, or lists of it. Components nest to any
     depth.
 
     Attributes:
-        options: instance of the spec's config class; None for a component without options.
-        given: the options that the user wrote, as opposed to those that are there by default.
+        kind: class attribute: the kind of component.
+        noun: class attribute: the noun for the kind in messages.
+        name: the name of the component.
+        options: an instance of the spec's config class; None for a component without options.
+        given: the options that the user wrote; the others have their defaults.
+        spec: what is registered under the name.
     """
 
     kind: ClassVar[str] = "component"
@@ -44,8 +48,10 @@ class Choice(Generic[S]):
         return choice_of(spec) if isinstance(spec, type) and issubclass(spec, Spec) else cls
 
     def build(self, *args: Any) -> Any:
-        """Call the factory as ``factory(options, *args)``; errors as those of ``load_target`` when
-        it is not there.
+        """Call the factory as ``factory(options, *args)``.
+
+        Raises:
+            EnvironmentProblem, ComponentError: the factory cannot be imported, or does not exist.
         """
         return load_target(f"{self.kind} '{self.name}':", self.spec.target)(self.options, *args)
 
@@ -54,7 +60,7 @@ _classes: dict[type, type[Choice[Any]]] = {}
 
 
 def choice_of(spec: type[Spec]) -> type[Choice[Any]]:
-    """``Choice[spec]``, for a kind that is known at run time only."""
+    """Return ``Choice[spec]``, for a kind that is known at run time only."""
     if spec not in _classes:
         facts = {"kind": spec.kind, "noun": spec.noun, "__module__": __name__, "__slots__": ()}
         _classes[spec] = type(f"{spec.__name__.removesuffix('Spec')}Choice", (Choice,), facts)

@@ -1,6 +1,4 @@
-"""Paths into a config, where its values come from, and what is wrong with them: all at once,
-located, as one error.
-"""
+"""Paths into a config, where its values come from, and its faults, which are raised together."""
 
 from __future__ import annotations
 
@@ -37,33 +35,38 @@ class Origin:
 
 
 def show_path(path: Path) -> str:
-    """``("phases", 0, "steps")`` as ``phases[0].steps``; a key with a dot is quoted."""
-    quoted = (
-        f'"{part}"' if isinstance(part, str) and re.search(r"[.\[\]=]", part) else part
-        for part in path
-    )
-    return "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in quoted
-    ).removeprefix(".")
+    """Return ``("phases", 0, "steps")`` as ``phases[0].steps``; a key with a dot is quoted."""
+    shown = ""
+    for part in path:
+        if isinstance(part, int):
+            shown += f"[{part}]"
+        elif re.search(r"[.\[\]=]", part):
+            shown += f'."{part}"'
+        else:
+            shown += f".{part}"
+    return shown.removeprefix(".")
 
 
 def find_origin(origins: Mapping[Path, Origin], path: Path) -> Origin | None:
-    """The origin of the value at ``path``, or of the nearest enclosing value that has one."""
-    enclosing = (path[:end] for end in range(len(path), -1, -1))
-    return next((origins[each] for each in enclosing if each in origins), None)
+    """Return the origin of the value at ``path``, or of the nearest value around it that has one."""
+    for end in range(len(path), -1, -1):
+        if path[:end] in origins:
+            return origins[path[:end]]
+    return None
 
 
 @frozen
 class Fault:
-    """One thing that is wrong; as text, ``where: path: message`` without the parts that are
-    unknown.
+    """One thing that is wrong; as text, ``where: path: message`` without the unknown parts.
 
     Attributes:
-        hint: what to do about it, when the message does not say.
+        path: the path of the value.
+        message: what is wrong with it.
+        hint: what to do about it, if the message does not say.
         origin: overrides the location that ``path`` implies.
         environment: the config may be right; something that it names is not installed or failed to
             load.
-        unknown_component: a component's name is not registered.
+        unknown_component: the name of a component is not registered.
     """
 
     path: Path
@@ -74,9 +77,8 @@ class Fault:
     unknown_component: bool = False
 
     def __str__(self) -> str:
-        return ": ".join(
-            part for part in (str(self.origin or ""), show_path(self.path), self.message) if part
-        )
+        parts = (str(self.origin or ""), show_path(self.path), self.message)
+        return ": ".join(filter(None, parts))
 
     def to_json(self) -> dict[str, str]:
         """The fault as a JSON object."""
@@ -86,7 +88,7 @@ class Fault:
 
 
 class Faulty(ValueError):
-    """Faults found below some point of the tree, with paths relative to it."""
+    """Faults found below some point of a config, with paths relative to that point."""
 
     def __init__(self, *faults: Fault) -> None:
         super().__init__("; ".join(fault.message for fault in faults))
@@ -94,25 +96,25 @@ class Faulty(ValueError):
 
 
 def raise_faults(faults: Iterable[Fault], origins: Mapping[Path, Origin], source: str) -> NoReturn:
-    """Raise every fault as one ConfigError, in the order of lines; as an EnvironmentProblem when
-    all lie there.
+    """Raise all faults as one error, in the order of lines.
+
+    Raises:
+        EnvironmentProblem: every fault lies in the environment.
+        ConfigError: at least one lies in the config.
     """
     whole = Origin("file", source)
-    placed = (
-        evolve(each, origin=each.origin or find_origin(origins, each.path) or whole)
-        for each in faults
-    )
-    located = sorted(
-        dict.fromkeys(placed),
-        key=lambda fault: (
-            (_ORDER.index(fault.origin.kind), fault.origin.order) if fault.origin else (0, 0)
-        ),
-    )
-    lines = [str(fault) for fault in located]
+    located: dict[Fault, tuple[int, int]] = {}  # each fault once, with its place in the order
+    for fault in faults:
+        origin = fault.origin or find_origin(origins, fault.path) or whole
+        located[evolve(fault, origin=origin)] = (_ORDER.index(origin.kind), origin.order)
+    ordered = sorted(located, key=lambda fault: located[fault])
+
+    lines = [str(fault) for fault in ordered]
     if len(lines) > 1:
-        lines.insert(0, ": ".join(part for part in (source, f"{len(lines)} faults") if part))
-    hint = "\n".join(dict.fromkeys(fault.hint for fault in located if fault.hint))
-    in_environment = all(fault.environment for fault in located)
+        count = f"{len(lines)} faults"
+        lines.insert(0, f"{source}: {count}" if source else count)
+    hint = "\n".join(dict.fromkeys(fault.hint for fault in ordered if fault.hint))
+    in_environment = all(fault.environment for fault in ordered)
     error = (EnvironmentProblem if in_environment else ConfigError)("\n".join(lines), hint)
-    error.faults = located
+    error.faults = ordered
     raise error

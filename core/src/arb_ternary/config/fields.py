@@ -1,6 +1,4 @@
-"""Config classes read back: their options with types resolved, and their instances as plain
-values.
-"""
+"""Read config classes: their options with resolved types, and their instances as plain values."""
 
 from __future__ import annotations
 
@@ -26,8 +24,12 @@ _SHAPES: Mapping[Any, str] = {
 
 
 def config_fields(cls: type[Any]) -> tuple[attrs.Attribute[Any], ...]:
-    """The options of ``cls``, in the order of its definition, with types resolved; ``alias`` is an
-    option's key.
+    """Return the options of ``cls``, in the order of their definition, with types resolved.
+
+    The ``alias`` of an option is its key.
+
+    Raises:
+        ComponentError: a type does not resolve.
     """
     try:
         attrs.resolve_types(cls, include_extras=False)
@@ -46,8 +48,9 @@ def is_required(option: attrs.Attribute[Any]) -> bool:
 
 
 def default_of(option: attrs.Attribute[Any]) -> Any:
-    """The default as a plain value; ``attrs.NOTHING`` for a required option, or one that depends on
-    others.
+    """Return the default as a plain value.
+
+    It is ``attrs.NOTHING`` for a required option, and for one whose default depends on others.
     """
     found: Any = option.metadata.get(DEFAULT_CHOICE, option.default)
     if isinstance(found, attrs.Factory):  # type: ignore[arg-type]
@@ -97,11 +100,10 @@ def unused_options(config: Any, run: Any = None, plan: Any = None) -> Iterator[t
 
 
 def to_plain(config: Any, *, given: bool = True) -> Any:
-    """Nested dicts and lists that structure into an object equal to ``config``, every default
-    written out.
+    """Return nested dicts and lists that structure into an object equal to ``config``.
 
-    With ``given``, each component notes which options the user wrote; without, it reads back as if
-    they all were.
+    Every default is written out. With ``given``, each component notes which options the user wrote.
+    Without, it reads back as if the user had written all of them.
     """
     if isinstance(config, Choice):
         if config.options is None:
@@ -121,7 +123,7 @@ def to_plain(config: Any, *, given: bool = True) -> Any:
 
 
 def leaves(plain: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every value that holds no mapping, with its path; a list of scalars is one value."""
+    """Yield every value that holds no mapping, with its path; a list of scalars is one value."""
     if isinstance(plain, dict) and plain:
         for key, value in plain.items():
             yield from leaves(value, (*path, key))
@@ -136,8 +138,9 @@ def leaves(plain: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def shape_of(t: Any) -> str:
-    """``list``, ``mapping``, ``union``, ``literal``, ``choice``, ``class`` (of options) or
-    ``plain`` (the rest).
+    """Return what a type of options is.
+
+    ``list``, ``mapping``, ``union``, ``literal``, ``choice``, ``class`` (of options) or ``plain``.
     """
     if isinstance(t, type) and attrs.has(t):
         return "choice" if issubclass(t, Choice) else "class"

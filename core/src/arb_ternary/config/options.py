@@ -1,5 +1,4 @@
-"""How a config class declares its options: a default, one line of help, and what values are
-allowed.
+"""Declare the options of a config class: default, help, allowed values, conditions.
 
 A config class is an ordinary frozen attrs class::
 
@@ -133,14 +132,15 @@ def option(
     converter: Any = None,
     active_when: Condition | Sequence[Condition] = (),
 ) -> Any:
-    """An attrs field with help text. Without ``default`` and ``factory`` the option is required.
+    """Return an attrs field with help text.
 
     Args:
-        default: the value when the file has none.
+        default: the value if the file has none. Without ``default`` and ``factory`` the option is
+            required.
         help: one line; states the unit, and what null or 0 means where they are allowed.
         factory: builds the default, for mutable ones.
         validator: as for ``attrs.field``; a list is a conjunction.
-        converter: a function of the value, which it sees after its type was checked.
+        converter: a function of the value, called after the type of the value was checked.
         active_when: conditions that must all hold for the option to do anything. A config that
             sets the option although one of them does not hold is refused, with the reason
             (``arb_ternary.config.fields.unused_options``).
@@ -157,17 +157,21 @@ def option(
 
 
 def default_choice(name: str, help: str) -> Any:  # noqa: A002
-    """A field of a ``Choice`` type that is the component ``name`` when the file does not say.
+    """Return a field of a ``Choice`` type whose default in a file is the component ``name``.
 
-    In Python the field is a required keyword: only a file is read with the registry at hand.
+    In Python the field is a required keyword: only a file is read together with a registry.
     """
     return attrs.field(kw_only=True, metadata={HELP: help, DEFAULT_CHOICE: name})
 
 
 @frozen
 class Rule:
-    """A validator that also states itself: ``text`` completes "must be ...", ``schema`` says it in
-    JSON Schema.
+    """A validator that also states its rule.
+
+    Attributes:
+        text: completes "must be ...".
+        holds: whether a value is allowed.
+        schema: the rule in JSON Schema.
     """
 
     text: str
@@ -185,8 +189,9 @@ fraction = Rule("between 0 and 1", lambda value: 0 <= value <= 1, {"minimum": 0,
 
 
 def one_of(*allowed: Any) -> Rule:
-    """The value is one of ``allowed``; prefer a ``Literal`` type where the values are known to the
-    type checker.
+    """Return the rule that a value is one of ``allowed``.
+
+    Prefer a ``Literal`` type if the type checker can know the values.
     """
     listing = ", ".join(repr(value) for value in allowed)
     return Rule(f"one of {listing}", lambda value: value in allowed, {"enum": list(allowed)})

@@ -1,13 +1,13 @@
-"""From plain values to config classes: strict, and with every fault at once.
+"""Structure plain values into config classes: strictly, and with all faults reported together.
 
-cattrs walks the classes and gathers what fails; the hooks here make it strict, and its notes give
-each fault its path.
+cattrs walks the classes and gathers what fails. The hooks in this module make it strict, and the
+notes that cattrs adds to exceptions give each fault its path.
 
-Types of options: ``str``, ``int``, ``float``, ``bool``, ``pathlib.Path``, ``Any``, ``Literal``,
-unions of these, ``None``, ``list``, ``tuple``, ``Sequence``, ``dict`` and ``Mapping`` (with text or
-whole-number keys), attrs classes, and the choices of ``config.choice``, nested to any depth.
-Nothing is converted silently: text is not a number, ``true`` is not 1; only a whole number may
-stand where a number is asked for.
+An option can have these types: ``str``, ``int``, ``float``, ``bool``, ``pathlib.Path``, ``Any``,
+``Literal``, unions of these, ``None``, ``list``, ``tuple``, ``Sequence``, ``dict`` and ``Mapping``
+(with keys that are text or whole numbers), attrs classes, and the choices of ``config.choice``,
+nested to any depth. Nothing is converted silently: text is not a number, and ``true`` is not 1.
+The only exception is a whole number where a number is expected.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _Hook = Callable[[Any, Any], Any]
 GIVEN = "given"
 #: Keys of a component's mapping that are not options.
 _RESERVED = frozenset({"name", GIVEN})
-# : What other programs call a key; where several of ours are meant, the first that is a key in that
-# place.
+#: Names that other programs use for a key. If a name fits several keys, the first that exists in
+#: that place is suggested.
 _ALSO_CALLED = {
     "lr": "learning_rate learningrate alpha step_size eta",
     "weight_decay": "wd l2",
@@ -59,7 +59,7 @@ _ALSO_CALLED = {
     "steps": "iters iterations max_iters max_steps num_steps train_steps",
     "width": "d_model dim hidden_size embed_dim n_embd",
 }
-#: What the plain values of a type are, by its shape.
+#: The classes that plain values of a type have, by the shape of the type.
 _WANTED: Mapping[str, Any] = {
     "class": Mapping,
     "choice": (str, Mapping),
@@ -69,7 +69,7 @@ _WANTED: Mapping[str, Any] = {
 
 
 class _WholeNumberKey(int):
-    """A key that may be written as text: those of an override are."""
+    """A key that may be written as text, as in an override."""
 
 
 #: Scalars in words that complete "must be ...".
@@ -84,7 +84,11 @@ _PLAIN: Mapping[Any, str] = {
 
 
 def structure(cls: type[T], document: Document, registry: Registry) -> T:
-    """Structure a whole document into ``cls``, or raise its faults as :func:`raise_faults` does."""
+    """Structure a whole document into ``cls``.
+
+    Raises:
+        ConfigError, EnvironmentProblem: as :func:`raise_faults`.
+    """
     result, faults = structure_with_faults(cls, document, registry)
     if faults or result is None:
         raise_faults(faults, document.origins, document.source)
@@ -94,18 +98,20 @@ def structure(cls: type[T], document: Document, registry: Registry) -> T:
 def structure_with_faults(
     cls: type[T], document: Document, registry: Registry
 ) -> tuple[T | None, list[Fault]]:
-    """As :func:`structure`, with the faults returned; the result is None when it could not be
-    made.
+    """Structure a whole document into ``cls``, and return its faults instead of raising them.
+
+    The result is None if there is a fault.
     """
     result, faults = _structurer(registry).attempt(document.data, cls)
     return result, [*document.faults, *faults]
 
 
 def options_class(spec: Spec) -> type[Any] | None:
-    """The config class of a component; None when it takes no options.
+    """Return the config class of a component; None if it has no options.
 
-    EnvironmentProblem when it cannot be imported, ComponentError when it is no attrs class with
-    options of its own.
+    Raises:
+        EnvironmentProblem: the class cannot be imported.
+        ComponentError: it is not an attrs class, or an option has a reserved name.
     """
     if spec.config is None:
         return None
@@ -125,29 +131,30 @@ def _structurer(registry: Registry) -> _Structurer:
 
 
 class _Structurer:
-    """The hooks. Each takes a plain value and a type, and returns the structured value or raises
+    """The hooks for cattrs.
+
+    Each takes a plain value and a type, and returns the structured value or raises
     :class:`Faulty`.
     """
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.converter = Converter(detailed_validation=True)
-        # For every type, so that cattrs' own, lenient hooks are kept out; those of scalars it looks
-        # up by class first.
+        # A hook for every type keeps out the lenient hooks of cattrs. Scalars need hooks of their
+        # own, because cattrs looks these up by class first.
         self.converter.register_structure_hook_factory(lambda _: True, self.hook_for)
         for scalar in _PLAIN:
             self.converter.register_structure_hook(scalar, _scalar)
 
     def attempt(self, value: Any, t: Any, path: Path = ()) -> tuple[Any, list[Fault]]:
-        """The structured value, or None and what is wrong, as seen from where ``value`` has the
-        path ``path``.
-        """
+        """Return the structured value, or None and the faults; ``value`` is at ``path``."""
         try:
             return self.converter.structure(value, t), []
-        except Exception as error:  # whatever is no fault of the config is raised again
+        except Exception as error:  # an error that is no fault of the config is raised again
             return None, list(_faults(error, path))
 
     def hook_for(self, t: Any) -> _Hook:
+        """Return the hook for a type."""
         match shape_of(t):
             case "class":
                 hook = self.class_hook(t)
@@ -176,6 +183,7 @@ class _Structurer:
         return checked
 
     def list_hook(self, t: Any) -> _Hook:
+        """Return the hook for a list, or for a tuple of a fixed or any length."""
         types = get_args(t) or (Any, ...)
         make: Any = list if t is list or get_origin(t) is list else tuple
         if make is list or types[-1] is Ellipsis or get_origin(t) is not tuple:
@@ -193,20 +201,23 @@ class _Structurer:
         return fixed
 
     def union(self, value: Any, t: Any) -> Any:
+        """Structure a value into the first arm of a union that it fits."""
         compound = []
-        # An arm of the value's own type first, so that 3 stays an int in `float | int`.
+        # An arm of the type of the value first, so that 3 stays an int in `float | int`.
         for arm in sorted(get_args(t), key=lambda arm: type(value) is not arm):
             result, faults = self.attempt(value, arm)
             if not faults:
                 return result
-            # Faults inside a value of the arm's shape say more than "must be ...".
+            # Faults inside a value of the shape of the arm say more than "must be ...".
             if isinstance(value, _WANTED.get(shape_of(arm), ())):
                 compound.append(faults)
         raise Faulty(*compound[0]) if len(compound) == 1 else _mismatch(value, t)
 
     def class_hook(self, cls: type[Any]) -> _Hook:
-        """The hook for ``cls``: cattrs' own, with each option checked by itself so that every fault
-        is reported.
+        """Return the hook for a config class.
+
+        It is generated by cattrs, with a check of each option by itself, so that every fault is
+        reported.
         """
         fields = config_fields(cls)
         options: Any = {
@@ -215,67 +226,73 @@ class _Structurer:
         generated = make_dict_structure_fn(
             cls, self.converter, _cattrs_forbid_extra_keys=True, _cattrs_use_alias=True, **options
         )
-        chosen = [
-            field for field in fields if shape_of(field.type) == "choice" and not is_required(field)
-        ]
-        defaults = {str(field.alias): default_of(field) for field in chosen}
+        defaults = {
+            str(field.alias): default_of(field)
+            for field in fields
+            if shape_of(field.type) == "choice" and not is_required(field)
+        }
         return lambda value, _: generated({**defaults, **value}, cls)
 
     def option(self, cls: type[Any], attribute: attrs.Attribute[Any], value: Any, t: Any) -> Any:
-        """An option by its type, then by its validator. Both are asked even if another option is at
-        fault.
+        """Structure an option by its type, then ask its validator.
+
+        Both happen even if another option is at fault.
         """
         result = self.converter.structure(value, t)
         if attribute.validator is not None:
             converter: Any = attribute.converter
             converted = result if converter is None else converter(result)
-            # A validator that looks at other options, which are not there yet, is asked when `cls`
-            # is made.
+            # A validator that looks at other options fails here, because they do not exist yet. It
+            # is asked again when the object is made.
             with suppress(AttributeError):
                 attribute.validator(object.__new__(cls), attribute, converted)
         return result
 
     def choice(self, value: Any, cls: type[Choice[Any]]) -> Choice[Any]:
-        where: Path = () if isinstance(value, str) else ("name",)
+        """Structure a component, which is given by its name or by a mapping."""
         written: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value
         if "name" not in written:
             names = ", ".join(self.registry.names(cls.kind)) or "none"
             raise Faulty(Fault((), f"needs the 'name' of the {cls.noun}: {names}"))
-        name = written["name"]
-        if not isinstance(name, str):
-            raise Faulty(
-                Fault(where, f"must be the name of the {cls.noun}, not {_describe_value(name)}")
-            )
-        try:
-            spec = self.registry.get(cls.kind, name).spec
-            config = options_class(spec)
-        except (UsageProblem, EnvironmentProblem) as error:
-            unknown = isinstance(error, UsageProblem)
-            fault = Fault(
-                where, error.what, error.hint, environment=not unknown, unknown_component=unknown
-            )
-            raise Faulty(fault) from error
+        spec, config = self.component(
+            written["name"], cls, () if isinstance(value, str) else ("name",)
+        )
+
         options = {key: item for key, item in written.items() if key not in _RESERVED}
-        if config is None and options:
-            raise Faulty(
-                *(
-                    Fault((key,), f"unknown key; {cls.noun} '{name}' takes no options")
-                    for key in options
-                )
-            )
-        structured = None if config is None else self.converter.structure(options, config)
+        structured = None
+        if config is not None:
+            structured = self.converter.structure(options, config)
+        elif options:
+            message = f"unknown key; {cls.noun} '{spec.name}' takes no options"
+            raise Faulty(*[Fault((key,), message) for key in options])
+
         given, faults = self.attempt(written.get(GIVEN, list(options)), tuple[str, ...], (GIVEN,))
-        strange = [(index, key) for index, key in enumerate(given or ()) if key not in options]
-        faults += [
-            Fault((GIVEN, index), f"'{key}' is not among the options here")
-            for index, key in strange
-        ]
+        for index, key in enumerate(given or ()):
+            if key not in options:
+                faults.append(Fault((GIVEN, index), f"'{key}' is not among the options here"))
         if faults:
             raise Faulty(*faults)
-        return cls(name, structured, frozenset(given), spec)
+        return cls(spec.name, structured, frozenset(given), spec)
+
+    def component(
+        self, name: Any, cls: type[Choice[Any]], path: Path
+    ) -> tuple[Spec, type[Any] | None]:
+        """Return the spec and the config class of the component that a choice names at ``path``."""
+        if not isinstance(name, str):
+            message = f"must be the name of the {cls.noun}, not {_describe_value(name)}"
+            raise Faulty(Fault(path, message))
+        try:
+            spec: Spec = self.registry.get(cls.kind, name).spec
+            return spec, options_class(spec)
+        except UsageProblem as error:
+            fault = Fault(path, error.what, error.hint, unknown_component=True)
+            raise Faulty(fault) from error
+        except EnvironmentProblem as error:
+            raise Faulty(Fault(path, error.what, error.hint, environment=True)) from error
 
 
 def _scalar(value: Any, t: Any) -> Any:
+    """Structure a scalar: it has the type already, or a type that stands for it."""
     if type(value) is t:
         return value
     if shape_of(t) == "literal":
@@ -286,35 +303,29 @@ def _scalar(value: Any, t: Any) -> Any:
         return FilePath(value)
     elif t is float and type(value) is int:
         return float(value)
-    elif t is _WholeNumberKey and (
-        type(value) is int or (isinstance(value, str) and re.fullmatch(r"-?\d+", value))
-    ):
+    elif t is _WholeNumberKey and re.fullmatch(r"-?\d+", str(value)):
         return int(value)
     raise _mismatch(value, t)
 
 
 def _mismatch(value: Any, t: Any) -> Faulty:
+    """Return the fault of a value that does not have the type, with the nearest allowed word."""
     message = f"must be {describe_type(t)}, not {_describe_value(value)}"
     if isinstance(value, str):
         arms = get_args(t) if shape_of(t) == "union" else (t,)
-        literals = [
-            x
-            for arm in arms
-            if shape_of(arm) == "literal"
-            for x in get_args(arm)
-            if isinstance(x, str)
-        ]
-        if (close := nearest(value, literals)) is not None:
+        allowed = [word for arm in arms if shape_of(arm) == "literal" for word in get_args(arm)]
+        close = nearest(value, [word for word in allowed if isinstance(word, str)])
+        if close is not None:
             message += f"; did you mean '{close}'?"
     return Faulty(Fault((), message))
 
 
 def describe_type(t: Any) -> str:
-    """A type in words that complete "must be ..."."""
+    """Return a type in words that complete "must be ..."."""
     match shape_of(t):
         case "literal":
             return _either(
-                repr(each) if isinstance(each, str) else _describe_value(each)
+                repr(each) if isinstance(each, str) else _describe_plain(each)
                 for each in get_args(t)
             )
         case "union":
@@ -328,27 +339,34 @@ def describe_type(t: Any) -> str:
 
 
 def _describe_value(value: Any) -> str:
-    """A value in words that complete "not ..."."""
-    if isinstance(value, Mapping | list | tuple):
-        return "a mapping" if isinstance(value, Mapping) else "a list"
+    """Return a value in words that complete "not ..."."""
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
     if isinstance(value, str):
         return f"{value!r} (text)"
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    return _describe_plain(value)
+
+
+def _describe_plain(value: Any) -> str:
+    """Return a scalar as YAML spells it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _either(words: Iterable[str]) -> str:
+    """Return ``a, b or c``."""
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def _faults(error: Exception, path: Path, keys: Collection[str] = ()) -> Iterator[Fault]:
-    """The faults in what structuring raised at ``path``; an exception that is no fault of the
-    config is raised again.
+    """Yield the faults in an exception that structuring raised at ``path``.
 
-    What an instance as a whole fails for is located at the one of its ``keys`` that the message
-    begins with.
+    An exception that is no fault of the config is raised again. A fault of an instance as a whole
+    is located at the one of its ``keys`` with which the message begins.
     """
     if isinstance(error, ClassValidationError):
         aliases = {field.name: field.alias or "" for field in config_fields(error.cl)}
@@ -362,36 +380,30 @@ def _faults(error: Exception, path: Path, keys: Collection[str] = ()) -> Iterato
             yield from _faults(inner, (*path, place.index))
     elif isinstance(error, ForbiddenExtraKeysError):
         for key in sorted(error.extra_fields, key=str):
-            meant = (
-                ours
-                for ours, words in _ALSO_CALLED.items()
-                if ours in keys and str(key).lower() in words.split()
-            )
-            close = next(meant, None) or nearest(str(key), keys)
-            advice = (
-                f"the keys here are {', '.join(sorted(keys))}" if keys else "there are none here"
-            )
-            yield Fault(
-                (*path, key), "unknown key; " + (f"did you mean '{close}'?" if close else advice)
-            )
+            yield Fault((*path, key), f"unknown key; {_advice(str(key), keys)}")
     elif isinstance(error, Faulty):
         yield from (attrs.evolve(fault, path=(*path, *fault.path)) for fault in error.faults)
     elif isinstance(error, KeyError) and error.args == path[-1:]:
         yield Fault(path, "is required")
-    elif isinstance(error, ValueError | TypeError | ArbError) and not isinstance(
-        error, ComponentError
-    ):
-        message = (
-            error.what
-            if isinstance(error, ArbError)
-            else str(error.args[0] if error.args else error)
-        )
+    elif isinstance(error, ComponentError):
+        raise error
+    elif isinstance(error, ValueError | TypeError | ArbError):
+        message = error.what if isinstance(error, ArbError) else str(*error.args[:1])
         name = re.match(r"(['\"]?)(\w+)\1(:? |:)", message)
         if name is not None and name[2] in keys:
             path = (*path, name[2])
-        # The path says the name already.
-        yield Fault(
-            path, message[name.end() :] if name is not None and path[-1:] == (name[2],) else message
-        )
+        if name is not None and path[-1:] == (name[2],):
+            message = message[name.end() :]  # the path says the name already
+        yield Fault(path, message)
     else:
         raise error
+
+
+def _advice(key: str, keys: Collection[str]) -> str:
+    """Return advice on an unknown key: the key that is meant, or those that exist."""
+    for ours, words in _ALSO_CALLED.items():
+        if ours in keys and key.lower() in words.split():
+            return f"did you mean '{ours}'?"
+    if close := nearest(key, keys):
+        return f"did you mean '{close}'?"
+    return f"the keys here are {', '.join(sorted(keys))}" if keys else "there are none here"

@@ -1,7 +1,7 @@
-"""YAML with line numbers, by the rules of YAML 1.2 and without its surprises.
+"""Read and write YAML by the rules of YAML 1.2, with line numbers.
 
 Only ``true`` and ``false`` are booleans (``no`` is text), ``1e-3`` is a number, ``2026-01-01`` is
-text, a key may stand once, and a tag never builds an object. Anchors, aliases and merge keys work.
+text, a key may occur once, and a tag never builds an object. Anchors, aliases and merge keys work.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FLOAT = (
     r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?"
     r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
-# : How a scalar of each tag is written, and the value of such a text without its underscores. The
-# first match counts.
+#: How a scalar of each tag is written, and the value of such a text without its underscores. The
+#: first match counts.
 _SCALARS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "null": (r"~|null|Null|NULL|", lambda text: None),
     "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
@@ -35,19 +35,17 @@ _SCALARS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-class _Loader(yaml.SafeLoader):
-    """Composes nodes; :class:`_Reader` makes values of them."""
+_RESOLVERS = [
+    (f"{_TAG}{tag}", re.compile(rf"({pattern})\Z")) for tag, (pattern, _) in _SCALARS.items()
+]
+_RESOLVERS.append((_MERGE, re.compile(r"<<\Z")))
 
-    #: For text that begins with any letter (None).
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        None: [
-            *(
-                (_TAG + tag, re.compile(rf"({pattern})\Z"))
-                for tag, (pattern, _) in _SCALARS.items()
-            ),
-            (_MERGE, re.compile(r"<<\Z")),
-        ]
-    }
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes; :class:`_Reader` turns them into values."""
+
+    #: The key None stands for text that begins with any letter.
+    yaml_implicit_resolvers = {None: _RESOLVERS}  # noqa: RUF012
 
 
 class _Dumper(yaml.SafeDumper):
@@ -73,9 +71,10 @@ class Document:
 
     Attributes:
         data: nested dicts and lists of text, numbers, booleans and None.
-        source: the file's name as the user gave it; empty when there is no file.
-        origins: by path; a value without an entry came with the value around it.
-        faults: what reading found; structuring adds to them, so that all are reported at once.
+        source: the name of the file as the user gave it; empty if there is no file.
+        origins: by path; a value without an entry came with the value that contains it.
+        faults: the faults that reading found. Structuring adds to them, so that all are reported
+            together.
     """
 
     data: Any
@@ -89,9 +88,10 @@ class LoadedConfig(Generic[T]):
     """A structured config and where it came from.
 
     Attributes:
+        config: an object of the root class.
         origins: where each value of ``to_plain(config)`` came from, by path.
         source: the file, as the user named it.
-        summary: what it describes, in a few words; empty when there is nothing to say.
+        summary: a description in a few words; may be empty.
     """
 
     config: T
@@ -101,22 +101,29 @@ class LoadedConfig(Generic[T]):
 
 
 def read_yaml(text: str, source: str) -> Document:
-    """Read one YAML document; a ConfigError says where ``text`` is not YAML."""
+    """Read one YAML document.
+
+    Raises:
+        ConfigError: ``text`` is not YAML; it names the line.
+    """
     reader = _Reader(source)
     try:
         data = reader.read(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = None if mark is None else reader.line(mark)
         context = getattr(error, "context", None)
-        message = f"not valid YAML: {context + ': ' if context else ''}{_problem(error)}"
-        raise_faults(
-            [Fault((), message, origin=None if mark is None else reader.line(mark))], {}, source
-        )
+        problem = f"{context}: {_problem(error)}" if context else _problem(error)
+        raise_faults([Fault((), f"not valid YAML: {problem}", origin=line)], {}, source)
     return Document(data, source, reader.origins, tuple(reader.faults.values()))
 
 
 def parse_yaml_value(text: str) -> Any:
-    """The value of an override; Faulty when ``text`` is not one."""
+    """Return the value of an override.
+
+    Raises:
+        Faulty: ``text`` is not YAML, or holds what a config may not have.
+    """
     reader = _Reader("")
     try:
         value = reader.read(text)
@@ -128,35 +135,30 @@ def parse_yaml_value(text: str) -> Any:
 
 
 def dump_yaml(data: Any) -> str:
-    """Plain values as YAML that :func:`read_yaml` reads back as equal values, in the order of the
-    keys.
-    """
-    return str(
-        yaml.dump(
-            data,
-            Dumper=_Dumper,
-            sort_keys=False,
-            allow_unicode=True,
-            default_flow_style=None,
-            width=100,
-        )
-    )
+    """Return plain values as YAML that :func:`read_yaml` reads back as equal values."""
+    return _dump(data, flow=None, width=100)
 
 
 def dump_inline(value: Any) -> str:
-    """A plain value as YAML on one line."""
+    """Return a plain value as YAML on one line."""
+    return _dump(value, flow=True, width=2**31).removesuffix("...\n").strip()
+
+
+def _dump(value: Any, *, flow: bool | None, width: int) -> str:
+    """Return a value as YAML, all in flow style (``{a: 1}``), or None: only its innermost parts."""
     text = yaml.dump(
         value,
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
-        default_flow_style=True,
-        width=2**31,
+        default_flow_style=flow,
+        width=width,
     )
-    return str(text).removesuffix("...\n").strip()
+    return str(text)
 
 
 def _problem(error: yaml.YAMLError) -> str:
+    """Return what is wrong, on one line."""
     return getattr(error, "problem", None) or str(error).splitlines()[0]
 
 
@@ -165,23 +167,25 @@ _Entries: TypeAlias = dict[str | int, tuple[yaml.Node, yaml.Node]]
 
 
 class _Reader:
-    """Turns nodes into plain values, and notes the line of each and what a config may not have."""
+    """Turns nodes into plain values; records the line of each, and what a config may not have."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.origins: dict[Path, Origin] = {}
-        #: By place and message: however many aliases lead to a fault, it is one.
+        #: By place and message: a fault to which several aliases lead is reported once.
         self.faults: dict[tuple[Origin, str], Fault] = {}
 
     def read(self, text: str) -> Any:
+        """Return the value of a document; None if it is empty."""
         node = yaml.compose(text, Loader=_Loader)
         return None if node is None else self.value(node, (), ())
 
     def line(self, mark: Any) -> Origin:
+        """Return the line of a mark as an origin."""
         return Origin("file", f"{self.source}:{mark.line + 1}", mark.line + 1)
 
     def value(self, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]) -> Any:
-        """The value of ``node``, which the nodes ``above`` contain."""
+        """Return the value of ``node``, which is inside the nodes ``above``."""
         self.origins.setdefault(path, self.line(node.start_mark))
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
@@ -190,42 +194,38 @@ class _Reader:
             self.fault(node, path, f"the tag {node.tag} is not allowed")
         if node in above:
             return self.fault(node, path, "an alias to a value that contains it")
+        inside = (*above, node)
         if is_list:
             return [
-                self.value(item, (*path, index), (*above, node))
-                for index, item in enumerate(node.value)
+                self.value(item, (*path, index), inside) for index, item in enumerate(node.value)
             ]
-        entries = self.entries(node, path, (*above, node))
-        self.origins.update(
-            {(*path, key): self.line(each.start_mark) for key, (each, _) in entries.items()}
-        )
-        return {
-            key: self.value(each, (*path, key), (*above, node))
-            for key, (_, each) in entries.items()
-        }
+        values = {}
+        for key, (key_node, value_node) in self.entries(node, path, inside).items():
+            self.origins[(*path, key)] = self.line(key_node.start_mark)
+            values[key] = self.value(value_node, (*path, key), inside)
+        return values
 
     def entries(self, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]) -> _Entries:
-        """The nodes of keys and values. Keys that are written out win over merged ones, earlier
-        merges over later.
+        """Return the nodes of keys and values of a mapping.
+
+        Keys that are written out win over merged ones, and earlier merges over later ones.
         """
         found: _Entries = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
-                merged.extend(
-                    value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-                )
+                is_list = isinstance(value_node, yaml.SequenceNode)
+                merged.extend(value_node.value if is_list else [value_node])
                 continue
-            key: Any = (
-                self.scalar(key_node, path) if isinstance(key_node, yaml.ScalarNode) else None
-            )
+            key: Any = None
+            if isinstance(key_node, yaml.ScalarNode):
+                key = self.scalar(key_node, path)
             if type(key) not in (str, int):
                 self.fault(key_node, path, "a key must be text or a whole number")
             elif key in found:
                 line = found[key][0].start_mark.line + 1
-                self.fault(
-                    key_node, (*path, key), f"the key is here twice; the first is in line {line}"
-                )
+                message = f"the key is here twice; the first is in line {line}"
+                self.fault(key_node, (*path, key), message)
             else:
                 found[key] = (key_node, value_node)
         for source in merged:
@@ -238,6 +238,7 @@ class _Reader:
         return found
 
     def scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+        """Return the value of a scalar by its tag."""
         tag = node.tag.removeprefix(_TAG)
         if tag == "str":
             return node.value
@@ -249,7 +250,7 @@ class _Reader:
         return value_of(node.value.replace("_", ""))
 
     def fault(self, node: yaml.Node, path: Path, message: str) -> Any:
-        """Note a fault; the value is None."""
+        """Record a fault; return None as the value."""
         origin = self.line(node.start_mark)
         self.faults.setdefault((origin, message), Fault(path, message, origin=origin))
         return None
