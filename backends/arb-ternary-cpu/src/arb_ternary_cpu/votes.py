@@ -52,7 +52,7 @@ def kernels(isa: int) -> dict[str, Callable[..., object]]:
         "apply_scaled_votes": _apply_scaled_votes,
         "apply_exponent_votes": _apply_exponent_votes,
         "votes.sums_to_quanta": _sums_to_quanta,
-        "settle_votes": _settle_votes,
+        "add_votes": _settle_votes,
     }
     bound: dict[str, Callable[..., object]] = {
         op: partial(kernel, isa) for op, kernel in chosen.items()

@@ -1,9 +1,9 @@
-"""Decoded int8 weights of the torch backend, kept while they are unchanged.
+"""A cache of decoded int8 weights for the torch backend.
 
-Unpacking two-bit codes in torch costs more than the product with one row of activations. So the
-int8 form that feeds the library's GEMM is kept per packed tensor, guarded by the tensors' version
-counters, within a byte budget (``ARB_TERNARY_DECODE_CACHE_MB``, least recently used first out). It
-is a cache, not state: dropping it changes no bit.
+Unpacking two-bit codes in torch costs more than the product with one row of activations. Therefore
+the int8 form that the library's GEMM takes is kept per packed tensor, as long as the version
+counters of the tensors do not change, within a budget of bytes (``ARB_TERNARY_DECODE_CACHE_MB``).
+The least recently used one is dropped first. It is a cache, not state: dropping it changes no bit.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from arb_ternary.environment import DECODE_CACHE_MB
 
 @frozen(eq=False)
 class Decoded:
-    """A weight ready for the int8 GEMM: ``W[n, k] = codes[n, k] * 2**floor[n]``.
+    """A weight for the int8 GEMM: ``W[n, k] = codes[n, k] * 2**floor[n]``.
 
-    ``codes`` are int8 ``[N, K]``, ``T << (E - floor)``; ``floor`` is int32 ``[N]``, smallest
-    exponent of each row.
+    Attributes:
+        codes: int8 ``[N, K]``, ``T << (E - floor)``.
+        floor: int32 ``[N]``, the smallest exponent of each row.
     """
 
     codes: Tensor
@@ -31,11 +32,14 @@ class Decoded:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of both tensors."""
         return self.codes.nbytes + self.floor.nbytes
 
 
 @define(eq=False)
 class _Entry:
+    """A decoded weight, and the tensors and versions that it was decoded from."""
+
     packed: ref[Tensor]
     exponent: ref[Tensor]
     versions: tuple[int, int]
@@ -43,10 +47,10 @@ class _Entry:
 
 
 class DecodeCache:
-    """A least-recently-used map from (packed, exponent) tensors to :class:`Decoded`, safe between
-    threads.
+    """A map from (packed, exponent) tensors to :class:`Decoded`, for any number of threads.
 
-    ``nbytes`` are held now.
+    Attributes:
+        nbytes: bytes of the decoded weights in the cache.
     """
 
     def __init__(self) -> None:
@@ -55,27 +59,24 @@ class DecodeCache:
         self._lock = Lock()
 
     def get(self, packed: Tensor, exponent: Tensor) -> Decoded | None:
-        """The decoded form, or None when it is absent or either tensor has changed since."""
+        """Return the decoded form; None if it is absent, or either tensor has changed since."""
         if packed.is_inference() or exponent.is_inference():
             return None
         with self._lock:
             entry = self._entries.get(id(packed))
-            current = (packed._version, exponent._version)
             if entry is None:
                 return None
-            if (
-                entry.packed() is not packed
-                or entry.exponent() is not exponent
-                or entry.versions != current
-            ):
+            same = entry.packed() is packed and entry.exponent() is exponent
+            if not same or entry.versions != (packed._version, exponent._version):
                 self._drop(id(packed))
                 return None
             self._entries.move_to_end(id(packed))
             return entry.decoded
 
     def put(self, packed: Tensor, exponent: Tensor, decoded: Decoded) -> None:
-        """Keep ``decoded`` if it fits in the budget; tensors of inference mode have no version and
-        are not kept.
+        """Keep ``decoded`` if it fits in the budget.
+
+        Tensors of inference mode have no version, so their decoded forms are not kept.
         """
         budget = DECODE_CACHE_MB.integer() * 2**20
         if packed.is_inference() or exponent.is_inference() or decoded.nbytes > budget:
@@ -91,10 +92,11 @@ class DecodeCache:
                 self._drop(next(iter(self._entries)))
 
     def _drop(self, key: int) -> None:
+        """Remove an entry if there is one."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.nbytes -= entry.decoded.nbytes
 
 
-#: One cache a process serves every module.
+#: The cache of this process, for all modules.
 CACHE = DecodeCache()

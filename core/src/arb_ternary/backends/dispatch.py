@@ -1,6 +1,4 @@
-"""From (backend name, op name) to a kernel, with the reference standing in for optional ops that a
-backend lacks.
-"""
+"""Find the kernel of an op in a backend; the reference stands in for optional ops that it lacks."""
 
 from __future__ import annotations
 
@@ -26,41 +24,45 @@ Kernel = Callable[..., Any]
 
 
 def fallback_ops(backend: KernelBackend) -> tuple[str, ...]:
-    """Optional ops that the reference does for ``backend``."""
+    """Return the optional ops that ``backend`` lacks, and the reference does for it."""
     return tuple(op for op in OPTIONAL_OPS if op not in backend.kernels)
 
 
 def kernel(backend_name: str, op: str, needs: str | None = None) -> Kernel:
-    """The kernel of ``op`` in the named backend; for a missing optional one, the reference's or
-    EnvironmentProblem.
+    """Return the kernel of ``op`` in the named backend.
 
-    So too for one of a backend that lacks a capability which the call ``needs``.
+    The reference stands in for an optional op that the backend lacks, and for one that ``needs`` a
+    capability that it lacks.
+
+    Raises:
+        EnvironmentProblem: ARB_TERNARY_STRICT forbids the stand-in.
     """
     backend = get_backend(backend_name)
-    found = backend.kernels.get(op)
     if needs is not None and needs not in backend.capabilities:
         return _stand_in(backend, op, f"{op} with {needs}")
+    found = backend.kernels.get(op)
     return _stand_in(backend, op, op) if found is None else found
 
 
 def vote_kernel(state: VoteState, sign_op: str, scaled_op: str) -> Kernel:
-    """The kernel that casts the votes of ``state``: of ``scaled_op`` if it has a ``vote_scale``,
-    else of ``sign_op``.
+    """Return the kernel that casts the votes of ``state``.
 
-    A backend without the capability ``narrow_noise`` casts no votes with a ``noise_shift``: there
-    the reference does.
+    It is that of ``scaled_op`` if the state has a ``vote_scale``, else that of ``sign_op``. Votes
+    with a ``noise_shift`` need the capability ``narrow_noise``.
     """
     if state.vote_scale is None:
         return kernel(state.backend, sign_op)
-    backend = get_backend(state.backend)
-    if NARROW_NOISE not in backend.capabilities and VoteLimits(*state.limits.tolist()).noise_shift:
-        return _stand_in(backend, scaled_op, f"{scaled_op} with {NARROW_NOISE}")
+    capabilities = get_backend(state.backend).capabilities
+    if NARROW_NOISE not in capabilities and VoteLimits(*state.limits.tolist()).noise_shift:
+        return kernel(state.backend, scaled_op, NARROW_NOISE)
     return kernel(state.backend, scaled_op)
 
 
 def check_vote_bits(backend_name: str, vote_bits: int) -> None:
-    """EnvironmentProblem for accumulators of fewer than 8 bits where the backend lacks
-    ``narrow_votes``.
+    """Refuse accumulators of fewer than 8 bits if the backend lacks ``narrow_votes``.
+
+    Raises:
+        EnvironmentProblem: it does.
     """
     if vote_bits != 8 and NARROW_VOTES not in get_backend(backend_name).capabilities:
         raise EnvironmentProblem(
@@ -71,20 +73,23 @@ def check_vote_bits(backend_name: str, vote_bits: int) -> None:
 
 
 def pack_votes(backend_name: str, votes_NK: Tensor, vote_bits: int) -> Tensor:
-    """int8 votes ``[N, K]`` in the layout of the named backend; the bits are passed on only where
-    they are not 8.
-    """
+    """Return int8 votes ``[N, K]`` in the layout of the named backend."""
     return _pack_votes(kernel(backend_name, "pack_votes"), votes_NK, vote_bits)
 
 
 def _pack_votes(pack: Kernel, votes_NK: Tensor, vote_bits: int) -> Tensor:
+    """Pack votes with a kernel; it is given the bits only if they are not 8."""
     packed: Tensor = pack(votes_NK) if vote_bits == 8 else pack(votes_NK, vote_bits)
     return packed
 
 
 def _stand_in(backend: KernelBackend, op: str, described: str) -> Kernel:
-    """The reference kernel of ``op``, with its weight or state converted from and to the layout of
-    ``backend``.
+    """Return the reference kernel of ``op`` for tensors in the layout of ``backend``.
+
+    Its weight or state is converted from that layout and back.
+
+    Raises:
+        EnvironmentProblem: ARB_TERNARY_STRICT forbids it.
     """
     if STRICT.flag():
         raise EnvironmentProblem(
@@ -92,7 +97,7 @@ def _stand_in(backend: KernelBackend, op: str, described: str) -> Kernel:
             f"forbids a stand-in",
             "unset ARB_TERNARY_STRICT, or choose a backend that has it: arb backends explain",
         )
-    theirs = reference.KERNELS[op]
+    reference_kernel = reference.KERNELS[op]
     own: Mapping[str, Kernel] = backend.kernels
 
     def converted(weight: Tensor, shape: WeightShape) -> Tensor:
@@ -101,24 +106,26 @@ def _stand_in(backend: KernelBackend, op: str, described: str) -> Kernel:
     def embedding(
         ids: Tensor, weight: Tensor, exponent: Tensor, shape: WeightShape, dtype: Any
     ) -> Any:
-        return theirs(ids, converted(weight, shape), exponent, shape, dtype)
+        return reference_kernel(ids, converted(weight, shape), exponent, shape, dtype)
 
-    def of_a_state(*arguments: Any) -> Any:
+    def with_state(*arguments: Any) -> Any:
         state = next(argument for argument in arguments if isinstance(argument, VoteState))
         shape = state.shape
-        held = state._replace(weight=converted(state.weight, shape))
-        if "unpack_votes" in own:  # else their layout is the reference's
-            held = held._replace(
-                votes=reference.pack_votes(own["unpack_votes"](state.votes, shape), shape.vote_bits)
-            )
-        result = theirs(*(held if argument is state else argument for argument in arguments))
+        copy = state._replace(weight=converted(state.weight, shape))
+        if "unpack_votes" in own:  # without it, their layout is that of the reference
+            votes = own["unpack_votes"](state.votes, shape)
+            copy = copy._replace(votes=reference.pack_votes(votes, shape.vote_bits))
+
+        result = reference_kernel(*[copy if each is state else each for each in arguments])
+
         if op.startswith("apply"):  # casting leaves the weight alone
-            state.weight.copy_(own["pack"](reference.unpack(held.weight, shape)))
+            state.weight.copy_(own["pack"](reference.unpack(copy.weight, shape)))
         if "pack_votes" in own:
-            unpacked = reference.unpack_votes(held.votes, shape)
-            state.votes.copy_(_pack_votes(own["pack_votes"], unpacked, shape.vote_bits))
+            votes = reference.unpack_votes(copy.votes, shape)
+            state.votes.copy_(_pack_votes(own["pack_votes"], votes, shape.vote_bits))
         return result
 
     if op == "embedding":
         return embedding
-    return of_a_state if op.endswith("_votes") and "pack" not in op else theirs
+    takes_state = op.endswith("_votes") and "pack" not in op
+    return with_state if takes_state else reference_kernel

@@ -1,10 +1,10 @@
 """Exact integer matrix products on top of the library's int8 GEMM.
 
-``torch._int_mm`` reaches the int8 units of the machine, but on a processor without VNNI its library
-kernels may pass through saturating 16-bit sums, and where they do not they are a plain loop, 75
-times slower than a float32 product of the same shape (AMD EPYC with AVX2, torch 2.13.0). So it is
-used only where there are such units and a worst-case product comes out right; elsewhere the product
-is taken in float32 over stretches of the inner dimension that are short enough to be exact.
+``torch._int_mm`` uses the int8 units of the machine. On a processor without VNNI its kernels may
+pass through saturating 16-bit sums, or are a plain loop, 75 times slower than a float32 product of
+the same shape (AMD EPYC with AVX2, torch 2.13.0). Therefore it is used only if there are such units
+and a worst-case product is right. Otherwise the product is taken in float32 over stretches of the
+inner dimension that are short enough to be exact.
 """
 
 from __future__ import annotations
@@ -15,42 +15,43 @@ from typing import Final
 import torch
 from torch import Tensor
 
-#: Whole numbers up to here are exact in float32, and so is every partial sum below it.
+#: Whole numbers up to this one are exact in float32, and so is every partial sum below it.
 _FLOAT_EXACT: Final = 1 << 24
 #: Largest left shift of a trit that stays within int8: 1 << 6 = 64.
 _SHIFT_BITS: Final = 6
-# : Largest spread of exponents whose sum over K = 2**16 fits in 64 bits: 127 * 2**16 * 2**40 <
-# 2**63.
+#: Largest spread of exponents whose sum over K = 2**16 fits in 64 bits: 127 * 2**16 * 2**40 <
+#: 2**63.
 MAX_SPREAD: Final = 40
 
 
 def _float_product(a_MK: Tensor, b_KN: Tensor, largest_product: int) -> Tensor:
+    """``a @ b`` in float32, over stretches of K whose sums are exact."""
     stretch = _FLOAT_EXACT // max(largest_product, 1)
     total = torch.zeros(a_MK.shape[0], b_KN.shape[1], dtype=torch.int32, device=a_MK.device)
     for start in range(0, a_MK.shape[1], stretch):
-        stop = start + stretch
-        total += (a_MK[:, start:stop].to(torch.float32) @ b_KN[start:stop].to(torch.float32)).to(
-            torch.int32
-        )
+        some = slice(start, start + stretch)
+        product = a_MK[:, some].to(torch.float32) @ b_KN[some].to(torch.float32)
+        total += product.to(torch.int32)
     return total
 
 
 def _has_int8_units() -> bool:
-    """Whether the processor sums products of int8 in one instruction; taken for granted where it is
-    not an x86.
+    """Whether the processor sums products of int8 in one instruction.
+
+    A processor that is not an x86 is assumed to do so.
     """
     known = torch.cpu.get_capabilities()
-    return known.get("architecture") != "x86_64" or any(
-        known.get(name) for name in ("avx512_vnni", "avx_vnni")
-    )
+    if known.get("architecture") != "x86_64":
+        return True
+    return bool(known.get("avx512_vnni") or known.get("avx_vnni"))
 
 
 @cache
 def _library_is_exact(device_type: str) -> bool:
-    """Whether the library's int8 GEMM gets the products with the largest intermediate sums right on
-    this device.
-    """
-    if device_type not in ("cpu", "cuda") or (device_type == "cpu" and not _has_int8_units()):
+    """Whether the library's int8 GEMM is right for the largest intermediate sums on this device."""
+    if device_type not in ("cpu", "cuda"):
+        return False
+    if device_type == "cpu" and not _has_int8_units():
         return False
     for left, right in ((127, 127), (127, -127), (-127, 127), (-128, 127)):
         a = torch.full((32, 256), left, dtype=torch.int8, device=device_type)
@@ -65,17 +66,17 @@ def _library_is_exact(device_type: str) -> bool:
 
 
 def _plain_strides(matrix: Tensor) -> Tensor:
-    """A copy of a matrix with one row or one column, else the matrix itself.
+    """Return a copy of a matrix with one row or one column, else the matrix itself.
 
-    The stride of a dimension of size 1 may be anything, and the CPU library takes the transpose of
-    such a matrix for something else: its product then reads memory that does not belong to it.
+    The stride of a dimension of size 1 may be anything. The CPU library misinterprets the transpose
+    of such a matrix: its product then reads memory outside the matrix.
     """
     return matrix.clone(memory_format=torch.contiguous_format) if 1 in matrix.shape else matrix
 
 
 def _padded_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
-    """The CUDA library takes more than 16 rows and multiples of 8 only; zeros change no product."""
-    (rows, inner) = a_MK.shape
+    """``a @ b`` with padding: the CUDA library takes more than 16 rows and multiples of 8 only."""
+    rows, inner = a_MK.shape
     columns = b_KN.shape[1]
     a = torch.nn.functional.pad(a_MK, (0, -inner % 8, 0, max(0, 32 - rows)))
     b = torch.nn.functional.pad(b_KN, (0, -columns % 8, 0, -inner % 8))
@@ -85,10 +86,10 @@ def _padded_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
 def int_matmul(a_MK: Tensor, b_KN: Tensor, largest_product: int = 127 * 127) -> Tensor:
     """``a @ b`` of int8 matrices, exact: int32 ``[M, N]``, or int64 where 32 bits could overflow.
 
-    ``largest_product`` bounds ``|a * b|`` of single elements; it decides how long a stretch fits in
-    32 bits.
+    ``largest_product`` bounds ``|a * b|`` of single elements. It determines how long a stretch of
+    the inner dimension fits in 32 bits.
     """
-    (rows, inner) = a_MK.shape
+    rows, inner = a_MK.shape
     columns = b_KN.shape[1]
     if 0 in (rows, inner, columns):
         return torch.zeros(rows, columns, dtype=torch.int32, device=a_MK.device)
@@ -107,12 +108,18 @@ def int_matmul(a_MK: Tensor, b_KN: Tensor, largest_product: int = 127 * 127) -> 
 
 
 def shifted_weight_product(a_MK: Tensor, trits_KN: Tensor, shift_KN: Tensor) -> Tensor:
-    """``sum_k a[m, k] * (t[k, n] << shift[k, n])`` of int8 and non-negative shifts that broadcast
-    to ``[K, N]``, exact.
+    """``sum_k a[m, k] * (t[k, n] << shift[k, n])``, exact, of int8 matrices.
 
-    It is int32 ``[M, N]`` when no shift exceeds 6 (then one int8 GEMM does it) and 32 bits hold the
-    sums, else int64. ValueError: a shift exceeds 40, beyond which 64 bits do not hold the sum for K
-    = 2**16.
+    The result is int32 ``[M, N]`` if no shift exceeds 6 (then one int8 GEMM does it) and 32 bits
+    hold the sums, else int64.
+
+    Args:
+        a_MK: int8.
+        trits_KN: int8 trits.
+        shift_KN: non-negative shifts that broadcast to ``[K, N]``.
+
+    Raises:
+        ValueError: a shift exceeds 40; 64 bits would not hold the sum for K = 2**16.
     """
     largest = int(shift_KN.amax()) if shift_KN.numel() else 0
     if largest > MAX_SPREAD:

@@ -1,9 +1,9 @@
-"""How the torch backend stores trits (two bits each) and accumulators (8, 4 or 2 bits).
+"""The layout of the torch backend: trits in two bits, accumulators in 8, 4 or 2 bits.
 
 Trits have the byte order of GGUF TQ2_0 without its padding: along K, blocks of 128 weights take 32
 bytes; byte ``j`` of a block holds weights ``j``, ``j + 32``, ``j + 64`` and ``j + 96`` in bits 0-1,
 2-3, 4-5 and 6-7 as codes ``t + 1``. The ``R < 128`` weights that remain take ``c = ceil(R / 4)``
-bytes in the same way: ``j``, ``j + c``, ``j + 2 c``, ``j + 3 c``, where those beyond the row's end
+bytes in the same way: ``j``, ``j + c``, ``j + 2 c``, ``j + 3 c``. Weights beyond the end of the row
 are ``t = 0``.
 
 Accumulators of 8 bits are int8 ``[N, K]``. 4 bits: uint8 ``[N, ceil(K / 2)]``, a byte holds columns
@@ -28,22 +28,21 @@ PLANES: Final = 4
 
 
 def packed_columns(columns: int) -> int:
-    """Bytes that a row of ``columns`` trits takes in flight: ``ceil(K / 4)``."""
+    """Return the bytes of a packed row of ``columns`` trits: ``ceil(K / 4)``."""
     return -(-columns // PLANES)
 
 
 def pack_trits(trits_NK: Tensor) -> Tensor:
     """Pack int8 trits ``[N, K]`` into uint8 ``[N, ceil(K / 4)]``."""
     rows, columns = trits_NK.shape
-    codes = torch.ones(
-        rows, packed_columns(columns) * PLANES, dtype=torch.uint8, device=trits_NK.device
-    )
+    padded = packed_columns(columns) * PLANES
+    codes = torch.ones(rows, padded, dtype=torch.uint8, device=trits_NK.device)
     codes[:, :columns] = trits_NK + 1
     whole = columns // BLOCK * BLOCK
-    parts = [_pack_blocks(codes[:, :whole], BLOCK)]
-    if whole < columns:
-        parts.append(_pack_blocks(codes[:, whole:], codes.shape[1] - whole))
-    return parts[0] if whole == columns else torch.cat(parts, dim=1)
+    body = _pack_blocks(codes[:, :whole], BLOCK)
+    if whole == columns:
+        return body
+    return torch.cat([body, _pack_blocks(codes[:, whole:], padded - whole)], dim=1)
 
 
 def unpack_trits(packed: Tensor, columns: int) -> Tensor:
@@ -61,6 +60,7 @@ def unpack_trits(packed: Tensor, columns: int) -> Tensor:
 
 
 def _pack_blocks(codes: Tensor, block: int) -> Tensor:
+    """Pack codes in blocks of this many weights."""
     rows, columns = codes.shape
     planes = codes.reshape(rows, columns // block, PLANES, block // PLANES)
     packed = (
@@ -70,17 +70,17 @@ def _pack_blocks(codes: Tensor, block: int) -> Tensor:
 
 
 def _unpack_blocks(packed: Tensor, block: int) -> Tensor:
+    """Unpack trits from blocks of this many weights."""
     rows, width = packed.shape
     lanes = block // PLANES
     blocks = packed.reshape(rows, width // lanes, 1, lanes)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=packed.device).view(
-        1, 1, PLANES, 1
-    )
-    codes = (blocks >> shifts) & 3
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=packed.device)
+    codes = (blocks >> shifts.view(1, 1, PLANES, 1)) & 3
     return codes.view(torch.int8).sub_(1).view(rows, width * PLANES)
 
 
 def _pack_nibbles(votes_NK: Tensor) -> Tensor:
+    """Pack votes of 4 bits, two per byte."""
     rows, columns = votes_NK.shape
     width = -(-columns // 2)
     codes = torch.full((rows, 2 * width), 8, dtype=torch.uint8, device=votes_NK.device)
@@ -90,6 +90,7 @@ def _pack_nibbles(votes_NK: Tensor) -> Tensor:
 
 
 def _unpack_nibbles(votes: Tensor, columns: int) -> Tensor:
+    """Unpack votes of 4 bits."""
     rows, width = votes.shape
     codes = torch.empty(rows, width, 2, dtype=torch.int8, device=votes.device)
     codes[:, :, 0] = votes & 15
@@ -99,44 +100,46 @@ def _unpack_nibbles(votes: Tensor, columns: int) -> Tensor:
 
 
 def pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
-    """int8 votes ``[N, K]``, within -7..7 for 4 bits and -1..1 for 2, to the backend's layout; with
-    8 bits the same.
+    """Pack int8 votes ``[N, K]``, within -7..7 for 4 bits and -1..1 for 2; copy those of 8 bits.
 
-    Only a backend with the capability ``narrow_votes`` is given ``bits``, and only when they are
-    not 8.
+    Only a backend with the capability ``narrow_votes`` is given ``bits``, and only if they are not
+    8.
     """
     if bits == 4:
         return _pack_nibbles(votes_NK)
-    return (
-        pack_trits(votes_NK) if bits == 2 else votes_NK.clone(memory_format=torch.contiguous_format)
-    )
+    if bits == 2:
+        return pack_trits(votes_NK)
+    return votes_NK.clone(memory_format=torch.contiguous_format)
 
 
 def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
-    """The backend's layout of votes to int8 ``[N, K]``, memory of its own."""
+    """Unpack votes to int8 ``[N, K]`` in new memory."""
     stored = _stored_rows(votes, shape)
     return stored.clone() if shape.vote_bits == 8 else _open(stored, shape)
 
 
 def _stored_rows(votes: Tensor, shape: WeightShape) -> Tensor:
+    """Return votes as a matrix with a row per row of the weight."""
     return votes.view(shape.out_features, -(-shape.in_features * shape.vote_bits // 8))
 
 
 def _open(stored: Tensor, shape: WeightShape) -> Tensor:
-    """Some stored rows as int8 ``[n, K]``: with 8 bits these rows themselves, else a copy."""
+    """Return some stored rows as int8 ``[n, K]``: the rows themselves if of 8 bits, else a copy."""
     if shape.vote_bits == 4:
         return _unpack_nibbles(stored, shape.in_features)
-    return unpack_trits(stored, shape.in_features) if shape.vote_bits == 2 else stored
+    if shape.vote_bits == 2:
+        return unpack_trits(stored, shape.in_features)
+    return stored
 
 
 @contextmanager
 def opened(
     state: VoteState, rows: slice | Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Some rows of a state: packed weight, votes as int8 ``[n, K]``, votes of exponents.
+    """Open some rows of a state: packed weight, votes as int8 ``[n, K]``, votes for exponents.
 
-    Both kinds of votes are to be changed in place, and are stored when the context is left. Rows
-    are a slice, or int64 and distinct.
+    Change both kinds of votes in place; they are stored when the context ends. Rows are a slice, or
+    an int64 tensor of distinct indices.
     """
     shape = state.shape
     stored = _stored_rows(state.votes, shape)

@@ -1,13 +1,13 @@
-"""What a kernel backend supplies: kernels by op name, in a memory layout of its own.
+"""The protocol of a kernel backend: kernels by op name, in a memory layout of its own.
 
 Shapes: ``M`` rows of activations (all leading dimensions flattened), ``K`` input features, ``N``
-output features, ``G`` group size along ``K``, ``J = ceil(K / G)`` groups a row. A weight is ``W[n,
-k] = T[n, k] * 2**E[n, k // G]`` with ``T`` in {-1, 0, +1} and ``E`` int8. ``packed`` and ``votes``
-are tensors in the backend's layout; everything else is logical.
+output features, ``G`` group size along ``K``, ``J = ceil(K / G)`` groups per row. A weight is
+``W[n, k] = T[n, k] * 2**E[n, k // G]`` with ``T`` in {-1, 0, +1} and ``E`` int8. ``packed`` and
+``votes`` are tensors in the layout of the backend; everything else is logical.
 
-Core owns schemas, fakes and autograd (``arb_ternary.backends.ops``); a backend's kernels are plain
-functions that see neither. A kernel never resizes, never casts silently, and writes only to the
-tensors that its docstring says it mutates.
+Core owns schemas, fakes and autograd (``arb_ternary.backends.ops``). Kernels are plain functions
+that see neither. A kernel never resizes, never casts silently, and writes only to the tensors that
+its docstring says it mutates.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ REQUIRED_OPS: Final = (
     "apply_votes",
     "apply_exponent_votes",
 )
-# : Ops that fall back to the reference where a backend lacks them (an error under
-# ``ARB_TERNARY_STRICT=1``).
+#: Ops that fall back to the reference if a backend lacks them (an error under
+#: ``ARB_TERNARY_STRICT=1``).
 OPTIONAL_OPS: Final = (
     "pack_votes",
     "unpack_votes",
@@ -43,34 +43,36 @@ OPTIONAL_OPS: Final = (
     "apply_scaled_votes",
 )
 #: Ops that do the work of several calls at once. Core makes the calls if a backend lacks them.
-COMBINED_OPS: Final = ("quantize_gradients", "settle_votes")
+COMBINED_OPS: Final = ("quantize_gradients", "add_votes")
 #: The ops of core. The name of any other op has a namespace: see :class:`KernelBackend`.
 CORE_OPS: Final = (*REQUIRED_OPS, *OPTIONAL_OPS, *COMBINED_OPS)
 
 #: Capability: ``cast_votes`` never materialises the gradient.
 FUSED_VOTES: Final = "fused_votes"
-# : Capability: every kernel that touches votes honours ``WeightShape.vote_bits``, and
-# ``pack_votes`` takes the bits.
+#: Capability: every kernel that touches votes honours ``WeightShape.vote_bits``, and
+#: ``pack_votes`` takes the bits.
 NARROW_VOTES: Final = "narrow_votes"
-# : Capability: ``cast_scaled_votes`` and ``embedding_scaled_votes`` take ``noise_shift``. Elsewhere
-# the reference casts : votes that need it.
+#: Capability: ``cast_scaled_votes`` and ``embedding_scaled_votes`` take ``noise_shift``. Without it
+#: the reference casts votes that need it.
 NARROW_NOISE: Final = "narrow_noise"
-# : Capability: ``apply_scaled_votes`` honours ``VoteState.first_row``. Elsewhere the reference
-# applies the votes of some : rows.
+#: Capability: ``apply_scaled_votes`` honours ``VoteState.first_row``. Without it the reference
+#: applies the votes of some rows of a weight.
 ROW_SHARDS: Final = "row_shards"
 
-# : Sizes of an accumulator in bits. Sign votes saturate at -128 and 127, -7 and 7, or -1 and 1;
-# scaled votes at -127 and : 127 instead of -128 and 127.
+#: Sizes of an accumulator in bits. Sign votes saturate at -128 and 127, -7 and 7, or -1 and 1;
+#: scaled votes at -127 and 127 instead of -128 and 127.
 VOTE_BITS: Final = (8, 4, 2)
 
 
 @frozen
 class ProbeResult:
-    """Whether a backend can work here, and why (not): ``reason`` completes "usable: ..." or
-    "unusable: ...".
+    """Whether a backend can work here, and why.
 
-    With ``last_resort`` it works, but nobody would want it who has another, whatever its priority:
-    an interpreter.
+    Attributes:
+        usable: whether it can work.
+        reason: completes "usable: ..." or "unusable: ...".
+        last_resort: it works, but any other usable backend is better, whatever the priorities; an
+            interpreter, for example.
     """
 
     usable: bool
@@ -86,7 +88,7 @@ class WeightShape:
         out_features: ``N``, rows.
         in_features: ``K``, columns.
         group_size: ``G``, columns of a row that share an exponent.
-        vote_bits: of an accumulator: 8, 4 or 2.
+        vote_bits: bits of an accumulator: 8, 4 or 2.
     """
 
     out_features: int
@@ -96,17 +98,17 @@ class WeightShape:
 
     @property
     def groups(self) -> int:
-        """Exponents a row, ``J``."""
+        """Exponents per row, ``J``."""
         return -(-self.in_features // self.group_size)
 
     @property
     def largest_vote(self) -> int:
-        """Where accumulators saturate, ``R``: 127, 7 or 1."""
-        return 127 if self.vote_bits == 8 else 7 if self.vote_bits == 4 else 1
+        """The value at which accumulators saturate, ``R``: 127, 7 or 1."""
+        return (1 << (self.vote_bits - 1)) - 1
 
     @property
     def smallest_vote(self) -> int:
-        """Where sign votes saturate below: -128, -7 or -1."""
+        """The value at which sign votes saturate below: -128, -7 or -1."""
         return -128 if self.vote_bits == 8 else -self.largest_vote
 
 
@@ -116,8 +118,7 @@ class KernelBackend(Protocol):
 
     Attributes:
         name: the registered name.
-        capabilities: what the backend promises beyond correctness, e.g. :data:`FUSED_VOTES`,
-            :data:`NARROW_VOTES`.
+        capabilities: promises beyond correctness, e.g. :data:`FUSED_VOTES`, :data:`NARROW_VOTES`.
         kernels: implementation by op name. Ops of core have the signatures of
             ``arb_ternary.backends.reference``. An op of another package has a namespace in its
             name, which is that of the package without ``arb_ternary_``: ``text.attend`` is listed

@@ -1,8 +1,8 @@
-"""The torch backend: the executable form of the number format and its updates, on any device that
-torch serves.
+"""The torch backend: the executable specification of the number format and its updates.
 
-Every kernel is a plain function; other backends have the same signatures. ``M``, ``K``, ``N``,
-``G`` and ``J`` are those of :mod:`arb_ternary.backends.protocol`.
+It runs on any device that torch serves. Every kernel is a plain function; other backends have the
+same signatures. ``M``, ``K``, ``N``, ``G`` and ``J`` are those of
+:mod:`arb_ternary.backends.protocol`.
 """
 
 from __future__ import annotations
@@ -35,26 +35,24 @@ _INT8_SPREAD: Final = 6
 
 
 def pack(trits_NK: Tensor) -> Tensor:
-    """int8 trits ``[N, K]`` to the backend's layout (uint8)."""
+    """Pack int8 trits ``[N, K]`` into the layout of the backend (uint8)."""
     return layout.pack_trits(trits_NK)
 
 
 def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
-    """The backend's layout to int8 trits ``[N, K]``."""
+    """Unpack the layout of the backend to int8 trits ``[N, K]``."""
     return layout.unpack_trits(packed, shape.in_features)
 
 
 def spread_over_columns(values_NJ: Tensor, shape: WeightShape) -> Tensor:
-    """Repeat one value a group over the columns of the group: ``[N, J]`` to ``[N, K]``."""
+    """Repeat the value of each group over its columns: ``[N, J]`` to ``[N, K]``."""
     if shape.groups == 1:
         return values_NJ.expand(-1, shape.in_features)
     return values_NJ.repeat_interleave(shape.group_size, dim=1)[:, : shape.in_features]
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """Exact float32 ``2**exponent`` for integer exponents in -126..127, built from the bits of the
-    result.
-    """
+    """Exact float32 ``2**exponent`` for integer exponents in -126..127, built from its bits."""
     return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
@@ -67,12 +65,12 @@ def dense_weight(
 
 
 def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
-    """Per-row absolute-maximum quantisation to int8.
+    """Quantise rows to int8 by their absolute maximum; return ``q`` and ``s`` (float32 ``[M]``).
 
     ``s = max|x| / 127``; ``q = round_half_even(x / s)``, both in float32 with IEEE division. A row
     of zeros (or one so small that ``s`` underflows) gives ``q = 0, s = 0``. A row with a non-finite
     value gives a non-finite scale, so that the fault reaches the loss; its non-finite entries get
-    ``q = 0``. Returns ``q`` and ``s`` (float32 ``[M]``).
+    ``q = 0``.
     """
     x = x_MK.to(torch.float32)
     if x.shape[1] == 0:
@@ -85,9 +83,7 @@ def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rms_norm_quantize(x_MK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm without gain, ``x * rsqrt(mean(x**2) + eps)`` in float32, then
-    :func:`quantize_rows`.
-    """
+    """``x * rsqrt(mean(x**2) + eps)`` in float32 (RMSNorm without gain), then quantised rows."""
     x = x_MK.to(torch.float32)
     return quantize_rows(x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + eps))
 
@@ -102,12 +98,11 @@ def _linear_int8(
         floor_N = wide.amin(dim=1)
         shift_NJ = wide - floor_N.unsqueeze(1)
         trits = unpack(packed, shape)
-        # the host waits for it, once after each change of the exponents
+        # The host waits for the device here, once after each change of the exponents.
         spread = int(shift_NJ.amax())
         if spread > _INT8_SPREAD:
-            return shifted_weight_product(
-                q_MK, trits.t(), spread_over_columns(shift_NJ, shape).t()
-            ), floor_N
+            shift_KN = spread_over_columns(shift_NJ, shape).t()
+            return shifted_weight_product(q_MK, trits.t(), shift_KN), floor_N
         if spread:
             trits = trits << spread_over_columns(shift_NJ.to(torch.int8), shape)
         decoded = Decoded(trits, floor_N)
@@ -132,16 +127,15 @@ def linear(
         packed: weight in the backend's layout.
         exponent: int8 ``[N, J]``.
         bias_N: float32, added last.
-        shape: of the weight.
-        dtype: of the result, ``[M, N]``.
+        shape: shape of the weight.
+        dtype: dtype of the result, ``[M, N]``.
 
     In int8 mode ``y = float32(sum_g acc_g << (E_g - Emin)) * (scale * 2**Emin)``: the sum is an
     exact integer, converted once, so the result does not depend on the order of summation.
     """
     if scale_M is None:
-        y = torch.nn.functional.linear(x_MK, dense_weight(packed, exponent, shape, x_MK.dtype)).to(
-            dtype
-        )
+        weight = dense_weight(packed, exponent, shape, x_MK.dtype)
+        y = torch.nn.functional.linear(x_MK, weight).to(dtype)
         return y if bias_N is None else y + bias_N.to(dtype)
     if 0 in (shape.out_features, shape.in_features):
         y = scale_M.new_zeros(scale_M.shape[0], shape.out_features)
@@ -182,45 +176,40 @@ def linear_grad_input(
 def embedding(
     ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype
 ) -> Tensor:
-    """Rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded. IndexError: an id outside
-    ``0 .. N - 1``.
+    """Rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded.
+
+    Raises:
+        IndexError: an id is outside ``0 .. N - 1``.
     """
     rows = WeightShape(ids_M.shape[0], shape.in_features, shape.group_size)
     return dense_weight(packed.index_select(0, ids_M), exponent.index_select(0, ids_M), rows, dtype)
 
 
-_HERE: Final = (
-    pack,
-    unpack,
-    pack_votes,
-    unpack_votes,
-    quantize_rows,
-    linear,
-    linear_grad_input,
-    embedding,
-)
-_SIGNS: Final = (
-    _votes.cast_votes,
-    _votes.embedding_votes,
-    _votes.apply_votes,
-    _votes.apply_exponent_votes,
-)
-_SCALED: Final = (
-    _scaled.cast_scaled_votes,
-    _scaled.embedding_scaled_votes,
-    _scaled.apply_scaled_votes,
-)
+#: The kernels by op name: every required and every optional op.
 KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
-    kernel.__name__: kernel
-    for kernel in (*_HERE, *_SIGNS, *_SCALED, _votes.quantize_gradient, rms_norm_quantize)
+    "pack": pack,
+    "unpack": unpack,
+    "pack_votes": pack_votes,
+    "unpack_votes": unpack_votes,
+    "quantize_rows": quantize_rows,
+    "rms_norm_quantize": rms_norm_quantize,
+    "quantize_gradient": _votes.quantize_gradient,
+    "linear": linear,
+    "linear_grad_input": linear_grad_input,
+    "embedding": embedding,
+    "cast_votes": _votes.cast_votes,
+    "embedding_votes": _votes.embedding_votes,
+    "apply_votes": _votes.apply_votes,
+    "apply_exponent_votes": _votes.apply_exponent_votes,
+    "cast_scaled_votes": _scaled.cast_scaled_votes,
+    "embedding_scaled_votes": _scaled.embedding_scaled_votes,
+    "apply_scaled_votes": _scaled.apply_scaled_votes,
 }
 
 
 @frozen
 class TorchBackend:
-    """The reference backend, with every required and optional op; always there, correct
-    everywhere.
-    """
+    """The reference backend: always available, and correct on every device."""
 
     name: str = "torch"
     capabilities: frozenset[str] = frozenset({NARROW_NOISE, NARROW_VOTES, ROW_SHARDS})
@@ -228,5 +217,5 @@ class TorchBackend:
 
 
 def build() -> KernelBackend:
-    """The backend as a plugin names it."""
+    """Return the backend; the target of its spec."""
     return TorchBackend()

@@ -1,5 +1,6 @@
-"""Whether the torch backend can work on a device, found without importing torch or waking an
-accelerator.
+"""Find out whether the torch backend can work on a device.
+
+This neither imports torch nor initialises an accelerator.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from pathlib import Path
 from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.environment import CUDA_VISIBLE_DEVICES
 
-#: Device nodes by which a driver shows that it is there: NVIDIA, AMD, and either under WSL.
+#: Device nodes of drivers: NVIDIA, AMD, and either of them under WSL.
 _DEVICE_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def probe(device: str) -> ProbeResult:
-    """Whether torch is installed and ``device`` (``cpu``, ``cuda``, ``cuda:1``, ``mps``) seems to
-    be there.
+    """Find out whether torch is installed and ``device`` (``cuda:1``, ``mps``) seems to exist.
 
-    A process that has initialised CUDA can no longer fork workers, hence device nodes and metadata
-    instead of ``torch.cuda.is_available()``.
+    A process that has initialised CUDA can no longer fork workers. Therefore device nodes and
+    metadata are checked, instead of ``torch.cuda.is_available()``.
     """
     if find_spec("torch") is None:
         return ProbeResult(False, "torch is not installed")
@@ -45,6 +45,7 @@ def probe(device: str) -> ProbeResult:
 
 
 def _probe_cuda(release: str) -> ProbeResult:
+    """Probe for a CUDA or ROCm device."""
     if "+cpu" in release:
         return ProbeResult(False, f"torch {release} is built without CUDA and ROCm")
     if CUDA_VISIBLE_DEVICES.read().strip() in ("", "-1"):

@@ -1,10 +1,9 @@
-"""Scaled votes in the torch backend: gradients normalised by row and column, rounded
-stochastically, and carried.
+"""Scaled votes in the torch backend: gradients, normalised by row and column, rounded at random.
 
-A vote is ``v = floor(clip(g * r * c) + u)`` with a factor a row, a factor a column and ``u`` from
-the counter hash; in integer mode the factors are powers of two and the vote is a stochastic right
-shift of an integer gradient. As with sign votes the accumulators lose ``v``: a positive gradient
-moves a trit towards -1.
+A vote is ``v = floor(clip(g * r * c) + u)`` with a factor per row, a factor per column and ``u``
+from the counter hash. In integer mode the factors are powers of two, and the vote is a stochastic
+right shift of an integer gradient. As with sign votes, ``v`` is subtracted from the accumulators: a
+positive gradient moves a trit towards -1.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from arb_ternary.counters.hashing import (
 #: Largest right and left shift of a gradient in integer mode.
 _MAX_SHIFT = 31
 _MAX_LEFT_SHIFT = 16
-#: Elements whose 64-bit intermediates are held at a time, so that they stay in the cache.
+#: Elements whose 64-bit intermediates are in memory at a time, so that they stay in the cache.
 _SHIFTED = 1 << 15
 
 
 def _noise_(bits: Tensor, noise_shift: int) -> Tensor:
-    """``u`` of :func:`cast_scaled_votes` from hash bits, which are overwritten; float32."""
+    """Return ``u`` of :func:`cast_scaled_votes` in float32, from hash bits that are overwritten."""
     if noise_shift == 0:
         return uniform_(bits)
     bits.bitwise_right_shift_(8 + noise_shift).bitwise_and_((1 << (24 - noise_shift)) - 1)
@@ -51,10 +50,10 @@ def _noise_(bits: Tensor, noise_shift: int) -> Tensor:
 def _integer_votes(
     g_nK: Tensor, row_n: Tensor, column_K: Tensor, power: Tensor | int, limit: int, bits: Tensor
 ) -> Tensor:
-    """The vote as a stochastic shift to the right by ``row + column - power``: int32 ``[n, K]``.
+    """Return votes int32 ``[n, K]``: the gradient, shifted right by ``row + column - power``.
 
-    The unit of the gradient (int32 or int64) is ``2**power``; ``bits`` are those of the counter
-    hash.
+    The shift rounds stochastically, with the ``bits`` of the counter hash. The unit of the gradient
+    (int32 or int64) is ``2**power``.
     """
     votes = torch.empty_like(g_nK, dtype=torch.int32)
     offset_K = column_K.to(torch.int64) - power
@@ -70,8 +69,8 @@ def _integer_votes(
     return votes
 
 
-class _Rule:
-    """What one call of a kernel knows about the votes that it casts."""
+class _Cast:
+    """One cast of scaled votes: its state, and how gradients become votes."""
 
     def __init__(self, gradient: Tensor, scale: Tensor | None, state: VoteState) -> None:
         self.scale = scale
@@ -81,16 +80,16 @@ class _Rule:
         self.limits = state.check_scaling(scale is not None and gradient.dtype == torch.int8)
         self.words = state.draw()
         self.shifts = vote_scale.dtype == torch.int32
-        # The exponent of a scale that is a power of two.
-        self.power = torch.frexp(scale).exponent - 1 if self.shifts and scale is not None else 0
+        #: The exponent of the scale, which is a power of two.
+        self.power: Tensor | int = 0
+        if self.shifts and scale is not None:
+            self.power = torch.frexp(scale).exponent - 1
         rows = self.shape.out_features
         self.row_N = vote_scale[:rows]
         self.column_K = vote_scale[rows:]
 
     def cast_all_(self, gradients: Iterable[tuple[slice | Tensor, Tensor]]) -> None:
-        """Cast the votes of the gradients of stretches of rows, and add their statistics and
-        magnitudes.
-        """
+        """Cast the votes of the gradients of stretches of rows, and add their statistics."""
         total_K: Tensor | None = None
         for rows, gradient_nK in gradients:
             sizes_K = self._cast_(rows, gradient_nK)
@@ -99,9 +98,7 @@ class _Rule:
             self.magnitudes[self.shape.out_features :] += _in_units(total_K, self.scale)
 
     def _cast_(self, rows: slice | Tensor, gradient_nK: Tensor) -> Tensor:
-        """Cast those of one stretch; returns the column sums of ``|g|``, as :func:`_measure` gives
-        them.
-        """
+        """Cast the votes of one stretch; return the column sums of ``|g|`` of :func:`_measure`."""
         shape = self.shape
         stats = self.state.stats
         g_nK, (sizes_n, sizes_K, squares_n, squares_K) = _examine(gradient_nK, stats)
@@ -109,18 +106,16 @@ class _Rule:
         self.magnitudes[: shape.out_features][rows] += _in_units(sizes_n, self.scale)
         stats[1 : 1 + shape.out_features][rows] += squares_n.mul_(square)
         stats[1 + shape.out_features :] += squares_K.mul_(square)
-        v_nK = self._votes(
-            g_nK, self.row_N[rows], sizes_n, self._bits(rows, shape.in_features, USE_VOTE_ROUNDING)
-        )
+
+        bits = self._bits(rows, shape.in_features, USE_VOTE_ROUNDING)
+        v_nK = self._votes(g_nK, self.row_N[rows], sizes_n, bits)
         with opened(self.state, rows) as (packed, votes_nK, exponent_votes):
             if exponent_votes is not None:
-                score_nJ = group_score(
-                    v_nK.to(torch.int8) * unpack_trits(packed, shape.in_features), shape
-                )
+                trits_nK = unpack_trits(packed, shape.in_features)
+                score_nJ = group_score(v_nK.to(torch.int8) * trits_nK, shape)
                 shift = self.limits.exponent_shift
-                noise_nJ = self._bits(rows, shape.groups, USE_EXPONENT_ROUNDING) & (
-                    (1 << shift) - 1
-                )
+                bits = self._bits(rows, shape.groups, USE_EXPONENT_ROUNDING)
+                noise_nJ = bits & ((1 << shift) - 1)
                 moved_nJ = (score_nJ.to(torch.int64) + noise_nJ) >> shift
                 exponent_votes.copy_((exponent_votes - moved_nJ).clamp_(-127, 127))
             largest = shape.largest_vote
@@ -128,31 +123,29 @@ class _Rule:
         return sizes_K
 
     def _bits(self, rows: slice | Tensor, width: int, use: int) -> Tensor:
-        """Hashes of the elements of some rows of a matrix of this width, int32 ``[n, width]``."""
-        if isinstance(rows, Tensor):
-            seed, step, stream = self.words
-            return counter_hash_rows(
-                rows, width, seed, step, stream + use, rows=self.shape.out_features
-            )
-        return _row_hashes(rows, width, self.words, use, self.magnitudes.device)
+        """Return the hashes of some rows of a matrix of this width, int32 ``[n, width]``."""
+        if isinstance(rows, slice):
+            return _row_hashes(rows, width, self.words, use, self.magnitudes.device)
+        seed, step, stream = self.words
+        height = self.shape.out_features
+        return counter_hash_rows(rows, width, seed, step, stream + use, rows=height)
 
     def _votes(self, g_nK: Tensor, row_n: Tensor, sizes_n: Tensor, bits: Tensor) -> Tensor:
-        """The votes of gradient rows, which are overwritten: whole numbers in int32 or float32."""
+        """Return the votes of gradient rows, whole numbers in int32 or float32.
+
+        The gradient rows are overwritten.
+        """
         if self.shifts:
-            return _integer_votes(
-                g_nK, row_n, self.column_K, self.power, self.limits.vote_limit, bits
-            )
+            limit = self.limits.vote_limit
+            return _integer_votes(g_nK, row_n, self.column_K, self.power, limit, bits)
         if not g_nK.is_floating_point() and self.scale is not None:
             g_nK = g_nK.to(torch.float32).mul_(self.scale)
             sizes_n = sizes_n * self.scale
         v_nK = g_nK.mul_(row_n.unsqueeze(1)).mul_(self.column_K)
-        # Bounds on |g| tell factors that cannot make a NaN from those that can.
-        if may_be(
-            ~(
-                torch.isfinite(sizes_n.max() * row_n.abs().max())
-                & torch.isfinite(self.column_K).all()
-            )
-        ):
+        # If these bounds are finite, no product is NaN.
+        largest_product = sizes_n.max() * row_n.abs().max()
+        finite = torch.isfinite(largest_product) & torch.isfinite(self.column_K).all()
+        if may_be(~finite):
             v_nK.nan_to_num_(0.0, torch.inf, -torch.inf)
         largest = self.limits.vote_limit / 256
         return v_nK.clamp_(-largest, largest).add_(_noise_(bits, self.limits.noise_shift)).floor_()
@@ -161,17 +154,18 @@ class _Rule:
 def _row_hashes(
     rows: slice, width: int, words: tuple[int, int, int], use: int, device: torch.device
 ) -> Tensor:
+    """Return the hashes of a stretch of rows of a matrix of this width, int32 ``[n, width]``."""
     seed, step, stream = words
-    held = rows.stop - rows.start
+    count = (rows.stop - rows.start) * width
     start = rows.start * width
-    return counter_hash(held * width, seed, step, stream + use, start=start, device=device).view(
-        held, width
-    )
+    bits = counter_hash(count, seed, step, stream + use, start=start, device=device)
+    return bits.view(rows.stop - rows.start, width)
 
 
 def _measure(g_nK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sums of ``|g|`` by row and by column (float32, or int64 of integers), and of ``g**2`` in
-    float32.
+    """Return sums by row and by column: of ``|g|``, then of ``g**2`` in float32.
+
+    Sums of ``|g|`` are float32, or int64 of integers.
     """
     size = g_nK.abs()
     kind = torch.float32 if size.is_floating_point() else torch.int64
@@ -182,8 +176,9 @@ def _measure(g_nK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _examine(g_nK: Tensor, stats: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Gradient rows, in float32 if they are float, with NaN replaced by 0 and counted; and their
-    :func:`_measure`.
+    """Return gradient rows with NaN as 0, and their :func:`_measure`.
+
+    Float rows become float32. NaN are counted in ``stats``.
     """
     if not g_nK.is_floating_point():
         return g_nK, _measure(g_nK)
@@ -197,19 +192,19 @@ def _examine(g_nK: Tensor, stats: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor,
 
 
 def _in_units(sums: Tensor, scale: Tensor | None) -> Tensor:
-    """Sums of ``|g|`` in float32: of integers rounded once, then times the scale."""
+    """Return sums of ``|g|`` in float32; sums of integers are rounded once, then scaled."""
     return sums if scale is None else sums.to(torch.float32).mul_(scale)
 
 
 def cast_scaled_votes(
     grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState
 ) -> None:
-    """Cast one micro-batch's scaled votes ``v``: ``A = clip(A - v, -R, R)``, ``B = clip(B - w,
-    -127, 127)``.
+    """Cast the scaled votes of one micro-batch.
 
-    With ``g = grad_y.T @ x``, the numbers of :class:`~arb_ternary.backends.vote_state.VoteLimits`,
-    ``L = vote_limit / 256``, ``row`` and ``column`` the two parts of ``vote_scale``, ``i = n * K +
-    k`` and ``h`` the hash of ``i`` in the stream ``stream + USE_VOTE_ROUNDING``:
+    ``A = clip(A - v, -R, R)`` and ``B = clip(B - w, -127, 127)``. With ``g = grad_y.T @ x``, the
+    numbers of :class:`~arb_ternary.backends.vote_state.VoteLimits`, ``L = vote_limit / 256``,
+    ``row`` and ``column`` the two parts of ``vote_scale``, ``i = n * K + k`` and ``h`` the hash of
+    ``i`` in the stream ``stream + USE_VOTE_ROUNDING``:
 
     * float mode: ``v = floor(clip((g * row[n]) * column[k], -L, L) + u * 2**-24)`` in float32; a
       product that is NaN counts as 0. An integer ``g`` is first converted and multiplied by
@@ -234,32 +229,32 @@ def cast_scaled_votes(
         state: with float32 factors as ``vote_scale`` (float mode), or int32 shifts (integer mode,
             which needs int8 ``grad_MN`` and ``x_MK``, and ``noise_shift`` 0).
     """
-    _Rule(grad_MN, scale, state).cast_all_(gradient_tiles(grad_MN, x_MK, state.shape))
+    _Cast(grad_MN, scale, state).cast_all_(gradient_tiles(grad_MN, x_MK, state.shape))
 
 
 def embedding_scaled_votes(
     ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState
 ) -> None:
-    """Scaled votes of the looked-up rows by the rule of :func:`cast_scaled_votes`.
+    """Cast the scaled votes of the looked-up rows by the rule of :func:`cast_scaled_votes`.
 
-    The gradients of duplicate ids are summed first; untouched rows stay bit-identical and add
-    nothing to ``stats`` and ``magnitudes``. The hash takes the index in the whole table. Mutates
-    what :func:`cast_scaled_votes` mutates. ``ids_M`` are int64, the row of each gradient row; an
-    int8 gradient has its power of two in ``scale`` (float32 scalar) and is summed exactly.
+    The gradients of duplicate ids are summed first. Other rows stay bit-identical and add nothing
+    to ``stats`` and ``magnitudes``. The hash takes the index in the whole table. Mutates what
+    :func:`cast_scaled_votes` mutates. ``ids_M`` are int64, the row of each gradient row; an int8
+    gradient has its power of two in ``scale`` (float32 scalar) and is summed exactly.
     """
     if ids_M.numel():
-        _Rule(grad_MK, scale, state).cast_all_([summed_rows(ids_M, grad_MK)])
+        _Cast(grad_MK, scale, state).cast_all_([summed_rows(ids_M, grad_MK)])
 
 
 def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
-    """Flips: ``f = [A >= theta] - [A <= -theta]``, ``T' = clip(T + f, -1, 1)``; then accumulators,
-    then their decay.
+    """Turn crossings into flips, then let the accumulators decay.
 
-    Without ``carry``, ``A[f != 0] = 0``. With it, ``A -= theta * f`` where the trit moved, and ``A
-    = sign(A) * (theta // 2)`` where it was at the rail. Then every accumulator loses a share,
-    stochastically rounded: ``|A| -= (|A| * decay + (h & 0xFFFF)) >> 16`` with ``h`` the hash of
-    ``(first_row + n) * K + k`` in the stream ``stream + USE_DECAY``; with ``decay`` 0 nothing is
-    drawn. Mutates ``weight`` and ``votes``; returns the trits that changed (int64 scalar).
+    ``f = [A >= theta] - [A <= -theta]``, ``T' = clip(T + f, -1, 1)``. Without ``carry``, ``A[f !=
+    0] = 0``. With it, ``A -= theta * f`` where the trit moved, and ``A = sign(A) * (theta // 2)``
+    where it was at the rail. Then every accumulator loses a share, stochastically rounded: ``|A| -=
+    (|A| * decay + (h & 0xFFFF)) >> 16`` with ``h`` the hash of ``(first_row + n) * K + k`` in the
+    stream ``stream + USE_DECAY``; with ``decay`` 0 nothing is drawn. Mutates ``weight`` and
+    ``votes``; returns the number of trits that changed (int64 scalar).
 
     Args:
         threshold: ``theta``, 1..R with ``R`` as in :func:`cast_scaled_votes`.

@@ -1,8 +1,8 @@
-"""Votes in the torch backend: gradients turned into integers, integers into flips.
+"""Votes in the torch backend: gradients become integers, and integers become flips.
 
 Notation of the update rule: ``s = sign(g)``, accumulators ``A`` (votes for trits, of 8, 4 or 2
-bits) and ``B`` (votes for exponents, int8), saturating at the ends of their range: -128 and 127 for
-8 bits. The sign is minus the gradient: a positive gradient moves a trit towards -1.
+bits) and ``B`` (votes for exponents, int8), which saturate at the ends of their range: -128 and 127
+for 8 bits. The sign is minus the gradient: a positive gradient moves a trit towards -1.
 """
 
 from __future__ import annotations
@@ -19,34 +19,33 @@ from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import EXPONENT_RANGE, VoteState
 from arb_ternary.counters.hashing import uniform
 
-#: Gradient elements held at a time while votes are cast.
+#: Gradient elements in memory at a time while votes are cast.
 _TILE: Final = 1 << 21
 
 
 def may_be(condition: Tensor) -> bool:
-    """A condition, read where that is free, on a CPU; else True: the host does not wait for a
-    device.
+    """Return a condition if reading it is free, on a CPU; else True: the host does not wait.
 
-    What follows from it must not change a result for which it does not hold.
+    The code that runs if it is True must not change a result for which it does not hold.
     """
     return condition.device.type != "cpu" or bool(condition.tolist())
 
 
 def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tuple[Tensor, Tensor]:
-    """Stochastic rounding of a gradient to int8 with one power-of-two scale.
+    """Round a gradient stochastically to int8 with one power-of-two scale.
 
     ``scale = 2**e`` with the smallest ``e`` such that ``max|g| <= 127 * scale``; ``q = floor(g /
     scale + u)`` with ``u`` from the counter hash of the flat index, clipped to -127..127. NaN gives
     0. A gradient of zeros, or one whose maximum is not finite, gives zeros and scale 1. For
-    ``seed``, ``step`` and ``stream`` see :mod:`arb_ternary.counters.hashing`. Returns ``q`` int8
-    ``[M, N]``, ``scale`` float32 scalar.
+    ``seed``, ``step`` and ``stream`` see :mod:`arb_ternary.counters.hashing`.
+
+    Returns:
+        ``q`` int8 ``[M, N]`` and ``scale``, a float32 scalar.
     """
     grad = grad_MN.to(torch.float32)
-    largest = (
-        grad.nan_to_num(0.0, torch.inf, torch.inf).abs().amax()
-        if grad.numel()
-        else grad.new_zeros(())
-    )
+    largest = grad.new_zeros(())
+    if grad.numel():
+        largest = grad.nan_to_num(0.0, torch.inf, torch.inf).abs().amax()
     usable = torch.isfinite(largest) & (largest > 0)
     if may_be(~usable):
         grad = torch.where(usable, grad, 0.0)
@@ -62,8 +61,9 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
 
 
 def _examine(g: Tensor, stats: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
-    """The tile with NaN as 0 (no vote) and counted, and ``factor`` times its sums of squares by row
-    and by column.
+    """Return a tile with NaN as 0 (no vote), and its sums of squares by row and by column.
+
+    NaN are counted in ``stats``. The sums are multiplied by ``factor``.
     """
     squares = g.to(torch.float32).square()
     rows = squares.sum(dim=1)
@@ -76,7 +76,7 @@ def _examine(g: Tensor, stats: Tensor, factor: Tensor | float) -> tuple[Tensor, 
 
 
 def _row_tiles(shape: WeightShape) -> Iterator[slice]:
-    """Stretches of rows whose gradient, or whose votes, are held at a time."""
+    """Yield stretches of rows whose gradient, or whose votes, are in memory at a time."""
     rows = max(1, _TILE // max(1, shape.in_features))
     for start in range(0, shape.out_features, rows):
         yield slice(start, min(start + rows, shape.out_features))
@@ -85,22 +85,23 @@ def _row_tiles(shape: WeightShape) -> Iterator[slice]:
 def gradient_tiles(
     grad_MN: Tensor, x_MK: Tensor, shape: WeightShape
 ) -> Iterator[tuple[slice, Tensor]]:
-    """``grad.T @ x`` a stretch of rows at a time, in memory of its own.
+    """Yield ``grad.T @ x`` for one stretch of rows at a time, in new memory.
 
-    Two int8 operands give exact int32 or int64; others a product in the gradient's dtype, at least
-    bfloat16.
+    Two int8 operands give exact int32 or int64. Others give a product in the dtype of the gradient,
+    at least bfloat16.
     """
     integer = grad_MN.dtype == torch.int8
     operand = grad_MN.dtype if integer else torch.promote_types(grad_MN.dtype, torch.bfloat16)
     x = x_MK if integer else x_MK.to(operand)
     for tile in _row_tiles(shape):
-        tile_MN = grad_MN[:, tile]
-        yield tile, int_matmul(tile_MN.t(), x) if integer else tile_MN.t().to(operand) @ x
+        grad_nM = grad_MN[:, tile].t()
+        yield tile, int_matmul(grad_nM, x) if integer else grad_nM.to(operand) @ x
 
 
 def summed_rows(ids_M: Tensor, grad_MK: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct ids, ascending, and the sum of the gradients of each: int32 of an int8 gradient,
-    else float32.
+    """Return the distinct ids, ascending, and the sum of the gradients of each.
+
+    Sums of an int8 gradient are int32, others float32.
     """
     rows_U, position_M = torch.unique(ids_M, return_inverse=True)
     dtype = torch.int32 if grad_MK.dtype == torch.int8 else torch.float32
@@ -109,21 +110,21 @@ def summed_rows(ids_M: Tensor, grad_MK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def looked_up_rows(ids_M: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What :func:`summed_rows` sums, for kernels on a device, in sizes that the host knows without
-    asking it.
+    """Return what :func:`summed_rows` sums, for kernels on a device.
+
+    The sizes of the results are known to the host without waiting for the device.
 
     Returns:
-        ``names`` int64 ``[R]``, ``R = min(M, rows)``: the distinct ids, ascending, and after them
-        rows that were not looked up; ``order`` ``[M]`` and ``starts`` ``[R + 1]``:
-        ``order[starts[r] : starts[r + 1]]`` are the places of ``names[r]`` among the ids,
-        ascending, none for those that were not looked up; and bool ``[rows]``: which were.
+        ``names`` int64 ``[R]``, ``R = min(M, rows)``: the distinct ids, ascending, then rows that
+        were not looked up. ``order`` ``[M]`` and ``starts`` ``[R + 1]``: ``order[starts[r] :
+        starts[r + 1]]`` are the positions of ``names[r]`` among the ids, ascending; none for a row
+        that was not looked up. bool ``[rows]``: whether a row was looked up.
     """
     ones = torch.ones_like(ids_M)
     counts_N = torch.zeros(rows, dtype=torch.int64, device=ids_M.device).index_add_(0, ids_M, ones)
     present_N = counts_N > 0
-    names = torch.argsort(present_N.to(torch.int8), stable=True, descending=True)[
-        : min(ids_M.numel(), rows)
-    ]
+    names = torch.argsort(present_N.to(torch.int8), stable=True, descending=True)
+    names = names[: min(ids_M.numel(), rows)]
     starts = torch.nn.functional.pad(counts_N[names].cumsum(0), (1, 0))
     return names, torch.argsort(ids_M, stable=True), starts, present_N
 
@@ -139,6 +140,7 @@ def group_score(product_NK: Tensor, shape: WeightShape) -> Tensor:
 def _subtract_saturating_(
     accumulator: Tensor, amount: Tensor, low: int = -128, high: int = 127
 ) -> None:
+    """``A = clip(A - amount, low, high)`` in place."""
     accumulator.copy_((accumulator.to(torch.int16) - amount).clamp_(low, high))
 
 
@@ -148,33 +150,30 @@ def _cast_(
     """Cast the votes of the gradient of some rows of the weight, and add its statistics."""
     shape = state.shape
     stats = state.stats
-    g_nK, row_squares, column_squares = _examine(
-        gradient_nK, stats, 1.0 if scale is None else scale.square()
-    )
+    factor = 1.0 if scale is None else scale.square()
+    g_nK, row_squares, column_squares = _examine(gradient_nK, stats, factor)
     stats[1 : 1 + shape.out_features][rows] += row_squares
     stats[1 + shape.out_features :] += column_squares
     s_nK = torch.sign(g_nK).to(torch.int8)
+    correlation = state.correlation
+    steps = state.steps
     with opened(state, rows) as (packed, votes_nK, exponent_votes):
-        if exponent_votes is not None or state.correlation is not None:
+        if exponent_votes is not None or correlation is not None:
             score_nJ = group_score(s_nK * unpack_trits(packed, shape.in_features), shape)
             if exponent_votes is not None:
                 _subtract_saturating_(exponent_votes, torch.sign(score_nJ))
-            if (
-                state.correlation is not None
-                and state.steps is not None
-                and isinstance(rows, Tensor)
-            ):
-                count_correlation_(state.correlation, state.steps, rows, score_nJ)
+            if correlation is not None and steps is not None and isinstance(rows, Tensor):
+                count_correlation_(correlation, steps, rows, score_nJ)
         _subtract_saturating_(votes_nK, s_nK, shape.smallest_vote, shape.largest_vote)
 
 
 def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Cast one micro-batch's votes: ``s = sign(grad_y.T @ x)``, ``A = sat8(A - s)``, ``B = sat8(B -
-    sign(score))``.
+    """Cast the votes of one micro-batch.
 
-    ``score[n, j]`` is the int32 sum of ``s * T`` over a group. Mutates ``votes``,
-    ``exponent_votes`` (unless None) and ``stats``, to which NaN gradients and row and column sums
-    of squares of the gradient are added.
+    ``s = sign(grad_y.T @ x)``, ``A = sat8(A - s)``, ``B = sat8(B - sign(score))``. ``score[n, j]``
+    is the int32 sum of ``s * T`` over a group. Mutates ``votes``, ``exponent_votes`` (unless None)
+    and ``stats``, to which NaN gradients and row and column sums of squares of the gradient are
+    added.
 
     Args:
         grad_MN: float gradient (row scales of int8 activations already folded in), or int8 with
@@ -187,13 +186,13 @@ def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteS
 
 
 def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Votes of the looked-up rows; duplicates are summed before the sign, untouched rows stay
-    bit-identical.
+    """Cast the votes of the looked-up rows.
 
-    Mutates ``votes``, ``exponent_votes``, ``stats``, ``correlation`` (scores are added) and
-    ``steps`` (updates are counted), the last two saturating; unless they are None. ``ids_M`` are
-    int64, the row of each gradient row; an int8 gradient has its power of two in ``scale`` (float32
-    scalar) and is summed exactly.
+    Duplicates are summed before the sign is taken. Other rows stay bit-identical. Mutates
+    ``votes``, ``exponent_votes``, ``stats``, ``correlation`` (scores are added) and ``steps``
+    (updates are counted), the last two saturating; unless they are None. ``ids_M`` are int64, the
+    row of each gradient row; an int8 gradient has its power of two in ``scale`` (float32 scalar)
+    and is summed exactly.
     """
     if ids_M.numel():
         rows_U, g_UK = summed_rows(ids_M, grad_MK)
@@ -203,8 +202,9 @@ def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state:
 def count_correlation_(
     correlation: Tensor, steps: Tensor, rows_U: Tensor, score_UJ: Tensor
 ) -> None:
-    """Add the scores of some distinct rows to ``correlation`` ``[N, J]``, and one to their
-    ``steps``; both saturate.
+    """Add the scores of distinct rows to ``correlation`` ``[N, J]`` and 1 to their ``steps``.
+
+    Both saturate.
     """
     total = correlation.index_select(0, rows_U).to(torch.int32) + score_UJ
     correlation.index_copy_(0, rows_U, total.clamp_(-(2**15), 2**15 - 1).to(torch.int16))
@@ -213,18 +213,15 @@ def count_correlation_(
 
 
 def _crossings(accumulator: Tensor, threshold: int) -> Tensor:
-    """``[A >= theta] - [A <= -theta]`` in int8: either side clips to a step of one, and their
-    offsets cancel.
-    """
-    return accumulator.clamp(threshold - 1, threshold).add_(
-        accumulator.clamp(-threshold, 1 - threshold)
-    )
+    """``[A >= theta] - [A <= -theta]`` in int8."""
+    # Either clamp is a step of one, and their offsets cancel.
+    above = accumulator.clamp(threshold - 1, threshold)
+    return above.add_(accumulator.clamp(-threshold, 1 - threshold))
 
 
 def _clear_(accumulator: Tensor, where: Tensor) -> None:
-    """``A[where != 0] = 0`` for ``where`` in {-1, 0, 1}; a product is several times faster than a
-    mask.
-    """
+    """``A[where != 0] = 0`` for ``where`` in {-1, 0, 1}."""
+    # A product is several times faster than a mask.
     accumulator.sub_(accumulator * where.abs())
 
 
@@ -236,16 +233,20 @@ def _leak_(accumulator: Tensor, leak: int) -> None:
 
 
 def flip_(
-    state: VoteState, threshold: int, carry: bool, settle_: Callable[[slice, Tensor], None]
+    state: VoteState, threshold: int, carry: bool, decay_: Callable[[slice, Tensor], None]
 ) -> Tensor:
-    """Turn crossings into flips, some rows at a time, then ``settle_(rows, votes)``; returns the
-    trits that changed.
+    """Turn crossings into flips, some rows at a time, then call ``decay_(rows, votes)``.
+
+    Returns:
+        The number of trits that changed.
     """
     shape = state.shape
     flips = torch.zeros((), dtype=torch.int64, device=state.weight.device)
     for tile in _row_tiles(shape):
         with opened(state, tile) as (packed, votes_nK, _):
-            low, high = votes_nK.aminmax() if votes_nK.numel() else (votes_nK.new_zeros(()),) * 2
+            low = high = votes_nK.new_zeros(())
+            if votes_nK.numel():
+                low, high = votes_nK.aminmax()
             if may_be((high >= threshold) | (low <= -threshold)):
                 crossed = _crossings(votes_nK, threshold)
                 before = unpack_trits(packed, shape.in_features)
@@ -254,24 +255,24 @@ def flip_(
                 flips += torch.count_nonzero(moved)
                 packed.copy_(pack_trits(after))
                 if carry:
-                    # A crossing that moves its trit is worth theta votes; at the rail it goes back
-                    # to half a cell.
+                    # A crossing that moves its trit is worth theta votes. At the rail the
+                    # accumulator goes back to half a cell.
                     stuck = crossed - moved
                     votes_nK.sub_(moved * threshold)
                     _clear_(votes_nK, stuck)
                     votes_nK.add_(stuck * (threshold // 2))
                 else:
                     _clear_(votes_nK, crossed)
-            settle_(tile, votes_nK)
+            decay_(tile, votes_nK)
     return flips
 
 
 def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
-    """Turn crossings into flips: ``f = [A >= theta] - [A <= -theta]``, ``T = clip(T + f, -1, 1)``,
-    ``A[f != 0] = 0``.
+    """Turn crossings into flips.
 
-    A trit moves at most one step. Mutates ``weight`` and ``votes``; returns the trits that changed
-    (int64 scalar).
+    ``f = [A >= theta] - [A <= -theta]``, ``T = clip(T + f, -1, 1)``, ``A[f != 0] = 0``. A trit
+    moves at most one step. Mutates ``weight`` and ``votes``; returns the number of trits that
+    changed (int64 scalar).
 
     Args:
         threshold: ``theta``, 1 to the largest vote: 127, 7 or 1.
@@ -281,11 +282,12 @@ def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
 
 
 def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
-    """``up = [B >= theta] - [B <= -theta]``, ``E = clip(E + up, E0 - band, E0 + band)``, ``B = B -
-    theta * up``.
+    """Turn crossings of exponents into steps.
 
-    ``E`` also stays within -126..127, where ``2**E`` is a normal float32. Mutates ``exponent`` and
-    ``exponent_votes``; returns the exponents that changed (int64 scalar).
+    ``up = [B >= theta] - [B <= -theta]``, ``E = clip(E + up, E0 - band, E0 + band)``, ``B = B -
+    theta * up``. ``E`` also stays within -126..127, where ``2**E`` is a normal float32. Mutates
+    ``exponent`` and ``exponent_votes``; returns the number of exponents that changed (int64
+    scalar).
 
     Args:
         state: with ``exponent_votes``; ``E0`` is its ``origin``.
@@ -297,12 +299,8 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
     exponent_votes = state.learned
     up = _crossings(exponent_votes, threshold)
     centre = state.origin.to(torch.int16)
-    wanted = (
-        (exponent.to(torch.int16) + up)
-        .maximum(centre - band)
-        .minimum(centre + band)
-        .clamp_(*EXPONENT_RANGE)
-    )
+    wanted = (exponent.to(torch.int16) + up).maximum(centre - band).minimum(centre + band)
+    wanted = wanted.clamp_(*EXPONENT_RANGE)
     moved = (wanted != exponent).sum()
     exponent.copy_(wanted)
     exponent_votes.copy_(exponent_votes.to(torch.int16) - threshold * up.to(torch.int16))

@@ -1,9 +1,9 @@
-"""How the ops are registered with torch.
+"""Register the ops with torch.
 
-Like ``torch.library.custom_op``, but without what that puts around every call: it fills in defaults
-that our ops do not have, in a time that grows with the square of the number of arguments, and wraps
-the function several times. A linear of the demo has 19 arguments and a product of 60 microseconds;
-``custom_op`` added 70, and 150 to both passes together.
+This does what ``torch.library.custom_op`` does, without its cost per call: that fills in defaults,
+which our ops do not have, in a time that grows with the square of the number of arguments, and
+wraps the function several times. A linear of the demo has 19 arguments and a product that takes 60
+microseconds. ``custom_op`` added 70 microseconds, and 150 to both passes together.
 
 A parameter of type :class:`~arb_ternary.backends.vote_state.VoteState` stands for all of its
 fields: the schema lists them, a caller passes ``*state``, and functions, fakes and gradients see
@@ -30,13 +30,16 @@ Function = Callable[..., Any]
 
 
 class Op:
-    """An op of the namespace: call it, or ``torch.ops.arb_ternary.<name>``, with all of its
-    arguments in order.
+    """An op of the namespace ``arb_ternary``.
 
-    ``function`` computes it, for every device; it is annotated as ``torch.library.infer_schema``
-    wants it, or with a ``VoteState``. ``mutates_args`` names the arguments, or fields of the state,
-    that it changes. Who needs neither gradients nor a graph calls ``function`` itself, which the
-    dispatcher has no part in.
+    Call it, or ``torch.ops.arb_ternary.<name>``, with all of its arguments in order. A caller that
+    needs neither gradients nor a graph calls ``function`` itself, without the dispatcher.
+
+    Args:
+        name: the name of the op.
+        function: computes it, on every device. Its annotations are those that
+            ``torch.library.infer_schema`` demands, or ``VoteState``.
+        mutates_args: the arguments, or fields of the state, that it changes.
     """
 
     def __init__(self, name: str, function: Function, mutates_args: Sequence[str]) -> None:
@@ -45,26 +48,30 @@ class Op:
         self.function = function
         hints = get_type_hints(function)
         names = list(signature(function).parameters)
-        self._state = next(
-            (i for i, parameter in enumerate(names) if hints[parameter] is VoteState), None
-        )
+        #: Position of the state among the arguments.
+        self._state: int | None = None
+        for position, parameter in enumerate(names):
+            if hints[parameter] is VoteState:
+                self._state = position
         if self._state is not None:
             names[self._state : self._state + 1] = VoteState._fields
             hints = get_type_hints(VoteState) | hints
-        _LIBRARY.define(
-            name + torch.library.infer_schema(_prototype(names, hints), mutates_args=mutates_args)
-        )
+
+        prototype = _prototype(names, hints)
+        schema = torch.library.infer_schema(prototype, mutates_args=mutates_args)
+        _LIBRARY.define(name + schema)
         _LIBRARY.impl(name, self._with_state(function), "CompositeExplicitAutograd")
         self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
-        if hints["return"] is type(None):  # it changes its arguments only
+        if hints["return"] is type(None):  # it only changes its arguments
             self.register_fake(lambda *_: None)
 
     def __call__(self, *arguments: Any) -> Any:
         return self.overload(*arguments)
 
     def _with_state(self, function: Function, leading: int = 0) -> Function:
-        """``function`` as the dispatcher calls it: with the fields of the state one by one,
-        ``leading`` places on.
+        """Return ``function`` as the dispatcher calls it: with the fields of the state one by one.
+
+        The function has ``leading`` further arguments before those of the op.
         """
         if self._state is None:
             return function
@@ -79,14 +86,13 @@ class Op:
         return unpacked
 
     def register_fake(self, function: Function) -> None:
-        """Give the shapes and dtypes of the results, for ``torch.compile``."""
+        """Register the function that gives shapes and dtypes of the results to torch.compile."""
         torch.library.register_fake(f"{NAMESPACE}::{self.name}", self._with_state(function))
 
     def register_autograd(self, backward: Function, *, setup_context: Function) -> None:
-        """Give the gradient: ``setup_context(ctx, output, *arguments)`` and ``backward(ctx,
-        *grads)``.
+        """Register ``setup_context(ctx, output, *arguments)`` and ``backward(ctx, *grads)``.
 
-        ``backward`` returns the gradients of the first arguments; those that follow have none.
+        ``backward`` returns the gradients of the first arguments. The others have none.
         """
         overload = self.overload
         setup = self._with_state(setup_context, leading=2)
@@ -107,9 +113,7 @@ class Op:
                 return (*found, *(None,) * (ctx.count - len(found)))
 
         def autograd(*arguments: Any) -> Any:
-            if torch.is_grad_enabled() and any(
-                isinstance(a, Tensor) and a.requires_grad for a in arguments
-            ):
+            if torch.is_grad_enabled() and _requires_grad(arguments):
                 return Differentiable.apply(*arguments)  # type: ignore[no-untyped-call]
             with torch._C._AutoDispatchBelowAutograd():
                 return overload(*arguments)
@@ -117,8 +121,16 @@ class Op:
         _LIBRARY.impl(self.name, autograd, "Autograd")
 
 
+def _requires_grad(arguments: Sequence[Any]) -> bool:
+    # A loop, because this runs in every call of an op, and any() takes half as long again.
+    for argument in arguments:  # noqa: SIM110
+        if isinstance(argument, Tensor) and argument.requires_grad:
+            return True
+    return False
+
+
 def _prototype(names: Sequence[str], hints: Mapping[str, Any]) -> Function:
-    """A function with these parameters, for ``infer_schema`` to look at."""
+    """Return a function with these parameters for ``infer_schema``."""
 
     def prototype() -> None:
         """Never called."""
@@ -132,5 +144,5 @@ def _prototype(names: Sequence[str], hints: Mapping[str, Any]) -> Function:
 
 
 def op(*, mutates_args: Sequence[str] = ()) -> Callable[[Function], Op]:
-    """Register a function as the op of its name; ``mutates_args`` as in :class:`Op`."""
+    """Register the decorated function as the op of its name; see :class:`Op`."""
     return lambda function: Op(function.__name__, function, mutates_args)

@@ -1,6 +1,6 @@
-"""Which kernel backend a run uses, and why not another.
+"""Select the kernel backend of a run.
 
-A request is ``auto``, a name, or names in order of preference. A name that the user wrote is kept
+A request is ``auto``, a name, or names in order of preference. A name that the user wrote is used
 or is an error; only ``auto`` and a list choose.
 """
 
@@ -14,12 +14,13 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Final
 
-from attrs import asdict, frozen
+from attrs import frozen
 
 from arb_ternary.backends.protocol import CORE_OPS, REQUIRED_OPS, KernelBackend, ProbeResult
 from arb_ternary.environment import BACKEND
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import Plugins, manager
+from arb_ternary.plugins.record import Registered
 from arb_ternary.specs import BackendSpec, resolve
 
 AUTO: Final = "auto"
@@ -29,8 +30,12 @@ _log = logging.getLogger("arb_ternary.backends")
 
 @frozen
 class BackendRequest:
-    """What was asked for: ``auto``, a name, or names separated by commas; where that was written;
-    for which device.
+    """A request for a backend.
+
+    Attributes:
+        value: ``auto``, a name, or names separated by commas.
+        source: where it was written.
+        device: the device that the backend has to serve.
     """
 
     value: str = AUTO
@@ -38,14 +43,16 @@ class BackendRequest:
     device: str = "cpu"
 
 
-#: What may choose among usable names for ``auto``: it returns who chose and one of them, or None.
+#: A function that may choose among usable names for ``auto``: it returns the observer that chooses
+#: and one of the names, or None.
 Opinion = Callable[[BackendRequest, Sequence[str]], tuple[str, str] | None]
 
 
 @frozen
 class Candidate:
-    """A registered backend as seen from a device: its spec, and whether and why it can be used
-    there.
+    """A registered backend, and whether and why it can be used on a device.
+
+    ``last_resort`` is that of :class:`ProbeResult`.
     """
 
     spec: BackendSpec
@@ -62,9 +69,13 @@ class Candidate:
 
 @frozen
 class Selection:
-    """The backend of a run, where the request for it was written, and why it is this one.
+    """The backend of a run.
 
-    ``rejected`` are the others that were considered, each with the reason; empty for a single name.
+    Attributes:
+        name: the registered name.
+        source: where the request for it was written.
+        rejected: the others that were considered, each with the reason; empty for a single name.
+        reason: why it is this one.
     """
 
     name: str
@@ -76,16 +87,13 @@ class Selection:
 def request_backend(
     *, command_line: str | None = None, config: str | None = None, device: str = "cpu"
 ) -> BackendRequest:
-    """What is asked for on ``device``: the command line over ARB_TERNARY_BACKEND over the config
-    over ``auto``.
+    """Return the request for a backend on ``device``.
 
-    A value that is None or empty asks for nothing.
+    The command line comes first, then ARB_TERNARY_BACKEND, the config, and ``auto``. A value that
+    is None or empty requests nothing.
     """
-    for source, value in (
-        ("command line", command_line),
-        (BACKEND.name, BACKEND.read()),
-        ("config", config),
-    ):
+    sources = {"command line": command_line, BACKEND.name: BACKEND.read(), "config": config}
+    for source, value in sources.items():
         if value is not None and value.strip():
             return BackendRequest(value, source, device)
     return BackendRequest(device=device)
@@ -95,50 +103,51 @@ def request_backend(
 
 
 def candidates(device: str = "cpu") -> tuple[Candidate, ...]:
-    """Every registered backend as seen from ``device``, the preferred ones first. Probes all of
-    them.
-    """
-    found = [
-        Candidate(
-            registered.spec, registered.distribution, **asdict(_probe(registered.spec, device))
+    """Probe every registered backend on ``device``; the preferred ones come first."""
+    found = []
+    for registered in manager().registry.all("backend"):
+        result = _probe(registered.spec, device)
+        found.append(
+            Candidate(
+                registered.spec,
+                registered.distribution,
+                result.usable,
+                result.reason,
+                result.last_resort,
+            )
         )
-        for registered in manager().registry.all("backend")
-    ]
     return tuple(sorted(found, key=lambda one: (one.last_resort, -one.spec.priority, one.name)))
 
 
 def select(request: BackendRequest, opinion: Opinion | None = None) -> Selection:
-    """Decide on a backend; ``opinion`` is asked when the request is ``auto``.
+    """Decide on a backend; ``opinion`` is asked if the request is ``auto``.
 
     Raises:
         UsageProblem: a name is unknown (exit code 2).
-        EnvironmentProblem: what was named is not installed or cannot work on the device; nothing
-            can (exit code 3).
+        EnvironmentProblem: a named backend is not installed or cannot work on the device, or no
+            backend can (exit code 3).
     """
     names = _parse(request)
     if names == (AUTO,):
         return _select_auto(request, opinion)
+    is_list = len(names) > 1
     for name in names:
         problem = _problem(name, request)
-        # In a list, what is merely not installed is passed over.
-        if problem is not None and (len(names) == 1 or isinstance(problem, UsageProblem)):
+        # In a list, a backend that is only not installed is passed over.
+        if problem is not None and (not is_list or isinstance(problem, UsageProblem)):
             raise problem
+
     rejected: list[tuple[str, str]] = []
     for name in names:
         result = _probe_named(name, request.device)
-        if len(names) > 1:
-            outcome = "" if result.usable else " rejected"
-            _log.info(
-                "backend %s%s on %s, from %s: %s",
-                name,
-                outcome,
-                request.device,
-                request.source,
-                result.reason,
-            )
+        if is_list:
+            shown = name if result.usable else f"{name} rejected"
+            where = f"on {request.device}, from {request.source}"
+            _log.info("backend %s %s: %s", shown, where, result.reason)
         if result.usable:
             return Selection(name, request.source, tuple(rejected), result.reason)
         rejected.append((name, result.reason))
+
     usable = [candidate.name for candidate in candidates(request.device) if candidate.usable]
     reasons = "; ".join(
         f"backend {name!r} cannot be used on {request.device}: {reason}"
@@ -150,6 +159,7 @@ def select(request: BackendRequest, opinion: Opinion | None = None) -> Selection
 
 
 def _select_auto(request: BackendRequest, opinion: Opinion | None) -> Selection:
+    """Choose the usable backend with the highest priority, or that of the opinion."""
     found = candidates(request.device)
     usable = [candidate for candidate in found if candidate.usable]
     if not usable:
@@ -157,31 +167,29 @@ def _select_auto(request: BackendRequest, opinion: Opinion | None) -> Selection:
         raise EnvironmentProblem(
             f"no backend can be used on {request.device}", reasons or "none is registered"
         )
+
     best = usable[0]
-    why = f"highest priority ({usable[0].spec.priority})"
+    why = f"highest priority ({best.spec.priority})"
     preferred = opinion(request, [candidate.name for candidate in usable]) if opinion else None
     if preferred is not None:
         observer, choice = preferred
         best = next(candidate for candidate in usable if candidate.name == choice)
         why = f"chosen by observer {observer!r}"
-    rejected = tuple(
-        (
-            other.name,
-            f"priority {other.spec.priority}"
-            if other.usable and not other.last_resort
-            else other.reason,
-        )
-        for other in found
-        if other is not best
-    )
+
     reason = f"{why}, {best.reason}"
+    rejected = []
+    for other in found:
+        if other is not best:
+            works = other.usable and not other.last_resort
+            rejection = f"priority {other.spec.priority}" if works else other.reason
+            rejected.append((other.name, rejection))
     others = "".join(f"; not {name}: {rejection}" for name, rejection in rejected)
     _log.info("backend %s on %s, auto: %s%s", best.name, request.device, reason, others)
-    return Selection(best.name, request.source, rejected, reason)
+    return Selection(best.name, request.source, tuple(rejected), reason)
 
 
 def _parse(request: BackendRequest) -> tuple[str, ...]:
-    """The names in a request, in order, lower-case, each once; ``(AUTO,)`` for an empty one."""
+    """Return the names in a request, lower-case, each once; ``(AUTO,)`` for an empty request."""
     if not request.value.strip():
         return (AUTO,)
     names = tuple(dict.fromkeys(part.strip().lower() for part in request.value.split(",")))
@@ -198,7 +206,7 @@ def _parse(request: BackendRequest) -> tuple[str, ...]:
 
 
 def _problem(name: str, request: BackendRequest) -> ArbError | None:
-    """Why no backend of that name is registered; None when one is."""
+    """Return the error for a name that is not registered; None if it is."""
     registry = manager().registry
     if registry.find("backend", name) is not None:
         return None
@@ -211,9 +219,7 @@ def _problem(name: str, request: BackendRequest) -> ArbError | None:
 
 
 def serves(name: str, device: str) -> bool:
-    """Whether the backend called ``name`` can work on a device (``cpu``, ``cuda``); its probe is
-    asked once.
-    """
+    """Whether a backend can work on a device (``cpu``, ``cuda``); its probe is called once."""
     with _lock:
         return _serves(manager(), name, device)
 
@@ -224,20 +230,18 @@ def _serves(_plugins: Plugins, name: str, device: str) -> bool:
 
 
 def _probe_named(name: str, device: str) -> ProbeResult:
+    """Probe the backend of that name; one that is not registered is not usable."""
     registry = manager().registry
     registered = registry.find("backend", name)
     if registered is None:
         problem = registry.problem("backend", name)
-        return ProbeResult(
-            False, f"it {problem.what.removeprefix(f'backend {name!r} ')} ({problem.hint})"
-        )
+        what = problem.what.removeprefix(f"backend {name!r} ")
+        return ProbeResult(False, f"it {what} ({problem.hint})")
     return _probe(registered.spec, device)
 
 
 def _probe(spec: BackendSpec, device: str) -> ProbeResult:
-    """Ask a backend's probe; one that fails is a reason not to use the backend, never the end of
-    the program.
-    """
+    """Call the probe of a backend. If it fails, the backend is not usable; nothing is raised."""
     if device.partition(":")[0] not in spec.devices:
         return ProbeResult(False, f"it serves {', '.join(spec.devices)}")
     try:
@@ -250,29 +254,29 @@ def _probe(spec: BackendSpec, device: str) -> ProbeResult:
 
 
 # --- the backend in use
-# What was built, probed and chosen is remembered for the plugins it came from: other plugins, other
-# backends.
+# Backends that were built, probed and chosen are cached for the plugins that they came from: if the
+# plugins are loaded again, so are the backends.
 
 _innermost: ContextVar[str | None] = ContextVar("arb_ternary_backend", default=None)
 _lock = threading.RLock()
 
 
 def get_backend(name: str) -> KernelBackend:
-    """The backend called ``name``, built on the first call.
+    """Return the backend called ``name``, which is built on the first call.
 
     Raises:
-        UsageProblem, EnvironmentProblem: it is not registered; it cannot be imported or built.
-        ComponentError: what was built does not keep the protocol.
+        UsageProblem, EnvironmentProblem: it is not registered, or cannot be imported or built.
+        ComponentError: it does not keep the protocol.
     """
     with _lock:
         return _build(manager(), name)
 
 
 def current_backend(device: str = "cpu") -> str:
-    """The backend of an op that names none: the innermost :func:`use_backend`, else
-    ARB_TERNARY_BACKEND, else auto.
+    """Return the backend of an op that names none.
 
-    What the variable says is resolved once for each value and device.
+    It is that of the innermost :func:`use_backend`, else of ARB_TERNARY_BACKEND, else ``auto``. A
+    value of the variable is resolved once per device.
     """
     innermost = _innermost.get()
     if innermost is not None:
@@ -288,8 +292,7 @@ def _choose(_plugins: Plugins, request: BackendRequest) -> str:
 
 @contextmanager
 def use_backend(name: str) -> Iterator[str]:
-    """Use the backend called ``name`` for ops that name none, within a ``with`` block and in this
-    thread only.
+    """Use the backend called ``name`` for ops that name none, in a ``with`` block of this thread.
 
     Raises:
         UsageProblem, EnvironmentProblem: it is unknown, or cannot work on any device that it
@@ -310,10 +313,10 @@ def use_backend(name: str) -> Iterator[str]:
 
 
 def reset_backends() -> None:
-    """Forget what was built, probed and chosen. For tests."""
+    """Forget the backends that were built, probed and chosen. For tests."""
     with _lock:
-        for remembered in (_build, _choose, _serves):
-            remembered.cache_clear()
+        for cached in (_build, _choose, _serves):
+            cached.cache_clear()
 
 
 @cache
@@ -327,14 +330,21 @@ def _build(plugins: Plugins, name: str) -> KernelBackend:
         raise EnvironmentProblem(
             f"{registered.described} cannot be built: {type(error).__name__}: {error}"
         ) from error
-    absent = [
-        attribute
-        for attribute in ("name", "capabilities", "kernels")
-        if not hasattr(backend, attribute)
-    ]
+    _check(backend, registered)
+    return backend
+
+
+def _check(backend: KernelBackend, registered: Registered) -> None:
+    """Refuse a backend that does not keep the protocol.
+
+    Raises:
+        ComponentError: it lacks an attribute or a required op, or has another name or unknown ops.
+    """
+    attributes = ("name", "capabilities", "kernels")
+    absent = [attribute for attribute in attributes if not hasattr(backend, attribute)]
     if absent:
         raise ComponentError(f"{registered.described} lacks: {', '.join(absent)}")
-    if backend.name != name:
+    if backend.name != registered.name:
         raise ComponentError(f"{registered.described} calls itself {backend.name!r}")
     lacking = [op for op in REQUIRED_OPS if op not in backend.kernels]
     if lacking:
@@ -344,4 +354,3 @@ def _build(plugins: Plugins, name: str) -> KernelBackend:
             close = nearest(op, CORE_OPS)
             hint = f"did you mean {close!r}?" if close else ""
             raise ComponentError(f"{registered.described} has an unknown op {op!r}", hint)
-    return backend

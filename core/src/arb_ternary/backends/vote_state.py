@@ -1,6 +1,4 @@
-"""A ternary weight with all that it learns by: one object for the module, the dispatch and the
-kernels.
-"""
+"""A ternary weight and its training state: one object for module, dispatch and kernels."""
 
 from __future__ import annotations
 
@@ -23,10 +21,11 @@ class VoteLimits(NamedTuple):
     """How scaled votes are clipped and rounded.
 
     Attributes:
-        vote_limit: largest vote in 256ths, 1..32512: no vote is larger than a full accumulator.
-        exponent_shift: how far the sum of a group's votes is shifted right to vote on its exponent,
-            0..31.
-        noise_shift: by how many powers of two the noise of rounding is narrower than a vote, 0..16.
+        vote_limit: largest vote in 256ths, 1..32512; no vote is larger than a full accumulator.
+        exponent_shift: right shift of the sum of the votes of a group, which makes the vote for its
+            exponent, 0..31.
+        noise_shift: number of powers of two by which the noise of rounding is narrower than a vote,
+            0..16.
     """
 
     vote_limit: int = 256
@@ -34,17 +33,22 @@ class VoteLimits(NamedTuple):
     noise_shift: int = 0
 
     def check(self) -> VoteLimits:
-        """These limits; raises ValueError where one is outside its range."""
-        for (name, value), (low, high) in zip(
-            self._asdict().items(), ((1, 127 * 256), (0, 31), (0, 16)), strict=True
-        ):
+        """Return these limits.
+
+        Raises:
+            ValueError: one is outside its range.
+        """
+        ranges = {"vote_limit": (1, 127 * 256), "exponent_shift": (0, 31), "noise_shift": (0, 16)}
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name} must be in {low}..{high}, got {value}")
         return self
 
     def largest_vote(self, *, shifts: bool) -> int:
-        """Of one cast, by shifts or by factors: the limit and noise just below 1 add up to the next
-        float32.
+        """Return the largest vote of one cast, by shifts or by factors.
+
+        The limit and a noise just below 1 add up to the next float32.
         """
         if shifts:
             return -(-self.vote_limit // 256)
@@ -52,41 +56,40 @@ class VoteLimits(NamedTuple):
 
 
 class VoteState(NamedTuple):
-    """A ternary weight and what it learns by.
+    """A ternary weight and its training state.
 
     It is a tuple, so that an op of torch takes its fields as arguments: ``ops.cast_votes(grad, x,
-    scale, *state)``. Tensors are the module's own; a kernel changes in place those that its
-    docstring names, and no others.
+    scale, *state)``. The tensors are those of the module. A kernel changes those that its docstring
+    names in place, and no others.
 
     Attributes:
         weight: uint8, the trits in the layout of ``backend``.
         exponent: int8 ``[N, J]``.
-        origin: int8, broadcastable to ``[N, J]``: the exponents at birth.
+        origin: int8, broadcastable to ``[N, J]``: the initial exponents.
         votes: the accumulators, in the layout of ``backend``.
-        exponent_votes: int8 ``[N, J]``; None when the exponents do not learn by residual votes.
+        exponent_votes: int8 ``[N, J]``; None if the exponents do not learn by residual votes.
         stats: float32 ``[1 + N + K]``: count of NaN gradients, row and column sums of squares of
             the gradient.
-        control: int64 ``[4]``, see :mod:`arb_ternary.counters.hashing`; on the host, whatever the
-            device of the rest.
-        limits: int64 ``[3]``, the fields of :class:`VoteLimits`; a tensor, so that a schedule
-            recompiles no graph, and on the host.
+        control: int64 ``[4]``, see :mod:`arb_ternary.counters.hashing`; always on the host.
+        limits: int64 ``[3]``, the fields of :class:`VoteLimits`; always on the host. It is a
+            tensor, so that a schedule does not recompile a graph.
         magnitudes: float32 ``[N + K]``: row and column sums of ``|gradient|``; None under sign
             votes.
         vote_scale: ``[N + K]``, rows then columns, by which gradients become votes: float32
             factors, or int32 right shifts; None under sign votes.
-        correlation: int16 ``[N, J]``: sums of scores; None unless an embedding's exponents learn by
-            correlation.
-        steps: int32 ``[N, J]``: updates counted for ``correlation``.
+        correlation: int16 ``[N, J]``: sums of scores; None unless the exponents of an embedding
+            learn by correlation.
+        steps: int32 ``[N, J]``: number of updates that ``correlation`` sums.
         sizes: ``N``, ``K``, ``G`` and the bits of an accumulator.
         backend: name of the backend that owns the layout.
         sums: int16 ``[N, K]``, to which the votes of a cast are added instead of to the
-            accumulators; None = they are not. Ops take care of it, kernels do not look at it.
-        exponent_sums: int32 ``[N, J]``, likewise; None also where the exponents do not learn.
-        first_row: of the whole weight, where the state is that of some of its rows: hashes take its
-            indices.
-        transform: ``module:function`` of a rule that takes the arguments of a linear's cast and
-            gives those of another, ``(grad, x, scale, state) -> (grad, x, scale, state)``; None =
-            votes are cast of the gradient itself.
+            accumulators; None to add them to the accumulators. Ops handle it, kernels ignore it.
+        exponent_sums: int32 ``[N, J]``, the same for exponents; None also if they do not learn.
+        first_row: index of the first row in the whole weight, if the state is that of some of its
+            rows: hashes use the indices of the whole weight.
+        transform: ``module:function`` that changes the arguments of the cast of a linear,
+            ``(grad, x, scale, state) -> (grad, x, scale, state)``; None to cast the votes of the
+            gradient itself.
     """
 
     weight: Tensor
@@ -115,21 +118,23 @@ class VoteState(NamedTuple):
 
     @property
     def learned(self) -> Tensor:
-        """``exponent_votes`` of a state whose exponents learn by them."""
+        """``exponent_votes`` of a state whose exponents learn by them; ValueError for others."""
         if self.exponent_votes is None:
             raise ValueError("the exponents of this state do not learn by votes")
         return self.exponent_votes
 
     @property
     def scaling(self) -> tuple[Tensor, Tensor]:
-        """``magnitudes`` and ``vote_scale`` of a state that casts scaled votes."""
+        """``magnitudes`` and ``vote_scale`` of a state of scaled votes; ValueError for others."""
         if self.magnitudes is None or self.vote_scale is None:
             raise ValueError("this state casts sign votes: it has no magnitudes and no vote_scale")
         return self.magnitudes, self.vote_scale
 
     def check_scaling(self, integer: bool) -> VoteLimits:
-        """The limits by which a gradient becomes scaled votes; ``integer``: it is exact, of int8
-        operands and a scale.
+        """Return the limits by which a gradient becomes scaled votes.
+
+        Args:
+            integer: whether the gradient is exact: of int8 operands and a scale.
 
         Raises:
             ValueError: a limit is outside its range, or the gradient or the limits do not fit votes
@@ -149,14 +154,15 @@ class VoteState(NamedTuple):
         return limits
 
     def draw(self) -> tuple[int, int, int]:
-        """``seed, step, stream`` of the counter hash; a use is added to ``stream``."""
+        """Return ``seed, step, stream`` of the counter hash; a use is added to ``stream``."""
         return hash_words(self.control)
 
 
 @cache
 def weight_shape(*sizes: int) -> WeightShape:
-    """The shape of these sizes: making one costs more than a look-up, and every call of an op needs
-    one.
+    """Return the shape of these sizes.
+
+    It is cached, because every call of an op needs one, and making one costs more than a look-up.
     """
     return WeightShape(*sizes)
 
@@ -169,8 +175,9 @@ def new_state(
     backend: str,
     **others: Tensor | None,
 ) -> VoteState:
-    """The state of a weight that has cast no votes, on the device of ``weight``; but ``others`` as
-    they are given.
+    """Return the state of a weight that has cast no votes, on the device of ``weight``.
+
+    ``others`` are further fields, which replace the initial values.
     """
     device = weight.device
     made = VoteState(

@@ -1,8 +1,7 @@
-"""``arb backends``: which kernel backends there are, which one is used, and why."""
+"""``arb backends``: list the kernel backends, and explain which one is used."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -25,10 +24,8 @@ def list_backends(device: str, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table(
-        ("backend", *_COLUMNS),
-        [list({**row, "devices": " ".join(row["devices"])}.values()) for row in rows],
-    )
+    shown = [{**row, "devices": " ".join(row["devices"])} for row in rows]
+    print_table(("backend", *_COLUMNS), [list(row.values()) for row in shown])
 
 
 @click.command("explain")
@@ -38,9 +35,7 @@ def list_backends(device: str, as_json: bool) -> None:
 @device_option
 @as_json
 def explain(backend: str | None, device: str, as_json: bool) -> None:
-    """Which backend is used on the device, why, what it promises, and which ops the reference does
-    for it.
-    """
+    """Which backend is used on the device, why, its capabilities, and the ops it lacks."""
     from arb_ternary.backends.dispatch import fallback_ops
 
     request = request_backend(command_line=backend, device=device)
@@ -68,22 +63,30 @@ def explain(backend: str | None, device: str, as_json: bool) -> None:
 
 
 def describe_backends(device: str) -> list[dict[str, Any]]:
-    """Registered backends, best first, then the announced ones that are not installed, as JSON
-    values.
+    """Return the registered backends, the best first, then those that are not installed.
+
+    Each is a mapping of JSON values, in the order of the columns of the listing.
     """
-    rows: list[Sequence[Any]] = []
-    for one in candidates(device):
-        status = "usable" if one.usable else "unusable"
-        rows.append(
-            (
-                one.name,
-                status,
-                one.spec.priority,
-                one.distribution,
-                list(one.spec.devices),
-                one.reason,
-            )
-        )
+    rows: list[dict[str, Any]] = [
+        {
+            "name": one.name,
+            "status": "usable" if one.usable else "unusable",
+            "priority": one.spec.priority,
+            "distribution": one.distribution,
+            "devices": list(one.spec.devices),
+            "reason": one.reason,
+        }
+        for one in candidates(device)
+    ]
     for name, distribution in manager().registry.not_installed("backend").items():
-        rows.append((name, "not installed", None, distribution, [], f"pip install {distribution}"))
-    return [dict(zip(("name", *_COLUMNS), row, strict=True)) for row in rows]
+        rows.append(
+            {
+                "name": name,
+                "status": "not installed",
+                "priority": None,
+                "distribution": distribution,
+                "devices": [],
+                "reason": f"pip install {distribution}",
+            }
+        )
+    return rows

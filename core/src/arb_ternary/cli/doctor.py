@@ -1,4 +1,4 @@
-"""``arb doctor``: what works here, what does not, and why."""
+"""``arb doctor``: report what works here, what does not, and why."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from arb_ternary.environment import PLUGINS, given, unrecognised
 from arb_ternary.errors import ArbError, EnvironmentProblem, render
 from arb_ternary.plugins.manager import manager
 
-# : Distributions that the core itself needs; those that components declare and those of the plugins
-# follow.
+#: Distributions that the core itself needs. Those that components declare follow in the report, and
+#: then those of the plugins.
 _LIBRARIES = ("pluggy", "attrs", "cattrs", "click", "rich")
 
 
@@ -35,20 +35,19 @@ _LIBRARIES = ("pluggy", "attrs", "cattrs", "click", "rich")
 def doctor(device: str, report: bool, as_json: bool) -> int:
     """Say what works here and what does not.
 
-    Exits with 2 when the environment names something unknown, with 3 when it names something that
+    Exits with 2 if the environment names something unknown, with 3 if it names something that
     cannot work.
     """
     problems: list[ArbError] = []
     folder = Path.cwd()
-    interface = ".".join(map(str, API_VERSION))
-    python = platform.python_version()
-    (torch, torch_line) = _torch(problems)
-    (backend, backend_line) = _backend(device, problems)
     disk = shutil.disk_usage(folder)
+    interface = ".".join(map(str, API_VERSION))
+    torch, torch_line = _torch(problems)
+    backend, backend_line = _backend(device, problems)
     facts: dict[str, Any] = {
         "arb": {"version": __version__, "plugin_interface": interface},
         "python": {
-            "version": python,
+            "version": platform.python_version(),
             "executable": sys.executable,
             "platform": platform.platform(),
         },
@@ -61,28 +60,24 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
         "unrecognised_variables": unrecognised(manager().variables),
         "disk": {"folder": str(folder), "free_bytes": disk.free, "total_bytes": disk.total},
     }
-    lines = {
-        "arb": f"{__version__} (plugins {interface})",
-        "python": f"{python} ({sys.executable})",
-        "platform": facts["python"]["platform"],
-        "torch": torch_line,
-        "backend": backend_line,
-        "disk": f"{disk.free / 2**30:.1f} GiB free of {disk.total / 2**30:.1f} in {folder}",
-    }
-    # A plugin that ARB_PLUGINS asks for by name has to work; one that is merely installed has not.
+    # A plugin that ARB_PLUGINS asks for by name has to work; one that is only installed need not.
+    asked_for = [record for record in manager().records if record.name in PLUGINS.names()]
     problems += [
-        EnvironmentProblem(f"ARB_PLUGINS: {record.fault}")
-        for record in manager().records
-        if record.name in PLUGINS.names() and record.failed
+        EnvironmentProblem(f"ARB_PLUGINS: {record.fault}") for record in asked_for if record.failed
     ]
+
     if as_json:
-        print_json(
-            {
-                **facts,
-                "problems": [{"what": problem.what, "hint": problem.hint} for problem in problems],
-            }
-        )
+        stated = [{"what": problem.what, "hint": problem.hint} for problem in problems]
+        print_json({**facts, "problems": stated})
     else:
+        lines = {
+            "arb": f"{__version__} (plugins {interface})",
+            "python": f"{platform.python_version()} ({sys.executable})",
+            "platform": platform.platform(),
+            "torch": torch_line,
+            "backend": backend_line,
+            "disk": f"{disk.free / 2**30:.1f} GiB free of {disk.total / 2**30:.1f} in {folder}",
+        }
         click.echo("```text\n" if report else "", nl=False)
         _print_text(lines, facts)
         click.echo("```\n" if report else "", nl=False)
@@ -92,9 +87,10 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
 
 
 def _torch(problems: list[ArbError]) -> tuple[dict[str, Any], str]:
+    """Return the facts about torch, and one line about it; an import that fails is a problem."""
     try:
         import torch
-    # a broken shared library raises OSError, and the report must come out all the same
+    # A broken shared library raises OSError, and the report must be printed all the same.
     except Exception as error:
         problems.append(
             EnvironmentProblem(f"torch cannot be imported: {type(error).__name__}: {error}")
@@ -102,78 +98,71 @@ def _torch(problems: list[ArbError]) -> tuple[dict[str, Any], str]:
         return {"version": None}, "cannot be imported"
     threads = torch.get_num_threads()
     cpu = torch.backends.cpu.get_cpu_capability()
-    built = torch.version
-    accelerator = (
-        f"CUDA {built.cuda}" if built.cuda else f"HIP {built.hip}" if built.hip else "CPU only"
-    )
-    return (
-        {
-            "version": torch.__version__,
-            "threads": threads,
-            "cpu_capability": cpu,
-            "cuda": built.cuda,
-            "hip": built.hip,
-        },
-        f"{torch.__version__}, {threads} threads, {cpu}, {accelerator}",
-    )
+    accelerator = "CPU only"
+    if torch.version.cuda:
+        accelerator = f"CUDA {torch.version.cuda}"
+    elif torch.version.hip:
+        accelerator = f"HIP {torch.version.hip}"
+    facts = {
+        "version": torch.__version__,
+        "threads": threads,
+        "cpu_capability": cpu,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+    }
+    return facts, f"{torch.__version__}, {threads} threads, {cpu}, {accelerator}"
 
 
 def _backend(device: str, problems: list[ArbError]) -> tuple[dict[str, Any], str]:
+    """Return the facts about the choice of a backend, and one line about it."""
     request = request_backend(device=device)
-    try:
-        selection = select(request)
-        name = selection.name
-        reason = selection.reason
-        rejected = selection.rejected
-    except ArbError as error:
-        problems.append(error)
-        name = None
-        reason = error.what
-        rejected = ()
-    facts = {
+    facts: dict[str, Any] = {
         "request": request.value,
         "source": request.source,
         "device": device,
-        "name": name,
-        "reason": reason,
+        "name": None,
+        "reason": "",
+        "rejected": [],
     }
-    source = "auto" if request.source == "default" else f"{request.value!r} from {request.source}"
-    return (
-        {**facts, "rejected": [{"name": other, "reason": why} for other, why in rejected]},
-        f"{name or 'none'} on {device}, {source}: {reason}",
-    )
+    try:
+        selection = select(request)
+        facts["name"] = selection.name
+        facts["reason"] = selection.reason
+        facts["rejected"] = [
+            {"name": name, "reason": reason} for name, reason in selection.rejected
+        ]
+    except ArbError as error:
+        problems.append(error)
+        facts["reason"] = error.what
+    source = f"{request.value!r} from {request.source}"
+    if request.source == "default":
+        source = "auto"
+    return facts, f"{facts['name'] or 'none'} on {device}, {source}: {facts['reason']}"
 
 
 def _versions(*, every: bool) -> dict[str, str]:
-    """Versions of the distributions that matter, or of all."""
+    """Return the versions of the distributions that matter, or of all."""
     # The first on the path is the one that is imported.
     found = {each.name: each.version for each in reversed(list(distributions())) if each.name}
     if every:
         return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-    declared = [
-        library for one in manager().registry.everything() for library in one.spec.libraries
-    ]
-    wanted = dict.fromkeys(
-        [*_LIBRARIES, *declared, *(record.distribution for record in manager().records)]
-    )
-    return {name: found[name] for name in wanted if name in found}
+    wanted = [*_LIBRARIES]
+    for component in manager().registry.everything():
+        wanted.extend(component.spec.libraries)
+    wanted.extend(record.distribution or "" for record in manager().records)
+    return {name: found[name] for name in dict.fromkeys(wanted) if name in found}
 
 
 def _print_text(lines: dict[str, str], facts: dict[str, Any]) -> None:
+    """Print the report as text: the lines, then tables of plugins, backends and the rest."""
     for label, text in lines.items():
         click.echo(f"{label:<9} {text}")
     click.echo()
     plugins = [
         {**row, "distribution": row["distribution"] or row["module"]} for row in facts["plugins"]
     ]
-    for kind, rows, columns in (
-        ("plugin", plugins, ("status", "distribution", "version", "reason")),
-        ("backend", facts["backends"], ("status", "reason")),
-    ):
-        print_table(
-            (kind, *columns), [[row[column] for column in ("name", *columns)] for row in rows]
-        )
-        click.echo()
+    _print_rows("plugin", plugins, ("status", "distribution", "version", "reason"))
+    _print_rows("backend", facts["backends"], ("status", "reason"))
     print_table(("distribution", "version"), list(facts["distributions"].items()))
     click.echo()
     if facts["environment"]:
@@ -181,6 +170,11 @@ def _print_text(lines: dict[str, str], facts: dict[str, Any]) -> None:
     else:
         click.echo("no environment variable of arb is set")
     for name, close in facts["unrecognised_variables"].items():
-        click.echo(
-            f"{name} is not a variable of arb" + (f"; did you mean {close}?" if close else "")
-        )
+        suggestion = f"; did you mean {close}?" if close else ""
+        click.echo(f"{name} is not a variable of arb{suggestion}")
+
+
+def _print_rows(kind: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    """Print some columns of rows as a table that begins with their names."""
+    print_table((kind, *columns), [[row[column] for column in ("name", *columns)] for row in rows])
+    click.echo()

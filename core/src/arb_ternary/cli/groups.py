@@ -1,4 +1,4 @@
-"""Groups whose commands come from the registry and are imported when they are invoked."""
+"""Groups of commands that come from the registry and are imported when they are invoked."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from arb_ternary.plugins.record import Registered
 
 
 class RegistryGroup(click.Group):
-    """A click group over registered commands. Its help shows their summaries and imports none of
-    them.
+    """A click group of registered commands. Its help shows their summaries and imports none.
 
     Args:
-        prefix: what the names of its commands begin with in the registry, with the dot at the end:
-            ``plugins.``. Empty for ``arb`` itself, whose commands have names without a dot.
+        prefix: the prefix of the names of its commands in the registry, with the dot at the end:
+            ``plugins.``. It is empty for ``arb`` itself, whose commands have names without a dot.
         attributes: as for ``click.Group``.
     """
 
@@ -27,44 +26,39 @@ class RegistryGroup(click.Group):
 
     def registered(self) -> dict[str, Registered]:
         """The registered commands of this group by name, sorted."""
-        found = {
-            found.name.removeprefix(self.prefix): found
-            for found in manager().registry.all("command")
-        }
-        return {
-            name: one
-            for name, one in found.items()
-            if one.name == f"{self.prefix}{name}" and "." not in name
-        }
+        commands = {}
+        for found in manager().registry.all("command"):
+            name = found.name.removeprefix(self.prefix)
+            if found.name.startswith(self.prefix) and "." not in name:
+                commands[name] = found
+        return commands
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all commands, sorted."""
         return list(self.registered())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None when there is none of that name."""
+        """Import a command; None if there is none of that name."""
         registered = self.registered().get(cmd_name)
         return None if registered is None else _import_command(registered)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but an unknown name is explained by the registry: nearest name, or what to
-        install.
-        """
+        """Resolve a command as click does, but let the registry explain an unknown name."""
         if args and not args[0].startswith("-") and not ctx.resilient_parsing:
             manager().registry.get("command", f"{self.prefix}{args[0]}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The section "Commands", from the specs."""
+        """Write the section "Commands", from the specs."""
+        rows = [(name, found.spec.summary) for name, found in self.registered().items()]
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, found.spec.summary) for name, found in self.registered().items()]
-            )
+            formatter.write_dl(rows)
 
 
 def _import_command(found: Registered) -> click.Command:
+    """Import a command; errors name its plugin."""
     try:
         command = found.load()
     except (ImportError, AttributeError) as error:

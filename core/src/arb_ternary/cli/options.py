@@ -10,7 +10,7 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.registry import USUAL_PARTS
 from arb_ternary.specs import DocumentSpec
 
-#: The kind of config file that is meant where several are installed and none is named.
+#: The kind of config file that is meant if several are installed and none is named.
 _USUAL = "run"
 
 
@@ -21,8 +21,8 @@ def _load_files(
         manager().load_file(file)
 
 
-# : ``--plugin FILE``, any number of times; nothing reaches the command. Eager, so that what the
-# files register exists : when the command's other arguments are read.
+#: ``--plugin FILE``, any number of times; nothing reaches the command. It is eager, so that the
+#: components of the files exist when the other arguments of the command are read.
 plugin_files = click.option(
     "--plugin",
     metavar="FILE",
@@ -41,8 +41,8 @@ device = click.option(
     "--device", default="cpu", show_default=True, help="Device to ask about, e.g. cpu, cuda:0, mps."
 )
 
-# : ``-o path=value``, any number of times: the command gets ``overrides: tuple[str, ...]`` for
-# loading a config.
+#: ``-o path=value``, any number of times: the command gets ``overrides: tuple[str, ...]`` for
+#: loading a config.
 overrides = click.option(
     "-o",
     "--override",
@@ -52,16 +52,20 @@ overrides = click.option(
     help="Change a setting, e.g. -o phases.0.steps=10. Can be repeated.",
 )
 
-# : ``--document NAME``: the command gets ``document: str | None``, which is for
-# :func:`document_called`.
+#: ``--document NAME``: the command gets ``document: str | None`` for :func:`document_called`.
 document_name = click.option(
     "--document", metavar="NAME", help=f"Kind of config file; default: the only one, or {_USUAL}."
 )
 
 
 def document_called(name: str | None) -> DocumentSpec:
-    """The kind of config file of that name; for None the only one that is installed, or the usual
-    one of several.
+    """Return the kind of config file of that name.
+
+    None means the only kind that is installed, or the usual one of several.
+
+    Raises:
+        UsageProblem: there is none of that name, or one of several has to be named.
+        EnvironmentProblem: none is installed.
     """
     registry = manager().registry
     documents: dict[str, DocumentSpec] = registry.by_name(arb_register_documents.__name__)

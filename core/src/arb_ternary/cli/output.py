@@ -1,4 +1,4 @@
-"""Tables and JSON on standard output: rich on a terminal, aligned plain lines elsewhere."""
+"""Print tables and JSON: tables with rich on a terminal, as aligned plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ import click
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document, with keys in the order they have."""
+    """Print a value as one JSON document."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; a cell is anything with a text, None an empty cell. Nothing wraps or is cut
-    outside a terminal.
-    """
+    """Print a table. None is an empty cell. Outside a terminal no text is wrapped or cut."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-        for row in [columns, *cells]:
-            click.echo(
-                "  ".join(
-                    cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-                ).rstrip()
-            )
+        lines = [list(columns), *cells]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+            click.echo("  ".join(padded).rstrip())
         return
+
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

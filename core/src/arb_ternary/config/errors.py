@@ -48,7 +48,7 @@ def show_path(path: Path) -> str:
 
 
 def find_origin(origins: Mapping[Path, Origin], path: Path) -> Origin | None:
-    """Return the origin of the value at ``path``, or of the nearest value around it that has one."""
+    """Return the origin of the value at ``path``, or of the nearest value around it with one."""
     for end in range(len(path), -1, -1):
         if path[:end] in origins:
             return origins[path[:end]]

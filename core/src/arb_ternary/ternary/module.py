@@ -185,7 +185,7 @@ class TernaryModule(VoteMemory):
         """Add integers ``[n, K]`` to the accumulators that are kept here, clipped at ``low`` and
         the largest vote.
         """
-        own: Any = get_backend(self.backend).kernels.get("settle_votes")
+        own: Any = get_backend(self.backend).kernels.get("add_votes")
         if own is not None:
             own(self.votes, self._local_shape(), whole, low)
             torch.autograd.graph.increment_version((self.votes,))

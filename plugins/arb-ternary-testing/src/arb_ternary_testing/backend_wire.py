@@ -195,7 +195,7 @@ class WireTests(BackendCase):
         whole = rng.integers(-largest, largest, (9, 333), endpoint=True)
         for low in (-highest, weight.shape.smallest_vote):
             stored = self.votes_in(votes, bits)
-            self.run("settle_votes", stored, weight.shape, self.tensor(whole).to(dtype), low)
+            self.run("add_votes", stored, weight.shape, self.tensor(whole).to(dtype), low)
             settled = np.clip(votes.astype(np.int64) + whole, low, highest)
             np.testing.assert_array_equal(self.votes_out(stored, weight.shape), settled)
             assert torch.equal(stored, self.votes_in(settled.astype(np.int8), bits)), (
