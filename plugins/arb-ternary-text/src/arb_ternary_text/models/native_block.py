@@ -324,6 +324,20 @@ def grad_buffer_like(gain: Tensor | None) -> Tensor | None:
     return None if gain is None else torch.zeros_like(gain)
 
 
+class _NoGraph:
+    """Stands in for the context of a node if there is no graph: nothing is kept for backward."""
+
+    def save_for_backward(self, *_: object) -> None:
+        """Keep nothing."""
+
+
+def _run(node: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Run a node of the graph; without gradients only its forward, which is faster."""
+    if torch.is_grad_enabled():
+        return node.apply(*arguments)  # type: ignore[no-untyped-call]
+    return node.forward(_NoGraph(), *arguments)
+
+
 def normalized_products(
     kernels: Kernels, x: Tensor, norm: nn.Module, modules: Sequence[nn.Module]
 ) -> list[Product]:
@@ -337,7 +351,8 @@ def normalized_products(
     """
     linears = [_linear(module) for module in modules]
     anchors = [each.anchor for each in linears if each.anchor is not None]
-    rows: tuple[Tensor, ...] = _NormalizedProducts.apply(  # type: ignore[no-untyped-call]
+    rows: tuple[Tensor, ...] = _run(
+        _NormalizedProducts,
         TernaryModule.in_autocast(x),
         anchors[0] if anchors else None,
         gain_of(norm),
@@ -354,7 +369,7 @@ def scaled(kernels: Kernels, product: Product) -> Tensor:
     """Return a product with its factors applied, ``[M, N]``."""
     if product.factor is None:
         return product.rows
-    y: Tensor = _Scaled.apply(product.rows, product.factor, kernels)  # type: ignore[no-untyped-call]
+    y: Tensor = _run(_Scaled, product.rows, product.factor, kernels)
     return y
 
 
@@ -377,7 +392,8 @@ def attention(
     query_norm, key_norm = norms
     rows = [product.rows for product in products]
     factors = [product.factor for product in products]
-    seen_ME: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+    seen_ME: Tensor = _run(
+        _Attention,
         kernels,
         sizes,
         (eps_of(query_norm), eps_of(key_norm)),
@@ -406,8 +422,15 @@ def turned_heads(
         sizes: heads and positions per sequence.
         angles: cosines and sines, float32 ``[S, C / 2]``; None turns nothing.
     """
-    y_BHSC: Tensor = _TurnedHeads.apply(  # type: ignore[no-untyped-call]
-        product.rows, product.factor, gain_of(norm), kernels, sizes, eps_of(norm), angles
+    y_BHSC: Tensor = _run(
+        _TurnedHeads,
+        product.rows,
+        product.factor,
+        gain_of(norm),
+        kernels,
+        sizes,
+        eps_of(norm),
+        angles,
     )
     return y_BHSC
 
@@ -435,7 +458,8 @@ def feed_forward(
     up = products[-1]
     gate = products[0] if len(products) == 2 else None
     down = _linear(down_module)
-    y_MD: Tensor = _ActivatedProduct.apply(  # type: ignore[no-untyped-call]
+    y_MD: Tensor = _run(
+        _ActivatedProduct,
         None if gate is None else gate.rows,
         up.rows,
         None if gate is None else gate.factor,
