@@ -1,4 +1,4 @@
-"""Micro-batches whose gradients are known, for every test of this plugin."""
+"""Micro-batches with known gradients, for all tests of this plugin."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def parameters() -> Callable[..., list[torch.nn.Parameter]]:
 
 @pytest.fixture
 def backward() -> Callable[[Sequence[Tensor], int, float], None]:
-    """One micro-batch: a backward whose gradient is noise of a size, by seed, around a gradient of
-    ones.
-    """
+    """Run a backward whose gradient has noise of a given size and seed."""
 
     def run(parameters: Sequence[Tensor], seed: int, size: float = 1.0) -> None:
         generator = torch.Generator().manual_seed(seed)

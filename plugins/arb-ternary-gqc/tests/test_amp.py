@@ -1,6 +1,4 @@
-"""With torch.amp.GradScaler: a gradient that overflowed is one draw less, and scales never mix in a
-sum.
-"""
+"""With ``torch.amp.GradScaler``: overflowing draws are dropped, and scales never mix in a sum."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ def run(
 
 @pytest.mark.parametrize("unscale", [False, True])
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
-def test_a_scale_that_changes_at_every_draw_changes_no_decision_and_no_bit(
-    name: str, unscale: bool, parameters: Any
-) -> None:
+def test_changing_loss_scales_change_no_bit(name: str, unscale: bool, parameters: Any) -> None:
     plain, weights = run(WRAPPERS[name], parameters, None)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1)
     scaled, others = run(WRAPPERS[name], parameters, scaler, unscale)
@@ -59,7 +55,7 @@ def test_a_scale_that_changes_at_every_draw_changes_no_decision_and_no_bit(
     assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
 
 
-def test_an_overflow_is_dropped_and_lowers_the_scale(parameters: Any) -> None:
+def test_overflow_is_dropped_and_lowers_the_scale(parameters: Any) -> None:
     weights = parameters(torch.float32)
     wrapper = gqc.ScheduledBatch(torch.optim.SGD(weights, lr=1.0), 1, 2, non_finite="raise")
     before = weights[0].detach().clone()
@@ -79,7 +75,7 @@ def test_an_overflow_is_dropped_and_lowers_the_scale(parameters: Any) -> None:
     assert wrapper.statistics()["dropped"] == 1
 
 
-def test_a_scaler_fails_with_the_wrappers_of_torch_gqc(parameters: Any) -> None:
+def test_grad_scaler_fails_with_torch_gqc(parameters: Any) -> None:
     weights = parameters(torch.float32)
     wrapper = theirs.OptimizerWrapperGNTS(torch.optim.SGD(weights, lr=1.0))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

@@ -1,6 +1,4 @@
-"""Wrappers that a config names: statistics in the progress line and the metrics file, resume in
-mid-draw, a figure.
-"""
+"""Wrappers named in a config: statistics, metrics, a figure, and resume between draws."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def steps(run: str = "run") -> list[dict[str, Any]]:
     [("{name: signgsd, votes: {accum_threshold: 2}}", []), (SPLIT, []), (SIGN_VOTES, [PURE])],
     ids=["signgsd", "sign_votes in split", "sign_votes"],
 )
-def test_a_config_wraps_an_optimizer_and_the_numbers_reach_the_screen_the_metrics_and_the_figure(
+def test_wrapper_statistics_reach_screen_metrics_and_figure(
     inner: str, overrides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     optimizer = f"{{name: gqc.gnts, threshold: 0.5, max_batch_draws: 5, inner: {inner}}}"
@@ -117,7 +115,7 @@ RULES = ("sign_votes", "scaled_votes")
         for j, rule in enumerate(RULES)
     ],
 )
-def test_a_run_stopped_between_two_draws_of_a_step_resumes_to_the_same_bytes(
+def test_resume_between_two_draws_is_bitwise(
     name: str, wrapper: Any, ternary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = f"{{name: split, ternary: {ternary}, float: {{name: adamw}}}}"
@@ -144,7 +142,7 @@ def test_a_run_stopped_between_two_draws_of_a_step_resumes_to_the_same_bytes(
         assert (ends[0] / file).read_bytes() == (ends[1] / file).read_bytes()
 
 
-def test_what_cannot_be_is_said_before_anything_is_built(
+def test_contradictions_are_found_before_building(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert train("{name: gqc.gnts, threshold: -1, inner: adamw}") == 2
@@ -169,9 +167,7 @@ WRAPPERS = [
 @pytest.mark.parametrize(
     ("wrapper", "inside"), [("gnr", "float"), *product(WRAPPERS, ("ternary", "float", "both"))]
 )
-def test_a_wrapper_inside_split_waits_for_itself_and_resumes_in_mid_draw(
-    wrapper: str, inside: str
-) -> None:
+def test_wrapper_inside_split_resumes_between_draws(wrapper: str, inside: str) -> None:
     parts = {"ternary": "{name: scaled_votes, lr: 0.8}", "float": "adamw"}
     for part in parts if inside == "both" else [inside]:
         estimator = ", estimator: norm_variance" if "gns" in wrapper and part == "ternary" else ""
@@ -190,7 +186,7 @@ def test_a_wrapper_inside_split_waits_for_itself_and_resumes_in_mid_draw(
         assert ends[0] == ends[1], file
 
 
-def test_grad_clip_is_refused_where_a_part_of_split_waits(
+def test_grad_clip_with_a_wrapper_in_split_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     optimizer = "{name: split, ternary: scaled_votes, float: {name: gqc.gnts, inner: adamw}}"

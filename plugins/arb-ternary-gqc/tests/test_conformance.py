@@ -1,6 +1,4 @@
-"""The wrappers pass the suite that every optimizer has to pass, around an optimizer of each kind of
-part.
-"""
+"""The wrappers pass the suite of every optimizer, around optimizers of each kind of part."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from arb_ternary_gqc.student_t import two_sided_quantile
     spread=st.lists(st.floats(0.1, 3), min_size=3, max_size=3),
     seed=st.integers(0, 1000),
 )
-def test_on_gradients_of_known_moments_both_estimates_are_the_sample_moments(
+def test_estimates_equal_the_sample_moments(
     n: int, mean: list[float], spread: list[float], seed: int
 ) -> None:
     """Unbiased: ``S`` is the trace of the sample covariance, ``|G|^2 = |mean|^2 - S / n``."""
@@ -38,9 +38,7 @@ def test_on_gradients_of_known_moments_both_estimates_are_the_sample_moments(
         assert found == pytest.approx(trace / signal, rel=1e-6)
 
 
-def test_over_many_draws_the_noise_scale_is_the_trace_of_the_covariance_over_the_squared_mean() -> (
-    None
-):
+def test_noise_scale_converges_to_its_definition() -> None:
     mean = np.array([1.0, -2.0, 0.5])
     spread = np.array([0.5, 1.0, 2.0])
     expected = (spread**2).sum() / (mean**2).sum()
@@ -51,7 +49,7 @@ def test_over_many_draws_the_noise_scale_is_the_trace_of_the_covariance_over_the
     assert found == pytest.approx(expected, rel=6 * 3 / math.sqrt(200_000))
 
 
-def test_opposite_gradients_have_no_noise_scale_and_lead_to_another_draw() -> None:
+def test_opposite_gradients_have_no_noise_scale() -> None:
     assert mccandlish([1.0, 1.0], 0.0) is None
     weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
     wrapper = GradientNoiseScale(torch.optim.SGD([weight], lr=1.0), max_batch_draws=5)
@@ -63,10 +61,8 @@ def test_opposite_gradients_have_no_noise_scale_and_lead_to_another_draw() -> No
 
 
 @pytest.mark.parametrize(("noise", "expected"), [(0.0, 2), (1.5, 3)])
-def test_it_draws_until_the_noise_scale_is_covered(noise: float, expected: int) -> None:
-    """Gradients 1 + noise, 1 - noise, 1: with noise 1.5, two have no positive signal, three a noise
-    scale of 9.
-    """
+def test_draws_until_the_noise_scale_is_covered(noise: float, expected: int) -> None:
+    """Of 1 + noise, 1 - noise and 1, with noise 1.5, two have no positive signal."""
     weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
     wrapper = GradientNoiseScale(
         torch.optim.SGD([weight], lr=1.0), noise_multiplier=4.0, max_batch_draws=9
@@ -85,7 +81,7 @@ def test_it_draws_until_the_noise_scale_is_covered(noise: float, expected: int) 
         assert wrapper.statistics()["estimated_gns"] == pytest.approx(variance / (1 - variance / 3))
 
 
-def test_the_limit_of_draws_holds_for_the_estimator_that_needs_two() -> None:
+def test_max_draws_with_the_estimator_that_needs_two() -> None:
     weight = torch.nn.Parameter(torch.zeros(()))
     for estimator, first in (("mccandlish", True), ("norm_variance", False)):
         wrapper = GradientNoiseScale(
@@ -99,12 +95,12 @@ def test_the_limit_of_draws_holds_for_the_estimator_that_needs_two() -> None:
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=2, max_size=30))
-def test_the_variance_of_norms_is_that_of_numpy(norms: list[float]) -> None:
+def test_norm_variance_equals_numpy(norms: list[float]) -> None:
     assert norm_variance(norms) == np.var(norms) / (np.mean(np.array(norms) ** 2) + 1e-8)
 
 
 @given(confidence=st.floats(0.01, 0.9999), df=st.integers(1, 200))
-def test_quantiles_are_those_of_scipy(confidence: float, df: int) -> None:
+def test_quantiles_equal_scipy(confidence: float, df: int) -> None:
     expected = scipy.stats.t.ppf((1 + confidence) / 2, df)
     assert two_sided_quantile(confidence, df) == pytest.approx(expected, rel=1e-10)
 
@@ -115,7 +111,7 @@ def test_quantiles_are_those_of_scipy(confidence: float, df: int) -> None:
     confidence=st.floats(0.1, 0.999),
     tolerance=st.floats(0.001, 2),
 )
-def test_a_mean_is_precise_when_scipys_interval_lies_within_the_tolerance(
+def test_precision_equals_the_interval_of_scipy(
     metrics: list[float], running: float, confidence: float, tolerance: float
 ) -> None:
     samples = np.array([running, *metrics])

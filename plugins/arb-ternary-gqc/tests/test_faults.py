@@ -1,4 +1,4 @@
-"""What torch-gqc 0.7.0 gets wrong and these wrappers do right: each test shows both.
+"""Faults of torch-gqc 0.7.0 that these wrappers do not have: each test shows both packages.
 
 The numbers are those of the list in the README.
 """
@@ -39,9 +39,7 @@ def step(wrapper: Any, name: str, metric: float = 1.0) -> Any:
 
 
 @pytest.mark.parametrize("name", ["GNTS", "GNR", "SBC"])
-def test_1_state_dicts_and_new_groups_are_refused_there_and_work_here(
-    name: str, parameters: Any
-) -> None:
+def test_1_state_dicts_and_new_groups_work(name: str, parameters: Any) -> None:
     new = torch.nn.Parameter(torch.ones(2))
     wrapper = wrap(theirs, name, sgd(parameters()))
     with pytest.raises((KeyError, AttributeError)):
@@ -57,9 +55,7 @@ def test_1_state_dicts_and_new_groups_are_refused_there_and_work_here(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_1_counters_are_not_in_the_state_there_and_are_here(
-    name: str, parameters: Any, backward: Any
-) -> None:
+def test_1_counters_are_in_the_state(name: str, parameters: Any, backward: Any) -> None:
     seen = {}
     for package in (theirs, ours):
         weights = parameters()
@@ -86,7 +82,7 @@ def test_1_counters_are_not_in_the_state_there_and_are_here(
 
 
 @pytest.mark.parametrize(("name", "options"), [("GNTS", {}), ("GNR", {"mode": "global"})])
-def test_2_a_parameter_without_a_gradient_crashes_there_and_is_left_alone_here(
+def test_2_parameters_without_a_gradient_are_left_alone(
     name: str, options: Any, parameters: Any, backward: Any
 ) -> None:
     for package in (theirs, ours):
@@ -102,7 +98,7 @@ def test_2_a_parameter_without_a_gradient_crashes_there_and_is_left_alone_here(
             assert torch.equal(weights[1], before)
 
 
-def test_2_a_parameter_added_later_is_not_averaged_there_and_is_here(parameters: Any) -> None:
+def test_2_parameters_added_later_are_averaged(parameters: Any) -> None:
     moved = {}
     for package in (theirs, ours):
         first = torch.nn.Parameter(torch.zeros(2))
@@ -123,9 +119,7 @@ def test_2_a_parameter_added_later_is_not_averaged_there_and_is_here(parameters:
 
 
 @pytest.mark.parametrize("name", ["GNTS", "GNR", "SBC", "GNS", "MHT"])
-def test_3_nan_reaches_the_weights_there_and_is_dropped_and_counted_here(
-    name: str, parameters: Any, backward: Any
-) -> None:
+def test_3_nan_is_dropped_and_counted(name: str, parameters: Any, backward: Any) -> None:
     ends = {}
     for package in (theirs, ours):
         weights = parameters()
@@ -151,7 +145,7 @@ def test_3_nan_reaches_the_weights_there_and_is_dropped_and_counted_here(
     assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
 
 
-def test_3_under_the_policy_raise_the_error_names_the_parameter_and_keeps_the_sum(
+def test_3_policy_raise_names_the_parameter_and_keeps_the_sum(
     parameters: Any, backward: Any
 ) -> None:
     weights = parameters()
@@ -171,7 +165,7 @@ def test_3_under_the_policy_raise_the_error_names_the_parameter_and_keeps_the_su
     assert wrapper.step()
 
 
-def test_3_squares_that_overflow_are_no_reason_to_drop(parameters: Any) -> None:
+def test_3_overflowing_squares_are_not_dropped(parameters: Any) -> None:
     weights = parameters(torch.float32)
     before = [p.detach().clone() for p in weights]
     wrapper = ours.ScheduledBatch(sgd(weights, lr=1e-30), 1)
@@ -185,9 +179,7 @@ def test_3_squares_that_overflow_are_no_reason_to_drop(parameters: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_4_clearing_from_outside_is_a_type_error_there_and_explained_here(
-    name: str, parameters: Any, backward: Any
-) -> None:
+def test_4_clearing_from_outside_is_explained(name: str, parameters: Any, backward: Any) -> None:
     weights = parameters()
     with pytest.raises(TypeError):
         wrap(theirs, name, sgd(weights)).zero_grad(set_to_none=True)
@@ -200,7 +192,7 @@ def test_4_clearing_from_outside_is_a_type_error_there_and_explained_here(
         wrapper.zero_grad()
 
 
-def test_4_clearing_right_after_a_step_does_nothing(parameters: Any, backward: Any) -> None:
+def test_4_zero_grad_right_after_a_step_is_a_no_op(parameters: Any, backward: Any) -> None:
     weights = parameters()
     wrapper = ours.ScheduledBatch(sgd(weights), 1, 2)
     backward(weights, 0)
@@ -250,9 +242,7 @@ def alone(make: Callable[[Any], Any], count: int, parameters: Any) -> list[float
     ],
     ids=["closed form", "recursive"],
 )
-def test_5_after_the_warm_up_the_wrapped_schedule_is_off_there_and_itself_here(
-    make: Any, parameters: Any
-) -> None:
+def test_5_warm_up_does_not_disturb_the_wrapped_schedule(make: Any, parameters: Any) -> None:
     expected = alone(make, 15, parameters)
     wrong, right = (warmed_up(package, make, 5, 15, parameters) for package in (theirs, ours))
     assert right[5:] == expected[5:]
@@ -262,7 +252,7 @@ def test_5_after_the_warm_up_the_wrapped_schedule_is_off_there_and_itself_here(
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
-def test_5_a_warm_up_cannot_be_copied_there_and_is_copied_exactly_here(parameters: Any) -> None:
+def test_5_warm_up_is_copied_exactly(parameters: Any) -> None:
     wrapper = theirs.OptimizerWrapperGNTS(sgd(parameters()))
     warmup = theirs.NormWarmupScheduler(CosineAnnealingLR(wrapper, 9), 3)
     with pytest.raises((RecursionError, AttributeError, TypeError, pickle.PicklingError)):
@@ -289,7 +279,7 @@ def test_5_a_warm_up_cannot_be_copied_there_and_is_copied_exactly_here(parameter
 # --- 6: types and metrics
 
 
-def test_6_a_step_is_a_numpy_bool_there_and_a_bool_here(parameters: Any, backward: Any) -> None:
+def test_6_step_returns_a_bool(parameters: Any, backward: Any) -> None:
     kinds = {}
     for package in (theirs, ours):
         weights = parameters()
@@ -302,9 +292,7 @@ def test_6_a_step_is_a_numpy_bool_there_and_a_bool_here(parameters: Any, backwar
     assert kinds[ours] == {bool}
 
 
-def test_6_a_negative_metric_is_never_accepted_there_and_like_a_positive_one_here(
-    parameters: Any, backward: Any
-) -> None:
+def test_6_negative_metrics_are_accepted(parameters: Any, backward: Any) -> None:
     decisions = {}
     for package in (theirs, ours):
         for sign in (1, -1):
@@ -320,9 +308,7 @@ def test_6_a_negative_metric_is_never_accepted_there_and_like_a_positive_one_her
     assert any(decisions[ours, 1])
 
 
-def test_6_a_metric_that_is_nan_poisons_the_average_there_and_is_dropped_here(
-    parameters: Any, backward: Any
-) -> None:
+def test_6_nan_metrics_are_dropped(parameters: Any, backward: Any) -> None:
     averages = {}
     for package in (theirs, ours):
         weights = parameters()
@@ -338,9 +324,7 @@ def test_6_a_metric_that_is_nan_poisons_the_average_there_and_is_dropped_here(
 # --- 7: groups, AMP, closures, ranks
 
 
-def test_7_groups_share_one_schedule_there_and_can_have_their_own_here(
-    parameters: Any, backward: Any
-) -> None:
+def test_7_groups_can_have_schedules_of_their_own(parameters: Any, backward: Any) -> None:
     def groups() -> list[dict[str, Any]]:
         return [{"params": [p]} for p in parameters()]
 
@@ -364,7 +348,7 @@ def test_7_groups_share_one_schedule_there_and_can_have_their_own_here(
     assert [group["lr"] for group in wrapper.param_groups] == [5.0, 0.5]
 
 
-def test_7_the_gradients_of_groups_can_be_rescaled_by_themselves(parameters: Any) -> None:
+def test_7_groups_can_be_rescaled_separately(parameters: Any) -> None:
     first, second = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
     wrapper = ours.GradientNormRescaler(
         torch.optim.SGD([{"params": [first]}, {"params": [second]}], lr=1.0), per_group=True
@@ -376,10 +360,8 @@ def test_7_the_gradients_of_groups_can_be_rescaled_by_themselves(parameters: Any
     assert second.norm().item() == pytest.approx(3.0)
 
 
-def test_7_a_closure_spoils_the_mean_there_and_makes_a_micro_batch_here() -> None:
-    """With the gradients 1, 2 and 3 the mean is 2; there the closure runs once more on top of
-    it.
-    """
+def test_7_a_closure_is_a_microbatch() -> None:
+    """The mean of gradients 1, 2 and 3 is 2; torch-gqc runs the closure once more."""
     ends = {}
     for package in (theirs, ours):
         weight = torch.nn.Parameter(torch.zeros(()))
@@ -405,7 +387,7 @@ def test_7_a_closure_spoils_the_mean_there_and_makes_a_micro_batch_here() -> Non
     assert ends[theirs] == (-5.0, [1.0, 2.0, 3.0, 3.0])
 
 
-def test_7_a_closure_may_clear_what_it_has_added_itself() -> None:
+def test_7_a_closure_may_clear_its_own_gradients() -> None:
     weight = torch.nn.Parameter(torch.zeros(()))
     wrapper = ours.ScheduledBatch(torch.optim.SGD([weight], lr=1.0), 1, 2)
     for gradient in (1.0, 3.0):
@@ -420,7 +402,7 @@ def test_7_a_closure_may_clear_what_it_has_added_itself() -> None:
     assert weight.item() == -2.0
 
 
-def test_7_a_closure_gives_the_metric_unless_one_is_given() -> None:
+def test_7_the_metric_of_a_closure_is_its_loss() -> None:
     weight = torch.nn.Parameter(torch.zeros(()))
     wrapper = ours.MetricHypothesisTest(
         torch.optim.SGD([weight], lr=1.0), ema_alpha=0.5, max_batch_draws=2
@@ -437,7 +419,7 @@ def test_7_a_closure_gives_the_metric_unless_one_is_given() -> None:
     assert weight.item() == -4.0
 
 
-def test_7_an_optimizer_that_needs_a_closure_is_refused_with_the_reason() -> None:
+def test_7_optimizers_that_need_a_closure_are_refused() -> None:
     from arb_ternary.errors import ConfigError
 
     inner = torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(2))])
@@ -445,7 +427,7 @@ def test_7_an_optimizer_that_needs_a_closure_is_refused_with_the_reason() -> Non
         ours.GradientNormThreshold(inner)
 
 
-def test_counts_are_true_here_and_one_too_many_there(parameters: Any, backward: Any) -> None:
+def test_counts_start_at_zero(parameters: Any, backward: Any) -> None:
     for package, first in ((theirs, 1), (ours, 0)):
         weights = parameters()
         wrapper = wrap(package, "SBC", sgd(weights), initial_logical_batch_size=2)

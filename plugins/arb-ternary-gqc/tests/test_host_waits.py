@@ -1,6 +1,4 @@
-"""How often a decision makes the host wait for the device: a fixed number of times, however large
-the model is.
-"""
+"""A decision makes the host wait for the device a fixed number of times."""
 
 from __future__ import annotations
 
@@ -82,7 +80,7 @@ def test_a_draw_takes_at_most_two_transfers(
     assert taken[1] == taken[4] <= 6
 
 
-def test_numbers_come_to_the_host_as_they_are() -> None:
+def test_on_host_keeps_numbers() -> None:
     given = [
         torch.tensor(0.1),
         torch.tensor(0.1, dtype=torch.float64),

@@ -1,6 +1,4 @@
-"""The same decisions as torch-gqc 0.7.0, and the same weights to the last bit, whatever it wraps
-and who schedules.
-"""
+"""The same decisions as torch-gqc 0.7.0, and the same weights to the bit."""
 
 from __future__ import annotations
 
@@ -111,7 +109,7 @@ def compare(
 
 @every
 @given(sequence=sequences, setup=setups, draws=st.integers(1, 9))
-def test_the_threshold_decides_as_it_does_there(
+def test_threshold_decides_like_torch_gqc(
     parameters: Any, backward: Any, sequence: Sequence_, setup: Any, draws: int
 ) -> None:
     compare("GNTS", sequence, setup, parameters, backward, max_batch_draws=draws)
@@ -119,7 +117,7 @@ def test_the_threshold_decides_as_it_does_there(
 
 @every
 @given(sequence=sequences, setup=setups, mode=st.sampled_from(["global", "independent"]))
-def test_rescaled_gradients_have_the_bits_that_they_have_there(
+def test_rescaled_gradients_equal_torch_gqc(
     parameters: Any, backward: Any, sequence: Sequence_, setup: Any, mode: str
 ) -> None:
     compare("GNR", sequence, setup, parameters, backward, mode=mode)
@@ -133,7 +131,7 @@ def test_rescaled_gradients_have_the_bits_that_they_have_there(
     logical=st.none() | st.integers(1, 30),
     draws=st.integers(1, 9),
 )
-def test_a_scheduled_batch_is_as_large_as_there(
+def test_scheduled_batch_equals_torch_gqc(
     parameters: Any,
     backward: Any,
     sequence: Sequence_,
@@ -159,7 +157,7 @@ def test_a_scheduled_batch_is_as_large_as_there(
     tolerance=st.sampled_from([0.03, 0.2, 1.0]),
     alpha=st.sampled_from([0.01, 0.5]),
 )
-def test_a_metric_is_as_well_known_as_there(
+def test_metric_test_decides_like_torch_gqc(
     parameters: Any,
     backward: Any,
     sequence: Sequence_,
@@ -185,7 +183,7 @@ def test_a_metric_is_as_well_known_as_there(
     draws=st.integers(1, 9),
     multiplier=st.sampled_from([1.0, 0.1, 0.03, 0.001]),
 )
-def test_the_variance_of_norms_decides_as_it_does_there(
+def test_norm_variance_decides_like_torch_gqc(
     parameters: Any, backward: Any, sequence: Sequence_, setup: Any, draws: int, multiplier: float
 ) -> None:
     options = {"noise_multiplier": multiplier, "max_batch_draws": draws}
@@ -193,7 +191,7 @@ def test_the_variance_of_norms_decides_as_it_does_there(
 
 
 @pytest.mark.parametrize("name", ["GNTS", "SBC", "MHT", "GNS"])
-def test_the_compared_runs_have_steps_of_several_draws_and_of_few(
+def test_compared_runs_have_steps_of_few_and_many_draws(
     parameters: Any, backward: Any, name: str
 ) -> None:
     """A comparison of two wrappers that always or never step would show nothing."""
@@ -211,7 +209,7 @@ def test_the_compared_runs_have_steps_of_several_draws_and_of_few(
 
 @given(steps=st.integers(1, 12), start=st.floats(1.5, 20), end=st.floats(0.5, 1.5))
 @every
-def test_the_warm_up_of_a_schedule_in_closed_form_has_the_values_that_it_has_there(
+def test_warm_up_of_closed_form_schedules_equals_torch_gqc(
     parameters: Any, steps: int, start: float, end: float
 ) -> None:
     values = []
@@ -237,7 +235,7 @@ def test_the_warm_up_of_a_schedule_in_closed_form_has_the_values_that_it_has_the
         "NormWarmupScheduler",
     ],
 )
-def test_arguments_have_the_names_the_order_and_the_defaults_that_they_have_there(
+def test_signatures_equal_torch_gqc(
     name: str,
 ) -> None:
     wanted, found = (
@@ -269,7 +267,7 @@ def test_arguments_have_the_names_the_order_and_the_defaults_that_they_have_ther
         ("GNS", {"noise_multiplier", "estimated_gns"}),
     ],
 )
-def test_statistics_have_the_names_that_they_have_there_and_those_of_the_last_step(
+def test_statistics_have_the_names_of_torch_gqc(
     parameters: Any, backward: Any, name: str, own: set[str]
 ) -> None:
     statistics = {}
@@ -352,7 +350,7 @@ def decided(
         ("GNS", [[1]] * 6, {}, [False, True] * 3),
     ],
 )
-def test_at_the_edge_of_a_rule_too(
+def test_decisions_at_the_edge_equal_torch_gqc(
     name: str, gradients: Any, options: dict[str, Any], expected: list[bool]
 ) -> None:
     (mine, weight), (their, other) = (
@@ -365,9 +363,7 @@ def test_at_the_edge_of_a_rule_too(
 
 
 @pytest.mark.parametrize("name", ["GNTS", "GNR", "SBC", "MHT", "GNS"])
-def test_counts_from_one_are_its_counts_before_and_after_every_step(
-    name: str, parameters: Any, backward: Any
-) -> None:
+def test_counts_from_one_equal_torch_gqc(name: str, parameters: Any, backward: Any) -> None:
     first = {"SBC": {"physical_batch_size": 1, "initial_logical_batch_size": 3}}.get(name, {})
     logged = []
     for package, more in ((theirs, {}), (ours, {"count_from": 1})):
@@ -387,7 +383,7 @@ def test_counts_from_one_are_its_counts_before_and_after_every_step(
     assert logged[0] == logged[1]
 
 
-def test_errors_can_be_caught_by_the_classes_that_it_raises(parameters: Any, backward: Any) -> None:
+def test_errors_have_the_classes_of_torch_gqc(parameters: Any, backward: Any) -> None:
     for package in (theirs, ours):
         weights = parameters()
         with pytest.raises(ValueError, match="mode must be 'global' or 'independent'"):

@@ -1,4 +1,4 @@
-"""The quick start of torch-gqc runs as it stands, and so do the examples of the README."""
+"""The quick start of torch-gqc and the examples of the README run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("quick_start.py")
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_quick_start_runs_with_one_import_changed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_start_runs_with_one_import_changed(capsys: pytest.CaptureFixture[str]) -> None:
     ran = runpy.run_path(str(SCRIPT))
     optimizer = ran["optimizer"]
     statistics = optimizer.statistics()
@@ -30,7 +30,7 @@ def test_the_quick_start_runs_with_one_import_changed(capsys: pytest.CaptureFixt
     assert "norm_threshold=" in capsys.readouterr().err
 
 
-def test_nothing_but_the_import_differs_from_the_quick_start() -> None:
+def test_quick_start_differs_by_the_import_only() -> None:
     """The statements of the published text, in its order, without comments and its ellipses."""
     published = """
 optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
@@ -70,13 +70,13 @@ for inputs, labels in pbar:
     assert code[2:] == wanted
 
 
-def test_the_loop_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme_loop_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (loop,) = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
     exec(compile(loop, "README.md", "exec"), {})
     assert "'batches': 1000" in capsys.readouterr().out
 
 
-def test_the_config_of_the_readme_is_valid(tmp_path: Path) -> None:
+def test_readme_config_is_valid(tmp_path: Path) -> None:
     (section,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.M | re.S)
     path = tmp_path / "run.yaml"
     base = {

@@ -1,4 +1,4 @@
-"""Two processes: the same decisions on both, and those of one process with the joined batch."""
+"""Two processes decide alike, and like one process with the joined batch."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def loss_of(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def train(
     name: str, net: nn.Module, rank: int | None, mode: str, group: Any = None
 ) -> tuple[list[bool], Tensor]:
-    """All of each batch where ``rank`` is None, else this rank's half; batch 4 is poisoned, on rank
-    1 only.
-    """
+    """Return this rank's half of each batch, or all of it; batch 4 has NaN on one rank."""
     wrapped = net if rank is None else DistributedDataParallel(net, process_group=group)
     options = {} if rank is None else {"process_group": group, "local_gradients": mode == "local"}
     wrapper = WRAPPERS[name](torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5), **options)
@@ -122,9 +120,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 @pytest.mark.parametrize("mode", ["reduced", "local"])
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
-def test_two_ranks_decide_alike_and_as_one_process_with_the_joined_batch(
-    name: str, mode: str, both: list[Any]
-) -> None:
+def test_two_ranks_decide_like_one_process(name: str, mode: str, both: list[Any]) -> None:
     (first, weights), (second, others) = (ends[name, mode] for ends in both)
     decisions, expected = train(name, model(), None, mode)
     assert first == second == decisions
@@ -135,7 +131,7 @@ def test_two_ranks_decide_alike_and_as_one_process_with_the_joined_batch(
     torch.testing.assert_close(weights, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_ranks_that_draw_by_themselves_drift_apart_there_and_stay_together_here(
+def test_ranks_with_local_draws_stay_together(
     both: list[Any],
 ) -> None:
     first, second = both
@@ -143,7 +139,7 @@ def test_ranks_that_draw_by_themselves_drift_apart_there_and_stay_together_here(
     assert torch.equal(first["drift", "here"], second["drift", "here"])
 
 
-def test_the_ranks_see_parameters_that_only_some_of_them_reached(tmp_path: Path) -> None:
+def test_parameters_without_gradient_on_one_rank(tmp_path: Path) -> None:
     from arb_ternary_gqc.gradients import Gradients
     from arb_ternary_gqc.ranks import Ranks
 

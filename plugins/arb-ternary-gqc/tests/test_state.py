@@ -1,4 +1,4 @@
-"""Resume at any draw, copies and pickles: the same bits as a run that went on."""
+"""Resume at any draw, copies and pickles give the same bits."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def go_on(wrapper: Any, weights: Any, backward: Any, start: int, stop: int) -> l
 
 
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
-def test_a_run_restored_at_any_draw_takes_the_same_decisions_to_the_same_bits(
-    name: str, parameters: Any, backward: Any
-) -> None:
+def test_resume_at_any_draw_is_bitwise(name: str, parameters: Any, backward: Any) -> None:
     weights, wrapper = start(name, parameters)
     decisions = go_on(wrapper, weights, backward, 0, 24)
     assert any(decisions)
@@ -84,7 +82,7 @@ def test_a_run_restored_at_any_draw_takes_the_same_decisions_to_the_same_bits(
 )
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
 @pytest.mark.parametrize("stop", [0, 5, 11])
-def test_a_copy_goes_on_by_itself_to_the_same_bits(
+def test_copied_wrapper_gives_the_same_bits(
     name: str, duplicate: Any, stop: int, parameters: Any, backward: Any
 ) -> None:
     weights, wrapper = start(name, parameters)
@@ -96,9 +94,7 @@ def test_a_copy_goes_on_by_itself_to_the_same_bits(
 
 
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
-def test_what_it_says_it_will_keep_is_the_most_that_it_then_keeps(
-    name: str, parameters: Any, backward: Any
-) -> None:
+def test_planned_state_bytes_is_the_maximum(name: str, parameters: Any, backward: Any) -> None:
     weights, wrapper = start(name, parameters)
     planned = planned_state_bytes(wrapper)
     kept = []
@@ -108,7 +104,7 @@ def test_what_it_says_it_will_keep_is_the_most_that_it_then_keeps(
     assert planned == max(kept)
 
 
-def test_a_state_of_another_kind_of_wrapper_is_refused(parameters: Any) -> None:
+def test_state_of_another_wrapper_is_refused(parameters: Any) -> None:
     _, threshold = start("gnts", parameters)
     for name in ("mht", "gnts-groups"):
         _, other = start(name, parameters)
@@ -137,7 +133,7 @@ def advance(scheduler: Any) -> None:
 
 @pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
-def test_every_scheduler_drives_a_wrapper_as_it_drives_an_optimizer(
+def test_every_scheduler_drives_a_wrapper(
     name: str, scheduler: str, parameters: Any, backward: Any
 ) -> None:
     """Without a warning from torch, too: they would be errors here."""
@@ -159,7 +155,7 @@ def test_every_scheduler_drives_a_wrapper_as_it_drives_an_optimizer(
         assert [g["lr"] for g in wrapper.param_groups] == [g["lr"] for g in reference.param_groups]
 
 
-def test_a_schedule_on_the_wrapper_moves_its_quantity_and_one_on_the_inner_optimizer_the_rate(
+def test_schedules_of_the_wrapper_and_of_the_inner_optimizer(
     parameters: Any, backward: Any
 ) -> None:
     weights, wrapper = start("gnts", parameters)
@@ -175,9 +171,7 @@ def test_a_schedule_on_the_wrapper_moves_its_quantity_and_one_on_the_inner_optim
 
 
 @pytest.mark.parametrize("name", ["mht", "gns"])
-def test_a_schedule_on_a_wrapper_without_a_quantity_moves_the_inner_rate_and_may_cycle_momentum(
-    name: str, parameters: Any
-) -> None:
+def test_schedule_without_a_quantity_drives_the_inner_rate(name: str, parameters: Any) -> None:
     weights = parameters()
     wrapper = WRAPPERS[name](torch.optim.SGD(weights, lr=0.1, momentum=0.9))
     OneCycleLR(wrapper, max_lr=0.5, total_steps=10)
@@ -186,9 +180,7 @@ def test_a_schedule_on_a_wrapper_without_a_quantity_moves_the_inner_rate_and_may
 
 
 @pytest.mark.parametrize("stop", [0, 2, 3, 8])
-def test_a_warm_up_restored_at_any_step_goes_on_exactly(
-    stop: int, parameters: Any, backward: Any
-) -> None:
+def test_warm_up_resumes_exactly_at_any_step(stop: int, parameters: Any, backward: Any) -> None:
     def begin() -> tuple[Any, Any, Any]:
         weights, wrapper = start("gnts", parameters)
         return (
@@ -224,7 +216,7 @@ def test_a_warm_up_restored_at_any_step_goes_on_exactly(
     assert all(torch.equal(a, b) for a, b in zip(second, weights, strict=True))
 
 
-def test_a_warm_up_over_a_plateau_passes_its_metric_on(parameters: Any) -> None:
+def test_warm_up_passes_the_metric_to_reduce_on_plateau(parameters: Any) -> None:
     wrapper = gqc.GradientNormThreshold(torch.optim.SGD(parameters(), lr=0.1))
     warmup = gqc.NormWarmupScheduler(
         ReduceLROnPlateau(wrapper, patience=0, factor=0.5), 2, warmup_start=3.0
@@ -236,7 +228,7 @@ def test_a_warm_up_over_a_plateau_passes_its_metric_on(parameters: Any) -> None:
     assert values == [3.0, 2.0, 0.5, 0.25, 0.125]
 
 
-def test_a_warm_up_says_how_it_wants_its_steps(parameters: Any) -> None:
+def test_warm_up_steps_must_be_given_once(parameters: Any) -> None:
     wrapper = gqc.GradientNormThreshold(torch.optim.SGD(parameters(), lr=0.1))
     schedule = LambdaLR(wrapper, lambda t: 1.0)
     for wrong in ({}, {"num_warmup_steps": -1}, {"num_warmup_steps": 1, "warmup_steps": 2}):
@@ -244,9 +236,7 @@ def test_a_warm_up_says_how_it_wants_its_steps(parameters: Any) -> None:
             gqc.NormWarmupScheduler(schedule, **wrong)
 
 
-def test_a_schedule_from_a_config_is_a_function_of_the_micro_batch(
-    parameters: Any, backward: Any
-) -> None:
+def test_config_schedule_is_a_function_of_the_microbatch(parameters: Any, backward: Any) -> None:
     schedule = gqc.QuantitySchedule(
         batches=11, kind="linear", final=0.5, warmup_batches=4, warmup_start=3.0
     )
@@ -268,7 +258,7 @@ def test_a_schedule_from_a_config_is_a_function_of_the_micro_batch(
 # --- the rest of the surface
 
 
-def test_what_cannot_work_is_refused(parameters: Any) -> None:
+def test_impossible_combinations_are_refused(parameters: Any) -> None:
     inner = torch.optim.SGD(parameters(), lr=0.1)
     for make, words in (
         (
@@ -300,7 +290,7 @@ def test_what_cannot_work_is_refused(parameters: Any) -> None:
         gqc.MetricHypothesisTest(inner).step()
 
 
-def test_sparse_gradients_are_summed_as_dense_ones_are() -> None:
+def test_sparse_gradients_are_summed_like_dense_ones() -> None:
     ends = []
     for sparse in (True, False):
         torch.manual_seed(0)
@@ -319,9 +309,7 @@ def test_sparse_gradients_are_summed_as_dense_ones_are() -> None:
     torch.testing.assert_close(ends[0][1], ends[1][1], rtol=1e-12, atol=1e-12)
 
 
-def test_every_hook_of_torch_is_called_and_the_names_of_the_source_are_there(
-    parameters: Any, backward: Any
-) -> None:
+def test_torch_hooks_and_names_of_torch_gqc(parameters: Any, backward: Any) -> None:
     weights = parameters()
     wrapper = gqc.OptimizerWrapperGNTS(torch.optim.SGD(weights, lr=0.1))
     calls: list[str] = []

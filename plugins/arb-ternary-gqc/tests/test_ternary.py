@@ -1,6 +1,4 @@
-"""On ternary modules: no step means no flip, and norms come from the statistics of the vote
-kernels.
-"""
+"""Ternary modules: no step means no flip, and norms come from statistics of the vote kernels."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ def backward(model: nn.Module, seed: int, size: float = 1.0) -> None:
 
 
 def gradient(model: nn.Module, seed: int) -> np.ndarray:
-    """The weight gradient of a micro-batch, from a float layer with the same weights: nothing of it
-    is stored here.
-    """
+    """Return the weight gradient of a micro-batch, from a float layer of the same weights."""
     dense = nn.Linear(64, 8, bias=False)
     with torch.no_grad():
         dense.weight.copy_(model[0].dense_weight())
@@ -71,7 +67,7 @@ def state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("inner", sorted(INNER))
-def test_votes_are_cast_at_every_draw_and_nothing_flips_before_the_step(inner: str) -> None:
+def test_votes_at_every_draw_and_flips_at_steps_only(inner: str) -> None:
     model = layer()
     wrapper = gqc.ScheduledBatch(INNER[inner](model), 1, 5)
     flips = 0
@@ -95,9 +91,7 @@ def test_votes_are_cast_at_every_draw_and_nothing_flips_before_the_step(inner: s
 
 @pytest.mark.parametrize("gradients", ["float", "int8"])
 @pytest.mark.parametrize("inner", sorted(INNER))
-def test_with_one_draw_a_step_the_run_is_that_of_the_inner_optimizer_to_the_bit(
-    inner: str, gradients: str
-) -> None:
+def test_one_draw_per_step_equals_the_inner_optimizer(inner: str, gradients: str) -> None:
     ends = []
     for wrap in (
         lambda o: o,
@@ -124,7 +118,7 @@ def _takes(spec: Any) -> bool:
 @pytest.mark.parametrize(
     "name", [each.spec.name for each in manager().registry.all("optimizer") if _takes(each.spec)]
 )
-def test_under_every_optimizer_a_step_of_several_draws_is_one_of_plain_accumulation_to_the_bit(
+def test_step_of_several_draws_equals_plain_accumulation(
     name: str,
 ) -> None:
     accepts = manager().registry.get("optimizer", name).spec.accepts
@@ -173,16 +167,14 @@ def device_for(backend: str) -> str:
 
 
 def backends() -> Iterator[Any]:
-    """Every backend; one that compiles each kernel, which takes 20 seconds for this layer, is
-    slow.
-    """
+    """Every backend; one that compiles kernels for long is tested on request only."""
     for found in manager().registry.all("backend"):
         name = found.spec.name
         yield pytest.param(name, marks=pytest.mark.slow if name == "tilelang" else ())
 
 
 @pytest.mark.parametrize("backend", list(backends()))
-def test_norms_are_those_of_the_gradients_and_of_the_reference_on_every_backend(
+def test_norms_equal_the_reference_on_every_backend(
     backend: str,
 ) -> None:
     model = layer().to(device_for(backend))
@@ -216,7 +208,7 @@ def test_norms_are_those_of_the_gradients_and_of_the_reference_on_every_backend(
     )
 
 
-def test_in_a_mixed_model_both_parts_are_in_the_norm(parameters: Any) -> None:
+def test_norm_of_a_mixed_model_has_both_parts(parameters: Any) -> None:
     model = layer()
     weight = nn.Parameter(torch.zeros(4))
     inner = JoinedOptimizer(
@@ -232,10 +224,8 @@ def test_in_a_mixed_model_both_parts_are_in_the_norm(parameters: Any) -> None:
     assert wrapper.last_grad_norm == pytest.approx(np.sqrt(squares + 9 * 6.0) / 3, rel=1e-5)
 
 
-def test_a_step_of_many_draws_after_steps_of_one_does_not_cast_as_many_times_the_votes() -> None:
-    """64 times the votes would turn every trit, after which gradients are large and every step
-    takes 64 draws.
-    """
+def test_many_draws_do_not_multiply_the_votes() -> None:
+    """64 times the votes would turn every trit, and every later step would fail."""
 
     def quanta(draws: int) -> float:
         model = layer()
@@ -258,7 +248,7 @@ def test_a_step_of_many_draws_after_steps_of_one_does_not_cast_as_many_times_the
 
 @pytest.mark.parametrize("inner", sorted(INNER))
 @pytest.mark.parametrize("stop", [0, 1, 3, 7])
-def test_a_run_restored_at_any_draw_ends_with_the_same_bits(inner: str, stop: int) -> None:
+def test_ternary_resume_at_any_draw_is_bitwise(inner: str, stop: int) -> None:
     def begin() -> tuple[nn.Module, gqc.OptimizerWrapper]:
         model = layer("int8")
         return model, gqc.ScheduledBatch(INNER[inner](model), 1, 4)
@@ -291,7 +281,7 @@ def test_a_run_restored_at_any_draw_ends_with_the_same_bits(inner: str, stop: in
     "duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))]
 )
 @pytest.mark.parametrize("inner", sorted(INNER))
-def test_a_copy_of_model_and_wrapper_goes_on_to_the_same_bits(inner: str, duplicate: Any) -> None:
+def test_copied_model_and_wrapper_give_the_same_bits(inner: str, duplicate: Any) -> None:
     model = layer()
     wrapper = gqc.ScheduledBatch(INNER[inner](model), 1, 3)
     for seed in range(4):
@@ -308,7 +298,7 @@ def test_a_copy_of_model_and_wrapper_goes_on_to_the_same_bits(inner: str, duplic
     assert copied.statistics() == wrapper.statistics()
 
 
-def test_a_gradient_with_nan_is_not_counted_as_a_draw_and_the_inner_policy_never_sees_it() -> None:
+def test_nan_gradient_is_no_draw() -> None:
     model = layer()
     wrapper = gqc.ScheduledBatch(INNER["signgsd"](model), 1, 3)
     decisions = []
@@ -328,7 +318,7 @@ def test_a_gradient_with_nan_is_not_counted_as_a_draw_and_the_inner_policy_never
     assert wrapper.last_grad_norm == pytest.approx(np.sqrt(squares) / 3, rel=1e-5)
 
 
-def test_rescaling_warns_once_that_votes_do_not_change() -> None:
+def test_rescaling_only_votes_warns() -> None:
     model = layer()
     plain = layer()
     with pytest.warns(
@@ -348,9 +338,9 @@ def test_rescaling_warns_once_that_votes_do_not_change() -> None:
     )
 
 
-def test_the_noise_scale_looks_at_float_parameters_and_needs_some() -> None:
+def test_noise_scale_needs_float_parameters() -> None:
     model = layer()
-    with pytest.raises(ConfigError, match="a ternary module keeps the norm of each alone"):
+    with pytest.raises(ConfigError, match="a ternary module only has the norm of each"):
         gqc.GradientNoiseScale(INNER["sign_votes"](model))
     assert (
         gqc.GradientNoiseScale(INNER["sign_votes"](model), estimator="norm_variance").step()
@@ -369,7 +359,7 @@ def test_the_noise_scale_looks_at_float_parameters_and_needs_some() -> None:
     assert wrapper.estimated_gns == pytest.approx(1.0 / (4 - 1 / 3))
 
 
-def test_the_mean_loss_of_the_draws_reaches_an_inner_rule_that_wants_it() -> None:
+def test_mean_loss_reaches_the_inner_rule() -> None:
     model = layer()
     inner = SignVotes(collect_trainable(model).ternary, gain=1.0)
     wrapper = gqc.ScheduledBatch(inner, 1, 2)
@@ -379,7 +369,7 @@ def test_the_mean_loss_of_the_draws_reaches_an_inner_rule_that_wants_it() -> Non
     assert inner.signal == 2.0
 
 
-def test_in_a_joined_optimizer_a_waiting_part_keeps_its_draws_while_the_other_steps() -> None:
+def test_waiting_part_of_a_joined_optimizer_keeps_its_draws() -> None:
     ternary = layer()
     weights = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))]
     plain, waiting = (torch.optim.SGD([weight], lr=1.0) for weight in weights)

@@ -1,6 +1,4 @@
-"""The model ``bitnet``: the published quantisers, the straight-through gradient, otherwise the
-decoder.
-"""
+"""The model ``bitnet``: the published quantisers and the straight-through gradient."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from arb_ternary_text.models.parts import FloatLinear
 SMALL = {"width": 32, "layers": 2, "heads": 2, "max_length": 16}
 
 
-def test_the_weight_is_rounded_in_units_of_its_mean_magnitude() -> None:
+def test_weight_is_rounded_over_its_mean() -> None:
     # mean |w| = 0.5: 0.24 and 0.26 lie on either side of half a unit.
     weight = torch.tensor([[0.24, -0.26, 1.5, -0.5], [0.0, 0.26, -0.74, 0.5]])
     trits, scale = absmean_ternary(weight)
@@ -32,7 +30,7 @@ def test_the_weight_is_rounded_in_units_of_its_mean_magnitude() -> None:
     assert trits.tolist() == [[0.0, -1.0, 1.0, -1.0], [0.0, 1.0, -1.0, 1.0]]
 
 
-def test_each_row_of_the_input_is_rounded_in_units_of_its_largest_element_over_127() -> None:
+def test_input_rows_are_rounded_to_int8() -> None:
     x = torch.tensor([[1.27, -0.005, 0.0151, -1.27], [0.0, 0.0, 0.0, 0.0]])
     q, scale = absmax_int8(x)
     assert q.tolist() == [[127.0, -0.0, 2.0, -127.0], [0.0] * 4]
@@ -50,7 +48,7 @@ def published(x: Tensor, weight: Tensor, *, int8: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("activations", ["int8", "float"])
-def test_output_and_gradients_are_those_of_the_published_listing(activations: str) -> None:
+def test_output_and_gradients_equal_the_published_code(activations: str) -> None:
     torch.manual_seed(0)
     layer = BitLinear(24, 10, activations=activations).double()  # type: ignore[arg-type]
     x = torch.randn(3, 5, 24, dtype=torch.float64, requires_grad=True)
@@ -71,9 +69,7 @@ def test_output_and_gradients_are_those_of_the_published_listing(activations: st
     outputs=st.integers(1, 5),
     seed=st.integers(0, 99),
 )
-def test_the_product_is_exact_in_whole_numbers_before_its_scale(
-    rows: int, columns: int, outputs: int, seed: int
-) -> None:
+def test_integer_product_is_exact(rows: int, columns: int, outputs: int, seed: int) -> None:
     torch.manual_seed(seed)
     layer = BitLinear(columns, outputs, activations="int8")
     x = torch.randn(rows, columns)
@@ -104,7 +100,7 @@ def test_under_autocast_only_sums_are_rounded_to_bfloat16() -> None:
     assert x.grad.dtype == torch.float32
 
 
-def test_a_weight_of_zeros_gives_zeros_and_still_gets_a_gradient() -> None:
+def test_zero_weight_gets_a_gradient() -> None:
     layer = BitLinear(8, 3, activations="int8")
     nn.init.zeros_(layer.weight)
     y = layer(torch.ones(2, 8))
@@ -114,7 +110,7 @@ def test_a_weight_of_zeros_gives_zeros_and_still_gets_a_gradient() -> None:
     assert torch.equal(layer.weight.grad, torch.full((3, 8), 2.0))
 
 
-def test_every_linear_of_the_blocks_is_made_ternary_and_nothing_else() -> None:
+def test_only_linears_of_blocks_are_ternary() -> None:
     model = make_choice("model", "bitnet", {**SMALL, "experts": 2, "activation": "swiglu"}).build(
         50
     )
@@ -130,7 +126,7 @@ def test_every_linear_of_the_blocks_is_made_ternary_and_nothing_else() -> None:
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
-def test_at_birth_it_has_the_weights_of_the_float_decoder_of_the_same_seed() -> None:
+def test_initial_weights_equal_the_float_decoder() -> None:
     torch.manual_seed(3)
     bitnet = BitnetDecoder(BitnetConfig(**SMALL), 50)
     torch.manual_seed(3)
@@ -141,13 +137,13 @@ def test_at_birth_it_has_the_weights_of_the_float_decoder_of_the_same_seed() -> 
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_blocks_that_start_as_the_identity_do_so_here_too() -> None:
+def test_zero_residual_starts_as_the_identity() -> None:
     model = BitnetDecoder(BitnetConfig(**SMALL, zero_residual=True), 50)
     x = torch.randn(1, 5, 32)
     assert torch.equal(model.run_blocks(x), x)
 
 
-def test_cached_decoding_and_recomputed_activations_change_nothing() -> None:
+def test_cache_and_recomputation_change_nothing() -> None:
     torch.manual_seed(0)
     model = BitnetDecoder(BitnetConfig(**SMALL), 50)
     tokens = torch.randint(0, 50, (2, 12))
@@ -169,7 +165,7 @@ def test_cached_decoding_and_recomputed_activations_change_nothing() -> None:
 
 # torch.compile itself makes an instance of the function class.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_it_compiles_into_one_graph() -> None:
+def test_compiles_into_one_graph() -> None:
     layer = BitLinear(16, 4, activations="int8")
     x = torch.randn(3, 16)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -179,11 +175,11 @@ def test_it_compiles_into_one_graph() -> None:
 
 
 def test_linears_that_are_not_float_are_refused() -> None:
-    with pytest.raises(ConfigError, match="must name linears: model bitnet makes"):
+    with pytest.raises(ConfigError, match="must name linears because model bitnet rounds"):
         make_choice("model", "bitnet", {"float_parts": ["head"]})
 
 
-def test_exporters_are_given_the_trits_and_the_scale_of_each_linear() -> None:
+def test_exporters_get_trits_and_scale() -> None:
     torch.manual_seed(0)
     model = BitnetDecoder(BitnetConfig(width=16, layers=1, heads=2, architecture="bitnet"), 32)
     found = dict(exported_weights(model))["blocks.0.attention.value"]

@@ -38,7 +38,7 @@ def made(decay_steps: int | None) -> tuple[nn.Module, BitnetAdamW]:
     )
 
 
-def test_it_is_adamw_with_decay_and_then_adamw_without() -> None:
+def test_decay_stops_and_adamw_continues() -> None:
     model, optimizer = made(3)
     stepped(optimizer, model, 8)
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def test_it_is_adamw_with_decay_and_then_adamw_without() -> None:
 @pytest.mark.parametrize(
     ("decay_steps", "decays"), [(None, [0.5] * 4), (2, [0.5, 0.5, 0.0, 0.0]), (0, [0.0] * 4)]
 )
-def test_the_decay_lasts_for_the_given_steps(decay_steps: int | None, decays: list[float]) -> None:
+def test_decay_lasts_for_the_given_steps(decay_steps: int | None, decays: list[float]) -> None:
     model, optimizer = made(decay_steps)
     seen = []
     for step in range(4):
@@ -69,7 +69,7 @@ def test_the_decay_lasts_for_the_given_steps(decay_steps: int | None, decays: li
 
 
 @pytest.mark.parametrize("stop", [1, 3, 5])
-def test_a_restored_optimizer_ends_its_decay_at_the_same_step(stop: int) -> None:
+def test_resumed_decay_ends_at_the_same_step(stop: int) -> None:
     model, optimizer = made(3)
     stepped(optimizer, model, stop)
     twin, other = made(3)
@@ -80,6 +80,6 @@ def test_a_restored_optimizer_ends_its_decay_at_the_same_step(stop: int) -> None
     assert torch.equal(model.weight, twin.weight)
 
 
-def test_a_model_without_float_parameters_is_refused() -> None:
+def test_model_without_float_parameters_is_refused() -> None:
     with pytest.raises(ConfigError, match="bitnet_adamw trains float parameters"):
         build(BitnetAdamWConfig(), Trainable())

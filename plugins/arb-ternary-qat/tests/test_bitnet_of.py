@@ -1,4 +1,4 @@
-"""The model ``bitnet_of``: BitNet linears in any model, which stays what it is otherwise."""
+"""The model ``bitnet_of``: BitNet linears in any model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Windows(FloatLinear):
         return self.product(input.unfold(-1, self.in_features, 1))
 
 
-def test_a_subclass_keeps_its_forward_and_its_weight_and_multiplies_by_trits() -> None:
+def test_subclass_keeps_its_forward() -> None:
     layer = Windows(2, 3)
     holder = torch.nn.ModuleDict({"body": layer})
     weight = layer.weight
@@ -57,7 +57,7 @@ def test_a_subclass_keeps_its_forward_and_its_weight_and_multiplies_by_trits() -
     ("name", "is_head"),
     [("head", True), ("classes.head", True), ("head.1.up", True), ("blocks.0.header", False)],
 )
-def test_a_head_is_known_by_its_name(name: str, is_head: bool) -> None:
+def test_heads_are_found_by_name(name: str, is_head: bool) -> None:
     assert is_of_head(name) is is_head
 
 
@@ -82,12 +82,12 @@ def bytes_of(folder: Path, name: str, model: dict[str, Any]) -> tuple[bytes, ...
     return (last / "model.safetensors").read_bytes(), (directory / "metrics.jsonl").read_bytes()
 
 
-def test_of_a_float_decoder_it_is_the_model_bitnet_byte_for_byte(tmp_path: Path) -> None:
+def test_of_a_float_decoder_it_equals_bitnet(tmp_path: Path) -> None:
     ours = bytes_of(tmp_path, "ours", {"name": "bitnet_of", "model": SMALL})
     assert ours == bytes_of(tmp_path, "theirs", {**SMALL, "name": "bitnet"})
 
 
-def test_linears_of_blocks_are_made_ternary_and_the_head_is_not() -> None:
+def test_linears_are_ternary_and_the_head_is_not() -> None:
     model = make_choice("model", "bitnet_of", {"model": {**SMALL, "experts": 2}}).build(50)
     assert type(model) is Decoder
     linears = {
@@ -100,13 +100,13 @@ def test_linears_of_blocks_are_made_ternary_and_the_head_is_not() -> None:
     assert set(linears.values()) == {BitLinear}
 
 
-def test_a_model_without_float_linears_is_refused() -> None:
+def test_model_without_float_linears_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"'float_parts' of 'model' must name linears.* use model decoder alone"
     ):
         make_choice("model", "bitnet_of", {"model": {**SMALL, "float_parts": ["head"]}})
     twice = make_choice("model", "bitnet_of", {"model": {**SMALL, "name": "bitnet"}})
-    with pytest.raises(ConfigError, match="'bitnet' has no float linear outside of a head"):
+    with pytest.raises(ConfigError, match="'bitnet' has no float linear outside its head"):
         twice.build(50)
 
 
@@ -118,9 +118,7 @@ def test_a_model_without_float_linears_is_refused() -> None:
         ("model.model.group_size=32", r"model\.model\.group_size: has no effect"),
     ],
 )
-def test_a_run_asks_the_inner_model_what_it_asks_of_any(
-    tmp_path: Path, override: str, said: str
-) -> None:
+def test_options_answer_for_the_inner_model(tmp_path: Path, override: str, said: str) -> None:
     config = {
         "data": "shakespeare",
         "model": {"name": "bitnet_of", "model": SMALL},
@@ -133,7 +131,7 @@ def test_a_run_asks_the_inner_model_what_it_asks_of_any(
         load_config(tmp_path / "run.yaml", [override])
 
 
-def test_an_exact_run_decides_the_options_of_the_inner_model(tmp_path: Path) -> None:
+def test_exact_run_sets_options_of_the_inner_model(tmp_path: Path) -> None:
     inner = {**SMALL, "float_parts": ["linears", "norms"]}
     config = {
         "exact": True,
@@ -151,7 +149,7 @@ def test_an_exact_run_decides_the_options_of_the_inner_model(tmp_path: Path) -> 
         load_config(tmp_path / "run.yaml", ["model.model.activations=float"])
 
 
-def test_at_birth_it_has_the_weights_of_the_float_model_of_the_same_seed() -> None:
+def test_initial_weights_equal_the_float_model() -> None:
     torch.manual_seed(3)
     ours = make_choice("model", "bitnet_of", {"model": SMALL}).build(50).state_dict()
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""The model ``direct``: what it stores, what it computes, how its gradient comes about."""
+"""The model ``direct``: stored codes, products and gradients."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SMALL = {"width": 32, "layers": 2, "heads": 2, "max_length": 16}
 DECOUPLED = {"attention": "decoupled", "sem_dim": 4, "geo_dim": 4}
 
 
-def test_ternary_codes_are_the_weight_in_units_of_its_mean_magnitude() -> None:
+def test_ternary_codes_are_weights_over_their_mean() -> None:
     layer = DirectLinear(torch.tensor([[0.24, -0.26, 1.5, -0.5], [0.0, 0.26, -0.74, 0.5]]))
     assert layer.codes().tolist() == [[0, -1, 1, -1], [0, 1, -1, 1]]
     assert float(layer.scale) == pytest.approx(0.5)
     assert torch.equal(layer.dense_weight(), layer.codes() * layer.scale)
 
 
-def test_int8_codes_leave_room_for_a_weight_of_twice_the_largest() -> None:
+def test_int8_codes_leave_room_for_twice_the_largest() -> None:
     layer = DirectLinear(torch.tensor([[1.0, -0.5, 0.1]]), levels="int8")
     assert float(layer.scale) == pytest.approx(2 / 127)
     # 63.5 rounds half to even.
@@ -45,7 +45,7 @@ def test_int8_codes_leave_room_for_a_weight_of_twice_the_largest() -> None:
 @pytest.mark.parametrize(
     ("levels", "scale"), [("ternary", math.sqrt(2 / math.pi) / 4), ("int8", 2 * 4 / 4 / 127)]
 )
-def test_a_weight_of_zeros_gets_the_scale_of_a_gaussian(levels: str, scale: float) -> None:
+def test_zero_weight_gets_the_scale_of_a_gaussian(levels: str, scale: float) -> None:
     layer = DirectLinear(torch.zeros(3, 16), levels=levels)  # type: ignore[arg-type]
     assert float(layer.scale) == pytest.approx(scale)
     assert not layer.codes().any()
@@ -53,7 +53,7 @@ def test_a_weight_of_zeros_gets_the_scale_of_a_gaussian(levels: str, scale: floa
 
 @pytest.mark.parametrize("levels", ["ternary", "int8"])
 @pytest.mark.parametrize("activations", ["int8", "float"])
-def test_output_and_gradients_are_those_of_the_dense_weight(levels: str, activations: str) -> None:
+def test_output_and_gradients_equal_the_dense_weight(levels: str, activations: str) -> None:
     torch.manual_seed(0)
     layer = DirectLinear(torch.randn(10, 24), levels=levels, activations=activations)  # type: ignore[arg-type]
     x = torch.randn(3, 5, 24, requires_grad=True)
@@ -69,7 +69,7 @@ def test_output_and_gradients_are_those_of_the_dense_weight(levels: str, activat
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_of_several_passes_add_up_also_when_nothing_before_learns() -> None:
+def test_gradients_add_up_without_earlier_learning() -> None:
     layer = DirectLinear(torch.randn(4, 6))
     x = torch.randn(2, 6)
     layer(x).sum().backward()
@@ -110,7 +110,7 @@ def direct(**options: object) -> DirectDecoder:
 @pytest.mark.parametrize(
     "vectors", [{}, {"query_key_value_bias": True}, {**DECOUPLED, "attention_gate": True}]
 )
-def test_an_optimizer_is_told_of_float_vectors_in_attention(vectors: dict[str, object]) -> None:
+def test_float_vectors_in_attention_are_planned(vectors: dict[str, object]) -> None:
     config = DirectConfig(**SMALL, float_parts=("linears",), **vectors)  # type: ignore[arg-type]
     assert config.planned().kinds == set(collect_trainable(DirectDecoder(config, 50)).parts)
     assert not config.planned().matrices
@@ -121,7 +121,7 @@ def linears(model: nn.Module) -> list[DirectLinear]:
 
 
 @pytest.mark.parametrize("levels", ["ternary", "int8"])
-def test_its_codes_are_the_rounded_weights_of_the_float_decoder_of_the_same_seed(
+def test_initial_codes_are_rounded_float_weights(
     levels: str,
 ) -> None:
     model = direct(levels=levels)
@@ -147,9 +147,7 @@ def test_no_linear_of_the_blocks_has_a_float_parameter() -> None:
 
 
 @pytest.mark.parametrize(("levels", "row_bytes"), [("ternary", packed_columns), ("int8", int)])
-def test_the_audit_counts_codes_as_parameters_and_the_bytes_as_stored(
-    levels: str, row_bytes: object
-) -> None:
+def test_audit_counts_codes_and_stored_bytes(levels: str, row_bytes: object) -> None:
     model = direct(levels=levels)
     shapes = [(module.out_features, module.in_features) for module in linears(model)]
     counted = audit(model)
@@ -172,13 +170,13 @@ def test_the_audit_counts_codes_as_parameters_and_the_bytes_as_stored(
     assert blocks.weights == row.elements
 
 
-def test_a_model_without_such_modules_has_no_row_for_them() -> None:
+def test_audit_has_no_row_without_direct_linears() -> None:
     assert "integer weights of other formats" not in {
         row.what for row in audit(nn.Linear(2, 2)).rows
     }
 
 
-def test_the_runs_seed_and_the_modules_name_decide_the_noise() -> None:
+def test_noise_depends_on_seed_and_module_name() -> None:
     model = direct()
     seed_votes(model, 11)
     name = "blocks.1.attention.key"
@@ -186,7 +184,7 @@ def test_the_runs_seed_and_the_modules_name_decide_the_noise() -> None:
     assert (int(control[SEED]), int(control[STREAM])) == (11, stream_id(name))
 
 
-def test_a_state_dict_restores_the_codes() -> None:
+def test_state_dict_restores_the_codes() -> None:
     model = direct()
     other = direct(zero_residual=True)
     other.load_state_dict(copy.deepcopy(model.state_dict()))
@@ -211,7 +209,7 @@ def test_recomputed_activations_change_no_gradient() -> None:
     assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
 
 
-def test_a_compiled_model_leaves_its_graph_for_the_linears() -> None:
+def test_compiled_model_breaks_at_the_linears() -> None:
     layer = DirectLinear(torch.randn(4, 6))
     x = torch.randn(2, 6)
     compiled = torch.compile(nn.Sequential(nn.Identity(), layer), backend="eager")

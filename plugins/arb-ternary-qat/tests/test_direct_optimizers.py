@@ -65,7 +65,7 @@ class TestNormalisedBop(DirectSuite):
 
 
 @pytest.mark.parametrize("value", [0.0, 0.25, -0.7, 3.141, -126.99, 1.0])
-def test_the_mean_of_many_roundings_is_the_value(value: float) -> None:
+def test_mean_of_many_roundings_is_the_value(value: float) -> None:
     count = 1 << 18
     rounded = stochastic_round(torch.full((count,), value), 1, 2, 3)
     fraction = value - math.floor(value)
@@ -75,7 +75,7 @@ def test_the_mean_of_many_roundings_is_the_value(value: float) -> None:
     assert abs(float(rounded.double().mean()) - value) <= bound
 
 
-def test_whole_numbers_are_never_changed() -> None:
+def test_integers_are_not_changed() -> None:
     x = torch.arange(-127, 128).float()
     assert all(torch.equal(stochastic_round(x, seed, 0, 0), x) for seed in range(50))
 
@@ -90,7 +90,7 @@ def with_gradient(
 
 
 @pytest.mark.parametrize("levels", ["ternary", "int8"])
-def test_dqt_is_torchs_adamw_on_the_dense_weight_and_then_a_rounding(levels: str) -> None:
+def test_dqt_is_adamw_and_rounding(levels: str) -> None:
     layer, gradients = with_gradient(levels, 5)
     optimizer = DQT(
         {"layer": layer}, {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
@@ -118,7 +118,7 @@ def test_dqt_is_torchs_adamw_on_the_dense_weight_and_then_a_rounding(levels: str
         assert outcome.grad_norm == pytest.approx(float(gradient.norm()), rel=1e-5)
 
 
-def test_dqt_moves_the_weights_in_the_mean_although_no_update_reaches_a_code() -> None:
+def test_dqt_moves_weights_by_updates_below_one_code() -> None:
     layer = DirectLinear(torch.ones(200, 100), levels="ternary")
     optimizer = DQT(
         {"layer": layer}, {"lr": 0.1, "betas": (0.9, 0.95), "eps": 0.0, "weight_decay": 0.0}
@@ -169,7 +169,7 @@ def test_bop_flips_as_its_definition_in_numpy(normalise: bool) -> None:
     assert total > 50
 
 
-def test_bop_keeps_a_second_moment_only_when_it_normalises() -> None:
+def test_bop_keeps_a_second_moment_only_if_it_normalises() -> None:
     for normalise, expected in ((False, {"momentum"}), (True, {"momentum", "square"})):
         layer, (gradient,) = with_gradient("ternary", 1)
         options = {
@@ -189,7 +189,7 @@ def test_bop_keeps_a_second_moment_only_when_it_normalises() -> None:
 # --- steps
 
 
-def test_a_gradient_that_is_not_finite_drops_the_step() -> None:
+def test_non_finite_gradient_drops_the_step() -> None:
     layer, (gradient,) = with_gradient("ternary", 1)
     optimizer = DQT(
         {"layer": layer}, {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
@@ -204,7 +204,7 @@ def test_a_gradient_that_is_not_finite_drops_the_step() -> None:
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
-def test_a_gradient_under_way_is_part_of_the_optimizers_state() -> None:
+def test_pending_gradient_is_in_the_state() -> None:
     layer, (first, second) = with_gradient("int8", 2)
     settings = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
     optimizer = DQT({"layer": layer}, settings)
@@ -254,7 +254,7 @@ def split(**ternary: Any) -> dict[str, Any]:
         ("ternary", {"name": "bop", "gamma": 0.05, "tau": 0.1, "normalise": "true", "sigma": 0.05}),
     ],
 )
-def test_sixty_steps_learn(tmp_path: Path, levels: str, rule: dict[str, Any]) -> None:
+def test_training_lowers_the_loss(tmp_path: Path, levels: str, rule: dict[str, Any]) -> None:
     config = write(tmp_path, split(**rule), levels, steps=60)
     report = train(load_config(config).config, RunRequest(directory=tmp_path / "run"))
     losses = [
@@ -269,9 +269,7 @@ def test_sixty_steps_learn(tmp_path: Path, levels: str, rule: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("rule", [{"name": "dqt"}, {"name": "bop", "gamma": 0.1, "tau": 0.0001}])
-def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(
-    tmp_path: Path, rule: dict[str, Any]
-) -> None:
+def test_resume_is_bitwise(tmp_path: Path, rule: dict[str, Any]) -> None:
     config = load_config(
         write(tmp_path, split(**rule), steps=8, gradient_accumulation_steps=2)
     ).config
@@ -306,9 +304,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(
         ),
     ],
 )
-def test_a_combination_that_would_leave_weights_untrained_is_refused(
-    tmp_path: Path, overrides: list[str], message: str
-) -> None:
+def test_untrained_weights_are_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path, split(name="dqt"), steps=1), overrides)
     assert message in str(caught.value)

@@ -1,8 +1,7 @@
-"""Gradient quality control: optimizer wrappers that decide, micro-batch by micro-batch, whether to
-step.
+"""Gradient quality control: optimizer wrappers that decide after every micro-batch whether to step.
 
-The public names are loaded when they are first used (PEP 562). Each wrapper is there under the name
-that torch-gqc gives it too, so that a user of that package changes one import.
+The public names are loaded when they are first used (PEP 562). Each wrapper also has its name in
+torch-gqc, so that a user of that package changes one import.
 """
 
 from __future__ import annotations

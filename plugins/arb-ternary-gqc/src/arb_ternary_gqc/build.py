@@ -23,7 +23,7 @@ from arb_ternary_gqc.sbc import ScheduledBatch
 
 
 def _inner(config: WrapperConfig, trainable: Trainable) -> Optimizer:
-    """The wrapped optimizer.
+    """Build the wrapped optimizer.
 
     Raises:
         ConfigError: the model has parts that it cannot train.
@@ -36,19 +36,19 @@ def _options(config: Any, *names: str) -> dict[str, Any]:
 
 
 def build_gnts(config: GNTSConfig, trainable: Trainable) -> GradientNormThreshold:
-    """Factory of ``gqc.gnts``."""
+    """Build ``gqc.gnts``."""
     options = _options(config, "threshold", "max_batch_draws", "per_group", "schedule")
     return GradientNormThreshold(_inner(config, trainable), **options)
 
 
 def build_gnr(config: GNRConfig, trainable: Trainable) -> GradientNormRescaler:
-    """Factory of ``gqc.gnr``."""
+    """Build ``gqc.gnr``."""
     options = _options(config, "target_norm", "mode", "per_group", "schedule")
     return GradientNormRescaler(_inner(config, trainable), **options)
 
 
 def build_sbc(config: SBCConfig, trainable: Trainable) -> ScheduledBatch:
-    """Factory of ``gqc.sbc``."""
+    """Build ``gqc.sbc``."""
     options = _options(
         config, "physical_batch_size", "initial_logical_batch_size", "max_batch_draws", "schedule"
     )
@@ -56,12 +56,12 @@ def build_sbc(config: SBCConfig, trainable: Trainable) -> ScheduledBatch:
 
 
 def build_mht(config: MHTConfig, trainable: Trainable) -> MetricHypothesisTest:
-    """Factory of ``gqc.mht``."""
+    """Build ``gqc.mht``."""
     options = _options(config, "confidence", "error_tolerance", "ema_alpha", "max_batch_draws")
     return MetricHypothesisTest(_inner(config, trainable), **options)
 
 
 def build_gns(config: GNSConfig, trainable: Trainable) -> GradientNoiseScale:
-    """Factory of ``gqc.gns``."""
+    """Build ``gqc.gns``."""
     options = _options(config, "noise_multiplier", "max_batch_draws", "estimator")
     return GradientNoiseScale(_inner(config, trainable), **options)

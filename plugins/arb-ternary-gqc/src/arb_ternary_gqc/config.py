@@ -8,8 +8,15 @@ from typing import Any, ClassVar, Literal
 from attrs import frozen
 
 from arb_ternary.config.choice import OptimizerChoice
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import Rule, fraction, non_negative, option, optional, positive
+from arb_ternary.config.options import (
+    Rule,
+    fraction,
+    non_negative,
+    option,
+    optional,
+    positive,
+    unless,
+)
 from arb_ternary.optim.protocol import Planned
 from arb_ternary_gqc.schedule import QuantitySchedule
 
@@ -25,15 +32,14 @@ class WrapperConfig:
     """Options of every wrapper.
 
     Attributes:
-        defers: class attribute: it may put a step off, as ``arb_ternary.optim.protocol.MayDefer``
-            says of the wrapper.
+        defers: the wrapper may defer a step; see ``arb_ternary.optim.protocol.MayDefer``.
     """
 
     defers: ClassVar[bool] = True
 
     inner: OptimizerChoice = option(help="the optimizer that steps")
     non_finite: Literal["skip", "raise"] = option(
-        "skip", "a micro-batch whose gradient is not finite: skip = drop and count it, raise = stop"
+        "skip", "a micro-batch whose gradient is not finite: skip = drop and count it, raise = fail"
     )
 
 
@@ -42,11 +48,13 @@ class GNTSConfig(WrapperConfig):
     """Options of ``gqc.gnts``."""
 
     threshold: float = option(
-        1.0, "norm of the mean gradient below which it steps", validator=positive
+        1.0, "norm of the mean gradient below which the optimizer steps", validator=positive
     )
-    max_batch_draws: int = option(64, "most micro-batches a step", validator=positive)
-    per_group: bool = option(False, "each parameter group must meet the threshold by itself")
-    schedule: QuantitySchedule | None = option(None, "how the threshold goes on; null = it stays")
+    max_batch_draws: int = option(64, "most micro-batches per step", validator=positive)
+    per_group: bool = option(False, "each parameter group must meet the threshold separately")
+    schedule: QuantitySchedule | None = option(
+        None, "how the threshold changes; null = it is constant"
+    )
 
 
 @frozen(kw_only=True)
@@ -57,10 +65,18 @@ class GNRConfig(WrapperConfig):
 
     target_norm: float = option(1.0, "norm that gradients are scaled to", validator=positive)
     mode: Literal["global", "independent"] = option(
-        "global", "global = one factor for all gradients, independent = one for each parameter"
+        "global", "global = one factor for all gradients, independent = one per parameter"
     )
-    per_group: bool = option(False, "scale the gradients of each parameter group by themselves")
-    schedule: QuantitySchedule | None = option(None, "how the target goes on; null = it stays")
+    per_group: bool = option(
+        False,
+        "scale the gradients of each parameter group separately",
+        active_when=unless(
+            "mode", "independent", reason="mode independent scales each parameter separately"
+        ),
+    )
+    schedule: QuantitySchedule | None = option(
+        None, "how the target changes; null = it is constant"
+    )
 
     def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
@@ -70,10 +86,6 @@ class GNRConfig(WrapperConfig):
                 "has no effect because votes do not depend on a gradient's norm, and no part of "
                 "the model is float",
             )
-        if self.mode == "independent":
-            yield from without_effect(
-                self, "every parameter is scaled by itself in mode independent", "per_group"
-            )
 
 
 @frozen(kw_only=True)
@@ -82,16 +94,16 @@ class SBCConfig(WrapperConfig):
 
     physical_batch_size: int = option(
         1,
-        "samples in a micro-batch, the phase's batch_size; 1 = batches are counted in "
+        "samples per micro-batch, the phase's batch_size; 1 = logical batch sizes are in "
         "micro-batches",
         validator=positive,
     )
     initial_logical_batch_size: float | None = option(
-        None, "samples a step at first; null = one micro-batch", validator=optional(positive)
+        None, "initial samples per step; null = one micro-batch", validator=optional(positive)
     )
-    max_batch_draws: int = option(64, "most micro-batches a step", validator=positive)
+    max_batch_draws: int = option(64, "most micro-batches per step", validator=positive)
     schedule: QuantitySchedule | None = option(
-        None, "how the logical batch size goes on; null = it stays"
+        None, "how the logical batch size changes; null = it is constant"
     )
 
 
@@ -99,22 +111,28 @@ class SBCConfig(WrapperConfig):
 class MHTConfig(WrapperConfig):
     """Options of ``gqc.mht``; the metric is the loss."""
 
-    confidence: float = option(0.98, "of the interval of the mean loss", validator=_inside)
+    confidence: float = option(
+        0.98, "confidence level of the interval of the mean loss", validator=_inside
+    )
     error_tolerance: float = option(
         0.03, "largest relative error of the mean loss", validator=non_negative
     )
     ema_alpha: float = option(
-        0.01, "share of a step in the running average of the loss", validator=fraction
+        0.01, "weight of a step in the running average of the loss", validator=fraction
     )
-    max_batch_draws: int = option(64, "most micro-batches a step", validator=positive)
+    max_batch_draws: int = option(64, "most micro-batches per step", validator=positive)
 
 
 @frozen(kw_only=True)
 class GNSConfig(WrapperConfig):
     """Options of ``gqc.gns``."""
 
-    noise_multiplier: float = option(1.0, "smaller tolerates less noise", validator=positive)
-    max_batch_draws: int = option(64, "most micro-batches a step", validator=positive)
+    noise_multiplier: float = option(
+        1.0,
+        "factor of the noise scale that is accepted; smaller accepts less noise",
+        validator=positive,
+    )
+    max_batch_draws: int = option(64, "most micro-batches per step", validator=positive)
     estimator: Literal["mccandlish", "norm_variance"] = option(
-        "mccandlish", "of the noise scale; norm_variance = what torch-gqc 0.7.0 computes"
+        "mccandlish", "estimator of the noise scale; norm_variance = as in torch-gqc 0.7.0"
     )

@@ -1,4 +1,4 @@
-"""What goes wrong with gradients."""
+"""Errors of the wrappers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from arb_ternary.errors import ArbError, ConfigError
 
 
 class NonFiniteGradientError(ArbError):
-    """A gradient, a metric or a loss is not finite under the policy ``"raise"``; the sum is without
-    it.
-    """
+    """A gradient, metric or loss is not finite under ``non_finite="raise"``; it was dropped."""
 
 
 class PendingGradientError(ArbError, NotImplementedError):
-    """Somebody tried to clear gradients that a wrapper has not used yet; in torch-gqc a
-    NotImplementedError.
+    """``zero_grad`` would clear gradients that a wrapper has not used yet.
+
+    torch-gqc raises NotImplementedError.
     """
 
 
 class WrapperOptionError(ConfigError, ValueError):
-    """An option of a wrapper is outside its range; in torch-gqc a ValueError."""
+    """An option of a wrapper is outside its range; torch-gqc raises ValueError."""

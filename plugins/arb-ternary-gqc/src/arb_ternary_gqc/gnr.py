@@ -1,4 +1,4 @@
-"""Gradient norm rescaler: give every gradient the same norm."""
+"""Gradient norm rescaler: scale every gradient to the same norm."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _EPSILON: Final = 1e-12
 class GradientNormRescaler(OptimizerWrapper):
     """GNR: steps at every micro-batch, with gradients scaled to the target norm.
 
-    Schedulers on the wrapper drive the target norm, 1.0 at first. Only the gradients of float
-    parameters can be scaled: votes are cast in backward, and depend on no gradient's norm anyway.
+    Schedulers on the wrapper drive the target norm, initially 1.0. Only gradients of float
+    parameters are scaled: votes are cast in backward and do not depend on a gradient's norm.
 
     Args:
         optimizer: the optimizer that steps.
-        mode: ``"global"`` scales all gradients by one factor, ``"independent"`` each parameter's to
-            the target.
+        mode: ``"global"`` scales all gradients by one factor, ``"independent"`` scales the gradient
+            of each parameter to the target.
         target_norm: initial target.
-        per_group: each param group of the inner optimizer has a target of its own.
+        per_group: give each param group of the inner optimizer a target of its own.
         options: see :class:`OptimizerWrapper`.
     """
 
@@ -52,14 +52,13 @@ class GradientNormRescaler(OptimizerWrapper):
         if self._modules and not self._parameters:
             warnings.warn(
                 "GradientNormRescaler: all parameters are ternary, and rescaling a gradient does "
-                "not change the votes "
-                "that it casts: training goes on as it would without the wrapper",
+                "not change the votes that it casts: the wrapper has no effect",
                 stacklevel=2,
             )
 
     @property
     def target_norm(self) -> float:
-        """The current target, that of the first group."""
+        """The current target of the first group."""
         return float(self.param_groups[0]["lr"])
 
     def _wants_step(self, draw: Draw) -> bool:

@@ -1,4 +1,4 @@
-"""Gradient noise scale: draw until more micro-batches would not pay."""
+"""Gradient noise scale: draw until more micro-batches would not pay off."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ _EPSILON: Final = 1e-8
 
 
 def mccandlish(norms: Sequence[float], mean_norm: float) -> float | None:
-    """The simple noise scale of McCandlish et al., "An Empirical Model of Large-Batch Training",
-    2018, appendix A.1.
+    """Estimate the simple noise scale, in micro-batches.
 
-    With the norms of ``n`` micro-batch gradients ``g_i`` and of their mean ``G_n``, unbiased
-    estimates are ``|G|^2 = (n |G_n|^2 - mean |g_i|^2) / (n - 1)`` of the true gradient's squared
-    norm and ``S = (mean |g_i|^2 - |G_n|^2) / (1 - 1/n)`` of the trace of the covariance. The unit
-    is micro-batches.
+    McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, appendix A.1. With the
+    norms of ``n`` micro-batch gradients ``g_i`` and of their mean ``G_n``, unbiased estimates are
+    ``|G|^2 = (n |G_n|^2 - mean |g_i|^2) / (n - 1)`` of the true gradient's squared norm and ``S =
+    (mean |g_i|^2 - |G_n|^2) / (1 - 1/n)`` of the trace of the covariance.
 
     Returns:
-        ``S / |G|^2``; None for fewer than two norms, and where the estimate of ``|G|^2`` is not
+        ``S / |G|^2``; None for fewer than two norms, or if the estimate of ``|G|^2`` is not
         positive.
     """
     n = len(norms)
@@ -43,7 +42,7 @@ def mccandlish(norms: Sequence[float], mean_norm: float) -> float | None:
 
 
 def norm_variance(norms: Sequence[float]) -> float | None:
-    """``var(norms) / (mean(norms^2) + 1e-8)``; below 1 always. None for fewer than two norms."""
+    """Return ``var(norms) / (mean(norms^2) + 1e-8)``, always below 1; None for less than two."""
     if len(norms) < 2:
         return None
     values = np.array(norms)
@@ -51,19 +50,19 @@ def norm_variance(norms: Sequence[float]) -> float | None:
 
 
 class GradientNoiseScale(OptimizerWrapper):
-    """GNS: steps when ``noise scale <= draws * noise_multiplier`` from the second draw on, or after
-    the most draws.
+    """GNS: steps if ``noise scale <= draws * noise_multiplier``, or after the most draws.
 
-    Schedulers on the wrapper drive the learning rate of the inner optimizer.
+    The first draw has no noise scale. Schedulers on the wrapper drive the learning rate of the
+    inner optimizer.
 
     Args:
         optimizer: the optimizer that steps.
-        noise_multiplier: smaller tolerates less noise.
-        max_batch_draws: most micro-batches a step.
-        estimator: ``"mccandlish"`` needs the norm of a sum of gradients, which is known of float
-            parameters alone: in a model with ternary modules it looks at the others.
-            ``"norm_variance"`` is what torch-gqc 0.7.0 does: it needs norms only, never steps at
-            the first draw, and steps at the second with the default multiplier.
+        noise_multiplier: a smaller one accepts less noise.
+        max_batch_draws: most micro-batches per step.
+        estimator: ``"mccandlish"`` needs the norm of a sum of gradients, which is known for float
+            parameters only: ternary modules are left out. ``"norm_variance"`` is the estimator of
+            torch-gqc 0.7.0: it needs norms only, never steps at the first draw, and always steps at
+            the second with the default multiplier.
         options: see :class:`OptimizerWrapper`.
 
     Raises:
@@ -89,22 +88,22 @@ class GradientNoiseScale(OptimizerWrapper):
         super().__init__(optimizer, initial=None, max_batch_draws=max_batch_draws, **options)
         if estimator == "mccandlish" and not self._parameters:
             raise ConfigError(
-                "gqc: estimator mccandlish needs the norm of the sum of several gradients, and a "
-                "ternary module keeps the norm of each alone",
+                "gqc: estimator mccandlish needs the norm of the sum of several gradients, but a "
+                "ternary module only has the norm of each",
                 "Use gqc.gnts or gqc.sbc, or estimator: norm_variance.",
             )
 
     def _wants_step(self, draw: Draw) -> bool:
-        of_floats = []
+        float_norms = []
         if self.estimator == "mccandlish" and self._modules:
-            of_floats = [each.norm(self._parameters, ()) for each in (self._sum, draw.gradients)]
-        whole, *floats = on_host([self._sum_norm(draw), *of_floats])
+            float_norms = [each.norm(self._parameters, ()) for each in (self._sum, draw.gradients)]
+        whole, *floats = on_host([self._sum_norm(draw), *float_norms])
         norm = self._measure(whole)
-        of_draw = draw.norm
+        draw_norm = draw.norm
         if floats:
             norm = floats[0] / self.num_draws
-            of_draw = floats[1]
-        self.grad_norms.append(as_number(of_draw))
+            draw_norm = floats[1]
+        self.grad_norms.append(as_number(draw_norm))
         if self.estimator == "norm_variance":
             self.estimated_gns = norm_variance(self.grad_norms)
         else:
@@ -115,11 +114,8 @@ class GradientNoiseScale(OptimizerWrapper):
         )
 
     def _most_draws(self) -> int:
-        return (
-            max(2, self.max_batch_draws)
-            if self.estimator == "norm_variance"
-            else self.max_batch_draws
-        )
+        least = 2 if self.estimator == "norm_variance" else 1
+        return max(least, self.max_batch_draws)
 
     def _after_step(self) -> None:
         self.grad_norms = []
@@ -136,9 +132,7 @@ class GradientNoiseScale(OptimizerWrapper):
 
 
 class OptimizerWrapperGNS(GradientNoiseScale):
-    """GNS by the name and with the decisions of torch-gqc 0.7.0: the estimator is
-    ``norm_variance``.
-    """
+    """GNS with the name and decisions of torch-gqc 0.7.0: the estimator is ``norm_variance``."""
 
     def __init__(
         self,

@@ -12,17 +12,16 @@ from arb_ternary_gqc.wrapper import OptimizerWrapper
 
 
 class GradientNormThreshold(OptimizerWrapper):
-    """GNTS: steps when ``norm(sum of gradients) / draws < threshold``, or after
-    ``max_batch_draws``.
+    """GNTS: steps if ``norm(sum of gradients) / draws < threshold``, or after the most draws.
 
-    Averaging shrinks the noise in a gradient and leaves its signal, so that the threshold sets how
-    much noise a step may have. Schedulers on the wrapper drive the threshold, 1.0 at first.
+    Averaging reduces the noise in a gradient but not its signal, so that the threshold sets how
+    much noise a step may have. Schedulers on the wrapper drive the threshold, initially 1.0.
 
     Args:
         optimizer: the optimizer that steps.
-        max_batch_draws: most micro-batches a step.
+        max_batch_draws: most micro-batches per step.
         threshold: initial norm.
-        per_group: each param group of the inner optimizer has a threshold of its own; all must be
+        per_group: give each param group of the inner optimizer a threshold of its own; all must be
             met.
         options: see :class:`OptimizerWrapper`.
     """
@@ -46,20 +45,16 @@ class GradientNormThreshold(OptimizerWrapper):
 
     @property
     def norm_threshold(self) -> float:
-        """The current threshold, that of the first group."""
+        """The current threshold of the first group."""
         return float(self.param_groups[0]["lr"])
 
     def _wants_step(self, draw: Draw) -> bool:
         portions = self._portions() if self.per_group else []
-        whole, *parts = on_host(
-            [
-                self._sum_norm(draw),
-                *(self._sum.norm(each.parameters, each.modules) for each in portions),
-            ]
-        )
+        norms = [self._sum.norm(each.parameters, each.modules) for each in portions]
+        whole, *parts = on_host([self._sum_norm(draw), *norms])
         norm = self._measure(whole)
         if not self.per_group:
-            # Compared as tensors: in the gradients' own precision.
+            # Compared as tensors, in the gradients' own precision.
             return bool(as_number(norm < self.norm_threshold))
         return all(
             as_number(part / self.num_draws < portion.group["lr"])

@@ -1,13 +1,13 @@
 """The gradient of one micro-batch, taken out of a model, and the sum of several.
 
 A wrapper takes the gradient of each micro-batch away from the parameters before the next one is
-drawn. So each can be looked at alone (its norm, whether it is finite, its loss scale) and dropped
-alone. Sums are made by the operation that autograd uses, in its order: they have the bits that
+drawn, so that each can be examined (its norm, whether it is finite, its loss scale) and dropped by
+itself. Sums are computed by the operation that autograd uses, in its order: they have the bits that
 ``parameter.grad`` would have.
 
-A ternary module has no gradient to take. It casts votes, which stay in its accumulators, and has
-statistics of the gradient that never was a tensor: counts of NaN, sums of squares and, under scaled
-votes, sums of magnitudes.
+A ternary module has no gradient tensor. It casts votes, which stay in its accumulators, and keeps
+statistics of its gradient: the count of NaN, sums of squares and, with scaled votes, sums of
+magnitudes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from arb_ternary.ternary.module import TernaryModule
 
 
 def float_parameters(group: Mapping[str, Any]) -> list[Tensor]:
-    """The parameters of a group that autograd gives gradients to; packed ternary weights are not
-    among them.
-    """
+    """Return the parameters of a group that have gradients; packed ternary weights have none."""
     return [
         parameter
         for parameter in group["params"]
@@ -38,9 +36,7 @@ def float_parameters(group: Mapping[str, Any]) -> list[Tensor]:
 
 
 def ternary_modules_of(optimizer: Optimizer, group: Mapping[str, Any]) -> list[TernaryModule]:
-    """The ternary modules of a param group of ``optimizer``, which may belong to an optimizer
-    inside it.
-    """
+    """Return the ternary modules of a param group of ``optimizer`` or an optimizer inside it."""
     for part in inner_optimizers(optimizer):
         if isinstance(part, TernaryOptimizer):
             for index, own in enumerate(part.param_groups):
@@ -50,10 +46,9 @@ def ternary_modules_of(optimizer: Optimizer, group: Mapping[str, Any]) -> list[T
 
 
 def on_host(scalars: Sequence[Tensor]) -> list[Tensor]:
-    """The same numbers in tensors of the host, each of its own dtype, in one transfer a device.
+    """Copy scalars to the host in one transfer per device; each keeps its dtype.
 
-    What decides on them may then read them as often as it likes, and computes with them in the
-    gradients' precision.
+    Decisions can then read them at no cost, and compute with them in the gradients' precision.
     """
     # Doubles hold the numbers of every narrower dtype exactly.
     numbers = to_host([scalar.detach().double().reshape(()) for scalar in scalars])
@@ -64,14 +59,14 @@ def on_host(scalars: Sequence[Tensor]) -> list[Tensor]:
 
 
 def as_number(scalar: Tensor) -> float:
-    """The number in a scalar tensor of the host."""
+    """Return the number in a scalar tensor on the host."""
     (found,) = scalar.reshape(1).tolist()
     return float(found)
 
 
 @define(eq=False)
 class _Statistics:
-    """Working memory of a ternary module: ``stats`` and, under scaled votes, ``magnitudes``."""
+    """``stats`` of a ternary module and, with scaled votes, its ``magnitudes``."""
 
     stats: Tensor
     magnitudes: Tensor | None
@@ -85,16 +80,14 @@ class _Statistics:
 
 @define(eq=False)
 class Gradients:
-    """Gradients by parameter, and statistics by ternary module; of one micro-batch, or a sum."""
+    """Gradients by parameter and statistics by ternary module, of one micro-batch or a sum."""
 
     floats: dict[Tensor, Tensor] = field(factory=dict)
     statistics: dict[TernaryModule, _Statistics] = field(factory=dict)
 
     @classmethod
     def take(cls, parameters: Sequence[Tensor], modules: Sequence[TernaryModule]) -> Gradients:
-        """Move what the last backward left into a new object; the model is left without
-        gradients.
-        """
+        """Move the gradients out of the model into a new object."""
         taken = cls()
         for parameter in parameters:
             gradient = parameter.grad
@@ -105,8 +98,7 @@ class Gradients:
             if gradient.is_sparse:
                 gradient = gradient.coalesce()
             elif gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size():
-                # Part of a larger buffer: DistributedDataParallel may have buckets that it writes
-                # again.
+                # Part of a larger buffer: DistributedDataParallel writes to its buckets again.
                 gradient = gradient.clone()
             taken.floats[parameter] = gradient
         for module in modules:
@@ -116,15 +108,15 @@ class Gradients:
         return taken
 
     def add(self, other: Gradients) -> None:
-        """Add ``other``, whose tensors may become part of this sum."""
+        """Add ``other``; its tensors may become part of this sum."""
         for parameter, gradient in other.floats.items():
             total = self.floats.get(parameter)
             if total is None:
                 self.floats[parameter] = gradient
+            elif total.is_sparse and gradient.is_sparse:
+                self.floats[parameter] = (total + gradient).coalesce()
             elif total.is_sparse:
-                self.floats[parameter] = (
-                    (total + gradient).coalesce() if gradient.is_sparse else gradient + total
-                )
+                self.floats[parameter] = gradient + total
             else:
                 total.add_(gradient)
         for module, statistics in other.statistics.items():
@@ -136,11 +128,10 @@ class Gradients:
                     total.add_(part)
 
     def norm(self, parameters: Sequence[Tensor], modules: Sequence[TernaryModule]) -> Tensor:
-        """Norm over the given parameters and modules together, a scalar tensor.
+        """Return the norm over parameters and modules together, a scalar tensor.
 
-        The sum of several micro-batches is known of float parameters. Of ternary modules the
-        squared norms of the micro-batches are, and their sum stands for the squared norm of the
-        sum, as it is for independent noise.
+        For ternary modules only the squared norms of the micro-batches are known. Their sum takes
+        the place of the squared norm of the sum, to which it is equal for independent noise.
         """
         norm: Tensor = get_total_norm(
             [_values(self.floats[p]) for p in parameters if p in self.floats]
@@ -152,22 +143,22 @@ class Gradients:
         ]
         if not squares:
             return norm
-        of_modules = torch.stack(squares).sum()
-        return (norm.to(of_modules.device, torch.float64).square() + of_modules).sqrt()
+        total = torch.stack(squares).sum()
+        return (norm.to(total.device, torch.float64).square() + total).sqrt()
 
     def first_fault(
         self, parameters: Sequence[Tensor], modules: Sequence[TernaryModule]
     ) -> str | None:
-        """What is not finite in it, in words; None where everything is."""
+        """Describe the first gradient that is not finite; None if all are."""
         for index, parameter in enumerate(parameters):
             gradient = self.floats.get(parameter)
             if gradient is not None and not bool(_values(gradient).isfinite().all()):
                 return f"the gradient of parameter {index}, shape {tuple(parameter.shape)}"
         for index, module in enumerate(modules):
             own = self.statistics.get(module)
-            if own is not None and (
-                bool(own.stats[0] > 0) or not bool(own.squares(module).isfinite())
-            ):
+            if own is None:
+                continue
+            if bool(own.stats[0] > 0) or not bool(own.squares(module).isfinite()):
                 return (
                     f"the gradient of ternary module {index}, {module.shape.out_features} x "
                     f"{module.shape.in_features}"
@@ -175,14 +166,15 @@ class Gradients:
         return None
 
     def counted_nan(self) -> Tensor:
-        """Whether a ternary module saw NaN, which its norm does not show; a scalar tensor, not zero
-        where one did.
+        """Return a scalar tensor that is not zero if a ternary module saw NaN.
+
+        Norms of ternary modules do not show NaN.
         """
         seen = [own.stats[0] for own in self.statistics.values()]
         return torch.stack(seen).amax() if seen else torch.zeros(())
 
     def multiply(self, factor: Tensor) -> None:
-        """Multiply the gradients of float parameters by a scalar, float32, on any device."""
+        """Multiply the gradients of float parameters by a float32 scalar on any device."""
         for gradient in self.floats.values():
             _values(gradient).mul_(factor.to(gradient.device))
 
@@ -192,7 +184,7 @@ class Gradients:
             _values(gradient).div_(draws)
 
     def put_back(self) -> None:
-        """Give the model these gradients, as if one backward had made them."""
+        """Set these gradients in the model, as if one backward had computed them."""
         for parameter, gradient in self.floats.items():
             parameter.grad = gradient
         for module, own in self.statistics.items():
@@ -203,7 +195,7 @@ class Gradients:
     def state_dict(
         self, parameters: Sequence[Tensor], modules: Sequence[TernaryModule]
     ) -> dict[str, Any]:
-        """The tensors, by position of the parameter or module."""
+        """Return the tensors by the position of their parameter or module."""
         return {
             "floats": {
                 index: self.floats[p] for index, p in enumerate(parameters) if p in self.floats
@@ -222,7 +214,7 @@ class Gradients:
         parameters: Sequence[Tensor],
         modules: Sequence[TernaryModule],
     ) -> Gradients:
-        """Copies of what :meth:`state_dict` gave, on the devices of the parameters and modules."""
+        """Copy what :meth:`state_dict` returned to the devices of parameters and modules."""
         loaded = cls()
         for index, gradient in state["floats"].items():
             parameter = parameters[int(index)]
@@ -235,5 +227,5 @@ class Gradients:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """The numbers of a gradient, dense or sparse."""
+    """Return the values of a dense or sparse gradient."""
     return gradient._values() if gradient.is_sparse else gradient

@@ -1,6 +1,4 @@
-"""Metric hypothesis test: draw until the mean of a metric, usually the loss, is known well
-enough.
-"""
+"""Metric hypothesis test: draw until the mean of a metric, usually the loss, is precise enough."""
 
 from __future__ import annotations
 
@@ -21,11 +19,10 @@ _EPSILON: Final = 1e-12
 
 
 def is_precise(metrics: list[float], running: float, confidence: float, tolerance: float) -> bool:
-    """Whether the confidence interval of the mean of ``[running, *metrics]`` lies within ``mean *
-    (1 +- tolerance)``.
+    """Test whether the mean of ``[running, *metrics]`` is known within ``mean * (1 +- tolerance)``.
 
-    The interval is Student's, ``mean +- t * (s / sqrt(n) + 1e-12)`` with ``n - 1`` degrees of
-    freedom. Fewer than two metrics, or a mean of zero, are never precise.
+    Its confidence interval is Student's, ``mean +- t * (s / sqrt(n) + 1e-12)`` with ``n - 1``
+    degrees of freedom. Fewer than two metrics, or a mean of zero, are never precise.
     """
     if len(metrics) < 2:
         return False
@@ -35,25 +32,24 @@ def is_precise(metrics: list[float], running: float, confidence: float, toleranc
         return False
     error = float(np.std(samples, ddof=1) / np.sqrt(len(samples))) + _EPSILON
     reach = two_sided_quantile(confidence, len(samples) - 1) * error
-    # The edges change places where the mean is negative.
+    # For a negative mean the edges change places.
     low, high = sorted((mean * (1 - tolerance), mean * (1 + tolerance)))
     return mean - reach >= low and mean + reach <= high
 
 
 class MetricHypothesisTest(OptimizerWrapper):
-    """MHT: steps when a t-test says that the mean metric is known within the tolerance, or after
-    ``max_batch_draws``.
+    """MHT: steps if a t-test finds the mean metric precise enough, or after the most draws.
 
-    The running average of earlier steps is one more sample of the test. After a step it takes in
-    the mean of the step's metrics. Schedulers on the wrapper drive the learning rate of the inner
+    The running average of earlier steps is one more sample of the test. After a step the mean of
+    its metrics is added to it. Schedulers on the wrapper drive the learning rate of the inner
     optimizer.
 
     Args:
         optimizer: the optimizer that steps.
-        confidence: of the interval, between 0 and 1.
+        confidence: confidence level of the interval, between 0 and 1.
         error_tolerance: largest relative error of the mean.
-        ema_alpha: share of a step in the running average.
-        max_batch_draws: most micro-batches a step.
+        ema_alpha: weight of a step in the running average.
+        max_batch_draws: most micro-batches per step.
         options: see :class:`OptimizerWrapper`.
     """
 
@@ -93,9 +89,9 @@ class MetricHypothesisTest(OptimizerWrapper):
         """See :meth:`OptimizerWrapper.step`.
 
         Args:
-            metric: of the micro-batch; by default ``loss_signal``, or the loss that ``closure``
-                returns.
-            closure: makes the micro-batch.
+            metric: metric of the micro-batch; by default ``loss_signal``, or the loss that
+                ``closure`` returns.
+            closure: runs forward and backward.
             loss_signal: loss of the micro-batch.
 
         Raises:

@@ -1,6 +1,4 @@
-"""What goes into a wrapper and its decisions: options, micro-batches, and what a quantity is
-for.
-"""
+"""Options of wrappers, checks of their arguments, and records that decisions are made on."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ class Draw:
 
     Attributes:
         gradients: its gradient.
-        norm: the norm of that, a scalar tensor of the host.
-        metric: what ``step`` was given as the metric; None without one.
+        norm: the norm of the gradient, a scalar tensor on the host.
+        metric: the metric given to ``step``; None without one.
     """
 
     gradients: Gradients
@@ -47,9 +45,7 @@ class Draw:
 
 @frozen(eq=False)
 class Portion:
-    """What one entry of the wrapper's own groups decides on: everything, or one group of the inner
-    optimizer.
-    """
+    """The parameters and modules of one of the wrapper's own groups."""
 
     group: Mapping[str, Any]
     parameters: list[Tensor]
@@ -57,7 +53,11 @@ class Portion:
 
 
 def check_arguments(optimizer: Any, max_batch_draws: int, non_finite: str) -> None:
-    """See that ``optimizer`` can be wrapped, with these options; raises ConfigError."""
+    """Check that ``optimizer`` can be wrapped with these options.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"gqc: a wrapper wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}"
@@ -65,7 +65,7 @@ def check_arguments(optimizer: Any, max_batch_draws: int, non_finite: str) -> No
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
-            f"gqc: {type(optimizer).__name__} evaluates a closure several times a step, and the "
+            f"gqc: {type(optimizer).__name__} evaluates a closure several times per step, but the "
             "micro-batches that a wrapper has drawn cannot be evaluated again",
             "Wrap an optimizer whose step() works without a closure.",
         )
@@ -76,17 +76,15 @@ def check_arguments(optimizer: Any, max_batch_draws: int, non_finite: str) -> No
 
 
 def numbers_given(loss: Any, signal: Any, metric: Any) -> dict[str, Tensor]:
-    """Scalars that came with a micro-batch, by name; the loss of a closure stands in for those not
-    given.
+    """Return the scalars of a micro-batch, ``signal`` and ``metric``, as tensors.
+
+    The loss of a closure takes the place of one that is not given.
     """
-    found = {
-        "signal": loss if signal is None else signal,
-        "metric": loss if metric is None else metric,
-    }
-    return {
-        name: value.detach().reshape(())
-        if isinstance(value, Tensor)
-        else torch.tensor(float(value), dtype=torch.float64)
-        for name, value in found.items()
-        if value is not None
-    }
+    found = {}
+    for name, given in (("signal", signal), ("metric", metric)):
+        value = loss if given is None else given
+        if isinstance(value, Tensor):
+            found[name] = value.detach().reshape(())
+        elif value is not None:
+            found[name] = torch.tensor(float(value), dtype=torch.float64)
+    return found

@@ -12,10 +12,9 @@ ARB_API_VERSION = (1, 0)
 _SUMMARIES = {
     "gnts": "wrapper: draws micro-batches until the norm of the mean gradient is below a threshold",
     "gnr": "wrapper: scales every gradient to a target norm",
-    "sbc": "wrapper: draws as many micro-batches as a scheduled batch size asks for",
-    "mht": "wrapper: draws micro-batches until a t-test finds the mean loss known well enough",
-    "gns": "wrapper: draws micro-batches until the gradient noise scale says that more would not "
-    "pay",
+    "sbc": "wrapper: draws micro-batches up to a scheduled batch size",
+    "mht": "wrapper: draws micro-batches until a t-test finds the mean loss precise enough",
+    "gns": "wrapper: draws micro-batches until the gradient noise scale is small enough",
 }
 
 

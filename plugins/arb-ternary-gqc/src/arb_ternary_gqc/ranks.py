@@ -1,6 +1,4 @@
-"""What the ranks of a process group have to tell each other, so that all of them decide the
-same.
-"""
+"""Communication between the ranks of a process group, so that all of them decide alike."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from arb_ternary_gqc.gradients import Gradients
 
 @frozen(eq=False)
 class Ranks:
-    """A process group; with ``group`` None a single process, for which every answer is its own.
+    """A process group, or a single process if ``group`` is None.
 
     Attributes:
         group: of ``torch.distributed``.
-        device: where its messages have to be: the device of the model.
-        local_gradients: backward left each rank its own gradient (``no_sync``), and the wrapper
-            averages.
+        device: device of the messages, that of the model.
+        local_gradients: each rank has its own gradient after backward (``no_sync``), and the
+            wrapper averages them.
     """
 
     group: Any = None
@@ -34,7 +32,7 @@ class Ranks:
     def join(
         cls, group: Any, local_gradients: bool, parameters: Sequence[Tensor], modules: Sequence[Any]
     ) -> Ranks:
-        """The ranks of a wrapper of these parameters and ternary modules.
+        """Return the ranks of a wrapper of these parameters and ternary modules.
 
         Raises:
             ConfigError: the combination cannot work.
@@ -45,33 +43,33 @@ class Ranks:
             return cls()
         if modules:
             raise ConfigError(
-                "gqc: process_group: ternary modules vote on the gradient of their own rank, and "
-                "votes are not reduced",
+                "gqc: process_group: ternary modules vote on the gradient of their own rank, but "
+                "votes are not reduced over ranks",
                 "Train ternary modules in one process.",
             )
         return cls(group, parameters[0].device if parameters else "cpu", local_gradients)
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds on some rank."""
+        """Return whether ``flag`` is true on some rank."""
         if self.group is None:
             return flag
         return bool(self._reduced(torch.tensor(int(flag), device=self.device), "MAX"))
 
     def all(self, flag: bool) -> bool:
-        """Whether it holds on every rank."""
+        """Return whether ``flag`` is true on every rank."""
         return not self.any(not flag)
 
     def mean(self, values: Sequence[float]) -> list[float]:
-        """The mean over ranks of each number."""
+        """Return the mean over ranks of each number."""
         if self.group is None or not values:
             return list(values)
         total = self._reduced(torch.tensor(values, dtype=torch.float64, device=self.device), "SUM")
         return [float(value) for value in total / self._size()]
 
     def average(self, gradients: Gradients, parameters: Sequence[Tensor]) -> None:
-        """Put the mean over ranks in the place of every gradient of a float parameter.
+        """Replace every gradient of a float parameter by its mean over ranks.
 
-        A parameter without a gradient on this rank counts as zero where another has one.
+        A parameter without a gradient on this rank counts as zero if another rank has one.
         """
         present = torch.tensor(
             [parameter in gradients.floats for parameter in parameters], dtype=torch.int32

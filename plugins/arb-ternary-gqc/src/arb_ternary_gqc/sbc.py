@@ -1,4 +1,4 @@
-"""Scheduled batch: as many micro-batches a step as a logical batch size asks for."""
+"""Scheduled batch: micro-batches up to a logical batch size."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ScheduledBatch(OptimizerWrapper):
 
     Args:
         optimizer: the optimizer that steps.
-        physical_batch_size: samples in a micro-batch.
-        initial_logical_batch_size: samples a step at first; None is one micro-batch.
-        max_batch_draws: most micro-batches a step.
+        physical_batch_size: samples per micro-batch.
+        initial_logical_batch_size: initial samples per step; None = one micro-batch.
+        max_batch_draws: most micro-batches per step.
         options: see :class:`OptimizerWrapper`.
     """
 
@@ -39,21 +39,19 @@ class ScheduledBatch(OptimizerWrapper):
                 f"gqc: physical_batch_size must be at least 1, not {physical_batch_size}"
             )
         self.physical_batch_size = physical_batch_size
-        logical = (
-            physical_batch_size
-            if initial_logical_batch_size is None
-            else initial_logical_batch_size
-        )
+        logical = initial_logical_batch_size
+        if logical is None:
+            logical = physical_batch_size
         super().__init__(optimizer, initial=logical, max_batch_draws=max_batch_draws, **options)
 
     @property
     def target_logical_batch_size(self) -> float:
-        """Samples a step, now."""
+        """Current samples per step."""
         return float(self.param_groups[0]["lr"])
 
     @property
     def target_draws(self) -> int:
-        """Micro-batches a step, now."""
+        """Current micro-batches per step."""
         return max(1, round(self.target_logical_batch_size / self.physical_batch_size))
 
     def _wants_step(self, draw: Draw) -> bool:

@@ -1,6 +1,4 @@
-"""Quantiles of Student's t distribution with a whole number of degrees of freedom, without
-scipy.
-"""
+"""Quantiles of Student's t distribution with an integer number of degrees of freedom."""
 
 from __future__ import annotations
 
@@ -9,9 +7,7 @@ from functools import lru_cache
 
 
 def central_probability(angle: float, df: int) -> float:
-    """``P(|T| <= sqrt(df) * tan(angle))``: Abramowitz and Stegun 26.7.3 and 26.7.4, finite sums of
-    cosines.
-    """
+    """Return ``P(|T| <= sqrt(df) * tan(angle))``, by Abramowitz and Stegun 26.7.3 and 26.7.4."""
     sine = math.sin(angle)
     cosine = math.cos(angle)
     if df % 2:
@@ -31,10 +27,10 @@ def central_probability(angle: float, df: int) -> float:
 
 @lru_cache(maxsize=4096)
 def two_sided_quantile(confidence: float, df: int) -> float:
-    """The ``t`` with ``P(|T| <= t) = confidence`` for ``0 < confidence < 1`` and ``df >= 1``.
+    """Return ``t`` with ``P(|T| <= t) = confidence``, for ``0 < confidence < 1`` and ``df >= 1``.
 
-    Bisection of the angle ``atan(t / sqrt(df))``, until two neighbouring floating-point numbers
-    enclose it.
+    The angle ``atan(t / sqrt(df))`` is bisected until two adjacent floating-point numbers enclose
+    it.
     """
     low = 0.0
     high = math.pi / 2

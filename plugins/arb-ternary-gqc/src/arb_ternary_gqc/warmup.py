@@ -1,6 +1,4 @@
-"""Inverted warm-up for schedules of norms: from high to the target, where learning rates rise from
-low.
-"""
+"""Inverted warm-up for schedules of norms: from high to the target."""
 
 from __future__ import annotations
 
@@ -16,16 +14,16 @@ class NormWarmupScheduler(LRScheduler):
     """Overrides the first values of another schedule.
 
     In step ``t < num_warmup_steps`` each group has ``initial_lr * (warmup_start + t /
-    num_warmup_steps * (warmup_end - warmup_start))``; from then on what the wrapped schedule says
-    for step ``t``. The wrapped schedule advances once a step all along, and finds in the groups the
-    values that it left there, so that schedules that compute a value from the one before
-    (``CosineAnnealingLR``) go on as they would alone.
+    num_warmup_steps * (warmup_end - warmup_start))``, and from then on the value of the wrapped
+    schedule for step ``t``. The wrapped schedule advances once per step from the beginning, and
+    finds its own last values in the groups, so that recursive schedules (``CosineAnnealingLR``)
+    are not disturbed.
 
     Args:
-        scheduler: of the wrapper's quantity; its first step has been made by its constructor.
-        num_warmup_steps: steps of the warm-up; 0 is none.
+        scheduler: schedule of the wrapper's quantity, just constructed.
+        num_warmup_steps: steps of the warm-up; 0 for none.
         warmup_start: multiple of the initial value at step 0.
-        warmup_end: multiple that the warm-up runs towards.
+        warmup_end: multiple of the initial value at the end of the warm-up.
         warmup_steps: another name of ``num_warmup_steps``.
 
     Raises:
@@ -41,21 +39,16 @@ class NormWarmupScheduler(LRScheduler):
         *,
         warmup_steps: int | None = None,
     ) -> None:
-        steps = warmup_steps if num_warmup_steps is None else num_warmup_steps
-        if (
-            steps is None
-            or steps < 0
-            or (num_warmup_steps is not None and warmup_steps is not None)
-        ):
+        given = [each for each in (num_warmup_steps, warmup_steps) if each is not None]
+        if len(given) != 1 or given[0] < 0:
             raise ConfigError(
                 "NormWarmupScheduler: give num_warmup_steps, 0 or more, once; "
                 f"got num_warmup_steps={num_warmup_steps}, warmup_steps={warmup_steps}"
             )
-        # Not LRScheduler.__init__: that would patch the optimizer and advance the schedule a second
-        # time.
+        # LRScheduler.__init__ would patch the optimizer and advance the schedule a second time.
         self.wrapped_scheduler = scheduler
         self.optimizer = scheduler.optimizer
-        self.num_warmup_steps = steps
+        self.num_warmup_steps = given[0]
         self.warmup_start = warmup_start
         self.warmup_end = warmup_end
         self.base_lrs = [
@@ -66,8 +59,10 @@ class NormWarmupScheduler(LRScheduler):
         self._override()
 
     def step(self, *arguments: Any) -> None:
-        """Advance by one step; arguments (the metrics of ``ReduceLROnPlateau``) go to the wrapped
-        schedule.
+        """Advance by one step.
+
+        Args:
+            arguments: for the wrapped schedule (``ReduceLROnPlateau`` takes a metric).
         """
         for group, value in zip(self.optimizer.param_groups, self._wrapped_values, strict=True):
             group["lr"] = value
@@ -88,9 +83,7 @@ class NormWarmupScheduler(LRScheduler):
         self._last_lr = self._values()
 
     def state_dict(self) -> dict[str, Any]:
-        """Position, values and the wrapped schedule's state. The groups' values are in the
-        optimizer's state.
-        """
+        """Return position, values and the state of the wrapped schedule."""
         own = {
             key: value
             for key, value in self.__dict__.items()
@@ -99,7 +92,7 @@ class NormWarmupScheduler(LRScheduler):
         return {**own, "wrapped_scheduler": self.wrapped_scheduler.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         own = dict(state_dict)
         self.wrapped_scheduler.load_state_dict(own.pop("wrapped_scheduler"))
         self.__dict__.update(own)

@@ -1,6 +1,4 @@
-"""The common part of the wrappers: what happens to a micro-batch, and when the inner optimizer
-steps.
-"""
+"""The common part of the wrappers: accumulating micro-batches, and stepping."""
 
 from __future__ import annotations
 
@@ -37,30 +35,28 @@ from arb_ternary_gqc.schedule import QuantitySchedule
 
 
 class OptimizerWrapper(Optimizer):
-    """Draws micro-batches until their mean gradient is worth a step of the wrapped optimizer.
+    """Draws micro-batches until their mean gradient is good enough for a step.
 
     Call ``step()`` after every backward, and never ``zero_grad()``: the wrapper takes each gradient
-    away from the parameters, and gives the mean of all of them back when the inner optimizer steps.
-    On ternary modules votes stay where backward cast them; without a step no trit flips.
+    away from the parameters, and sets their mean when the inner optimizer steps. Votes of ternary
+    modules stay in their accumulators; without a step no trit flips.
 
     Args:
         optimizer: the optimizer that steps. It must not need a closure.
-        initial: first value of the quantity that schedulers on the wrapper drive; None if they
+        initial: initial value of the quantity that schedulers on the wrapper drive; None if they
             drive the learning rate of the inner optimizer.
         max_batch_draws: micro-batches after which it steps whatever their gradient.
-        per_group: each param group of the inner optimizer has a quantity of its own, for its own
-            gradient.
-        non_finite: what to do about a micro-batch whose gradient, loss or metric is not finite:
+        per_group: give each param group of the inner optimizer a quantity of its own.
+        non_finite: what to do with a micro-batch whose gradient, loss or metric is not finite:
             ``"skip"`` drops and counts it, ``"raise"`` drops it and raises
-            :class:`NonFiniteGradientError`. Votes that the finite elements of such a gradient have
-            cast stay in the accumulators.
-        schedule: drives the quantity in the place of a scheduler.
-        process_group: of ``torch.distributed``: all ranks take the same decisions.
+            :class:`NonFiniteGradientError`. Votes cast by the finite elements of such a gradient
+            stay in the accumulators.
+        schedule: drives the quantity in place of a scheduler.
+        process_group: of ``torch.distributed``, whose ranks all decide alike.
         local_gradients: backward runs under ``no_sync``, and the wrapper averages gradients over
-            ``process_group``: where it decides on gradients after every draw, else before a step.
-            False: they arrive averaged.
-        count_from: what :meth:`statistics` begin to count batches and draws from; 1 counts the one
-            that is being drawn, as torch-gqc does.
+            ``process_group``: after every draw if it decides on gradients, else before a step.
+            False: gradients are averaged in backward.
+        count_from: first number of batches and draws in :meth:`statistics`; 1 as in torch-gqc.
 
     Attributes:
         inner: the wrapped optimizer; ``optimizer`` is another name for it.
@@ -69,23 +65,22 @@ class OptimizerWrapper(Optimizer):
         num_draws: micro-batches in the sum since the last step.
         num_dropped: micro-batches dropped because something was not finite.
         last_num_draws: micro-batches of the last step; None before the first.
-        last_grad_norm: norm of the mean gradient, when it was last computed; None before.
-        last_optimizer_result: what ``step`` of the inner optimizer returned.
-        last_outcome: the same decision as ``step`` returned, with its numbers.
+        last_grad_norm: latest norm of the mean gradient; None before the first.
+        last_optimizer_result: result of the inner optimizer's last ``step``.
+        last_outcome: the latest decision with its numbers.
 
     Raises:
         ConfigError: an argument is outside its range, or the combination cannot work.
     """
 
-    #: Whether ``step`` may put a step off, and takes the loss; the training loop asks.
+    #: ``step`` may defer a step, and takes the loss (read by the training loop).
     defers: ClassVar[bool] = True
     takes_loss_signal: ClassVar[bool] = True
     #: A micro-batch may be dropped because of its gradient.
     refuses: ClassVar[bool] = True
     #: Whether decisions need the gradient of every micro-batch.
     decides_on_gradients: ClassVar[bool] = True
-    # : GradScaler hands its scale over instead of dividing the gradients itself, so that no draw is
-    # ever lost.
+    #: GradScaler passes its scale instead of dividing the gradients, so that no draw is lost.
     _step_supports_amp_scaling: ClassVar[bool] = True
 
     def __init__(
@@ -110,33 +105,35 @@ class OptimizerWrapper(Optimizer):
         self.count_from = count_from
         self._initial = initial
         self._own: list[dict[str, Any]] | None = None
+        self.defaults = optimizer.defaults
         if initial is not None:
+            self.defaults = {"kind": "gqc", "lr": float(initial)}
             count = len(optimizer.param_groups) if per_group else 1
-            self._own = [{"params": [], "kind": "gqc", "lr": float(initial)} for _ in range(count)]
-        self.defaults = (
-            optimizer.defaults if initial is None else {"kind": "gqc", "lr": float(initial)}
-        )
-        self.num_batches = self.num_steps = self.num_draws = self.num_dropped = 0
+            self._own = [{"params": [], **self.defaults} for _ in range(count)]
+        self.num_batches = 0
+        self.num_steps = 0
+        self.num_draws = 0
+        self.num_dropped = 0
         self.last_num_draws: int | None = None
         self.last_grad_norm: float | None = None
         self.last_optimizer_result: Any = None
         self.last_outcome = StepOutcome(stepped=False, draws=0)
         self._sum = Gradients()
         self._signals: list[float] = []
-        self._nothing_pending = self._in_closure = False
+        self._nothing_pending = False
+        self._in_closure = False
         self._ranks = Ranks.join(process_group, local_gradients, self._parameters, self._modules)
-        # Not Optimizer.__init__: it would make groups of its own and empty the inner optimizer's
-        # state.
+        # Optimizer.__init__ would make groups of its own and empty the inner optimizer's state.
         super().__setstate__({})
 
     # --- what a wrapper decides
 
     @abstractmethod
     def _wants_step(self, draw: Draw) -> bool:
-        """Whether the sum, which ``draw`` has just joined, is worth a step."""
+        """Return whether the sum, which includes ``draw``, is good enough for a step."""
 
     def _most_draws(self) -> int:
-        """Micro-batches after which it steps whatever it wants."""
+        """Return the micro-batches after which it steps in any case."""
         return self.max_batch_draws
 
     def _before_step(self) -> None:
@@ -146,21 +143,21 @@ class OptimizerWrapper(Optimizer):
         """Forget the micro-batches of the step."""
 
     def _own_statistics(self) -> dict[str, Any]:
-        """Numbers of this kind of wrapper."""
+        """Return statistics of this kind of wrapper."""
         return {}
 
     def _own_state(self) -> dict[str, Any]:
-        """State of this kind of wrapper."""
+        """Return the state of this kind of wrapper."""
         return {}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`_own_state` gave."""
+        """Restore what :meth:`_own_state` returned."""
 
     # --- the surface of an optimizer
 
     @property
     def optimizer(self) -> Optimizer:
-        """The wrapped optimizer, by the name that torch-gqc gives it."""
+        """The wrapped optimizer, by its name in torch-gqc."""
         return self.inner
 
     @property
@@ -170,9 +167,7 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """What schedulers on the wrapper drive, by the name ``lr``: the own quantity, or the inner
-        groups.
-        """
+        """Groups whose ``lr`` schedulers on the wrapper drive: its own, or the inner groups."""
         if self._own is None:
             return self.inner.param_groups
         for portion, group in zip(self._portions(), self._own, strict=True):
@@ -180,18 +175,16 @@ class OptimizerWrapper(Optimizer):
         return self._own
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the inner optimizer; its gradients take part from the next micro-batch
-        on.
-        """
+        """Add a group to the inner optimizer; its gradients count from the next micro-batch on."""
         self.inner.add_param_group(param_group)
         if self.per_group and self._own is not None:
             assert self._initial is not None
             self._own.append({"params": [], "kind": "gqc", "lr": float(self._initial)})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing right after a step, when there is nothing to clear; refuse at any other time.
+        """Do nothing right after a step; refuse at any other time.
 
-        In a closure that ``step`` runs it clears what that closure has added so far.
+        In a closure of ``step`` it clears the gradients that the closure has computed so far.
 
         Raises:
             PendingGradientError: there are, or may be, gradients that no step has used.
@@ -209,16 +202,15 @@ class OptimizerWrapper(Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, loss_signal: Tensor | float | None = None
     ) -> bool:
-        """Take the gradient that backward has left as one micro-batch, and step if it is time.
+        """Add the gradients of the model as one micro-batch, and step if the sum is good enough.
 
         Args:
-            closure: makes the micro-batch: runs forward and backward, returns the loss. It is
-                called once.
-            loss_signal: loss of the micro-batch; the mean over a step goes to an inner optimizer
-                that takes it.
+            closure: runs forward and backward and returns the loss; called once.
+            loss_signal: loss of the micro-batch; its mean over a step is passed to an inner
+                optimizer that takes it.
 
         Returns:
-            Whether the inner optimizer stepped.
+            whether the inner optimizer stepped.
 
         Raises:
             NonFiniteGradientError: under ``non_finite="raise"``.
@@ -226,21 +218,18 @@ class OptimizerWrapper(Optimizer):
         return self._advance(closure, loss_signal, None)
 
     def planned_state_bytes(self) -> int:
-        """Bytes of the sum of gradients while it puts steps off, beside what the inner optimizer
-        keeps.
-        """
+        """Return the bytes of the sum of gradients between steps."""
         if self._most_draws() == 1:
             return 0
-        statistics = [
-            tensor
-            for m in self._modules
-            for tensor in (m.stats, m.magnitudes)
-            if tensor is not None
-        ]
-        return sum(tensor.nbytes for tensor in (*self._parameters, *statistics))
+        total = sum(parameter.nbytes for parameter in self._parameters)
+        for module in self._modules:
+            total += module.stats.nbytes
+            if module.magnitudes is not None:
+                total += module.magnitudes.nbytes
+        return total
 
     def statistics(self) -> dict[str, Any]:
-        """Counts, and what the wrapper decides by, for logs and progress bars."""
+        """Return counts and the quantities behind decisions, for logs and progress bars."""
         return {
             "batches": self.num_batches + self.count_from,
             "steps": self.num_steps,
@@ -262,8 +251,7 @@ class OptimizerWrapper(Optimizer):
     ) -> bool:
         given = numbers_given(self._run(closure), loss_signal, metric)
         for part in inner_optimizers(self.inner):
-            # A scheduler on the inner optimizer warns if it is called first; putting a step off is
-            # an answer too.
+            # Otherwise a scheduler on the inner optimizer would warn before the first step.
             part._opt_called = True  # type: ignore[attr-defined]
         if self.schedule is not None and self._own is not None:
             assert self._initial is not None
@@ -276,7 +264,7 @@ class OptimizerWrapper(Optimizer):
         found = self._unscale(gradients)
         if self._ranks.local_gradients and self.decides_on_gradients:
             self._ranks.average(gradients, parameters)
-        # All that a decision about the micro-batch needs: the host waits for the device this once.
+        # Everything that the decision needs in one transfer: the host waits for the device once.
         norm, nan, found, *values = on_host(
             [gradients.norm(parameters, modules), gradients.counted_nan(), found, *given.values()]
         )
@@ -315,15 +303,17 @@ class OptimizerWrapper(Optimizer):
             self._in_closure = False
 
     def _unscale(self, gradients: Gradients) -> Tensor:
-        """Divide by the loss scale if a GradScaler calls; not zero where it found the gradient to
-        have overflowed.
+        """Divide by the loss scale of a GradScaler.
+
+        Returns:
+            a scalar that is not zero if the gradients have overflowed.
         """
         found = getattr(self, "found_inf", None)
         if found is None:
             return torch.zeros(())
         if self._ranks.local_gradients:
             raise ConfigError(
-                "gqc: local_gradients: each rank's GradScaler would go its own way",
+                "gqc: local_gradients: each rank's GradScaler would choose another scale",
                 "Let DistributedDataParallel average, or use bfloat16, which needs no scaler.",
             )
         scale = getattr(self, "grad_scale", None)
@@ -336,7 +326,7 @@ class OptimizerWrapper(Optimizer):
     ) -> str | None:
         if not all(map(math.isfinite, numbers)):
             return "the loss or metric"
-        # Squares may overflow where no gradient does, so that the norm alone proves nothing.
+        # A norm that is not finite proves nothing: squares may overflow although no gradient does.
         if math.isfinite(as_number(norm)) and as_number(nan) == 0:
             return None
         return gradients.first_fault(self._parameters, self._modules)
@@ -382,13 +372,11 @@ class OptimizerWrapper(Optimizer):
         return result.stepped
 
     def _sum_norm(self, draw: Draw) -> Tensor:
-        """Norm of the sum that ``draw`` has just joined."""
+        """Return the norm of the sum, which includes ``draw``."""
         return draw.norm if self.num_draws == 1 else self._sum.norm(self._parameters, self._modules)
 
     def _measure(self, norm_of_sum: Tensor) -> Tensor:
-        """Norm of the mean gradient from that of the sum, both on the host; remembered for the
-        statistics.
-        """
+        """Return the norm of the mean gradient from that of the sum, and keep it as a statistic."""
         norm = norm_of_sum / self.num_draws
         self.last_grad_norm = as_number(norm)
         return norm
@@ -396,11 +384,10 @@ class OptimizerWrapper(Optimizer):
     def _outcome(
         self, result: StepOutcome, *, draws: int | None = None, norm: float | None = None
     ) -> StepOutcome:
-        numbers = {
-            key: value
-            for key, value in self._own_statistics().items()
-            if isinstance(value, int | float)
-        }
+        statistics = dict(result.statistics)
+        for key, value in self._own_statistics().items():
+            if isinstance(value, int | float):
+                statistics[key] = float(value)
         return StepOutcome(
             stepped=result.stepped,
             draws=result.draws if draws is None else draws,
@@ -408,10 +395,7 @@ class OptimizerWrapper(Optimizer):
             flips=result.flips,
             exponent_moves=result.exponent_moves,
             skipped=result.skipped,
-            statistics={
-                **result.statistics,
-                **{key: float(value) for key, value in numbers.items()},
-            },
+            statistics=statistics,
         )
 
     # --- what it wraps
@@ -424,7 +408,7 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def _voters(self) -> list[TernaryOptimizer]:
-        """All optimizers of ternary modules inside it, also those that another wrapper holds."""
+        """All optimizers of ternary modules inside it, also inside other wrappers."""
         return [part for part in inner_optimizers(self.inner) if isinstance(part, TernaryOptimizer)]
 
     @property
@@ -436,7 +420,7 @@ class OptimizerWrapper(Optimizer):
         ]
 
     def _portions(self) -> list[Portion]:
-        """What each of the wrapper's own groups decides on."""
+        """Return the parameters and modules of each of the wrapper's own groups."""
         assert self._own is not None
         if not self.per_group:
             return [Portion(self._own[0], self._parameters, self._modules)]
@@ -448,17 +432,13 @@ class OptimizerWrapper(Optimizer):
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything: the inner optimizer, the own groups, the counters and the sum of a step under
-        way.
-        """
-        own = (
-            None
-            if self._own is None
-            else [
+        """Return the state of the inner optimizer, own groups, counters and the pending sum."""
+        own = None
+        if self._own is not None:
+            own = [
                 {key: value for key, value in group.items() if key != "params"}
                 for group in self._own
             ]
-        )
         return {
             "inner": self.inner.state_dict(),
             "groups": own,
@@ -469,15 +449,13 @@ class OptimizerWrapper(Optimizer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave; gradients that the parameters hold are cleared.
+        """Restore what :meth:`state_dict` returned; gradients of the parameters are cleared.
 
         Raises:
             ConfigError: it is of a wrapper with another number of groups.
         """
         saved = state_dict["groups"]
-        if (saved is None) != (self._own is None) or (
-            self._own is not None and len(saved) != len(self._own)
-        ):
+        if (saved is None) != (self._own is None) or len(saved or ()) != len(self._own or ()):
             raise ConfigError(
                 f"gqc: the saved state is not of a {type(self).__name__} with the same groups"
             )

@@ -1,4 +1,4 @@
-"""Published ways to train ternary weights, as baselines.
+"""Published methods of training ternary weights, as baselines.
 
 The public names are loaded when they are first used (PEP 562).
 """

@@ -1,15 +1,14 @@
-"""BitNet b1.58: linears with float master weights that are ternary, and read int8, in the forward
-pass.
+"""BitNet b1.58: linears with float master weights and a ternary, int8 forward pass.
 
 Source: Ma et al., "The Era of 1-bit LLMs: All Large Language Models are in 1.58 Bits", 2024
 (arXiv:2402.17764), with the quantisers of Microsoft's "The Era of 1-bit LLMs: Training Tips, Code
-and FAQ", 2024. Of a weight ``w [N, K]``::
+and FAQ", 2024. Every forward pass computes from a weight ``w [N, K]``::
 
     gamma = mean |w|     T = clip(round(w / gamma), -1, 1)     W = gamma T
 
-in every pass, and the gradient of the rounding is that of the identity (straight through): ``dw =
-dW``. The product of ``W`` and an int8 input is that of :mod:`arb_ternary_qat.products`; the norm in
-front of each linear is the model's.
+The gradient of the rounding is that of the identity (straight through): ``dw = dW``. The product of
+``W`` and an int8 input is in :mod:`arb_ternary_qat.products`; the norm in front of each linear
+belongs to the model.
 """
 
 from __future__ import annotations
@@ -33,23 +32,19 @@ from arb_ternary_qat.products import (
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear
 
-#: Least mean of |w|, as published; below it a matrix rounds towards zero as a whole.
+#: Smallest mean of |w|, as published; below it all weights of a matrix round towards zero.
 MIN_SCALE = 1e-5
 
 
 def absmean_ternary(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Trits of ``weight``, as floats, and their scale, the mean of ``|weight|`` (a scalar tensor);
-    float32 at least.
-    """
+    """Return trits of ``weight`` and their scale, the mean of ``|weight|``; at least float32."""
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
     scale = wide.abs().mean().clamp_min(MIN_SCALE)
     return torch.div(wide, scale).round_().clamp_(-1, 1), scale
 
 
 class _BitProduct(torch.autograd.Function):
-    """``y`` of the ternary weight, straight through to ``x`` and to the master weight; keeps ``q``
-    and ``T`` only.
-    """
+    """Product with the ternary weight, straight through to ``x`` and the master weight."""
 
     @staticmethod
     def forward(
@@ -67,28 +62,24 @@ class _BitProduct(torch.autograd.Function):
         (grad_MN,) = grads
         q_MK, scale_M1, trits_NK, gamma = ctx.saved_tensors
         x_dtype, weight_dtype = ctx.dtypes
-        grad_x = (
-            input_gradient(grad_MN, trits_NK, gamma).to(x_dtype)
-            if ctx.needs_input_grad[0]
-            else None
-        )
-        grad_w = (
-            weight_gradient(grad_MN, q_MK, scale_M1).to(weight_dtype)
-            if ctx.needs_input_grad[1]
-            else None
-        )
+        grad_x = None
+        grad_w = None
+        if ctx.needs_input_grad[0]:
+            grad_x = input_gradient(grad_MN, trits_NK, gamma).to(x_dtype)
+        if ctx.needs_input_grad[1]:
+            grad_w = weight_gradient(grad_MN, q_MK, scale_M1).to(weight_dtype)
         return grad_x, grad_w, None, None
 
 
 class BitLinear(FloatLinear):
-    """A linear without bias whose float ``weight`` is made ternary in every pass. ``forward(x[...,
-    K]) -> [..., N]``.
+    """A linear without bias whose float ``weight`` is rounded to ternary in every forward pass.
 
-    With ``activations="int8"`` each row of the input is rounded to int8 by its largest element.
+    With ``activations="int8"`` each row of the input is rounded to int8, scaled by its largest
+    element.
     """
 
     def product(self, x: Tensor) -> Tensor:
-        """``x[..., K] -> [..., N]``, in the dtype of autocast where that is on."""
+        """Multiply ``x[..., K] -> [..., N]``, in the dtype of autocast if it is enabled."""
         x_MK = x.reshape(-1, self.in_features)
         y_MN: Tensor = _BitProduct.apply(  # type: ignore[no-untyped-call]
             x_MK, self.weight, compute_dtype(x), self.activations == "int8"
@@ -96,11 +87,11 @@ class BitLinear(FloatLinear):
         return y_MN.view(*x.shape[:-1], self.out_features)
 
     def trits(self) -> Tensor:
-        """The ternary weight that a pass computes with, int8 ``[N, K]``."""
+        """Return the trits of a forward pass, int8 ``[N, K]``."""
         return absmean_ternary(self.weight)[0].to(torch.int8)
 
     def ternary_weight(self) -> TernaryWeight:
-        """``gamma T``, for exporters."""
+        """Return ``gamma T``, for exporters."""
         trits, gamma = absmean_ternary(self.weight)
         exponent = torch.zeros(self.out_features, 1, dtype=torch.int8)
         return TernaryWeight(
@@ -108,42 +99,40 @@ class BitLinear(FloatLinear):
         )
 
 
-#: Of each class of float linears the one that is made ternary.
+#: Ternary class for each class of float linears.
 _BIT_CLASSES: Final[dict[type[FloatLinear], type[BitLinear]]] = {FloatLinear: BitLinear}
 
 
 def _bit_class(kind: type[FloatLinear]) -> type[BitLinear]:
-    """The class of linears as ``kind`` is, with the product of a :class:`BitLinear`."""
+    """Return a subclass of ``kind`` with the product of :class:`BitLinear`."""
     if kind not in _BIT_CLASSES:
         _BIT_CLASSES[kind] = type(f"Bit{kind.__name__}", (BitLinear, kind), {})
     return _BIT_CLASSES[kind]
 
 
 def make_bit_linears(root: nn.Module, *, but: Callable[[str], bool] = lambda name: False) -> int:
-    """Have the float linears in ``root`` multiply as :class:`BitLinear` does, and be one; returns
-    their number.
+    """Turn the float linears in ``root`` into :class:`BitLinear` modules, and return their number.
 
     A subclass of ``FloatLinear`` keeps its own ``forward``: a convolution stays one.
 
     Args:
         root: the module; names are relative to it.
-        but: whether the linear of this name stays float.
+        but: returns whether the linear of this name stays float.
     """
-    found = [
-        module
-        for name, module in root.named_modules()
-        if isinstance(module, FloatLinear) and not isinstance(module, BitLinear) and not but(name)
-    ]
-    for module in found:
-        module.__class__ = _bit_class(type(module))
-    return len(found)
+    count = 0
+    for name, module in root.named_modules():
+        if isinstance(module, BitLinear) or but(name):
+            continue
+        if isinstance(module, FloatLinear):
+            module.__class__ = _bit_class(type(module))
+            count += 1
+    return count
 
 
 class BitnetDecoder(Decoder):
-    """Text's decoder in which every linear of the blocks is a :class:`BitLinear`; the head stays
-    float, as published.
+    """The decoder with :class:`BitLinear` blocks; the head stays float, as published.
 
-    At birth its weights are those of the float decoder of the same seed.
+    Its initial weights are those of the float decoder of the same seed.
     """
 
     def __init__(self, config: BitnetConfig, vocabulary_size: int) -> None:
@@ -152,13 +141,12 @@ class BitnetDecoder(Decoder):
 
 
 def build(config: BitnetConfig, vocabulary_size: int) -> BitnetDecoder:
-    """The factory of the model ``bitnet``."""
+    """Build the model ``bitnet``."""
     return BitnetDecoder(config, vocabulary_size)
 
 
 def build_of(config: BitnetOfConfig, vocabulary_size: int) -> nn.Module:
-    """The factory of the model ``bitnet_of``: the inner model itself, its linears outside of heads
-    made ternary.
+    """Build the model ``bitnet_of``: the inner model with ternary linears outside its heads.
 
     Raises:
         ConfigError: there are none.
@@ -172,14 +160,12 @@ def build_of(config: BitnetOfConfig, vocabulary_size: int) -> nn.Module:
         )
     if not make_bit_linears(model, but=is_of_head):
         raise ConfigError(
-            f"model bitnet_of: the model {inner.name!r} has no float linear outside of a head",
-            "Give the inner model `float_parts` that name its linears.",
+            f"model bitnet_of: the model {inner.name!r} has no float linear outside its head",
+            "Name linears in the `float_parts` of the inner model.",
         )
     return model
 
 
 def is_of_head(name: str) -> bool:
-    """Whether the qualified name of a module is that of a head, or of a part of one: ``head`` is a
-    part of it.
-    """
+    """Return whether a qualified name is that of a head or of a part of one."""
     return "head" in name.split(".")

@@ -1,9 +1,8 @@
-"""AdamW with the weight decay of the BitNet recipe: on in the first stage of training, off in the
-second.
+"""AdamW with the weight decay of the BitNet recipe, which ends after the first stage of training.
 
-Source: Microsoft, "The Era of 1-bit LLMs: Training Tips, Code and FAQ", 2024. The latent weight's
-size acts as the confidence of a trit; in the second stage decay would only make trits flip again.
-The other half of the recipe is the phase's ``lr_schedule: two_stage``.
+Source: Microsoft, "The Era of 1-bit LLMs: Training Tips, Code and FAQ", 2024. The magnitude of the
+latent weight acts as the confidence of a trit; in the second stage decay would only make trits flip
+again. The other half of the recipe is the phase's ``lr_schedule: two_stage``.
 """
 
 from __future__ import annotations
@@ -19,28 +18,24 @@ from arb_ternary_qat.config import BitnetAdamWConfig
 
 
 class BitnetAdamW(torch.optim.AdamW):
-    """torch's AdamW; a group decays by its ``first_decay`` in its first ``decay_steps`` steps, then
-    no more.
+    """torch's AdamW, whose groups decay by ``first_decay`` in their first ``decay_steps`` steps.
 
-    What it has to remember beyond AdamW, the number of ``updates``, is an entry of each group and
-    saved with it.
+    The number of ``updates`` is an entry of each group and saved with it.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of AdamW with the weight decay of its stage."""
+        """Take a step of AdamW with the weight decay of its stage."""
         for group in self.param_groups:
             last = group["decay_steps"]
-            group["weight_decay"] = (
-                group["first_decay"] if last is None or group["updates"] < last else 0.0
-            )
+            decays = last is None or group["updates"] < last
+            group["weight_decay"] = group["first_decay"] if decays else 0.0
             group["updates"] += 1
         return super().step(closure)
 
 
 def build(config: BitnetAdamWConfig, trainable: Trainable) -> BitnetAdamW:
-    """Factory of the optimizer ``bitnet_adamw``: all float parameters of ``trainable``; only
-    matrices decay.
+    """Build the optimizer ``bitnet_adamw`` of all float parameters; only matrices decay.
 
     Raises:
         ConfigError: there are no float parameters.

@@ -2,19 +2,19 @@
 
 Source: Helwegen et al., "Latent Weights Do Not Exist: Rethinking Binarized Neural Network
 Optimization", 2019 (arXiv:1906.02107). With ``g`` the gradient with respect to the dense weight,
-each step::
+each step computes::
 
     m = (1 - gamma) m + gamma g;    where |m| >= tau:  T = clip(T - sign(m), -1, 1)
 
-For a binary weight that is the published rule (a flip where ``m`` has the weight's sign); a trit
-takes two crossings from -1 to 1. ``normalise`` is the second-order variant, Suarez-Ramirez et al.,
+For a binary weight that is the published rule (a flip if ``m`` has the weight's sign); a trit needs
+two crossings from -1 to 1. ``normalise`` is the second-order variant, Suarez-Ramirez et al.,
 "A Bop and Beyond: A Second Order Optimizer for Binarized Neural Networks", 2021
 (arXiv:2104.05124)::
 
     v = (1 - sigma) v + sigma g^2;    m / (sqrt(v) + eps) takes the place of m in the comparison
 
-The momentum is not reset by a flip. Both averages start at 0 without bias correction. ``lr`` of the
-group, 1 at birth, multiplies ``gamma``, so that a schedule makes the average longer; at 0 nothing
+A flip does not reset the momentum. Both averages start at 0 without bias correction. The group's
+``lr``, initially 1, multiplies ``gamma``, so that a schedule makes the average longer; at 0 nothing
 moves.
 """
 
@@ -55,7 +55,7 @@ class Bop(DirectOptimizer):
 
 
 def build(config: BopConfig, trainable: Trainable) -> Bop:
-    """Factory of the optimizer ``bop``: the linears of model ``direct`` with ternary levels.
+    """Build the optimizer ``bop`` of the linears of model ``direct`` with ternary levels.
 
     Raises:
         ConfigError: there are none, there are other parts, or the levels are not ternary.
@@ -64,7 +64,7 @@ def build(config: BopConfig, trainable: Trainable) -> Bop:
     for name, module in modules.items():
         if module.levels != "ternary":
             raise ConfigError(
-                f"optimizer: bop flips ternary weights, and {name!r} has levels {module.levels!r}",
+                f"optimizer: bop flips ternary weights, but {name!r} has levels {module.levels!r}",
                 "Use `model: {name: direct, levels: ternary}`, or the optimizer dqt.",
             )
     return Bop(

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import attrs
 from attrs import frozen
 from attrs.validators import and_, ge, gt, in_, instance_of, le, lt
 
 from arb_ternary.config.choice import ModelChoice
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import non_negative, option, optional
+from arb_ternary.config.options import Condition, non_negative, option, optional, unless, when
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig, FloatPart
 
-# : What the codes of a directly trained weight may be: {-1, 0, 1}, or whole numbers from -127 to
-# 127.
+#: Codes of a directly trained weight: {-1, 0, 1}, or integers from -127 to 127.
 Levels = Literal["ternary", "int8"]
 
 _decay = and_(ge(0.0), lt(1.0))
+_HAS_MATRICES: Final = Condition(
+    lambda options, run, plan: plan is None or plan.matrices, "no float parameter is a matrix"
+)
+_NORMALISES: Final = when("normalise")
 
 
 @frozen(kw_only=True)
 class BitnetConfig(DecoderConfig):
-    """The decoder's options. ``float_parts`` says what has float master weights, and the linears
-    always do.
-    """
+    """The decoder's options; ``float_parts`` always includes linears, which have float masters."""
 
     float_parts: tuple[FloatPart, ...] = option(
         FLOAT_PARTS,
-        "parts with float32 weights: embedding, head, norms and always linears, which are ternary "
+        "parts with float32 weights: embedding, head, norms, and always linears, which are ternary "
         "in the forward pass",
         validator=attrs.fields(DecoderConfig).float_parts.validator,
         converter=tuple,
@@ -40,48 +40,43 @@ class BitnetConfig(DecoderConfig):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         _need_linears(
-            "bitnet", "makes the float weights of linears ternary in each pass", self.float_parts
+            "bitnet", "rounds float weights of linears in each forward pass", self.float_parts
         )
 
 
 @frozen(kw_only=True)
 class BitnetOfConfig:
-    """The model that is trained in the manner of BitNet b1.58.
+    """The model that is trained as BitNet b1.58.
 
-    Who asks these options for one of the model's own, as ``max_length``, or for what it plans to
-    train, hears the inner model's answer.
+    Attributes that these options lack, such as ``max_length``, are those of the inner model.
     """
 
     model: ModelChoice = option(
-        help="the model: each of its float linears, but those of a head, is made ternary in the "
-        "forward pass"
+        help="the model; its float linears, except those of a head, are ternary in the forward pass"
     )
 
     def __attrs_post_init__(self) -> None:
         parts = getattr(self.model.options, "float_parts", None)
         if parts is not None and "linears" not in parts:
             raise ValueError(
-                f"the 'float_parts' of 'model' must name linears: bitnet_of makes the float "
-                f"weights of linears ternary "
-                f"in each pass; for linears that learn by votes use model {self.model.name} alone"
+                "the 'float_parts' of 'model' must name linears because bitnet_of rounds float "
+                "weights of linears in each forward pass; for linears that learn by votes use "
+                f"model {self.model.name} alone"
             )
 
     def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         for phase in run.phases:
             if hasattr(phase.options, "planned_in"):
-                text = (
-                    f"phase {phase.name!r} puts parts into the model that would not be those of "
-                    "bitnet_of"
-                )
                 yield (
                     "",
-                    f"{text}; use phases that keep the model as it is, or model {self.model.name} "
-                    f"alone",
+                    f"phase {phase.name!r} adds parts to the model that bitnet_of would not "
+                    "convert; use phases that keep the model as it is, or model "
+                    f"{self.model.name} alone",
                 )
 
     def __getattr__(self, name: str) -> Any:
-        # What a config is asked about itself is asked of nested components too.
+        # Nested components are checked by themselves.
         if name.startswith("_") or name in ("model", "planned_for"):
             raise AttributeError(name)
         return getattr(self.model.options, name)
@@ -89,9 +84,7 @@ class BitnetOfConfig:
 
 @frozen(kw_only=True)
 class DirectConfig(DecoderConfig):
-    """The decoder's options. ``float_parts`` names what is not ternary by votes; the linears are
-    integers instead.
-    """
+    """The decoder's options; the linears are stored as integers."""
 
     float_parts: tuple[FloatPart, ...] = option(
         FLOAT_PARTS,
@@ -102,8 +95,8 @@ class DirectConfig(DecoderConfig):
     )
     levels: Levels = option(
         "ternary",
-        "what a weight of a linear may be: ternary = {-1, 0, 1}, int8 = -127 to 127, times one "
-        "fixed scale a matrix",
+        "values of a weight of a linear: ternary = {-1, 0, 1}, int8 = -127 to 127, times one "
+        "fixed scale per matrix",
         validator=in_(("ternary", "int8")),
     )
 
@@ -112,7 +105,7 @@ class DirectConfig(DecoderConfig):
         _need_linears("direct", "stores linears as integers", self.float_parts)
 
     def planned(self) -> Planned:
-        """What an optimizer will find in the model."""
+        """Return the kinds of parts that the model has for an optimizer."""
         others = set(self.float_parts) - {"linears"}
         found = super().planned()
         kinds: set[TrainedPart] = {"stored", *found.kinds}
@@ -124,8 +117,8 @@ class DirectConfig(DecoderConfig):
 def _need_linears(model: str, why: str, float_parts: tuple[FloatPart, ...]) -> None:
     if "linears" not in float_parts:
         raise ValueError(
-            f"'float_parts' must name linears: model {model} {why}; for linears that learn by "
-            f"votes use model decoder"
+            f"'float_parts' must name linears because model {model} {why}; for linears that learn "
+            "by votes use model decoder"
         )
 
 
@@ -143,24 +136,14 @@ class BitnetAdamWConfig:
         0.1,
         "decoupled decay of matrices until decay_steps; vectors do not decay",
         validator=ge(0.0),
+        active_when=(_HAS_MATRICES, unless("decay_steps", 0)),
     )
     decay_steps: int | None = option(
         None,
-        "steps with weight decay, half of all in the recipe; later ones have none; null = all have "
-        "it",
+        "first steps, which have weight decay, half of all in the recipe; null = all steps",
         validator=optional(non_negative),
+        active_when=(_HAS_MATRICES, when("weight_decay")),
     )
-
-    def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``."""
-        if planned is not None and not planned.matrices:
-            yield from without_effect(
-                self, "no float parameter is a matrix", "weight_decay", "decay_steps"
-            )
-        elif self.decay_steps == 0:
-            yield from without_effect(self, "'decay_steps' is 0", "weight_decay")
-        elif self.weight_decay == 0:
-            yield from without_effect(self, "'weight_decay' is 0", "decay_steps")
 
 
 @frozen(kw_only=True)
@@ -182,12 +165,12 @@ class BopConfig:
 
     gamma: float = option(
         1e-3,
-        "share of the new gradient in the momentum; a schedule multiplies it",
+        "weight of the new gradient in the momentum; a schedule multiplies it",
         validator=and_(gt(0.0), le(1.0)),
     )
     tau: float = option(
         1e-8,
-        "momentum at which a trit moves: a gradient, or with normalise a multiple of its root mean "
+        "momentum at which a trit moves; with normalise a multiple of the gradient's root mean "
         "square",
         validator=gt(0.0),
     )
@@ -198,10 +181,11 @@ class BopConfig:
     )
     sigma: float = option(
         1e-3,
-        "share of the new squared gradient in its mean, where normalise is on",
+        "weight of the new squared gradient in its mean",
         validator=and_(gt(0.0), le(1.0)),
+        active_when=_NORMALISES,
     )
-    eps: float = option(1e-10, "added to that root", validator=gt(0.0))
+    eps: float = option(1e-10, "added to that root", validator=gt(0.0), active_when=_NORMALISES)
 
     def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
@@ -209,8 +193,6 @@ class BopConfig:
         if levels != "ternary":
             yield (
                 "",
-                f"bop flips ternary weights, and the model's levels are {levels}; use ternary "
-                f"levels, or dqt",
+                f"bop flips ternary weights, but the model's levels are {levels}; use ternary "
+                "levels, or dqt",
             )
-        if not self.normalise:
-            yield from without_effect(self, "'normalise' is false", "sigma", "eps")

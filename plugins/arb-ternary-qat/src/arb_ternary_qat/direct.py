@@ -1,14 +1,13 @@
-"""The decoder with linears that are stored as whole numbers and nothing else, for optimizers that
-train those directly.
+"""The decoder with linears that are stored as integers only, for optimizers that train these.
 
-``W = scale * C`` with codes ``C`` in {-1, 0, 1} (two bits a weight, packed) or in [-127, 127]
-(int8), and one float32 scale a matrix that never changes. At birth ``C`` is the rounded weight of
-the float decoder of the same seed, with
+``W = scale * C`` with codes ``C`` in {-1, 0, 1} (two bits per weight, packed) or in [-127, 127]
+(int8), and one float32 scale per matrix that never changes. Initially ``C`` is the rounded weight
+of the float decoder of the same seed, with
 
 * ``ternary``: ``scale = mean |w|``, as in BitNet and in Zhao et al., "Direct Quantized Training of
   Language Models with Stochastic Rounding", 2024 (arXiv:2412.04787);
-* ``int8``: ``scale = 2 max |w| / 127``, so that a weight may grow to twice the largest. (The
-  authors' code takes a grid that ends at the mean magnitude, and clips what exceeds it.)
+* ``int8``: ``scale = 2 max |w| / 127``, so that a weight may grow to twice the largest. (In the
+  authors' code the grid ends at the mean magnitude, and larger weights are clipped.)
 
 The gradient with respect to the dense weight is an attribute of the module from backward until
 ``zero_grad``.
@@ -41,7 +40,7 @@ LIMITS: Final[dict[Levels, int]] = {"ternary": 1, "int8": 127}
 
 
 class _DirectProduct(torch.autograd.Function):
-    """``y`` of the codes; the gradient of the weight goes to ``module``, not to a parameter."""
+    """Product with the codes; the gradient of the weight goes to ``module``, not to a parameter."""
 
     @staticmethod
     def forward(
@@ -60,28 +59,26 @@ class _DirectProduct(torch.autograd.Function):
         q_MK, scale_M1, codes_NK, scale = ctx.saved_tensors
         if not ctx.module.frozen:
             ctx.module.add_gradient(weight_gradient(grad_MN, q_MK, scale_M1))
-        grad_x = (
-            input_gradient(grad_MN, codes_NK, scale).to(ctx.dtype)
-            if ctx.needs_input_grad[0]
-            else None
-        )
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = input_gradient(grad_MN, codes_NK, scale).to(ctx.dtype)
         return grad_x, None, None, None
 
 
 class DirectLinear(nn.Module):
-    """A linear without bias whose weight is whole numbers. ``forward(x[..., K]) -> [..., N]``.
+    """A linear without bias whose weights are integers.
 
     Args:
         weight_NK: float weight that the codes are rounded from.
         levels: ``ternary`` or ``int8``.
-        activations: ``int8`` rounds each row of the input by its largest element.
+        activations: ``int8`` rounds each row of the input, scaled by its largest element.
 
     Attributes:
         weight: buffer: packed trits, uint8 ``[N, 32 * ceil(K / 128)]``, or int8 ``[N, K]``.
         scale: buffer, a float32 scalar.
-        control: buffer, int64 ``[4]``: what the counter hash of stochastic rounding depends on.
-        gradient: float32 ``[N, K]`` between backward and ``zero_grad``, with respect to the dense
-            weight; else None.
+        control: buffer, int64 ``[4]``: inputs of the counter hash of stochastic rounding.
+        gradient: gradient with respect to the dense weight, float32 ``[N, K]``, between backward
+            and ``zero_grad``; else None.
         frozen: the codes do not learn.
     """
 
@@ -102,9 +99,8 @@ class DirectLinear(nn.Module):
         self.gradient: Tensor | None = None
         wide = weight_NK.detach().float()
         scale = _first_scale(wide, levels)
-        self.register_buffer(
-            "weight", self._stored(torch.div(wide, scale).round_().clamp_(-self.limit, self.limit))
-        )
+        codes = torch.div(wide, scale).round_().clamp_(-self.limit, self.limit)
+        self.register_buffer("weight", self._stored(codes))
         self.register_buffer("scale", scale)
         self.register_buffer("control", new_control())
 
@@ -113,12 +109,12 @@ class DirectLinear(nn.Module):
         """Bytes of the gradient between backward and step."""
         return 0 if self.frozen else 4 * self.stored_weights
 
-    # A compiled graph would have to leave for the gradient's sake anyway.
+    # A compiled graph would break here anyway because the gradient is set on the module.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
-        """``x[..., K] -> [..., N]``, in the dtype of autocast where that is on."""
+        """Multiply ``x[..., K] -> [..., N]``, in the dtype of autocast if it is enabled."""
         learns = torch.is_grad_enabled() and not self.frozen
-        # Backward has to pass here also when nothing before this module learns.
+        # Backward must reach this module even if nothing before it learns.
         anchor = torch.empty(0, requires_grad=True) if learns else None
         y_MN: Tensor = _DirectProduct.apply(  # type: ignore[no-untyped-call]
             x.reshape(-1, self.in_features), anchor, self, compute_dtype(x)
@@ -126,23 +122,23 @@ class DirectLinear(nn.Module):
         return y_MN.view(*x.shape[:-1], self.out_features)
 
     def codes(self) -> Tensor:
-        """The whole numbers, int8 ``[N, K]``; for int8 levels the stored tensor itself."""
-        return (
-            unpack_trits(self.weight, self.in_features) if self.levels == "ternary" else self.weight
-        )
+        """Return the codes, int8 ``[N, K]``; for int8 levels the stored tensor itself."""
+        if self.levels == "ternary":
+            return unpack_trits(self.weight, self.in_features)
+        return self.weight
 
     @torch.no_grad()
     def set_codes(self, codes_NK: Tensor) -> None:
-        """Store ``codes_NK``, whole numbers within the levels, in place."""
+        """Store ``codes_NK``, integers within the levels, in place."""
         self.weight.copy_(self._stored(codes_NK))
 
     def dense_weight(self) -> Tensor:
-        """``scale * C``, float32 ``[N, K]``."""
+        """Return ``scale * C``, float32 ``[N, K]``."""
         return self.codes().float().mul_(self.scale)
 
     @torch.no_grad()
     def add_gradient(self, gradient_NK: Tensor) -> None:
-        """Add the gradient of one pass."""
+        """Add the gradient of one backward pass."""
         if self.gradient is None:
             self.gradient = gradient_NK.float()
         else:
@@ -160,9 +156,7 @@ class DirectLinear(nn.Module):
 
 
 def _first_scale(weight_NK: Tensor, levels: Levels) -> Tensor:
-    """The scale that a float weight gives; one of zeros is taken for a Gaussian of variance 1 /
-    K.
-    """
+    """Return the scale for a float weight; one of zeros counts as Gaussian of variance 1 / K."""
     magnitudes = weight_NK.abs()
     deviation = 1 / math.sqrt(weight_NK.shape[1])
     if levels == "ternary":
@@ -173,7 +167,7 @@ def _first_scale(weight_NK: Tensor, levels: Levels) -> Tensor:
 
 
 class DirectDecoder(Decoder):
-    """Core's decoder in which every linear of the blocks is a :class:`DirectLinear`."""
+    """The decoder with :class:`DirectLinear` modules in its blocks."""
 
     def __init__(self, config: DirectConfig, vocabulary_size: int) -> None:
         super().__init__(config, vocabulary_size)
@@ -185,5 +179,5 @@ class DirectDecoder(Decoder):
 
 
 def build(config: DirectConfig, vocabulary_size: int) -> DirectDecoder:
-    """The factory of the model ``direct``."""
+    """Build the model ``direct``."""
     return DirectDecoder(config, vocabulary_size)

@@ -19,14 +19,14 @@ from arb_ternary_qat.direct import DirectLinear
 
 
 class DirectOptimizer(Optimizer):
-    """Reads the gradients of modules, writes their codes; its ``params`` are the stored weights.
+    """Reads the gradients of modules and writes their codes; ``params`` are the stored weights.
 
-    Modules without a gradient are left alone. A step whose gradient is not finite is dropped as a
-    whole. The training loop's ``grad_clip`` concerns float parameters only.
+    Modules without a gradient do not change. A step with a gradient that is not finite is dropped
+    as a whole. The training loop's ``grad_clip`` applies to float parameters only.
 
     Args:
-        modules: by qualified name.
-        defaults: entries of the one param group; ``kind`` "ternary" is added.
+        modules: the modules by qualified name.
+        defaults: entries of the only param group; ``kind`` "ternary" is added.
     """
 
     #: A step may be skipped because of a gradient that is not finite.
@@ -43,9 +43,7 @@ class DirectOptimizer(Optimizer):
 
     @abstractmethod
     def _update(self, group: dict[str, Any], module: DirectLinear, gradient_NK: Tensor) -> Tensor:
-        """The module's new codes, int8 ``[N, K]``; moments are kept in
-        ``self.state[module.weight]``.
-        """
+        """Return new codes, int8 ``[N, K]``; moments are in ``self.state[module.weight]``."""
 
     def _gradient_norm(self) -> float:
         norms = [m.gradient.norm() for m in self._modules.values() if m.gradient is not None]
@@ -55,7 +53,7 @@ class DirectOptimizer(Optimizer):
         return float(norm)
 
     def may_step(self) -> bool:
-        """Whether the gradients are finite."""
+        """Return whether the gradients are finite."""
         return math.isfinite(self._gradient_norm())
 
     @torch.no_grad()
@@ -80,27 +78,27 @@ class DirectOptimizer(Optimizer):
         return StepOutcome(grad_norm=norm, flips=sum(to_host(flips)))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of all modules."""
+        """Clear the gradients of all modules."""
         for module in self._modules.values():
             module.gradient = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and settings, and gradients of a step under way: between steps there are none."""
+        """Return moments, settings and pending gradients, of which there are none between steps."""
         pending = {name: m.gradient for name, m in self._modules.items() if m.gradient is not None}
         return {**super().state_dict(), "gradients": pending}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         for name, module in self._modules.items():
             gradient = state_dict["gradients"].get(name)
-            module.gradient = (
-                None if gradient is None else gradient.to(module.weight.device, copy=True)
-            )
+            if gradient is not None:
+                gradient = gradient.to(module.weight.device, copy=True)
+            module.gradient = gradient
 
 
 def direct_modules(optimizer: str, trainable: Trainable) -> dict[str, DirectLinear]:
-    """The modules of the model ``direct`` in ``trainable``.
+    """Return the modules of the model ``direct`` in ``trainable``.
 
     Raises:
         ConfigError: there are none, or there are parts that this optimizer cannot train.
@@ -110,13 +108,10 @@ def direct_modules(optimizer: str, trainable: Trainable) -> dict[str, DirectLine
         for name, module in trainable.stored.items()
         if isinstance(module, DirectLinear)
     }
-    strangers = [
-        *trainable.ternary,
-        *trainable.floats,
-        *(name for name in trainable.stored if name not in modules),
-    ]
-    if strangers or not modules:
-        found = f"not {strangers[0]!r}" if strangers else "and this model has none"
+    others = [*trainable.ternary, *trainable.floats]
+    others += [name for name in trainable.stored if name not in modules]
+    if others or not modules:
+        found = f"not {others[0]!r}" if others else "and this model has none"
         raise ConfigError(
             f"optimizer: {optimizer} trains the linears of model direct, {found}",
             "Use `model: {name: direct}` with `optimizer: {name: split, ternary: "

@@ -1,4 +1,4 @@
-"""Puts another kind of linear where core's decoder made a float one."""
+"""Replaces the float linears of a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from arb_ternary_text.models.parts import FloatLinear
 
 
 def replace_linears(root: nn.Module, make: Callable[[FloatLinear], nn.Module]) -> None:
-    """Put ``make(linear)`` in the place of every float linear in ``root``."""
+    """Replace every float linear in ``root`` by ``make(linear)``."""
     for parent in list(root.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, FloatLinear):

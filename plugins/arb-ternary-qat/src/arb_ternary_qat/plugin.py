@@ -24,7 +24,7 @@ def arb_register_models() -> Sequence[ModelSpec]:
             name="bitnet_of",
             target="arb_ternary_qat.bitnet:build_of",
             config="arb_ternary_qat.config:BitnetOfConfig",
-            summary="another model, such as vit, with BitNet b1.58 linears outside of its head",
+            summary="another model, such as vit, with BitNet b1.58 linears outside its head",
         ),
         ModelSpec(
             name="direct",
@@ -59,7 +59,7 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
             name="bop",
             target="arb_ternary_qat.bop:build",
             config="arb_ternary_qat.config:BopConfig",
-            summary="flips of ternary weights where a momentum passes a threshold (model direct)",
+            summary="flips ternary weights whose momentum passes a threshold (model direct)",
             accepts=frozenset({"stored"}),
         ),
     )
