@@ -10,9 +10,6 @@ from attrs import evolve, frozen
 from arb_ternary.config.choice import ModelChoice
 from arb_ternary.config.errors import Fault, Faulty, Path
 from arb_ternary.config.options import option, positive
-from arb_ternary.config.structure import structure_with_faults
-from arb_ternary.config.yaml_document import Document
-from arb_ternary.plugins.manager import manager
 from arb_ternary_manifests.layers import AttentionLayer, LinearLayer, MoELayer, RMSNormLayer
 from arb_ternary_manifests.topology import Network, read_network, structure_section
 
@@ -56,6 +53,16 @@ class _Config:
 @frozen(kw_only=True)
 class _Section:
     model: ModelChoice = option(help="the network")
+
+
+def model_choice(section: Mapping[str, Any]) -> ModelChoice:
+    """Return the model that a ``model:`` section names.
+
+    Raises:
+        Faulty: the section is no model; paths begin with ``model``.
+    """
+    choice: _Section = structure_section(_Section, {_MODEL: dict(section)}, ())
+    return choice.model
 
 
 def decoder_section(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,11 +124,11 @@ def _checked(section: dict[str, Any], source: Callable[[Path], Path]) -> dict[st
     Raises:
         Faulty: it is not; ``source`` gives the path of each fault.
     """
-    document = Document({_MODEL: section})
-    _, faults = structure_with_faults(_Section, document, manager().registry)
-    if faults:
-        placed = [evolve(fault, path=source(fault.path[1:])) for fault in faults]
-        raise Faulty(*placed)
+    try:
+        model_choice(section)
+    except Faulty as error:
+        placed = [evolve(fault, path=source(fault.path[1:])) for fault in error.faults]
+        raise Faulty(*placed) from error
     return section
 
 

@@ -10,14 +10,9 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from arb_ternary.config.choice import ModelChoice
 from arb_ternary.config.errors import Fault, Faulty
-from arb_ternary.config.options import option
-from arb_ternary.config.structure import structure_with_faults
-from arb_ternary.config.yaml_document import Document
-from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import TrainedPart
-from arb_ternary_manifests.language_model import decoder_section
+from arb_ternary_manifests.language_model import decoder_section, model_choice
 from arb_ternary_manifests.train_keys import ADAMW_KEYS, TrainSection
 
 #: Keys that only float parameters use.
@@ -82,11 +77,6 @@ def run_settings(run: TargetRun) -> dict[str, Any]:
     return settings
 
 
-@frozen(kw_only=True)
-class _Model:
-    model: ModelChoice = option(help="the network")
-
-
 def trained_parts(model: Mapping[str, Any]) -> frozenset[TrainedPart]:
     """Return which kinds of parts a model of this section has.
 
@@ -95,11 +85,7 @@ def trained_parts(model: Mapping[str, Any]) -> frozenset[TrainedPart]:
     Raises:
         Faulty: the section is no model; paths begin with ``model``.
     """
-    document = Document({"model": dict(model)})
-    choice, faults = structure_with_faults(_Model, document, manager().registry)
-    if faults or choice is None:
-        raise Faulty(*faults)
-    planned = getattr(choice.model.options, "planned", None)
+    planned = getattr(model_choice(model).options, "planned", None)
     if planned is None:
         return frozenset({"ternary", "float"})
     kinds: frozenset[TrainedPart] = planned().kinds
