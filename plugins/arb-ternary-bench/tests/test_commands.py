@@ -33,7 +33,7 @@ def write_configs(folder: Path) -> list[str]:
     return paths
 
 
-def test_configs_are_trained_with_the_same_seeds_and_counted_from_their_tensors(
+def test_compare_trains_every_config_with_the_same_seeds(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "figures.json"

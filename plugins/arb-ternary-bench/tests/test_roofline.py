@@ -36,7 +36,7 @@ def test_votes_read_and_write_every_accumulator_and_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_every_op_has_a_floor_that_a_faster_memory_lowers_or_keeps(op: str) -> None:
+def test_faster_memory_never_raises_a_floor(op: str) -> None:
     least = work(op, 64, SHAPE)
     assert 0 < least.floor(GPUS[1]) <= least.floor(H100)
 
@@ -51,7 +51,7 @@ def test_every_op_has_a_floor_that_a_faster_memory_lowers_or_keeps(op: str) -> N
         ({"registers": 16, "shared": 0, "warps": 1}, 32, "programs"),
     ],
 )
-def test_what_fits_on_a_multiprocessor_follows_from_what_a_program_uses(
+def test_occupancy_follows_from_what_a_program_uses(
     uses: dict[str, int], programs: int, limit: str
 ) -> None:
     found = occupancy(H100, **uses, programs=1320)

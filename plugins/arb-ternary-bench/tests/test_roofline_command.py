@@ -48,7 +48,7 @@ def test_the_kernel_of_an_op_without_a_model_is_explained(
     assert "no model of pack; there are models of " in text
 
 
-def test_the_roofline_of_an_op_states_bytes_operations_and_floors(
+def test_roofline_states_bytes_operations_and_floors(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ("linear", "1,4096,4096", "--backend", "torch")
@@ -89,7 +89,7 @@ def build():
 """
 
 
-def test_what_backends_have_measured_of_an_op_is_listed_fastest_first(
+def test_measured_times_are_listed_fastest_first(
     tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,6 +1,6 @@
 """Run a study: ``python -m arb_ternary_bench.study NAME``.
 
-A study is a measurement that is made now and then, and whose result is on a page. It is a module of
+A study is a measurement that is made now and then and has its result on a page. It is a module of
 :mod:`arb_ternary_bench.studies` that states its options, what is measured, and how that is shown.
 This module does the rest: arguments, folders, result files, tables and figures. Training runs of a
 study are processes of :mod:`arb_ternary_bench.runs`.

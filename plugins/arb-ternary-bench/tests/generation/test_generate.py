@@ -60,11 +60,11 @@ def test_the_weights_of_a_shape_are_those_of_the_decoder(shape: GenerationShape)
 
 
 @pytest.mark.parametrize("shape", [TINY, BITNET], ids=["llama", "bitnet"])
-def test_a_pass_reads_the_packed_blocks_and_the_head_but_no_embedding_of_its_own(
+def test_pass_reads_packed_blocks_and_head_but_no_embedding(
     shape: GenerationShape,
 ) -> None:
     session = DecoderSession(ternary_decoder(shape, 16, 64, "torch"))
-    # torch's layout has four trits a byte, and an exponent a group; an embedding has one a row.
+    # torch's layout has four trits per byte and an exponent per group; an embedding one per row.
     blocks = shape.layers * sum(n * k for _, n, k in shape.matrices())
     head = shape.vocabulary * shape.width
     head_exponents = shape.vocabulary if shape.tied else head / 64
@@ -72,7 +72,7 @@ def test_a_pass_reads_the_packed_blocks_and_the_head_but_no_embedding_of_its_own
     assert DecoderSession(bfloat16_decoder(shape, 16)).weight_bytes == 2 * (blocks + head)
 
 
-def test_a_third_of_the_trits_is_zero_and_the_blocks_are_as_many_and_apart() -> None:
+def test_a_third_of_drawn_trits_is_zero_and_no_block_is_shared() -> None:
     decoder = ternary_decoder(TINY, 16, "row", "torch")
     assert len(decoder.blocks) == TINY.layers
     for _, module in ternary_modules(decoder):
@@ -81,7 +81,7 @@ def test_a_third_of_the_trits_is_zero_and_the_blocks_are_as_many_and_apart() -> 
     assert len(starts) == 2 + 7 * TINY.layers
 
 
-def test_the_float_decoder_is_bfloat16_throughout_and_of_unit_variance() -> None:
+def test_float_decoder_is_bfloat16_with_unit_variance() -> None:
     decoder = bfloat16_decoder(BITNET, 16)
     assert {parameter.dtype for parameter in decoder.parameters()} == {torch.bfloat16}
     assert not list(decoder.buffers())
@@ -131,7 +131,7 @@ class Slow:
         return tokens_BS[:, -1]
 
 
-def test_prompts_and_tokens_are_timed_apart_and_the_first_token_comes_with_the_prompt(
+def test_prompt_and_tokens_are_timed_separately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = Slow(monkeypatch)
@@ -147,7 +147,7 @@ def test_prompts_and_tokens_are_timed_apart_and_the_first_token_comes_with_the_p
     assert found["resident_bytes"] > 10 * MIB
 
 
-def test_a_case_is_repeated_while_there_is_time_and_writes_fewer_tokens_without(
+def test_case_fits_its_repetitions_and_tokens_into_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = Slow(monkeypatch)
@@ -212,7 +212,7 @@ def small(**changes: Any) -> GenerateBench:
     return GenerateBench(**{**options, **changes})
 
 
-def test_contenders_take_turns_and_rates_are_of_medians_over_all_rounds(
+def test_contenders_take_turns_and_rates_are_medians(
     processes: list[str],
 ) -> None:
     result = run_generate_bench(small(rounds=2))
@@ -275,7 +275,7 @@ def test_what_the_machine_has_no_room_for_is_left_out(
     assert "Share of the read bandwidth" in "\n".join(TABLE.notes(result))
 
 
-def test_a_peer_that_fails_is_left_out_and_a_backend_that_fails_ends_the_bench(
+def test_failing_peer_is_left_out_but_a_backend_is_an_error(
     processes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = bench_module.measure_contender
@@ -302,7 +302,7 @@ def test_a_peer_that_fails_is_left_out_and_a_backend_that_fails_ends_the_bench(
         run_generate_bench(small())
 
 
-def test_llama_cpp_is_left_out_where_it_is_not_installed_or_rows_are_no_whole_blocks(
+def test_llama_cpp_needs_its_package_and_rows_of_whole_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(contenders, "installed", lambda: None)
@@ -318,7 +318,7 @@ def test_llama_cpp_is_left_out_where_it_is_not_installed_or_rows_are_no_whole_bl
     assert obstacle(evolve(theirs, name="torch"), SHAPES["0.6m"]) is None
 
 
-def test_room_is_asked_for_weights_and_the_cache_but_not_for_votes() -> None:
+def test_memory_is_requested_for_weights_and_cache_only() -> None:
     gib = 2.0**30
     seven = SHAPES["7b"]
     cached = 2 * 32 * 640 * 4096
@@ -339,7 +339,7 @@ def test_room_is_asked_for_weights_and_the_cache_but_not_for_votes() -> None:
 # --- processes and the command
 
 
-def test_the_child_measures_each_case_and_leaves_out_what_takes_too_long() -> None:
+def test_child_measures_each_case_within_its_time() -> None:
     request = {
         "contender": asdict(
             Contender(name="torch", group_size="row", threads=torch.get_num_threads())
@@ -451,7 +451,7 @@ def test_values_that_mean_nothing_are_refused(arguments: tuple[str, ...], messag
 
 
 @pytest.mark.parametrize("name", ["torhc", "torhc/int8-cache"])
-def test_an_unknown_contender_is_refused_with_the_nearest_backend(name: str) -> None:
+def test_unknown_contender_error_suggests_the_nearest(name: str) -> None:
     error = CliRunner().invoke(bench, ["generate", "--contenders", name]).exception
     assert isinstance(error, ArbError)
     assert "torhc" in error.what
@@ -481,7 +481,7 @@ def test_a_contender_may_keep_keys_and_values_as_int8() -> None:
 
 @pytest.mark.parametrize("kind", ["TQ2_0", "TQ1_0"])
 @pytest.mark.parametrize("shape", [TINY, BITNET], ids=["llama", "bitnet"])
-def test_llama_cpp_computes_the_same_token_by_token_as_at_once_and_for_many_sequences(
+def test_llama_cpp_cached_passes_equal_one_whole_pass(
     shape: GenerationShape, kind: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("xllamacpp")

@@ -117,7 +117,7 @@ def test_json_goes_to_standard_output_alone() -> None:
     assert result["machine"]["threads"] == 1
 
 
-def test_the_linear_has_a_row_with_quantisation_and_both_int8_products_of_torch() -> None:
+def test_linear_is_compared_with_quantisation_and_int8_products() -> None:
     done = invoke(
         "--shapes", "64x256", "--m", "2", "--seconds", "0.001", "--ops", "linear", "--json"
     )

@@ -27,7 +27,7 @@ def write_cache(
         (folder / name).write_text(f"{text}\n")
 
 
-def test_the_last_level_counts_once_for_each_cache_and_not_for_each_core(tmp_path: Path) -> None:
+def test_last_cache_level_counts_once_per_cache(tmp_path: Path) -> None:
     for cpu in range(4):
         write_cache(tmp_path, cpu, 0, 1, "Data", "48K", str(cpu))
         write_cache(tmp_path, cpu, 1, 1, "Instruction", "64M", str(cpu))

@@ -142,14 +142,14 @@ def test_a_flip_that_is_missed_is_found(
         )
 
 
-def test_fresh_memory_is_not_a_number_while_poisoned_and_as_before_after_it() -> None:
+def test_poisoned_memory_is_nan_and_is_restored() -> None:
     with poisoned(((64, 64), torch.float32)):
         assert bool(torch.isnan(torch.empty(100)).all())
         assert int(torch.empty(100, dtype=torch.int8).min()) == 127
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_exact_products_agree_with_the_restatement_of_the_number_format(
+def test_exact_products_agree_with_the_number_format(
     make_cell: Callable[..., Cell],
 ) -> None:
     cell = make_cell("linear", rows=5, out_features=21, in_features=90, group_size=32)

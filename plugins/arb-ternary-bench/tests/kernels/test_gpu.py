@@ -38,7 +38,7 @@ on_gpu = [
 # --- refused
 
 
-def test_without_a_gpu_the_command_says_what_is_missing_and_what_to_do(
+def test_command_without_a_gpu_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
@@ -171,7 +171,7 @@ def test_every_copy_of_a_small_call_becomes_a_graph_of_its_own() -> None:
     assert graph.note == "sums; as a graph"
 
 
-def test_a_call_that_cannot_be_captured_is_timed_as_it_is_and_noted() -> None:
+def test_call_without_graph_capture_is_timed_eagerly_and_noted() -> None:
     def capture(_call: Callable[[], object]) -> Callable[[], object]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
@@ -230,7 +230,7 @@ def on_pretended_gpu(**changes: Any) -> dict[str, Any]:
     return run_kernel_bench(KernelBench(**{**sizes, **changes}))
 
 
-def test_the_result_on_a_gpu_has_the_keys_of_that_on_the_processor(
+def test_gpu_result_has_the_keys_of_the_cpu_result(
     pretend: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = on_pretended_gpu()
@@ -275,7 +275,7 @@ def test_the_table_names_the_gpu_and_its_limits() -> None:
 
 
 @pytest.mark.usefixtures("pretend")
-def test_a_baseline_that_refuses_a_shape_is_left_out_with_its_words(
+def test_baseline_that_refuses_a_shape_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: Any) -> None:

@@ -48,7 +48,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_every_absent_peer_is_listed_with_the_reason_and_the_command() -> None:
+def test_absent_peers_are_listed_with_reason_and_command() -> None:
     listed = list_peers()
     assert [each["name"] for each in listed] == ["ggml TQ2_0", "ggml TQ1_0"]
     for each in listed:
@@ -59,7 +59,7 @@ def test_every_absent_peer_is_listed_with_the_reason_and_the_command() -> None:
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_a_peer_that_is_named_and_absent_is_an_error_with_the_command() -> None:
+def test_named_but_absent_peer_is_an_error_with_the_command() -> None:
     with pytest.raises(UsageProblem, match="llama_cpp is not installed") as caught:
         choose_peers("ggml tq2_0")
     assert caught.value.hint == "pip install llama-cpp-python"

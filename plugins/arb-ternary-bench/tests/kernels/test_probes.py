@@ -33,7 +33,7 @@ def test_the_buffer_is_four_times_the_cache() -> None:
     assert read_probe(["torch"], 1 << 15, seconds=1e-3).variant.nbytes == 4 << 15
 
 
-def test_a_backends_read_probe_takes_part_and_wins_where_it_is_faster(
+def test_faster_read_probe_of_a_backend_wins(
     changed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: list[tuple[Tensor, int]] = []

@@ -46,7 +46,7 @@ def record(make_cell: Callable[..., Cell]) -> dict[str, Any]:
     return cell_record(make_cell(cold=True), contenders, excluded, timings, limits)
 
 
-def test_speedups_are_baseline_over_row_and_take_the_fastest_of_a_role(
+def test_speedup_is_fastest_baseline_over_row(
     record: dict[str, Any],
 ) -> None:
     row = record["rows"][0]

@@ -65,7 +65,7 @@ def test_least_and_median_are_those_of_the_calls() -> None:
     assert (timing.least, timing.median, timing.calls) == (1.0, 3.0, 3)
 
 
-def test_a_call_that_reports_little_but_takes_long_is_not_called_more_often_for_it() -> None:
+def test_slow_call_with_short_reported_time_is_not_repeated_more() -> None:
     def probe(_: int) -> float:
         time.sleep(0.002)
         return 1e-12

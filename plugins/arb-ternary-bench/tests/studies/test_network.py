@@ -41,10 +41,10 @@ def row(
     return found
 
 
-def test_fsdp2_passes_three_times_all_but_one_of_its_four_parts_round_two_rings() -> None:
+def test_fsdp2_passes_three_of_four_parts_three_times() -> None:
     found = row("fsdp2")
-    # 2 bytes x 1e6 x 3/4 = 1.5 MB thrice; of two hops out of a machine's GPUs in a ring, one leaves
-    # it.
+    # 2 bytes x 1e6 x 3/4 = 1.5 MB three times; of two hops out of a machine's GPUs in a ring, one
+    # leaves it.
     assert (found["inside_bytes"], found["between_bytes"]) == (3 * 0.75e6, 3 * 0.75e6)
     # 0.75 MB at 1 GB/s inside, at 0.5 GB/s between; both at once.
     assert found["seconds_inside"] == pytest.approx(3 * 0.75e-3)
@@ -59,16 +59,16 @@ def test_ddp_passes_a_gradient_twice() -> None:
     assert found["inside_bytes"] + found["between_bytes"] == 2 * 2e6 * 3 / 4
 
 
-def test_hsdp_leaves_a_machine_with_its_shard_of_the_gradient_alone() -> None:
+def test_hsdp_sends_only_a_shard_of_the_gradient() -> None:
     found = row("hsdp")
-    # Inside: 2 MB x 1/2, thrice. Between: the shard of 1 MB, all-reduced by two machines: twice the
-    # half of it.
+    # Inside: 2 MB x 1/2, three times. Between: the shard of 1 MB, all-reduced by two machines:
+    # twice the half of it.
     assert (found["inside_bytes"], found["between_bytes"]) == (3e6, 1e6)
     # One after the other.
     assert found["seconds"] == pytest.approx(3e-3 + 2e-3)
 
 
-def test_votes_go_to_owners_in_digits_of_base_three_and_flips_come_back() -> None:
+def test_votes_travel_in_base_three_and_flips_come_back() -> None:
     votes, flips, *_ = row("votes", levels=3, flip_share=0.01)["transfers"]
     # 1.6 bits: 200 kB, a quarter to each; one other GPU is in the machine, two are not.
     assert (votes["inside_bytes"], votes["between_bytes"]) == (50e3, 100e3)
@@ -78,7 +78,7 @@ def test_votes_go_to_owners_in_digits_of_base_three_and_flips_come_back() -> Non
     assert flips["inside_bytes"] + flips["between_bytes"] == pytest.approx(2 * 10031 * 3 / 4)
 
 
-def test_floats_of_rows_and_columns_go_to_owners_once_a_round_and_come_back_once() -> None:
+def test_row_and_column_floats_travel_once_per_round_each_way() -> None:
     cluster = ClusterConfig(name="", nodes=1, gpus=4, micro_batches=12)
     _, _, there, back = row("votes", cluster=cluster)["transfers"]
     # Statistics and magnitudes of 2 x (1000 + 500) edges, a sum of each of 2 matrices, in float32.
@@ -116,7 +116,7 @@ def test_sums_of_a_machine_leave_it_once_for_all_its_gpus() -> None:
     assert between["between_bytes"] == pytest.approx(1e6 / 3 / 2 / 2)
 
 
-def test_sharded_trits_are_gathered_twice_a_micro_batch_at_two_bits() -> None:
+def test_sharded_trits_are_gathered_twice_per_micro_batch() -> None:
     found = row("trit_gathers", cluster=ClusterConfig(name="", nodes=1, gpus=2, micro_batches=6))
     assert found["transfers"][0]["inside_bytes"] == 2 * 3 * 250e3 / 2
 
@@ -124,12 +124,12 @@ def test_sharded_trits_are_gathered_twice_a_micro_batch_at_two_bits() -> None:
 def test_votes_of_sharded_weights_leave_in_every_round() -> None:
     cluster = ClusterConfig(name="", nodes=1, gpus=2, micro_batches=6)
     _, votes = row("trit_gathers", cluster=cluster)["transfers"]
-    # Half of a million weights; thrice 8 / 5 bits in place of once 4 bits for sums up to 3.
+    # Half of a million weights; 8 / 5 bits three times instead of 4 bits once for sums up to 3.
     assert votes["inside_bytes"] == pytest.approx(0.5e6 * (3 * 8 / 5 - 4) / 8)
     _, votes = row("trit_gathers", cluster=cluster, scale_rule="residual", group_size=128)[
         "transfers"
     ]
-    # And of 8000 exponents; thrice a byte in place of once two.
+    # And of 8000 exponents; one byte three times instead of two bytes once.
     assert votes["inside_bytes"] == pytest.approx(0.5e6 * (3 * 8 / 5 - 4) / 8 + 4000)
     assert len(row("trit_gathers")["transfers"]) == 1
 
@@ -140,7 +140,7 @@ def test_powersgd_sends_two_factors_of_a_matrix_both_ways() -> None:
     assert found["inside_bytes"] + found["between_bytes"] == 2 * 48e3 * 3 / 4
 
 
-def test_one_bit_adam_sends_a_fifth_of_an_all_reduce_in_bfloat16_as_its_authors_say() -> None:
+def test_one_bit_adam_sends_a_fifth_of_an_all_reduce() -> None:
     one = row("one_bit_adam")
     ddp = row("ddp")
     ratio = (ddp["inside_bytes"] + ddp["between_bytes"]) / (
@@ -171,9 +171,7 @@ def test_a_vote_takes_the_digits_that_its_sum_needs() -> None:
     # clip * cell * rate = 2.5 * 64 * 0.1 = 16, and 16 / n with noise below 1 is rounded down, or up
     # where it is whole
 )
-def test_votes_in_quanta_are_never_more_than_one_beyond_n_of_160_rates(
-    micro_batches: int, largest: int
-) -> None:
+def test_largest_vote_in_quanta(micro_batches: int, largest: int) -> None:
     assert VotesConfig(levels=None).largest(micro_batches) == largest
     assert VotesConfig(levels=3).largest(micro_batches) == 1
 
@@ -181,7 +179,7 @@ def test_votes_in_quanta_are_never_more_than_one_beyond_n_of_160_rates(
 def test_latency_is_that_of_messages_that_wait_for_one_another() -> None:
     slow = ClusterConfig(name="", nodes=2, gpus=2, inside=1.0, between=1.0, latency=1000.0)
     ring = row("ddp", cluster=slow)["seconds"] - row("ddp")["seconds"]
-    assert ring == pytest.approx(6e-3)  # three hops to sum, three to tell
+    assert ring == pytest.approx(6e-3)  # three hops to sum, three to share the sum
     assert row("votes", cluster=slow)["transfers"][0]["seconds"] == pytest.approx(0.2e-3 + 1e-3)
 
 
@@ -191,8 +189,8 @@ def test_one_gpu_sends_nothing() -> None:
         assert row(scheme, cluster=alone)["bits_per_weight"] == 0
 
 
-def test_the_state_of_votes_is_trits_and_sums_everywhere_and_accumulators_at_owners() -> None:
-    # 2 bits; 8 bits on a quarter; 16 bits; an int8 exponent a row; an int16 a row and column.
+def test_state_of_votes_per_rank_and_per_owner() -> None:
+    # 2 bits; 8 bits on a quarter; 16 bits; an int8 exponent per row; an int16 per row and column.
     assert row("votes")["state_bytes"] == 250e3 + 250e3 + 2e6 + 2000 + 2 * 3000
     # With sharded weights a quarter of all three.
     assert row("trit_gathers")["state_bytes"] == 62.5e3 + 250e3 + 500e3 + 2000 + 2 * 3000
@@ -244,9 +242,7 @@ def test_the_table_names_schemes_and_machines(tmp_path: Path) -> None:
         ("clusters.1.name=8 GPUs with NVLink", "two are called '8 GPUs with NVLink'"),
     ],
 )
-def test_a_config_that_cannot_be_computed_is_a_fault_with_its_place(
-    override: str, message: str
-) -> None:
+def test_impossible_config_is_an_error_with_its_line(override: str, message: str) -> None:
     done = CliRunner().invoke(main, ["network", str(EXAMPLE), "-o", override])
     assert isinstance(done.exception, ConfigError)
     assert message in str(done.exception)

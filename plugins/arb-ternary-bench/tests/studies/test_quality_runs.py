@@ -76,7 +76,7 @@ def test_the_short_form_learns_and_counts(tmp_path: Path) -> None:
     not sys.platform.startswith("linux"),
     reason="only Linux tells a process that its parent has died",
 )
-def test_a_study_that_was_stopped_and_killed_continues_in_the_middle_of_a_run(
+def test_study_resumes_inside_a_run_after_stop_and_kill(
     tmp_path: Path,
 ) -> None:
     options = ["-o", "rules=[sign_votes_8]"]

@@ -127,6 +127,6 @@ def test_twenty_rules_fit_into_the_figures(tmp_path: Path) -> None:
     assert (tmp_path / "frontier.svg").stat().st_size > 10_000
 
 
-def test_a_figure_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_unwritable_figure_is_an_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(ArbError, match=r"nowhere/frontier\.png: the figure cannot be written"):
         draw_frontier(EXAMPLE, tmp_path / "nowhere" / "frontier.png")

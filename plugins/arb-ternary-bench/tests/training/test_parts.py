@@ -58,7 +58,7 @@ def micros(found: Any) -> dict[str, float]:
     return {part: round(each * 1e6, 3) for part, each in found.parts.items() if each}
 
 
-def test_an_operation_belongs_to_the_module_around_it_and_what_is_left_is_calls() -> None:
+def test_operation_belongs_to_its_module_and_the_rest_is_calls() -> None:
     norm = event("scope:RMSNorm", 100, event("aten::mul", 60), event("aten::view", 10))
     attention = event("scope:Attention", 300, norm, event("aten::bmm", 120), event("aten::cat", 30))
     found = split(attention, event("aten::add", 40))
@@ -97,7 +97,7 @@ def test_a_kernel_counts_with_all_that_it_calls() -> None:
     }
 
 
-def test_a_gradient_belongs_where_the_operation_of_the_forward_pass_was() -> None:
+def test_gradient_belongs_to_the_part_of_its_forward_operation() -> None:
     seen = event("aten::empty", 1, number=7)  # makes no node: the number is that of the next one
     forward = event("scope:Attention", 100, event("aten::mul", 20, number=7))
     node = event(

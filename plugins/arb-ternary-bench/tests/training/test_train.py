@@ -132,7 +132,7 @@ def asked_for(way: str, **more: Any) -> dict[str, Any]:
     return {"way": way, "size": asdict(TINY), "threads": 1, "seed": 0, "profile": False, **more}
 
 
-def test_a_child_answers_every_order_and_tells_its_memory_at_the_end() -> None:
+def test_child_answers_every_request_and_reports_memory() -> None:
     ready, *steps, end = respond(asked_for("torch/pure"), ["step\n", "step\n"])
     assert ready["pure"]
     assert ready["losses"][-1] < ready["losses"][0]
@@ -141,7 +141,7 @@ def test_a_child_answers_every_order_and_tells_its_memory_at_the_end() -> None:
     assert end["peak_bytes"] >= ready["base_bytes"] > 0
 
 
-def test_a_process_steps_when_told_and_its_memory_is_its_own() -> None:
+def test_process_steps_on_request_and_reports_its_own_memory() -> None:
     with TrainProcess(Trainee(way=TrainWay("float32"), size=TINY, threads=1)) as process:
         assert process.facts["losses"][-1] < process.facts["losses"][0]
         process.step()
@@ -234,7 +234,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     return run
 
 
-def test_rows_are_compared_with_the_fastest_float_and_with_qat_compiled(
+def test_rows_are_compared_with_fastest_float_and_compiled_qat(
     fake: Callable[..., dict[str, Any]],
 ) -> None:
     (cell,) = fake()["cells"]
@@ -258,7 +258,7 @@ def test_without_a_baseline_there_is_no_ratio() -> None:
     assert row["x_best_float"] is row["x_qat_compiled"] is None
 
 
-def test_processes_wait_side_by_side_where_memory_permits_and_else_take_turns(
+def test_processes_take_turns_if_memory_is_short(
     fake: Callable[..., dict[str, Any]],
 ) -> None:
     together = fake()
@@ -270,7 +270,7 @@ def test_processes_wait_side_by_side_where_memory_permits_and_else_take_turns(
     assert alone["cells"][0]["in_turns"] == "one process at a time, 2 rounds"
 
 
-def test_what_does_not_fit_into_the_memory_is_left_out_with_the_reason(
+def test_way_that_exceeds_memory_is_left_out_with_the_reason(
     fake: Callable[..., dict[str, Any]],
 ) -> None:
     result = fake(available=1 << 30)

@@ -18,7 +18,7 @@ class GenerationShape:
 
     Attributes:
         name: on the command line.
-        what: whose sizes they are.
+        what: the model that has these sizes.
         vocabulary: token ids.
         tied: the head has the embedding's weights.
         bitnet: norms before the output and down projections, and ``relu(gate)^2 * up`` (BitNet

@@ -1,3 +1,1 @@
-"""What a step of training sends between machines, computed from sizes: ways to train, side by
-side.
-"""
+"""Traffic between machines in one training step, computed from sizes, for several schemes."""

@@ -31,7 +31,7 @@ Config = Mapping[str, Any]
 
 @frozen
 class FewerSteps:
-    """A run whose steps ``of`` divides has ``take`` steps for every ``of``, with ``overrides``."""
+    """A shorter run: ``take`` of every ``of`` steps, if ``of`` divides them, with ``overrides``."""
 
     of: int
     take: int

@@ -1,4 +1,4 @@
-"""The decoders that the training bench trains, and how many tokens a step has."""
+"""The decoders that the training bench trains, and the tokens of a step."""
 
 from __future__ import annotations
 
