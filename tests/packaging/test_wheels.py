@@ -195,7 +195,7 @@ def test_the_core_alone_lists_itself_and_says_what_brings_training(
     clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
     assert set(install(CORE)) == {CORE}
-    assert clean_environment.distributions(cwd=tmp_path) == {CORE: "ok"}
+    assert clean_environment.distributions(cwd=tmp_path) == {CORE: "loaded"}
     place = clean_environment.run("import arb_ternary; print(arb_ternary.__file__)", cwd=tmp_path)
     assert place.startswith(str(tmp_path)), "the editable installation was imported"
     refused = clean_environment.arb(
@@ -239,7 +239,7 @@ def test_every_distribution_installs_with_what_it_requires_and_lists_itself(
 def installs_and_lists_itself(
     project: Any, clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
-    expected = dict.fromkeys(set(install(project.name)) - {METAPACKAGE}, "ok")
+    expected = dict.fromkeys(set(install(project.name)) - {METAPACKAGE}, "loaded")
     clean_environment.pip("check")
     assert clean_environment.distributions(cwd=tmp_path) == expected
     if project.name != METAPACKAGE:
@@ -255,7 +255,7 @@ def test_pip_install_of_a_clone_gives_a_program_that_trains(
     clean_environment.pip(
         "install", "--quiet", "--no-index", "--no-build-isolation", "--no-compile", str(root)
     )
-    assert clean_environment.distributions(cwd=tmp_path) == dict.fromkeys(PARTS, "ok")
+    assert clean_environment.distributions(cwd=tmp_path) == dict.fromkeys(PARTS, "loaded")
     config = write_config(tmp_path, "scaled_votes")
     trained = clean_environment.arb("train", str(config), "--run-dir", "run", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
@@ -268,7 +268,7 @@ def test_a_plugin_that_is_removed_is_missed_with_the_line_that_installs_it(
     install(METAPACKAGE)
     install(PLUGIN)
     config = write_config(tmp_path, COMPONENT)
-    assert clean_environment.distributions(cwd=tmp_path)[PLUGIN] == "ok"
+    assert clean_environment.distributions(cwd=tmp_path)[PLUGIN] == "loaded"
     assert clean_environment.arb("config", "validate", str(config), cwd=tmp_path).returncode == 0
 
     clean_environment.pip("uninstall", "--yes", "--quiet", PLUGIN)
