@@ -134,6 +134,7 @@ def test_an_error_of_one_rank_ends_all_and_names_it(
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_all_ranks_save_and_stop_if_one_is_asked_to(
     ranks: Any, config: Path, whole: Path, moments: list[int], same_files: Compare, rank: int
