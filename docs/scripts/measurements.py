@@ -59,7 +59,7 @@ def demo_table(figures: dict[str, Any]) -> str:
         line("parameters", [f"{row['parameters']:,}" for row in rows]),
         line("of these float", [f"{row['float_parameters']:,}" for row in rows]),
         line(
-            "validation loss, nats a byte",
+            "validation loss, nats per byte",
             [
                 f"{row['validation_loss_mean']:.3f} ± {row['validation_loss_stdev']:.3f}"
                 for row in rows

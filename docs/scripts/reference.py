@@ -364,7 +364,9 @@ def protocols_page() -> str:
         "Optimizers": "arb_ternary.optim.protocol",
         "Data and masking": "arb_ternary.protocols.data",
         "Phases": "arb_ternary.protocols.runs",
-        "What training knows besides": "arb_ternary_train.protocols",
+        "Training": "arb_ternary_train.protocols",
+        "Optional attributes": "arb_ternary_train.capabilities",
+        "Step policies": "arb_ternary_train.policy",
         "Exporters and importers": "arb_ternary_interchange.protocols",
     }
     parts = [

@@ -17,7 +17,7 @@ from arb_ternary_diffusion.models.dit import DiT
 from arb_ternary_diffusion.models.unet import UNet
 from arb_ternary_diffusion.pictures import Denoises
 from arb_ternary_train.audit import audit
-from arb_ternary_train.protocols import TakesTime
+from arb_ternary_train.capabilities import takes_time
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
 FLOATS = ("embedding", "head", "norms", "linears")
@@ -39,7 +39,7 @@ def asked(channels: int = 1, height: int = 8, width: int = 8) -> tuple[Tensor, T
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pure_model_has_no_float_and_every_part_of_it_learns(kind: str) -> None:
     model = made(kind)
-    assert isinstance(model, TakesTime)
+    assert takes_time(model)
     assert isinstance(model, Denoises)
     assert audit(model).pure
     noisy, time = asked()

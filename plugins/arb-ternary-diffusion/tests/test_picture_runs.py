@@ -136,4 +136,4 @@ def test_metrics_speak_of_pictures(pictures: Any) -> None:
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["event"] == "validation"
     assert lines[-1]["tokens"] == 359
-    assert report.loss_unit == "squared error a pixel"
+    assert report.loss_unit == "squared error per pixel"

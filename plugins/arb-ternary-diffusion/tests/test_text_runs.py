@@ -74,7 +74,9 @@ def test_every_token_counts_and_the_unit_says_that_it_is_a_bound(run: Path) -> N
     assert [record["tokens"] for record in records if record["event"] == "train"] == [
         4 * 32 * step for step in (1, 2, 3, 4)
     ]
-    assert json.loads((run / "run.json").read_text())["loss_unit"] == "nats a token, an upper bound"
+    assert (
+        json.loads((run / "run.json").read_text())["loss_unit"] == "nats per token, an upper bound"
+    )
     assert json.loads((run / "result.json").read_text())["baselines"] == [
         "bigram_entropy",
         "unigram_entropy",

@@ -34,10 +34,10 @@ def test_train_prints_the_audit_the_loss_beside_the_entropies_and_the_speed(
     for words in (
         "ternary weights (packed)",
         "float parameters, trainable",
-        "validation loss (nats a token)",
+        "validation loss (nats per token)",
         "unigram entropy of all validation tokens",
         "bigram entropy of all validation tokens",
-        "tokens a second",
+        "tokens per second",
         "runs/tiny",
     ):
         assert words in shown.out

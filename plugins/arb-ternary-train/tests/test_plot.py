@@ -31,7 +31,7 @@ def test_the_figure_shows_training_validation_and_both_entropies(tiny: Any, tmp_
         f"unigram entropy {report.baselines['unigram_entropy']:.3f}",
         f"bigram entropy {report.baselines['bigram_entropy']:.3f}",
         "optimizer step",
-        "loss, nats a token",
+        "loss, nats per token",
     ):
         assert f"<!-- {words} -->" in drawn
 

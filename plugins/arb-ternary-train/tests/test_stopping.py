@@ -78,7 +78,7 @@ def test_a_run_that_never_evaluates_reports_no_loss(tiny: Any) -> None:
     run, report = tiny.run("run", "phases.0.eval_every=0", "phases.0.eval_batches=8")
     assert events(run) == ["train"] * 8
     assert report.validation_loss is None
-    assert ("validation loss (nats a token)", "not evaluated") in report.rows()
+    assert ("validation loss (nats per token)", "not evaluated") in report.rows()
 
 
 def test_a_check_of_the_loss_evaluates_where_the_run_does_not(tiny: Any) -> None:

@@ -58,7 +58,7 @@ class RunContext(Protocol):
         """A lasting line for the person who watches."""
 
     def held_out_loss(self) -> float:
-        """Loss on held-out samples at the end of the run, nats a prediction; evaluates where that
+        """Loss on held-out samples at the end of the run, nats per prediction; evaluates where that
         is to be done.
         """
 

@@ -55,7 +55,7 @@ class AbsorbingMasking:
     likelihood.
 
     Every token counts in the loss, those that are not hidden with 0: its mean is an upper bound of
-    the negative log-likelihood in nats a token, in expectation, and can be compared with the loss
+    the negative log-likelihood in nats per token, in expectation, and can be compared with the loss
     of a model that writes from left to right. The bound is one of whole samples, each for itself.
 
     The times of a batch are spread evenly: one number ``u`` of the generator makes ``1 - (u + r/B)
@@ -66,7 +66,7 @@ class AbsorbingMasking:
     """
 
     #: What one element of :meth:`losses` is.
-    loss_unit: Final = "nats a token, an upper bound"
+    loss_unit: Final = "nats per token, an upper bound"
 
     def __init__(self, config: AbsorbingConfig | None = None) -> None:
         self.config = AbsorbingConfig() if config is None else config

@@ -26,7 +26,7 @@ class NoiseMasking:
         config: the options.
     """
 
-    loss_unit = "squared error a pixel"
+    loss_unit = "squared error per pixel"
 
     def __init__(self, config: NoiseConfig) -> None:
         self.config = config

@@ -12,7 +12,7 @@ from arb_ternary.protocols.data import MaskingStrategy
 from arb_ternary_diffusion.text_sampler import Denoise, denoiser
 from arb_ternary_text.data.tokenizers import Tokenizer, from_json
 from arb_ternary_train.build import require_protocol
-from arb_ternary_train.protocols import LimitedLength, ReservesIds
+from arb_ternary_train.capabilities import max_length, reserved_ids
 from arb_ternary_train.restore import load_run
 
 
@@ -51,14 +51,9 @@ def load_text_run(path: Path, *, backend: str | None = None, device: str | None 
             f"{path}: its data {config.data.name!r} has no tokenizer, so that it has no text"
         )
     tokenizer = from_json(attached["tokenizer"])
-    reserved = (
-        masking.reserved_ids(tokenizer.vocabulary_size) if isinstance(masking, ReservesIds) else ()
-    )
-    if (
-        len(reserved) != 1
-        or not isinstance(model, LimitedLength)
-        or getattr(config.model.options, "causal", False)
-    ):
+    reserved = reserved_ids(masking, tokenizer.vocabulary_size)
+    longest = max_length(model)
+    if len(reserved) != 1 or longest is None or getattr(config.model.options, "causal", False):
         raise UsageProblem(
             f"{path}: its model {config.model.name!r}, trained with masking "
             f"{config.masking.name!r}, does not fill in hidden tokens",
@@ -69,5 +64,5 @@ def load_text_run(path: Path, *, backend: str | None = None, device: str | None 
         tokenizer,
         denoiser(model, reserved[0], tokenizer.vocabulary_size, trained.device),
         reserved[0],
-        model.max_length,
+        longest,
     )

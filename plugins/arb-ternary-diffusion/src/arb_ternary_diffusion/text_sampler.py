@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary_text.models.generate import draw_token, next_token_probabilities
-from arb_ternary_train.protocols import TakesTime
+from arb_ternary_train.capabilities import takes_time
 
 #: Logits ``[B, S, V]`` of the tokens ``[B, S]``, of which some are the mask.
 Denoise: TypeAlias = Callable[[Tensor], Tensor]
@@ -160,12 +160,12 @@ def denoiser(
         vocabulary_size: ``V``; a model may have more ids than its data, and those are not drawn.
         device: where the model is.
     """
-    takes_time = isinstance(model, TakesTime) and model.takes_time
+    with_time = takes_time(model)
 
     @torch.no_grad()
     def denoise(tokens_BS: Tensor) -> Tensor:
         hidden_B = (tokens_BS == mask_token).float().mean(dim=1)
-        options = {"time": hidden_B.to(device)} if takes_time else {}
+        options = {"time": hidden_B.to(device)} if with_time else {}
         logits_BSV: Tensor = model(tokens_BS.to(device), **options)
         return logits_BSV[..., :vocabulary_size]
 

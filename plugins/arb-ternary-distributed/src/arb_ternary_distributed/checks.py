@@ -29,8 +29,8 @@ from arb_ternary.optim.protocol import (
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_distributed.optimizer_state import reasons_against_sharding
-from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.build import RunParts, choices_in, versions_of
+from arb_ternary_train.capabilities import parts_added_by
 from arb_ternary_train.checkpoint import Checkpoint
 from arb_ternary_train.config import RanksConfig, RunConfig
 from arb_ternary_train.fine_tuning import frozen_at_first

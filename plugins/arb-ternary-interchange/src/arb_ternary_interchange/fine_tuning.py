@@ -14,9 +14,9 @@ from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.plugins.manager import manager
 from arb_ternary_interchange.protocols import ImportedModel
 from arb_ternary_train.audit import audit
+from arb_ternary_train.capabilities import checkpoints_activations, max_length
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import structure_run
-from arb_ternary_train.protocols import ActivationCheckpointing, LimitedLength
 
 #: Weights from which a model is fine-tuned on one sequence per step, recomputing activations in the
 #: backward pass.
@@ -59,10 +59,11 @@ def fine_tuning_config(
     phase: dict[str, Any] = dict(_SMALL_PHASE)
     if audit(model).parameters >= _LARGE:
         phase = dict(_LARGE_PHASE)
-        if isinstance(model, ActivationCheckpointing):
+        if checkpoints_activations(model):
             phase["activation_checkpointing"] = True
-    if isinstance(model, LimitedLength):
-        phase["block_size"] = min(phase["block_size"], model.max_length)
+    longest = max_length(model)
+    if longest is not None:
+        phase["block_size"] = min(phase["block_size"], longest)
 
     trainable = collect_trainable(model).parts
     chosen = {kind: dict(_OPTIMIZERS[kind]) for kind in _OPTIMIZERS if trainable.get(kind)}

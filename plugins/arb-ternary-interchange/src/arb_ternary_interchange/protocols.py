@@ -35,7 +35,7 @@ class ImportedModel:
         model: the ``model:`` section of a run's config, with its ``name``.
         vocabulary_size: number of ids in the model's vocabulary.
         attachments: plain JSON by name, which the run keeps like those of a data source
-            (``Attachments``): ``{"tokenizer": ...}``, or nothing.
+            (``arb_ternary_train.capabilities.attachments``): ``{"tokenizer": ...}``, or nothing.
         fill: gives the model that was built from ``model`` its weights, one tensor at a time, so
             that there is never a second copy of all of them in memory. It must give every weight;
             those of ternary modules by ``set_trits``.

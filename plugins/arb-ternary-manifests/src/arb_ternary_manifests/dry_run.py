@@ -16,17 +16,16 @@ from arb_ternary.errors import ArbError, EnvironmentProblem
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.plugins.manager import manager
 from arb_ternary.protocols.data import DataSource
-from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.audit import audit
 from arb_ternary_train.auto_options import resolve_auto_options
 from arb_ternary_train.build import built_module, require_protocol, undrawn
+from arb_ternary_train.capabilities import parts_added_by, planned_steps
 from arb_ternary_train.config import CheckpointConfig, RunConfig
 from arb_ternary_train.growing_batches import tokens_in
 from arb_ternary_train.optim.planned_state import planned_state_bytes
 from arb_ternary_train.options import LoopOptions, StandardConfig
 from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.progress import Silent
-from arb_ternary_train.protocols import PlansSteps
 from arb_ternary_train.runner import RunRequest, train
 
 #: Number of steps that are timed.
@@ -168,7 +167,7 @@ def _phase(config: RunConfig, choice: PhaseChoice, *, probe: bool) -> PhaseForec
     options = choice.options
     if not isinstance(options, LoopOptions):
         return PhaseForecast(name=choice.name, steps=None, tokens=None, seconds=None)
-    steps = options.planned_steps(config) if isinstance(options, PlansSteps) else options.steps
+    steps = planned_steps(options, config)
     tokens = tokens_in(options, steps)
     seconds = tokens / _tokens_per_second(config, options) if probe else None
     return PhaseForecast(name=choice.name, steps=steps, tokens=tokens, seconds=seconds)

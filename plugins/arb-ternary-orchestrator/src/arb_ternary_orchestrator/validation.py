@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from arb_ternary.errors import ArbError
 from arb_ternary_orchestrator.strategies.lookup import effect, find_strategy
 from arb_ternary_orchestrator.strategies.transform import is_float, leaves_of, wrap_floats
-from arb_ternary_train.protocols import PlansLoops
+from arb_ternary_train.capabilities import has_own_loops
 
 if TYPE_CHECKING:
     from arb_ternary.optim.protocol import Planned
@@ -51,7 +51,7 @@ def _steps(options: OrchestratorConfig, run: Any) -> Iterator[tuple[str, str]]:
             continue  # another policy, or that of another phase
         where = f"the phase {phase.name!r}"
         steps = getattr(phase.options, "steps", None)
-        if isinstance(phase.options, PlansLoops):
+        if has_own_loops(phase.options):
             where = f"each loop of {where}"
             steps = phase.options.steps_of_loop
         if steps is not None and steps < options.eval_horizon:

@@ -24,9 +24,9 @@ from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.time import depth_of, discrete_time
 from arb_ternary_progressive.trunk import TrunkStream
 from arb_ternary_text.models.transformer import Transformer
+from arb_ternary_train.capabilities import reserved_ids
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.policy import add_counts
-from arb_ternary_train.protocols import ReservesIds
 from arb_ternary_train.seeding import derived_generator
 from arb_ternary_train.standard import log_and_evaluate
 
@@ -188,12 +188,7 @@ class ProgressivePhase:
     def make_builder(self, context: TrainingContext) -> ProgressiveRackBuilder:
         """The builder of the model's rack."""
         model = _as_growable(context.model)
-        masking = context.masking
-        reserved = (
-            masking.reserved_ids(context.vocabulary_size)
-            if isinstance(masking, ReservesIds)
-            else ()
-        )
+        reserved = reserved_ids(context.masking, context.vocabulary_size)
         builder = ProgressiveRackBuilder.from_model(
             model, self.config, seed=context.seed, mask_token=next(iter(reserved), None)
         )

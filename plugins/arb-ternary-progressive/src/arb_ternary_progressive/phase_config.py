@@ -116,11 +116,11 @@ class ProgressivePhaseConfig(GrowthConfig):
 
     @property
     def steps_of_loop(self) -> int | None:
-        """See ``arb_ternary_train.protocols.PlansLoops``."""
+        """See ``arb_ternary_train.capabilities.has_own_loops``."""
         return self.steps_per_stack
 
     def added_parts(self, *, followed: bool) -> frozenset[TrainedPart]:
-        """See :class:`arb_ternary_train.protocols.AddsParts`.
+        """See :class:`arb_ternary_train.capabilities.parts_added_by`.
 
         Without ``new_stack_precision`` a new stack has what the model has already.
         """

@@ -29,8 +29,8 @@ from arb_ternary_progressive.plan import CacheNeed, StagePlan, plan_growth, toke
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.trainer import default_optimizer
 from arb_ternary_text.models.transformer import Transformer
-from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.build import build_model, configured_backend, require_protocol
+from arb_ternary_train.capabilities import parts_added_by
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.precision import autocast_for, resolve_device

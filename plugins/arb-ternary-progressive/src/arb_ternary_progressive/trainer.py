@@ -69,7 +69,7 @@ class StepNumbers:
     Attributes:
         stack: index of the stack in the order of building.
         step: steps that the stack has taken.
-        loss: of the step, nats a token.
+        loss: of the step, nats per token.
         tokens: positions that counted.
     """
 

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_testing.component import ComponentCase
-from arb_ternary_train.protocols import ReservesIds
+from arb_ternary_train.capabilities import reserved_ids
 
 
 class MaskingSuite(ComponentCase):
@@ -56,10 +56,7 @@ class MaskingSuite(ComponentCase):
         return evolve(MaskContext(step=12, seed=5, vocabulary_size=self.vocabulary_size), **changes)
 
     def _reserved_ids(self) -> Sequence[int]:
-        strategy = self.make_strategy()
-        return (
-            strategy.reserved_ids(self.vocabulary_size) if isinstance(strategy, ReservesIds) else ()
-        )
+        return reserved_ids(self.make_strategy(), self.vocabulary_size)
 
     def _apply(
         self, batch: Batch, context: MaskContext | None = None, seed: int = 3

@@ -24,6 +24,7 @@ from arb_ternary.config.choice import Choice
 from arb_ternary.config.errors import Fault, Origin, Path, show_path
 from arb_ternary.config.fields import config_fields
 from arb_ternary.config.yaml_document import LoadedConfig
+from arb_ternary_train.capabilities import has_own_loops
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.options import LoopOptions
 from arb_ternary_train.schedules import scheduled_value
@@ -188,7 +189,7 @@ def _reasons_against(run: RunConfig) -> Iterator[str]:
         options = phase.options
         if getattr(options, "no_training", False):
             continue
-        if not isinstance(options, LoopOptions) or hasattr(options, "steps_of_loop"):
+        if not isinstance(options, LoopOptions) or has_own_loops(options):
             yield f"phases[{index}], {phase.name!r}, is not one training loop over the whole model"
             continue
         if getattr(options, "batch_doublings", None) is not None:

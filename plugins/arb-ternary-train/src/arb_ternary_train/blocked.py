@@ -1,7 +1,7 @@
-"""Losses of predictions whose logits are too many to hold: the model judges its last hidden state,
-block by block.
+"""Losses of predictions whose logits are too many to hold.
 
-Predictions that do not count are left out before the head multiplies.
+The model judges its last hidden state block by block. Predictions that do not count are left out
+before the head multiplies.
 """
 
 from __future__ import annotations
@@ -17,62 +17,57 @@ from arb_ternary_train.protocols import BlockedLogits, OwnLosses, Scores
 def loss_in_blocks(
     model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy, arguments: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """As ``masked_loss`` of the model's output; None where that is to be called.
+    """Return ``masked_loss`` of the model's output; None if that function is to be called.
 
     Args:
-        model: any.
-        batch: masked, on the model's device.
-        masking: whose predictions are judged.
-        arguments: of a forward pass.
+        model: the model.
+        batch: masked batch, on the model's device.
+        masking: the masking strategy, which may judge predictions itself.
+        arguments: keyword arguments of a forward pass.
     """
-    found = blocked_loss_model(model, batch, masking)
-    if found is None:
+    judge = blocked_loss_model(model, batch, masking)
+    if judge is None:
         return None
-    hidden_BSD = found.hidden(batch.inputs, **arguments)
+    hidden_BSD = judge.hidden(batch.inputs, **arguments)
     hidden_MD, targets_M = masked_rows(hidden_BSD, batch)
-    # Nothing counts: 0, with a graph.
-    return (
-        found.mean_cross_entropy(hidden_MD, targets_M)
-        if len(targets_M)
-        else hidden_BSD.float().sum() * 0.0
-    )
+    if not len(targets_M):
+        # Nothing counts: 0, with a graph.
+        return hidden_BSD.float().sum() * 0.0
+    return judge.mean_cross_entropy(hidden_MD, targets_M)
 
 
 def counted_losses(
     model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy, arguments: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """Loss of each prediction that counts, float32 ``[M]``, without gradients; None where logits
-    are to be made.
+    """Return the loss of each prediction that counts, float32 ``[M]``, without gradients.
+
+    None if logits are to be made.
     """
-    found = None if isinstance(masking, Scores) else blocked_loss_model(model, batch, masking)
-    if found is None:
+    if isinstance(masking, Scores):
         return None
-    hidden_MD, targets_M = masked_rows(found.hidden(batch.inputs, **arguments), batch)
-    return (
-        found.cross_entropies(hidden_MD, targets_M)
-        if len(targets_M)
-        else hidden_MD.new_zeros(0).float()
-    )
+    judge = blocked_loss_model(model, batch, masking)
+    if judge is None:
+        return None
+    hidden_MD, targets_M = masked_rows(judge.hidden(batch.inputs, **arguments), batch)
+    if not len(targets_M):
+        return hidden_MD.new_zeros(0).float()
+    return judge.cross_entropies(hidden_MD, targets_M)
 
 
 def blocked_loss_model(
     model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy
 ) -> BlockedLogits | None:
-    """``model``, where it is to judge the predictions that count in ``batch`` from its hidden
-    state; else None.
-    """
+    """Return ``model`` if it judges the predictions of ``batch`` in blocks, else None."""
     if isinstance(masking, OwnLosses) or not isinstance(model, BlockedLogits):
         return None
     return model if model.computes_loss_in_blocks(int(batch.loss_mask.sum())) else None
 
 
 def masked_rows(hidden_BSD: Tensor, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
-    """The rows of ``hidden`` whose predictions count, ``[M, D]``, and their targets."""
+    """Return the rows of ``hidden`` whose predictions count, ``[M, D]``, and their targets."""
     counts_M = batch.loss_mask.flatten()
     hidden_MD = hidden_BSD.flatten(0, -2)
     targets_M = batch.targets.flatten()
-    return (
-        (hidden_MD, targets_M)
-        if bool(counts_M.all())
-        else (hidden_MD[counts_M], targets_M[counts_M])
-    )
+    if bool(counts_M.all()):
+        return hidden_MD, targets_M
+    return hidden_MD[counts_M], targets_M[counts_M]

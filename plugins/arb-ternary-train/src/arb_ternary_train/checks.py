@@ -10,11 +10,12 @@ from arb_ternary_train.protocols import CheckResult
 
 
 class PureCheck:
-    """Passes when the model has no float parameter and no float buffer."""
+    """Passes if the model has no float parameter and no float buffer."""
 
     def check(self, context: RunContext) -> CheckResult:
-        """Audit the model."""
-        from arb_ternary_train.audit import audit  # needs torch, which configs of checks do not
+        """Audit the model of the run."""
+        # Configs of checks are read without torch.
+        from arb_ternary_train.audit import audit
 
         counted = audit(context.model)
         numbers = {
@@ -34,20 +35,18 @@ class ValidationLossConfig:
     """Options of the check ``validation_loss``."""
 
     max: float = option(
-        help="largest validation loss that passes, in nats a token", validator=positive
+        help="largest validation loss that passes, in nats per token", validator=positive
     )
 
 
 class ValidationLossCheck:
-    """Passes when the validation loss at the end of the run is at most ``config.max``."""
+    """Passes if the validation loss at the end of the run is at most ``config.max``."""
 
     def __init__(self, config: ValidationLossConfig) -> None:
         self.config = config
 
     def check(self, context: RunContext) -> CheckResult:
-        """Compare the evaluation at the end, or one made now; a loss that is not a number does not
-        pass.
-        """
+        """Compare the loss at the end of the run; one that is not a number does not pass."""
         loss = context.held_out_loss()
         return CheckResult(
             passed=loss <= self.config.max,
@@ -57,10 +56,10 @@ class ValidationLossCheck:
 
 
 def build_pure(config: None) -> PureCheck:
-    """Factory of the check ``pure``."""
+    """Build the check ``pure``."""
     return PureCheck()
 
 
 def build_validation_loss(config: ValidationLossConfig) -> ValidationLossCheck:
-    """Factory of the check ``validation_loss``."""
+    """Build the check ``validation_loss``."""
     return ValidationLossCheck(config)

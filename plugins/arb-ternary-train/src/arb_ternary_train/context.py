@@ -1,4 +1,4 @@
-"""A run in progress, as a phase that trains sees it."""
+"""A run in progress, as its phases see it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ from arb_ternary.errors import ConfigError, Interrupted
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary.protocols.runs import Phase, PhaseResult
-from arb_ternary_train.added_parts import parts_added_by
+from arb_ternary_train.capabilities import max_length, parts_added_by
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.evaluate import Evaluation, block_size_of, evaluate, prediction_name
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.optim.factored import with_factors
-from arb_ternary_train.protocols import LimitedLength, ModelChangingPhase
-from arb_ternary_train.run_state import Checkpointer
+from arb_ternary_train.run_state import Checkpointer, structure_of
 from arb_ternary_train.signals import StopRequest
 from arb_ternary_train.world import SingleProcess, World
 
-# : The evaluation at the end of a run covers at least so many predictions, however few the run was
-# trained on.
+#: The least number of predictions that the evaluation at the end of a run covers.
 _LEAST_AT_END: Final = 16_384
 
 
@@ -43,7 +41,7 @@ P = ParamSpec("P")
 
 
 class _EvaluationStopped(Exception):
-    """Somebody asked the run to stop while it evaluated."""
+    """The run was asked to stop while it evaluated."""
 
 
 @define(eq=False, kw_only=True)
@@ -54,27 +52,26 @@ class TrainingContext:
         config: the resolved config.
         device: where the model lives.
         backend: the kernel backend, and who chose it.
-        model: the model in training; a phase that changes its structure may put another in its
-            place.
+        model: the model in training; a phase that changes its structure may replace it.
         data: training and held-out samples.
         masking: turns samples into inputs, targets and a loss mask.
-        observers: what watches the run.
-        stop: whether somebody asked the run to stop.
+        observers: observers of the run.
+        stop: whether the run was asked to stop.
         files: where the run writes.
         logbook: metrics file, screen and speed.
         checkpointer: writes the run's checkpoints.
         step: optimizer steps taken in the whole run.
-        tokens: predictions trained on in the whole run.
-        evaluation_shape: ``(batch_size, block_size)`` of evaluations: those of the latest training
+        tokens: predictions that the whole run has trained on.
+        evaluation_shape: ``(batch_size, block_size)`` of evaluations, from the latest training
             loop.
         finished: results of the phases that have ended, in order.
-        structures: what each phase has made of the model's structure, in order; None where it
-            changed nothing.
+        structures: how each phase has changed the structure of the model, in order; None for a
+            phase that changed nothing.
         phase: the phase that is running, or is to go on after a resume; None between phases.
         validation: the evaluation at the end of the run, once it has been made.
-        unfinished_evaluation: number of batches (None: all) of the evaluation that a stop cut
-            short, in a list; None where there is none.
-        optimizer: the last one that was made.
+        unfinished_evaluation: number of batches (None: all) of an evaluation that was deferred or
+            that a stop cut short, in a list; None if there is none.
+        optimizer: the optimizer that was built last.
         reporting_behind: steps that were taken together are being reported one after another.
             Until the last is reported, evaluations, checkpoints and stops are deferred, because the
             model is ahead of ``step``.
@@ -124,9 +121,7 @@ class TrainingContext:
 
     @property
     def phase_index(self) -> int:
-        """Position of the current phase in the config's list; the number of phases that have
-        ended.
-        """
+        """Position of the current phase in the config's list: how many phases have ended."""
         return len(self.finished)
 
     @property
@@ -144,10 +139,11 @@ class TrainingContext:
         choice: OptimizerChoice | None = None,
         factors: Mapping[str, float] = MappingProxyType({}),
     ) -> Optimizer:
-        """An optimizer over everything in the model that can be trained now: the config's, or that
-        of ``choice``.
+        """Build an optimizer over everything in the model that can be trained now.
 
-        ``factors`` multiply the rates of parts, by their names.
+        Args:
+            choice: the optimizer; None = the config's.
+            factors: factors on the rates of parts, by name.
 
         Raises:
             ConfigError: the model has parts that the optimizer cannot train.
@@ -161,26 +157,25 @@ class TrainingContext:
         return self.optimizer
 
     def note(self, text: str) -> None:
-        """A lasting line for the person who watches."""
+        """Show and log a line that stays."""
         self.logbook.reporter.note(text)
 
     # --- stopping and saving
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a signal or an observer asked the run to stop, on any rank: all ask at the same
-        places.
-        """
-        if reason := self.world.stop_reason(self.stop.reason):
+        """Whether a signal or an observer asked the run to stop, on any rank. Collective."""
+        reason = self.world.stop_reason(self.stop.reason)
+        if reason:
             self.stop.set(reason)
         return bool(reason)
 
     def request_stop(self, reason: str) -> None:
-        """Have the run save a checkpoint and end, as a signal would."""
+        """Make the run save a checkpoint and end, as a signal would."""
         self.stop.set(reason)
 
     def stop_if_requested(self) -> None:
-        """Save a checkpoint and leave, if somebody asked for it.
+        """Save a checkpoint and raise Interrupted if the run was asked to stop.
 
         Raises:
             Interrupted: the run was asked to stop; the checkpoint has been written.
@@ -195,7 +190,7 @@ class TrainingContext:
             )
 
     def checkpoint_if_due(self) -> None:
-        """Write a checkpoint when the number of steps is a multiple of ``checkpoint.every``."""
+        """Write a checkpoint if the number of steps is a multiple of ``checkpoint.every``."""
         every = self.config.checkpoint.every
         self._checkpoint_due |= bool(every) and self.step % every == 0
         if self._checkpoint_due and not self.reporting_behind:
@@ -203,23 +198,21 @@ class TrainingContext:
             self.save_checkpoint()
 
     def save_checkpoint(self) -> None:
-        """Write a checkpoint, unless ``checkpoint.every`` is 0 or nothing has happened since the
-        last one.
-        """
+        """Write a checkpoint, unless ``checkpoint.every`` is 0 or nothing has changed since."""
         if self.config.checkpoint.every:
             self.checkpointer.save(self)
 
     # --- phases
 
     def enter_phase(self, phase: Phase) -> None:
-        """``phase`` is about to run."""
+        """Note and announce that ``phase`` is about to run."""
         self.phase = phase
         self.tell(hookspecs.arb_phase_start, self, phase.name)
 
     def leave_phase(self, phase: Phase, result: PhaseResult) -> None:
-        """``phase`` has run."""
+        """Note and announce that ``phase`` has ended with ``result``."""
         self.flush_deferred()
-        self.structures.append(phase.structure() if isinstance(phase, ModelChangingPhase) else None)
+        self.structures.append(structure_of(phase))
         self.finished.append(result)
         self.phase = None
         self.mark_progress()
@@ -229,7 +222,7 @@ class TrainingContext:
 
     @contextmanager
     def main_process_only(self) -> Iterator[None]:
-        """Act alone within a block: what this process computes or asks concerns no other rank."""
+        """Act alone within a ``with`` block, which then concerns no other rank."""
         world = self.world
         self.world = SingleProcess(self.device)
         try:
@@ -250,13 +243,11 @@ class TrainingContext:
     # --- what happened
 
     def mark_progress(self) -> None:
-        """Something has changed that a checkpoint should hold."""
+        """Note that something has changed that a checkpoint should hold."""
         self.checkpointer.mark_progress()
 
     def record(self, event: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Write one line of the metrics file, and return it; none of its values may depend on the
-        clock.
-        """
+        """Write one line of the metrics file and return it. No value may depend on the clock."""
         record = {"event": event, "step": self.step, "phase": self.phase_name, **values}
         self.logbook.metrics.write(record)
         return record
@@ -264,12 +255,11 @@ class TrainingContext:
     def record_step(
         self, metrics: Mapping[str, Any], *, tokens: int, phase_step: int, log: bool
     ) -> None:
-        """One optimizer step has been taken: count it, write it down, tell observers and the person
-        who watches.
+        """Count an optimizer step, record it, and report it to observers and on the screen.
 
         Args:
-            metrics: its numbers; none may depend on the clock (observers also get
-                ``tokens_per_second`` and ``time``).
+            metrics: numbers of the step. None may depend on the clock; observers also get
+                ``tokens_per_second`` and ``time``.
             tokens: predictions that the step trained on.
             phase_step: steps that the phase has taken.
             log: whether the step deserves a lasting line on the screen.
@@ -284,9 +274,7 @@ class TrainingContext:
         self.logbook.show_step(phase_step, metrics, log)
 
     def record_skip(self, what: str, value: float, microbatch: int) -> None:
-        """A micro-batch was dropped while step ``self.step + 1`` was under way: its ``what`` was
-        ``value``.
-        """
+        """Record that a micro-batch of the next step was dropped: its ``what`` is ``value``."""
         self.mark_progress()
         self.record(
             "skip",
@@ -295,12 +283,11 @@ class TrainingContext:
         self.note(f"step {self.step + 1}: micro-batch {microbatch} skipped, its {what} is {value}")
 
     def evaluate(self, batches: int | None = None) -> Evaluation:
-        """Loss on ``batches`` batches of held-out samples (None: all), written down and told to
-        observers.
+        """Evaluate on ``batches`` batches of held-out samples (None: all), and record the result.
 
         Raises:
-            Interrupted: the run was asked to stop meanwhile; the checkpoint has been written, and a
-                resumed run makes the evaluation anew.
+            Interrupted: the run was asked to stop meanwhile; a checkpoint has been written, and a
+                resumed run repeats the evaluation.
         """
         batch_size, block_size = self.shape_to_evaluate
         self.unfinished_evaluation = [batches]
@@ -327,15 +314,16 @@ class TrainingContext:
             "validation", {"loss": result.loss, "tokens": result.tokens, **result.metrics}
         )
         self.tell(hookspecs.arb_eval_end, self, self.step, record)
-        self.note(f"step {self.step}: {result.told(prediction_name(self.data))}")
+        self.note(f"step {self.step}: {result.describe(prediction_name(self.data))}")
         return result
 
     @property
     def shape_to_evaluate(self) -> tuple[int, int]:
-        """Samples of a batch, and predictions of a sample, in evaluations."""
+        """Samples per batch and predictions per sample in evaluations."""
         return self.evaluation_shape or default_evaluation_shape(self.model, self.data)
 
     def _after_evaluated_batch(self, done: int) -> None:
+        """Show progress, and stop if the run was asked to."""
         self.logbook.reporter.evaluating(done)
         if self.stop_requested:
             raise _EvaluationStopped
@@ -354,32 +342,26 @@ class TrainingContext:
             self.save_checkpoint()
 
     def finish_evaluation(self) -> None:
-        """Make the evaluation that was put off, or that a stop cut short; before the next step of a
-        phase.
-        """
+        """Make the evaluation that was deferred, or that a stop cut short, before the next step."""
         if self.unfinished_evaluation is not None:
             self.evaluate(*self.unfinished_evaluation)
 
     def evaluate_at_end(self) -> Evaluation:
-        """Evaluate on held-out samples of as many predictions as the run was trained on, and of
-        16,384 at least.
-        """
+        """Evaluate on as many predictions as the run was trained on, at least 16,384."""
         batch_size, block_size = self.shape_to_evaluate
         predictions = max(self.tokens, _LEAST_AT_END)
         self.validation = self.evaluate(math.ceil(predictions / (batch_size * block_size)))
         return self.validation
 
     def held_out_loss(self) -> float:
-        """Loss on held-out samples at the end of the run, nats a prediction; see
-        :meth:`evaluate_at_end`.
-        """
+        """Return the held-out loss at the end of the run; see :meth:`evaluate_at_end`."""
         return (self.validation or self.evaluate_at_end()).loss
 
 
 def default_evaluation_shape(model: nn.Module, data: DataSource) -> tuple[int, int]:
-    """``(batch_size, block_size)`` for a model that no training loop has seen: its whole context,
-    16 at a time.
+    """Return ``(batch_size, block_size)`` for a model that no training loop has seen.
+
+    It is the whole context of the model, up to 1,024, 16 samples at a time.
     """
-    return 16, block_size_of(
-        data, min(model.max_length if isinstance(model, LimitedLength) else 128, 1024)
-    )
+    longest = max_length(model)
+    return 16, block_size_of(data, 128 if longest is None else min(longest, 1024))

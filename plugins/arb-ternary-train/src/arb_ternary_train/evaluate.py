@@ -1,15 +1,15 @@
-"""Loss on held-out samples, without a trace in the training run.
+"""Loss on held-out samples; an evaluation leaves no trace in the training run.
 
-Shapes: ``B`` samples, ``S`` predictions a sample, ``V`` ids that a prediction chooses among.
+Shapes: ``B`` samples, ``S`` predictions per sample, ``V`` ids that a prediction chooses among.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
 
-import numpy as np
 import torch
 from attrs import field, frozen
 from torch import Tensor, nn
@@ -17,9 +17,13 @@ from torch.nn import functional as F
 
 from arb_ternary.protocols.data import DataSource, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_train.blocked import counted_losses
-from arb_ternary_train.protocols import OwnLosses, Scores, SizedSamples, TakesTime
+from arb_ternary_train.capabilities import takes_time
+from arb_ternary_train.protocols import OwnLosses, Scores, SizedSamples
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 from arb_ternary_train.world import SingleProcess, World
+
+#: Largest loss whose perplexity is a float64.
+_LARGEST_LOSS = 709.0
 
 
 @frozen
@@ -27,8 +31,8 @@ class Evaluation:
     """Outcome of an evaluation.
 
     Attributes:
-        loss: mean over the predictions that count: cross entropy in nats, where the masking does
-            not judge itself.
+        loss: mean over the predictions that count; cross entropy in nats unless the masking judges
+            predictions itself.
         tokens: how many predictions counted.
         metrics: means of the masking's scores over the same predictions, by name.
     """
@@ -37,26 +41,27 @@ class Evaluation:
     tokens: int
     metrics: Mapping[str, float] = field(factory=dict)
 
-    def told(self, noun: str) -> str:
-        """The numbers in words; ``noun`` names one prediction."""
-        scores = "".join(
-            f", {name.replace('_', ' ')} {value:.4f}" for name, value in self.metrics.items()
-        )
-        return f"validation loss {self.loss:.4f}{scores} over {self.tokens:,} {noun}s"
+    def describe(self, noun: str) -> str:
+        """Return the numbers in words; ``noun`` names one prediction."""
+        text = f"validation loss {self.loss:.4f}"
+        for name, value in self.metrics.items():
+            text += f", {name.replace('_', ' ')} {value:.4f}"
+        return f"{text} over {self.tokens:,} {noun}s"
 
     @property
     def perplexity(self) -> float:
-        """``exp(loss)``; infinite where that overflows."""
-        return (
-            float(np.exp(np.float64(min(self.loss, 709.0)))) if self.loss < 709.0 else float("inf")
-        )
+        """``exp(loss)``; infinite if that overflows."""
+        return math.exp(self.loss) if self.loss < _LARGEST_LOSS else math.inf
+
+
+# --- losses
 
 
 def losses(output: Tensor, batch: MaskedBatch, masking: MaskingStrategy | None = None) -> Tensor:
-    """Loss of each prediction, float32, flat, as ``masking`` judges it; the cross entropy where it
-    does not.
+    """Return the loss of each prediction, float32, flat.
 
-    Logits are then ``[B, V]`` or ``[B, S, V]``, as the targets.
+    It is the cross entropy of logits ``[B, V]`` or ``[B, S, V]``, as the targets, unless
+    ``masking`` judges predictions itself.
     """
     if isinstance(masking, OwnLosses):
         return masking.losses(output, batch)
@@ -66,47 +71,48 @@ def losses(output: Tensor, batch: MaskedBatch, masking: MaskingStrategy | None =
 def masked_loss(
     output: Tensor, batch: MaskedBatch, masking: MaskingStrategy | None = None
 ) -> Tensor:
-    """Mean of :func:`losses` over the predictions of ``loss_mask``, in float32; 0 (with a graph)
-    where none counts.
+    """Return the mean of :func:`losses` over the predictions of ``loss_mask``, in float32.
+
+    It is 0, with a graph, if none counts.
     """
     counts = batch.loss_mask.flatten()
-    return losses(output, batch, masking).masked_fill(~counts, 0.0).sum() / counts.sum().clamp_min(
-        1
-    )
+    total = losses(output, batch, masking).masked_fill(~counts, 0.0).sum()
+    return total / counts.sum().clamp_min(1)
 
 
 def forward_arguments(model: nn.Module, batch: MaskedBatch) -> dict[str, Tensor]:
-    """Keyword arguments of a forward pass: those of the batch, and its times where the model takes
-    them.
-    """
-    takes = isinstance(model, TakesTime) and model.takes_time
-    times = {"time": batch.times} if batch.times is not None and takes else {}
-    return {**batch.arguments, **times}
+    """Return the keyword arguments of a forward pass: the batch's, and its times if taken."""
+    if batch.times is None or not takes_time(model):
+        return dict(batch.arguments)
+    return {**batch.arguments, "time": batch.times}
+
+
+# --- what a prediction is
 
 
 def block_size_of(data: DataSource, asked: int) -> int:
-    """Predictions in a sample of ``data``: as were ``asked`` for, unless samples have a size of
-    their own.
-    """
+    """Return the predictions per sample of ``data``: ``asked`` unless samples have their own."""
     return data.predictions_per_sample if isinstance(data, SizedSamples) else asked
 
 
 def prediction_name(data: DataSource) -> str:
-    """What a report calls one prediction, in the singular."""
+    """Return what a report calls one prediction, in the singular."""
     return data.prediction_noun if isinstance(data, SizedSamples) else "token"
 
 
 def loss_unit_of(data: DataSource, masking: MaskingStrategy) -> str:
-    """What the loss of a run is measured in."""
+    """Return the unit of the loss of a run."""
     if isinstance(masking, OwnLosses):
         return masking.loss_unit
-    noun = prediction_name(data)
-    return f"nats {'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+    return f"nats per {prediction_name(data)}"
+
+
+# --- evaluation
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """``model.eval()`` inside; afterwards every module is back in the mode that it had."""
+    """Set ``model.eval()`` within a ``with`` block; restore the mode of every module after it."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -114,6 +120,15 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+@frozen
+class _BatchSums:
+    """Sums over the predictions of one batch that count."""
+
+    loss: float
+    count: int
+    scores: Mapping[str, float]
 
 
 def evaluate(
@@ -130,45 +145,43 @@ def evaluate(
     after_batch: Callable[[int], None] = lambda _: None,
     world: World | None = None,
 ) -> Evaluation:
-    """Evaluate ``model`` on ``batches`` batches of the held-out samples of ``data`` (None: on all
-    of them).
+    """Evaluate ``model`` on held-out samples of ``data``.
 
-    Training is not disturbed: no vote is cast, modes and the global generators are put back, and
-    masks come from generators of their own that are the same each time. ``after_batch`` is called
-    with the number of batches that are done; what it raises ends the evaluation.
+    Training is not disturbed: no vote is cast, and modes and global generators are restored. Masks
+    come from generators of their own, which are the same in each evaluation.
 
-    The ranks of ``world`` take batches in turn; sums of batches are added in their order, so that
-    the outcome is to the bit that of one process. Collective, and so is ``after_batch``, which is
-    called once per round.
+    The ranks of ``world`` take batches in turn. Sums of batches are added in the order of batches,
+    so the result equals that of one process to the bit. Collective.
+
+    Args:
+        model: the model.
+        data: where held-out samples come from.
+        masking: turns samples into inputs and targets.
+        batch_size: samples per batch.
+        block_size: predictions per sample.
+        batches: how many batches; None = all samples.
+        seed: seed of the run.
+        device: where the model is.
+        step: step of the run.
+        after_batch: called with the number of batches done, once per round of the ranks; what it
+            raises ends the evaluation.
+        world: the processes; None = this one alone.
 
     Raises:
         DataError: there is not one sample.
     """
     world = SingleProcess() if world is None else world
-    sums: list[tuple[float, int, dict[str, float]]] = []
-    done = 0
     context = MaskContext(
         step=step, seed=seed, vocabulary_size=data.vocabulary_size, training=False
     )
+    own: list[_BatchSums] = []
+    done = 0
     with evaluation_mode(model), preserved_global_rng(device), torch.no_grad():
         for index, batch in enumerate(data.held_out(batch_size, block_size, batches)):
             if index % world.size == world.rank:
-                masked = masking.apply(
-                    batch, derived_generator(seed, "evaluation", index), context
-                ).to(device)
-                arguments = forward_arguments(model, masked)
-                counted_M = counted_losses(model, masked, masking, arguments)
-                scored = {}
-                if counted_M is None:
-                    output = model(masked.inputs, **arguments)
-                    counts = masked.loss_mask.flatten()
-                    counted_M = losses(output, masked, masking)[counts]
-                    scores = masking.scores(output, masked) if isinstance(masking, Scores) else {}
-                    scored = {
-                        name: float(values[counts].double().sum())
-                        for name, values in scores.items()
-                    }
-                sums.append((float(counted_M.double().sum()), counted_M.numel(), scored))
+                generator = derived_generator(seed, "evaluation", index)
+                masked = masking.apply(batch, generator, context).to(device)
+                own.append(_evaluate_batch(model, masked, masking))
             done = index + 1
             if done % world.size == 0:
                 world.end_evaluation_round()
@@ -176,17 +189,39 @@ def evaluate(
         if done % world.size:
             world.end_evaluation_round()
             after_batch(done)
+    return _mean(world, own)
+
+
+def _evaluate_batch(model: nn.Module, masked: MaskedBatch, masking: MaskingStrategy) -> _BatchSums:
+    """Return the sums of one batch."""
+    arguments = forward_arguments(model, masked)
+    losses_M = counted_losses(model, masked, masking, arguments)
+    scores = {}
+    if losses_M is None:
+        output = model(masked.inputs, **arguments)
+        counts = masked.loss_mask.flatten()
+        losses_M = losses(output, masked, masking)[counts]
+        if isinstance(masking, Scores):
+            for name, values in masking.scores(output, masked).items():
+                scores[name] = float(values[counts].double().sum())
+    return _BatchSums(float(losses_M.double().sum()), losses_M.numel(), scores)
+
+
+def _mean(world: World, own: list[_BatchSums]) -> Evaluation:
+    """Return the means over the batches of all ranks, added in the order of batches."""
+    gathered = world.gather([(each.loss, each.count, dict(each.scores)) for each in own])
     total = 0.0
     count = 0
-    totals: dict[str, float] = {}
-    for round_ in zip_longest(*world.gather(sums)):
-        for value, number, scored in (each for each in round_ if each is not None):
-            total = total + value
-            count = count + number
+    scores: dict[str, float] = {}
+    for round_ in zip_longest(*gathered):
+        for sums in round_:
+            if sums is None:
+                continue
+            loss, number, scored = sums
+            total += loss
+            count += number
             for name, score in scored.items():
-                totals[name] = totals.get(name, 0.0) + score
-    return Evaluation(
-        loss=total / max(1, count),
-        tokens=count,
-        metrics={name: score / max(1, count) for name, score in totals.items()},
-    )
+                scores[name] = scores.get(name, 0.0) + score
+    divisor = max(1, count)
+    metrics = {name: score / divisor for name, score in scores.items()}
+    return Evaluation(loss=total / divisor, tokens=count, metrics=metrics)

@@ -1,9 +1,8 @@
-"""Whether what is computed now belongs to an exact run, whose float arithmetic is torch's on every
-backend.
+"""Whether the current computation belongs to an exact run.
 
-Products with ternary weights are integers there, and the same on every backend. What lies between
-them is float: a kernel that adds up in another order than torch gives other bits, and may only run
-elsewhere.
+In an exact run the float arithmetic is torch's on every backend. Products with ternary weights are
+integers there and the same on every backend; what lies between them is float. A kernel that adds in
+another order than torch gives other bits, and may only run elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _EXACT: Final = ContextVar("_EXACT", default=False)
 
 @contextmanager
 def exact_arithmetic(exact: bool = True) -> Iterator[None]:
-    """What is computed within belongs to an exact run, or (``exact`` is False) does not."""
+    """Declare that what a ``with`` block computes belongs to an exact run, or does not."""
     token = _EXACT.set(exact)
     try:
         yield
@@ -27,5 +26,5 @@ def exact_arithmetic(exact: bool = True) -> Iterator[None]:
 
 
 def is_exact() -> bool:
-    """Whether what is computed now belongs to an exact run (``exact: true``)."""
+    """Return whether the current computation belongs to an exact run (``exact: true``)."""
     return _EXACT.get()

@@ -1,10 +1,7 @@
-"""Fine-tuning: which parts of a model a phase leaves as they are, and how fast each of the others
-learns.
-"""
+"""Fine-tuning: parts of a model that a phase freezes, and rate factors of the other parts."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,8 +9,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from arb_ternary.errors import ConfigError
+from arb_ternary_train.capabilities import check_model
 from arb_ternary_train.part_names import is_named, near, parts_of
-from arb_ternary_train.protocols import ChecksModel, ModelChangingPhase
+from arb_ternary_train.protocols import ModelChangingPhase
 
 if TYPE_CHECKING:
     from arb_ternary.ternary.models import StoredWeights
@@ -23,34 +21,34 @@ if TYPE_CHECKING:
 
 
 class FineTuning:
-    """What ``freeze`` and ``rate_factors`` of a phase make of ``model``, from its making until
-    :meth:`release`.
+    """Applies ``freeze`` and ``rate_factors`` of a phase to ``model`` until :meth:`release`.
 
-    A frozen ternary module casts no votes and keeps weights, exponents and accumulators; a frozen
-    float parameter gets no gradient. What was frozen before stays so.
+    A frozen ternary module casts no votes and keeps weights, exponents and accumulators. A frozen
+    float parameter gets no gradient. Parts that were frozen before stay frozen.
 
     Args:
         model: the model.
-        options: of the loop.
+        options: options of the loop.
         where: the phase, for errors: ``phases[0]``.
 
     Attributes:
-        factors: by name, of those parts that learn, what their rates are multiplied by where that
-            is not 1. Of several patterns that name a part all count.
+        factors: factors on the rates of parts that learn, by name, except 1. If several patterns
+            name a part, their factors are multiplied.
 
     Raises:
-        ConfigError: a pattern names nothing, or a factor only what is frozen.
+        ConfigError: a pattern names nothing, or a factor only frozen parts.
     """
 
     def __init__(self, model: nn.Module, options: LoopOptions, where: str) -> None:
-        frozen, factors = _named(model, options, where)
+        frozen, factors = _resolve_patterns(model, options, where)
         self.factors: Mapping[str, float] = {
             name: factor for name, factor in factors.items() if factor != 1.0
         }
-        parts = parts_of(model)
         self._modules: list[TernaryModule | StoredWeights] = []
         self._parameters: list[nn.Parameter] = []
-        for part in (parts[name] for name in frozen):
+        parts = parts_of(model)
+        for name in frozen:
+            part = parts[name]
             if isinstance(part, nn.Parameter):
                 if part.requires_grad:
                     part.requires_grad_(False)
@@ -61,7 +59,7 @@ class FineTuning:
                 self._modules.append(part)
 
     def release(self) -> None:
-        """Let learn again what this has frozen."""
+        """Unfreeze what this has frozen."""
         for module in self._modules:
             module.frozen = False
         for parameter in self._parameters:
@@ -72,8 +70,9 @@ class FineTuning:
 
 @contextmanager
 def frozen_at_first(config: RunConfig, model: nn.Module) -> Iterator[None]:
-    """Within, what the run's first phase freezes is frozen: for what asks beforehand how ``model``
-    will be trained.
+    """Freeze what the first phase of a run freezes, within a ``with`` block.
+
+    It serves checks that ask in advance how ``model`` will be trained.
     """
     options = config.phases[0].options
     if getattr(options, "freeze", None) is None:
@@ -87,36 +86,37 @@ def frozen_at_first(config: RunConfig, model: nn.Module) -> Iterator[None]:
 
 
 def check_patterns(config: RunConfig, model: nn.Module) -> None:
-    """Refuse what phases cannot do with ``model`` before the first of them begins, as far as they
-    get this one.
+    """Check what phases ask of ``model`` before the first of them begins.
 
-    Phases after one that changes the model are asked when it is their turn.
+    Phases after one that changes the model are checked when they begin.
 
     Raises:
-        ConfigError: see :class:`FineTuning`; or a phase freezes everything; or it is a
-            :class:`ChecksModel`, and says so.
+        ConfigError: see :class:`FineTuning`; or a phase freezes everything; or a phase rejects the
+            model (``capabilities.check_model``).
     """
     for index, phase in enumerate(config.phases):
-        made = phase.build()
-        if isinstance(made, ModelChangingPhase):
+        where = f"phases[{index}]"
+        built = phase.build()
+        if isinstance(built, ModelChangingPhase):
             return
-        if isinstance(made, ChecksModel):
-            made.check_model(model, f"phases[{index}]")
-        if getattr(phase.options, "freeze", None) or getattr(phase.options, "rate_factors", None):
-            frozen, _ = _named(model, phase.options, f"phases[{index}]")
+        check_model(built, model, where)
+        options = phase.options
+        if getattr(options, "freeze", None) or getattr(options, "rate_factors", None):
+            frozen, _ = _resolve_patterns(model, options, where)
             if len(frozen) == len(parts_of(model)):
                 raise ConfigError(
-                    f"phases[{index}].freeze: nothing in the model can be trained; every part is "
-                    f"frozen",
+                    f"{where}.freeze: nothing in the model can be trained; every part is frozen",
                     "Leave out a pattern, or name fewer modules by it.",
                 )
 
 
-def _named(
+def _resolve_patterns(
     model: nn.Module, options: LoopOptions, where: str
 ) -> tuple[Sequence[str], Mapping[str, float]]:
-    """Names of the parts that are frozen, and the factor of each other one that has any; checks
-    both options.
+    """Return the names of frozen parts, and the factors of other parts that have one.
+
+    Raises:
+        ConfigError: see :class:`FineTuning`.
     """
     names = [*parts_of(model)]
     freeze = options.freeze or ()
@@ -128,16 +128,18 @@ def _named(
                     f"{where}.{option}: {pattern!r} names no part of the model",
                     near(pattern, names),
                 )
+
     frozen = [name for name in names if is_named(name, freeze)]
-    learning = [name for name in names if name not in set(frozen)]
+    learning = [name for name in names if not is_named(name, freeze)]
     found: dict[str, float] = {}
     for pattern, factor in factors.items():
         named = [name for name in learning if is_named(name, [pattern])]
         if not named:
             raise ConfigError(
-                f"{where}.rate_factors: everything that {pattern!r} names is frozen, and learns at "
-                f"no rate",
+                f"{where}.rate_factors: everything that {pattern!r} names is frozen, and has no "
+                f"rate",
                 "Remove the factor, or the pattern of `freeze` that names the same parts.",
             )
-        found |= {name: math.prod((found.get(name, 1.0), factor)) for name in named}
+        for name in named:
+            found[name] = found.get(name, 1.0) * factor
     return frozen, found

@@ -1,9 +1,9 @@
-"""Micro-batches that grow over a phase: the next 2, 4, ... batches of the data, joined to one.
+"""Micro-batches that grow over a phase: the next 2, 4, ... batches of the data joined into one.
 
 With the shares ``d`` of ``batch_doublings`` and ``n`` steps, step ``t`` (from 0) has ``2**k``
-batches, ``k`` the number of ``d`` with ``floor(d * n) <= t``. The data are read in the order in
-which batches of one size would read them, and where the phase is in them is the place in those
-batches, so that nothing is to be stored beside it.
+batches, where ``k`` is the number of ``d`` with ``floor(d * n) <= t``. The data are read in the
+same order as in batches of one size. The position of the phase in the data is its position in those
+batches, so nothing else needs to be stored.
 """
 
 from __future__ import annotations
@@ -20,33 +20,29 @@ from arb_ternary.protocols.data import Batch, Batches
 
 
 def joined_at(doublings: Sequence[float], step: int, steps: int) -> int:
-    """Batches that a micro-batch of step ``step`` (from 0) of ``steps`` is made of."""
+    """Return the number of batches in a micro-batch of step ``step`` (from 0) of ``steps``."""
     return int(2 ** sum(math.floor(share * steps) <= step for share in doublings))
 
 
 def batches_in(doublings: Sequence[float], steps: int) -> int:
-    """Batches that ``steps`` steps of one micro-batch are made of."""
+    """Return the number of batches in ``steps`` steps of one micro-batch each."""
     starts = [0, *sorted(math.floor(share * steps) for share in doublings), steps]
     return sum((end - start) << power for power, (start, end) in enumerate(pairwise(starts)))
 
 
 def tokens_in(options: Any, steps: int) -> int:
-    """Predictions that ``steps`` steps train on, by a phase's options of a training loop
-    (``LoopOptions``).
-    """
-    batches = (
-        batches_in(getattr(options, "batch_doublings", None) or (), steps)
-        * options.gradient_accumulation_steps
-    )
+    """Return the predictions that ``steps`` steps train on, by the ``LoopOptions`` of a phase."""
+    doublings = getattr(options, "batch_doublings", None) or ()
+    batches = batches_in(doublings, steps) * options.gradient_accumulation_steps
     return int(batches * options.batch_size * options.block_size)
 
 
 class GrowingBatches:
-    """``Batches`` of which each is several of another, in their order.
+    """``Batches`` that join several batches of another object, in their order.
 
     Args:
-        batches: those that are joined; their samples have one shape.
-        joined: tells how many of them the next batch is made of, at least 1.
+        batches: the batches to join; their samples have one shape.
+        joined: returns the number of batches in the next one, at least 1.
     """
 
     def __init__(self, batches: Batches, joined: Callable[[], int]) -> None:
@@ -63,12 +59,12 @@ class GrowingBatches:
         parts = [next(self._batches) for _ in range(self._joined())]
         if len(parts) == 1:
             return parts[0]
-        extras = {
-            name: _together([part.extras[name] for part in parts]) for name in parts[0].extras
-        }
+        extras = {}
+        for name in parts[0].extras:
+            extras[name] = _concatenate([part.extras[name] for part in parts])
         return Batch(
-            _together([part.data for part in parts]),
-            _together([part.sample_ids for part in parts]),
+            _concatenate([part.data for part in parts]),
+            _concatenate([part.sample_ids for part in parts]),
             extras,
         )
 
@@ -85,7 +81,7 @@ class GrowingBatches:
         self._batches.close()
 
 
-def _together(parts: Sequence[Tensor]) -> Tensor:
-    """The parts in a row, in page-locked memory where they are."""
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """Return the concatenated parts, in page-locked memory if they are."""
     joined = torch.cat([*parts])
     return joined.pin_memory() if parts[0].is_pinned() else joined

@@ -1,6 +1,4 @@
-"""What makes two runs the same: everything in the config that decides the result, the data, and the
-vocabulary.
-"""
+"""What makes two runs the same: the config as far as it decides the result, data and vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.protocols.data import DataSource
 from arb_ternary_train.config import RunConfig
 
-#: Keys of a config that a run may change when it is resumed: where it runs, and who looks on.
+#: Keys of a config that may change when a run is resumed: where it runs, and who observes it.
 RUNTIME_KEYS: Final = frozenset(
     {
         "name",
@@ -29,10 +27,13 @@ RUNTIME_KEYS: Final = frozenset(
         "data",
     }
 )
+#: Longest value that :func:`differences` shows in full.
+_LONGEST: Final = 60
+_ABSENT: Final = object()
 
 
 def run_identity(config: RunConfig, data: DataSource) -> dict[str, Any]:
-    """The identity of a run, as plain JSON. Data counts by its content, not by where it lies."""
+    """Return the identity of a run, as plain JSON. Data counts by content, not by location."""
     plain: dict[str, Any] = to_plain(config, given=False)
     return {
         "config": {key: value for key, value in plain.items() if key not in RUNTIME_KEYS},
@@ -42,24 +43,24 @@ def run_identity(config: RunConfig, data: DataSource) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line for each value that differs between two identities.
+    """Return one line for each value that differs between two identities.
 
-    An option that there was not, and that is null now, is no difference: nobody has asked for what
-    it does.
+    An option that did not exist and is null now is no difference: nobody has asked for it.
     """
     old = dict(leaves(dict(before)))
     new = dict(leaves(dict(now)))
-    absent = object()
     lines = []
     for path in sorted(old.keys() | new.keys(), key=str):
-        then = old.get(path, absent)
-        here = new.get(path, absent)
-        if then != here and not (then is absent and here is None):
-            shown = show_path(path[1:] if path[:1] == ("config",) else path)
-            lines.append(f"{shown}: {_show(then, absent)} there, {_show(here, absent)} here")
+        then = old.get(path, _ABSENT)
+        here = new.get(path, _ABSENT)
+        is_new_null = then is _ABSENT and here is None
+        if then == here or is_new_null:
+            continue
+        shown = show_path(path[1:] if path[:1] == ("config",) else path)
+        lines.append(f"{shown}: {_show(then)} there, {_show(here)} here")
     return lines
 
 
-def _show(value: Any, absent: object) -> str:
-    text = "nothing" if value is absent else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _show(value: Any) -> str:
+    text = "nothing" if value is _ABSENT else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

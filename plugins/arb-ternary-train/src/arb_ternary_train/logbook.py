@@ -1,4 +1,4 @@
-"""What a run writes down of its steps, and what a person sees of it."""
+"""What a run records of its steps, and what a person sees of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from attrs import define, field
 from arb_ternary_train.metrics import MetricsWriter, NoMetrics
 from arb_ternary_train.progress import Reporter
 
-#: Micro-batches over which the speed on display is averaged.
+#: Number of micro-batches over which the displayed speed is averaged.
 _WINDOW: Final = 50
-#: Numbers of a step that the screen shows first, and those that it leaves to the file.
+#: Numbers of a step that the screen shows first, and numbers that only the file has.
 _FIRST: Final = ("loss", "flips", "lr", "rate", "grad_norm")
 _FILE_ONLY: Final = frozenset({*_FIRST, "exponent_moves", "draws"})
 
@@ -23,10 +23,10 @@ class Logbook:
     """The metrics file, the screen and the clock of a run.
 
     Attributes:
-        metrics: the metrics file; of rank 0, where several train together.
+        metrics: the metrics file; only rank 0 writes it.
         reporter: the screen and the log file.
-        noun: what the screen calls one prediction.
-        train_tokens: predictions trained on by this process.
+        noun: name of one prediction on the screen.
+        train_tokens: predictions that this process has trained on.
         train_seconds: how long that took, without evaluations and checkpoints.
     """
 
@@ -38,22 +38,24 @@ class Logbook:
     _recent: deque[tuple[int, float]] = field(factory=lambda: deque(maxlen=_WINDOW))
 
     def count_training(self, tokens: int, seconds: float) -> None:
-        """``tokens`` have been trained on, which took ``seconds``."""
+        """Count ``tokens`` that were trained on in ``seconds``."""
         self.train_tokens += tokens
         self.train_seconds += seconds
         self._recent.append((tokens, seconds))
 
     @property
     def tokens_per_second(self) -> float:
-        """Recent speed of training."""
+        """Recent training speed."""
+        tokens = sum(count for count, _ in self._recent)
         seconds = sum(taken for _, taken in self._recent)
-        return sum(tokens for tokens, _ in self._recent) / seconds if seconds else 0.0
+        return tokens / seconds if seconds else 0.0
 
     def show_step(self, phase_step: int, metrics: Mapping[str, Any], log: bool) -> None:
-        """Show a step on the screen; ``log`` asks for a lasting line."""
+        """Show a step on the screen; ``log`` asks for a line that stays."""
         shown = {key: metrics[key] for key in _FIRST if key in metrics}
         if metrics.get("draws", 1) != 1:
             shown["draws"] = metrics["draws"]
-        shown.update((key, value) for key, value in metrics.items() if key not in _FILE_ONLY)
+        shown |= {key: value for key, value in metrics.items() if key not in _FILE_ONLY}
         unit = "tok/s" if self.noun == "token" else f"{self.noun}s/s"
-        self.reporter.step(phase_step, {**shown, unit: round(self.tokens_per_second)}, log)
+        shown[unit] = round(self.tokens_per_second)
+        self.reporter.step(phase_step, shown, log)

@@ -102,7 +102,7 @@ def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "lo
             color="0.35",
         )
     lower.set_xlabel("optimizer step")
-    units = {str(run.record().get("loss_unit", "nats a token")) for run in runs}
+    units = {str(run.record().get("loss_unit", "nats per token")) for run in runs}
     axes.set_ylabel(
         f"loss, {' or '.join(sorted(units))}" if metric == "loss" else metric.replace("_", " ")
     )

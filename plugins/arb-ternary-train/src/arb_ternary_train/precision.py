@@ -1,6 +1,4 @@
-"""Devices and number formats: what this machine can do, with an error that says so where it
-cannot.
-"""
+"""Devices and number formats, and errors that say what this machine cannot do."""
 
 from __future__ import annotations
 
@@ -9,11 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
-from torch import nn
 
 from arb_ternary.errors import ConfigError, EnvironmentProblem
+from arb_ternary_train.capabilities import chooses_dtypes
 from arb_ternary_train.options import AmpName, DtypeName
-from arb_ternary_train.protocols import Castable
 
 _DTYPES: Final[dict[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -23,7 +20,7 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that a config names: ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
+    """Return the device that a config names: ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
 
     Raises:
         EnvironmentProblem: this machine, or this build of torch, does not have it.
@@ -31,11 +28,9 @@ def resolve_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            why = (
-                "torch sees no GPU"
-                if torch.version.cuda or torch.version.hip
-                else "this build of torch has no CUDA"
-            )
+            why = "this build of torch has no CUDA"
+            if torch.version.cuda or torch.version.hip:
+                why = "torch sees no GPU"
             raise EnvironmentProblem(
                 f"device {name}: {why}", "Use device: cpu, or install a torch build for your GPU."
             )
@@ -44,9 +39,9 @@ def resolve_device(name: str) -> torch.device:
             raise EnvironmentProblem(
                 f"device {name}: there are {count} GPUs, numbered from 0", f"Use cuda:{count - 1}."
             )
-        return torch.device(
-            "cuda", torch.cuda.current_device() if device.index is None else device.index
-        )
+        if device.index is None:
+            return torch.device("cuda", torch.cuda.current_device())
+        return device
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise EnvironmentProblem(f"device {name}: Metal is not available here", "Use device: cpu.")
     return device
@@ -55,9 +50,9 @@ def resolve_device(name: str) -> torch.device:
 def autocast_for(
     device: torch.device, use_amp: bool, amp_dtype: AmpName, *, ternary: bool
 ) -> Callable[[], AbstractContextManager[Any]]:
-    """The context in which the forward pass runs.
+    """Return a function that makes the context of a forward pass.
 
-    float16 needs a loss scale, which acts on float gradients only; votes would be cast from
+    float16 needs a loss scale, which acts on float gradients only: votes would be cast from
     gradients that the scaler may discard afterwards.
 
     Raises:
@@ -86,17 +81,17 @@ def scaler_for(device: torch.device, use_amp: bool, amp_dtype: AmpName) -> torch
     return torch.amp.GradScaler(device.type, enabled=enabled)
 
 
-def set_compute_dtype(model: nn.Module, dtype: DtypeName, device: torch.device) -> None:
-    """Have the float parts of ``model`` compute in ``dtype``.
+def set_compute_dtype(model: Any, dtype: DtypeName, device: torch.device) -> None:
+    """Make the float parts of ``model`` compute in ``dtype``.
 
     Raises:
-        ConfigError: float16 on a CPU, where its gradients underflow and nothing scales them.
+        ConfigError: float16 on a CPU: its gradients underflow, and nothing scales them there.
     """
     if dtype == "float16" and device.type == "cpu":
         raise ConfigError(
             "dtype: float16 training does not work on cpu", "Use dtype: bfloat16 or float32."
         )
-    if isinstance(model, Castable):
+    if chooses_dtypes(model):
         model.set_dtype(_DTYPES[dtype])
     else:
         model.to(_DTYPES[dtype])

@@ -1,6 +1,4 @@
-"""What a finished run tells: the audit, the loss beside what simple predictors reach, the speed,
-the checks.
-"""
+"""The report of a finished run: audit, loss and baselines, speed, checks."""
 
 from __future__ import annotations
 
@@ -12,10 +10,11 @@ from attrs import field, frozen
 from arb_ternary.errors import ArbError
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary_train.audit import Audit, audit
+from arb_ternary_train.capabilities import baselines
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.evaluate import loss_unit_of, prediction_name
 from arb_ternary_train.linear_state import LinearState, linear_state
-from arb_ternary_train.protocols import Baselines, CheckResult
+from arb_ternary_train.protocols import CheckResult
 
 
 @frozen
@@ -23,21 +22,21 @@ class RunReport:
     """A finished run.
 
     Attributes:
-        directory: where it is.
+        directory: the run directory.
         steps: optimizer steps.
-        tokens: tokens trained on.
-        validation_loss: of the evaluation at the end, in ``loss_unit``; None where there was none.
+        tokens: predictions trained on.
+        validation_loss: loss of the evaluation at the end, in ``loss_unit``; None if there was
+            none.
         validation_metrics: means of the masking's scores in the same evaluation.
-        baselines: what simple predictors reach on all held-out samples, by name; see
-            ``arb_ternary.protocols.data``.
+        baselines: what simple predictors reach on all held-out samples, by name.
         tokens_per_second: training speed of this process, without evaluations and checkpoints; 0
-            where it trained on nothing.
+            if it trained on nothing.
         audit: what the model stores.
         linears: training state of the linear weights of its blocks alone.
         checks: outcome of each check, by name.
         phases: steps and final numbers of each phase.
-        noun: what one prediction is called.
-        loss_unit: what the loss is measured in.
+        noun: name of one prediction.
+        loss_unit: unit of the loss.
     """
 
     directory: str
@@ -52,51 +51,53 @@ class RunReport:
     phases: tuple[dict[str, Any], ...]
     validation_metrics: Mapping[str, float] = field(factory=dict)
     noun: str = "token"
-    loss_unit: str = "nats a token"
+    loss_unit: str = "nats per token"
 
     @property
     def failed_checks(self) -> tuple[str, ...]:
-        """Names of the checks that did not pass, and fail the run."""
-        return tuple(name for name, result in self.checks if not result.passed and result.fails_run)
+        """Names of the checks that did not pass and fail the run."""
+        return tuple(name for name, result in self.checks if _fails(result))
 
     def raise_failed_checks(self) -> None:
-        """ArbError, with what each says, if a check that fails the run did not pass."""
-        if self.failed_checks:
-            failed = [
-                (name, result)
-                for name, result in self.checks
-                if not result.passed and result.fails_run
-            ]
-            raise ArbError(
-                f"{self.directory}: failed checks: {', '.join(self.failed_checks)}",
-                "\n".join(f"{name}: {result.summary}" for name, result in failed),
-            )
+        """Raise an ArbError with the summary of each failed check, if there is one."""
+        if not self.failed_checks:
+            return
+        summaries = [f"{name}: {result.summary}" for name, result in self.checks if _fails(result)]
+        raise ArbError(
+            f"{self.directory}: failed checks: {', '.join(self.failed_checks)}",
+            "\n".join(summaries),
+        )
 
     def rows(self) -> list[tuple[str, str]]:
-        """The numbers, as rows of text."""
-        speed = (
-            f"{self.tokens_per_second:,.0f}"
-            if self.tokens_per_second
-            else "nothing trained in this process"
-        )
+        """Return the numbers as rows of text."""
+        speed = "nothing trained in this process"
+        if self.tokens_per_second:
+            speed = f"{self.tokens_per_second:,.0f}"
         loss = "not evaluated" if self.validation_loss is None else f"{self.validation_loss:.4f}"
-        return [
+        rows = [
             ("steps", f"{self.steps:,}"),
             (f"{self.noun}s trained on", f"{self.tokens:,}"),
-            (f"{self.noun}s a second", speed),
+            (f"{self.noun}s per second", speed),
             (f"validation loss ({self.loss_unit})", loss),
-            *(
-                (f"validation {_words(name)}", f"{value:.4f}")
-                for name, value in self.validation_metrics.items()
-            ),
-            *(
-                (f"{_words(name)} of all validation {self.noun}s", f"{value:.4f}")
-                for name, value in self.baselines.items()
-            ),
         ]
+        for name, value in self.validation_metrics.items():
+            rows.append((f"validation {_words(name)}", f"{value:.4f}"))
+        for name, value in self.baselines.items():
+            rows.append((f"{_words(name)} of all validation {self.noun}s", f"{value:.4f}"))
+        return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers for ``result.json``."""
+        """Return plain numbers for ``result.json``."""
+        checks = [
+            {
+                "name": name,
+                "passed": result.passed,
+                "fails_run": result.fails_run,
+                "summary": result.summary,
+                "metrics": dict(result.metrics),
+            }
+            for name, result in self.checks
+        ]
         return {
             "steps": self.steps,
             "tokens": self.tokens,
@@ -107,16 +108,7 @@ class RunReport:
             "tokens_per_second": self.tokens_per_second,
             "audit": self.audit.to_json(),
             "linears": self.linears.to_json(),
-            "checks": [
-                {
-                    "name": name,
-                    "passed": result.passed,
-                    "fails_run": result.fails_run,
-                    "summary": result.summary,
-                    "metrics": dict(result.metrics),
-                }
-                for name, result in self.checks
-            ],
+            "checks": checks,
             "phases": list(self.phases),
         }
 
@@ -124,24 +116,27 @@ class RunReport:
 def baselines_of(
     data: DataSource, masking: MaskingStrategy, shape: tuple[int, int]
 ) -> Mapping[str, float]:
-    """What simple predictors reach on the samples of an evaluation of that ``(batch_size,
-    block_size)``.
+    """Return what simple predictors reach on the samples of an evaluation.
 
-    Nothing where losses are the masking's own and not in nats: those of the data are cross
-    entropies.
+    Baselines are cross entropies: there are none if the losses of ``masking`` are not in nats.
+
+    Args:
+        data: the data source.
+        masking: the masking strategy.
+        shape: ``(batch_size, block_size)`` of the evaluation.
     """
-    comparable = loss_unit_of(data, masking).startswith("nats")
-    return data.baselines(shape[1]) if isinstance(data, Baselines) and comparable else {}
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+    if not loss_unit_of(data, masking).startswith("nats"):
+        return {}
+    return baselines(data, shape[1])
 
 
 def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResult]]) -> RunReport:
-    """The report of a run that has ended."""
+    """Return the report of a run that has ended."""
     validation = context.validation
     book = context.logbook
+    phases = []
+    for choice, result in zip(context.config.phases, context.finished, strict=True):
+        phases.append({"name": choice.name, "steps": result.steps, **result.metrics})
     return RunReport(
         directory=str(context.directory),
         steps=context.step,
@@ -152,11 +147,17 @@ def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResul
         audit=audit(context.model, context.optimizer),
         linears=linear_state(context.model, context.optimizer),
         checks=tuple(checks),
-        phases=tuple(
-            {"name": choice.name, "steps": result.steps, **result.metrics}
-            for choice, result in zip(context.config.phases, context.finished, strict=True)
-        ),
+        phases=tuple(phases),
         validation_metrics={} if validation is None else validation.metrics,
         noun=prediction_name(context.data),
         loss_unit=loss_unit_of(context.data, context.masking),
     )
+
+
+def _fails(result: CheckResult) -> bool:
+    """Return whether a check fails the run."""
+    return not result.passed and result.fails_run
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

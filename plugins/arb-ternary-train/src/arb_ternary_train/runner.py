@@ -23,6 +23,7 @@ from arb_ternary_train.build import (
     require_protocol,
     versions_of,
 )
+from arb_ternary_train.capabilities import attachments
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, no_fault
 from arb_ternary_train.combinations import find_contradictions
 from arb_ternary_train.config import RunConfig
@@ -255,8 +256,7 @@ def _create(
         record["init_skip"] = [*request.init_skip]
     if resolved.chosen:
         record[CHOSEN] = resolved.record()
-    attachments = getattr(data, "attachments", None)
-    files.create(dump_yaml(to_plain(config)), record, {} if attachments is None else attachments())
+    files.create(dump_yaml(to_plain(config)), record, attachments(data))
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""Randomness that a run can restore: seeds derived by hash, and the global generators as state.
+"""Randomness that a run can restore: seeds derived by hash, and the state of global generators.
 
-Everything that a result depends on draws from a generator whose seed is a hash of what it is for
-(``derive_seed(seed, "mask", step, microbatch)``), so that no order of calls matters and nothing
-needs to be stored. The global generators of Python, numpy and torch are seeded and stored all the
-same, for components that use them.
+Everything that a result depends on draws from a generator whose seed is a hash of its purpose
+(``derive_seed(seed, "mask", step, microbatch)``). So the order of calls does not matter, and
+nothing needs to be stored. The global generators of Python, numpy and torch are seeded and stored
+all the same, for components that use them.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ import torch
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**63) that depends on every part and on their order: the head of their
-    SHA-256.
+    """Return a seed in [0, 2**63) that depends on every part and on their order.
+
+    It is the first 8 bytes of their SHA-256, halved.
     """
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def derived_generator(*parts: int | str) -> torch.Generator:
-    """A CPU generator seeded with :func:`derive_seed` of ``parts``."""
+    """Return a CPU generator seeded with :func:`derive_seed` of ``parts``."""
     generator = torch.Generator()
     generator.manual_seed(derive_seed(*parts))
     return generator
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators of Python, numpy and torch (every device)."""
+    """Seed the global generators of Python, numpy and torch on every device."""
     random.seed(derive_seed(seed, "python"))
     np.random.seed(derive_seed(seed, "numpy") % 2**32)
     torch.manual_seed(derive_seed(seed, "torch"))
@@ -42,9 +43,7 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def deterministic_algorithms(wanted: bool) -> Iterator[None]:
-    """torch's deterministic algorithms within a block, where they are wanted; torch's switch is put
-    back.
-    """
+    """Use torch's deterministic algorithms within a ``with`` block if ``wanted``."""
     before = torch.get_deterministic_debug_mode()
     if wanted:
         torch.use_deterministic_algorithms(True)
@@ -55,9 +54,7 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 
 
 def global_rng_state(device: torch.device) -> dict[str, Any]:
-    """The state of the global generators, of ``device`` too, as a tree that a checkpoint can
-    hold.
-    """
+    """Return the state of the global generators, and of ``device``, as a checkpoint can hold it."""
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": random.getstate(),
@@ -78,8 +75,9 @@ def global_rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_global_rng(state: Mapping[str, Any], device: torch.device) -> None:
-    """Put back what :func:`global_rng_state` returned. A device generator is restored where it
-    exists on both sides.
+    """Restore what :func:`global_rng_state` returned.
+
+    The generator of a device is restored if the device exists on both sides.
     """
     random.setstate(state["python"])
     name, keys, position, has_gauss, cached = state["numpy"]
@@ -93,7 +91,7 @@ def restore_global_rng(state: Mapping[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def preserved_global_rng(device: torch.device) -> Iterator[None]:
-    """Whatever is drawn inside, the global generators continue afterwards as if it had not been."""
+    """Restore the global generators after a ``with`` block, whatever was drawn in it."""
     state = global_rng_state(device)
     try:
         yield

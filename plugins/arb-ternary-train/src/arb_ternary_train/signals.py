@@ -1,6 +1,4 @@
-"""SIGINT and SIGTERM ask a run to stop: it saves a checkpoint first. The second one stops it at
-once.
-"""
+"""SIGINT and SIGTERM ask a run to stop after it has saved a checkpoint; a second one stops it."""
 
 from __future__ import annotations
 
@@ -13,10 +11,9 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Notes the first signal while the ``with`` block runs; a second one raises KeyboardInterrupt
-    there.
+    """Notes the first signal within a ``with`` block; a second one raises KeyboardInterrupt.
 
-    Outside the main thread Python cannot install handlers; ``set`` still works.
+    Python cannot install handlers outside the main thread; :meth:`set` still works there.
     """
 
     def __init__(self) -> None:
@@ -30,7 +27,7 @@ class StopRequest:
 
     @property
     def reason(self) -> str:
-        """What asked for it: the signal's name; empty when nothing did."""
+        """Name of the signal or of what asked for the stop; empty if nothing did."""
         return self._reason or ""
 
     def set(self, reason: str) -> None:

@@ -51,7 +51,7 @@ class BlockwisePhase:
         self._restored: Mapping[str, Any] | None = None
 
     def check_model(self, model: nn.Module, where: str) -> None:
-        """See ``arb_ternary_train.protocols.ChecksModel``."""
+        """See ``arb_ternary_train.capabilities.check_model``."""
         student = student_of(model)
         parts = parts_of_blocks(student, self.config.distill_target)
         refuse_idle_patterns(student, parts, self.config, where)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_text.data.tokenizers import Tokenizer, from_json
+from arb_ternary_train.capabilities import attachments, baselines
 from arb_ternary_train.directory import write_json
-from arb_ternary_train.protocols import Attachments, Baselines
 from arb_ternary_upcycle.calibration import held_out_tokens
 from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
@@ -102,7 +102,7 @@ class LoadTeacherPhase(StagePhase):
 def _loss_of_simple_predictor(context: TrainingContext, block_size: int) -> dict[str, float]:
     """Return what token frequencies reach, by a description; else what a uniform guess reaches."""
     data = context.data
-    known = data.baselines(block_size) if isinstance(data, Baselines) else {}
+    known = baselines(data, block_size)
     if "unigram_entropy" in known:
         return {"which the frequencies of tokens give": known["unigram_entropy"]}
     return {"which a uniform guess gives": math.log(data.vocabulary_size)}
@@ -132,7 +132,7 @@ def _check_tokenizer(context: TrainingContext, teacher: PretrainedModel, source:
 
 def _tokenizer_fault(context: TrainingContext, teacher: PretrainedModel) -> str | None:
     data = context.data
-    ours = data.attachments().get("tokenizer") if isinstance(data, Attachments) else None
+    ours = attachments(data).get("tokenizer")
     theirs = teacher.tokenizer
     # A tokenizer of the kind "ids" knows no text to compare.
     if ours is not None and theirs is not None and "ids" not in (ours["kind"], theirs["kind"]):

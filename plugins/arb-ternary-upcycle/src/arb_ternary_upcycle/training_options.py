@@ -156,11 +156,11 @@ class BlockwiseConfig(LoopOptions, TeacherOptions):
 
     @property
     def steps_of_loop(self) -> int:
-        """See ``arb_ternary_train.protocols.PlansLoops``."""
+        """See ``arb_ternary_train.capabilities.has_own_loops``."""
         return self.steps_of_block
 
     def planned_steps(self, run: RunConfig) -> int:
-        """Most steps of all blocks; see ``arb_ternary_train.protocols.PlansSteps``."""
+        """Most steps of all blocks; see ``arb_ternary_train.capabilities.planned_steps``."""
         return self.steps_of_block * int(run.model.options.layers)
 
     def validate_in_run(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:

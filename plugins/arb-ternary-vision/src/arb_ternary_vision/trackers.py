@@ -52,7 +52,7 @@ class ConfusionMatrix:
 
     def _draw(self, context: TrainingContext) -> None:
         # Imported here, because a config is read without torch and without matplotlib.
-        from arb_ternary_train.protocols import Attachments
+        from arb_ternary_train.capabilities import attachments
         from arb_ternary_vision.pictures import draw_confusion, save_figure
         from arb_ternary_vision.predictions import class_names, classify_batches
 
@@ -68,9 +68,7 @@ class ConfusionMatrix:
             device=context.device,
         )
         counts = found.confusion()
-        names = class_names(
-            data.attachments() if isinstance(data, Attachments) else {}, len(counts)
-        )
+        names = class_names(attachments(data), len(counts))
         title = f"step {context.step:,}: {100 * found.accuracy:.1f} % of {counts.sum():,} right"
         save_figure(draw_confusion(counts, names, title), context.directory / self.config.path)
         self._drawn_at = context.step

@@ -7,7 +7,8 @@ import torch
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import Batches, BatchRequest, DataSource
 from arb_ternary_text.data.sampler import permutation
-from arb_ternary_train.protocols import Attachments, Baselines, ShardableBatches
+from arb_ternary_train.capabilities import attachments, baselines
+from arb_ternary_train.protocols import ShardableBatches
 from arb_ternary_vision.data.batches import MemorySamples
 from arb_ternary_vision.data.source import LabelledSource, split_by_class
 
@@ -138,8 +139,8 @@ def source(**changes):
 def test_a_source_says_what_it_is():
     found = source()
     assert isinstance(found, DataSource)
-    assert isinstance(found, Baselines)
-    assert isinstance(found, Attachments)
+    assert baselines(found, 1)
+    assert attachments(found)
     assert found.image_shape == (1, 2, 2)
     assert found.vocabulary_size == 3
     assert found.samples_per_epoch(128) == 12

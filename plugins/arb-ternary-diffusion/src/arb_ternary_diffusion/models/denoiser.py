@@ -99,7 +99,7 @@ class DenoisingModel(nn.Module):
         classes: that pictures are of; ``labels`` may also be ``classes``, which is any.
 
     Attributes:
-        takes_time: see ``arb_ternary_train.protocols.TakesTime``.
+        takes_time: see ``arb_ternary_train.capabilities.takes_time``.
 
     Raises:
         UsageProblem: ``classes`` is less than 1.

@@ -78,7 +78,7 @@ class FloatOptimizer(Optimizer):
 
     def planned_state_bytes(self) -> int:
         """Return the most bytes of tensors that it will keep; see
-        ``arb_ternary_train.protocols.PlansState``.
+        ``arb_ternary_train.optim.planned_state.planned_state_bytes``.
         """
         parameters: list[Tensor] = [
             parameter for group in self.param_groups for parameter in group["params"]

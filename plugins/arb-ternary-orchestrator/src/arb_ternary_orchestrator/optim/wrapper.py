@@ -102,7 +102,7 @@ class FloatWrapper(Optimizer):
     @abstractmethod
     def planned_state_bytes(self) -> int:
         """Return the most bytes of tensors that the wrapper itself will keep; see
-        ``arb_ternary_train.protocols.PlansState``.
+        ``arb_ternary_train.optim.planned_state.planned_state_bytes``.
         """
 
     # --- the surface of an optimizer

@@ -1,4 +1,4 @@
-"""How much an optimizer will keep, known before it has stepped."""
+"""The memory that an optimizer will need, known before it has stepped."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Joins, Wraps, inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary_train.audit import optimizer_state_bytes
-from arb_ternary_train.protocols import PlansState
 
 #: torch's AdamW keeps the number of steps of each parameter in a float32 tensor.
 STEP_BYTES = 4
 
 
 def planned_state_bytes(optimizer: Optimizer) -> int:
-    """Bytes of the tensors that ``optimizer`` and those inside it will keep, once each parameter
-    has had a gradient.
+    """Return the bytes of tensors that ``optimizer`` will keep, with the optimizers inside it.
 
-    Nothing is stepped. Of torch's own optimizers AdamW and SGD are known; others say it by
-    ``planned_state_bytes()``.
+    It counts what is there once each parameter has had a gradient; nothing is stepped. AdamW and
+    SGD of torch are known. Other optimizers have a method ``planned_state_bytes()``.
 
     Raises:
         ConfigError: an optimizer does not say it.
@@ -29,9 +27,11 @@ def planned_state_bytes(optimizer: Optimizer) -> int:
 
 
 def _own_bytes(optimizer: Optimizer) -> int:
-    if isinstance(optimizer, PlansState):
-        return optimizer.planned_state_bytes()
-    # what a rule keeps for a module is there from the beginning
+    """Return the bytes that ``optimizer`` alone will keep."""
+    plan = getattr(optimizer, "planned_state_bytes", None)
+    if plan is not None:
+        return int(plan())
+    # What a rule keeps for a module is there from the beginning.
     if isinstance(optimizer, TernaryOptimizer):
         return optimizer_state_bytes(optimizer)
     if isinstance(optimizer, torch.optim.AdamW):

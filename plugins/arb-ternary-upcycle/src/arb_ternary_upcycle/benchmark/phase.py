@@ -46,7 +46,7 @@ class BenchmarkPhase:
         self._metrics: dict[str, float] | None = None
 
     def check_model(self, model: nn.Module, where: str) -> None:
-        """See ``arb_ternary_train.protocols.ChecksModel``; the run fails early without a tool."""
+        """See ``arb_ternary_train.capabilities.check_model``."""
         if self.config.runs_models:
             require_bench()
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_text.data.tokenizers import Tokenizer, from_json
-from arb_ternary_train.protocols import Attachments, CheckResult
+from arb_ternary_train.capabilities import attachments
+from arb_ternary_train.protocols import CheckResult
 from arb_ternary_upcycle.verification.conclusion import conclude
 from arb_ternary_upcycle.verification.config import EvalConfig
 from arb_ternary_upcycle.verification.pair import Pair, open_pair
@@ -74,7 +75,7 @@ class EvalCheck:
 
 def _tokenizer(context: TrainingContext) -> Tokenizer:
     data = context.data
-    found = data.attachments().get("tokenizer") if isinstance(data, Attachments) else None
+    found = attachments(data).get("tokenizer")
     if found is None:
         raise DataError(
             f"data {data.name}: it has no tokenizer to read questions with",
