@@ -570,7 +570,7 @@ def test_a_module_settles_a_step_as_in_torch(bits: int, scaled: bool) -> None:
             layer.use_scaled_votes()
         layer.sum_votes()
         version = layer.votes._version
-        layer.settle(torch.randint(-largest, largest + 1, (20, 77)).to(torch.int16))
+        layer.add_step_votes(torch.randint(-largest, largest + 1, (20, 77)).to(torch.int16))
         assert layer.votes._version > version
         settled.append(layer.logical_votes())
     assert torch.equal(*settled)

@@ -222,7 +222,7 @@ def test_a_compiled_model_casts_the_same_scaled_votes_and_is_not_compiled_again_
                 assert module.vote_scale is not None
                 module.vote_scale.copy_(module.vote_scale * 2)
                 module.limits = VoteLimits(300 + step)
-                module.take_votes()  # as a step does
+                module.commit_votes()  # as a step does
             run(ids).square().sum().backward()
         assert graphs.frame_count == int(compiled)
         magnitudes = {

@@ -59,7 +59,7 @@ def test_padding_that_is_not_zero_is_refused() -> None:
 
 
 def test_a_wrong_shape_or_dtype_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="2 bytes a row"):
+    with pytest.raises(CheckpointError, match="2 bytes per row"):
         decode_at_rest(torch.zeros(2, 3, dtype=torch.uint8), 10, "w")
     with pytest.raises(CheckpointError, match="uint8"):
         decode_at_rest(torch.zeros(2, 2, dtype=torch.int8), 10, "w")

@@ -196,7 +196,7 @@ def test_votes_are_not_cast_inside_of_distributed_data_parallel(tmp_path: Path) 
     )
     try:
         model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), layer))
-        with pytest.raises(UsageProblem, match="rank 0's") as told:
+        with pytest.raises(UsageProblem, match="those of rank 0") as told:
             model(torch.ones(2, 8))
         assert "torchrun --nproc_per_node N -m arb_ternary train CONFIG" in told.value.hint
         # Evaluated or frozen it casts none, and beside the wrapper nothing is changed.

@@ -96,7 +96,7 @@ def test_the_way_to_another_device_leads_through_the_layout_of_torch(
 
     def watched(self: torch.nn.Module, fn: object, recurse: bool = True) -> Any:
         seen.append(module.backend)
-        monkeypatch.setattr(modules, "_holder", lambda name, device: "torch")
+        monkeypatch.setattr(modules, "_layout_backend", lambda name, device: "torch")
         return moved(self, fn, recurse)
 
     monkeypatch.setattr(torch.nn.Module, "_apply", watched)

@@ -45,7 +45,7 @@ def test_votes_of_other_bits_are_refused_by_name() -> None:
     wide[0].votes.fill_(100)
     with pytest.raises(CheckpointError, match=r"0\.votes: votes of 4 bits lie in -7\.\.7"):
         narrow.load_state_dict(wide.state_dict())
-    with pytest.raises(CheckpointError, match=r"0\.votes: 45 trits a row"):
+    with pytest.raises(CheckpointError, match=r"0\.votes: 45 trits per row"):
         narrowest.load_state_dict(narrow.state_dict())
     with pytest.raises(
         CheckpointError,

@@ -63,7 +63,7 @@ class SingleProcessExchange:
         for module in optimizer.modules:
             module.end_microbatch()
             if module.sums is not None:
-                module.settle(optimizer.whole_votes(module, module.sums.votes, 0))
+                module.add_step_votes(optimizer.whole_votes(module, module.sums.votes, 0))
 
     def gather_flips(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
         """No-op: the weights already have all flips."""
@@ -231,7 +231,7 @@ class TernaryOptimizer(Optimizer):
         for module in self.modules:
             module.control[STEP] += 1
             module.control[MICRO] = 0
-            module.take_votes()
+            module.commit_votes()
             if module.sums is not None:
                 module.sums.clear()
         self.updates += 1

@@ -1,6 +1,4 @@
-"""Modules that look up rows of a ternary table: the embedding, and the RMSNorm whose gain is a
-single row.
-"""
+"""Modules that look up rows of a ternary table: the embedding, and RMSNorm with one row as gain."""
 
 from __future__ import annotations
 
@@ -21,19 +19,20 @@ _EPS_KEY: Final = "_extra_state"
 class TernaryEmbedding(TernaryModule):
     """Lookup of rows ``W[id] = T[id] * 2**E[id]``; only the requested rows are decoded.
 
-    In backward the gradients of duplicate ids are summed before the sign is taken; rows that no id
-    named stay bit-identical. Scale rules: ``residual`` (exponents learn by votes), ``frozen``, and
-    ``correlation``: the exponents stay, and the scale of a group is ``2**(E + kappa * mean)`` with
-    ``mean = -correlation / (steps * G)``, where ``correlation`` sums the scores ``sum(s * T)`` of
-    the group over ``steps`` updates.
+    In backward the gradients of duplicate ids are summed before the sign is taken. Rows that were
+    not looked up stay bit-identical. Scale rules: ``residual`` (exponents learn by votes),
+    ``frozen``, and ``correlation``: the exponents stay, and the scale of a group is ``2**(E + kappa
+    * mean)`` with ``mean = -correlation / (steps * G)``, where ``correlation`` sums the scores
+    ``sum(s * T)`` of the group over ``steps`` updates.
 
     Args:
         num_embeddings: ``N``.
         embedding_dim: ``K``.
         group_size: columns that share an exponent: 32, 64, 128, 256 or "row".
         kappa: strength of the correlation rule.
-        exponent_offset: added to the initial exponent, whose fan-in is 1.
-        dtype: of the output.
+        exponent_offset: added to the initial exponent, which is that of a fan-in of 1.
+        dtype: dtype of the output.
+        device: the device of the buffers.
         options: see :class:`~arb_ternary.ternary.module.VoteOptions`.
     """
 
@@ -65,46 +64,42 @@ class TernaryEmbedding(TernaryModule):
         self.dtype = dtype
         self.correlation: Tensor | None
         self.steps: Tensor | None
+        self.register_buffer("correlation", None)
+        self.register_buffer("steps", None)
         if self.scale_rule == "correlation":
-            groups = self.shape.groups
-            self.register_buffer(
-                "correlation", torch.zeros(num_embeddings, groups, dtype=torch.int16)
-            )
-            self.register_buffer("steps", torch.zeros(num_embeddings, groups, dtype=torch.int32))
-        else:
-            self.correlation = self.steps = None
+            size = (num_embeddings, self.shape.groups)
+            self.correlation = torch.zeros(size, dtype=torch.int16)
+            self.steps = torch.zeros(size, dtype=torch.int32)
         if device is not None:
             self.to(device)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up integer ``ids [...]``: ``[..., K]`` in ``dtype``. IndexError: an id is outside
-        ``0 .. N - 1``.
+        """Look up integer ``ids [...]``: ``[..., K]`` in ``dtype``.
+
+        Raises:
+            IndexError: an id is outside ``0 .. N - 1``.
         """
         flat = ids.reshape(-1).to(torch.int64)
         rows = self.look_up(flat, self.dtype)
         if self.correlation is not None and self.steps is not None:
-            counted = (
-                self.steps.index_select(0, flat).clamp_min(1).to(torch.float32)
-                * self.shape.group_size
-            )
-            mean = -self.correlation.index_select(0, flat).to(torch.float32) / counted
-            scale = torch.exp2(self.kappa * mean).repeat_interleave(self.shape.group_size, dim=1)
+            group_size = self.shape.group_size
+            steps = self.steps.index_select(0, flat).clamp_min(1).to(torch.float32)
+            correlation = self.correlation.index_select(0, flat).to(torch.float32)
+            mean = -correlation / (steps * group_size)
+            scale = torch.exp2(self.kappa * mean).repeat_interleave(group_size, dim=1)
             rows = rows * scale[:, : self.shape.in_features].to(self.dtype)
         return rows.view(*ids.shape, self.embedding_dim)
 
     def vote_state(self) -> VoteState:
-        """With the embedding's own ``correlation`` and ``steps``; see
-        :meth:`TernaryModule.vote_state`.
-        """
+        """Return the state with ``correlation`` and ``steps``; see the base class."""
         return super().vote_state()._replace(correlation=self.correlation, steps=self.steps)
 
 
 class StoredEps(nn.Module):
-    """A norm whose ``eps`` belongs to its weights if ``stored_eps`` is set.
+    """A norm whose state dicts hold ``eps`` if ``stored_eps`` is set.
 
-    State dicts then hold it as a float64 scalar, whatever dtype the model is cast to. Where a scale
-    in front of a norm is folded into it, eps takes over the scale:
-    ``norm(s x, eps) = norm(x, eps / s^2)``.
+    It is stored as a float64 scalar, whatever dtype the model is cast to. If a scale in front of a
+    norm is folded into the norm, eps takes over the scale: ``norm(s x, eps) = norm(x, eps / s^2)``.
     """
 
     eps: Any
@@ -134,12 +129,11 @@ class StoredEps(nn.Module):
 
 
 class TernaryRMSNorm(StoredEps, TernaryModule):
-    """``y = x * rsqrt(mean(x**2) + eps) * gain`` with a gain ``T * 2**E`` that is 1 at birth and
-    learns by votes.
+    """``y = x * rsqrt(mean(x**2) + eps) * gain`` with a gain ``T * 2**E`` that learns by votes.
 
-    The gain is a ternary weight of one row, so its state, votes, flips and arguments are those of
-    every ternary module. With ``learned=False`` the gain stays 1, is not read at all and casts no
-    votes. With ``stored_eps`` state dicts hold ``eps``.
+    The gain is a ternary weight of one row, which is 1 at first. Its state, votes, flips and
+    arguments are those of every ternary module. With ``learned=False`` the gain stays 1, is not
+    read and casts no votes. With ``stored_eps`` state dicts hold ``eps``.
     """
 
     def __init__(

@@ -8,25 +8,28 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends import ops
+from arb_ternary.backends.vote_state import EXPONENT_RANGE
 from arb_ternary.ternary.module import GroupSize, TernaryModule, VoteOptions
 
 
 class TernaryLinear(TernaryModule):
     """``y = x @ W.T + b`` with ``W = T * 2**E`` and an optional integer bias ``b = B * 2**e``.
 
-    In ``int8`` activation mode every row of ``x`` is quantised by its absolute maximum and the
-    products are summed exactly in integers; the straight-through gradient passes the quantiser. In
-    backward the module casts its votes; the weight gradient is never a parameter's ``grad``.
+    In ``int8`` activation mode every row of ``x`` is quantised by its absolute maximum, and the
+    products are summed exactly in integers. The straight-through gradient passes the quantiser. In
+    backward the module casts its votes; the weight gradient never becomes the ``grad`` of a
+    parameter.
 
     Args:
         in_features: ``K``.
         out_features: ``N``.
-        bias: add an integer bias: int32 ``[N]`` with one int8 exponent, voted like the trits.
+        bias: whether to add an integer bias: int32 ``[N]`` with one int8 exponent, which learns by
+            votes as the trits do.
         group_size: columns that share an exponent: 32, 64, 128, 256 or "row".
         activations: ``int8`` or ``float``; ``int8`` with int8 gradients makes all three products
             exact integers.
-        exponent_offset: added to the fan-in scaled initial exponent.
-        device: of the buffers.
+        exponent_offset: added to the initial exponent, which follows from the fan-in.
+        device: the device of the buffers.
         options: see :class:`~arb_ternary.ternary.module.VoteOptions`.
     """
 
@@ -60,14 +63,17 @@ class TernaryLinear(TernaryModule):
         self.bias: Tensor | None
         self.bias_exponent: Tensor | None
         self.bias_votes: Tensor | None
+        self.register_buffer("bias", None)
+        self.register_buffer("bias_exponent", None)
+        self.register_buffer("bias_votes", None)
         if bias:
-            # One quantum of the bias is a sixteenth of a trit's step in the output.
-            start = max(int(self.exponent.flatten()[0]) - 4, -126) if self.exponent.numel() else 0
-            self.register_buffer("bias", torch.zeros(out_features, dtype=torch.int32))
-            self.register_buffer("bias_exponent", torch.full((1,), start, dtype=torch.int8))
-            self.register_buffer("bias_votes", torch.zeros(out_features, dtype=torch.int8))
-        else:
-            self.bias = self.bias_exponent = self.bias_votes = None
+            # One quantum of the bias is a sixteenth of the step of a trit in the output.
+            start = 0
+            if self.exponent.numel():
+                start = max(int(self.exponent.flatten()[0]) - 4, EXPONENT_RANGE[0])
+            self.bias = torch.zeros(out_features, dtype=torch.int32)
+            self.bias_exponent = torch.full((1,), start, dtype=torch.int8)
+            self.bias_votes = torch.zeros(out_features, dtype=torch.int8)
         if device is not None:
             self.to(device)
 
@@ -79,25 +85,27 @@ class TernaryLinear(TernaryModule):
         """``B * 2**e`` as float32 ``[N]``; backward casts its votes."""
         if self.bias is None or self.bias_exponent is None or self.bias_votes is None:
             return None
-        summed = None if self.sums is None else self.sums.bias
-        votes = self.bias_votes if summed is None else summed
+        votes = self.bias_votes
+        if self.sums is not None and self.sums.bias is not None:
+            votes = self.sums.bias
         bias: Tensor = ops.bias(self.vote_anchor(), self.bias, self.bias_exponent, votes)
         return bias
 
     @torch.no_grad()
     def apply_bias_votes(self, threshold: int) -> None:
-        """Move the bias one unit where its votes (always int8) have reached ``threshold``, and
-        clear those votes.
+        """Move each element of the bias whose votes have reached ``threshold`` by one unit.
+
+        Those votes, which are always int8, are cleared.
         """
         if self.bias is None or self.bias_votes is None:
             return
-        crossed = (self.bias_votes >= threshold).to(torch.int32) - (
-            self.bias_votes <= -threshold
-        ).to(torch.int32)
+        above = (self.bias_votes >= threshold).to(torch.int32)
+        below = (self.bias_votes <= -threshold).to(torch.int32)
+        crossed = above - below
         self.bias += crossed
         self.bias_votes.masked_fill_(crossed != 0, 0)
 
     def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, activations={self.activations}, bias={self.bias is not None}"
-        )
+        """The facts that ``print(model)`` shows."""
+        bias = self.bias is not None
+        return f"{super().extra_repr()}, activations={self.activations}, bias={bias}"

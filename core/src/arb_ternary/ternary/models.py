@@ -1,6 +1,4 @@
-"""The ternary modules of a model, and those with integer weights of another format: find, seed or
-reset them.
-"""
+"""Find, seed and reset the ternary modules of a model, and modules with other integer weights."""
 
 from __future__ import annotations
 
@@ -13,18 +11,17 @@ from arb_ternary.ternary.module import TernaryModule
 
 
 class StoredWeights(Protocol):
-    """A ``torch.nn.Module`` of another distribution that stores integer weights in a format of its
-    own.
+    """A ``torch.nn.Module`` of another distribution with integer weights in a format of its own.
 
-    Core gives its counter hash the run's seed, and hands it to the optimizers that declare
-    ``accepts={"stored"}``; the audit of training counts its weights. How it gets its gradient is
-    its own affair. Its integer buffers, ``control`` apart, hold the weights and what belongs to
-    them.
+    Core gives the seed of the run to its counter hash, and passes it to the optimizers that declare
+    ``accepts={"stored"}``. The audit of training counts its weights. The module obtains its
+    gradient itself. Its integer buffers, except ``control``, hold the weights and their state.
 
     Attributes:
-        stored_weights: how many weights the module itself (without its children) stores.
-        gradient_bytes: what the module keeps of a gradient from backward to the optimizer's step.
-        frozen: the weights do not learn.
+        stored_weights: number of weights that the module itself (without its children) stores.
+        gradient_bytes: bytes of a gradient that the module keeps from backward to the step of the
+            optimizer.
+        frozen: whether the weights do not learn.
         control: int64 buffer ``[4]``, see :mod:`arb_ternary.counters.hashing`.
     """
 
@@ -34,13 +31,14 @@ class StoredWeights(Protocol):
     control: Tensor
 
     def codes(self) -> Tensor:
-        """The weights as whole numbers, ``[N, K]``; an optimizer's ``flips`` count those that
-        changed.
+        """Return the weights as whole numbers ``[N, K]``.
+
+        The ``flips`` of an optimizer count those that changed.
         """
 
 
 def ternary_modules(model: nn.Module) -> list[tuple[str, TernaryModule]]:
-    """Name and module of every ternary module, each once, in the order of ``named_modules``."""
+    """Return name and module of every ternary module, once, in the order of ``named_modules``."""
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -49,7 +47,7 @@ def ternary_modules(model: nn.Module) -> list[tuple[str, TernaryModule]]:
 
 
 def stored_modules(model: nn.Module) -> list[tuple[str, StoredWeights]]:
-    """Name and module of all :class:`StoredWeights` in ``model``, each once."""
+    """Return name and module of every module with :class:`StoredWeights`, once."""
     return [
         (name, cast("StoredWeights", module))
         for name, module in model.named_modules()
@@ -58,16 +56,15 @@ def stored_modules(model: nn.Module) -> list[tuple[str, StoredWeights]]:
 
 
 def is_stored(module: nn.Module) -> bool:
-    """Whether ``module`` is one of :class:`StoredWeights`."""
+    """Whether ``module`` has :class:`StoredWeights`."""
     return isinstance(getattr(module, "stored_weights", None), int)
 
 
 def seed_votes(model: nn.Module, seed: int) -> None:
-    """Give every ternary module and all :class:`StoredWeights` the run's seed and the stream of the
-    qualified name.
+    """Give every module with integer weights the seed of the run, and the stream of its name.
 
-    Two modules never share a stream unless their names share a CRC-32; a name keeps its stream on
-    every machine.
+    Two modules share a stream only if their qualified names have the same CRC-32. A name has the
+    same stream on every machine.
     """
     modules: list[tuple[str, TernaryModule | StoredWeights]] = [
         *ternary_modules(model),
@@ -79,9 +76,9 @@ def seed_votes(model: nn.Module, seed: int) -> None:
 
 
 def reset_runtime_state(model: nn.Module) -> None:
-    """Clear what modules carry from one batch to the next (KV caches, sliding windows).
+    """Clear the state that modules carry from one batch to the next (KV caches, sliding windows).
 
-    Call it between randomly sampled batches; keep the state only for text that is streamed in
+    Call it between randomly sampled batches. Keep the state only for text that is streamed in
     order.
     """
     for module in model.modules():

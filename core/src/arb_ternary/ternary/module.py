@@ -1,4 +1,4 @@
-"""The state of a ternary weight and its two forms: a backend's layout in flight, base 3 at rest."""
+"""The base of ternary modules: a packed weight, its training state, and how they are saved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from arb_ternary.ternary.encoding import decode_at_rest, encode_at_rest
 from arb_ternary.ternary.vote_memory import ScaleRule, VoteMemory
 
 GroupSize = int | Literal["row"]
-#: Exponent groups along the input features; "row" is one exponent a row.
+#: Exponent groups along the input features; "row" is one exponent per row.
 GROUP_SIZES: Final[tuple[GroupSize, ...]] = (32, 64, 128, 256, "row")
 #: Share of a Gaussian that rounds to a non-zero trit: P(|w| > E|w| / 2).
 GAUSSIAN_DENSITY: Final = 0.690
@@ -32,37 +32,54 @@ GAUSSIAN_DENSITY: Final = 0.690
 _TORCH = "torch"
 _META = "meta"
 
-# : Whether initial trits are drawn. A model whose weights come from elsewhere is built faster when
-# they are all 0.
-DRAWS: Final = ContextVar("DRAWS", default=True)
+#: Whether initial trits are drawn. A model whose weights are loaded afterwards is built faster if
+#: they are all 0.
+DRAW_TRITS: Final = ContextVar("DRAW_TRITS", default=True)
 #: The optimizer that took over the thresholds of a module when it was built.
 OPTIMIZERS: Final[WeakKeyDictionary[torch.nn.Module, ReferenceType[object]]] = WeakKeyDictionary()
 
 
 def initial_trits(rows: int, columns: int, generator: torch.Generator | None = None) -> Tensor:
-    """``T = clip(round(w / mean|w|), -1, 1)`` of Gaussian ``w``, the absmean rule of BitNet b1.58:
-    int8.
+    """``T = clip(round(w / mean|w|), -1, 1)`` of Gaussian ``w``, int8.
+
+    This is the absmean rule of BitNet b1.58.
     """
-    if not DRAWS.get():
+    if not DRAW_TRITS.get():
         return torch.zeros(rows, columns, dtype=torch.int8)
     w = torch.randn(rows, columns, generator=generator)
-    scale = w.abs().mean().clamp_min(torch.finfo(torch.float32).tiny) if w.numel() else 1.0
+    if not w.numel():
+        return w.to(torch.int8)
+    scale = w.abs().mean().clamp_min(torch.finfo(torch.float32).tiny)
     return (w / scale).round_().clamp_(-1, 1).to(torch.int8)
 
 
+def initial_exponent(fan_in: int, offset: int = 0) -> int:
+    """The power of two nearest to ``1 / sqrt(density * fan_in)``, plus an offset.
+
+    Without an offset, inputs of unit variance give outputs of unit variance.
+
+    Raises:
+        ValueError: it is outside the range of exponents.
+    """
+    exponent = round(-0.5 * math.log2(GAUSSIAN_DENSITY * max(fan_in, 1))) + offset
+    if not EXPONENT_RANGE[0] <= exponent <= EXPONENT_RANGE[1]:
+        raise ValueError(f"initial exponent {exponent} is outside {EXPONENT_RANGE}")
+    return exponent
+
+
 class VoteOptions(TypedDict, total=False):
-    """How a ternary module learns, and where.
+    """How a ternary module learns, and with which kernels.
 
     Attributes:
-        gradients: ``float``, the default, or ``int8`` (stochastically rounded; then votes are exact
+        gradients: ``float``, the default, or ``int8`` (stochastically rounded; votes are then exact
             integers).
-        scale_rule: how the exponents learn: ``residual`` (by votes, the default) or ``frozen``; an
-            embedding's also by ``correlation``.
-        vote_bits: of an accumulator: 8, the default, 4 or 2 (with a backend that has the capability
-            ``narrow_votes``).
-        backend: whose kernels compute, and whose layout holds weight and votes; None, the default,
-            takes the current one. On a device that it does not serve, the layout is torch's, and
-            the module cannot compute.
+        scale_rule: how the exponents learn: ``residual`` (by votes, the default) or ``frozen``;
+            those of an embedding also by ``correlation``.
+        vote_bits: bits of an accumulator: 8, the default, 4 or 2 (which need a backend with the
+            capability ``narrow_votes``).
+        backend: the kernel backend; None, the default, takes the current one. On a device that it
+            does not serve, weight and votes have the layout of torch, and the module cannot
+            compute.
     """
 
     gradients: str
@@ -71,25 +88,26 @@ class VoteOptions(TypedDict, total=False):
     backend: str | None
 
 
-def _holder(name: str, device: torch.device) -> str:
-    """The backend whose layout a weight has on a device: the named one, or torch where that does
-    not serve it.
-    """
-    return name if name == _TORCH or device.type == _META or serves(name, device.type) else _TORCH
-
-
 class TernaryModule(VoteMemory):
     """A ternary weight ``W[n, k] = T[n, k] * 2**E[n, k // G]`` and the integers that it learns by.
 
     Buffers: ``weight`` (uint8, layout of ``backend``), ``exponent`` int8 ``[N, J]``,
-    ``exponent_origin`` int8 broadcastable to ``[N, J]`` (the exponents at birth, around which the
-    band lies), ``votes`` (layout of ``backend``), ``exponent_votes`` int8 ``[N, J]``, ``control``
-    int64 ``[4]``. No float parameter and no float buffer. What it holds within a step only is in
-    :class:`~arb_ternary.ternary.vote_memory.VoteMemory`.
+    ``exponent_origin`` int8 broadcastable to ``[N, J]`` (the initial exponents, the centre of the
+    band), ``votes`` (layout of ``backend``), ``exponent_votes`` int8 ``[N, J]``, ``control`` int64
+    ``[4]``. There is no float parameter and no float buffer. State dicts hold the at-rest form of
+    weight and votes. The base class has what a module needs within a step only.
 
-    The initial exponent follows from ``fan_in``, and ``exponent_offset`` is added to it.
-    ValueError: an argument is outside its range; EnvironmentProblem: the backend does not serve
-    ``vote_bits``.
+    Args:
+        rows: ``N``.
+        columns: ``K``.
+        group_size: columns that share an exponent.
+        fan_in: determines the initial exponent.
+        exponent_offset: added to the initial exponent.
+        options: see :class:`VoteOptions`.
+
+    Raises:
+        ValueError: an argument is outside its range.
+        EnvironmentProblem: the backend does not serve ``vote_bits``.
     """
 
     exponent: Tensor
@@ -97,7 +115,7 @@ class TernaryModule(VoteMemory):
     exponent_votes: Tensor
     control: Tensor
 
-    #: Rules that this kind of module can learn its exponents by.
+    #: The scale rules that this kind of module supports.
     scale_rules: tuple[ScaleRule, ...] = ("residual", "frozen")
 
     def __init__(
@@ -111,27 +129,25 @@ class TernaryModule(VoteMemory):
         **options: Unpack[VoteOptions],
     ) -> None:
         super().__init__()
+        if rows < 0 or columns < 0:
+            raise ValueError(f"features must not be negative, got {rows} x {columns}")
         gradients = options.get("gradients", "float")
         scale_rule = options.get("scale_rule", "residual")
         vote_bits = options.get("vote_bits", 8)
+        _check_choice("group_size", group_size, GROUP_SIZES)
+        _check_choice("gradients", gradients, ("float", "int8"))
+        _check_choice("scale_rule", scale_rule, self.scale_rules)
+        _check_choice("vote_bits", vote_bits, VOTE_BITS)
+        # The backend that computes; ``self.backend`` is the one that owns the layout.
         backend = options.get("backend")
-        if rows < 0 or columns < 0:
-            raise ValueError(f"features must not be negative, got {rows} x {columns}")
-        for name, value, known in (
-            ("group_size", group_size, GROUP_SIZES),
-            ("gradients", gradients, ("float", "int8")),
-            ("scale_rule", scale_rule, self.scale_rules),
-            ("vote_bits", vote_bits, VOTE_BITS),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {known}, got {value!r}")
         self.chosen_backend = current_backend() if backend is None else backend
         get_backend(self.chosen_backend)
         check_vote_bits(self.chosen_backend, vote_bits)
-        self.group_size = group_size
+
         group = max(columns, 1) if group_size == "row" else int(group_size)
-        self.allocate(WeightShape(rows, columns, group, vote_bits))
+        self.group_size = group_size
         self.sizes = (rows, columns, group, vote_bits)
+        self.allocate(WeightShape(rows, columns, group, vote_bits))
         self.gradients = gradients
         self.scale_rule: ScaleRule = scale_rule
         self.frozen = False
@@ -139,28 +155,31 @@ class TernaryModule(VoteMemory):
         self.e_accum_threshold = 32
         self.anchor = torch.empty(0, requires_grad=True)
 
-        # The power of two nearest to 1 / sqrt(density * fan_in): unit variance in, unit variance
-        # out.
-        exponent = round(-0.5 * math.log2(GAUSSIAN_DENSITY * max(fan_in, 1))) + exponent_offset
-        if not EXPONENT_RANGE[0] <= exponent <= EXPONENT_RANGE[1]:
-            raise ValueError(f"initial exponent {exponent} is outside {EXPONENT_RANGE}")
         groups = self.shape.groups
+        exponent = initial_exponent(fan_in, exponent_offset)
         trits = initial_trits(rows, columns)
-        self.backend = _holder(self.chosen_backend, trits.device)
+        self.backend = _layout_backend(self.chosen_backend, trits.device)
         self.register_buffer("weight", kernel(self.backend, "pack")(trits))
         self.register_buffer("exponent", torch.full((rows, groups), exponent, dtype=torch.int8))
         self.register_buffer("exponent_origin", torch.full((1, 1), exponent, dtype=torch.int8))
         no_votes = torch.zeros(rows if self.accumulates else 0, columns, dtype=torch.int8)
-        self.register_buffer(
-            "votes", pack_votes(self.backend, no_votes, vote_bits), persistent=self.accumulates
-        )
+        packed_votes = pack_votes(self.backend, no_votes, vote_bits)
+        self.register_buffer("votes", packed_votes, persistent=self.accumulates)
         self.register_buffer("exponent_votes", torch.zeros(rows, groups, dtype=torch.int8))
         self.register_buffer("control", new_control())
+
+    # --- weight and votes as logical values
 
     def trits(self) -> Tensor:
         """``T`` as int8 ``[N, K]``."""
         trits: Tensor = kernel(self.backend, "unpack")(self.weight, self.shape)
         return trits
+
+    def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """``T * 2**E`` as a float matrix ``[N, K]``; exact in float32 and bfloat16."""
+        exponent = self.exponent.to(torch.int32).repeat_interleave(self.shape.group_size, dim=1)
+        exponent = exponent[:, : self.shape.in_features]
+        return torch.ldexp(self.trits().to(torch.float32), exponent).to(dtype)
 
     def logical_votes(self, votes: Tensor | None = None) -> Tensor:
         """Return the accumulators, or others in their layout, as int8 ``[N, K]``.
@@ -176,73 +195,43 @@ class TernaryModule(VoteMemory):
         logical: Tensor = kernel(self.backend, "unpack_votes")(packed, self._local_shape())
         return logical
 
+    def packed_votes(self, logical: Tensor) -> Tensor:
+        """Return accumulators int8 ``[N, K]`` in the layout and on the device of the module.
+
+        They are those of the rows that this rank keeps.
+        """
+        local = logical if self.shard is None else logical[self.shard.rows]
+        return pack_votes(self.backend, local.to(self.votes.device), self.shape.vote_bits)
+
     def _local_shape(self) -> WeightShape:
+        """Return the shape of the rows that this rank keeps."""
         if self.shard is None:
             return self.shape
         return evolve(self.shape, out_features=self.shard.rows.stop - self.shard.rows.start)
-
-    def add_votes(self, whole: Tensor, low: int) -> None:
-        """Add integers ``[n, K]`` to the accumulators that are kept here, clipped at ``low`` and
-        the largest vote.
-        """
-        own: Any = get_backend(self.backend).kernels.get("add_votes")
-        if own is not None:
-            own(self.votes, self._local_shape(), whole, low)
-            torch.autograd.graph.increment_version((self.votes,))
-            return
-        votes = (
-            torch.add(whole, self.local_votes()).clamp_(low, self.shape.largest_vote).to(torch.int8)
-        )
-        self.votes.copy_(pack_votes(self.backend, votes, self.shape.vote_bits))
-
-    def packed_votes(self, logical: Tensor) -> Tensor:
-        """Accumulators int8 ``[N, K]`` in the layout and on the device of the module's own; of the
-        rows kept here.
-        """
-        kept = logical if self.shard is None else logical[self.shard.rows]
-        return pack_votes(self.backend, kept.to(self.votes.device), self.shape.vote_bits)
-
-    def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """``T * 2**E`` as a float matrix ``[N, K]``; exact in float32 and bfloat16."""
-        exponent = self.exponent.to(torch.int32).repeat_interleave(self.shape.group_size, dim=1)
-        return torch.ldexp(
-            self.trits().to(torch.float32), exponent[:, : self.shape.in_features]
-        ).to(dtype)
 
     @torch.no_grad()
     def set_trits(
         self, trits: Tensor, exponent: Tensor | None = None, votes: Tensor | None = None
     ) -> None:
-        """Replace the weight; ValueError, and no change, for a wrong dtype, shape or range.
+        """Replace the weight, and the votes.
 
         Args:
             trits: int8 ``[N, K]`` in {-1, 0, 1}.
             exponent: int8 ``[N, J]`` in -126..127; it also becomes the origin of the band. None
                 keeps the exponents.
             votes: int8 ``[N, K]``, the accumulators, within their bits; None clears them.
+
+        Raises:
+            ValueError: a dtype, shape or range is wrong; nothing is changed.
         """
-        expected = (self.shape.out_features, self.shape.in_features)
-        for name, tensor in (("trits", trits), ("votes", votes)):
-            if tensor is not None and (
-                tensor.dtype != torch.int8 or tuple(tensor.shape) != expected
-            ):
-                raise ValueError(
-                    f"{name} must be int8 {expected}, got {tensor.dtype} {tuple(tensor.shape)}"
-                )
+        self._check_matrix("trits", trits)
         if trits.numel() and int(trits.abs().amax()) > 1:
             raise ValueError("trits must be -1, 0 or 1")
         if votes is not None:
+            self._check_matrix("votes", votes)
             self._check_votes(votes)
         if exponent is not None:
-            if exponent.dtype != torch.int8 or exponent.shape != self.exponent.shape:
-                raise ValueError(
-                    f"exponent must be int8 {tuple(self.exponent.shape)}, got "
-                    f"{tuple(exponent.shape)}"
-                )
-            if exponent.numel() and int(exponent.amin()) < EXPONENT_RANGE[0]:
-                raise ValueError(
-                    f"exponents must lie in {EXPONENT_RANGE}, got {int(exponent.amin())}"
-                )
+            self._check_exponent(exponent)
             self.exponent.copy_(exponent)
             if exponent.numel():
                 first = exponent[:1, :1]
@@ -255,40 +244,23 @@ class TernaryModule(VoteMemory):
     @torch.no_grad()
     def set_votes(self, votes: Tensor) -> None:
         """Replace the accumulators by int8 ``[N, K]`` that fit their bits."""
-        self.take_votes()
+        self.commit_votes()
         self.votes.copy_(self.packed_votes(votes))
 
-    def set_backend(self, name: str) -> None:
-        """Compute with another backend: weight and votes are repacked in its layout; no logical
-        value changes.
-        """
-        get_backend(name)
-        check_vote_bits(name, self.shape.vote_bits)
-        self.chosen_backend = name
-        self._repack(_holder(name, self.weight.device))
+    def _check_matrix(self, name: str, tensor: Tensor) -> None:
+        expected = (self.shape.out_features, self.shape.in_features)
+        if tensor.dtype != torch.int8 or tuple(tensor.shape) != expected:
+            raise ValueError(
+                f"{name} must be int8 {expected}, got {tensor.dtype} {tuple(tensor.shape)}"
+            )
 
-    @torch.no_grad()
-    def _repack(self, name: str) -> None:
-        if name == self.backend:
-            return
-        self.take_votes()
-        trits = self.trits()
-        votes = self.local_votes()
-        self.backend = name
-        self.weight = kernel(name, "pack")(trits)
-        self.votes = pack_votes(name, votes, self.shape.vote_bits)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # Kernels of one device cannot read the layout on another: on the way, weight and votes are
-        # in torch's.
-        before = self.weight.device
-        after = fn(torch.empty(0, dtype=torch.uint8, device=before)).device
-        if before.type != after.type and _META not in (before.type, after.type):
-            self._repack(_TORCH)
-        super()._apply(fn, recurse)
-        if after.type != _META:
-            self._repack(_holder(self.chosen_backend, after))
-        return self
+    def _check_exponent(self, exponent: Tensor) -> None:
+        if exponent.dtype != torch.int8 or exponent.shape != self.exponent.shape:
+            raise ValueError(
+                f"exponent must be int8 {tuple(self.exponent.shape)}, got {tuple(exponent.shape)}"
+            )
+        if exponent.numel() and int(exponent.amin()) < EXPONENT_RANGE[0]:
+            raise ValueError(f"exponents must lie in {EXPONENT_RANGE}, got {int(exponent.amin())}")
 
     def _check_votes(self, votes: Tensor) -> None:
         low = self.shape.smallest_vote
@@ -296,11 +268,46 @@ class TernaryModule(VoteMemory):
         if votes.numel() and not low <= int(votes.amin()) <= int(votes.amax()) <= high:
             raise ValueError(f"votes of {self.shape.vote_bits} bits lie in {low}..{high}")
 
-    def multiply(self, x: Tensor, activations: str, bias: Tensor | None = None) -> Tensor:
-        """``x @ W.T + bias`` for ``x [..., K]``: ``[..., N]`` in the dtype of ``x``; backward casts
-        the votes.
+    # --- backend and device
 
-        Under autocast ``x`` is taken in autocast's dtype, as ``torch.nn.functional.linear`` does.
+    def set_backend(self, name: str) -> None:
+        """Compute with another backend. Weight and votes are repacked; no logical value changes."""
+        get_backend(name)
+        check_vote_bits(name, self.shape.vote_bits)
+        self.chosen_backend = name
+        self._repack(_layout_backend(name, self.weight.device))
+
+    @torch.no_grad()
+    def _repack(self, name: str) -> None:
+        """Give weight and votes the layout of another backend."""
+        if name == self.backend:
+            return
+        self.commit_votes()
+        trits = self.trits()
+        votes = self.local_votes()
+        self.backend = name
+        self.weight = kernel(name, "pack")(trits)
+        self.votes = pack_votes(name, votes, self.shape.vote_bits)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # The kernels of one device cannot read the layout of another. Weight and votes have the
+        # layout of torch when they change device.
+        before = self.weight.device
+        after = fn(torch.empty(0, dtype=torch.uint8, device=before)).device
+        if before.type != after.type and _META not in (before.type, after.type):
+            self._repack(_TORCH)
+        super()._apply(fn, recurse)
+        if after.type != _META:
+            self._repack(_layout_backend(self.chosen_backend, after))
+        return self
+
+    # --- forward
+
+    def multiply(self, x: Tensor, activations: str, bias: Tensor | None = None) -> Tensor:
+        """``x @ W.T + bias`` for ``x [..., K]``: ``[..., N]`` in the dtype of ``x``.
+
+        Backward casts the votes. Under autocast ``x`` is converted to the dtype of autocast, as
+        ``torch.nn.functional.linear`` does.
         """
         x = self.in_autocast(x)
         flat = x.reshape(-1, self.shape.in_features)
@@ -311,15 +318,10 @@ class TernaryModule(VoteMemory):
         y: Tensor = y_MN.view(*x.shape[:-1], self.shape.out_features)
         return y
 
-    @staticmethod
-    def in_autocast(x: Tensor) -> Tensor:
-        """``x`` in the dtype of autocast, where that is on."""
-        kind = x.device.type
-        return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
-
     def look_up(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows ``W[ids]`` for int64 ``ids [M]``: ``[M, K]`` in ``dtype``; backward casts the votes
-        of those rows.
+        """Rows ``W[ids]`` for int64 ``ids [M]``: ``[M, K]`` in ``dtype``.
+
+        Backward casts the votes of those rows.
         """
         anchor = self.vote_anchor()
         rows: Tensor = ops.embedding(ids, anchor, *self.vote_state(), dtype, self.gradients)
@@ -327,9 +329,35 @@ class TernaryModule(VoteMemory):
             self.expect_votes(rows)
         return rows
 
+    @staticmethod
+    def in_autocast(x: Tensor) -> Tensor:
+        """Return ``x`` in the dtype of autocast, if that is enabled."""
+        kind = x.device.type
+        return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+    def vote_anchor(self) -> Tensor | None:
+        """Return the tensor that makes backward reach this module; None if it casts no votes now.
+
+        Raises:
+            UsageProblem: the model is wrapped in torch's ``DistributedDataParallel``, which would
+                replace all votes by those of rank 0.
+        """
+        if self.frozen or not torch.is_grad_enabled():
+            return None
+        if DistributedDataParallel._active_ddp_module is not None:
+            raise UsageProblem(
+                "DistributedDataParallel: it averages float gradients, and leaves the ternary "
+                "modules with the votes of their own rank, or overwrites them with those of rank 0",
+                "Train with several processes: torchrun --nproc_per_node N -m arb_ternary train "
+                "CONFIG",
+            )
+        return self.anchor
+
     def vote_state(self) -> VoteState:
-        """What ops and kernels take; EnvironmentProblem where the chosen backend does not serve the
-        device.
+        """Return weight and training state as ops and kernels take them.
+
+        Raises:
+            EnvironmentProblem: the chosen backend does not serve the device.
         """
         if self.backend != self.chosen_backend:
             raise EnvironmentProblem(
@@ -337,32 +365,56 @@ class TernaryModule(VoteMemory):
                 "move the module to a device that it serves, or call set_backend: arb backends "
                 "list",
             )
-        sums = self.sums
-        learned = self.voting_exponents()
-        stats, magnitudes = (
-            (self.stats, self.magnitudes) if sums is None else (sums.stats, sums.magnitudes)
-        )
-        return VoteState(
-            *(
-                self.weight,
-                self.exponent,
-                self.exponent_origin,
-                self.votes,
-                learned,
-                stats,
-                self.control,
-            ),
-            *(self.vote_limits, magnitudes, self.vote_scale, None, None, self.sizes, self.backend),
-            None if sums is None else sums.votes,
-            None if sums is None or learned is None else sums.exponent_votes,
+        state = VoteState(
+            weight=self.weight,
+            exponent=self.exponent,
+            origin=self.exponent_origin,
+            votes=self.votes,
+            exponent_votes=self.voting_exponents(),
+            stats=self.stats,
+            control=self.control,
+            limits=self.vote_limits,
+            magnitudes=self.magnitudes,
+            vote_scale=self.vote_scale,
+            correlation=None,
+            steps=None,
+            sizes=self.sizes,
+            backend=self.backend,
             transform=self.transform,
         )
+        if self.sums is None:
+            return state
+        learns = state.exponent_votes is not None
+        return state._replace(
+            stats=self.sums.stats,
+            magnitudes=self.sums.magnitudes,
+            sums=self.sums.votes,
+            exponent_sums=self.sums.exponent_votes if learns else None,
+        )
+
+    def voting_exponents(self) -> Tensor | None:
+        """The accumulators of the exponents; None if these do not learn by residual votes."""
+        return self.exponent_votes if self.scale_rule == "residual" else None
+
+    # --- a step of an optimizer
+
+    def add_votes(self, votes: Tensor, low: int) -> None:
+        """Add integers ``[n, K]`` to the accumulators that this rank keeps.
+
+        They are clipped at ``low`` and the largest vote.
+        """
+        own_kernel: Any = get_backend(self.backend).kernels.get("add_votes")
+        if own_kernel is not None:
+            own_kernel(self.votes, self._local_shape(), votes, low)
+            torch.autograd.graph.increment_version((self.votes,))
+            return
+        total = torch.add(votes, self.local_votes()).clamp_(low, self.shape.largest_vote)
+        self.votes.copy_(pack_votes(self.backend, total.to(torch.int8), self.shape.vote_bits))
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:
-        """Turn votes into flips, by ``apply_votes`` or ``apply_scaled_votes`` with the settings of
-        that kernel.
+        """Turn votes into flips; return the number of trits that changed, an int64 scalar.
 
-        Returns the trits that changed: int64 scalar.
+        ``op`` is ``apply_votes`` or ``apply_scaled_votes``; ``settings`` are those of the kernel.
         """
         if self.shard is not None:
             return self.shard.apply_votes(op, *settings)
@@ -371,66 +423,43 @@ class TernaryModule(VoteMemory):
         return changed
 
     def apply_exponent_votes(self, threshold: int, band: int, leak: int = 0) -> Tensor:
-        """Move the exponents, if they learn by residual votes; see the kernel of this name.
+        """Move the exponents, if they learn by residual votes.
 
-        Returns the exponents that changed: int64 scalar.
+        Returns the number of exponents that changed, an int64 scalar. The arguments are those of
+        the kernel of this name.
         """
         if self.voting_exponents() is None:
             return torch.zeros((), dtype=torch.int64, device=self.weight.device)
-        # First, so that a backend may note what it finds out about the new exponents by their
-        # version.
+        # First, so that a backend may cache facts about the new exponents by their version.
         torch.autograd.graph.increment_version((self.exponent, self.exponent_votes))
-        moved: Tensor = kernel(self.backend, "apply_exponent_votes")(
-            self.vote_state(), threshold, band, leak
-        )
+        apply = kernel(self.backend, "apply_exponent_votes")
+        moved: Tensor = apply(self.vote_state(), threshold, band, leak)
         return moved
 
-    def vote_anchor(self) -> Tensor | None:
-        """The tensor that makes backward reach this module, or None when it casts no votes now.
-
-        UsageProblem inside of torch's ``DistributedDataParallel``, which would put rank 0's votes
-        in place of all.
-        """
-        if self.frozen or not torch.is_grad_enabled():
-            return None
-        if DistributedDataParallel._active_ddp_module is not None:
-            raise UsageProblem(
-                "DistributedDataParallel: it averages float gradients, and leaves the ternary "
-                "modules within the votes of their own rank, or overwrites them with rank 0's",
-                "Train by several processes with: torchrun --nproc_per_node N -m arb_ternary train "
-                "CONFIG",
-            )
-        return self.anchor
-
-    def voting_exponents(self) -> Tensor | None:
-        """The accumulators of the exponents, or None when the exponents do not learn by residual
-        votes.
-        """
-        return self.exponent_votes if self.scale_rule == "residual" else None
-
-    # --- state dicts hold the at-rest form
+    # --- state dicts, which hold the at-rest form
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = encode_at_rest(self.trits())
         if self.accumulates:
             votes = self.logical_votes()
-            destination[prefix + "votes"] = (
-                encode_at_rest(votes) if self.shape.vote_bits == 2 else votes
-            )
+            if self.shape.vote_bits == 2:
+                votes = encode_at_rest(votes)
+            destination[prefix + "votes"] = votes
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *others: Any
     ) -> None:
-        self.take_votes()
+        self.commit_votes()
         converted = dict(state_dict)
         weight = prefix + "weight"
-        votes = prefix + "votes"
         if weight in converted:
             trits = decode_at_rest(converted[weight], self.shape.in_features, weight)
             if trits.shape[0] == self.shape.out_features:
                 converted[weight] = kernel(self.backend, "pack")(trits.to(self.weight.device))
-        if (saved := converted.pop(votes, None)) is not None and self.accumulates:
+        votes = prefix + "votes"
+        saved = converted.pop(votes, None)
+        if saved is not None and self.accumulates:
             logical = self._votes_from_rest(saved, votes)
             fits = tuple(logical.shape) == (self.shape.out_features, self.shape.in_features)
             converted[votes] = self.packed_votes(logical) if fits else saved
@@ -440,8 +469,10 @@ class TernaryModule(VoteMemory):
         super()._load_from_state_dict(converted, prefix, *others)
 
     def _votes_from_rest(self, saved: Tensor, name: str) -> Tensor:
-        """The accumulators of a state dict as int8; CheckpointError where they were saved with
-        other bits.
+        """Return the accumulators of a state dict as int8.
+
+        Raises:
+            CheckpointError: they were saved with other bits.
         """
         bits = self.shape.vote_bits
         if bits == 2:
@@ -459,8 +490,21 @@ class TernaryModule(VoteMemory):
         return saved
 
     def extra_repr(self) -> str:
+        """The facts that ``print(model)`` shows."""
         bits = "" if self.shape.vote_bits == 8 else f", vote_bits={self.shape.vote_bits}"
         return (
             f"{self.shape.out_features}x{self.shape.in_features}, group_size={self.group_size!r}, "
             f"gradients={self.gradients}, backend={self.backend}{bits}"
         )
+
+
+def _check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {known}, got {value!r}")
+
+
+def _layout_backend(name: str, device: torch.device) -> str:
+    """Return the backend that owns the layout on a device: ``name`` if it serves it, else torch."""
+    if name == _TORCH or device.type == _META or serves(name, device.type):
+        return name
+    return _TORCH

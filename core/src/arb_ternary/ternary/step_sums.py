@@ -1,7 +1,7 @@
-"""Sums of the votes and statistics of a step's micro-batches, before they reach an accumulator.
+"""Sums of the votes and statistics of the micro-batches of a step.
 
 Accumulators that are clipped after every micro-batch depend on the order of micro-batches, and so
-on which process computed which. Integer sums that are clipped once do not; float sums are added in
+on which process computed which. Integer sums that are clipped once do not. Float sums are added in
 the order of micro-batches.
 """
 
@@ -15,24 +15,23 @@ from torch import Tensor
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.errors import UsageProblem
 
-#: What the sums of a step hold, so that an accumulator can be added to them.
+#: Largest sum of a step to which an accumulator can be added in 16 bits.
 _LARGEST: Final = torch.iinfo(torch.int16).max - 128
 
 
 class StepSums:
-    """The sums of one module; working memory, as long as a step lasts.
+    """The sums of one module; working memory of one step.
 
     Attributes:
-        votes: int16 ``[N, K]``, minus the votes that were cast; an accumulator is clipped when they
-            are added to it.
-        exponent_votes: int32 ``[N, J]``, likewise.
-        bias: int16 ``[N]``, likewise; None for a module without a bias.
-        stats: float32 ``[1 + N + K]`` of the micro-batch under way, as ``VoteState.stats``.
-        magnitudes: float32 ``[N + K]`` of the micro-batch under way; None under sign votes.
-        casts: of the micro-batches that have ended.
+        votes: int16 ``[N, K]``, minus the votes that were cast.
+        exponent_votes: int32 ``[N, J]``, minus the votes for exponents.
+        bias: int16 ``[N]``, minus the votes for the bias; None for a module without a bias.
+        stats: ``VoteState.stats`` of the current micro-batch.
+        magnitudes: ``VoteState.magnitudes`` of the current micro-batch; None under sign votes.
+        casts: number of casts in the micro-batches that have ended.
         microbatch_index: index of the current micro-batch in its step.
-        awaited: casts that backward owes for the forward passes of that micro-batch; counted while
-            somebody watches.
+        awaited: casts that backward still has to make for the forward passes of that micro-batch;
+            counted if ``VoteMemory.on_backward`` is set.
     """
 
     def __init__(
@@ -50,11 +49,11 @@ class StepSums:
         self.awaited = 0
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that there are, by name."""
+        """Return the tensors that exist, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def clear(self) -> None:
-        """Start a step."""
+        """Zero the sums for the next step."""
         for tensor in self.tensors().values():
             tensor.zero_()
         self.casts = 0
@@ -63,13 +62,15 @@ class StepSums:
 
     @staticmethod
     def check(casts: int, largest_vote: int) -> None:
-        """UsageProblem where so many casts of votes up to ``largest_vote`` may have been more than
-        the sums hold.
+        """Refuse so many casts of votes up to ``largest_vote`` that the sums may overflow.
+
+        Raises:
+            UsageProblem: they may.
         """
         if casts * largest_vote > _LARGEST:
             raise UsageProblem(
                 f"{casts} casts of votes up to {largest_vote} in one step are more than sums of 16 "
                 f"bits hold",
-                f"Take fewer micro-batches a step (gradient_accumulation_steps), for "
+                f"Take fewer micro-batches per step (gradient_accumulation_steps), for "
                 f"{_LARGEST // largest_vote} casts.",
             )

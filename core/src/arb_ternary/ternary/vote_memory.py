@@ -1,5 +1,6 @@
-"""What a ternary module holds within a step: statistics of its gradients, and how votes are
-scaled.
+"""The working memory of a ternary module within a step.
+
+It holds statistics of gradients, sums of votes, and a copy of what the votes of the step change.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.step_sums import StepSums
 
 ScaleRule = Literal["residual", "frozen", "correlation"]
-# : What casting votes changes of a module: the accumulators, unless votes are summed, and what lies
-# beside them.
+#: Attributes that casting votes changes: accumulators (unless votes are summed), and the others.
 _ACCUMULATORS: Final = ("votes", "exponent_votes", "bias_votes")
-_BESIDE: Final = ("correlation", "steps", "control", "stats", "magnitudes")
+_OTHERS: Final = ("correlation", "steps", "control", "stats", "magnitudes")
 
-# : Whether modules get accumulators: four fifths of their bytes. Without them they compute, and
-# refuse to learn.
+#: Whether new modules get accumulators, which are four fifths of their bytes. Without them a module
+#: computes, and refuses to learn.
 ACCUMULATES: Final = ContextVar("ACCUMULATES", default=True)
 
 
@@ -63,12 +63,15 @@ class NoAccumulators:
 
 
 class VoteMemory(nn.Module):
-    """Working memory, not state: it is in no state dict, and an optimizer can write all of it anew
-    before a step.
+    """Working memory, which is in no state dict; an optimizer can rewrite all of it before a step.
 
-    ``accumulates`` says whether votes can be cast. ``stats``, ``magnitudes`` (both since the last
-    ``zero_grad``), ``vote_scale`` (which an optimizer writes in place) and ``vote_limits`` are the
-    fields of :class:`~arb_ternary.backends.vote_state.VoteState`.
+    Attributes:
+        accumulates: whether votes can be cast.
+        stats: see :class:`~arb_ternary.backends.vote_state.VoteState`, as are the next three;
+            sums since the last ``zero_grad``.
+        magnitudes: sums since the last ``zero_grad``.
+        vote_scale: an optimizer writes it in place.
+        vote_limits: see :attr:`limits`.
     """
 
     shape: WeightShape
@@ -82,28 +85,26 @@ class VoteMemory(nn.Module):
     vote_scale: Tensor | None
     vote_limits: Tensor
 
-    #: What optimizers multiply their rate by for modules of this kind.
+    #: Factor by which optimizers multiply their rate for modules of this kind.
     rate_factor: float = 1.0
-    # : Whether the first backward pass of a step keeps what its votes change, so that
-    # :meth:`undo_votes` can drop them. : It costs a copy of the accumulators; off, votes that are
-    # cast stay.
+    #: Whether the first backward pass of a step copies what its votes change, so that
+    #: :meth:`undo_votes` can drop them. It costs a copy of the accumulators. If it is off, votes
+    #: that are cast stay.
     undoable = True
-    # : What it keeps, by name; a checkpoint within a step needs it. Empty where votes are taken
-    # ahead.
+    #: That copy, by name; a checkpoint within a step needs it. Empty if votes are committed ahead.
     kept_votes: dict[str, Tensor] | None = None
-    # : Where votes are summed over the micro-batches of a step; None: they go straight into the
-    # accumulators.
+    #: Sums of the votes of a step over its micro-batches; None: votes are added to the accumulators
+    #: as they are cast.
     sums: StepSums | None = None
-    # : What an optimizer has gradients go through before votes are cast of them:
-    # ``VoteState.transform``.
+    #: A rule through which gradients go before votes are cast: ``VoteState.transform``.
     transform: str | None = None
-    #: Called when backward reaches a use of the module; None: nobody watches.
+    #: Called when backward reaches a use of the module; None calls nothing.
     on_backward: Callable[[], None] | None = None
     #: The accumulators that this rank keeps of a module; None: all of them.
     shard: RowShard | None = None
 
     def allocate(self, shape: WeightShape) -> None:
-        """Make the working memory of sign votes for a weight of this shape, on the CPU."""
+        """Create the working memory of sign votes for a weight of this shape, on the CPU."""
         self.shape = shape
         self.accumulates = ACCUMULATES.get()
         self.shard = None if self.accumulates else NoAccumulators()
@@ -115,38 +116,71 @@ class VoteMemory(nn.Module):
     def use_scaled_votes(self, *, integer: bool = False) -> None:
         """Let backward cast scaled votes by factors (float32), or by shifts (int32) if ``integer``.
 
-        The first factors are 0 and cast no votes, the first shifts are 31 and cast next to none.
-        Write others in place (``copy_``): a compiled graph is then kept. ValueError: ``integer``
-        without int8 gradients and, in a linear, int8 activations.
+        The first factors are 0 and cast no votes; the first shifts are 31 and cast almost none.
+        Write others in place (``copy_``), which keeps a compiled graph valid.
+
+        Raises:
+            ValueError: ``integer`` without int8 gradients and, in a linear, int8 activations.
         """
         if integer and (self.gradients, getattr(self, "activations", "int8")) != ("int8", "int8"):
             raise ValueError("integer votes need gradients 'int8' and activations 'int8'")
         size = self.shape.out_features + self.shape.in_features
-        first, kind = (31, torch.int32) if integer else (0.0, torch.float32)
-        self.magnitudes = torch.zeros(size, device=self.weight.device)
-        self.vote_scale = torch.full((size,), first, dtype=kind, device=self.weight.device)
+        device = self.weight.device
+        self.magnitudes = torch.zeros(size, device=device)
+        if integer:
+            self.vote_scale = torch.full((size,), 31, dtype=torch.int32, device=device)
+        else:
+            self.vote_scale = torch.zeros(size, device=device)
         self.sum_votes(self.sums is not None)
+
+    @property
+    def limits(self) -> VoteLimits:
+        """How scaled votes are clipped and rounded; ValueError if a limit is set out of range."""
+        return VoteLimits(*self.vote_limits.tolist())
+
+    @limits.setter
+    def limits(self, value: VoteLimits) -> None:
+        self.vote_limits.copy_(torch.tensor(value.check()))
+
+    @property
+    def largest_vote(self) -> int:
+        """The largest vote of one cast."""
+        scale = self.vote_scale
+        return 1 if scale is None else self.limits.largest_vote(shifts=scale.dtype == torch.int32)
+
+    # --- statistics
+
+    def gradient_square_sum(self) -> Tensor:
+        """Sum of squares of the gradients since the last ``zero_grad``, a float32 scalar.
+
+        It is summed over micro-batches.
+        """
+        return self.stats[1 : 1 + self.shape.out_features].sum()
+
+    def clear_stats(self) -> None:
+        """Zero the statistics of gradients."""
+        self.stats.zero_()
+        if self.magnitudes is not None:
+            self.magnitudes.zero_()
 
     # --- the micro-batches of a step
 
     def sum_votes(self, summed: bool = True) -> None:
-        """Have the votes of a step summed, and clipped once when it is taken, whatever its
-        micro-batches' order.
+        """Sum the votes of a step, and clip once, when the step is taken.
 
-        Between steps only: sums that there are are dropped. Whoever turns it on says where a
-        micro-batch begins and ends; without that, all that is cast until the step counts as one.
+        The result does not depend on the order of the micro-batches. Call this between steps only:
+        existing sums are dropped. The caller marks where a micro-batch begins and ends; without
+        marks, all casts of a step count as one micro-batch.
         """
-        has_bias = getattr(self, "bias_votes", None) is not None
-        scaled = self.magnitudes is not None
-        self.sums = (
-            StepSums(self.shape, self.weight.device, bias=has_bias, magnitudes=scaled)
-            if summed
-            else None
-        )
+        self.sums = None
+        if summed:
+            bias = getattr(self, "bias_votes", None) is not None
+            scaled = self.magnitudes is not None
+            self.sums = StepSums(self.shape, self.weight.device, bias=bias, magnitudes=scaled)
 
     @property
     def casts(self) -> int:
-        """How often the module has cast votes since the last step."""
+        """Number of casts since the last step."""
         cast: int = self.control.tolist()[MICRO]
         if self.sums is None:
             return cast
@@ -154,14 +188,12 @@ class VoteMemory(nn.Module):
 
     @property
     def has_cast_all(self) -> bool:
-        """Whether the micro-batch under way has cast all votes that its forward passes, watched,
-        will lead to.
-        """
+        """Whether the current micro-batch has cast all votes of its forward passes."""
         sums = self.sums
         return sums is not None and self.casts - sums.casts >= sums.awaited > 0
 
     def begin_microbatch(self, index: int) -> None:
-        """Begin the micro-batch with this index in its step; votes cast from now on are its."""
+        """Begin the micro-batch with this index in its step; later casts belong to it."""
         if self.sums is not None:
             self.sums.microbatch_index = index
             self.sums.awaited = 0
@@ -183,51 +215,34 @@ class VoteMemory(nn.Module):
             sums.magnitudes.zero_()
 
     @torch.no_grad()
-    def settle(self, whole: Tensor, rows: slice = slice(None)) -> None:
-        """Add the votes of the step to the accumulators of ``rows``, those that are kept here,
-        which are clipped.
+    def add_step_votes(self, votes: Tensor, rows: slice = slice(None)) -> None:
+        """Add the votes of a step to the accumulators, which are clipped.
 
-        ``whole`` are the sums of votes as they are to be added, integers ``[n, K]``.
+        Args:
+            votes: integers ``[n, K]``, the sums of votes for trits as they are to be added.
+            rows: the rows that this rank keeps.
         """
         sums = self.sums
         assert sums is not None
         scaled = self.vote_scale is not None
         sums.check(sums.casts, self.largest_vote)
-        low = -self.shape.largest_vote if scaled else self.shape.smallest_vote
-        self.add_votes(whole, low)
-        for held, summed, least in (
-            (getattr(self, "exponent_votes", None), sums.exponent_votes, -127 if scaled else -128),
-            (getattr(self, "bias_votes", None), sums.bias, -128),
-        ):
-            if held is not None and summed is not None:
-                held[rows] = (summed[rows] + held[rows]).clamp_(least, 127).to(torch.int8)
+        self.add_votes(votes, -self.shape.largest_vote if scaled else self.shape.smallest_vote)
+        exponent_votes = getattr(self, "exponent_votes", None)
+        if exponent_votes is not None:
+            low = -127 if scaled else -128
+            _add_clipped_(exponent_votes, sums.exponent_votes, rows, low)
+        bias_votes = getattr(self, "bias_votes", None)
+        if bias_votes is not None and sums.bias is not None:
+            _add_clipped_(bias_votes, sums.bias, rows, -128)
 
-    @property
-    def largest_vote(self) -> int:
-        """Of one cast."""
-        scale = self.vote_scale
-        return 1 if scale is None else self.limits.largest_vote(shifts=scale.dtype == torch.int32)
+    def add_votes(self, votes: Tensor, low: int) -> None:
+        """Add integers ``[n, K]`` to the accumulators that this rank keeps.
 
-    @property
-    def limits(self) -> VoteLimits:
-        """How scaled votes are clipped and rounded; set, it is checked (ValueError)."""
-        return VoteLimits(*self.vote_limits.tolist())
-
-    @limits.setter
-    def limits(self, value: VoteLimits) -> None:
-        self.vote_limits.copy_(torch.tensor(value.check()))
-
-    def clear_stats(self) -> None:
-        """Zero the statistics of gradients."""
-        self.stats.zero_()
-        if self.magnitudes is not None:
-            self.magnitudes.zero_()
-
-    def add_votes(self, whole: Tensor, low: int) -> None:
-        """Add integers ``[n, K]`` to the accumulators that are kept here, clipped at ``low`` and
-        the largest vote.
+        They are clipped at ``low`` and the largest vote.
         """
         raise NotImplementedError
+
+    # --- undoing the votes of a step
 
     def expect_votes(self, y: Tensor) -> None:
         """Prepare for the votes that backward from ``y``, an output of this module, will cast."""
@@ -235,76 +250,79 @@ class VoteMemory(nn.Module):
             self.keep_before_votes(y)
         if self.on_backward is not None and self.sums is not None:
             self.sums.awaited += 1
-            watching = self.on_backward
-            y.register_hook(lambda _: watching())  # type: ignore[no-untyped-call]
+            on_backward = self.on_backward
+            y.register_hook(lambda _: on_backward())  # type: ignore[no-untyped-call]
 
     def keep_before_votes(self, y: Tensor) -> None:
-        """Let backward from ``y``, an output of this module, keep what its votes change, if nothing
-        is kept yet.
-        """
+        """Let backward from ``y`` copy what its votes change, unless there is a copy already."""
         if torch.compiler.is_compiling():
-            self._keep()  # a graph has no place for a hook: a copy is kept in forward
+            self._keep()  # a graph cannot hold a hook: copy in forward
         else:
             y.register_hook(self._keep)  # type: ignore[no-untyped-call]
 
     def _keep(self, _grad: object = None) -> None:
         if isinstance(self.shard, NoAccumulators):
             self.shard.gather()
-        if self.undoable and self.kept_votes is None:
-            changed = (*_ACCUMULATORS, *_BESIDE) if self.sums is None else _BESIDE
-            found = ((name, getattr(self, name, None)) for name in changed)
-            self.kept_votes = {
-                name: tensor.detach().clone() for name, tensor in found if tensor is not None
-            }
+        if not self.undoable or self.kept_votes is not None:
+            return
+        changed = (*_ACCUMULATORS, *_OTHERS) if self.sums is None else _OTHERS
+        self.kept_votes = {}
+        for name in changed:
+            tensor = getattr(self, name, None)
+            if tensor is not None:
+                self.kept_votes[name] = tensor.detach().clone()
 
-    def take_votes(self, *, ahead: bool = False) -> None:
-        """Take the votes cast so far for good; ``ahead``: and those still to come, up to the next
-        call or undoing.
+    def commit_votes(self, *, ahead: bool = False) -> None:
+        """Make the votes cast so far permanent.
+
+        With ``ahead``, also those that follow, up to the next call of this or :meth:`undo_votes`.
         """
         self.kept_votes = {} if ahead else None
 
     @torch.no_grad()
     def undo_votes(self) -> None:
-        """Put the module back to where it was before the first votes that are not taken yet, if it
-        is ``undoable``.
-        """
-        kept = self.kept_votes
+        """Restore the state before the first votes that are not committed, if ``undoable``."""
+        kept = self.kept_votes or {}
         self.kept_votes = None
-        for name, tensor in (kept or {}).items():
+        for name, tensor in kept.items():
             getattr(self, name).copy_(tensor)
         if self.sums is not None:
             self.sums.clear()
-            # the first votes may have been those of another place than the first
+            # The first votes may have been those of another micro-batch than the first.
             self.control[MICRO] = 0
 
-    def gradient_square_sum(self) -> Tensor:
-        """Sum of squares of the gradients since the last ``zero_grad`` (summed over micro-batches),
-        float32 scalar.
-        """
-        return self.stats[1 : 1 + self.shape.out_features].sum()
+    # --- memory
 
     def working_memory(self) -> list[Tensor]:
-        """Every tensor of which nothing outlives a step; with 2 bits these include the
-        accumulators.
-        """
-        scaled = [tensor for tensor in (self.magnitudes, self.vote_scale) if tensor is not None]
-        cleared = [self.votes] if self.shape.vote_bits == 2 else []
-        summed = [] if self.sums is None else [*self.sums.tensors().values()]
-        return [self.stats, self.vote_limits, *scaled, *cleared, *summed]
+        """Every tensor that does not outlive a step; with 2 bits these include the accumulators."""
+        tensors = [self.stats, self.vote_limits]
+        if self.magnitudes is not None:
+            tensors.append(self.magnitudes)
+        if self.vote_scale is not None:
+            tensors.append(self.vote_scale)
+        if self.shape.vote_bits == 2:
+            tensors.append(self.votes)
+        if self.sums is not None:
+            tensors.extend(self.sums.tensors().values())
+        return tensors
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Working memory follows the buffers to their device, but not to another dtype.
-        # What the host reads at every pass, control words and limits, stays on the host.
+        # Working memory follows the buffers to their device, but not to another dtype. Control
+        # words and limits stay on the host, which reads them in every pass.
         device = self.weight.device
         self.stats = self.stats.to(device)
         if self.control.device.type not in ("cpu", "meta"):
             self.control = self.control.cpu()
         if self.magnitudes is not None and self.vote_scale is not None:
-            self.magnitudes, self.vote_scale = (
-                self.magnitudes.to(device),
-                self.vote_scale.to(device),
-            )
+            self.magnitudes = self.magnitudes.to(device)
+            self.vote_scale = self.vote_scale.to(device)
         if self.sums is not None and self.sums.votes.device != device:
             self.sum_votes()
         return self
+
+
+def _add_clipped_(accumulator: Tensor, sums: Tensor, rows: slice, low: int) -> None:
+    """Add sums to int8 accumulators of some rows, clipped at ``low`` and 127."""
+    total = sums[rows] + accumulator[rows]
+    accumulator[rows] = total.clamp_(low, 127).to(torch.int8)

@@ -120,7 +120,7 @@ class ShardExchange:
             else:
                 sums.casts = casts[module]
                 own = sums.votes[first:last]
-            module.settle(optimizer.whole_votes(module, own, first), slice(first, last))
+            module.add_step_votes(optimizer.whole_votes(module, own, first), slice(first, last))
             if isinstance(sums, RowSums):
                 sums.free()
         self._gather_small_accumulators(voters)

@@ -288,7 +288,7 @@ class OptimizerWrapper(Optimizer):
         for voter in self._voters:
             voter.defer_step()
             for module in voter.modules:
-                module.take_votes()
+                module.commit_votes()
         self.last_outcome = self._outcome(StepOutcome(stepped=False, draws=self.num_draws))
         return False
 

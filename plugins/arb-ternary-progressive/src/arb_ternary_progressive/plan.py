@@ -299,7 +299,7 @@ def _probe(
         memory = measured_memory(rack, optimizer, activations)
         rack.zero_grad()
         for _, module in ternary_modules(rack):
-            module.take_votes()
+            module.commit_votes()
         trainable = collect_trainable(rack)
         learning = sum(parameter.numel() for parameter in trainable.floats.values())
         learning += sum(

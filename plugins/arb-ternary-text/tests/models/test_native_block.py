@@ -337,7 +337,7 @@ def test_integers_of_a_linear_equal_those_of_its_op(
 
     results = []
     for call in (product_by_kernels, linear):
-        linear.take_votes()
+        linear.commit_votes()
         linear.set_votes(torch.zeros(24, 40, dtype=torch.int8))
         linear.exponent_votes.zero_()
         linear.stats.zero_()

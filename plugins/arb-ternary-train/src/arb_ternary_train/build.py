@@ -22,7 +22,7 @@ from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary.protocols.runs import Phase
 from arb_ternary.specs import ModelSpec
 from arb_ternary.ternary.models import seed_votes
-from arb_ternary.ternary.module import DRAWS
+from arb_ternary.ternary.module import DRAW_TRITS
 from arb_ternary.ternary.vote_memory import ACCUMULATES
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.observers import RunObservers
@@ -118,11 +118,11 @@ def undrawn() -> Iterator[None]:
 
     The global generators are then elsewhere than after a model that draws.
     """
-    token = DRAWS.set(False)
+    token = DRAW_TRITS.set(False)
     try:
         yield
     finally:
-        DRAWS.reset(token)
+        DRAW_TRITS.reset(token)
 
 
 @contextmanager

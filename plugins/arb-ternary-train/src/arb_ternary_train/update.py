@@ -85,7 +85,7 @@ def ternary_update(
     modules = ternary_modules(model)
     if not any(module.casts > 0 for _, module in modules):
         for _, module in () if may_refuse(optimizer) else modules:
-            module.take_votes(ahead=True)
+            module.commit_votes(ahead=True)
         total = terms[0]
         for term in terms[1:]:
             total = total + term
