@@ -1,8 +1,8 @@
-"""Environment variables: how they are declared and read, and those of the core.
+"""Declare and read environment variables; the variables of the core.
 
-No other module looks at the environment. A distribution declares its variables beside the component
-that reads them (``Spec.variables``). A variable is read when its value is needed, never at import,
-so that a test or a notebook can change it.
+No other module reads the environment. A distribution declares its variables on the spec of the
+component that reads them (``Spec.variables``). A variable is read when its value is needed, never
+at import, so that a test or a notebook can change it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from attrs import frozen
 
 from arb_ternary.errors import UsageProblem, nearest
 
-_SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
-    ("0", "false", "no", "off", ""), False
-)
+_ON: Final = ("1", "true", "yes", "on")
+_OFF: Final = ("0", "false", "no", "off", "")
 
 
 @frozen
 class Variable:
-    """An environment variable: its name, the value that stands for an unset one, and one line of
-    documentation.
+    """An environment variable.
+
+    Attributes:
+        name: its name.
+        default: the value that stands for an unset variable.
+        summary: one line of documentation.
     """
 
     name: str
@@ -32,26 +35,30 @@ class Variable:
     summary: str
 
     def read(self) -> str:
-        """The value, or the default when the variable is unset."""
+        """Return the value, or the default if the variable is unset."""
         return os.environ.get(self.name, self.default)
 
     def set_default(self) -> None:
-        """Set it to its default where it is unset, for a library that reads it when it is
-        loaded.
-        """
+        """Set it to its default if it is unset, for a library that reads it when it is loaded."""
         os.environ.setdefault(self.name, self.default)
 
     def flag(self) -> bool:
-        """The value as a switch: 1, true, yes, on against 0, false, no, off and the empty value; no
-        other.
+        """Return the value as a switch: 1, true, yes, on; or 0, false, no, off, or empty.
+
+        Raises:
+            UsageProblem: it is another value.
         """
         value = self.read().strip().lower()
-        if value not in _SWITCH:
+        if value not in (*_ON, *_OFF):
             raise UsageProblem(f"{self.name}: {self.read()!r} is neither on nor off", "use 1 or 0")
-        return _SWITCH[value]
+        return value in _ON
 
     def integer(self) -> int:
-        """The value as a number, which must be 0 or more; an empty value is the default."""
+        """Return the value as a number; an empty value is the default.
+
+        Raises:
+            UsageProblem: it is not a whole number of 0 or more.
+        """
         value = self.read().strip() or self.default
         if not (value.isascii() and value.isdecimal()):
             what = f"{self.name}: {value!r} is not a whole number of 0 or more"
@@ -59,8 +66,8 @@ class Variable:
         return int(value)
 
     def names(self) -> tuple[str, ...]:
-        """The value as names separated by commas, trimmed; empty ones are dropped."""
-        return tuple(part for part in (part.strip() for part in self.read().split(",")) if part)
+        """Return the value as names separated by commas, trimmed; empty ones are dropped."""
+        return tuple(filter(None, map(str.strip, self.read().split(","))))
 
 
 PLUGINS: Final = Variable(
@@ -100,39 +107,34 @@ CUDA_VISIBLE_DEVICES: Final = Variable(
     "the driver's own list of visible devices; an empty one hides them all",
 )
 
-#: The variables that the core itself reads: those above.
+#: The variables that the core reads: those above.
 VARIABLES: Final = tuple(value for value in list(globals().values()) if isinstance(value, Variable))
 
 
 def given(variables: Iterable[Variable]) -> dict[str, str]:
-    """Those of ``variables`` that are set, with their values."""
-    return {
-        variable.name: os.environ[variable.name]
-        for variable in variables
-        if variable.name in os.environ
-    }
+    """Return the values of those of ``variables`` that are set, by name."""
+    names = [variable.name for variable in variables]
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def unrecognised(variables: Iterable[Variable]) -> dict[str, str | None]:
-    """What is set, looks like the program's own (``ARB_...``), and is not listed; with the nearest
-    that is.
+    """Return set variables called ``ARB_...`` that are not in ``variables``.
+
+    Each comes with the nearest name of a known variable, or None.
     """
     known = {variable.name for variable in variables}
-    return {
-        name: nearest(name, known)
-        for name in sorted(os.environ)
-        if name.startswith("ARB_") and name not in known
-    }
+    unknown = [name for name in sorted(os.environ) if name.startswith("ARB_")]
+    return {name: nearest(name, known) for name in unknown if name not in known}
 
 
 def for_child(**changes: str) -> dict[str, str]:
-    """The environment of this process with ``changes``, for a process that it starts."""
+    """Return the environment of this process with ``changes``, for a child process."""
     return {**os.environ, **changes}
 
 
 @contextmanager
 def left_unchanged() -> Iterator[None]:
-    """Put the environment back after a block: for imports of libraries that write to it."""
+    """Restore the environment after a block, around imports of libraries that write to it."""
     before = dict(os.environ)
     try:
         yield

@@ -1,8 +1,8 @@
-"""The errors that a user meets, and the one function that prints them.
+"""The errors that a user sees, and the function that renders them.
 
-Every error says what is wrong and, where there is one, what to do about it (``hint``). The command
-line turns an :class:`ArbError` into a message without a traceback and into the exit code of its
-class; a library user catches it as an ordinary exception.
+Every error says what is wrong and, if possible, what to do about it (``hint``). The command line
+turns an :class:`ArbError` into a message without a traceback, and into the exit code of its class.
+A library user catches it as an ordinary exception.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 class ArbError(Exception):
     """A failure that the user can understand and act on.
 
-    ``what`` is one sentence, path or name first: what is wrong and where. ``hint`` is what to do
-    about it; it may span lines, and is empty when there is nothing to add.
+    Args:
+        what: one sentence that begins with a path or name: what is wrong and where.
+        hint: what to do about it; it may have several lines, and is empty if there is nothing to
+            add.
     """
 
     exit_code = 1
-    # : Every single thing that is wrong with a config (``config.errors.Fault``); empty for all
-    # other failures.
+    #: Every fault of a config (``config.errors.Fault``); empty for all other failures.
     faults: Sequence[Any] = ()
 
     def __init__(self, what: str, hint: str = "") -> None:
@@ -40,15 +41,13 @@ class UsageProblem(ArbError):
 
 
 class ConfigError(ArbError):
-    """A configuration is wrong; ``what`` lists every fault with its file and line."""
+    """A config is wrong; ``what`` lists every fault with its file and line."""
 
     exit_code = 2
 
 
 class EnvironmentProblem(ArbError):
-    """Something that the run names is not installed, failed to load or cannot work on this
-    machine.
-    """
+    """Something that is named is not installed, failed to load, or cannot work on this machine."""
 
     exit_code = 3
 
@@ -62,7 +61,7 @@ class CheckpointError(ArbError):
 
 
 class DataError(ArbError):
-    """Data cannot be read, or are not what they have to be."""
+    """Data cannot be read, or do not have the expected form."""
 
 
 class Interrupted(ArbError):
@@ -72,15 +71,13 @@ class Interrupted(ArbError):
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that ``name`` was probably meant to be, or None when none is close."""
+    """Return the candidate that ``name`` probably means; None if none is close."""
     matches = get_close_matches(name, sorted(candidates), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def render(error: ArbError) -> str:
-    """The text that the command line prints for ``error``: ``error:`` line, then the indented
-    hint.
-    """
+    """Return the text that the command line prints: an ``error:`` line, then the indented hint."""
     lines = [f"error: {error.what}"]
     lines.extend(f"  {line}" if line else "" for line in error.hint.splitlines())
     return "\n".join(lines)

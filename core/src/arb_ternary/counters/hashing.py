@@ -1,9 +1,9 @@
 """The counter hash: randomness without state, the same in every backend.
 
-Stochastic rounding draws ``u`` in [0, 1) from a hash of (seed, step, stream, index), where
-``stream`` names the tensor and the use within a step and ``index`` is the flat logical index of the
-element. Nothing is stored, so the same numbers come on one rank or eight, on CPU or GPU, and after
-a resume.
+Stochastic rounding draws ``u`` in [0, 1) from a hash of (seed, step, stream, index). ``stream``
+identifies the tensor and the use within a step, and ``index`` is the flat logical index of the
+element. Nothing is stored. Therefore the numbers are the same on one rank or eight, on CPU or GPU,
+and after a resume.
 
 Definition (all arithmetic modulo 2**32 unless stated):
 
@@ -19,10 +19,10 @@ In an op, ``step`` is ``(optimizer steps << MICRO_BITS) + micro-batch`` and ``st
 HASH_USES + use``: every use within a step has a stream of its own.
 
 A module keeps its words in ``control``, an int64 buffer ``[4]``: seed of the run, optimizer steps
-taken, stream (identity of the tensor), and a number that tells the casts of a step apart: it counts
-them, from ``CASTS`` times the place of the micro-batch within the step where somebody says that
-place. They are a tensor, not Python numbers, so that a compiled graph does not depend on the step;
-and it stays on the host, so that nobody waits for a device to read them.
+taken, stream (identity of the tensor), and a number that distinguishes the casts of a step. That
+number counts the casts. It begins at ``CASTS`` times the index of the micro-batch in its step, if
+the caller states that index. The words are a tensor, not Python numbers, so that a compiled graph
+does not depend on the step. The tensor stays on the host, so that reading it waits for no device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-#: Places of the control words.
+#: Positions of the control words.
 SEED: Final = 0
 STEP: Final = 1
 STREAM: Final = 2
@@ -43,17 +43,17 @@ MICRO: Final = 3
 
 #: Uses of the counter hash within one step of one tensor.
 HASH_USES: Final = 8
-# : int8 rounding of the gradient that becomes ``grad_x``, of a linear's for its votes, of an
-# embedding's for its votes.
+#: int8 rounding of a gradient: for ``grad_x``, for the votes of a linear, and for those of an
+#: embedding.
 USE_GRAD_INPUT: Final = 0
 USE_VOTES: Final = 1
 USE_EMBEDDING: Final = 2
-#: Rounding of scaled votes, of the votes for exponents, and of what decays from the accumulators.
+#: Rounding of scaled votes, of votes for exponents, and of the decay of accumulators.
 USE_VOTE_ROUNDING: Final = 3
 USE_EXPONENT_ROUNDING: Final = 4
 USE_DECAY: Final = 5
-# : Casts of one step that have hashes of their own, ``2**MICRO_BITS``, and of one micro-batch of
-# several.
+#: Number of casts with hashes of their own: in a step, ``2**MICRO_BITS``, and in one micro-batch of
+#: several.
 MICRO_BITS: Final = 20
 CASTS: Final = 256
 
@@ -64,31 +64,33 @@ _CHUNK: Final = 1 << 17
 
 
 def new_control() -> Tensor:
-    """Control words of a module that has taken no step: all zero."""
+    """Return the control words of a module that has taken no step: all zero."""
     return torch.zeros(4, dtype=torch.int64)
 
 
 def hash_words(control: Tensor) -> tuple[int, int, int]:
-    """``seed, step, stream`` for a kernel's hash: ``step`` counts micro-batches too, a use is added
-    to ``stream``.
+    """Return ``seed, step, stream`` for the hash of a kernel.
+
+    ``step`` counts micro-batches too. A use is added to ``stream``.
     """
     seed, step, stream, micro = control.tolist()[:4]
     return seed, (step << MICRO_BITS) + micro, stream * HASH_USES
 
 
 def _mix64(value: int) -> int:
+    """The finaliser of splitmix64."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
     return value ^ (value >> 31)
 
 
 def stream_id(name: str) -> int:
-    """A stable identity (CRC-32 of the UTF-8 bytes) for the tensor of this qualified name."""
+    """Return a stable identity for the tensor of this qualified name: CRC-32 of its UTF-8 bytes."""
     return zlib.crc32(name.encode())
 
 
 def hash_key(seed: int, step: int, stream: int, high_index: int = 0) -> int:
-    """The 32-bit key of one (seed, step, stream) and block of 2**32 indices."""
+    """Return the 32-bit key of one (seed, step, stream) and block of 2**32 indices."""
     folded = 0
     for word in (seed, step, stream, high_index):
         folded = _mix64(((folded ^ (word & _MASK64)) + 0x9E3779B97F4A7C15) & _MASK64)
@@ -96,9 +98,7 @@ def hash_key(seed: int, step: int, stream: int, high_index: int = 0) -> int:
 
 
 def signed(value: int) -> int:
-    """The int32 with the bits of an unsigned 32-bit ``value``: tensors and kernels take words of
-    the hash like this.
-    """
+    """Return the int32 with the bits of an unsigned 32-bit ``value``, for tensors and kernels."""
     value &= _MASK32
     return value - (1 << 32) if value >= 1 << 31 else value
 
@@ -117,7 +117,7 @@ def _finalise_(x: Tensor, scratch: Tensor) -> None:
 
 @cache
 def _ramp(size: int, device: torch.device) -> Tensor:
-    """``index * 0x9E3779B1`` of a chunk; made once a device."""
+    """``index * 0x9E3779B1`` of a chunk; computed once per device."""
     with torch.inference_mode(False):
         return torch.arange(size, dtype=torch.int32, device=device).mul_(signed(0x9E3779B1))
 
@@ -131,8 +131,10 @@ def counter_hash(
     start: int = 0,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Hash indices ``start .. start + count - 1``; int32 ``[count]`` with the bits of the unsigned
-    result.
+    """Hash the indices ``start .. start + count - 1``.
+
+    Returns:
+        int32 ``[count]`` with the bits of the unsigned results.
     """
     out = torch.empty(count, dtype=torch.int32, device=device)
     scratch = torch.empty(min(count, _CHUNK), dtype=torch.int32, device=device)
@@ -140,8 +142,7 @@ def counter_hash(
     position = 0
     while position < count:
         index = start + position
-        # A chunk never crosses a multiple of 2**32, because the high half of the index is part of
-        # the key.
+        # A chunk does not cross a multiple of 2**32: the high half of the index is part of the key.
         size = min(_CHUNK, count - position, (1 << 32) - (index & _MASK32))
         key = hash_key(seed, step, stream, index >> 32)
         x = out[position : position + size]
@@ -154,11 +155,14 @@ def counter_hash(
 def counter_hash_rows(
     rows_U: Tensor, columns: int, seed: int, step: int, stream: int, *, rows: int | None = None
 ) -> Tensor:
-    """Hash the elements of some rows (int64) of a matrix: index ``row * columns + column``, int32
-    ``[U, columns]``.
+    """Hash the elements of some rows (int64) of a matrix.
 
-    ``rows`` of the matrix, if known, tell for most of them that no index needs a second key,
-    without a look at them.
+    The index of an element is ``row * columns + column``. ``rows``, the height of the matrix, is
+    optional. It shows for most matrices that no index needs a second key, without reading
+    ``rows_U``.
+
+    Returns:
+        int32 ``[U, columns]``.
     """
     first_U = rows_U * columns
     index_UK = first_U.unsqueeze(1) + torch.arange(columns, device=rows_U.device)
@@ -176,16 +180,16 @@ def counter_hash_rows(
     else:
         high_UK = index_UK >> 32
         for high in torch.unique(high_UK).tolist():
-            x += torch.where(high_UK == high, signed(hash_key(seed, step, stream, high)), 0).to(
-                torch.int32
-            )
+            key = signed(hash_key(seed, step, stream, high))
+            x += torch.where(high_UK == high, key, 0).to(torch.int32)
     _finalise_(x, torch.empty_like(x))
     return x
 
 
 def uniform_(bits: Tensor) -> Tensor:
-    """Turn int32 hash bits, which are overwritten, into float32 numbers in [0, 1), multiples of
-    2**-24.
+    """Turn int32 hash bits into float32 numbers in [0, 1), multiples of 2**-24.
+
+    The bits are overwritten.
     """
     bits.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)
     return bits.to(torch.float32).mul_(2.0**-24)
@@ -194,7 +198,8 @@ def uniform_(bits: Tensor) -> Tensor:
 def uniform(
     shape: tuple[int, ...], seed: int, step: int, stream: int, *, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Float32 numbers in [0, 1) for the elements of ``shape`` in row-major order, multiples of
-    2**-24.
+    """Return float32 numbers in [0, 1) for the elements of ``shape``, multiples of 2**-24.
+
+    Elements are numbered in row-major order.
     """
     return uniform_(counter_hash(math.prod(shape), seed, step, stream, device=device)).view(shape)

@@ -1,5 +1,13 @@
-"""What an optimizer is given, what its step reports, and what it may declare beside
-``torch.optim.Optimizer``.
+"""The interface of optimizers beyond ``torch.optim.Optimizer``.
+
+It has the parts of a model that an optimizer trains, and the outcome of a step. An optimizer may
+also declare these attributes:
+
+* ``defers``: its ``step`` may defer a step (:func:`may_defer`).
+* ``refuses``: its ``step`` may skip an update because of its gradients (:func:`may_refuse`).
+* ``takes_loss_signal``: its ``step`` takes the mean loss (:func:`takes_loss_signal`).
+* ``last_outcome``: the :class:`StepOutcome` of the last step, if ``step`` returns a bool.
+* ``inner`` or ``parts``: the optimizers inside it (:class:`Wraps`, :class:`Joins`).
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
     from arb_ternary.ternary.module import TernaryModule
 
 
-#: How messages speak of the kinds of parts.
+#: The nouns of the kinds of parts in messages.
 PART_NOUNS: Final = {
     "ternary": "ternary modules",
     "float": "float parameters",
@@ -38,10 +46,9 @@ class Trainable:
         ternary: modules whose packed weights learn by votes and that are not frozen.
         floats: float parameters with ``requires_grad``.
         stored: modules that keep integer weights in a format of their own and are not frozen.
-        idle: kinds of parts that the model has and that are all frozen now, so that there is
-            nothing of the kind above.
-        later: kinds of parts that the run will add to the model; an optimizer of them is made anew
-            then.
+        idle: kinds of parts that the model has, but that are all frozen now.
+        later: kinds of parts that the run will add to the model; their optimizer is then built
+            again.
     """
 
     ternary: Mapping[str, TernaryModule] = field(factory=dict)
@@ -52,30 +59,27 @@ class Trainable:
 
     @property
     def parts(self) -> dict[str, Mapping[str, Any]]:
-        """What there is to train, by the kind that an optimizer declares to accept; only kinds that
-        there are.
-        """
+        """The parts by the kind that an optimizer declares to accept; kinds that exist only."""
         parts = {"ternary": self.ternary, "float": self.floats, "stored": self.stored}
         return {kind: part for kind, part in parts.items() if part}
 
 
 @frozen(kw_only=True)
 class Planned:
-    """What a run will train, as far as its config tells it: what options are compared with before
-    anything is built.
+    """What a run will train, as far as its config says; options are checked against it.
 
-    The options of a model say it by a method ``planned() -> Planned``. Those of any component
-    object by a method ``validate_in_run(run, planned) -> Iterable[tuple[str, str]]``: an option
-    of theirs (or "" for all of them) and what is wrong with it in the run whose config is ``run``;
-    ``planned`` is None where the model does not tell.
+    The options of a model state it with a method ``planned() -> Planned``. The options of any
+    component may have a method ``validate_in_run(run, planned) -> Iterable[tuple[str, str]]``,
+    which yields an option (or "" for all of them) and what is wrong with it in the run whose config
+    is ``run``. ``planned`` is None if the model does not state it.
 
     Attributes:
-        kinds: of the parts that are trained.
-        idle: kinds of further parts, which are frozen throughout.
-        matrices: some float parameters are matrices.
-        vote_bits: of the accumulators of ternary modules.
-        integers: the gradients of some ternary weights are exact integers.
-        exponents: some exponents learn by votes.
+        kinds: kinds of the parts that are trained.
+        idle: kinds of further parts, which are frozen during the whole run.
+        matrices: whether some float parameters are matrices.
+        vote_bits: bits of the accumulators of ternary modules.
+        integers: whether the gradients of some ternary weights are exact integers.
+        exponents: whether some exponents learn by votes.
     """
 
     kinds: frozenset[TrainedPart]
@@ -87,22 +91,22 @@ class Planned:
 
     @property
     def largest_vote(self) -> int:
-        """What an accumulator holds: 127, 7 or 1."""
-        return (1 << self.vote_bits - 1) - 1
+        """Largest value of an accumulator: 127, 7 or 1."""
+        return (1 << (self.vote_bits - 1)) - 1
 
 
 @frozen
 class StepOutcome:
-    """What one ``step()`` of an optimizer did.
+    """The outcome of one ``step()`` of an optimizer.
 
     Attributes:
         stepped: whether weights were updated; a wrapper that defers a step reports False.
-        draws: micro-batches that went into the step (so far, when it was deferred).
-        grad_norm: norm of the gradient of the last micro-batch, when it is known.
-        flips: trits that changed.
-        exponent_moves: exponents that changed.
-        skipped: the update was dropped because a loss, a signal or a gradient was not finite; the
-            optimizer has cleared the gradients that it dropped.
+        draws: number of micro-batches in the step (so far, if it was deferred).
+        grad_norm: norm of the gradient of the last micro-batch, if it is known.
+        flips: number of trits that changed.
+        exponent_moves: number of exponents that changed.
+        skipped: whether the update was dropped because a loss, a signal or a gradient was not
+            finite; the optimizer has cleared the gradients that it dropped.
         statistics: further numbers for the progress line and the metrics file.
     """
 
@@ -117,8 +121,9 @@ class StepOutcome:
 
 @runtime_checkable
 class Wraps(Protocol):
-    """An optimizer that decides when another one steps. Its own groups are of another ``kind`` than
-    those.
+    """An optimizer that decides when an inner optimizer steps.
+
+    The ``kind`` of its own groups differs from that of the inner optimizer.
     """
 
     @property
@@ -127,50 +132,14 @@ class Wraps(Protocol):
 
 @runtime_checkable
 class Joins(Protocol):
-    """An optimizer that is made of several."""
+    """An optimizer that consists of several."""
 
     @property
     def parts(self) -> Mapping[str, Optimizer]: ...
 
 
-@runtime_checkable
-class MayDefer(Protocol):
-    """An optimizer whose ``step`` may put a step off (``stepped=False``) while ``defers``."""
-
-    @property
-    def defers(self) -> bool: ...
-
-
-@runtime_checkable
-class MayRefuse(Protocol):
-    """An optimizer whose ``step`` may skip an update because of its gradients, while
-    ``refuses``.
-    """
-
-    @property
-    def refuses(self) -> bool: ...
-
-
-@runtime_checkable
-class TakesLossSignal(Protocol):
-    """An optimizer whose ``step`` takes ``loss_signal``, the mean loss since the last call, while
-    it says so.
-    """
-
-    @property
-    def takes_loss_signal(self) -> bool: ...
-
-
-@runtime_checkable
-class KeepsOutcome(Protocol):
-    """An optimizer whose ``step`` returns a bool, with the numbers of that step here."""
-
-    @property
-    def last_outcome(self) -> StepOutcome: ...
-
-
 def inner_optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """``optimizer`` and, at any depth, those that it is made of, each before what is inside it."""
+    """Yield ``optimizer`` and all optimizers inside it, each before those inside it."""
     yield optimizer
     inside = [*optimizer.parts.values()] if isinstance(optimizer, Joins) else []
     if isinstance(optimizer, Wraps):
@@ -180,54 +149,52 @@ def inner_optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def may_refuse(optimizer: Optimizer) -> bool:
-    """Whether ``optimizer``, or one inside it, may skip an update after backward; see
-    :class:`MayRefuse`.
-    """
-    return any(isinstance(part, MayRefuse) and part.refuses for part in inner_optimizers(optimizer))
+    """Whether ``optimizer``, or one inside it, may skip an update because of its gradients."""
+    return any(bool(getattr(part, "refuses", False)) for part in inner_optimizers(optimizer))
 
 
 def takes_loss_signal(optimizer: Optimizer) -> bool:
-    """Whether to hand ``loss_signal`` to ``optimizer.step``; see :class:`TakesLossSignal`."""
-    return isinstance(optimizer, TakesLossSignal) and optimizer.takes_loss_signal
+    """Whether ``step`` takes ``loss_signal``, the mean loss since the last call."""
+    return bool(getattr(optimizer, "takes_loss_signal", False))
 
 
 def may_defer(optimizer: Optimizer) -> bool:
-    """Whether ``step`` may put a step off; see :class:`MayDefer`."""
-    return isinstance(optimizer, MayDefer) and optimizer.defers
+    """Whether ``step`` may defer a step, and report ``stepped=False``."""
+    return bool(getattr(optimizer, "defers", False))
 
 
 def as_outcome(result: Any, optimizer: Any = None) -> StepOutcome:
-    """Read what ``step()`` returned: a :class:`StepOutcome`, a wrapper's bool, or a torch
-    optimizer's loss or None.
+    """Return the outcome of a step from what ``step()`` returned.
+
+    That is a :class:`StepOutcome`, the bool of a wrapper, or the loss or None of an optimizer of
+    torch.
     """
     if isinstance(result, StepOutcome):
         return result
-    if isinstance(result, bool):
-        if isinstance(optimizer, KeepsOutcome) and optimizer.last_outcome.stepped == result:
-            return optimizer.last_outcome
-        return StepOutcome(stepped=result)
-    return StepOutcome()
+    if not isinstance(result, bool):
+        return StepOutcome()
+    outcome = getattr(optimizer, "last_outcome", None)
+    if isinstance(outcome, StepOutcome) and outcome.stepped == result:
+        return outcome
+    return StepOutcome(stepped=result)
 
 
 def copied_attributes(optimizer: Any) -> dict[str, Any]:
-    """What a copy or a pickle of ``optimizer`` holds, for its ``__getstate__``: all attributes of
-    its own.
+    """Return the attributes of ``optimizer`` that a copy or a pickle holds, for ``__getstate__``.
 
-    torch's optimizers hold groups and state alone. As theirs do, a copy leaves hooks behind, and
-    the patch that a scheduler made of ``step``.
+    The optimizers of torch copy groups and state only. Hooks are left out, as they do, and so is
+    the ``step`` that a scheduler patched.
     """
-    own = vars(optimizer).items()
-    return {
-        name: value
-        for name, value in own
-        if name != "step" and not name.endswith(("_pre_hooks", "_post_hooks"))
-    }
+    copied = dict(vars(optimizer))
+    copied.pop("step", None)
+    hooks = [name for name in copied if name.endswith(("_pre_hooks", "_post_hooks"))]
+    for name in hooks:
+        del copied[name]
+    return copied
 
 
 def collect_trainable(model: nn.Module) -> Trainable:
-    """The trainable parts of ``model`` in the order of their names' registration; tied modules
-    once.
-    """
+    """Return the trainable parts of ``model`` in the order of registration; tied modules once."""
     from arb_ternary.ternary.models import stored_modules, ternary_modules
 
     all_ternary = dict(ternary_modules(model))
@@ -236,18 +203,21 @@ def collect_trainable(model: nn.Module) -> Trainable:
     ternary = {name: module for name, module in all_ternary.items() if not module.frozen}
     floats = {name: parameter for name, parameter in all_floats.items() if parameter.requires_grad}
     stored = {name: module for name, module in all_stored.items() if not module.frozen}
-    kinds = {
-        "ternary": (all_ternary, ternary),
-        "float": (all_floats, floats),
-        "stored": (all_stored, stored),
-    }
-    idle = frozenset(kind for kind, (there, trained) in kinds.items() if there and not trained)
-    return Trainable(ternary, floats, stored, idle)
+    idle = set()
+    if all_ternary and not ternary:
+        idle.add("ternary")
+    if all_floats and not floats:
+        idle.add("float")
+    if all_stored and not stored:
+        idle.add("stored")
+    return Trainable(ternary, floats, stored, frozenset(idle))
 
 
 def build_optimizer(where: str, choice: Choice[OptimizerSpec], trainable: Trainable) -> Optimizer:
-    """The optimizer that a config chose at ``where``, over all of ``trainable``; ConfigError for a
-    kind it refuses.
+    """Build the optimizer that a config names at ``where``, for all parts of ``trainable``.
+
+    Raises:
+        ConfigError: it does not accept a kind of these parts.
     """
     for kind, parts in trainable.parts.items():
         if kind not in choice.spec.accepts:

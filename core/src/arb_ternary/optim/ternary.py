@@ -1,4 +1,4 @@
-"""What is common to optimizers whose parameters are packed weights."""
+"""The base of optimizers whose parameters are packed ternary weights."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ def is_finite(value: Tensor | float | None) -> bool:
 
 
 def to_host(scalars: Iterable[Tensor]) -> list[Any]:
-    """The numbers in scalar tensors of one dtype, in one transfer a device."""
-    numbers: dict[int, Any] = {}
-    by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
-    for index, scalar in enumerate(scalars):
-        by_device.setdefault(scalar.device, []).append((index, scalar))
-    for members in by_device.values():
-        found = torch.stack([scalar for _, scalar in members]).tolist()
-        numbers.update(zip((index for index, _ in members), found, strict=True))
-    return [numbers[index] for index in sorted(numbers)]
+    """Return the numbers in scalar tensors of one dtype, with one transfer per device."""
+    tensors = list(scalars)
+    numbers: list[Any] = [None] * len(tensors)
+    indices: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        indices.setdefault(tensor.device, []).append(index)
+    for on_device in indices.values():
+        found = torch.stack([tensors[index] for index in on_device]).tolist()
+        for index, number in zip(on_device, found, strict=True):
+            numbers[index] = number
+    return numbers
 
 
 class Exchange(Protocol):
@@ -49,14 +51,14 @@ class Exchange(Protocol):
         """Apply the flips of all ranks to the weights.
 
         Args:
-            optimizer: whose weights.
-            flips: numbers of trits that flipped here (int64 scalars), which become those of all
-                ranks, in place.
+            optimizer: the optimizer of the weights.
+            flips: numbers of trits that flipped on this rank (int64 scalars), which become those of
+                all ranks, in place.
         """
 
 
 class SingleProcessExchange:
-    """The exchange of one process, which sends nothing."""
+    """The exchange of a single process, which sends nothing."""
 
     def reduce_votes(self, optimizer: TernaryOptimizer) -> None:
         """Add the sums of each module to its accumulators."""
@@ -71,14 +73,14 @@ class SingleProcessExchange:
 
 @frozen
 class VoteUpdate:
-    """How a step applies the votes of one module: what a rule returns, and the step carries out.
+    """How a step applies the votes of one module; a rule returns it, and the step carries it out.
 
     Attributes:
         kernel: the kernel that turns votes into flips.
-        settings: what the kernel takes besides the state of the module.
+        settings: the arguments of the kernel after the state of the module.
         bias_threshold: votes that move an element of an integer bias.
         exponent_threshold: votes that move an exponent; None leaves exponents and their votes.
-        exponent_leak: how far the votes for exponents move towards zero.
+        exponent_leak: amount by which the votes for exponents move towards zero.
     """
 
     kernel: Literal["apply_votes", "apply_scaled_votes"]
@@ -100,20 +102,20 @@ class TernaryOptimizer(Optimizer):
     weights. The state of a rule lives in the modules' integer buffers, so ``state_dict`` holds
     settings and counters only.
 
-    Modules come by qualified name; those whose thresholds, or factors of the rate, differ get
-    groups of their own.
+    Modules are given by qualified name. Those with different thresholds, or factors of the rate,
+    are in groups of their own.
     """
 
     takes_loss_signal: ClassVar[bool] = True
-    # : Whether the rule changes votes and weights by the modules' ``apply_*`` methods alone, one
-    # element at a time, so : that each of several ranks can do so for some rows.
+    #: Whether the rule changes votes and weights only by the ``apply_*`` methods of the modules,
+    #: one element at a time, so that each of several ranks can do so for some rows.
     votes_by_rows: ClassVar[bool] = False
     #: Whether votes are summed also in a step of one micro-batch.
     sums_votes: bool = False
     #: How votes and flips are exchanged with other processes.
     exchange: Exchange = SingleProcessExchange()
-    # Unwrapped, here and below: torch's wrapper imports torch._dynamo, which is seconds at the
-    # start of every run.
+    # Unwrapped, here and below: the wrapper of torch imports torch._dynamo, which takes seconds at
+    # the start of every run.
     add_param_group = unwrap(Optimizer.add_param_group)
 
     def __init__(self, modules: Mapping[str, TernaryModule], defaults: Mapping[str, Any]) -> None:
@@ -121,25 +123,30 @@ class TernaryOptimizer(Optimizer):
             raise ValueError("a ternary optimizer needs at least one ternary module")
         alike: dict[tuple[float, int, int], list[TernaryModule]] = {}
         for module in modules.values():
-            kind = module.rate_factor, module.accum_threshold, module.e_accum_threshold
-            alike.setdefault(kind, []).append(module)
+            settings = (module.rate_factor, module.accum_threshold, module.e_accum_threshold)
+            alike.setdefault(settings, []).append(module)
         self._modules = list(alike.values())
         self.updates = 0
         self.skipped_updates = 0
+
         given = {"kind": "ternary", "lr": 1.0, **defaults}
         groups: list[dict[str, Any]] = []
-        for (factor, *thresholds), members in alike.items():
-            group = {"params": [module.weight for module in members], "lr": given["lr"] * factor}
-            for name, value in zip(
-                ("accum_threshold", "e_accum_threshold"), thresholds, strict=True
-            ):
-                group[name] = value if given.get(name) is None else given[name]
+        for (factor, threshold, exponent_threshold), members in alike.items():
+            group = {
+                "params": [module.weight for module in members],
+                "lr": given["lr"] * factor,
+                "accum_threshold": threshold,
+                "e_accum_threshold": exponent_threshold,
+            }
+            for name in ("accum_threshold", "e_accum_threshold"):
+                if given.get(name) is not None:
+                    group[name] = given[name]
             groups.append(group)
         super().__init__(groups, given)
+
         for module in modules.values():
-            # of an optimizer before
             OPTIMIZERS[module] = ref(self)
-            module.transform = None
+            module.transform = None  # that of an earlier optimizer
 
     def modules_of(self, group_index: int) -> list[TernaryModule]:
         """The modules of one param group."""
@@ -172,18 +179,19 @@ class TernaryOptimizer(Optimizer):
         return {}
 
     def whole_votes(self, module: TernaryModule, sums: Tensor, first_row: int) -> Tensor:
-        """Votes of a step as they are added to accumulators: the sums themselves, unless a rule has
-        other units.
+        """Return the votes of a step as they are added to accumulators.
+
+        They are the sums themselves, unless a rule overrides this.
 
         Args:
-            module: whose votes they are.
+            module: the module that cast the votes.
             sums: int16 ``[n, K]`` over all micro-batches, of some rows of the module.
-            first_row: of them.
+            first_row: index of the first of these rows.
         """
         return sums
 
     def _observe_signal(self, signal: float) -> None:
-        """See the loss signal of a step that will be taken; rules that use it override this."""
+        """Observe the loss signal of a step that will be taken; rules that use it override this."""
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -251,15 +259,16 @@ class TernaryOptimizer(Optimizer):
         return is_finite(loss_signal)
 
     def defer_step(self) -> None:
-        """Hear that the votes so far are kept for a step with more micro-batches; called by what
-        puts steps off.
+        """Observe that the votes so far are kept for a step with more micro-batches.
 
-        Rules whose votes depend on the number of micro-batches override it.
+        A wrapper that defers steps calls it. Rules whose votes depend on the number of
+        micro-batches override it.
         """
 
     def skip_update(self) -> StepOutcome:
-        """Drop an update and count it: gradients go, and the modules are as they were before it
-        cast any votes.
+        """Drop an update and count it.
+
+        Gradients are cleared, and the modules are restored to the state before they cast votes.
         """
         self.skipped_updates += 1
         self.zero_grad()
@@ -268,23 +277,25 @@ class TernaryOptimizer(Optimizer):
         return StepOutcome(stepped=False, skipped=True)
 
     def gradient_norm(self) -> float:
-        """Root of the sum of squares of the weight gradients since ``zero_grad``, summed over
-        micro-batches.
+        """Return the root of the sum of squares of the weight gradients since ``zero_grad``.
+
+        Squares are summed over micro-batches.
         """
         total = sum((module.gradient_square_sum() for module in self.modules), torch.zeros(()))
         (norm,) = to_host([torch.as_tensor(total).sqrt()])
         return float(norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the working statistics; votes stay, they are state. ``set_to_none`` concerns float
-        gradients only.
+        """Clear the statistics of gradients; votes are state and stay.
+
+        ``set_to_none`` applies to float gradients only.
         """
         unwrap(Optimizer.zero_grad)(self, set_to_none)
         for module in self.modules:
             module.clear_stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings of the groups and the counters; the votes are in the model's state dict."""
+        """Return settings and counters; the votes are in the state dict of the model."""
         return {
             **unwrap(Optimizer.state_dict)(self),
             "updates": self.updates,
@@ -292,9 +303,8 @@ class TernaryOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
-        unwrap(Optimizer.load_state_dict)(
-            self, {key: state_dict[key] for key in ("state", "param_groups")}
-        )
+        """Restore the state of :meth:`state_dict`."""
+        groups = {key: state_dict[key] for key in ("state", "param_groups")}
+        unwrap(Optimizer.load_state_dict)(self, groups)
         self.updates = int(state_dict["updates"])
         self.skipped_updates = int(state_dict["skipped_updates"])

@@ -1,7 +1,6 @@
-"""What passes between data and training: batches, what masking makes of them, and where both come
-from.
+"""The records and protocols of data: batches, data sources, masking strategies.
 
-Shapes: ``B`` samples a batch, ``S`` predictions a sample.
+Shapes: ``B`` samples per batch, ``S`` predictions per sample.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ class Batch:
     """Raw samples.
 
     Attributes:
-        data: ``[B, ...]``, of the source's own kind: windows of a stream of ids are int64 ``[B, S +
-            1]``, ``S`` inputs and the id that follows the last. Only the masking strategy looks
-            inside.
-        sample_ids: int64 ``[B]``: identity of each sample, the same in every epoch and independent
-            of its row.
+        data: ``[B, ...]``, in the format of the source. Windows of a stream of ids are int64 ``[B,
+            S + 1]``: ``S`` inputs and the id that follows the last. Only the masking strategy reads
+            it.
+        sample_ids: int64 ``[B]``: identity of each sample, the same in every epoch and in any row.
         extras: further tensors by name (first dimension ``B``).
     """
 
@@ -36,16 +34,16 @@ class Batch:
 
 @frozen
 class BatchRequest:
-    """The batches that training asks for.
+    """A request for batches.
 
     Attributes:
         batch_size: ``B``.
-        block_size: ``S``; a source whose samples have a size of their own ignores it.
-        seed: chooses the order.
+        block_size: ``S``; a source whose samples have a fixed size ignores it.
+        seed: determines the order.
         order: ``random``, or ``sequential``: each row of a batch continues the same row of the
             batch before.
-        workers: threads that read ahead; 0 = none.
-        pin_memory: page-locked memory, from which a copy to the accelerator can run beside
+        workers: number of threads that read ahead; 0 = none.
+        pin_memory: use page-locked memory, from which a copy to the accelerator can overlap with
             computation.
     """
 
@@ -59,9 +57,7 @@ class BatchRequest:
 
 @runtime_checkable
 class Batches(Protocol):
-    """An endless iterator over batches in the memory of the host; the same request gives the same
-    batches.
-    """
+    """An endless iterator over batches in host memory; equal requests give equal batches."""
 
     @property
     def continues(self) -> bool:
@@ -70,11 +66,16 @@ class Batches(Protocol):
     def __next__(self) -> Batch: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch is, in plain values; batches that were read ahead do not count."""
+        """Return the position of the next batch in plain values.
+
+        Batches that were read ahead do not count.
+        """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken; DataError where it was of other data or another
-        request.
+        """Continue at the position of ``state``.
+
+        Raises:
+            DataError: the state is that of other data or another request.
         """
 
     def close(self) -> None:
@@ -83,38 +84,45 @@ class Batches(Protocol):
 
 @runtime_checkable
 class DataSource(Protocol):
-    """What a model is trained and judged on."""
+    """The data on which a model is trained and evaluated."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def vocabulary_size(self) -> int:
-        """Ids, or classes, that a prediction chooses among; the model is built for so many."""
+        """Number of ids, or classes, that a prediction chooses from; the model is built for it."""
 
     def fingerprint(self) -> str:
-        """A digest of everything in it; a resumed run must find the same."""
+        """Return a digest of the data; a resumed run must find the same."""
 
     def batches(self, request: BatchRequest) -> Batches:
-        """Training samples; DataError where there are too few."""
+        """Return training samples.
+
+        Raises:
+            DataError: there are too few.
+        """
 
     def samples_per_epoch(self, block_size: int) -> int:
-        """Training samples of ``block_size`` predictions in one pass."""
+        """Return the number of training samples of ``block_size`` predictions in one pass."""
 
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
-        """The same samples at every evaluation, in order; of at most ``limit`` batches, spread
-        evenly over all.
+        """Yield the same samples in the same order in every evaluation.
+
+        With ``limit``, at most so many batches, spread evenly over all samples.
         """
 
 
 @frozen
 class MaskContext:
-    """Where in the run a batch is masked. A phase whose own strategies need more passes a subclass.
+    """The point of the run at which a batch is masked.
+
+    A phase whose own strategies need more passes a subclass.
 
     Attributes:
         step: optimizer steps taken so far in the phase.
-        seed: the run's seed.
-        vocabulary_size: of the data source.
+        seed: the seed of the run.
+        vocabulary_size: that of the data source.
         training: False in evaluation.
     """
 
@@ -126,17 +134,18 @@ class MaskContext:
 
 @frozen(eq=False)
 class MaskedBatch:
-    """What the model sees and what it is asked.
+    """Inputs and targets of a model.
 
     Attributes:
         inputs: ``[B, ...]``; ids are int64 ``[B, S]``.
-        targets: int64 ``[B]`` or ``[B, S]``: the id that each prediction should choose; a strategy
-            that judges predictions itself has targets of its own kind.
-        loss_mask: bool, an element a prediction: those that count in the loss. Of the shape of such
-            ids.
+        targets: int64 ``[B]`` or ``[B, S]``: the id that each prediction should choose. A strategy
+            that computes the loss itself has targets in a format of its own.
+        loss_mask: bool, one element per prediction, of the shape of such ids: which predictions
+            count in the loss.
         times: float32 ``[B]``: the time in [0, 1] of each sample, for a model that takes it as an
-            input; None = there is none.
-        arguments: further keyword arguments of the model's forward pass, first dimension ``B``.
+            input; None if there is none.
+        arguments: further keyword arguments of the forward pass of the model, first dimension
+            ``B``.
     """
 
     inputs: Tensor
@@ -146,18 +155,21 @@ class MaskedBatch:
     arguments: Mapping[str, Tensor] = field(factory=dict)
 
     def to(self, device: torch.device) -> MaskedBatch:
-        """The same on ``device``."""
-        tensors = (self.inputs, self.targets, self.loss_mask, self.times)
-        moved = (None if each is None else each.to(device, non_blocking=True) for each in tensors)
-        arguments = {
-            name: each.to(device, non_blocking=True) for name, each in self.arguments.items()
-        }
-        return MaskedBatch(*moved, arguments=arguments)  # type: ignore[arg-type, misc]
+        """Return the batch on ``device``."""
+        return MaskedBatch(
+            inputs=self.inputs.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
+            loss_mask=self.loss_mask.to(device, non_blocking=True),
+            times=None if self.times is None else self.times.to(device, non_blocking=True),
+            arguments={
+                name: each.to(device, non_blocking=True) for name, each in self.arguments.items()
+            },
+        )
 
 
 @runtime_checkable
 class MaskingStrategy(Protocol):
-    """Turns samples into inputs, targets and a loss mask; pure given its arguments."""
+    """Turns samples into inputs, targets and a loss mask; a pure function of its arguments."""
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
         """Mask ``batch``; all randomness comes from ``generator`` or is a hash of sample id, time

@@ -1,4 +1,4 @@
-"""Runs, as their parts see them, and the phases that they are made of."""
+"""The protocols of a run and of the phases that it consists of."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class RunContext(Protocol):
-    """A run, as a phase, an observer and a check see it.
+    """A run, as a phase, a tracker and a check see it.
 
     Attributes:
-        model: the model; a phase that changes its structure may put another in its place.
+        model: the model; a phase that changes its structure may replace it.
     """
 
     model: nn.Module
 
     @property
     def directory(self) -> Path:
-        """Where the run writes."""
+        """The folder that the run writes to."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model lives."""
+        """The device of the model."""
 
     @property
     def seed(self) -> int: ...
@@ -45,27 +45,28 @@ class RunContext(Protocol):
     def stop_requested(self) -> bool: ...
 
     def request_stop(self, reason: str) -> None:
-        """Have the run save a checkpoint and end, as a signal would."""
+        """Make the run save a checkpoint and end, as a signal does."""
 
     def stop_if_requested(self) -> None:
-        """Save a checkpoint and raise ``Interrupted``, if somebody asked for it."""
+        """Save a checkpoint and raise ``Interrupted``, if a stop was requested."""
 
     def checkpoint_if_due(self) -> None: ...
 
     def save_checkpoint(self) -> None: ...
 
     def note(self, text: str) -> None:
-        """A lasting line for the person who watches."""
+        """Print a line for the user, which stays on the screen and in the log."""
 
     def held_out_loss(self) -> float:
-        """Loss on held-out samples at the end of the run, nats per prediction; evaluates where that
-        is to be done.
+        """Return the loss on held-out samples at the end of the run, in nats per prediction.
+
+        It is evaluated if it is not known yet.
         """
 
 
 @frozen
 class PhaseResult:
-    """What a phase leaves for the report: the number of optimizer steps and named final numbers."""
+    """The result of a phase for the report: number of optimizer steps, and final metrics."""
 
     steps: int
     metrics: Mapping[str, float] = field(factory=dict)
@@ -73,14 +74,14 @@ class PhaseResult:
 
 @runtime_checkable
 class Phase(Protocol):
-    """A stretch of a run. The config lists phases; they run in that order.
+    """A part of a run. The config lists phases, and they run in that order.
 
-    ``run`` starts from a fresh phase or from what ``load_state_dict`` restored, calls
-    ``context.stop_if_requested()`` between steps, ``context.checkpoint_if_due()`` after each and
-    ``context.save_checkpoint()`` after the last. ``state_dict`` must then describe the phase
-    completely (cursor, step, optimizer, schedules, micro-batches in flight), so that a resumed
-    phase ends with the same bits. Values are nested dicts and lists of tensors, numbers, strings,
-    booleans and None.
+    ``run`` starts from a new phase or from the state that ``load_state_dict`` restored. It calls
+    ``context.stop_if_requested()`` between steps, ``context.checkpoint_if_due()`` after each step
+    and ``context.save_checkpoint()`` after the last. At each of these calls ``state_dict`` must
+    describe the phase completely (data cursor, step, optimizer, schedules, micro-batches in
+    flight), so that a resumed phase ends with the same bits. Values are nested dicts and lists of
+    tensors, numbers, strings, booleans and None.
     """
 
     @property

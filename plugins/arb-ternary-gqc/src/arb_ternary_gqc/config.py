@@ -32,7 +32,7 @@ class WrapperConfig:
     """Options of every wrapper.
 
     Attributes:
-        defers: the wrapper may defer a step; see ``arb_ternary.optim.protocol.MayDefer``.
+        defers: the wrapper may defer a step; see ``arb_ternary.optim.protocol.may_defer``.
     """
 
     defers: ClassVar[bool] = True
