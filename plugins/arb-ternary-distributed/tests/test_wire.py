@@ -107,7 +107,7 @@ def test_any_digits_come_back(base: int, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("base", "value"), [(3, 2), (3, -2), (5, 3), (15, -8), (255, 128)])
-def test_a_value_without_a_digit_is_refused(base: int, value: int) -> None:
+def test_value_without_a_digit_is_an_error(base: int, value: int) -> None:
     with pytest.raises(ValueError, match=f"digits of base {base}"):
         digits_to_bytes(torch.tensor([0, 0, value], dtype=torch.int16), base)
 

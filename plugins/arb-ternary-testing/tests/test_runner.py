@@ -84,7 +84,7 @@ def test_a_plugin_that_conforms_passes(tmp_path: Path) -> None:
 def test_a_fault_is_printed_with_its_test_and_the_command_fails(tmp_path: Path) -> None:
     code, output = check(fake(tmp_path, HOOKS.format(masking="build_tampering", summary="a fault")))
     assert code == 1
-    assert "--- masking fake: test_the_batch_is_left_alone" in output
+    assert "--- masking fake: test_batch_is_left_unchanged" in output
     assert "assert torch.equal(batch.data, tokens)" in output
     assert output.rstrip().endswith(" failed")
 

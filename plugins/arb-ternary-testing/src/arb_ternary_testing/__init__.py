@@ -1,4 +1,4 @@
-"""The conformance kit: what every component of a kind has to do, as test suites to subclass.
+"""The conformance kit: test suites that every component of a kind must pass.
 
 A plugin's own tests subclass the suite of its component::
 
@@ -7,9 +7,9 @@ A plugin's own tests subclass the suite of its component::
     class TestMine(OptimizerSuite):
         component = "mine"
 
-Expected numbers come from re-statements of the rules in numpy
-(``arb_ternary_testing.restatement``), never from the reference backend, so that the reference has
-to pass the same suites.
+Expected numbers come from restatements of the rules in numpy
+(``arb_ternary_testing.restatement``), never from the reference backend: the reference must pass
+the same suites.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ from arb_ternary_testing.backend_wire import WireTests
 class BackendSuite(
     LayoutTests, ProductTests, VoteTests, ScaledVoteTests, NarrowVoteTests, WireTests
 ):
-    """Everything that a :class:`~arb_ternary.backends.protocol.KernelBackend` has to do.
+    """Tests that every :class:`~arb_ternary.backends.protocol.KernelBackend` must pass.
 
     Subclass it in a class whose name starts with ``Test`` and set ``component`` to the registered
-    name (or override ``make_backend``). ``device`` chooses where the kernels are tried; make one
-    subclass a device. Optional ops that the backend leaves to the reference, and capabilities that
-    it does not declare, are skipped with the reason.
+    name (or override ``make_backend``). ``device`` is the device that the kernels are tried on;
+    make one subclass per device. Tests of optional ops that the backend leaves to the reference,
+    and of capabilities that it does not declare, are skipped with the reason.
 
-    Integer results and everything derived from them by one rounding are compared bit for bit, float
-    products with the error bound of a dot product. Fresh memory is filled with NaN, so that an
-    output that was not written shows.
+    Integer results, and results that one rounding derives from them, are compared bit for bit.
+    Float products are compared with the error bound of a dot product. Fresh memory is filled with
+    NaN, so that an output that was not written shows.
     """

@@ -1,6 +1,4 @@
-"""What the three parts of the backend suite share: the backend under test, data, and the way to and
-from its layout.
-"""
+"""The base of the backend suite: the backend under test, random data, conversion of layouts."""
 
 from __future__ import annotations
 
@@ -17,15 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arb_ternary.backends import reference
-from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, KernelBackend, WeightShape
+from arb_ternary.backends.protocol import NARROW_VOTES, KernelBackend, WeightShape
 from arb_ternary.backends.vote_state import VoteState, new_state
+from arb_ternary_testing import restatement
 
 Array = NDArray[Any]
+#: ``(M, N, K)`` of a product: rows of the input, output features, input features.
+Sizes = tuple[int, int, int]
 _Test = TypeVar("_Test", bound=Callable[..., None])
 
-# : ``(M, N, K)``: ones, primes, one off a power of two, and exact multiples of every tile a kernel
-# may use.
-SHAPES: Final = (
+#: Ones, primes, one off a power of two, and exact multiples of common tile sizes.
+SHAPES: Final[tuple[Sizes, ...]] = (
     (1, 1, 1),
     (2, 5, 1),
     (3, 1, 9),
@@ -35,14 +35,12 @@ SHAPES: Final = (
     (7, 17, 300),
     (16, 64, 256),
 )
-#: Group sizes of the format; 0 stands for one exponent a row.
+#: Group sizes of the format; 0 stands for one exponent per row.
 GROUP_SIZES: Final = (32, 64, 128, 256, 0)
 
 
 def examples(count: int) -> Callable[[_Test], _Test]:
-    """Settings of a property test that lives in a base class: inherited by several classes, slow
-    kernels allowed.
-    """
+    """Return settings for a property test that several classes inherit and slow kernels run."""
     return settings(
         max_examples=count,
         deadline=None,
@@ -55,15 +53,61 @@ def examples(count: int) -> Callable[[_Test], _Test]:
 
 
 def _filling() -> Any:
-    """The module that holds the switch for filling fresh memory; its properties are unknown to type
-    checkers.
-    """
+    """Return the module that fills fresh memory. Type checkers do not know its properties."""
     return torch.utils.deterministic
 
 
 def float32(values: Any) -> Array:
-    """Numbers as a float32 array."""
+    """Return ``values`` as a float32 array."""
     return np.array(values, np.float32)
+
+
+def integers(seed: int, rows: int, columns: int, largest: int) -> Array:
+    """Return a random int64 matrix with entries from ``-largest`` to ``largest``."""
+    return np.random.default_rng(seed).integers(-largest, largest + 1, (rows, columns))
+
+
+def small_floats(seed: int, rows: int, columns: int, largest: int) -> Array:
+    """Return a random float32 matrix of integers, whose products and sums are exact."""
+    return integers(seed, rows, columns, largest).astype(np.float32)
+
+
+def random_int8(seed: int, rows: int, columns: int, largest: int = 127) -> Array:
+    """Return a random int8 matrix with entries from ``-largest`` to ``largest``."""
+    return integers(seed, rows, columns, largest).astype(np.int8)
+
+
+def filled(value: float, rows: int, columns: int) -> Array:
+    """Return an int8 matrix in which every entry is ``value``."""
+    return np.full((rows, columns), value, np.int8)
+
+
+def ones(rows: int, columns: int) -> Array:
+    """Return a float32 matrix of ones."""
+    return np.ones((rows, columns), np.float32)
+
+
+def normal(seed: int, rows: int, columns: int) -> Array:
+    """Return a random float32 matrix with standard normal entries."""
+    return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+
+
+def random_trits(seed: int, rows: int, columns: int) -> Array:
+    """Return a random int8 matrix of trits."""
+    return np.random.default_rng(seed).integers(-1, 2, (rows, columns)).astype(np.int8)
+
+
+def squares_by_row_and_column(values: Array) -> Array:
+    """Return the statistics of a gradient: no NaN, then sums of squares by row and by column."""
+    squares = values.astype(np.float64) ** 2
+    return np.concatenate([[0.0], squares.sum(axis=1), squares.sum(axis=0)])
+
+
+def sum_by_row(ids: Array, values: Array, rows: int) -> Array:
+    """Return the sum of the rows of ``values`` that have the same id: int64 ``[rows, K]``."""
+    total = np.zeros((rows, values.shape[1]), np.int64)
+    np.add.at(total, ids, values)
+    return total
 
 
 @frozen(eq=False)
@@ -76,20 +120,32 @@ class Weight:
     packed: Tensor
     exponent_tensor: Tensor
 
+    @property
+    def group_size(self) -> int:
+        """Weights per exponent."""
+        return self.shape.group_size
+
+    @property
+    def dense(self) -> Array:
+        """The weight as a float64 matrix ``[N, K]``, exact."""
+        return restatement.dense_weight(self.trits, self.exponent, self.group_size)
+
 
 class BackendCase:
-    """Subclasses set ``component`` to the registered name, or override :meth:`make_backend`.
+    """Base of the backend tests.
+
+    Subclasses set ``component`` to the registered name, or override :meth:`make_backend`.
 
     Attributes:
         component: the backend's registered name.
-        device: where the kernels are tried.
+        device: device that the kernels are tried on.
     """
 
     component: ClassVar[str] = ""
     device: ClassVar[str] = "cpu"
 
     def make_backend(self) -> KernelBackend:
-        """The backend under test."""
+        """Return the backend under test."""
         from arb_ternary.backends.select import get_backend
 
         if not self.component:
@@ -99,53 +155,66 @@ class BackendCase:
         return get_backend(self.component)
 
     @pytest.fixture(autouse=True)
-    def _the_backend_under_test(self) -> None:
+    def _backend_under_test(self) -> None:
         cls = type(self)
         if "_built" not in cls.__dict__:
             cls._built = self.make_backend()  # type: ignore[attr-defined]
         self.backend: KernelBackend = cls._built  # type: ignore[attr-defined]
 
     @pytest.fixture(autouse=True)
-    def _fresh_memory_is_poisoned(self) -> Iterator[None]:
-        """Fill what ``torch.empty`` returns with NaN or the largest integer: unwritten outputs
-        cannot look right.
+    def _poisoned_memory(self) -> Iterator[None]:
+        """Fill the memory of ``torch.empty`` with NaN or the largest integer.
+
+        An output that a kernel did not write then cannot look right.
         """
-        before = torch.get_deterministic_debug_mode(), _filling().fill_uninitialized_memory
+        mode = torch.get_deterministic_debug_mode()
+        fill = _filling().fill_uninitialized_memory
         with warnings.catch_warnings():
-            # Only the filling is wanted; an operation without a deterministic form on this device
-            # is no fault.
+            # Only the filling is wanted: an operation without a deterministic form is no fault.
             warnings.filterwarnings("ignore", message=".*deterministic.*")
             torch.set_deterministic_debug_mode("warn")
             _filling().fill_uninitialized_memory = True
             try:
                 yield
             finally:
-                torch.set_deterministic_debug_mode(before[0])
-                _filling().fill_uninitialized_memory = before[1]
+                torch.set_deterministic_debug_mode(mode)
+                _filling().fill_uninitialized_memory = fill
 
-    def skip_without_narrow_noise(self) -> None:
-        """Skip the test where the backend leaves votes with less noise to the reference."""
-        if NARROW_NOISE not in self.backend.capabilities:
-            pytest.skip(f"backend {self.backend.name!r} does not declare {NARROW_NOISE}")
+    def require(self, capability: str) -> None:
+        """Skip the test if the backend does not declare the capability."""
+        if capability not in self.backend.capabilities:
+            pytest.skip(f"backend {self.backend.name!r} does not declare {capability}")
 
     def run(self, op: str, *arguments: Any, **options: Any) -> Any:
-        """Call a kernel; the test is skipped where the backend leaves an optional op to the
-        reference.
-        """
+        """Call a kernel. The test is skipped if the backend leaves this op to the reference."""
         kernel = self.backend.kernels.get(op)
         if kernel is None:
             pytest.skip(f"backend {self.backend.name!r} leaves {op} to the reference")
         return kernel(*arguments, **options)
 
+    # --- to and from the device
+
     def tensor(self, array: Any, dtype: torch.dtype | None = None) -> Tensor:
-        """A fresh tensor of a numpy array (or scalar) on the device."""
+        """Return a new tensor with the values of a numpy array or scalar, on the device."""
         made = torch.from_numpy(np.array(array, order="C")).to(self.device)
         return made if dtype is None else made.to(dtype)
 
+    def scalar(self, value: float | None) -> Tensor | None:
+        """Return a float32 scalar on the device, or None for None."""
+        return None if value is None else self.tensor(float32(value))
+
     def array(self, tensor: Tensor) -> Array:
-        """Back to numpy; bfloat16 through float32, which holds it exactly."""
+        """Return a tensor as a numpy array. bfloat16 becomes float32, which holds it exactly."""
         tensor = tensor.detach().cpu()
-        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        if tensor.dtype == torch.bfloat16:
+            tensor = tensor.float()
+        return tensor.numpy()
+
+    def assert_equal(self, tensor: Tensor, wanted: Any) -> None:
+        """Assert that a tensor has exactly these values."""
+        np.testing.assert_array_equal(self.array(tensor), wanted)
+
+    # --- weights
 
     def weight(
         self,
@@ -156,45 +225,79 @@ class BackendCase:
         exponents: tuple[int, int] = (-6, -2),
         vote_bits: int = 8,
     ) -> Weight:
-        """A random weight with exponents from ``exponents[0]`` to ``exponents[1]``; ``group_size``
-        0: one a row.
+        """Return a random weight.
+
+        Args:
+            seed: seed of the random numbers.
+            rows: output features.
+            columns: input features.
+            group_size: weights per exponent; 0 stands for one exponent per row.
+            exponents: smallest and largest exponent.
+            vote_bits: bits of a vote accumulator.
         """
         rng = np.random.default_rng(seed)
         shape = WeightShape(rows, columns, group_size or columns)
-        exponent = rng.integers(exponents[0], exponents[1] + 1, (rows, shape.groups)).astype(
-            np.int8
-        )
+        low, high = exponents
+        exponent = rng.integers(low, high + 1, (rows, shape.groups)).astype(np.int8)
         trits = rng.integers(-1, 2, (rows, columns)).astype(np.int8)
         return self.weight_of(trits, exponent, shape.group_size, vote_bits)
 
     def weight_of(
-        self, trits: Array, exponent: Array, group_size: int, vote_bits: int = 8
+        self,
+        trits: Array,
+        exponent: Array,
+        group_size: int,
+        vote_bits: int = 8,
     ) -> Weight:
-        """The weight with these trits and exponents; the test is skipped where the backend lacks
-        the bits of votes.
+        """Return the weight with these trits and exponents.
+
+        The test is skipped if the backend does not have accumulators of ``vote_bits``.
         """
-        if vote_bits != 8 and NARROW_VOTES not in self.backend.capabilities:
-            pytest.skip(f"backend {self.backend.name!r} does not declare {NARROW_VOTES}")
-        shape = WeightShape(trits.shape[0], trits.shape[1], group_size, vote_bits)
+        if vote_bits != 8:
+            self.require(NARROW_VOTES)
+        rows, columns = trits.shape
         return Weight(
-            trits, exponent, shape, self.run("pack", self.tensor(trits)), self.tensor(exponent)
+            trits=trits,
+            exponent=exponent,
+            shape=WeightShape(rows, columns, group_size, vote_bits),
+            packed=self.pack(trits),
+            exponent_tensor=self.tensor(exponent),
         )
 
+    def pack(self, trits: Array) -> Tensor:
+        """Return trits in the backend's layout."""
+        packed = self.run("pack", self.tensor(trits))
+        assert isinstance(packed, Tensor)
+        return packed
+
+    def trits_out(self, packed: Tensor, shape: WeightShape) -> Array:
+        """Return the trits of a packed weight: ``[N, K]``."""
+        return self.array(self.run("unpack", packed, shape))
+
+    def assert_trits(self, weight: Weight, wanted: Array) -> None:
+        """Assert that the packed weight now holds these trits."""
+        np.testing.assert_array_equal(self.trits_out(weight.packed, weight.shape), wanted)
+
+    # --- votes
+
     def votes_in(self, votes_NK: Array, vote_bits: int = 8) -> Tensor:
-        """Votes in the backend's layout; where it leaves that to the reference, in the
-        reference's.
-        """
-        bits = () if vote_bits == 8 else (vote_bits,)
+        """Return votes in the backend's layout, or in the reference's if it leaves that to it."""
         pack = self.backend.kernels.get("pack_votes", reference.pack_votes)
-        packed = pack(self.tensor(votes_NK), *bits)
+        votes = self.tensor(votes_NK)
+        packed = pack(votes) if vote_bits == 8 else pack(votes, vote_bits)
         assert isinstance(packed, Tensor)
         return packed
 
     def votes_out(self, votes: Tensor, shape: WeightShape) -> Array:
-        """Votes in the backend's layout to ``[N, K]``."""
-        unpacked = self.backend.kernels.get("unpack_votes", reference.unpack_votes)(votes, shape)
+        """Return votes in the backend's layout as a matrix ``[N, K]``."""
+        unpack = self.backend.kernels.get("unpack_votes", reference.unpack_votes)
+        unpacked = unpack(votes, shape)
         assert isinstance(unpacked, Tensor)
         return self.array(unpacked).reshape(shape.out_features, shape.in_features)
+
+    def assert_votes(self, state: VoteState, wanted: Any) -> None:
+        """Assert that the accumulators hold these votes."""
+        np.testing.assert_array_equal(self.votes_out(state.votes, state.shape), wanted)
 
     def state(
         self,
@@ -203,19 +306,16 @@ class BackendCase:
         exponent_votes: Array | None = None,
         **others: Tensor | None,
     ) -> VoteState:
-        """The state of ``weight`` with these votes (zeros where none are given); ``others`` are
-        fields of it.
+        """Return the state of ``weight`` with these votes, zeros by default.
+
+        ``others`` are more fields of the state.
         """
         shape = weight.shape
         if votes is None:
-            votes = np.zeros((shape.out_features, shape.in_features), np.int8)
+            votes = filled(0, shape.out_features, shape.in_features)
         if exponent_votes is not None:
             others = {"exponent_votes": self.tensor(exponent_votes), **others}
-        held = self.votes_in(votes, shape.vote_bits)
+        packed = self.votes_in(votes, shape.vote_bits)
         return new_state(
-            shape, weight.packed, weight.exponent_tensor, held, self.backend.name, **others
+            shape, weight.packed, weight.exponent_tensor, packed, self.backend.name, **others
         )
-
-    def trits_out(self, packed: Tensor, shape: WeightShape) -> Array:
-        """A packed weight to ``[N, K]``."""
-        return self.array(self.run("unpack", packed, shape))

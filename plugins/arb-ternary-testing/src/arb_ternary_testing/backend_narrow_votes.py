@@ -1,5 +1,6 @@
-"""Backend suite, part 5: accumulators of 4 and 2 bits under sign votes, for backends that declare
-``narrow_votes``.
+"""Backend suite, part 5: accumulators of 4 and 2 bits under sign votes.
+
+For backends that declare ``narrow_votes``.
 """
 
 from __future__ import annotations
@@ -11,15 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 from arb_ternary_testing import restatement as expected
-from arb_ternary_testing.backend_case import Array, BackendCase, examples
+from arb_ternary_testing.backend_case import BackendCase, examples, filled, random_int8, sum_by_row
 
 BITS: Final = (4, 2)
-
-
-def _random(seed: int, shape: tuple[int, ...], largest: int) -> Array:
-    return np.random.default_rng(seed).integers(-largest, largest + 1, shape).astype(np.int8)
 
 
 class NarrowVoteTests(BackendCase):
@@ -27,57 +25,60 @@ class NarrowVoteTests(BackendCase):
 
     @pytest.mark.parametrize("columns", [1, 2, 31, 128, 129, 300])
     @pytest.mark.parametrize("bits", BITS)
-    def test_narrow_votes_survive_their_layout_in_as_many_bits(
-        self, bits: int, columns: int
-    ) -> None:
+    def test_layout_of_narrow_votes_is_lossless_and_compact(self, bits: int, columns: int) -> None:
         weight = self.weight(1, 5, columns, 128, vote_bits=bits)
         largest = expected.VOTE_RANGES[bits][1]
-        votes = _random(columns, (5, columns), largest)
+        votes = random_int8(columns, 5, columns, largest)
         packed = self.votes_in(votes, bits)
-        np.testing.assert_array_equal(self.votes_out(packed, weight.shape), votes)
-        many = self.votes_in(np.full((64, 1024), largest, np.int8), bits)
+        assert_array_equal(self.votes_out(packed, weight.shape), votes)
+
+        many = self.votes_in(filled(largest, 64, 1024), bits)
         assert many.nbytes == 64 * 1024 * bits // 8
 
     @pytest.mark.parametrize("kind", ["float32", "int8"])
     @pytest.mark.parametrize("bits", BITS)
-    def test_narrow_sign_votes_are_those_of_the_rule_and_saturate(
-        self, bits: int, kind: str
-    ) -> None:
+    def test_narrow_sign_votes_follow_the_rule_and_saturate(self, bits: int, kind: str) -> None:
         weight = self.weight(2, 17, 131, 32, vote_bits=bits)
         low, high = expected.VOTE_RANGES[bits]
-        grad = _random(3, (4, 17), 3)
-        x = _random(4, (4, 131), 3)
-        votes = np.random.default_rng(5).choice([low, low + 1, 0, high], (17, 131)).astype(np.int8)
-        exponent_votes = _random(6, (17, weight.shape.groups), 100)
+        grad = random_int8(3, 4, 17, 3)
+        x = random_int8(4, 4, 131, 3)
+        rng = np.random.default_rng(5)
+        votes = rng.choice([low, low + 1, 0, high], (17, 131)).astype(np.int8)
+        exponent_votes = random_int8(6, 17, weight.shape.groups, 100)
         state = self.state(weight, votes, exponent_votes)
-        scale = self.tensor(np.float32(1.0)) if kind == "int8" else None
-        operands = self.tensor(grad.astype(kind)), self.tensor(x.astype(kind))
-        self.run("cast_votes", *operands, scale, state)
+        scale = self.scalar(1.0) if kind == "int8" else None
+
+        self.run(
+            "cast_votes", self.tensor(grad.astype(kind)), self.tensor(x.astype(kind)), scale, state
+        )
+
         gradient = grad.astype(np.int64).T @ x.astype(np.int64)
-        wanted = expected.cast_votes(gradient, weight.trits, votes, exponent_votes, 32, bits)
-        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), wanted[0])
-        np.testing.assert_array_equal(self.array(state.learned), wanted[1])
+        wanted_votes, wanted_exponent_votes = expected.cast_votes(
+            gradient, weight.trits, votes, exponent_votes, 32, bits
+        )
+        self.assert_votes(state, wanted_votes)
+        self.assert_equal(state.learned, wanted_exponent_votes)
 
     @pytest.mark.parametrize("bits", BITS)
     def test_narrow_votes_of_a_lookup_leave_other_rows_alone(self, bits: int) -> None:
         weight = self.weight(7, 6, 45, 32, vote_bits=bits)
         ids = np.array([4, 0, 4])
-        grad = _random(8, (3, 45), 3)
-        votes = _random(9, (6, 45), expected.VOTE_RANGES[bits][1])
+        grad = random_int8(8, 3, 45, 3)
+        votes = random_int8(9, 6, 45, expected.VOTE_RANGES[bits][1])
         state = self.state(weight, votes)._replace(exponent_votes=None)
         before = state.votes.clone()
-        self.run(
-            "embedding_votes", self.tensor(ids), self.tensor(grad.astype(np.float32)), None, state
-        )
-        summed = np.zeros((6, 45), np.int64)
-        np.add.at(summed, ids, grad)
+
+        grad_MK = self.tensor(grad.astype(np.float32))
+        self.run("embedding_votes", self.tensor(ids), grad_MK, None, state)
+
+        no_exponent_votes = filled(0, 6, 2)
         wanted, _ = expected.cast_votes(
-            summed, weight.trits, votes, np.zeros((6, 2), np.int8), 32, bits
+            sum_by_row(ids, grad, 6), weight.trits, votes, no_exponent_votes, 32, bits
         )
-        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), wanted)
+        self.assert_votes(state, wanted)
         untouched = torch.tensor([1, 2, 3, 5], device=self.device)
-        rows = state.votes.view(6, -1), before.view(6, -1)
-        assert torch.equal(rows[0][untouched], rows[1][untouched])
+        after = state.votes.view(6, -1)
+        assert torch.equal(after[untouched], before.view(6, -1)[untouched])
 
     @examples(20)
     @given(
@@ -87,18 +88,24 @@ class NarrowVoteTests(BackendCase):
         data=st.data(),
     )
     def test_narrow_crossings_flip_trits_by_one_step(
-        self, bits: int, columns: int, leak: int, data: st.DataObject
+        self,
+        bits: int,
+        columns: int,
+        leak: int,
+        data: st.DataObject,
     ) -> None:
         largest = expected.VOTE_RANGES[bits][1]
         threshold = data.draw(st.integers(1, largest))
         seed = data.draw(st.integers(0, 2**16))
         weight = self.weight(seed, 5, columns, 64, vote_bits=bits)
-        votes = _random(seed + 1, (5, columns), largest)
+        votes = random_int8(seed + 1, 5, columns, largest)
         state = self.state(weight, votes)
+
         flips = self.run("apply_votes", state, threshold, leak)
+
         trits, left, count = expected.apply_votes(weight.trits, votes, threshold, leak)
-        np.testing.assert_array_equal(self.trits_out(weight.packed, weight.shape), trits)
-        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), left)
+        self.assert_trits(weight, trits)
+        self.assert_votes(state, left)
         assert int(flips) == count
-        # Padding is packed as before: bytes are those of packing what came out.
+        # The padding is that of packing the same votes.
         assert torch.equal(state.votes, self.votes_in(left, bits))

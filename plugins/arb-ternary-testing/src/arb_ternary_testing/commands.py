@@ -1,4 +1,4 @@
-"""``arb plugins check`` and ``arb plugins new``."""
+"""The commands ``arb plugins check`` and ``arb plugins new``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arb_ternary_testing.scaffold.generate import KINDS, new_plugin
 @click.argument("name")
 @click.option("--kind", metavar="KIND", help="Check only the plugin's components of this kind.")
 def check(name: str, kind: str | None) -> int:
-    """Run the conformance kit on an installed plugin. Exits with 0 when it passes."""
+    """Run the conformance kit on an installed plugin. The exit code is 0 if it passes."""
     from arb_ternary_testing.runner import check_plugin
 
     return check_plugin(name, kind)
@@ -27,8 +27,8 @@ def check(name: str, kind: str | None) -> int:
     "destination",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="Folder in which the plugin's folder is made; by default the current one.",
+    help="Folder in which to create the plugin's folder. Default: the current one.",
 )
 def new(name: str, kind: str, destination: Path) -> None:
-    """Write a new plugin: a distribution with one component that works, and its tests."""
+    """Write a new plugin: a distribution with one working component, and its tests."""
     click.echo(new_plugin(name, kind, destination))

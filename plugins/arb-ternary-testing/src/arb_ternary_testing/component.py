@@ -1,4 +1,4 @@
-"""What every suite of a registered component shares: building it as a config would."""
+"""The base of the suites of registered components: building one as a config would."""
 
 from __future__ import annotations
 
@@ -20,30 +20,38 @@ from arb_ternary.specs import resolve
 
 
 def make_choice(kind: str, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """The component ``name`` with ``options`` as they would stand in a config file; nested
-    components by name.
+    """Return the component ``name`` with ``options`` as a config file would hold them.
+
+    Nested components are given by name.
 
     Raises:
-        ConfigError: an option is unknown or has a value that it may not have.
+        ConfigError: an option is unknown or has a value that is not allowed.
         UsageProblem, EnvironmentProblem: there is no such component.
     """
+    return make_section(kind, {"name": name, **options})
+
+
+def make_section(kind: str, section: Mapping[str, Any]) -> Any:
+    """Return the component of a config file's section; see :func:`make_choice`."""
     registry = manager().registry
+    name = section["name"]
     registry.get(kind, name)
+    choice = choice_of(registry.kinds[kind])
     try:
-        return structure(
-            choice_of(registry.kinds[kind]), Document({"name": name, **options}), registry
-        )
+        return structure(choice, Document(dict(section)), registry)
     except Exception as error:
         raise ConfigError(f"{kind} {name!r}: {error}") from error
 
 
 class ComponentCase:
-    """Subclasses set ``component`` to the registered name and, where defaults do not do,
+    """Base of the suites.
+
+    Subclasses set ``component`` to the registered name and, if the defaults do not serve,
     ``options``.
 
     Attributes:
         kind: the kind of component; set by the suite.
-        component: its registered name; empty where the suite's ``make_...`` method is overridden
+        component: its registered name; empty if the suite's ``make_...`` method is overridden
             instead.
         options: options as in a config file.
     """
@@ -54,21 +62,21 @@ class ComponentCase:
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
-        """The suites' models are tiny: threads would only wait for each other."""
+        """Use one thread: the suites' models are so small that more threads only wait."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         yield
         torch.set_num_threads(threads)
 
     def build(self, *arguments: Any) -> Any:
-        """A fresh component, built as a run builds it."""
+        """Return a new component, built as a run builds it."""
         if not self.component:
             raise NotImplementedError(
                 f"{type(self).__name__}: set `component`, or override the method that builds it"
             )
         return make_choice(self.kind, self.component, self.options).build(*arguments)
 
-    def test_its_options_say_what_they_mean(self) -> None:
+    def test_options_have_help_texts(self) -> None:
         if not self.component:
             pytest.skip("not a registered component")
         spec = manager().registry.get(self.kind, self.component).spec
@@ -76,11 +84,8 @@ class ComponentCase:
         options = options_class(spec)
         if options is None:
             return
-        mute = [
-            field.name
-            for field in attrs.fields(options)
-            if field.init and not field.metadata.get(HELP)
-        ]
+        settable = [field for field in attrs.fields(options) if field.init]
+        mute = [field.name for field in settable if not field.metadata.get(HELP)]
         assert not mute, (
             f"options without a help text (declare them with config.options.option): {mute}"
         )

@@ -1,11 +1,11 @@
-"""A file of expected failures in the repository of an implementation, in which a stale entry fails.
+"""Mark the tests that a file lists as expected failures; an entry that is out of date fails.
 
-An implementation that does not yet pass a suite keeps its suite green and its gaps in sight::
+An implementation that does not pass a suite yet keeps its test run green and its gaps visible::
 
     # expected_failures.txt
     TestMine::test_int8_products_are_exact[sizes0-32]   needs a 64-bit accumulator
 
-and in the ``conftest.py`` beside it::
+and in the ``conftest.py`` in the same folder::
 
     from pathlib import Path
     from arb_ternary_testing import expect_failures
@@ -14,8 +14,7 @@ and in the ``conftest.py`` beside it::
     pytest_collection_modifyitems = expect_failures(_FILE)
 
 An entry is ``Class::test``, which stands for all its parameters, or ``Class::test[parameters]``,
-and after white space the reason. An entry whose test passes fails, and so does one that names no
-test.
+then white space and the reason. An entry fails if its test passes, or if it names no test.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ class ExpectedFailure:
     line: int
 
     def names(self, identity: str) -> bool:
-        """Whether the entry stands for the test ``Class::test[parameters]``."""
+        """Return whether the entry stands for the test ``Class::test[parameters]``."""
         return identity == self.test or identity.partition("[")[0] == self.test
 
 
 def read_expected_failures(path: Path) -> tuple[ExpectedFailure, ...]:
-    """Read the file; empty lines and lines that start with ``#`` are comments.
+    """Read the file. Empty lines and lines that start with ``#`` are comments.
 
     Raises:
-        UsageProblem: the file is missing, or a line has no ``::``, no reason, or names a test a
-            second time.
+        UsageProblem: the file is missing, or a line has no ``::``, has no reason, or names a test
+            that an earlier line names.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -59,41 +58,36 @@ def read_expected_failures(path: Path) -> tuple[ExpectedFailure, ...]:
         if not line or line.startswith("#"):
             continue
         test, reason = _split(line)
+        where = f"{path}:{number}: "
         if "::" not in test:
             raise UsageProblem(
-                f"{path}:{number}: {test!r} is not of the form Class::test or "
-                f"Class::test[parameters]"
+                f"{where}{test!r} is not of the form Class::test or Class::test[parameters]"
             )
         if not reason:
             raise UsageProblem(
-                f"{path}:{number}: {test} has no reason",
-                "write it after the test, on the same line",
+                f"{where}{test} has no reason", "write it after the test, on the same line"
             )
         if test in entries:
-            raise UsageProblem(
-                f"{path}:{number}: {test} is already listed on line {entries[test].line}"
-            )
+            raise UsageProblem(f"{where}{test} is already listed on line {entries[test].line}")
         entries[test] = ExpectedFailure(test, reason, number)
     return tuple(entries.values())
 
 
 def _split(line: str) -> tuple[str, str]:
-    """The test and the reason: parameters in brackets may hold white space."""
-    opening = line.find("[")
-    first_space = next((index for index, letter in enumerate(line) if letter.isspace()), len(line))
-    if 0 <= opening < first_space:
+    """Return the test and the reason. Parameters in brackets may hold white space."""
+    test, *rest = line.split(maxsplit=1)
+    if "[" in test:
         end = line.rfind("]") + 1 or len(line)
         return line[:end], line[end:].strip()
-    return line[:first_space], line[first_space:].strip()
+    return test, "".join(rest)
 
 
 def expect_failures(path: Path) -> Callable[[pytest.Config, list[pytest.Item]], None]:
-    """A ``pytest_collection_modifyitems`` hook that marks the tests listed in ``path`` as strict
-    expected failures.
+    """Return a ``pytest_collection_modifyitems`` hook for the tests listed in ``path``.
 
-    A listed test that passes fails. A listed test that does not exist ends the session with a usage
-    error as soon as the whole folder of ``path`` is collected (a run of one file or one test says
-    nothing about the others).
+    It marks them as strict expected failures: a listed test that passes fails. A listed test that
+    does not exist ends the session with a usage error if the whole folder of ``path`` is collected
+    (a run of one file or one test says nothing about the others).
     """
 
     @pytest.hookimpl(tryfirst=True)
@@ -115,10 +109,11 @@ def expect_failures(path: Path) -> Callable[[pytest.Config, list[pytest.Item]], 
 
 
 def _collects_all_of(folder: Path, config: pytest.Config) -> bool:
-    """Whether the session was asked for the whole of ``folder``."""
-    asked = [
-        Path(config.invocation_params.dir, argument)
-        for argument in config.args
-        if "::" not in argument
-    ]
-    return any(folder.resolve().is_relative_to(argument.resolve()) for argument in asked)
+    """Return whether the session was asked for the whole of ``folder``."""
+    for argument in config.args:
+        if "::" in argument:
+            continue
+        asked = Path(config.invocation_params.dir, argument)
+        if folder.resolve().is_relative_to(asked.resolve()):
+            return True
+    return False

@@ -1,8 +1,6 @@
-"""Fake installed plugins: a folder with a module and ``.dist-info`` is an installed distribution to
-Python.
+"""Install fake plugins: to Python, a folder with a module and ``.dist-info`` is a distribution.
 
-Building and installing a wheel for every test of the loader would take seconds; this takes a
-millisecond.
+This takes a millisecond; building and installing a wheel takes seconds.
 """
 
 from __future__ import annotations
@@ -22,19 +20,20 @@ def install_fake_plugin(
     version: str = "1.0",
     requires: tuple[str, ...] = (),
 ) -> Path:
-    """Lay out an installed distribution in ``folder`` and return ``folder``, to be put on
-    ``sys.path``.
+    """Lay out an installed distribution in ``folder`` and return ``folder``.
+
+    Put the folder on ``sys.path`` to use the distribution.
 
     Args:
-        folder: a stand-in for ``site-packages``; made where it does not exist. It may hold several
+        folder: stands in for ``site-packages``; created if it does not exist. It may hold several
             distributions.
         distribution: the distribution's name, ``arb-ternary-x``.
-        files: text by path relative to ``folder``: the modules, ``{"arb_ternary_x/plugin.py":
-            "..."}``. Folders that hold a module are packages: an empty ``__init__.py`` is added
-            where the files have none.
-        entry_points: hook module by entry-point name; by default one that is named after the first
-            file.
-        version: of the distribution.
+        files: text of the modules by path relative to ``folder``, ``{"arb_ternary_x/plugin.py":
+            "..."}``. Folders that hold a module are packages: an empty ``__init__.py`` is added if
+            the files have none.
+        entry_points: hook module by entry-point name. By default there is one, named after the
+            distribution, whose module is the first file.
+        version: version of the distribution.
         requires: requirement lines of its metadata.
     """
     written = dict(files)
@@ -43,15 +42,17 @@ def install_fake_plugin(
             if parent != Path():
                 written.setdefault((parent / "__init__.py").as_posix(), "")
     if entry_points is None:
-        module = ".".join(Path(next(iter(files))).with_suffix("").parts)
+        first_file = next(iter(files))
+        module = ".".join(Path(first_file).with_suffix("").parts)
         entry_points = {distribution.removeprefix("arb-ternary-"): module}
+
     info = f"{distribution.replace('-', '_')}-{version}.dist-info"
     metadata = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
-    written[f"{info}/METADATA"] = "\n".join(
-        [*metadata, *(f"Requires-Dist: {line}" for line in requires), ""]
-    )
-    listed = "\n".join(f"{name} = {module}" for name, module in entry_points.items())
-    written[f"{info}/entry_points.txt"] = f"[{GROUP}]\n{listed}\n"
+    metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
+    written[f"{info}/METADATA"] = "\n".join([*metadata, ""])
+    lines = [f"{name} = {module}" for name, module in entry_points.items()]
+    written[f"{info}/entry_points.txt"] = "\n".join([f"[{GROUP}]", *lines, ""])
+
     for name, text in written.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A tracker that interrupts a run after a given step, in the two ways in which runs end early."""
+"""A tracker that interrupts a run after a given step."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from arb_ternary import hookimpl
 from arb_ternary.config.choice import Choice
 from arb_ternary.specs import TrackerSpec
 
+#: ``stop`` requests a stop, as a signal does; ``crash`` ends the run without notice.
+How = Literal["stop", "crash"]
+
 
 class Crash(BaseException):
-    """Stands for the death of the process: nothing that handles errors sees it, nothing is
-    saved.
-    """
+    """Stands for the death of the process: no error handler catches it and nothing is saved."""
 
 
 @frozen(kw_only=True)
 class InterruptionConfig:
-    """After which step of the run, and how: ``stop`` asks politely, as a signal does; ``crash``
-    does not.
-    """
+    """Options: the step after which the run is interrupted, and how."""
 
     step: int
-    how: Literal["stop", "crash"]
+    how: How
 
 
 class Interruption:
-    """Interrupts at the end of a step."""
+    """Interrupts a run at the end of a step."""
 
     def __init__(self, config: InterruptionConfig) -> None:
         self.config = config
 
     @hookimpl
     def arb_step_end(self, context: Any, step: int, metrics: Mapping[str, Any]) -> None:
-        """Act after the configured step."""
-        if step == self.config.step:
-            if self.config.how == "crash":
-                raise Crash(f"step {step}")
-            context.request_stop("the conformance kit")
+        """Interrupt the run if this is the configured step."""
+        if step != self.config.step:
+            return
+        if self.config.how == "crash":
+            raise Crash(f"step {step}")
+        context.request_stop("the conformance kit")
 
 
-def interruption(step: int, how: Literal["stop", "crash"]) -> Choice[TrackerSpec]:
-    """The tracker as a config would hold it."""
+def interruption(step: int, how: How) -> Choice[TrackerSpec]:
+    """Return the tracker as a config would hold it."""
     return Choice[TrackerSpec](
         name="interruption",
         options=InterruptionConfig(step=step, how=how),

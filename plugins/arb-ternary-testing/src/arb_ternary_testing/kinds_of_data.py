@@ -1,8 +1,8 @@
-"""What a tiny run is made of, by what its samples are: for tests whose components come from the
-registry.
+"""Sections of tiny runs by the kind of their samples, for tests that try registered components.
 
-A masking strategy reads samples of one kind, and a model too. Who registers a masking strategy for
-samples that are no text adds a kind here; everything that is not named is text.
+A masking strategy reads samples of one kind, and so does a model. A distribution that registers a
+masking strategy for samples other than text adds a kind here. Components that no kind names read
+text.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class KindOfData:
     Attributes:
         data: the section of a source that needs no download; ``{text}`` in a value stands for a
             text file.
-        models: sections of models, width 16 or less; where such models grow, the first one does.
+        models: sections of models, width 16 or less. If such models grow, the first one does.
         masking: strategies that read such samples.
-        phase: options of a phase that takes short steps, as far as it has them.
+        phase: options that make a phase take short steps, if it has them.
         grows: whether a phase may add blocks to the first model.
     """
 
@@ -33,92 +33,68 @@ class KindOfData:
     grows: bool = True
 
 
-#: Bytes, because masked objectives need an id that the text does not use.
+_TRANSFORMER: Final = {"width": 16, "layers": 1, "heads": 2, "group_size": 32}
+_DECODER: Final = {"name": "decoder", **_TRANSFORMER, "max_length": 8}
+
+#: Tokens are bytes, because masked objectives need an id that the text does not use.
 TEXT: Final = KindOfData(
     data={"name": "text", "path": "{text}", "tokenizer": "bytes"},
-    models=(
-        {
-            "name": "decoder",
-            "width": 16,
-            "layers": 1,
-            "heads": 2,
-            "max_length": 8,
-            "group_size": 32,
-        },
-    ),
+    models=(_DECODER,),
     masking=(),
     phase={"batch_size": 2, "block_size": 8},
+)
+_TEXT_WITH_GAPS: Final = evolve(
+    TEXT, models=({**_DECODER, "causal": False},), masking=("absorbing",)
+)
+_IMAGES: Final = KindOfData(
+    data={"name": "digits"},
+    models=(
+        {"name": "vit", **_TRANSFORMER, "patch_size": 4},
+        {"name": "convnet", "width": 8, "layers": 1, "group_size": 32},
+    ),
+    masking=("labels",),
+    phase={"batch_size": 64},
+)
+_NOISY_IMAGES: Final = KindOfData(
+    data={"name": "digits"},
+    models=(
+        {"name": "dit", **_TRANSFORMER, "patch_size": 4},
+        {"name": "unet", "width": 8, "layers": 1, "group_size": 32},
+    ),
+    masking=("noise",),
+    phase={"batch_size": 64},
+    grows=False,
+)
+_IMAGES_WITH_TEXTS: Final = KindOfData(
+    data={"name": "captioned"},
+    models=(
+        {"name": "captioner", **_TRANSFORMER, "image_layers": 1, "patch_size": 4, "max_length": 4},
+    ),
+    masking=("captions",),
+    phase={"batch_size": 64},
+    grows=False,
 )
 
 KINDS_OF_DATA: Final[Mapping[str, KindOfData]] = {
     "text": TEXT,
-    "text with gaps": evolve(
-        TEXT,
-        models=tuple({**model, "causal": False} for model in TEXT.models),
-        masking=("absorbing",),
-    ),
-    "images": KindOfData(
-        data={"name": "digits"},
-        models=(
-            {
-                "name": "vit",
-                "width": 16,
-                "layers": 1,
-                "heads": 2,
-                "patch_size": 4,
-                "group_size": 32,
-            },
-            {"name": "convnet", "width": 8, "layers": 1, "group_size": 32},
-        ),
-        masking=("labels",),
-        phase={"batch_size": 64},
-    ),
-    "noisy images": KindOfData(
-        data={"name": "digits"},
-        models=(
-            {
-                "name": "dit",
-                "width": 16,
-                "layers": 1,
-                "heads": 2,
-                "patch_size": 4,
-                "group_size": 32,
-            },
-            {"name": "unet", "width": 8, "layers": 1, "group_size": 32},
-        ),
-        masking=("noise",),
-        phase={"batch_size": 64},
-        grows=False,
-    ),
-    "images with texts": KindOfData(
-        data={"name": "captioned"},
-        models=(
-            {
-                "name": "captioner",
-                "width": 16,
-                "layers": 1,
-                "image_layers": 1,
-                "heads": 2,
-                "patch_size": 4,
-                "max_length": 4,
-                "group_size": 32,
-            },
-        ),
-        masking=("captions",),
-        phase={"batch_size": 64},
-        grows=False,
-    ),
+    "text with gaps": _TEXT_WITH_GAPS,
+    "images": _IMAGES,
+    "noisy images": _NOISY_IMAGES,
+    "images with texts": _IMAGES_WITH_TEXTS,
 }
 
 
 def kind_of_masking(name: str) -> KindOfData:
-    """What the masking strategy ``name`` reads."""
-    return next((kind for kind in KINDS_OF_DATA.values() if name in kind.masking), TEXT)
+    """Return the kind of data that the masking strategy ``name`` reads."""
+    for kind in KINDS_OF_DATA.values():
+        if name in kind.masking:
+            return kind
+    return TEXT
 
 
 def kind_of_model(name: str) -> KindOfData:
-    """What the model ``name`` reads."""
-    named = (
-        kind for kind in KINDS_OF_DATA.values() if name in {model["name"] for model in kind.models}
-    )
-    return next(named, TEXT)
+    """Return the kind of data that the model ``name`` reads."""
+    for kind in KINDS_OF_DATA.values():
+        if any(model["name"] == name for model in kind.models):
+            return kind
+    return TEXT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -57,21 +57,28 @@ _MODELS: Mapping[str, Callable[[], nn.Module]] = {
 }
 
 
-class OptimizerSuite(ComponentCase):
-    """Everything that an optimizer has to do, of float parameters, of ternary modules or of both.
+class _Saved(NamedTuple):
+    """What a checkpoint would hold at some step."""
 
-    A wrapper is looked at through its attribute ``inner``: the groups that hold what it trains may
-    be that one's.
+    weights: dict[str, Any]
+    optimizer: dict[str, Any]
+    gradients: dict[str, Tensor]
+
+
+class OptimizerSuite(ComponentCase):
+    """Tests that every optimizer must pass: of float parameters, of ternary modules or of both.
 
     Subclass it and set ``component`` to the registered name (or override :meth:`make_optimizer` and
-    set ``parts``).
+    set ``parts``). If the optimizer is a wrapper, its param groups may be those of its attribute
+    ``inner``.
 
     Attributes:
-        parts: the models to try it on, among "float", "ternary" and "mixed"; by default what its
-            spec accepts.
-        draws: most micro-batches that it takes for one step; more than 1 for a wrapper that defers.
-        learning_steps: steps after which a small regression has to have a loss lower by
-            ``learning_share``.
+        parts: the models to try it on, among "float", "ternary" and "mixed"; by default those that
+            its spec accepts.
+        draws: largest number of micro-batches that it takes for one step; more than 1 for a wrapper
+            that defers steps.
+        learning_steps: number of steps after which the loss of a small regression must be lower.
+        learning_share: share of the loss by which it must be lower.
     """
 
     kind: ClassVar[str] = "optimizer"
@@ -81,33 +88,36 @@ class OptimizerSuite(ComponentCase):
     learning_share: ClassVar[float] = 0.1
 
     def make_optimizer(self, trainable: Trainable) -> Optimizer:
-        """The optimizer under test; a fresh one a call."""
+        """Return a new instance of the optimizer under test."""
         optimizer: Optimizer = self.build(trainable)
         return optimizer
 
     def make_model(self, part: str) -> nn.Module:
-        """A model ``[..., 64] -> [..., 4]`` of the kind ``part``; an optimizer of a kind of its own
-        makes its own.
+        """Return a model ``[..., 64] -> [..., 4]``.
+
+        Override it for an optimizer whose models the suite does not have.
         """
         return _MODELS[part]()
 
     @classmethod
     def accepted_parts(cls) -> tuple[str, ...]:
-        """The models that the optimizer is tried on."""
+        """Return the names of the models that the optimizer is tried on."""
         if cls.parts:
             return cls.parts
-        # The kit has no module with integer weights of another format: see `make_model`.
         spec = manager().registry.get("optimizer", cls.component).spec
         assert isinstance(spec, OptimizerSpec)
+        # The suite has no module with integer weights of another format: see `make_model`.
         accepts = spec.accepts - {"stored"}
-        return ("mixed",) if len(accepts) == 2 else tuple(accepts)
+        if len(accepts) == 2:
+            return ("mixed",)
+        return tuple(accepts)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One run of each test for each model."""
+        """Run each test once per model."""
         if "part" in metafunc.fixturenames:
             metafunc.parametrize("part", self.accepted_parts())
 
-    # --- running it
+    # --- running the optimizer
 
     def _start(self, part: str, seed: int = 0) -> tuple[nn.Module, Optimizer]:
         torch.manual_seed(seed)
@@ -115,8 +125,8 @@ class OptimizerSuite(ComponentCase):
         return model, self.make_optimizer(collect_trainable(model))
 
     def _loss(self, model: nn.Module, step: int | None = None) -> Tensor:
-        """Mean squared error on all rows, or on the sixteen of one micro-batch."""
-        x, y = _teacher()
+        """Return the mean squared error on the sixteen rows of a micro-batch, or on all rows."""
+        x, y = _regression()
         if step is not None:
             rows = torch.randperm(64, generator=torch.Generator().manual_seed(step))[:16]
             x = x[rows]
@@ -124,27 +134,37 @@ class OptimizerSuite(ComponentCase):
         loss: Tensor = (model(x) - y).square().mean()
         return loss
 
+    def _backward(self, model: nn.Module, step: int) -> float:
+        """Run forward and backward of a micro-batch and return its loss."""
+        loss = self._loss(model, step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
     def _advance(
-        self, model: nn.Module, optimizer: Optimizer, start: int, stop: int
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        start: int,
+        stop: int,
     ) -> list[StepOutcome]:
-        """Micro-batches ``start`` to ``stop - 1``, as the training loop takes them."""
+        """Train on micro-batches ``start`` to ``stop - 1``, as the training loop does."""
         outcomes = []
         for step in range(start, stop):
-            loss = self._loss(model, step)
-            loss.backward()  # type: ignore[no-untyped-call]
-            outcomes.append(self._step(optimizer, float(loss.detach())))
-            if outcomes[-1].stepped:
+            loss = self._backward(model, step)
+            outcome = self._step(optimizer, loss)
+            outcomes.append(outcome)
+            if outcome.stepped:
                 optimizer.zero_grad()
         return outcomes
 
     def _step(self, optimizer: Optimizer, loss: float = 1.0) -> StepOutcome:
-        """Step with the loss of the micro-batch, if the optimizer wants to know it."""
+        """Take a step; pass the loss of the micro-batch if the optimizer takes one."""
         signals = {"loss_signal": loss} if takes_loss_signal(optimizer) else {}
         return as_outcome(optimizer.step(**signals), optimizer)  # type: ignore[call-overload]
 
     # --- the object
 
-    def test_it_is_a_torch_optimizer_whose_groups_a_schedule_can_drive(self, part: str) -> None:
+    def test_is_a_torch_optimizer_that_a_schedule_can_drive(self, part: str) -> None:
         _, optimizer = self._start(part)
         assert isinstance(optimizer, Optimizer)
         for group in scheduled_groups(optimizer):
@@ -160,22 +180,17 @@ class OptimizerSuite(ComponentCase):
     def test_every_trainable_part_is_in_exactly_one_group(self, part: str) -> None:
         model, optimizer = self._start(part)
         trainable = collect_trainable(model)
-        grouped = {
-            kind: [
-                id(p)
-                for group in scheduled_groups(optimizer)
-                if group["kind"] == kind
-                for p in group["params"]
-            ]
-            for kind in ("float", "ternary")
-        }
-        assert sorted(grouped["float"]) == sorted(id(p) for p in trainable.floats.values())
+        grouped: dict[str, list[int]] = {"float": [], "ternary": []}
+        for group in scheduled_groups(optimizer):
+            grouped[group["kind"]] += [id(parameter) for parameter in group["params"]]
+        floats = [id(parameter) for parameter in trainable.floats.values()]
+        assert sorted(grouped["float"]) == sorted(floats)
         modules = len(trainable.ternary) + len(trainable.stored)
         assert len(grouped["ternary"]) == len(set(grouped["ternary"])) == modules
 
     # --- learning
 
-    def test_the_loss_of_a_regression_falls(self, part: str) -> None:
+    def test_loss_of_a_regression_falls(self, part: str) -> None:
         model, optimizer = self._start(part)
         before = float(self._loss(model).detach())
         self._advance(model, optimizer, 0, self.learning_steps)
@@ -185,7 +200,7 @@ class OptimizerSuite(ComponentCase):
             f"the loss went from {before:.4g} to {after:.4g}"
         )
 
-    def test_a_step_is_taken_within_the_declared_number_of_micro_batches(self, part: str) -> None:
+    def test_steps_within_the_declared_number_of_micro_batches(self, part: str) -> None:
         model, optimizer = self._start(part)
         outcomes = self._advance(model, optimizer, 0, 3 * self.draws)
         assert sum(outcome.stepped for outcome in outcomes) >= 3
@@ -195,28 +210,30 @@ class OptimizerSuite(ComponentCase):
         model, optimizer = self._start(part)
         for step in range(4 * self.draws):
             before = _weights(model)
-            self._loss(model, step).backward()  # type: ignore[no-untyped-call]
+            self._backward(model, step)
             _assert_equal(_weights(model), before)
             if self._step(optimizer).stepped:
                 optimizer.zero_grad()
             else:
                 _assert_equal(_weights(model), before)
 
-    def test_the_reported_flips_are_the_trits_that_changed(self, part: str) -> None:
+    def test_reported_flips_are_the_trits_that_changed(self, part: str) -> None:
         model, optimizer = self._start(part)
-        modules = _codes(model)
         total = 0
+        before = _codes(model)
+        ternary = bool(before)
         for step in range(self.learning_steps * self.draws):
-            before = [codes().clone() for codes in modules]
             (outcome,) = self._advance(model, optimizer, step, step + 1)
-            changed = sum(
-                int((codes() != old).sum()) for codes, old in zip(modules, before, strict=True)
-            )
+            after = _codes(model)
+            changed = 0
+            for new, old in zip(after, before, strict=True):
+                changed += int((new != old).sum())
             assert outcome.flips == changed
+            before = after
             total += changed
-            if (total or not modules) and step >= 20 * self.draws:
+            if (total or not ternary) and step >= 20 * self.draws:
                 break
-        assert total > 0 or not modules, "no trit ever flipped"
+        assert total > 0 or not ternary, "no trit ever flipped"
 
     def test_with_a_rate_of_zero_nothing_learns(self, part: str) -> None:
         model, optimizer = self._start(part)
@@ -226,7 +243,7 @@ class OptimizerSuite(ComponentCase):
         self._advance(model, optimizer, 0, 10 * self.draws)
         _assert_equal(_weights(model), before)
 
-    def test_what_no_loss_has_reached_does_not_learn(self, part: str) -> None:
+    def test_without_a_gradient_nothing_learns(self, part: str) -> None:
         model, optimizer = self._start(part)
         before = _weights(model)
         for _ in range(3 * self.draws):
@@ -235,10 +252,10 @@ class OptimizerSuite(ComponentCase):
 
     def test_zero_grad_clears_gradients_and_statistics(self, part: str) -> None:
         model, optimizer = self._start(part)
-        while True:
-            self._loss(model, 0).backward()  # type: ignore[no-untyped-call]
-            if self._step(optimizer).stepped:
-                break
+        stepped = False
+        while not stepped:
+            self._backward(model, 0)
+            stepped = self._step(optimizer).stepped
         optimizer.zero_grad()
         for parameter in model.parameters():
             assert parameter.grad is None or not parameter.grad.any()
@@ -251,13 +268,11 @@ class OptimizerSuite(ComponentCase):
         before = audit(model)
         self._advance(model, optimizer, 0, 5 * self.draws)
         after = audit(model)
-        assert (after.pure, after.float_parameters, after.float_buffers) == (
-            before.pure,
-            before.float_parameters,
-            before.float_buffers,
-        )
+        assert after.pure == before.pure
+        assert after.float_parameters == before.float_parameters
+        assert after.float_buffers == before.float_buffers
 
-    def test_a_loss_that_is_not_finite_leaves_every_buffer_as_it_is(self, part: str) -> None:
+    def test_non_finite_loss_leaves_every_buffer_unchanged(self, part: str) -> None:
         model, optimizer = self._start(part)
         if not isinstance(optimizer, TernaryOptimizer):
             pytest.skip("not an optimizer of ternary modules alone")
@@ -268,18 +283,17 @@ class OptimizerSuite(ComponentCase):
         assert not outcome.stepped
         _assert_equal(model.state_dict(), before)
 
-    def test_a_skip_after_backward_leaves_no_trace_and_the_next_steps_are_those_without_it(
-        self, part: str
-    ) -> None:
+    def test_skip_after_backward_leaves_no_trace(self, part: str) -> None:
+        """The state is unchanged, and the next steps are those of a run without the skip."""
         ends = []
         for poisoned in (True, False):
             model, optimizer = self._start(part)
             if not takes_loss_signal(optimizer):
-                pytest.skip("looks at no loss")
+                pytest.skip("takes no loss")
             self._advance(model, optimizer, 0, 3 * self.draws)
             if poisoned:
                 before = _everything(model)
-                self._loss(model, 4).backward()  # type: ignore[no-untyped-call]
+                self._backward(model, 4)
                 outcome = self._step(optimizer, float("nan"))
                 assert (outcome.stepped, outcome.skipped) == (False, True)
                 _assert_equal(_everything(model), before)
@@ -301,56 +315,60 @@ class OptimizerSuite(ComponentCase):
     def test_restored_run_equals_an_uninterrupted_run(self, part: str) -> None:
         model, optimizer = self._start(part)
         stops = (0, 1, 5, 38)
-        after = 4 * max(self.draws, 4)
-        saved = {}
-        ends = {}
-        at = 0
-        for step in sorted({*stops, *(stop + after for stop in stops)}):
-            self._advance(model, optimizer, at, step)
-            at = step
+        more = 4 * max(self.draws, 4)
+        ends = [stop + more for stop in stops]
+        saved: dict[int, _Saved] = {}
+        final: dict[int, dict[str, Any]] = {}
+        reached = 0
+        for step in sorted({*stops, *ends}):
+            self._advance(model, optimizer, reached, step)
+            reached = step
             if step in stops:
-                gradients = {
-                    name: p.grad.clone()
-                    for name, p in model.named_parameters()
-                    if p.grad is not None
-                }
-                saved[step] = copy.deepcopy((model.state_dict(), optimizer.state_dict(), gradients))
-            if step - after in stops:
-                ends[step - after] = copy.deepcopy(model.state_dict())
-        for stop, (weights, state, gradients) in saved.items():
-            resumed, other = self._start(part, seed=99)
-            resumed.load_state_dict(weights)
-            other.load_state_dict(state)
-            for name, parameter in resumed.named_parameters():
-                parameter.grad = gradients.get(name)
-            self._advance(resumed, other, stop, stop + after)
-            _assert_equal(resumed.state_dict(), ends[stop])
+                saved[step] = _save(model, optimizer)
+            if step in ends:
+                final[step] = copy.deepcopy(model.state_dict())
 
-    def test_its_state_is_plain(self, part: str) -> None:
+        for stop, state in saved.items():
+            resumed, other = self._start(part, seed=99)
+            resumed.load_state_dict(state.weights)
+            other.load_state_dict(state.optimizer)
+            for name, parameter in resumed.named_parameters():
+                parameter.grad = state.gradients.get(name)
+            self._advance(resumed, other, stop, stop + more)
+            _assert_equal(resumed.state_dict(), final[stop + more])
+
+    def test_state_is_plain(self, part: str) -> None:
         model, optimizer = self._start(part)
         self._advance(model, optimizer, 0, 3)
         _assert_plain(optimizer.state_dict(), "state_dict")
 
 
 @cache
-def _teacher() -> tuple[Tensor, Tensor]:
-    """What the regression is of: inputs, and what a ternary layer makes of them."""
+def _regression() -> tuple[Tensor, Tensor]:
+    """Return the inputs of the regression, and its targets: the outputs of a ternary layer."""
     generator = torch.Generator().manual_seed(77)
     x = torch.randn(64, _FEATURES, generator=generator)
     weight = torch.randint(-1, 2, (4, _FEATURES), generator=generator).float() / 8
     return x, x @ weight.t()
 
 
-def _codes(model: nn.Module) -> list[Callable[[], Tensor]]:
-    """What gives the integer weights of each module that has them."""
-    trits = [module.trits for module in model.modules() if isinstance(module, TernaryModule)]
-    return [*trits, *(module.codes for _, module in stored_modules(model))]
+def _save(model: nn.Module, optimizer: Optimizer) -> _Saved:
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            gradients[name] = parameter.grad.clone()
+    return copy.deepcopy(_Saved(model.state_dict(), optimizer.state_dict(), gradients))
+
+
+def _codes(model: nn.Module) -> list[Tensor]:
+    """Return copies of the integer weights of each module that has them."""
+    trits = [module.trits() for module in model.modules() if isinstance(module, TernaryModule)]
+    stored = [module.codes() for _, module in stored_modules(model)]
+    return [codes.clone() for codes in trits + stored]
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """What the model computes with: packed weights, exponents and parameters, without accumulators
-    and counters.
-    """
+    """Return what the model computes with, without accumulators and counters."""
     working = ("votes", "control", "correlation", "steps")
     return {
         name: value.clone()
@@ -360,16 +378,13 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _everything(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model, and the working memory of its ternary modules that backward adds to."""
+    """Return the state of a model, and the buffers that backward adds to and no state holds."""
     found = {name: value.clone() for name, value in model.state_dict().items()}
     for name, module in model.named_modules():
         if isinstance(module, TernaryModule):
-            found |= {f"{name}.stats": module.stats.clone()}
-            found |= (
-                {f"{name}.magnitudes": module.magnitudes.clone()}
-                if module.magnitudes is not None
-                else {}
-            )
+            found[f"{name}.stats"] = module.stats.clone()
+            if module.magnitudes is not None:
+                found[f"{name}.magnitudes"] = module.magnitudes.clone()
     return found
 
 
@@ -380,14 +395,13 @@ def _assert_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> 
 
 
 def _assert_plain(value: Any, path: str) -> None:
-    """Checkpoints hold nested dicts, lists and tuples of tensors, numbers, strings, booleans and
-    None.
+    """Assert that a checkpoint can store a value.
+
+    Checkpoints hold nested dicts, lists and tuples of tensors, numbers, strings, booleans and None.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
-            assert isinstance(key, str | int), (
-                f"{path}: the key {key!r} is no string or whole number"
-            )
+            assert isinstance(key, str | int), f"{path}: the key {key!r} is no string or integer"
             _assert_plain(item, f"{path}[{key!r}]")
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):

@@ -1,4 +1,4 @@
-"""What the conformance kit registers."""
+"""Hook implementations of the conformance kit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that run on several ranks at once, each in a process of its own, over gloo."""
+"""Run a function on several ranks at once, each in its own process, over gloo."""
 
 from __future__ import annotations
 
@@ -22,43 +22,45 @@ from arb_ternary_distributed.process_group import ProcessGroup
 def on_ranks(
     size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 120.0
 ) -> list[Any]:
-    """What ``function(world, *arguments)`` returns on each of ``size`` ranks, by rank.
+    """Return the results of ``function(world, *arguments)`` on ``size`` ranks, by rank.
 
-    The ranks are forked: what this process has imported need not be imported again, and they
-    compute on the host.
+    The ranks are forked, so they need not import again what this process has imported. They compute
+    on the host.
 
     Args:
-        size: how many ranks.
-        function: it gets the ``World``; what it returns can be pickled.
-        arguments: the same for all.
-        seconds: how long it may take.
+        size: number of ranks.
+        function: takes the ``World``; its result can be pickled.
+        arguments: further arguments, the same for all ranks.
+        seconds: time limit.
 
     Raises:
-        AssertionError: a rank failed; with what it printed.
+        AssertionError: a rank failed; the message holds what it printed.
     """
+    context = get_context("fork")
     with tempfile.TemporaryDirectory(prefix="arb-ranks-") as name:
         folder = Path(name)
-        ranks = [
-            get_context("fork").Process(target=_run, args=(folder, rank, size, function, arguments))
-            for rank in range(size)
-        ]
+        ranks = []
+        for rank in range(size):
+            arguments_of_rank = (folder, rank, size, function, arguments)
+            ranks.append(context.Process(target=_run, args=arguments_of_rank))
         with warnings.catch_warnings():
-            # Python warns of a fork while other threads run; a rank takes no lock that those may
-            # hold.
+            # Python warns of a fork while other threads run. A rank takes no lock that those
+            # threads may hold.
             warnings.simplefilter("ignore", DeprecationWarning)
-            for rank in ranks:
-                rank.start()
+            for process in ranks:
+                process.start()
         try:
-            until = time.monotonic() + seconds
-            for rank in ranks:
-                rank.join(max(0.0, until - time.monotonic()))
+            deadline = time.monotonic() + seconds
+            for process in ranks:
+                process.join(max(0.0, deadline - time.monotonic()))
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.join()
-        for number, rank in enumerate(ranks):
-            told = _log(folder, number).read_text() if rank.exitcode else ""
-            assert rank.exitcode == 0, f"rank {number} ended with {rank.exitcode}:\n{told}"
+            for process in ranks:
+                process.kill()
+                process.join()
+
+        for rank, process in enumerate(ranks):
+            output = _log(folder, rank).read_text() if process.exitcode else ""
+            assert process.exitcode == 0, f"rank {rank} ended with {process.exitcode}:\n{output}"
         return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(size)]
 
 
@@ -71,9 +73,13 @@ def _result(folder: Path, rank: int) -> Path:
 
 
 def _run(
-    folder: Path, rank: int, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+    folder: Path,
+    rank: int,
+    size: int,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
-    """One rank: it tells a file what it prints, and another one what ``function`` returns."""
+    """Run one rank; write its output to one file and the result of ``function`` to another."""
     log = _log(folder, rank).open("w", buffering=1)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)

@@ -1,28 +1,28 @@
-"""Scaled votes once more, in numpy and Python integers: the expected values of the backend suite.
+"""Scaled votes, restated in numpy and Python integers.
 
-Written from the rule and not from any backend, element by element where that is plainest.
+The backend suite takes its expected values from here. The functions are written from the rule and
+not from any backend, element by element where that is plainest.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from arb_ternary_testing.restatement import counter_hash_bits, group_score
+from arb_ternary_testing.restatement import counter_hash_bits, crossings, group_score, wide
 
 Array = NDArray[Any]
 
-# : Uses of the counter hash that are added to the stream: rounding of votes, of exponent votes, of
-# what decays.
-_VOTES = 3
-_EXPONENTS = 4
-_DECAY = 5
-#: Where accumulators of 8, 4 and 2 bits saturate under scaled votes.
-LARGEST_VOTE = {8: 127, 4: 7, 2: 1}
+# Uses of the counter hash, which are added to the stream.
+_VOTES: Final = 3
+_EXPONENTS: Final = 4
+_DECAY: Final = 5
+#: Largest value of accumulators of 8, 4 and 2 bits under scaled votes.
+LARGEST_VOTE: Final = {8: 127, 4: 7, 2: 1}
 
 
 @frozen
@@ -35,13 +35,13 @@ class Draw:
 
     @property
     def control(self) -> Array:
-        """Them as a module's control words: seed, step, stream and micro-batch."""
-        return np.array(
-            [self.seed, self.step >> 20, self.stream // 8, self.step & (2**20 - 1)], np.int64
-        )
+        """The control words of a module that draws by them: seed, step, stream, micro-batch."""
+        step = self.step >> 20
+        micro_batch = self.step & (2**20 - 1)
+        return np.array([self.seed, step, self.stream // 8, micro_batch], np.int64)
 
     def bits(self, shape: tuple[int, ...], use: int, start: int = 0) -> Array:
-        """Hashes of the flat indices of a matrix, from ``start`` on: int64."""
+        """Return the hashes of the flat indices of a matrix, from ``start`` on: int64."""
         stream = self.stream + use
         stop = start + math.prod(shape)
         flat = [
@@ -51,51 +51,64 @@ class Draw:
 
 
 def float_votes(
-    gradient_NK: Array, vote_scale: Array, limit: int, draw: Draw, noise_shift: int = 0
+    gradient_NK: Array,
+    vote_scale: Array,
+    limit: int,
+    draw: Draw,
+    noise_shift: int = 0,
 ) -> Array:
-    """``floor(clip((g * row) * column, -L, L) + u)`` in float32 with ``L = limit / 256``; a NaN
-    product counts as 0.
+    """Return ``floor(clip((g * row) * column, -L, L) + u)`` in float32 with ``L = limit / 256``.
 
-    ``u`` is a multiple of ``2**-24`` in an interval of ``2**-noise_shift`` around one half.
+    A NaN product counts as 0. ``u`` is a multiple of ``2**-24`` in an interval of
+    ``2**-noise_shift`` around one half.
     """
     rows = len(gradient_NK)
+    row_factors = vote_scale[:rows, None]
+    column_factors = vote_scale[None, rows:]
     with np.errstate(over="ignore", invalid="ignore"):
-        product = (gradient_NK.astype(np.float32) * vote_scale[:rows, None]) * vote_scale[
-            None, rows:
-        ]
+        product = gradient_NK.astype(np.float32) * row_factors * column_factors
+    product = np.where(np.isnan(product), np.float32(0), product)
     bound = np.float32(limit / 256)
-    clipped = np.clip(np.where(np.isnan(product), np.float32(0), product), -bound, bound)
-    whole = 2**24
+    clipped = np.clip(product, -bound, bound)
+
     width = 2 ** (24 - noise_shift)
-    noise = (whole - width) // 2 + draw.bits(gradient_NK.shape, _VOTES) // 2 ** (8 + noise_shift)
+    lowest = (2**24 - width) // 2
+    noise = lowest + draw.bits(gradient_NK.shape, _VOTES) // 2 ** (8 + noise_shift)
     uniform = noise.astype(np.float32) * np.float32(2.0**-24)
-    result: Array = np.floor(clipped + uniform).astype(np.int64)
-    return result
+    return wide(np.floor(clipped + uniform))
 
 
 def integer_votes(
-    gradient_NK: Array, vote_scale: Array, power: int, limit: int, draw: Draw
+    gradient_NK: Array,
+    vote_scale: Array,
+    power: int,
+    limit: int,
+    draw: Draw,
 ) -> Array:
-    """A stochastic shift to the right by ``row + column - power``, or a shift to the left where
-    that is negative.
+    """Return gradients shifted right by ``row + column - power``, rounded stochastically.
+
+    A negative shift is a shift to the left.
     """
     rows, columns = gradient_NK.shape
     bits = draw.bits(gradient_NK.shape, _VOTES)
     votes = np.zeros((rows, columns), np.int64)
     for n in range(rows):
         for k in range(columns):
-            g = int(gradient_NK[n, k])
             shift = int(vote_scale[n]) + int(vote_scale[rows + k]) - power
-            if shift >= 0:
-                shift = min(shift, 31)
-                bound = (limit << shift) >> 8
-                votes[n, k] = (
-                    min(max(g, -bound), bound) + (int(bits[n, k]) & (2**shift - 1))
-                ) >> shift
-            else:
-                bound = limit >> 8
-                votes[n, k] = min(max(g << min(-shift, 16), -bound), bound)
+            votes[n, k] = _shifted_vote(int(gradient_NK[n, k]), shift, limit, int(bits[n, k]))
     return votes
+
+
+def _shifted_vote(gradient: int, shift: int, limit: int, noise: int) -> int:
+    if shift < 0:
+        bound = limit >> 8
+        shifted = gradient << min(-shift, 16)
+        return min(max(shifted, -bound), bound)
+    bits = min(shift, 31)
+    bound = (limit << bits) >> 8
+    clipped = min(max(gradient, -bound), bound)
+    fraction = noise & ((1 << bits) - 1)
+    return (clipped + fraction) >> bits
 
 
 def cast_scaled_votes(
@@ -109,15 +122,19 @@ def cast_scaled_votes(
     exponent_shift: int,
     draw: Draw,
 ) -> tuple[Array, Array]:
-    """``A = clip(A - v, -R, R)``, and ``B`` less the group's sum of ``v * T``, shifted right with
-    random rounding.
+    """Return the votes ``A = clip(A - v, -R, R)`` and the exponent votes.
+
+    The vote of an exponent is the group's sum of ``v * T``, shifted right with random rounding.
     """
+    largest = LARGEST_VOTE[vote_bits]
+    votes = np.clip(wide(votes_NK) - cast_NK, -largest, largest)
+
     score_NJ = group_score(cast_NK * trits_NK, group_size)
     noise = draw.bits(score_NJ.shape, _EXPONENTS) & (2**exponent_shift - 1)
-    largest = LARGEST_VOTE[vote_bits]
-    votes = np.clip(votes_NK.astype(np.int64) - cast_NK, -largest, largest)
-    exponent_votes = exponent_votes_NJ.astype(np.int64) - ((score_NJ + noise) >> exponent_shift)
-    return votes.astype(np.int8), np.clip(exponent_votes, -127, 127).astype(np.int8)
+    score_NJ = (score_NJ + noise) >> exponent_shift
+    exponent_votes = np.clip(wide(exponent_votes_NJ) - score_NJ, -127, 127)
+
+    return votes.astype(np.int8), exponent_votes.astype(np.int8)
 
 
 def apply_scaled_votes(
@@ -130,23 +147,27 @@ def apply_scaled_votes(
     draw: Draw,
     first_row: int = 0,
 ) -> tuple[Array, Array, int]:
-    """Flips, what they leave in the accumulators, and the decay of those; ``first_row`` of the
-    whole weight.
+    """Flip trits, keep what the flips leave in the accumulators, and decay that.
+
+    ``first_row`` is the index of the first row in the whole weight.
 
     Returns:
         trits, votes and the number of trits that changed.
     """
-    trits = trits_NK.astype(np.int64)
-    votes = votes_NK.astype(np.int64)
-    crossed = (votes >= threshold).astype(np.int64) - (votes <= -threshold).astype(np.int64)
+    trits = wide(trits_NK)
+    votes = wide(votes_NK)
+    crossed = crossings(votes, threshold)
     after = np.clip(trits + crossed, -1, 1)
     moved = after != trits
+    kept = np.zeros_like(votes)
     if carry:
-        kept = np.where(moved, votes - threshold * crossed, np.sign(votes) * (threshold // 2))
-    else:
-        kept = np.zeros_like(votes)
+        at_the_end = np.sign(votes) * (threshold // 2)
+        kept = np.where(moved, votes - threshold * crossed, at_the_end)
     votes = np.where(crossed != 0, kept, votes)
-    noise = draw.bits(votes.shape, _DECAY, first_row * votes.shape[1]) & 0xFFFF
+
     size = np.abs(votes)
-    size -= (size * decay + noise) >> 16 if decay else 0
-    return after.astype(np.int8), (np.sign(votes) * size).astype(np.int8), int(moved.sum())
+    if decay:
+        noise = draw.bits(votes.shape, _DECAY, first_row * votes.shape[1]) & 0xFFFF
+        size = size - ((size * decay + noise) >> 16)
+    left = np.sign(votes) * size
+    return after.astype(np.int8), left.astype(np.int8), int(moved.sum())

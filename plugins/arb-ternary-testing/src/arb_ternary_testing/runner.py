@@ -1,4 +1,4 @@
-"""``arb plugins check``: the conformance kit on everything that an installed plugin provides."""
+"""Run the conformance kit on an installed plugin: ``arb plugins check``."""
 
 from __future__ import annotations
 
@@ -20,18 +20,27 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.record import PluginRecord, Registered
 from arb_ternary.specs import resolve
 
-# : The suites of core's kinds, which cannot name them; other kinds state theirs
-# (``Spec.conformance``).
+#: The suites of the core's kinds. The core cannot name them; other kinds do
+#: (``Spec.conformance``).
 SUITES: Final = {
     "backend": "arb_ternary_testing:BackendSuite",
     "masking": "arb_ternary_testing:MaskingSuite",
     "optimizer": "arb_ternary_testing:OptimizerSuite",
     "phase": "arb_ternary_testing:PhaseSuite",
 }
-#: What a hook module may not bring in: it is imported by every command, ``arb --help`` included.
+#: Modules that a hook module must not import: every command imports it, ``arb --help`` included.
 HEAVY: Final = ("torch", "triton", "tilelang", "numpy", "cattrs", "yaml", "rich")
 
-_CLASS = """
+_PYTEST_OPTIONS: Final = (
+    "--import-mode=importlib",
+    *("-p", "no:cacheprovider"),
+    *("-p", "no:terminal"),
+    *("-p", "no:xdist"),
+)
+_CLASS: Final = """
+import {package}
+
+
 class Test{number}({package}.{suite}):
     component = "{component}"
 """
@@ -39,12 +48,14 @@ class Test{number}({package}.{suite}):
 
 @define
 class Outcome:
-    """What became of one row of the table.
+    """One row of the table of results.
 
     Attributes:
         what: kind and name of the component, or ``hook module``.
         suite: the suite that was run.
-        passed, failed, skipped: numbers of tests.
+        passed: number of tests that passed.
+        failed: number of tests that failed.
+        skipped: number of tests that were skipped.
         failures: name and text of each failure.
     """
 
@@ -55,13 +66,14 @@ class Outcome:
     skipped: int = 0
     failures: list[tuple[str, str]] = field(factory=list)
 
-    def count(self, ok: bool, test: str, text: str) -> None:
-        """Count one test."""
-        if ok:
-            self.passed += 1
-        else:
-            self.failed += 1
-            self.failures.append((test, text))
+    def add_pass(self) -> None:
+        """Count a test that passed."""
+        self.passed += 1
+
+    def add_failure(self, test: str, text: str) -> None:
+        """Count and keep a failure."""
+        self.failed += 1
+        self.failures.append((test, text))
 
 
 @frozen
@@ -72,18 +84,18 @@ class _Collector:
     errors: list[str] = field(factory=list)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test, its set-up or its tear-down has ended."""
+        """Count the result of a test, its set-up or its tear-down."""
         _, cls, test = report.nodeid.split("::", 2)
         outcome = self.outcomes[cls]
         if report.skipped:
             outcome.skipped += 1
         elif report.failed:
-            outcome.count(False, test, report.longreprtext)
+            outcome.add_failure(test, report.longreprtext)
         elif report.when == "call":
-            outcome.count(True, test, "")
+            outcome.add_pass()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file or class has been collected."""
+        """Keep the error of a file or class that cannot be collected."""
         if report.failed:
             self.errors.append(report.longreprtext)
 
@@ -91,17 +103,16 @@ class _Collector:
 def check_plugin(name: str, kind: str | None = None) -> int:
     """Check the installed plugin ``name`` and print a table; failures are printed in full.
 
-    Its hook module has to be light, every component has to resolve, and backends, optimizers,
-    masking strategies and phases have to pass the suite of their kind with their default options. A
-    component that has an option without a default is left to the plugin's own tests, and the table
-    says so.
+    Its hook module must be light, every component must resolve, and backends, optimizers, masking
+    strategies and phases must pass the suite of their kind with their default options. A component
+    that has an option without a default is left to the plugin's own tests, and the table says so.
 
     Args:
         name: the plugin's name (that of its entry point).
         kind: check only components of this kind.
 
     Returns:
-        0 when everything passed, else 1.
+        0 if everything passed, else 1.
 
     Raises:
         UsageProblem: no plugin has that name, or it has no component of that kind.
@@ -114,14 +125,18 @@ def check_plugin(name: str, kind: str | None = None) -> int:
         raise UsageProblem(
             f"plugin {name!r} provides no {kind or 'component'}", f"it provides: {provided}"
         )
-    outcomes = [_check_hook_module(record), *(_check_resolution(found) for found in components)]
-    suited = [found for found in components if _suite(found)]
-    outcomes += [
-        Outcome(f"{f.kind} {f.name}", _unsuited(f), skipped=1)
-        for f in suited
-        if _required_options(f)
-    ]
-    outcomes += _run_suites([found for found in suited if not _required_options(found)])
+    outcomes = [_check_hook_module(record)]
+    outcomes += [_check_resolution(found) for found in components]
+    testable = []
+    for found in components:
+        if not _suite(found):
+            continue
+        required = _required_options(found)
+        if required:
+            outcomes.append(_left_out(found, required))
+        else:
+            testable.append(found)
+    outcomes += _run_suites(testable)
     _print(record, outcomes)
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 
@@ -135,7 +150,7 @@ def _record(name: str) -> PluginRecord:
 
 
 def _check_hook_module(record: PluginRecord) -> Outcome:
-    """Import the hook module in a process of its own and look at what came with it."""
+    """Import the hook module in a new process and check which modules it imports."""
     outcome = Outcome("hook module", "imports")
     if record.distribution is None:
         outcome.skipped += 1
@@ -145,12 +160,14 @@ def _check_hook_module(record: PluginRecord) -> Outcome:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     loaded = done.stdout.split()
-    text = (
-        done.stderr
-        if done.returncode
-        else f"{record.module} imports {', '.join(loaded)}; import them where needed"
-    )
-    outcome.count(done.returncode == 0 and not loaded, "the hook module is light", text)
+    test = "the hook module is light"
+    if done.returncode:
+        outcome.add_failure(test, done.stderr)
+    elif loaded:
+        text = f"{record.module} imports {', '.join(loaded)}; import them where needed"
+        outcome.add_failure(test, text)
+    else:
+        outcome.add_pass()
     return outcome
 
 
@@ -164,74 +181,66 @@ def _check_resolution(found: Registered) -> Outcome:
         try:
             resolve(target)
         except Exception as error:
-            outcome.count(False, attribute, f"{target}: {type(error).__name__}: {error}")
+            outcome.add_failure(attribute, f"{target}: {type(error).__name__}: {error}")
         else:
-            outcome.count(True, attribute, "")
+            outcome.add_pass()
     if found.spec.summary:
-        outcome.count(True, "summary", "")
+        outcome.add_pass()
     else:
-        outcome.count(
-            False, "summary", "the spec has no summary: listings show nothing about the component"
+        outcome.add_failure(
+            "summary", "the spec has no summary: listings show nothing about the component"
         )
     return outcome
 
 
 def _required_options(found: Registered) -> list[str]:
-    """Options without a default; with one of them the suite does not know what to build."""
+    """Return the options without a default, whose values the suite cannot know."""
     try:
         options = options_class(found.spec)
-    except ArbError:  # reported by the row of its targets
+    except ArbError:
+        # The row of its targets reports it.
         return []
-    fields = () if options is None else attrs.fields(options)
-    return [
-        f.name
-        for f in fields
-        if f.init and f.default is attrs.NOTHING and DEFAULT_CHOICE not in f.metadata
-    ]
+    if options is None:
+        return []
+    required = []
+    for option in attrs.fields(options):
+        has_default = option.default is not attrs.NOTHING or DEFAULT_CHOICE in option.metadata
+        if option.init and not has_default:
+            required.append(option.name)
+    return required
+
+
+def _left_out(found: Registered, required: list[str]) -> Outcome:
+    """Return the row of a component that is left to the plugin's own tests."""
+    suite = _suite(found).partition(":")[2]
+    reason = f"{suite}: left to the plugin's tests, needs {', '.join(required)}"
+    return Outcome(f"{found.kind} {found.name}", reason, skipped=1)
 
 
 def _suite(found: Registered) -> str:
-    """The conformance suite of the component's kind; empty where there is none."""
+    """Return the conformance suite of the component's kind; empty if there is none."""
     return found.spec.conformance or SUITES.get(found.kind, "")
 
 
-def _unsuited(found: Registered) -> str:
-    return (
-        f"{_suite(found).partition(':')[2]}: left to the plugin's tests, needs "
-        f"{', '.join(_required_options(found))}"
-    )
-
-
 def _run_suites(components: Iterable[Registered]) -> list[Outcome]:
-    """Subclass the suites in a file of their own, run it, and sort the results."""
+    """Write a file that subclasses the suites, run it, and sort the results."""
     outcomes: dict[str, Outcome] = {}
-    text = '"""Written by `arb plugins check`."""\n\n'
+    text = '"""Written by `arb plugins check`."""\n'
     for number, found in enumerate(components):
         package, _, suite = _suite(found).partition(":")
         outcomes[f"Test{number}"] = Outcome(f"{found.kind} {found.name}", suite)
-        text += f"import {package}\n" + _CLASS.format(
-            number=number, package=package, suite=suite, component=found.name
-        )
+        text += _CLASS.format(number=number, package=package, suite=suite, component=found.name)
     if not outcomes:
         return []
+
     collector = _Collector(outcomes)
     with TemporaryDirectory(prefix="arb-plugins-check-") as folder:
         file = Path(folder, "test_conformance.py")
         file.write_text(text, encoding="utf-8")
         ini = Path(folder, "pytest.ini")
         ini.write_text("[pytest]\n", encoding="utf-8")
-        options = [
-            "--import-mode=importlib",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:terminal",
-            "-p",
-            "no:xdist",
-        ]
-        code = pytest.main(
-            [*options, "-c", str(ini), "--rootdir", folder, str(file)], plugins=[collector]
-        )
+        arguments = [*_PYTEST_OPTIONS, "-c", str(ini), "--rootdir", folder, str(file)]
+        code = pytest.main(arguments, plugins=[collector])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         details = "\n".join(collector.errors)
         raise EnvironmentProblem(
@@ -245,12 +254,16 @@ def _print(record: PluginRecord, outcomes: list[Outcome]) -> None:
         for test, text in outcome.failures:
             print(f"--- {outcome.what}: {test}\n{text}\n")
     rows = [("component", "suite", "passed", "failed", "skipped")]
-    rows += [(o.what, o.suite, str(o.passed), str(o.failed), str(o.skipped)) for o in outcomes]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for outcome in outcomes:
+        numbers = (str(outcome.passed), str(outcome.failed), str(outcome.skipped))
+        rows.append((outcome.what, outcome.suite, *numbers))
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     print(f"plugin {record.described}")
     for row in rows:
-        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        print("  ".join([*left, *right]).rstrip())
+        cells = []
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            # Names on the left, numbers on the right.
+            cells.append(cell.ljust(width) if index < 2 else cell.rjust(width))
+        print("  ".join(cells).rstrip())
     failed = sum(outcome.failed for outcome in outcomes)
     print(f"{failed} failed" if failed else "all passed")
