@@ -70,7 +70,7 @@ def demo_table(figures: dict[str, Any]) -> str:
             [f"{row['state_bits_per_parameter'] / 8:.2f}" for row in rows],
         ),
         line(
-            "training state, bits a parameter",
+            "training state, bits per parameter",
             [f"{row['state_bits_per_parameter']:.2f}" for row in rows],
         ),
         line("tokens a second", [f"{speed:,.0f} ({speed / speeds[0]:.2f}x)" for speed in speeds]),

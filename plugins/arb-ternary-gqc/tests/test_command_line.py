@@ -70,7 +70,7 @@ def test_wrapper_statistics_reach_screen_metrics_and_figure(
 
     assert main(["plot", "run", "-o", "run/figure.svg"]) == 0
     drawn = Path("run/figure.svg").read_text()
-    assert "<!-- draws a step -->" in drawn
+    assert "<!-- draws per step -->" in drawn
     assert main(["plot", "run"]) == 0
     assert Path("run/loss.png").read_bytes().startswith(b"\x89PNG")
 
@@ -94,7 +94,7 @@ def test_every_wrapper_trains_from_a_config(optimizer: str, keys: set[str]) -> N
     assert all(keys <= set(record) for record in steps())
     if "gnr" in optimizer:
         assert main(["plot", "run", "-o", "figure.svg"]) == 0
-        assert "draws a step" not in Path("figure.svg").read_text()
+        assert "draws per step" not in Path("figure.svg").read_text()
 
 
 WRAPPERS = {

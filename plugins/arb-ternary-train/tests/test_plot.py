@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 
 from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import RunDirectory
-from arb_ternary_train.plot import plot_runs, smoothed
-from arb_ternary_train.plot_marks import Mark, draw_marks, marks_in
+from arb_ternary_train.plot import Mark, draw_marks, marks_in, plot_runs, smoothed
 
 
 def test_smoothing_is_a_centred_mean_cut_short_at_the_ends() -> None:

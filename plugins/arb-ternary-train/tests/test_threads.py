@@ -74,7 +74,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "_SHARE", 1)
-    monkeypatch.setattr(threads, "_timed", lambda context, options, count: count - 1)
+    monkeypatch.setattr(threads, "_time_threads", lambda context, options, count: count - 1)
     torch.set_num_threads(4)
 
 
@@ -117,7 +117,7 @@ def test_a_resumed_run_keeps_the_number_that_was_chosen(
     with pytest.raises(Interrupted):
         tiny.run("run")
     monkeypatch.setattr(
-        threads, "_timed", lambda context, options, count: pytest.fail("it was timed again")
+        threads, "_time_threads", lambda context, options, count: pytest.fail("it was timed again")
     )
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     torch.set_num_threads(2)

@@ -23,7 +23,7 @@ from arb_ternary_train.options import (
     loop_option,
     validate_loop_options,
 )
-from arb_ternary_train.schedules import ScheduleName
+from arb_ternary_train.schedules import SCHEDULES, ScheduleName
 
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
@@ -66,8 +66,8 @@ class ProgressivePhaseConfig(GrowthConfig):
     )
     lr_schedule: ScheduleName = loop_option(
         "lr_schedule",
-        help="how rates fall after the warm-up, for each stack: cosine, linear, sqrt, two_stage, "
-        "constant; none = rates are not set",
+        help=f"how rates fall after the warm-up, for each stack: {', '.join(SCHEDULES[:-1])}; "
+        f"none = rates are not set",
     )
     grad_clip: float | None = loop_option("grad_clip")
     gradient_accumulation_steps: int = loop_option("gradient_accumulation_steps")

@@ -1,11 +1,9 @@
-"""The count of everything that a model stores: what is ternary, what is float, and the bytes of
-each.
-"""
+"""Counts everything that a model stores: what is ternary, what is float, and the bytes of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 import torch
 from attrs import asdict, frozen
@@ -14,10 +12,33 @@ from torch import Tensor, nn
 from arb_ternary.ternary.models import is_stored, stored_modules, ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 
+_TERNARY: Final = "ternary weights (packed)"
+_BIAS: Final = "integer biases"
+_STORED: Final = "integer weights of other formats"
+_TRAINABLE: Final = "float parameters, trainable"
+_FROZEN: Final = "float parameters, frozen"
+_FLOAT_BUFFERS: Final = "float buffers"
+_OTHERS: Final = "other integer buffers"
+_PARAMETER_ROWS: Final = frozenset({_TERNARY, _BIAS, _TRAINABLE, _FROZEN, _STORED})
+#: The kind of a ternary module's buffer, by its name.
+_BUFFERS: Final = {
+    "weight": _TERNARY,
+    "exponent": "exponents",
+    "exponent_origin": "exponents",
+    "bias_exponent": "exponents",
+    "votes": "votes",
+    "bias_votes": "votes",
+    "exponent_votes": "exponent votes",
+    "correlation": "exponent votes",
+    "steps": "exponent votes",
+    "bias": _BIAS,
+    "control": "control words",
+}
+
 
 @frozen
 class AuditRow:
-    """One kind of tensor: how many elements, in how many bytes."""
+    """One kind of tensor: number of elements, and their bytes."""
 
     what: str
     elements: int
@@ -26,12 +47,16 @@ class AuditRow:
 
 @frozen
 class Audit:
-    """What a model stores: counts by kind, and elements of the kinds that decide whether it is
-    pure.
+    """What a model stores.
 
     Attributes:
+        rows: elements and bytes by kind of tensor.
+        ternary_weights: number of trits.
+        float_parameters: elements of float parameters.
+        float_buffers: elements of float buffers.
         working_bytes: what ternary modules hold within a step only: gradient statistics and the
-            scale of votes, O(N + K) a weight, and accumulators of 2 bits, which every step clears.
+            scale of votes, O(N + K) per weight, and accumulators of 2 bits, which every step
+            clears.
         optimizer_bytes: tensors that the optimizer keeps.
     """
 
@@ -44,14 +69,12 @@ class Audit:
 
     @property
     def pure(self) -> bool:
-        """No float parameter and no float buffer, and at least one trit."""
+        """Whether there is at least one trit, no float parameter and no float buffer."""
         return self.ternary_weights > 0 and self.float_parameters == 0 and self.float_buffers == 0
 
     @property
     def parameters(self) -> int:
-        """Learnable numbers: trits, integer weights of other formats, integer biases and float
-        parameters.
-        """
+        """Number of trits, integer weights of other formats, integer biases, float parameters."""
         return sum(row.elements for row in self.rows if row.what in _PARAMETER_ROWS)
 
     @property
@@ -61,70 +84,101 @@ class Audit:
 
     @property
     def state_bits_per_parameter(self) -> float:
-        """Persistent training state in bits a learnable number."""
+        """Persistent training state in bits per parameter."""
         return 8.0 * self.state_bytes / self.parameters if self.parameters else 0.0
 
     def table(self) -> list[tuple[str, str, str]]:
-        """Rows of text: what, elements, bytes; every kind of core's, also where it counts zero."""
+        """Return rows of text: what, elements, bytes. Kinds of the core occur even if zero."""
+        rows = [(row.what, f"{row.elements:,}", f"{row.nbytes:,}") for row in self.rows]
         return [
-            *((row.what, f"{row.elements:,}", f"{row.nbytes:,}") for row in self.rows),
+            *rows,
             ("optimizer state", "", f"{self.optimizer_bytes:,}"),
             ("total persistent state", f"{self.parameters:,} parameters", f"{self.state_bytes:,}"),
-            ("bits a parameter", "", f"{self.state_bits_per_parameter:.3f}"),
+            ("bits per parameter", "", f"{self.state_bits_per_parameter:.3f}"),
             ("working memory (not state)", "", f"{self.working_bytes:,}"),
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers for reports."""
-        derived = ("pure", "parameters", "state_bytes", "state_bits_per_parameter")
-        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+        """Return plain numbers for reports."""
+        return {
+            **asdict(self),
+            "pure": self.pure,
+            "parameters": self.parameters,
+            "state_bytes": self.state_bytes,
+            "state_bits_per_parameter": self.state_bits_per_parameter,
+        }
 
 
-_TERNARY = "ternary weights (packed)"
-_BIAS = "integer biases"
-_STORED = "integer weights of other formats"
-_TRAINABLE = "float parameters, trainable"
-_FROZEN = "float parameters, frozen"
-_FLOAT_BUFFERS = "float buffers"
-_OTHERS = "other integer buffers"
-_PARAMETER_ROWS = frozenset({_TERNARY, _BIAS, _TRAINABLE, _FROZEN, _STORED})
-#: The kind of a ternary module's buffer by its name.
-_BUFFERS = {
-    "weight": _TERNARY,
-    **dict.fromkeys(("exponent", "exponent_origin", "bias_exponent"), "exponents"),
-    **dict.fromkeys(("votes", "bias_votes"), "votes"),
-    **dict.fromkeys(("exponent_votes", "correlation", "steps"), "exponent votes"),
-    "bias": _BIAS,
-    "control": "control words",
-}
+def audit(model: nn.Module, optimizer: Any = None) -> Audit:
+    """Count what ``model`` (and ``optimizer``, if given) stores. Tied tensors count once.
 
+    Accumulators that were left out when a run was loaded are counted: the run stores them.
+    """
+    modules = ternary_modules(model)
+    stored = stored_modules(model)
 
-def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Each tensor once, though several names may share it."""
-    return list({id(tensor): tensor for tensor in tensors}.values())
+    # Kinds in the order of the table; those of the core occur in every audit.
+    kinds = [*dict.fromkeys(_BUFFERS.values()), _TRAINABLE, _FROZEN]
+    if stored:
+        kinds.append(_STORED)
+    found: dict[str, list[Tensor]] = {kind: [] for kind in (*kinds, _FLOAT_BUFFERS, _OTHERS)}
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            kind = _kind_of_buffer(module, name, buffer)
+            if kind is not None:
+                found[kind].append(buffer)
+    for _, ternary in modules:
+        found[_BUFFERS["votes"]] += _left_out(ternary)
+    for parameter in model.parameters():
+        found[_TRAINABLE if parameter.requires_grad else _FROZEN].append(parameter)
+
+    trits = sum(module.shape.out_features * module.shape.in_features for _, module in modules)
+    # A packed tensor has fewer elements than weights.
+    logical = {_TERNARY: trits, _STORED: sum(module.stored_weights for _, module in stored)}
+    rows = {}
+    for kind, tensors in found.items():
+        distinct = _distinct(tensors)
+        elements = logical.get(kind, sum(tensor.numel() for tensor in distinct))
+        rows[kind] = AuditRow(kind, elements, sum(tensor.nbytes for tensor in distinct))
+    working = [tensor for _, module in modules for tensor in module.working_memory()]
+    return Audit(
+        rows=tuple(rows.values()),
+        ternary_weights=trits,
+        float_parameters=rows[_TRAINABLE].elements + rows[_FROZEN].elements,
+        float_buffers=rows[_FLOAT_BUFFERS].elements,
+        working_bytes=sum(tensor.nbytes for tensor in working),
+        optimizer_bytes=optimizer_state_bytes(optimizer),
+    )
 
 
 def optimizer_state_bytes(optimizer: Any) -> int:
-    """Bytes of the tensors in an optimizer's state dict (its moments, for instance)."""
+    """Return the bytes of the tensors in an optimizer's state dict, such as its moments."""
     if optimizer is None:
         return 0
-    found: list[Tensor] = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, dict | list | tuple):
-            for item in value.values() if isinstance(value, dict) else value:
-                walk(item)
-
-    walk(optimizer.state_dict())
-    return sum(tensor.nbytes for tensor in _distinct(found))
+    return sum(tensor.nbytes for tensor in _distinct(_tensors_in(optimizer.state_dict())))
 
 
-def _kind(module: nn.Module, name: str, buffer: Tensor) -> str | None:
-    """What a buffer of ``module`` is; None where nothing of it outlives a step."""
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield every tensor in dicts, lists and tuples, at any depth."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return each tensor once, even if several names share it."""
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _kind_of_buffer(module: nn.Module, name: str, buffer: Tensor) -> str | None:
+    """Return the kind of a buffer of ``module``; None if nothing in it outlives a step."""
     if isinstance(module, TernaryModule) and name in _BUFFERS:
-        # With 2 bits every vote crosses the only threshold there is.
+        # With 2 bits every vote crosses the only threshold that there is.
         return None if name == "votes" and module.shape.vote_bits == 2 else _BUFFERS[name]
     if is_stored(module) and not buffer.is_floating_point():
         return "control words" if name == "control" else _STORED
@@ -132,48 +186,10 @@ def _kind(module: nn.Module, name: str, buffer: Tensor) -> str | None:
 
 
 def _left_out(module: TernaryModule) -> list[Tensor]:
-    """The accumulators that ``module`` was made without, without memory."""
+    """Return the accumulators that ``module`` was made without, as tensors without memory."""
     shape = module.shape
     if module.accumulates or shape.vote_bits == 2:
         return []
     dtype = torch.int8 if shape.vote_bits == 8 else torch.uint8
     columns = -(-shape.in_features * shape.vote_bits // 8)
     return [torch.empty(shape.out_features, columns, dtype=dtype, device="meta")]
-
-
-def audit(model: nn.Module, optimizer: Any = None) -> Audit:
-    """Count what ``model`` (and ``optimizer``, if given) stores. Tied tensors count once.
-
-    Accumulators that were left out when a run was loaded count as there: they are part of what it
-    stores.
-    """
-    modules = ternary_modules(model)
-    stored = stored_modules(model)
-    kinds = [*dict.fromkeys(_BUFFERS.values()), _TRAINABLE, _FROZEN, *([_STORED] if stored else [])]
-    found: dict[str, list[Tensor]] = {kind: [] for kind in (*kinds, _FLOAT_BUFFERS, _OTHERS)}
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            kind = _kind(module, name, buffer)
-            if kind is not None:
-                found[kind].append(buffer)
-    found[_BUFFERS["votes"]] += [tensor for _, module in modules for tensor in _left_out(module)]
-    for parameter in model.parameters():
-        found[_TRAINABLE if parameter.requires_grad else _FROZEN].append(parameter)
-    trits = sum(module.shape.out_features * module.shape.in_features for _, module in modules)
-    # Packed, a weight has fewer elements than it counts for.
-    logical = {_TERNARY: trits, _STORED: sum(module.stored_weights for _, module in stored)}
-    rows = {}
-    for kind, tensors in found.items():
-        distinct = _distinct(tensors)
-        elements = logical.get(kind, sum(tensor.numel() for tensor in distinct))
-        rows[kind] = AuditRow(kind, elements, sum(tensor.nbytes for tensor in distinct))
-    return Audit(
-        rows=tuple(rows.values()),
-        ternary_weights=trits,
-        float_parameters=rows[_TRAINABLE].elements + rows[_FROZEN].elements,
-        float_buffers=rows[_FLOAT_BUFFERS].elements,
-        working_bytes=sum(
-            tensor.nbytes for _, module in modules for tensor in module.working_memory()
-        ),
-        optimizer_bytes=optimizer_state_bytes(optimizer),
-    )

@@ -1,4 +1,4 @@
-"""From a config to the parts of a run: device, backend, data, masking, model."""
+"""Builds the parts of a run from its config: device, backend, data, masking, model."""
 
 from __future__ import annotations
 
@@ -32,8 +32,16 @@ from arb_ternary_train.seeding import seed_everything
 
 @frozen(eq=False)
 class RunParts:
-    """What every run is made of, whatever it does; ``vocabulary_size``: ids that the model was
-    built for.
+    """The parts of a run.
+
+    Attributes:
+        device: where the model is.
+        backend: the kernel backend, and who chose it.
+        data: the data source.
+        masking: the masking strategy.
+        observers: the observers that the config activates.
+        model: the model.
+        vocabulary_size: ids that the model was built for.
     """
 
     device: torch.device
@@ -52,26 +60,25 @@ def build_parts(
     vocabulary_size: int = 0,
     device: torch.device | None = None,
 ) -> RunParts:
-    """Build the parts that ``config`` names. The global generators are seeded, so that the same
-    config builds the same.
+    """Build the parts that ``config`` names.
+
+    The global generators are seeded, so the same config builds the same parts.
 
     Args:
         config: the resolved config.
-        backend: what the command line asks for; None = what the environment or the config says.
-        vocabulary_size: fewest ids of the model, of which the data may use a part only.
-        device: where the model is to be; None = where the config says.
+        backend: backend of the command line; None = as environment or config say.
+        vocabulary_size: least number of ids of the model; the data may use only some of them.
+        device: where the model is to be; None = as the config says.
 
     Raises:
-        ArbError: a component cannot be built, does not keep its protocol, or cannot work here.
+        ArbError: a component cannot be built, does not keep its protocol, or does not work here.
     """
     device = resolve_device(config.device) if device is None else device
     observers = build_observers(config)
-    selection = select(
-        request_backend(
-            command_line=backend, config=configured_backend(config), device=device.type
-        ),
-        observers.select_backend,
+    request = request_backend(
+        command_line=backend, config=configured_backend(config), device=device.type
     )
+    selection = select(request, observers.select_backend)
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
     masking: MaskingStrategy = require_protocol(
         config.masking.build(), MaskingStrategy, config.masking
@@ -82,17 +89,17 @@ def build_parts(
 
 
 def configured_backend(config: RunConfig) -> str | None:
-    """The backend that the config asks for; None where it leaves the choice open."""
+    """Return the backend that the config asks for; None if it leaves the choice open."""
     return None if config.backend.strip().lower() == AUTO else config.backend
 
 
 def build_model(
     config: RunConfig, vocabulary_size: int, backend: str, device: torch.device
 ) -> nn.Module:
-    """The config's model, on ``device``, with the run's seed in its votes.
+    """Build the config's model on ``device``, with the run's seed for its votes.
 
     Raises:
-        ComponentError: what was built is not a module.
+        ComponentError: the factory did not return a module.
     """
     seed_everything(config.seed)
     with use_backend(backend):
@@ -102,7 +109,7 @@ def build_model(
 
 
 def built_module(choice: Choice[ModelSpec], vocabulary_size: int) -> nn.Module:
-    """The model of ``choice``; ComponentError where its factory makes none."""
+    """Build the model of ``choice``; ComponentError if its factory returns no module."""
     model = choice.build(vocabulary_size)
     if not isinstance(model, nn.Module):
         raise ComponentError(
@@ -113,10 +120,10 @@ def built_module(choice: Choice[ModelSpec], vocabulary_size: int) -> nn.Module:
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """Models built within have ternary weights of 0, and draw none: for those that are given all
-    their weights.
+    """Build models with ternary weights of 0 within a ``with`` block, without drawing any.
 
-    The global generators are then elsewhere than after a model that draws.
+    It is for models whose weights are all loaded afterwards. The global generators then differ from
+    those after a model that draws.
     """
     token = DRAW_TRITS.set(False)
     try:
@@ -127,11 +134,12 @@ def undrawn() -> Iterator[None]:
 
 @contextmanager
 def without_accumulators(left_out: bool = True) -> Iterator[None]:
-    """Ternary modules made within have no accumulators, a byte a weight: they compute, and refuse
-    to learn.
+    """Build ternary modules without accumulators within a ``with`` block.
+
+    It saves a byte per weight; such modules compute, and refuse to learn.
 
     Args:
-        left_out: False makes no difference to anything.
+        left_out: False has no effect.
     """
     token = ACCUMULATES.set(not left_out and ACCUMULATES.get())
     try:
@@ -141,17 +149,18 @@ def without_accumulators(left_out: bool = True) -> Iterator[None]:
 
 
 def build_phase(config: RunConfig, index: int) -> Phase:
-    """A fresh phase of the config.
+    """Build a phase of the config.
 
     Raises:
         ComponentError: it does not keep its protocol.
     """
-    phase: Phase = require_protocol(config.phases[index].build(), Phase, config.phases[index])
+    choice = config.phases[index]
+    phase: Phase = require_protocol(choice.build(), Phase, choice)
     return phase
 
 
 def build_observers(config: RunConfig) -> RunObservers:
-    """The config's trackers, by name; a second one of the same name gets a number."""
+    """Build the config's trackers; a second one of the same name gets a number."""
     observers: dict[str, object] = {}
     for choice in config.trackers:
         name = choice.name
@@ -164,10 +173,10 @@ def build_observers(config: RunConfig) -> RunObservers:
 
 
 def require_protocol(component: Any, protocol: type, choice: Choice[Any]) -> Any:
-    """``component``, once it is known to have everything that ``protocol`` asks for.
+    """Return ``component`` if it has everything that ``protocol`` asks for.
 
     Raises:
-        ComponentError: it lacks something; all of it is named.
+        ComponentError: it lacks something; everything that it lacks is named.
     """
     wanted = [name for name in dir(protocol) if not name.startswith("_")]
     absent = [name for name in wanted if not hasattr(component, name)]
@@ -180,7 +189,7 @@ def require_protocol(component: Any, protocol: type, choice: Choice[Any]) -> Any
 
 
 def choices_in(value: Any) -> Iterator[Choice[Any]]:
-    """Every component that a config names, at any depth."""
+    """Yield every component that a config names, at any depth."""
     if isinstance(value, Choice):
         yield value
         value = value.options
@@ -192,13 +201,12 @@ def choices_in(value: Any) -> Iterator[Choice[Any]]:
             yield from choices_in(item)
 
 
-#: The metadata of torch and of numpy takes milliseconds to read.
+#: Cached: reading the metadata of torch and numpy takes milliseconds.
 _version = cache(version)
 
 
 def versions_of(config: RunConfig, backend: str) -> dict[str, str]:
-    """Versions of Python, of the libraries that decide numbers, and of the distributions whose
-    components take part.
+    """Return versions of Python, of numerical libraries, and of distributions that take part.
 
     What is merely installed is not listed: it has no part in the run.
     """

@@ -1,13 +1,13 @@
-"""The checkpoints of a run: written whole or not at all, verified when read, the newest ``keep``
-kept.
+"""The checkpoints of a run: written whole or not at all, and verified when read.
 
 ``checkpoints/step-00000200/`` holds ``model.safetensors`` (the model's at-rest state dict),
-``state.json`` and ``state.safetensors`` (everything else) and ``manifest.json``. Where several
-ranks write, the model may be in pieces (``model-00000-of-00002.safetensors``), which the manifest
-lists. A checkpoint is written into a hidden temporary folder, every file and the folder are flushed
-to the disk, and only then it is renamed: a folder with a checkpoint's name is complete, whatever
-happened. ``checkpoints/latest`` names the newest one, for other programs. A second checkpoint at
-the same step (an interruption between two micro-batches of one step) is ``step-00000200.1``.
+``state.json`` and ``state.safetensors`` (everything else) and ``manifest.json``. If several ranks
+write, the model may be in pieces (``model-00000-of-00002.safetensors``), which the manifest lists.
+
+A checkpoint is written into a hidden temporary folder. Every file and the folder are flushed to the
+disk, and only then the folder is renamed: a folder with the name of a checkpoint is complete,
+whatever happened. ``checkpoints/latest`` names the newest one, for other programs. A second
+checkpoint at the same step (an interruption between two micro-batches) is ``step-00000200.1``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MANIFEST: Final = "manifest.json"
 
 
 def no_fault(point: str) -> None:
-    """The default of ``faults``: nothing fails."""
+    """No-op, the default of ``faults``."""
 
 
 @frozen(eq=False)
@@ -49,9 +49,9 @@ class Checkpoint:
     Attributes:
         path: its folder.
         step: optimizer steps of the whole run when it was written.
-        identity: what the run was: see ``arb_ternary_train.identity``.
-        model: the model's state dict, in the at-rest form; a tensor is read when it is asked for.
-        state: everything else.
+        identity: identity of the run; see ``arb_ternary_train.identity``.
+        model: state dict of the model, in the at-rest form; a tensor is read when it is accessed.
+        state: everything else; for a run see ``arb_ternary_train.run_state.RunState``.
     """
 
     path: Path
@@ -72,24 +72,26 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: there is no checkpoint folder of this name")
     manifest = fmt.read_manifest(path / _MANIFEST)
     for name, facts in manifest["files"].items():
-        if (file := path / name).exists() and (size := file.stat().st_size) != facts["size"]:
+        file = path / name
+        if file.exists() and file.stat().st_size != facts["size"]:
             raise CheckpointError(
-                f"{file}: the file is truncated or altered: {size} bytes, should be {facts['size']}"
+                f"{file}: the file is truncated or altered: {file.stat().st_size} bytes, should be "
+                f"{facts['size']}"
             )
-    pieces = [
-        fmt.read_tensors(path / name, manifest["files"][name]["sha256"], manifest["tensors"][name])
-        for name in manifest.get("pieces", [_MODEL])
-    ]
+
+    def tensors_in(name: str) -> fmt.VerifiedTensors:
+        digest = manifest["files"][name]["sha256"]
+        return fmt.read_tensors(path / name, digest, manifest["tensors"][name])
+
+    pieces = [tensors_in(name) for name in manifest.get("pieces", [_MODEL])]
     model = pieces[0] if len(pieces) == 1 else fmt.JoinedTensors(pieces)
-    tensors = fmt.read_tensors(
-        path / _STATE_TENSORS,
-        manifest["files"][_STATE_TENSORS]["sha256"],
-        manifest["tensors"][_STATE_TENSORS],
-    )
+    tensors = tensors_in(_STATE_TENSORS)
+
     file = path / _STATE
     if not file.exists():
         raise CheckpointError(f"{file}: there is no such file; the checkpoint is incomplete")
-    if (found := fmt.file_digest(file)) != manifest["files"][_STATE]["sha256"]:
+    found = fmt.file_digest(file)
+    if found != manifest["files"][_STATE]["sha256"]:
         raise CheckpointError(
             f"{file}: the file is damaged: its checksum {found[:16]}... is not the one in the "
             f"manifest"
@@ -101,12 +103,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def model_entries(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of the model in the checkpoint ``path``, as its header lists them; no number is
-    read.
+    """Return the tensors of the model in the checkpoint ``path``, as the file headers list them.
+
+    No tensor is read.
 
     Raises:
         CheckpointError: the manifest is missing or damaged.
-        DataError: a file of the model is.
+        DataError: a file of the model is missing or damaged.
     """
     found: dict[str, StoredTensor] = {}
     for name in fmt.read_manifest(path / _MANIFEST).get("pieces", [_MODEL]):
@@ -124,11 +127,13 @@ def model_entries(path: Path) -> dict[str, StoredTensor]:
 
 @runtime_checkable
 class Pieces(Protocol):
-    """A model that several processes write, a file each."""
+    """A model that several processes write, one file each."""
 
     def write(self, folder: Path, metadata: str) -> Mapping[str, fmt.WrittenTensors]:
-        """Have all of them write, into a folder that all see; the files by name, in the order of
-        rows.
+        """Make all processes write into ``folder``, which all of them see.
+
+        Returns:
+            The files by name, in the order of rows.
         """
 
 
@@ -137,9 +142,9 @@ class CheckpointStore:
     """The checkpoints in one folder; one process at a time writes there.
 
     Args:
-        root: the folder; made when the first checkpoint is written.
-        keep: how many checkpoints stay; 0 keeps all.
-        faults: called with the name of every point between two effects on the disk; a test raises
+        root: the folder; created when the first checkpoint is written.
+        keep: how many of the newest checkpoints are kept; 0 keeps all.
+        faults: called with the name of every point between two effects on the disk. A test raises
             or dies there.
     """
 
@@ -154,8 +159,7 @@ class CheckpointStore:
         state: Mapping[str, Any],
         identity: Mapping[str, Any],
     ) -> Path:
-        """Write a checkpoint and return its folder. On any failure the existing ones are left as
-        they are.
+        """Write a checkpoint and return its folder. On any failure existing ones stay as they are.
 
         Raises:
             CheckpointError: the disk is full or refuses.
@@ -184,7 +188,7 @@ class CheckpointStore:
         return final
 
     def paths(self) -> list[Path]:
-        """The complete checkpoints, newest first."""
+        """Return the complete checkpoints, newest first."""
         if not self.root.is_dir():
             return []
         found = [
@@ -193,7 +197,7 @@ class CheckpointStore:
         return sorted(found, key=_order, reverse=True)
 
     def latest(self) -> Path:
-        """The newest checkpoint, whether it can be read or not.
+        """Return the newest checkpoint, whether it can be read or not.
 
         Raises:
             CheckpointError: there is none.
@@ -204,10 +208,9 @@ class CheckpointStore:
         return paths[0]
 
     def newest_good(self) -> tuple[Checkpoint | None, tuple[str, ...]]:
-        """The newest checkpoint that can be read, and what was wrong with each newer one.
+        """Return the newest checkpoint that can be read, and what was wrong with each newer one.
 
-        The damaged ones are set aside (``set-aside/``), so that they are in nobody's way and can
-        still be examined.
+        Damaged checkpoints are moved to ``set-aside/``, so that they can still be examined.
         """
         problems: list[str] = []
         for path in self.paths():
@@ -222,10 +225,9 @@ class CheckpointStore:
         return None, tuple(problems)
 
     def set_aside_newer(self, path: Path) -> None:
-        """Move the checkpoints newer than ``path`` to ``set-aside/``: the run continues from
-        ``path``.
+        """Move checkpoints newer than ``path``, from which the run continues, to ``set-aside/``.
 
-        What a kill left half done is tidied up too.
+        What a kill left half done is removed too.
         """
         self._remove_leftovers()
         for newer in self.paths():
@@ -248,15 +250,17 @@ class CheckpointStore:
         state: Mapping[str, Any],
         identity: Mapping[str, Any],
     ) -> None:
+        """Write the files of a checkpoint into ``folder`` and flush them to the disk."""
         tree, tensors = fmt.encode_state(state)
         metadata = f"{fmt.FORMAT} {fmt.VERSION}"
         self.faults("temporary folder made")
+
+        pieces = {}
         if isinstance(model, Pieces):
             written = {**model.write(folder, metadata)}
             pieces = {"pieces": [*written]}
         else:
             written = {_MODEL: fmt.write_flushed(folder / _MODEL, model, metadata)}
-            pieces = {}
         self.faults("model written")
         written[_STATE_TENSORS] = fmt.write_flushed(folder / _STATE_TENSORS, tensors, metadata)
         self.faults("state tensors written")
@@ -283,14 +287,13 @@ class CheckpointStore:
         self.faults("flushed")
 
     def _unused(self, step: int) -> Path:
-        """A name behind those of the checkpoints of ``step`` that are there, of which the first may
-        be gone.
-        """
+        """Return a path that follows those of existing checkpoints of ``step``."""
         serials = [serial for each, serial in map(_order, self.paths()) if each == step]
         name = f"step-{step:08d}"
         return self.root / (f"{name}.{max(serials) + 1}" if serials else name)
 
     def _point_to(self, path: Path) -> None:
+        """Write the name of ``path`` to ``latest``."""
         temporary = self.root / f"{_TEMPORARY}latest"
         temporary.write_text(f"{path.name}\n", encoding="utf-8")
         flush(temporary)
@@ -300,6 +303,7 @@ class CheckpointStore:
         self.faults("pointer replaced")
 
     def _remove_leftovers(self) -> None:
+        """Remove what a kill has left under temporary names."""
         for path in self.root.glob(f"{_TEMPORARY}*"):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -307,11 +311,11 @@ class CheckpointStore:
                 path.unlink()
 
     def _prune(self) -> None:
-        """Delete all but the newest ``keep``; the one just written is always among them."""
+        """Delete all but the newest ``keep`` checkpoints."""
         if self.keep <= 0:
             return
         for path in self.paths()[self.keep :]:
-            # Renamed first: a deletion that is cut short must not leave half a checkpoint under a
+            # Rename it first: a deletion that is cut short must not leave half a checkpoint under a
             # valid name.
             doomed = self.root / f"{_TEMPORARY}deleted-{path.name}"
             try:
@@ -323,6 +327,7 @@ class CheckpointStore:
 
 
 def _order(path: Path) -> tuple[int, int]:
+    """Return step and serial number of a checkpoint's folder."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise CheckpointError(

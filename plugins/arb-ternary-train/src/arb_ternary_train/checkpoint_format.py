@@ -1,9 +1,8 @@
-"""What a checkpoint holds on disk: nested state as JSON plus safetensors, and a checksum for every
-file and tensor.
+"""The files of a checkpoint: nested state as JSON and safetensors, with checksums of everything.
 
 A state is a tree of dicts, lists, tuples, numbers, strings, booleans, None, bytes and tensors.
 Tensors go to a safetensors file under their path in the tree; the rest goes to JSON. What JSON
-cannot say is a tagged object ``{"$": kind, ...}``: tensors, tuples, non-finite floats, bytes,
+cannot express is a tagged object ``{"$": kind, ...}``: tensors, tuples, non-finite floats, bytes,
 counters, and dicts whose keys are not plain strings (the state dict of a torch optimizer has
 integer keys). Floats survive exactly, because Python prints the shortest text that reads back to
 the same number. Nothing is ever pickled.
@@ -29,11 +28,11 @@ from arb_ternary_train.safetensors_file import SafetensorsFile, TensorParts, wri
 
 FORMAT: Final = "arb-ternary-checkpoint"
 VERSION: Final = 1
-#: Of a checkpoint whose model several ranks have written, a piece each.
+#: Version of a checkpoint whose model is in pieces, written by several ranks.
 PIECES_VERSION: Final = 2
 
 _TAG: Final = "$"
-#: Types whose values JSON holds as they are.
+#: Types whose values JSON stores as they are.
 _PLAIN: Final = frozenset({bool, int, str, type(None)})
 
 
@@ -42,7 +41,7 @@ def encode_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
     (``a/b/0``).
 
     Raises:
-        ComponentError: a value of a type that cannot be stored; the path says whose it is.
+        ComponentError: a value has a type that cannot be stored; its path is named.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -67,21 +66,17 @@ def encode_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
             return {_TAG: "bytes", "hex": value.hex()}
         if type(value) in (list, tuple, torch.Size):
             # Generators have hundreds of whole numbers, which need no path.
-            plain = _PLAIN.issuperset(map(type, value))
-            items = (
-                list(value)
-                if plain
-                else [encode(item, _join(path, index)) for index, item in enumerate(value)]
-            )
+            if _PLAIN.issuperset(map(type, value)):
+                items = list(value)
+            else:
+                items = [encode(item, _join(path, index)) for index, item in enumerate(value)]
             return items if type(value) is list else {_TAG: "tuple", "items": items}
         if isinstance(value, Mapping):
-            if (
-                not isinstance(value, Counter)
-                and all(type(key) is str for key in value)
-                and _TAG not in value
-            ):
+            is_counter = isinstance(value, Counter)
+            has_plain_keys = all(type(key) is str for key in value) and _TAG not in value
+            if has_plain_keys and not is_counter:
                 return {key: encode(item, _join(path, key)) for key, item in value.items()}
-            kind = "counter" if isinstance(value, Counter) else "dict"
+            kind = "counter" if is_counter else "dict"
             pairs = [
                 [encode(key, f"{path} (key)"), encode(item, _join(path, key))]
                 for key, item in value.items()
@@ -98,7 +93,7 @@ def encode_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def decode_state(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of :func:`encode_state`; a missing tensor raises KeyError with its name."""
+    """Invert :func:`encode_state`; a missing tensor raises KeyError with its name."""
     if isinstance(tree, list):
         return [decode_state(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -122,12 +117,13 @@ def decode_state(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _join(path: str, key: Any) -> str:
+    """Return the path of ``key`` below ``path``."""
     part = str(key).replace("~", "~0").replace("/", "~1")
     return f"{path}/{part}" if path else part
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """BLAKE2b-128 of the tensor's dtype, shape and bytes, in hexadecimal."""
+    """Return BLAKE2b-128 of the tensor's dtype, shape and bytes, in hexadecimal."""
     contiguous = tensor.detach().cpu().contiguous()
     digest = hashlib.blake2b(
         f"{contiguous.dtype} {tuple(contiguous.shape)} ".encode(), digest_size=16
@@ -138,7 +134,7 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of the file, in hexadecimal."""
+    """Return SHA-256 of the file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -146,11 +142,10 @@ def file_digest(path: Path) -> str:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor] | TensorParts, metadata: str
 ) -> dict[str, str]:
-    """Write a safetensors file, with ``metadata`` in its header, and return the digest of each
-    tensor in it.
+    """Write a safetensors file with ``metadata`` in its header; return the digest of each tensor.
 
-    Every tensor is written whole, also where two share memory: a loader copies them back into
-    whatever shares it then.
+    Every tensor is written whole, even if two share memory: a loader copies them back into whatever
+    shares it then.
     """
     digests: dict[str, str] = {}
     write_safetensors(
@@ -164,9 +159,9 @@ class WrittenTensors:
     """A file of tensors that is on the disk.
 
     Attributes:
-        sha256: of the file.
-        size: of the file, in bytes.
-        tensors: the digest of each tensor in it.
+        sha256: digest of the file.
+        size: size of the file in bytes.
+        tensors: digest of each tensor in it.
     """
 
     sha256: str
@@ -177,7 +172,7 @@ class WrittenTensors:
 def write_flushed(
     path: Path, tensors: Mapping[str, Tensor] | TensorParts, metadata: str
 ) -> WrittenTensors:
-    """As :func:`write_tensors`; the file survives a loss of power."""
+    """Write tensors as :func:`write_tensors` does, and have the file survive a loss of power."""
     digests = write_tensors(path, tensors, metadata)
     flush(path)
     return WrittenTensors(file_digest(path), path.stat().st_size, digests)
@@ -197,18 +192,18 @@ class JoinedTensors(Mapping[str, Tensor]):
         return len(self._names)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Read a tensor; CheckpointError where a part of it is not what was written."""
+        """Read a tensor; CheckpointError if a part of it is not what was written."""
         found = [piece[name] for piece in self._pieces if name in piece]
         return torch.cat(found) if len(found) > 1 else found[0]
 
     def outline(self, name: str) -> Tensor:
-        """A tensor without its numbers, on the device ``meta``."""
+        """Return a tensor without its numbers, on the device ``meta``."""
         found = [piece.outline(name) for piece in self._pieces if name in piece]
         return torch.cat(found) if len(found) > 1 else found[0]
 
 
 class VerifiedTensors(Mapping[str, Tensor]):
-    """The tensors of a file, each read and compared with its digest when it is asked for."""
+    """The tensors of a file, each read and compared with its digest when it is accessed."""
 
     def __init__(self, file: SafetensorsFile, digests: Mapping[str, str]) -> None:
         self._file = file
@@ -221,7 +216,7 @@ class VerifiedTensors(Mapping[str, Tensor]):
         return len(self._digests)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Read a tensor; CheckpointError where it is not what was written."""
+        """Read a tensor; CheckpointError if it is not what was written."""
         digest = self._digests[name]
         try:
             tensor = self._file[name]
@@ -235,29 +230,33 @@ class VerifiedTensors(Mapping[str, Tensor]):
         return tensor
 
     def outline(self, name: str) -> Tensor:
-        """A tensor without its numbers, on the device ``meta``."""
+        """Return a tensor without its numbers, on the device ``meta``."""
         return self._file.outline(name)
 
 
 def read_tensors(path: Path, sha256: str, digests: Mapping[str, str]) -> VerifiedTensors:
-    """The tensors of a safetensors file that must have these digests. The whole file is verified,
-    and nothing kept.
+    """Return the tensors of a safetensors file that must have these digests.
+
+    The whole file is verified, and nothing is kept in memory.
 
     Raises:
-        CheckpointError: the file is missing, truncated or altered; the tensor is named where one
-            can be.
+        CheckpointError: the file is missing, truncated or altered; the tensor is named if possible.
     """
     intact = _digest_or_error(path) == sha256
     try:
         file = SafetensorsFile(path)
     except DataError as error:
         raise CheckpointError(error.what) from error
-    if missing := [name for name in digests if name not in file]:
+    missing = [name for name in digests if name not in file]
+    if missing:
         raise CheckpointError(f"{path}: tensor {missing[0]!r} is missing")
     tensors = VerifiedTensors(file, digests)
-    for name in () if intact else tensors:
-        tensors[name]
-    if surplus := sorted(set(file) - set(digests)):
+    if not intact:
+        # Reading a damaged tensor raises an error that names it.
+        for name in tensors:
+            tensors[name]
+    surplus = sorted(set(file) - set(digests))
+    if surplus:
         raise CheckpointError(f"{path}: tensor {surplus[0]!r} is not in the manifest")
     if not intact:
         raise CheckpointError(
@@ -267,15 +266,11 @@ def read_tensors(path: Path, sha256: str, digests: Mapping[str, str]) -> Verifie
 
 
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
-    """Write the manifest: ``content`` with format, version and a checksum of itself."""
-    body = {
-        "format": FORMAT,
-        "version": PIECES_VERSION if "pieces" in content else VERSION,
-        **content,
-    }
-    text = json.dumps(
-        {**body, "checksum": _body_digest(body)}, indent=1, sort_keys=True, allow_nan=False
-    )
+    """Write ``content`` as the manifest, with format, version and a checksum of itself."""
+    version = PIECES_VERSION if "pieces" in content else VERSION
+    body = {"format": FORMAT, "version": version, **content}
+    signed = {**body, "checksum": _body_digest(body)}
+    text = json.dumps(signed, indent=1, sort_keys=True, allow_nan=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 

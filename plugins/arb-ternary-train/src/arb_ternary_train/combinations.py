@@ -1,8 +1,8 @@
-"""Whether the components of a run go together, said before anything is built.
+"""Checks whether the components of a run go together, before anything is built.
 
-Options of a component are told the run that they are used in: a config class may have the method
-``validate_in_run`` (see :class:`arb_ternary.optim.protocol.Planned`), whose findings are faults
-of the config like any other.
+A config class may have a method ``validate_in_run(run, planned)`` (see
+:class:`arb_ternary.optim.protocol.Planned`), which yields options that contradict each other or the
+run. Options that do nothing in the run are found by their conditions (``active_when``).
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from arb_ternary_train.config import RunConfig
 
 
 def find_contradictions(run: RunConfig) -> list[Fault]:
-    """What is wrong with components beside each other, each fault at the option that is in the
-    way.
-    """
+    """Return the faults of components that do not go together, each at the option in question."""
     return [*_faults(run, (), run, planned_parts(run)), *auto_option_faults(run)]
 
 
 def planned_parts(run: RunConfig) -> Planned | None:
-    """What ``run`` trains, over all its phases; None where the options of its model do not tell.
+    """Return what ``run`` trains over all its phases; None if its model's options do not say.
 
-    The options of a phase that changes the model have ``planned_in(run, planned) -> Planned``: what
-    it trains, and what it leaves frozen as ``idle``, of a model that has the parts ``planned``.
+    The options of a phase that changes the model have ``planned_in(run, planned) -> Planned``. It
+    returns what the phase trains of a model that has the parts ``planned``, and as ``idle`` what it
+    leaves frozen.
     """
     tell = getattr(run.model.options, "planned", None)
     if tell is None:
@@ -48,15 +47,16 @@ def planned_parts(run: RunConfig) -> Planned | None:
 
 
 def _faults(value: Any, path: Path, run: RunConfig, planned: Planned | None) -> Iterator[Fault]:
+    """Yield the faults of a value in the config and of everything inside it.
+
+    Args:
+        value: a component, a config object, a list, or anything else.
+        path: its path in the config.
+        run: the config.
+        planned: what the run trains, as far as ``value`` is concerned.
+    """
     if isinstance(value, Choice):
-        if isinstance(value.spec, OptimizerSpec) and planned is not None:
-            for kind in sorted(planned.kinds - value.spec.accepts):
-                yield Fault(
-                    path,
-                    f"{value.name!r} cannot train {PART_NOUNS[kind]}, and the model has some",
-                    "Use `optimizer: {name: split, ternary: ..., float: ...}`, or a model without "
-                    "those parts.",
-                )
+        yield from _untrained_parts(value, path, planned)
         value = value.options
     if isinstance(value, list | tuple):
         for index, item in enumerate(value):
@@ -65,9 +65,25 @@ def _faults(value: Any, path: Path, run: RunConfig, planned: Planned | None) -> 
         for key, message in unused_options(value, run, planned):
             yield Fault((*path, key), message)
         check = getattr(value, "validate_in_run", None)
-        for key, message in () if check is None else check(run, planned):
-            yield Fault((*path, key) if key else path, message)
+        if check is not None:
+            for key, message in check(run, planned):
+                yield Fault((*path, key) if key else path, message)
         narrow = getattr(value, "planned_for", None)
         for field in config_fields(type(value)):
-            inner = planned if narrow is None or planned is None else narrow(field.name, planned)
+            inner = planned
+            if narrow is not None and planned is not None:
+                inner = narrow(field.name, planned)
             yield from _faults(getattr(value, field.name), (*path, str(field.alias)), run, inner)
+
+
+def _untrained_parts(choice: Choice[Any], path: Path, planned: Planned | None) -> Iterator[Fault]:
+    """Yield a fault for each kind of part that an optimizer is given and cannot train."""
+    if planned is None or not isinstance(choice.spec, OptimizerSpec):
+        return
+    for kind in sorted(planned.kinds - choice.spec.accepts):
+        yield Fault(
+            path,
+            f"{choice.name!r} cannot train {PART_NOUNS[kind]}, and the model has some",
+            "Use `optimizer: {name: split, ternary: ..., float: ...}`, or a model without those "
+            "parts.",
+        )

@@ -63,14 +63,12 @@ class CheckpointConfig:
 
 @frozen(kw_only=True)
 class RanksConfig:
-    """What several processes that train one model share among them; in one process it has no
-    effect.
-    """
+    """How several processes share a model; without effect in one process."""
 
     weights: Literal["replicated", "sharded"] = option(
         "replicated",
         "packed ternary weights and sums of votes: replicated = every rank has all of them, "
-        "sharded = each keeps some rows and has those of the others while a block runs (FSDP2)",
+        "sharded = each keeps some rows and has the others while a block runs (FSDP2)",
         validator=in_(("replicated", "sharded")),
     )
     optimizer_state: Literal["replicated", "sharded"] = option(
@@ -95,9 +93,7 @@ class RanksConfig:
 
 @frozen(kw_only=True)
 class RunConfig:
-    """Everything that decides a run. Components are named here; plugins take part in no other
-    way.
-    """
+    """Everything that decides a run. Plugins take part only because components are named here."""
 
     name: str = option("run", "name of the run and of its directory", validator=is_run_name)
     seed: int = option(0, "seed of all randomness", validator=non_negative)
@@ -119,9 +115,9 @@ class RunConfig:
     )
     threads: int | Literal["auto"] = option(
         "auto",
-        "threads of the processor, for every operation; auto = OMP_NUM_THREADS where it is set, or "
-        "else as many as the "
-        "model has work for and as help in a few timed passes (with deterministic: by size alone)",
+        "threads of the processor, for every operation; auto = OMP_NUM_THREADS if it is set, else "
+        "as many as the model has work for and as help in a few timed passes (with deterministic: "
+        "by size alone)",
         validator=_is_thread_count,
     )
     requires: tuple[str, ...] = option(

@@ -1,16 +1,16 @@
-"""The directory of a run: what it was asked to do, with what, and everything that it wrote.
+"""The directory of a run.
 
-======================
-=====================================================================================
-``config.yaml`` the resolved config; loading it again gives an equal one ``run.json`` seed, device,
-threads, backend and its source, data, versions of what took part ``<name>.json`` what the data
-source attaches (``tokenizer.json``), to use a trained model without the data ``metrics.jsonl`` one
-line an event ``checkpoints/`` see ``arb_ternary_train.checkpoint`` ``logs/train.log`` what was
-printed, with the time ``result.json`` final numbers, once the run has finished
-======================
-=====================================================================================
+================== =================================================================================
+``config.yaml``    the resolved config; loading it again gives an equal one
+``run.json``       seed, device, threads, backend and its source, data, versions of what took part
+``<name>.json``    attachments of the data source, such as ``tokenizer.json``
+``metrics.jsonl``  one line per event
+``checkpoints/``   see ``arb_ternary_train.checkpoint``
+``logs/train.log`` what was printed, with the time
+``result.json``    final numbers, when the run has finished
+================== =================================================================================
 
-A directory is put together under a hidden name and renamed, so that one with ``run.json`` is
+A directory is created under a hidden name and then renamed, so a directory with ``run.json`` is
 complete.
 """
 
@@ -29,28 +29,29 @@ from attrs import frozen
 from arb_ternary.errors import ArbError, UsageProblem, nearest
 from arb_ternary_train.durable import replacing
 
-#: Where runs go that are not given a directory.
+#: Default parent of run directories.
 RUNS: Final = Path("runs")
 FORMAT: Final = "arb-ternary-run"
 VERSION: Final = 1
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write ``content`` to ``path``, replacing it whole."""
+    """Write ``content`` to ``path``, which is replaced as a whole."""
     with replacing(path) as new:
         new.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @contextmanager
 def locked(folder: Path, problem: ArbError) -> Iterator[None]:
-    """Hold the lock of ``folder``. It goes with the process, however that ends.
+    """Hold the lock of ``folder`` within a ``with`` block; it ends with the process at the latest.
 
     Raises:
-        ArbError: ``problem``, when another process holds it.
+        ArbError: ``problem``, if another process holds the lock.
     """
     try:
         import fcntl
-    except ImportError:  # not a POSIX system: there is no lock that a kill releases
+    except ImportError:
+        # Not a POSIX system: there is no lock that a kill releases.
         yield
         return
     with (folder / ".lock").open("w") as file:
@@ -63,7 +64,7 @@ def locked(folder: Path, problem: ArbError) -> Iterator[None]:
 
 @frozen
 class RunDirectory:
-    """A run's directory."""
+    """The directory of a run, which may not exist yet."""
 
     path: Path
 
@@ -93,7 +94,7 @@ class RunDirectory:
 
     @classmethod
     def unused(cls, name: str, parent: Path = RUNS) -> RunDirectory:
-        """``runs/<name>``, or ``runs/<name>-2`` and so on where that is taken."""
+        """Return ``runs/<name>``, or ``runs/<name>-2`` and so on if that is taken."""
         path = parent / name
         serial = 1
         while path.exists():
@@ -103,7 +104,7 @@ class RunDirectory:
 
     @classmethod
     def newest(cls, name: str, parent: Path = RUNS) -> RunDirectory | None:
-        """The last of ``runs/<name>``, ``runs/<name>-2``, ... that exists."""
+        """Return the last of ``runs/<name>``, ``runs/<name>-2``, ... that exists."""
         found: Path | None = None
         path = parent / name
         serial = 1
@@ -115,22 +116,18 @@ class RunDirectory:
 
     @classmethod
     def existing(cls, path: Path) -> RunDirectory:
-        """The run in ``path``.
+        """Return the run in ``path``.
 
         Raises:
             UsageProblem: it is not a run directory.
         """
         directory = cls(path)
         if not directory.exists():
-            what = (
-                "is not a run directory: it has no run.json"
-                if path.exists()
-                else "there is no such directory"
-            )
-            beside = {
-                file.parent.name for file in path.parent.glob(f"*/{directory.record_file.name}")
-            }
-            close = nearest(path.name, beside)
+            what = "there is no such directory"
+            if path.exists():
+                what = "is not a run directory: it has no run.json"
+            records = path.parent.glob(f"*/{directory.record_file.name}")
+            close = nearest(path.name, {file.parent.name for file in records})
             meant = "" if close is None else f"did you mean {path.with_name(close)}?\n"
             raise UsageProblem(
                 f"{path}: {what}", f"{meant}`arb train CONFIG` makes one and prints where."
@@ -144,15 +141,15 @@ class RunDirectory:
         return directory
 
     def exists(self) -> bool:
-        """Whether a run was started here."""
+        """Return whether a run was started here."""
         return self.record_file.is_file()
 
     def attachment_file(self, name: str) -> Path:
-        """Where an attachment of the data source lies."""
+        """Return the file of an attachment of the data source."""
         return self.path / f"{name}.json"
 
     def attachments(self) -> dict[str, Any]:
-        """What the data source attached to the run, by name.
+        """Return what the data source attached to the run, by name.
 
         Raises:
             ArbError: a file is damaged.
@@ -169,13 +166,17 @@ class RunDirectory:
         attachments: Mapping[str, Any],
         finish: Callable[[RunDirectory], None] = lambda _: None,
     ) -> None:
-        """Make the directory, with ``attachments`` of the data source.
+        """Create the directory.
 
-        ``finish`` is called with what has been made, before it has its name; what it raises leaves
-        nothing behind.
+        Args:
+            config_text: content of ``config.yaml``.
+            record: content of ``run.json``.
+            attachments: attachments of the data source, by name.
+            finish: called with the directory before it gets its name; what it raises leaves nothing
+                behind.
 
         Raises:
-            UsageProblem: another run is there, or files that are not a run's.
+            UsageProblem: the path is taken by another run or other files.
         """
         if self.exists():
             raise UsageProblem(
@@ -211,7 +212,7 @@ class RunDirectory:
             raise
 
     def record(self) -> dict[str, Any]:
-        """What ``run.json`` says.
+        """Return the content of ``run.json``.
 
         Raises:
             ArbError: the file is damaged.
@@ -220,7 +221,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time trains here. The lock goes with the process, however it ends.
+        """Lock the directory: one process at a time trains in it.
 
         Raises:
             UsageProblem: another process trains here.

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a kill or a loss of power."""
+"""Writes files whole or not at all, also across a kill or a loss of power."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what is to become ``path``: a hidden name beside it, renamed once it is on the
-    disk.
+    """Yield a hidden path to write to, which is flushed to the disk and then renamed to ``path``.
 
-    What is raised within leaves ``path`` as it was. That a rename survives a loss of power takes a
-    ``flush`` of the folder besides.
+    An exception in the ``with`` block leaves ``path`` as it was. To have the rename survive a loss
+    of power, ``flush`` the folder as well.
 
     Raises:
         OSError: the disk refuses, or nothing was written.
@@ -30,7 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, survive a loss of power, where the system can.
+    """Make a file, or the names in a folder, survive a loss of power, if the system can.
 
     Raises:
         OSError: the disk refuses.
@@ -38,7 +37,8 @@ def flush(path: Path) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:
-        if path.is_dir():  # Windows opens no folders
+        if path.is_dir():
+            # Windows opens no folders.
             return
         raise
     try:

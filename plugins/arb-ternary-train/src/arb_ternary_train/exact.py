@@ -1,4 +1,4 @@
-"""What ``exact: true`` of a run implies: a model whose ternary products are integers."""
+"""The option ``exact: true`` of a run: a model whose ternary products are integers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from arb_ternary.config.structure import GIVEN
 from arb_ternary.specs import ModelSpec
 from arb_ternary_train.config import RunConfig
 
-#: Model options that it decides, and what it makes them.
+#: Model options that it decides, and their values.
 _OPTIONS = {"activations": "int8", "gradients": "int8"}
 
 
 def contradictions(data: Any, where: Origin | None) -> list[Fault]:
-    """Options of the model that the user gave and that contradict ``exact: true``.
+    """Return faults for options of the model that contradict ``exact: true``.
 
     Args:
-        data: the run as plain values, so that other faults of the config do not hide these.
-        where: the origin of ``exact``.
+        data: the config of the run as plain values, so that other faults do not hide these.
+        where: origin of ``exact``.
     """
     if not isinstance(data, dict) or data.get("exact") is not True:
         return []
@@ -30,7 +30,7 @@ def contradictions(data: Any, where: Origin | None) -> list[Fault]:
 
 
 def _contradictions(holder: dict[str, Any], path: Path, place: str) -> Iterator[Fault]:
-    """Of the model in ``holder``, and of one that this is made of, which it calls ``model`` too."""
+    """Yield the faults of the model in ``holder``, and of a model that this one is made of."""
     model = holder.get("model")
     path = (*path, "model")
     if not isinstance(model, dict):
@@ -44,16 +44,16 @@ def _contradictions(holder: dict[str, Any], path: Path, place: str) -> Iterator[
 
 
 def make_exact(config: RunConfig, where: Origin | None) -> RunConfig:
-    """The config with what ``exact: true`` implies for the model's options; unchanged without it.
+    """Return the config with what ``exact: true`` implies for the options of the model.
 
-    A model whose config class lacks ``activations`` or ``gradients`` keeps what it does.
+    Without ``exact`` it is unchanged. Options that the model's config class lacks are left out.
 
     Args:
-        config: as it was read.
-        where: the origin of ``exact``.
+        config: the config as it was read.
+        where: origin of ``exact``.
 
     Raises:
-        Faulty: the model's other options do not allow it.
+        Faulty: other options of the model do not allow it.
     """
     if not config.exact:
         return config
@@ -65,7 +65,7 @@ def make_exact(config: RunConfig, where: Origin | None) -> RunConfig:
 
 
 def _exact(model: Choice[ModelSpec]) -> Choice[ModelSpec]:
-    """``model``, and one that it is made of, with the options of an exact run."""
+    """Return ``model``, and a model that it is made of, with the options of an exact run."""
     options = model.options
     if options is None:
         return model

@@ -1,6 +1,4 @@
-"""From the config file of a run to a :class:`RunConfig`: read, override, check requirements,
-structure.
-"""
+"""Loads the config of a run: reads, overrides, checks requirements, structures."""
 
 from __future__ import annotations
 
@@ -33,18 +31,18 @@ def load_config(
 ) -> LoadedConfig[RunConfig]:
     """Load the config of a run.
 
-    In order of precedence, a value comes from ``overrides``, from the environment
-    (``ARB_TERNARY_BACKEND``), from the file, or is a default. The config's own plugin files are
-    loaded into ``plugins`` first.
+    A value comes from ``overrides``, else from the environment (``ARB_TERNARY_BACKEND``), else from
+    the file, or is the default. The plugin files of the config are loaded into ``plugins`` first.
 
     Args:
         path: a YAML file.
         overrides: ``path=value`` each, as given to ``-o``.
-        plugins: where components come from; the process-wide plugin manager when None.
+        plugins: where components come from; None = the plugin manager of the process.
 
     Raises:
         ConfigError: the file or its content is wrong; every fault is listed with file and line.
-        EnvironmentProblem: the config is right, but names what is not installed or failed to load.
+        EnvironmentProblem: the config is right, but names a plugin that is not installed or failed
+            to load.
     """
     return load_document(
         apply_overrides(read_document(path), overrides), FilePath(path).parent, plugins=plugins
@@ -54,7 +52,7 @@ def load_config(
 def load_document(
     document: Document, folder: FilePath, *, plugins: Plugins | None = None
 ) -> LoadedConfig[RunConfig]:
-    """As :func:`load_config`, of a document whose own plugin files are named from ``folder``."""
+    """Load a document as :func:`load_config` does; ``folder`` is the base of its plugin files."""
     host = plugins if plugins is not None else manager()
     document = _load_plugin_files(_apply_environment(document), folder, host)
     return structure_run(document, host.registry)
@@ -63,7 +61,7 @@ def load_document(
 def in_only_phase(
     path: str | os.PathLike[str], overrides: Iterable[str], settings: Mapping[str, Any]
 ) -> list[str]:
-    """The overrides that give the only phase of a config the ``settings`` that are not None.
+    """Return overrides that give the only phase of a config the ``settings`` that are not None.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -83,8 +81,7 @@ def in_only_phase(
 
 
 def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunConfig]:
-    """Structure the document of a run, check its requirements, apply ``exact``, and see that its
-    components fit.
+    """Structure the document of a run, check its requirements and components, apply ``exact``.
 
     Raises:
         ConfigError, EnvironmentProblem: as :func:`load_config`.
@@ -95,7 +92,7 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
     faults.extend(contradictions(document.data, exact))
     unmet = unmet_requirements(_texts(document, "requires"))
     if unmet and all(fault.environment or fault.unknown_component for fault in faults):
-        # A component that is not there is then only what follows from the missing distribution.
+        # An unknown component then only follows from the missing distribution.
         faults = [fault for fault in faults if not fault.unknown_component]
     if faults or unmet or config is None:
         raise_faults([*faults, *unmet], document.origins, document.source)
@@ -103,8 +100,10 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
         resolved = make_exact(config, exact)
     except Faulty as error:
         raise_faults(error.faults, document.origins, document.source)
-    if refused := find_contradictions(resolved):
+    refused = find_contradictions(resolved)
+    if refused:
         raise_faults(refused, document.origins, document.source)
+
     before = dict(leaves(to_plain(config)))
     derived = Origin("derived", f"exact ({exact})")
     changed = {path: derived for path, value in leaves(to_plain(resolved)) if before[path] != value}
@@ -117,14 +116,13 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
 
 
 def _texts(document: Document, key: str) -> list[str]:
-    """The list of texts at a key of the top level; empty when it is not one, which structuring
-    reports.
-    """
+    """Return the list of texts at a top-level key; empty if it is none, which is a fault later."""
     value = document.data.get(key) if isinstance(document.data, dict) else None
     return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else []
 
 
 def _apply_environment(document: Document) -> Document:
+    """Set the backend that the environment names, unless an override does."""
     value = environment.BACKEND.read().strip()
     origin = document.origins.get(("backend",))
     if not value or (origin is not None and origin.kind == "override"):
@@ -133,8 +131,9 @@ def _apply_environment(document: Document) -> Document:
 
 
 def _load_plugin_files(document: Document, folder: FilePath, plugins: Plugins) -> Document:
-    """Load the files under ``plugins:``, and make their paths absolute, so that a resolved config
-    works anywhere.
+    """Load the files under ``plugins:``, and make their paths absolute.
+
+    So a resolved config works in any folder.
     """
     files = _texts(document, "plugins")
     faults = list(document.faults)

@@ -1,8 +1,8 @@
-"""``metrics.jsonl``: one JSON object a line, one line an event, deterministic to the byte.
+"""``metrics.jsonl``: one JSON object per line, one line per event, deterministic to the byte.
 
-A line holds nothing that depends on the clock, so that the file of a run that was killed and
-resumed equals the file of a run that was not. A checkpoint stores how long the file was; a resume
-cuts it there, which also removes a line that a kill tore.
+No line depends on the clock, so the file of a run that was killed and resumed equals the file of a
+run that was not. A checkpoint stores the length of the file. A resume cuts the file there, which
+also removes a line that a kill tore.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Final, Self
 
 from arb_ternary.errors import ArbError
 
+_FREE_SPACE: Final = "Free some space, then continue with --resume."
+
 
 def to_line(record: Mapping[str, Any]) -> bytes:
-    """One line of the file. JSON has no non-finite numbers: they become the strings ``nan``,
-    ``inf`` and ``-inf``.
+    """Return one line of the file.
+
+    JSON has no non-finite numbers: they become the strings ``nan``, ``inf`` and ``-inf``.
     """
-    return (
-        json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False) + "\n"
-    ).encode()
+    plain = {key: _plain(value) for key, value in record.items()}
+    return (json.dumps(plain, allow_nan=False) + "\n").encode()
 
 
 def _plain(value: Any) -> Any:
@@ -38,8 +40,9 @@ def _plain(value: Any) -> Any:
 
 
 class MetricsWriter:
-    """Appends records to ``path``; each line reaches the operating system in one write, before
-    ``write`` returns.
+    """Appends records to ``path``.
+
+    Each line reaches the operating system in one write, before :meth:`write` returns.
     """
 
     def __init__(
@@ -48,11 +51,11 @@ class MetricsWriter:
         """Open the file.
 
         Args:
-            path: the file; made if missing.
+            path: the file; created if missing.
             resume_at: length in bytes when the checkpoint that the run continues from was written;
                 what came later is cut.
-            resume_step: the step of that checkpoint: where the file is shorter than ``resume_at``
-                (somebody edited it), records after this step are dropped instead.
+            resume_step: the step of that checkpoint. If the file is shorter than ``resume_at``
+                because somebody edited it, records after this step are dropped instead.
         """
         self.path = path
         self._file: BinaryIO = path.open("a+b", buffering=0)
@@ -71,17 +74,12 @@ class MetricsWriter:
         try:
             written = self._file.write(line)
         except OSError as error:
-            raise ArbError(
-                f"{self.path}: cannot be written: {error}",
-                "Free some space, then continue with --resume.",
-            ) from error
+            raise ArbError(f"{self.path}: cannot be written: {error}", _FREE_SPACE) from error
         if written != len(line):
-            raise ArbError(
-                f"{self.path}: the disk is full", "Free some space, then continue with --resume."
-            )
+            raise ArbError(f"{self.path}: the disk is full", _FREE_SPACE)
 
     def sync(self) -> int:
-        """Make everything written so far durable and return the length of the file in bytes."""
+        """Make everything written so far durable; return the length of the file in bytes."""
         os.fsync(self._file.fileno())
         return self._file.seek(0, os.SEEK_END)
 
@@ -101,17 +99,17 @@ class MetricsWriter:
         self.close()
 
     def _cut(self, length: int, step: int) -> None:
+        """Cut the file to ``length`` bytes, or after ``step`` if that is not the end of a line."""
         size = self._file.seek(0, os.SEEK_END)
         if size >= length and (length == 0 or self._byte(length - 1) == b"\n"):
             self._file.truncate(length)
             return
-        kept = b"".join(
-            to_line(record) for record in read_metrics(self.path) if record.get("step", 0) <= step
-        )
+        records = [each for each in read_metrics(self.path) if each.get("step", 0) <= step]
         self._file.truncate(0)
-        self._file.write(kept)
+        self._file.write(b"".join(to_line(record) for record in records))
 
     def _cut_torn_line(self) -> None:
+        """Cut what follows the last complete line."""
         size = self._file.seek(0, os.SEEK_END)
         while size and self._byte(size - 1) != b"\n":
             size -= 1
@@ -123,18 +121,18 @@ class MetricsWriter:
 
 
 class NoMetrics:
-    """The metrics of a rank that writes none."""
+    """The metrics of ranks other than 0, which write none."""
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Rank 0 writes it."""
+        """No-op: rank 0 writes it."""
 
     def sync(self) -> int:
-        """Rank 0 knows the length of the file."""
+        """Return 0: rank 0 knows the length of the file."""
         return 0
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file; a last line that a kill tore is left out.
+    """Return the records of a metrics file; a last line that a kill tore is left out.
 
     Raises:
         ArbError: the file is missing, or a line before the last is not a JSON object.

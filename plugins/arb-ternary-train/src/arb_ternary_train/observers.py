@@ -1,6 +1,4 @@
-"""The observers of one run: only what its config activated, called by pluggy in the config's
-order.
-"""
+"""The observers of one run, called by pluggy in the order of the config."""
 
 from __future__ import annotations
 
@@ -34,9 +32,9 @@ _LAST = hookspecs.arb_run_end.__name__
 class RunObservers:
     """Calls the hooks of the objects that a run activated.
 
-    An observer that raises ends the run with an error that names it; only ``arb_run_end`` is called
-    on all of them first. An :class:`ArbError` keeps its class and with it its exit code. A wrapper
-    is called around all observers.
+    An observer that raises ends the run with an error that names it; only ``arb_run_end`` is first
+    called on all observers. An :class:`ArbError` keeps its class and so its exit code. A wrapper is
+    called around all observers.
 
     Args:
         objects: observers by name.
@@ -58,7 +56,7 @@ class RunObservers:
         """Call a hook: ``observers.call(hookspecs.arb_step_end, context, step, metrics)``.
 
         Raises:
-            ArbError: an observer failed; it is named. Of ``arb_run_end``: one or more of them, all
+            ArbError: an observer failed; it is named. For ``arb_run_end`` all that failed are
                 named.
         """
         self._failures = []
@@ -81,8 +79,9 @@ class RunObservers:
     def select_backend(
         self, request: BackendRequest, candidates: Sequence[str]
     ) -> tuple[str, str] | None:
-        """The first opinion on an ``auto`` backend: the observer's name and its choice among
-        ``candidates``, or None.
+        """Return the first opinion on an ``auto`` backend: name of the observer and its choice.
+
+        None if no observer has an opinion.
 
         Raises:
             ComponentError: the choice is not one of the candidates.
@@ -126,11 +125,9 @@ class RunObservers:
     def _guard(
         self, observer: str, hook: str, implementation: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """An implementation that names its observer when it fails or, with an opinion, when it has
-        one.
-        """
+        """Wrap an implementation so that errors and opinions are attributed to its observer."""
 
-        def settle(result: Any) -> Any:
+        def note_opinion(result: Any) -> Any:
             # A wrapper that passes on what it was given has no opinion of its own.
             if result is not None and (self._opinion is None or self._opinion[1] != result):
                 self._opinion = observer, result
@@ -141,9 +138,9 @@ class RunObservers:
             @wraps(implementation)
             def wrapper(*arguments: Any) -> Generator[Any, Any, Any]:
                 try:
-                    return settle((yield from implementation(*arguments)))
+                    return note_opinion((yield from implementation(*arguments)))
                 except Exception as error:
-                    # of another, on its way out
+                    # The error of another observer, on its way out.
                     if any(error is failure for failure in self._failures):
                         raise
                     failure = self._named(observer, hook, error)
@@ -154,17 +151,18 @@ class RunObservers:
         @wraps(implementation)
         def function(*arguments: Any) -> Any:
             try:
-                return settle(implementation(*arguments))
+                return note_opinion(implementation(*arguments))
             except Exception as error:
                 failure = self._named(observer, hook, error)
-                if hook != _LAST:  # there the others are called first
-                    raise failure from failure.__cause__
-                return None
+                if hook == _LAST:
+                    # The other observers are called first.
+                    return None
+                raise failure from failure.__cause__
 
         return function
 
     def _named(self, observer: str, hook: str, error: Exception) -> ArbError:
-        """The failure with its observer's name; an error of the program stays itself."""
+        """Return the failure with its observer's name; an ArbError keeps its class."""
         failure = error
         if not isinstance(failure, ArbError):
             failure = ComponentError(describe_exception(error))

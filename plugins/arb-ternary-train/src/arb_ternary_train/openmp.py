@@ -1,6 +1,4 @@
-"""What OpenMP reads from the environment, and what the program tells it there. Imports nothing
-heavy.
-"""
+"""Environment variables of OpenMP. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -18,15 +16,16 @@ WAIT_POLICY: Final = Variable(
     "OMP_WAIT_POLICY",
     "passive",
     "OpenMP's own: how threads wait for each other; `arb train`, `arb eval` and `arb generate` "
-    "make them sleep where nothing is set, since threads that spin (`active`) halve the speed as "
+    "make them sleep if nothing is set, since threads that spin (`active`) halve the speed as "
     "soon as another process wants a core",
 )
 VARIABLES: Final = (NUM_THREADS, WAIT_POLICY)
 
 
 def wait_passively() -> None:
-    """Have threads that wait sleep, unless the user says otherwise. OpenMP looks once, when torch
-    is imported.
+    """Make threads that wait sleep, unless the user says otherwise.
+
+    It has no effect after torch is imported, which is when OpenMP reads the variable.
     """
     if "torch" not in sys.modules:
         WAIT_POLICY.set_default()

@@ -36,7 +36,7 @@ from arb_ternary.config.options import (
 )
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import OptimizerSpec, PolicySpec
-from arb_ternary_train.schedules import ScheduleName
+from arb_ternary_train.schedules import SCHEDULES, ScheduleName
 
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
@@ -130,8 +130,7 @@ class LoopOptions:
     )
     lr_schedule: ScheduleName = option(
         "cosine",
-        "how rates fall after the warm-up: cosine, linear, sqrt, two_stage, constant; none = "
-        "rates are not set",
+        f"how rates fall after the warm-up: {', '.join(SCHEDULES[:-1])}; none = rates are not set",
     )
     grad_clip: float | None = option(
         None,

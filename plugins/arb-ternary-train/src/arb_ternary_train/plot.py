@@ -1,25 +1,81 @@
-"""A figure of loss over steps."""
+"""A figure of loss over steps, with baselines and marks of decisions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from attrs import frozen
 
 from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import read_metrics
-from arb_ternary_train.plot_marks import Mark, draw_marks, marks_in
 
-#: Categorical colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+#: Categorical colours that colour-blind readers can distinguish (Okabe and Ito, 2008).
+_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+#: Colour (for a single run) and line style of kinds of marks, and of any other kind.
+_LOOKS: Final = {
+    "switch": ("#333333", (0, (5, 2))),
+    "rollback": ("#B2182B", "solid"),
+    "branch": ("#888888", (0, (1, 2))),
+}
+_OTHER_LOOK: Final = ("#888888", "dashdot")
+#: Texts of marks that are closer than this share of the steps would overlap: the later is left out.
+_CLOSEST: Final = 0.02
+#: Longest text of a mark.
+_LONGEST: Final = 28
+
+Points = Sequence[tuple[int, float]]
+
+
+@frozen
+class Mark:
+    """A step at which something was decided.
+
+    Attributes:
+        step: the step.
+        text: what was decided, in a word or two.
+        kind: its kind: ``switch``, ``rollback``, ...
+    """
+
+    step: int
+    text: str
+    kind: str
+
+
+@frozen
+class _Curves:
+    """What is drawn of one run.
+
+    Attributes:
+        run: the run.
+        colour: its colour.
+        train: the metric of each step.
+        validation: the metric of each evaluation.
+        draws: micro-batches of each step.
+        marks: marks of decisions.
+    """
+
+    run: RunDirectory
+    colour: str
+    train: Points
+    validation: Points
+    draws: Points
+    marks: Sequence[Mark]
+
+    @property
+    def last_step(self) -> int:
+        """The last step that has a point."""
+        return max(points[-1][0] for points in (self.train, self.validation) if points)
 
 
 def smoothed(values: Sequence[float], reach: int) -> list[float]:
-    """Centred moving average over ``reach`` values on either side, fewer near the ends: it does not
-    lag behind.
+    """Return a centred moving average over ``reach`` values on either side, fewer near the ends.
+
+    It does not lag behind.
     """
     sums = [0.0, *accumulate(values)]
     out = []
@@ -31,64 +87,196 @@ def smoothed(values: Sequence[float], reach: int) -> list[float]:
 
 
 def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "loss") -> None:
-    """Draw the runs to ``destination`` (its ending chooses the format; PNG, SVG, PDF).
+    """Draw runs to ``destination``, whose ending chooses the format (PNG, SVG, PDF).
 
-    ``metric`` in training (thin: every step; thick: smoothed) and in evaluations, as points. Of the
-    loss also what simple predictors reach on the same samples, as horizontal lines, where a
-    finished run has measured it. Vertical lines where a record of the metrics has a text ``mark``
-    and a ``mark_kind``: something was decided there. Below, the micro-batches of each step, where a
-    run took more than one.
+    The figure shows ``metric`` in training (thin: every step; thick: smoothed) and in evaluations,
+    as points. For the loss, horizontal lines show what simple predictors reach on the same samples,
+    if a finished run has measured it. Vertical lines show records of the metrics with a text
+    ``mark`` and a ``mark_kind``: something was decided there. If a run took more than one
+    micro-batch in a step, a panel below shows their number.
 
     Raises:
-        ArbError: a run has no step yet, or nothing of that name, or the file cannot be written.
+        ArbError: a run has no step yet, or no number of this name, or the file cannot be written.
     """
     # The object interface draws without a display and without global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    curves = [_read_curves(run, index, metric) for index, run in enumerate(runs)]
     figure = Figure(figsize=(8.0, 5.0), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    metrics = [read_metrics(run.metrics_file) for run in runs]
-    draws = [_points(records, "train", "draws") for records in metrics]
-    if any(count != 1 for points in draws for _, count in points):
+    if any(count != 1 for each in curves for _, count in each.draws):
         axes, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        _draw_draws(lower, draws)
+        _draw_draws(lower, curves)
     else:
         axes = lower = figure.add_subplot()
+
+    several = len(runs) > 1
+    for each in curves:
+        _draw_curves(axes, each, several)
+    draw_marks(
+        axes,
+        [(each.colour, each.marks) for each in curves],
+        max(each.last_step for each in curves),
+    )
     baselines: dict[str, float] = {}
-    top: list[float] = []
-    marks: list[tuple[str, list[Mark]]] = []
-    span = 0
-    for index, (run, records) in enumerate(zip(runs, metrics, strict=True)):
+    if metric == "loss":
+        for run in runs:
+            baselines |= _baselines(run)
+    _draw_baselines(axes, baselines)
+
+    lower.set_xlabel("optimizer step")
+    axes.set_ylabel(_label(runs, metric))
+    names = " and ".join(run.path.name for run in runs)
+    axes.set_title(names if len(runs) < 3 else f"{len(runs)} runs", fontsize=11)
+    axes.set_ylim(top=_highest(curves, baselines) * 1.05)
+    for each_axes in {axes, lower}:
+        each_axes.grid(color="0.9", linewidth=0.6)
+        each_axes.set_axisbelow(True)
+        each_axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(edgecolor="none", framealpha=0.9, fontsize=9)
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(destination)
+    except (OSError, ValueError) as error:
+        raise ArbError(f"{destination}: the figure cannot be written: {error}") from error
+
+
+# --- reading
+
+
+def _read_curves(run: RunDirectory, index: int, metric: str) -> _Curves:
+    """Read what is drawn of the run number ``index``.
+
+    Raises:
+        ArbError: it has no number called ``metric``.
+    """
+    records = read_metrics(run.metrics_file)
+    train = _points(records, "train", metric)
+    validation = _points(records, "validation", metric)
+    if not train and not validation:
+        raise _no_such_metric(metric, run, records)
+    return _Curves(
+        run=run,
+        colour=_COLOURS[index % len(_COLOURS)],
+        train=train,
+        validation=validation,
+        draws=_points(records, "train", "draws"),
+        marks=marks_in(records),
+    )
+
+
+def _points(records: Sequence[dict[str, Any]], event: str, key: str) -> Points:
+    """Return step and ``key`` of each record of ``event``.
+
+    A number that is not finite is a string in the file, and is left out.
+    """
+    points = []
+    for record in records:
+        value = record.get(key)
+        if record.get("event") == event and isinstance(value, int | float):
+            points.append((record["step"], value))
+    return points
+
+
+def _no_such_metric(metric: str, run: RunDirectory, records: Sequence[dict[str, Any]]) -> ArbError:
+    """Return the error for a run without a number called ``metric``."""
+    numbers: set[str] = set()
+    for record in records:
+        if record.get("event") in ("train", "validation"):
+            numbers |= {key for key, value in record.items() if isinstance(value, int | float)}
+    numbers.discard("step")
+    if not numbers:
+        return ArbError(f"{run.metrics_file}: no step has been taken yet; there is nothing to draw")
+    return ArbError(
+        f"{run.metrics_file}: there is no number {metric!r} in it",
+        f"It has {', '.join(sorted(numbers))}.",
+    )
+
+
+def marks_in(records: Sequence[Mapping[str, Any]]) -> list[Mark]:
+    """Return the marks in a metrics file: records, of any event, with a text ``mark``."""
+    marks = []
+    for record in records:
+        text = record.get("mark")
+        step = record.get("step")
+        if isinstance(text, str) and isinstance(step, int):
+            kind = record.get("mark_kind", record.get("event", "mark"))
+            marks.append(Mark(step, text, str(kind)))
+    return marks
+
+
+def _baselines(run: RunDirectory) -> dict[str, float]:
+    """Return what simple predictors reach, from the result of a finished run."""
+    if not run.result_file.exists():
+        return {}
+    try:
+        result = json.loads(run.result_file.read_text(encoding="utf-8"))
+        return {name.replace("_", " "): float(result[name]) for name in result["baselines"]}
+    except (OSError, ValueError, KeyError) as error:
+        raise ArbError(f"{run.result_file}: cannot be read: {error}") from error
+
+
+def _label(runs: Sequence[RunDirectory], metric: str) -> str:
+    """Return the label of the vertical axis."""
+    if metric != "loss":
+        return metric.replace("_", " ")
+    units = {str(run.record().get("loss_unit", "nats per token")) for run in runs}
+    return f"loss, {' or '.join(sorted(units))}"
+
+
+# --- drawing
+
+
+def _draw_curves(axes: Any, curves: _Curves, several: bool) -> None:
+    """Draw the metric of one run in training and in evaluations."""
+    name = curves.run.path.name
+    colour = curves.colour
+    if curves.train:
+        steps, values = zip(*curves.train, strict=True)
+        line = smoothed(values, len(values) // 80)
+        axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
+        label = name if several else "training"
+        axes.plot(steps, line, color=colour, linewidth=1.6, label=label)
+    if curves.validation:
+        steps, values = zip(*curves.validation, strict=True)
+        axes.plot(
+            steps,
+            values,
+            color=colour,
+            linestyle="none" if curves.train else "-",
+            marker="o",
+            markersize=5,
+            markerfacecolor="white",
+            label=f"{name}, validation" if several else "validation",
+        )
+
+
+def _highest(curves: Sequence[_Curves], baselines: Mapping[str, float]) -> float:
+    """Return the highest value that must be visible; single steps may be cut."""
+    values = [*baselines.values()]
+    for each in curves:
+        values += [value for _, value in each.validation]
+        if each.train:
+            train = [value for _, value in each.train]
+            values.append(max(smoothed(train, len(train) // 80)))
+    return max(values)
+
+
+def _draw_draws(axes: Any, curves: Sequence[_Curves]) -> None:
+    """Draw micro-batches per step of each run: thin every step, thick smoothed."""
+    with_steps = [each.draws for each in curves if each.draws]
+    for index, points in enumerate(with_steps):
         colour = _COLOURS[index % len(_COLOURS)]
-        train = _points(records, "train", metric)
-        validation = _points(records, "validation", metric)
-        if not train and not validation:
-            raise _nothing_of(metric, run, records)
-        if train:
-            steps, values = zip(*train, strict=True)
-            label = run.path.name if len(runs) > 1 else "training"
-            line = smoothed(values, len(values) // 80)
-            axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
-            axes.plot(steps, line, color=colour, linewidth=1.6, label=label)
-            top.append(max(line))
-        top.extend(value for _, value in validation)
-        marks.append((colour, marks_in(records)))
-        span = max(span, *(points[-1][0] for points in (train, validation) if points))
-        if validation:
-            shown = f"{run.path.name}, validation" if len(runs) > 1 else "validation"
-            axes.plot(
-                *zip(*validation, strict=True),
-                color=colour,
-                linestyle="none" if train else "-",
-                marker="o",
-                markersize=5,
-                markerfacecolor="white",
-                label=shown,
-            )
-        if metric == "loss":
-            baselines.update(_baselines(run))
-    draw_marks(axes, marks, span)
+        steps, counts = zip(*points, strict=True)
+        axes.plot(steps, counts, color=colour, linewidth=0.6, alpha=0.3)
+        axes.plot(steps, smoothed(counts, len(counts) // 80), color=colour, linewidth=1.6)
+    axes.set_ylabel("draws per step")
+    axes.set_ylim(bottom=0)
+
+
+def _draw_baselines(axes: Any, baselines: Mapping[str, float]) -> None:
+    """Draw a horizontal line for each baseline, the highest one dashed."""
     for rank, (name, value) in enumerate(sorted(baselines.items(), key=lambda item: -item[1])):
         axes.axhline(value, color="0.35", linewidth=1.0, linestyle=":" if rank else "--")
         axes.annotate(
@@ -101,75 +289,44 @@ def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "lo
             fontsize=8,
             color="0.35",
         )
-    lower.set_xlabel("optimizer step")
-    units = {str(run.record().get("loss_unit", "nats per token")) for run in runs}
-    axes.set_ylabel(
-        f"loss, {' or '.join(sorted(units))}" if metric == "loss" else metric.replace("_", " ")
-    )
-    axes.set_title(
-        " and ".join(run.path.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs",
-        fontsize=11,
-    )
-    axes.set_ylim(top=max([*top, *baselines.values()]) * 1.05)
-    for each in {axes, lower}:
-        each.grid(color="0.9", linewidth=0.6)
-        each.set_axisbelow(True)
-        each.spines[["top", "right"]].set_visible(False)
-    axes.legend(edgecolor="none", framealpha=0.9, fontsize=9)
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(destination)
-    except (OSError, ValueError) as error:
-        raise ArbError(f"{destination}: the figure cannot be written: {error}") from error
 
 
-def _nothing_of(metric: str, run: RunDirectory, records: Sequence[dict[str, Any]]) -> ArbError:
-    """The run has no number called ``metric``."""
-    numbers = {
-        key
-        for record in records
-        if record.get("event") in ("train", "validation")
-        for key, value in record.items()
-        if isinstance(value, int | float) and key != "step"
-    }
-    if not numbers:
-        return ArbError(
-            f"{run.metrics_file}: no step has been taken yet, so that there is nothing to draw"
-        )
-    return ArbError(
-        f"{run.metrics_file}: there is no number {metric!r} in it",
-        f"It has {', '.join(sorted(numbers))}.",
-    )
+def draw_marks(axes: Any, runs: Sequence[tuple[str, Sequence[Mark]]], span: int) -> None:
+    """Draw a thin vertical line for each mark, and one legend entry for each kind.
 
+    The text of a mark stands along its line at the top.
 
-def _draw_draws(axes: Any, draws: Sequence[Sequence[tuple[int, float]]]) -> None:
-    """Micro-batches a step of each run: thin every step, thick smoothed."""
-    for index, points in enumerate(points for points in draws if points):
-        colour = _COLOURS[index % len(_COLOURS)]
-        steps, counts = zip(*points, strict=True)
-        axes.plot(steps, counts, color=colour, linewidth=0.6, alpha=0.3)
-        axes.plot(steps, smoothed(counts, len(counts) // 80), color=colour, linewidth=1.6)
-    axes.set_ylabel("draws a step")
-    axes.set_ylim(bottom=0)
-
-
-def _points(
-    records: Sequence[dict[str, Any]], event: str, key: str = "loss"
-) -> list[tuple[int, float]]:
-    """Step and ``key`` of each record of ``event``; a number that is not finite is a string there
-    and is left out.
+    Args:
+        axes: axes of matplotlib.
+        runs: colour and marks of each run. Lines of several runs have these colours.
+        span: steps that the figure shows.
     """
-    found = [
-        (record["step"], record.get(key)) for record in records if record.get("event") == event
-    ]
-    return [(step, value) for step, value in found if isinstance(value, int | float)]
-
-
-def _baselines(run: RunDirectory) -> dict[str, float]:
-    if not run.result_file.exists():
-        return {}
-    try:
-        result = json.loads(run.result_file.read_text(encoding="utf-8"))
-        return {name.replace("_", " "): float(result[name]) for name in result["baselines"]}
-    except (OSError, ValueError, KeyError) as error:
-        raise ArbError(f"{run.result_file}: cannot be read: {error}") from error
+    single = len(runs) == 1
+    kinds: dict[str, None] = {}
+    labelled: list[int] = []
+    for colour, marks in runs:
+        for mark in sorted(marks, key=lambda each: each.step):
+            kinds.setdefault(mark.kind)
+            own_colour, style = _LOOKS.get(mark.kind, _OTHER_LOOK)
+            shown = own_colour if single else colour
+            axes.axvline(mark.step, color=shown, linestyle=style, linewidth=0.8, zorder=1.5)
+            if any(abs(mark.step - other) < _CLOSEST * span for other in labelled):
+                continue
+            labelled.append(mark.step)
+            text = mark.text if len(mark.text) <= _LONGEST else f"{mark.text[: _LONGEST - 1]}…"
+            axes.annotate(
+                text,
+                (mark.step, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(-2, -2),
+                textcoords="offset points",
+                rotation=90,
+                ha="right",
+                va="top",
+                fontsize=7,
+                color=shown,
+            )
+    for kind in kinds:
+        own_colour, style = _LOOKS.get(kind, _OTHER_LOOK)
+        colour = own_colour if single else "0.35"
+        axes.plot([], [], color=colour, linestyle=style, linewidth=0.8, label=kind)

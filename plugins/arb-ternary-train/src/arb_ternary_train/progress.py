@@ -1,6 +1,6 @@
 """What a person sees while a run works: a progress bar on a terminal, plain lines elsewhere.
 
-Both also go, as plain lines with the time, to the run's log file.
+The log file of the run has the same as plain lines with the time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Final, Protocol, TextIO
 
 from attrs import define, field
 
-#: Seconds between lines that say how far an evaluation has come.
+#: Seconds between lines on the progress of an evaluation.
 _EVALUATION_LINES: Final = 5.0
 
 
 def format_duration(seconds: float) -> str:
-    """``41s``, ``12m05s``, ``3h07m``."""
+    """Return a duration such as ``41s``, ``12m05s`` or ``3h07m``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -29,7 +29,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(number: int) -> str:
-    """``512 B``, ``1.5 KiB``, ``20.0 MiB``: in the largest unit of 1024 that fits, up to GiB."""
+    """Return a size such as ``512 B``, ``1.5 KiB`` or ``20.0 MiB``, in units up to GiB."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= size:
             return f"{number / size:.1f} {unit}"
@@ -37,18 +37,20 @@ def format_bytes(number: int) -> str:
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """The numbers of one step, in the order that a reader looks for them."""
+    """Return the numbers of one step as text, in their order."""
     parts = []
     for key, value in metrics.items():
-        if isinstance(value, float):
-            parts.append(f"{key} {value:.4g}" if key != "loss" else f"loss {value:.4f}")
+        if key == "loss" and isinstance(value, float):
+            parts.append(f"loss {value:.4f}")
+        elif isinstance(value, float):
+            parts.append(f"{key} {value:.4g}")
         else:
             parts.append(f"{key} {value}")
     return "  ".join(parts)
 
 
 class LogFile:
-    """Appends lines, each with the time, to a file that a kill cannot leave unreadable."""
+    """Appends lines with the time to a file that a kill cannot leave unreadable."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,37 +66,35 @@ class LogFile:
 
 
 class Reporter(Protocol):
-    """Tells a person how the run goes."""
+    """Shows a person how the run proceeds."""
 
     def start(self, title: str, total: int, done: int) -> None:
-        """A phase begins (or continues) at step ``done`` of ``total``."""
+        """Show that a phase begins, or continues, at step ``done`` of ``total``."""
         ...
 
     def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
-        """A step has been taken; ``log`` asks for a lasting line."""
+        """Show a step; ``log`` asks for a line that stays."""
         ...
 
     def evaluating(self, batches: int) -> None:
-        """An evaluation is under way and has done so many batches."""
+        """Show that an evaluation has done so many batches."""
         ...
 
     def note(self, text: str) -> None:
-        """A line that stays: an evaluation, a checkpoint, a skipped batch, a warning."""
+        """Show a line that stays: an evaluation, a checkpoint, a skipped batch, a warning."""
         ...
 
     def stop(self) -> None:
-        """The phase is over."""
+        """Show that the phase is over."""
         ...
 
 
 @define
 class Silent:
-    """A reporter that says nothing on the screen; notes and logged steps still reach the log
-    file.
-    """
+    """Shows nothing on the screen; notes and logged steps still reach the log file."""
 
     log_file: LogFile | None = None
-    _told: float = field(default=0.0, init=False)
+    _shown: float = field(default=0.0, init=False)
 
     def start(self, title: str, total: int, done: int) -> None:
         if self.log_file is not None:
@@ -105,14 +105,14 @@ class Silent:
             self.log_file.line(f"step {done}  {describe(metrics)}")
 
     def evaluating(self, batches: int) -> None:
-        """The outcome is a note."""
+        """No-op: the result is a note."""
 
     def _is_long(self, batches: int) -> bool:
-        """Whether an evaluation is due for another line."""
+        """Return whether another line on an evaluation is due."""
         now = time.monotonic()
-        due = batches > 1 and now - self._told >= _EVALUATION_LINES
+        due = batches > 1 and now - self._shown >= _EVALUATION_LINES
         if due or batches == 1:
-            self._told = now
+            self._shown = now
         return due
 
     def note(self, text: str) -> None:
@@ -120,12 +120,12 @@ class Silent:
             self.log_file.line(text)
 
     def stop(self) -> None:
-        """Nothing is open."""
+        """No-op: nothing is open."""
 
 
 @define
 class PlainReporter(Silent):
-    """One plain line for every logged step and every note."""
+    """Prints a plain line for every logged step and every note."""
 
     stream: TextIO = field(factory=lambda: sys.stderr)
     _title: str = ""
@@ -144,9 +144,8 @@ class PlainReporter(Silent):
     def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
         Silent.step(self, done, metrics, log)
         if log:
-            self._print(
-                f"{self._title} {done}/{self._total}  {describe(metrics)}  left {self._left(done)}"
-            )
+            where = f"{self._title} {done}/{self._total}"
+            self._print(f"{where}  {describe(metrics)}  left {self._left(done)}")
 
     def evaluating(self, batches: int) -> None:
         if self._is_long(batches):
@@ -157,10 +156,12 @@ class PlainReporter(Silent):
         self._print(text)
 
     def _left(self, done: int) -> str:
+        """Return the estimated time that the phase still takes."""
         taken = done - self._first
         if taken <= 0:
             return "?"
-        return format_duration((time.monotonic() - self._started) / taken * (self._total - done))
+        per_step = (time.monotonic() - self._started) / taken
+        return format_duration(per_step * (self._total - done))
 
     def _print(self, text: str) -> None:
         print(text, file=self.stream, flush=True)
@@ -168,7 +169,7 @@ class PlainReporter(Silent):
 
 @define
 class RichReporter(Silent):
-    """A progress bar with loss, tokens a second, flips and the time left; notes scroll above it."""
+    """Shows a progress bar with the numbers of the step; notes scroll above it."""
 
     _progress: Any = None
     _task: Any = None
@@ -224,6 +225,6 @@ class RichReporter(Silent):
 
 
 def make_reporter(log_file: LogFile | None = None, stream: TextIO | None = None) -> Reporter:
-    """A progress bar when ``stream`` (standard error) is a terminal, plain lines otherwise."""
+    """Return a progress bar if ``stream`` (standard error) is a terminal, else plain lines."""
     stream = sys.stderr if stream is None else stream
     return RichReporter(log_file) if stream.isatty() else PlainReporter(log_file, stream)

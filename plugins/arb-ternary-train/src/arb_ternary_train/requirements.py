@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def parse_requirement(text: str) -> Requirement:
-    """A requirement as pip reads it (PEP 508).
+    """Return a requirement as pip reads it (PEP 508).
 
     Raises:
         ValueError: ``text`` is not one.
@@ -28,8 +28,9 @@ def parse_requirement(text: str) -> Requirement:
 
 
 def unmet_requirements(requirements: Sequence[str]) -> list[Fault]:
-    """One fault for each requirement that this environment does not meet; malformed ones are left
-    to validation.
+    """Return a fault for each requirement that this environment does not meet.
+
+    Malformed requirements are left to validation.
     """
     faults = []
     for index, text in enumerate(requirements):
@@ -44,7 +45,7 @@ def unmet_requirements(requirements: Sequence[str]) -> list[Fault]:
         except PackageNotFoundError:
             problem = f"{requirement.name} is not installed"
         else:
-            # A development version of the right series is what a checkout has installed.
+            # A checkout has a development version of the series installed.
             if requirement.specifier.contains(installed, prereleases=True):
                 continue
             problem = (

@@ -1,4 +1,4 @@
-"""A trained model from its run directory: to evaluate, generate from or export."""
+"""Loads a trained model from its run directory: to evaluate, generate from or export."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from arb_ternary_train.threads import recorded_threads
 
 @frozen(eq=False)
 class TrainedRun:
-    """A run read back.
+    """A trained model and its run.
 
     Attributes:
         directory: the run directory.
-        config: its config.
+        config: the config of the run.
         checkpoint: the checkpoint that the weights come from.
         model: the model in evaluation mode, on ``device``.
         backend: name of the kernel backend in use.
-        device: where the model lives.
-        record: what ``run.json`` says.
+        device: where the model is.
+        record: the content of ``run.json``.
     """
 
     directory: RunDirectory
@@ -60,18 +60,18 @@ class TrainedRun:
 def load_run(
     path: Path, *, backend: str | None = None, device: str | None = None, accumulators: bool = False
 ) -> TrainedRun:
-    """Read the model in a run directory or in one of its checkpoints. The data is not needed.
+    """Load the model of a run directory or of one of its checkpoints. The data is not needed.
 
     Args:
-        path: a run directory (its newest checkpoint is taken) or a checkpoint folder inside one.
-        backend: kernel backend, over the environment and the run's config.
-        device: over the run's config.
-        accumulators: load those of the ternary modules too, a byte a weight, which only training
-            needs. Without them backward is a UsageProblem, and a state dict of the model lacks
-            them.
+        path: a run directory (its newest checkpoint is loaded) or a checkpoint folder in one.
+        backend: kernel backend; overrides environment and config.
+        device: device; overrides the config.
+        accumulators: load the accumulators of ternary modules too, a byte per weight, which only
+            training needs. Without them backward raises UsageProblem, and a state dict of the model
+            lacks them.
 
     Raises:
-        UsageProblem: it is neither.
+        UsageProblem: the path is neither.
         CheckpointError: the checkpoint is damaged or missing.
     """
     inside = not RunDirectory(path).exists() and (path / "manifest.json").exists()
@@ -79,9 +79,10 @@ def load_run(
     checkpoint = read_checkpoint(checkpoint_path(path))
     config = load_config(directory.config_file).config
     place = resolve_device(config.device if device is None else device)
-    selection = select(
-        request_backend(command_line=backend, config=configured_backend(config), device=place.type)
+    request = request_backend(
+        command_line=backend, config=configured_backend(config), device=place.type
     )
+    selection = select(request)
     record = directory.record()
     with undrawn(), without_accumulators(not accumulators), use_backend(selection.name):
         model = build_model(config, int(record["vocabulary_size"]), selection.name, place)
@@ -92,8 +93,7 @@ def load_run(
 
 
 def measure(run: TrainedRun, batches: int | None = None) -> tuple[Evaluation, Mapping[str, float]]:
-    """Evaluate on the run's held-out samples, as the run itself does; also returns what simple
-    predictors reach.
+    """Evaluate on the run's held-out samples, as the run itself does; return also baselines.
 
     Raises:
         DataError: the data is not what the run was trained with.
@@ -103,14 +103,17 @@ def measure(run: TrainedRun, batches: int | None = None) -> tuple[Evaluation, Ma
         run.config.masking.build(), MaskingStrategy, run.config.masking
     )
     recorded = run.record["data"]["fingerprint"]
-    if recorded is not None and (found := data.fingerprint()) != recorded:
-        raise DataError(
-            f"data {data.name!r}: its fingerprint is {found[:12]}..., that of the run's data is "
-            f"{recorded[:12]}...",
-            "The text or its tokenizer has changed since the run began; a loss on it would mean "
-            "something else.",
-        )
-    if recorded is None and data.vocabulary_size > (known := int(run.record["vocabulary_size"])):
+    if recorded is not None:
+        found = str(data.fingerprint())
+        if found != recorded:
+            raise DataError(
+                f"data {data.name!r}: its fingerprint is {found[:12]}..., that of the run's data "
+                f"is {recorded[:12]}...",
+                "The text or its tokenizer has changed since the run began, so a loss on it could "
+                "not be compared.",
+            )
+    known = int(run.record["vocabulary_size"])
+    if recorded is None and data.vocabulary_size > known:
         raise DataError(
             f"data {data.name!r}: it has {data.vocabulary_size:,} ids, and the model {known:,}",
             f"{run.directory.config_file}: give the data the model's tokenizer.",

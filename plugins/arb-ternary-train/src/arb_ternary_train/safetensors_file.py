@@ -30,9 +30,7 @@ class TensorParts(Protocol):
     """Tensors that are made one after another, so that they need not be in memory together."""
 
     def outlines(self) -> Iterable[tuple[str, Tensor]]:
-        """Yield the name of each tensor and a tensor of its dtype and shape, whose values are
-        ignored.
-        """
+        """Yield name and a tensor of the dtype and shape of each; its values are ignored."""
 
     def parts(self) -> Iterable[Mapping[str, Tensor]]:
         """Yield the tensors, in any order and grouping."""
@@ -87,8 +85,7 @@ class StoredTensor:
 
 
 class SafetensorsFile(Mapping[str, Tensor]):
-    """The tensors of a file by name. Each is read from the disk, and not mapped, whenever it is
-    asked for.
+    """The tensors of a file by name; each is read from the disk whenever it is accessed.
 
     Attributes:
         path: the file.
@@ -246,8 +243,7 @@ def write_safetensors(
     metadata: str,
     on_written: Callable[[str, Tensor], None] = lambda _name, _tensor: None,
 ) -> None:
-    """Write a file with ``metadata`` under ``arb_ternary`` in its header. The bytes are those that
-    the library would write.
+    """Write a file with ``metadata`` in its header. The bytes are those of the library.
 
     Args:
         path: the file; an existing one is overwritten.

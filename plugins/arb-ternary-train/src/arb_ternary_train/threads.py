@@ -1,7 +1,7 @@
 """How many threads a run computes with: ``threads`` of a config.
 
-Sums of floats depend on the number, so that it is written into ``run.json`` before the first step,
-and a resumed run takes it from there.
+Sums of floats depend on the number. So it is written into ``run.json`` before the first step, and a
+resumed run takes it from there.
 """
 
 from __future__ import annotations
@@ -24,64 +24,72 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
     from arb_ternary_train.options import LoopOptions
 
-# : Multiplications that keep a thread busy for about a millisecond: threads that share less wait
-# more than they work.
+#: Multiplications that keep a thread busy for about a millisecond. Threads that share less wait
+#: more than they work.
 _SHARE: Final = 1 << 25
-# : What a thread must save to be worth having: passes with all of them take at most so much of the
-# time with half.
+#: All threads must take at most this share of the time that half of them take.
 _WORTH: Final = 0.9
-# : Timed passes after the one that warms up; a pass that takes longer than this many seconds is
-# timed once.
+#: Timed passes after the one that warms up. A pass of more seconds than ``_LONG`` is timed once.
 _PASSES: Final = 3
 _LONG: Final = 0.5
 
 
 def fitting_threads(model: nn.Module, tokens: int, available: int) -> int:
-    """The number of threads, 1 to ``available``, that a pass of ``tokens`` tokens through ``model``
-    has work for.
+    """Return the number of threads, 1 to ``available``, that a pass has work for.
 
-    Each is to have 2**25 multiplications of the average product with a weight. A model without such
-    products gets all.
+    Each thread is to have 2**25 multiplications of the average product with a weight. A model
+    without such products gets all threads.
+
+    Args:
+        model: the model.
+        tokens: tokens of a pass.
+        available: threads that there are.
     """
-    widths = [
-        (getattr(m, "in_features", None), getattr(m, "out_features", None)) for m in model.modules()
-    ]
-    sizes = [k * n for k, n in widths if isinstance(k, int) and isinstance(n, int)]
+    sizes = []
+    for module in model.modules():
+        columns = getattr(module, "in_features", None)
+        rows = getattr(module, "out_features", None)
+        if isinstance(columns, int) and isinstance(rows, int):
+            sizes.append(columns * rows)
     if not sizes:
         return available
     return max(1, min(available, sum(sizes) * tokens // len(sizes) // _SHARE))
 
 
 def fewest_as_fast(threads: int, seconds: Callable[[int], float]) -> int:
-    """``threads``, halved as long as half of them are about as fast; ``seconds`` measures a number
-    of threads.
+    """Return ``threads``, halved as long as half of them are about as fast.
+
+    ``seconds`` measures a number of threads.
     """
     best = seconds(threads)
-    while threads > 1 and best > _WORTH * (half := seconds(threads // 2)):
+    while threads > 1:
+        half = seconds(threads // 2)
+        if best <= _WORTH * half:
+            break
         threads = threads // 2
         best = half
     return threads
 
 
 def set_loop_threads(context: TrainingContext, options: LoopOptions, key: str) -> None:
-    """Give torch the number of threads for a training loop that is about to begin, and write it
-    down.
+    """Set torch's number of threads for a training loop that is about to begin, and record it.
 
-    In this order: the config's ``threads``, what the run's record says, ``OMP_NUM_THREADS``, and by
-    size what the model has work for, reduced to what is as fast in a few passes over held-out
-    samples, which leave no trace. A run with ``deterministic: true`` times nothing. On an
-    accelerator, and outside of a run directory, ``auto`` changes nothing. Rank 0 decides for all.
+    The number is, in this order: the config's ``threads``; what the run's record says;
+    ``OMP_NUM_THREADS``; the number that the model has work for, reduced to what is as fast in a few
+    passes over held-out samples, which leave no trace. With ``deterministic: true`` nothing is
+    timed. ``auto`` changes nothing on an accelerator or outside a run directory. Rank 0 decides for
+    all ranks.
     """
     config = context.config
     files = context.files
     world = context.world
-    if not world.run_on_main(files.exists) or (
-        config.threads == "auto" and context.device.type != "cpu"
-    ):
+    if not world.run_on_main(files.exists):
+        return
+    if config.threads == "auto" and context.device.type != "cpu":
         return
     record = world.run_on_main(files.record)
     loops = record["threads"]["loops"]
-    count = world.run_on_main(lambda: _number(context, options, loops.get(key)))
+    count = world.run_on_main(lambda: _choose_number(context, options, loops.get(key)))
     torch.set_num_threads(count)
     if loops.get(key) != count or record["threads"]["last"] != count:
         changed = {**record, "threads": {"loops": {**loops, key: count}, "last": count}}
@@ -89,21 +97,25 @@ def set_loop_threads(context: TrainingContext, options: LoopOptions, key: str) -
         context.note(f"{key}: {count} of {context.threads_available} threads")
 
 
-def _number(context: TrainingContext, options: LoopOptions, recorded: int | None) -> int:
+def _choose_number(context: TrainingContext, options: LoopOptions, recorded: int | None) -> int:
+    """Return the number of threads of a loop; see :func:`set_loop_threads`."""
     config = context.config
+    available = context.threads_available
     if config.threads != "auto":
         return config.threads
     if recorded is not None:
         return recorded
     if given([NUM_THREADS]):
-        return context.threads_available
-    count = fitting_threads(
-        context.model, options.batch_size * options.block_size, context.threads_available
-    )
-    return _timed(context, options, count) if count > 1 and not config.deterministic else count
+        return available
+    count = fitting_threads(context.model, options.batch_size * options.block_size, available)
+    if count == 1 or config.deterministic:
+        return count
+    return _time_threads(context, options, count)
 
 
-def _timed(context: TrainingContext, options: LoopOptions, threads: int) -> int:
+def _time_threads(context: TrainingContext, options: LoopOptions, threads: int) -> int:
+    """Return the fewest threads, up to ``threads``, that are about as fast."""
+
     def one_pass() -> float:
         started = time.perf_counter()
         evaluate(
@@ -125,14 +137,14 @@ def _timed(context: TrainingContext, options: LoopOptions, threads: int) -> int:
 
     try:
         return fewest_as_fast(threads, seconds)
-    except DataError:  # there is no held-out sample, which a run that never evaluates does not need
+    except DataError:
+        # There is no held-out sample. A run that never evaluates does not need one.
         return threads
 
 
 @contextmanager
 def recorded_threads(record: Mapping[str, Any]) -> Iterator[int]:
-    """Compute with the number of threads that a run used last, within a block; yields how many
-    torch had before.
+    """Compute with the threads that a run used last; yield how many torch had before.
 
     Args:
         record: the run's ``run.json``.

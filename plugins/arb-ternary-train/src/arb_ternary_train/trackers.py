@@ -23,11 +23,10 @@ class CsvConfig:
 
 
 class CsvTracker:
-    """Writes one row a step. The first step decides the columns; a number that turns up later has
-    none.
+    """Writes one row per step. The first step decides the columns; later numbers have none.
 
-    A checkpoint stores the length of the file, so that a resumed run continues it without a gap or
-    a repetition.
+    A checkpoint stores the length of the file, so a resumed run continues it without a gap or a
+    repetition.
     """
 
     def __init__(self, config: CsvConfig) -> None:
@@ -82,5 +81,5 @@ class CsvTracker:
 
 
 def build_csv(config: CsvConfig) -> CsvTracker:
-    """Factory of the tracker ``csv``."""
+    """Build the tracker ``csv``."""
     return CsvTracker(config)

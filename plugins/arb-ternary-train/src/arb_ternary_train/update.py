@@ -1,4 +1,4 @@
-"""One training update and the thresholds of votes, for those who write their own loop."""
+"""One training update, and vote thresholds, for training loops of your own."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from arb_ternary_train.optim.joined import JoinedOptimizer
 def configure_ternary_training(
     model: nn.Module, accum_threshold: int = 32, e_accum_threshold: int = 32
 ) -> int:
-    """Set the vote thresholds of every ternary module; returns ``accum_threshold``.
+    """Set the vote thresholds of every ternary module; return ``accum_threshold``.
 
-    Optimizers that are built afterwards start from these thresholds; ``scaled_votes`` has a cell of
-    two quanta a vote (one with accumulators of 4 or 2 bits), and ``momentum_votes`` refuses others
-    than its own. Low ones (3 to 8) move signs and scales early and make the loss spike. ValueError,
-    and no change: a threshold is outside 1..127 or beyond the accumulators of a module (7 for 4
-    bits, 1 for 2), or a module has its optimizer already.
+    Optimizers that are built afterwards start from these thresholds. ``scaled_votes`` has a cell of
+    two quanta per vote (one with accumulators of 4 or 2 bits), and ``momentum_votes`` refuses
+    thresholds other than its own. Low thresholds (3 to 8) move signs and scales early and make the
+    loss spike.
+
+    Raises:
+        ValueError: a threshold is outside 1..127 or beyond the accumulators of a module (7 for 4
+            bits, 1 for 2), or a module has its optimizer already. Nothing is changed.
     """
     for name, value in (
         ("accum_threshold", accum_threshold),
@@ -37,7 +40,8 @@ def configure_ternary_training(
                 f"{name}: accumulators of {module.shape.vote_bits} bits end at "
                 f"{module.shape.largest_vote}, below accum_threshold {accum_threshold}"
             )
-        if (optimizer := OPTIMIZERS.get(module)) is not None and optimizer() is not None:
+        optimizer = OPTIMIZERS.get(module)
+        if optimizer is not None and optimizer() is not None:
             raise ValueError(
                 f"{name}: its optimizer is built and keeps the thresholds that it found: set them "
                 "before, or in the optimizer's param_groups"
@@ -57,26 +61,31 @@ def ternary_update(
     loss_components: Mapping[str, Tensor] | None = None,
     **settings: Any,
 ) -> StepOutcome:
-    """One training update, for those who write their own loop: run backward once, step, and clear
-    the gradients.
+    """Run backward once, step, and clear the gradients, for a training loop of your own.
+
+    A loss, component or signal that is not finite skips the whole update. Every buffer is then
+    bit-identical to what it was before the forward pass, also if the caller has already run
+    backward, and the optimizer counts the skip. Undoing backward takes a copy of the accumulators,
+    which passing the loss here before running backward saves.
 
     Args:
-        model: whose ternary modules show whether backward has run since the last step; then it is
-            not run again.
-        optimizer: steps after backward.
-        loss: scalar; may be None when ``loss_components`` are given, else ValueError.
+        model: the model. If its ternary modules have cast votes since the last step, backward has
+            run and is not run again.
+        optimizer: the optimizer to step.
+        loss: scalar loss; may be None if ``loss_components`` are given.
         loss_signal: scalar that modulates the vote threshold; it is detached and never carries a
             graph.
         loss_components: named scalar losses, summed into the loss.
-        settings: what the rule's ``step`` takes for one update, as ``sign_votes`` takes
-            ``accum_threshold`` and ``update_scales``; TypeError for another one.
+        settings: keyword arguments that the rule's ``step`` takes for one update, such as
+            ``accum_threshold`` and ``update_scales`` of ``sign_votes``.
 
-    A loss, component or signal that is not finite skips the whole update: every buffer is
-    bit-identical to what it was before the forward pass, also if the caller has already run
-    backward, and the optimizer counts the skip. A loss that is passed here before running backward
-    saves the copy of the accumulators that this takes.
+    Raises:
+        ValueError: there is neither a loss nor a component.
+        TypeError: the rule does not take a setting.
     """
-    terms = [*([] if loss is None else [loss]), *(loss_components or {}).values()]
+    terms = [*(loss_components or {}).values()]
+    if loss is not None:
+        terms.insert(0, loss)
     if not terms:
         raise ValueError("ternary_update needs a loss or loss_components")
     signal = loss_signal.detach() if isinstance(loss_signal, Tensor) else loss_signal
@@ -84,8 +93,9 @@ def ternary_update(
         return optimizer.skip_update()
     modules = ternary_modules(model)
     if not any(module.casts > 0 for _, module in modules):
-        for _, module in () if may_refuse(optimizer) else modules:
-            module.commit_votes(ahead=True)
+        if not may_refuse(optimizer):
+            for _, module in modules:
+                module.commit_votes(ahead=True)
         total = terms[0]
         for term in terms[1:]:
             total = total + term

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,7 +17,7 @@ from arb_ternary_train.openmp import wait_passively
 @click.option(
     "--batches",
     type=click.IntRange(min=1),
-    help="Batches to evaluate, spread over the text; default: all.",
+    help="Batches to evaluate, spread over the data; default: all.",
 )
 @click.option(
     "--backend",
@@ -29,9 +30,7 @@ from arb_ternary_train.openmp import wait_passively
 def evaluate(
     run: Path, batches: int | None, backend: str | None, device: str | None, as_json: bool
 ) -> None:
-    """Loss of RUN (a run directory or a checkpoint) on held-out samples, what simple predictors
-    reach, the audit.
-    """
+    """Evaluate RUN, a run directory or a checkpoint: held-out loss, baselines, audit."""
     wait_passively()
     from arb_ternary_train.audit import audit
     from arb_ternary_train.restore import load_run, measure
@@ -39,28 +38,26 @@ def evaluate(
     trained = load_run(run, backend=backend, device=device)
     result, baselines = measure(trained, batches)
     counted = audit(trained.model)
-    nats = trained.record.get("loss_unit", "nats").startswith("nats")
-    numbers = {
+    numbers: dict[str, Any] = {
         "checkpoint": str(trained.checkpoint.path),
         "step": trained.checkpoint.step,
         "backend": trained.backend,
         "tokens": result.tokens,
         "validation_loss": result.loss,
-        **({"perplexity": result.perplexity} if nats else {}),
-        **result.metrics,
-        **baselines,
     }
+    if trained.record.get("loss_unit", "nats").startswith("nats"):
+        numbers["perplexity"] = result.perplexity
+    numbers |= {**result.metrics, **baselines}
     if as_json:
         print_json({**numbers, "audit": counted.to_json()})
         return
+
     print_table(("what the model stores", "elements", "bytes"), counted.table())
     click.echo()
-    words = {"tokens": f"{trained.record.get('prediction_noun', 'token')}s"}
-    rows = [
-        (
-            words.get(key, key.replace("_", " ")),
-            f"{value:.4f}" if isinstance(value, float) else value,
-        )
-        for key, value in numbers.items()
-    ]
+    rows = []
+    for key, value in numbers.items():
+        name = key.replace("_", " ")
+        if key == "tokens":
+            name = f"{trained.record.get('prediction_noun', 'token')}s"
+        rows.append((name, f"{value:.4f}" if isinstance(value, float) else value))
     print_table(("evaluation", ""), rows)

@@ -1,4 +1,4 @@
-"""``arb generate``: draw from a run's model, with the generator that knows such models."""
+"""``arb generate``: sample from a run's model, with the generator for such models."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 
 
 class Handover(click.Command):
-    """A command whose other options are those of the generator for the run among its arguments."""
+    """A command that takes the options of the generator for the run among its arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the arguments for the generator; those of the generator, ``--help`` too, are its
-        own.
-        """
+        """Keep the arguments, ``--help`` too, for the generator."""
         from arb_ternary_train.model_state import run_of
 
         named, rest = _taken_out(args, "--with")
@@ -30,14 +28,14 @@ class Handover(click.Command):
             if not rest or "--help" in rest:
                 click.echo(ctx.get_help())
                 ctx.exit()
-            # Of what is left, the last is likeliest meant as the run; its error says what a run
+            # The last argument is most likely meant as the run; its error says what a run
             # directory is.
             run = rest[-1]
         ctx.params = {"run": Path(run), "named": named, "arguments": rest}
         return []
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options of this command, and the generators that have more."""
+        """Write the options of this command, and the generators that have more."""
         super().format_options(ctx, formatter)
         with formatter.section("Generators"):
             formatter.write_dl(
@@ -46,7 +44,7 @@ class Handover(click.Command):
 
 
 def _taken_out(args: list[str], option: str) -> tuple[str | None, list[str]]:
-    """The value of ``option`` among ``args``, and the others."""
+    """Return the value of ``option`` among ``args``, and the other arguments."""
     value = None
     rest = []
     left = iter(args)
@@ -65,12 +63,12 @@ def _names() -> tuple[str, ...]:
 
 
 def generator_for(config: RunConfig) -> Registered:
-    """The generator for runs of ``config``: of those that suit it, the one that names most of what
-    it has.
+    """Return the generator for runs of ``config``: the most specific one that suits it.
 
     Raises:
-        UsageProblem: there is none, or two name as much.
+        UsageProblem: there is none, or two are equally specific.
     """
+    # Generators that suit the run, by how many of its parts they name.
     suited: dict[int, list[Registered]] = {}
     for found in manager().registry.all("generator"):
         spec: Any = found.spec
@@ -79,8 +77,9 @@ def generator_for(config: RunConfig) -> Registered:
             (spec.masking, config.masking.name),
             (spec.data, config.data.name),
         )
-        if all(not names or name in names for names, name in wanted):
-            suited.setdefault(sum(bool(names) for names, _ in wanted), []).append(found)
+        named = [name in names for names, name in wanted if names]
+        if all(named):
+            suited.setdefault(len(named), []).append(found)
     if not suited:
         raise UsageProblem(
             f"generate: nothing that is installed draws from the model {config.model.name!r}",
@@ -102,9 +101,9 @@ def generator_for(config: RunConfig) -> Registered:
 )
 @click.pass_context
 def generate(ctx: click.Context, run: Path, named: str | None, arguments: list[str]) -> None:
-    """Draw from the model of RUN (a run directory or a checkpoint): text, pictures, sounds.
+    """Sample from the model of RUN (a run directory or a checkpoint): text, pictures, sounds.
 
-    Which options there are depends on the model: `arb generate RUN --help` shows those of RUN.
+    Options depend on the model: `arb generate RUN --help` shows those for RUN.
     """
     from arb_ternary_train.directory import RunDirectory
     from arb_ternary_train.loading import load_config

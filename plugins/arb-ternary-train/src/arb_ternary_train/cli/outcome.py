@@ -1,4 +1,4 @@
-"""What a command prints of a finished run, and how it ends."""
+"""Prints the report of a finished run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def show_outcome(report: RunReport, *, as_json: bool) -> None:
     """Print the report of a run.
 
     Raises:
-        ArbError: a check has failed.
+        ArbError: a check failed.
     """
     if as_json:
         print_json({"directory": report.directory, **report.to_json()})

@@ -19,10 +19,10 @@ import click
     "--metric",
     default="loss",
     show_default=True,
-    help="What to draw; other: what evaluations report.",
+    help="What to draw: a number of steps or evaluations.",
 )
 def plot(runs: tuple[Path, ...], output: Path | None, metric: str) -> None:
-    """Draw training and validation loss of one or several runs, and what simple predictors reach.
+    """Draw training and validation loss of one or several runs, and baselines.
 
     Vertical lines mark the steps at which something was decided, such as a switch of strategy.
     """

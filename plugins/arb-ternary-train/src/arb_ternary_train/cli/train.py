@@ -24,8 +24,8 @@ from arb_ternary_train.openmp import wait_passively
 @click.option(
     "--preserve-state",
     is_flag=True,
-    help="The config's only phase reads each row as one continuous text, and the model keeps what "
-    "it remembers of it.",
+    help="The config's only phase reads each row as one continuous text, and the model keeps its "
+    "state between batches.",
 )
 @click.option("--device", metavar="NAME", help="Where the model lives: cpu, cuda, cuda:N or mps.")
 @click.option(
@@ -51,7 +51,7 @@ from arb_ternary_train.openmp import wait_passively
     "--init-skip",
     multiple=True,
     metavar="PATTERN",
-    help="What --init-from does not give, by name, such as head: it starts afresh and may have "
+    help="What is not taken from --init-from, by name, such as head: it starts afresh and may have "
     "other shapes.",
 )
 @click.option(
@@ -75,12 +75,12 @@ def train(
 ) -> None:
     """Run the phases of CONFIG.
 
-    --steps, --batch-size, --preserve-state and --device say the same as -o does, and go before it.
-    A signal (Ctrl-C) saves a checkpoint first; --resume continues from it, bit for bit. The first
-    checkpoint that is damaged is passed over by `--resume auto` and refused by `--resume PATH`.
+    --steps, --batch-size, --preserve-state and --device are short for -o and override it. A signal
+    (Ctrl-C) saves a checkpoint first; --resume continues from it, bit for bit. `--resume auto`
+    skips damaged checkpoints; `--resume PATH` refuses one.
 
     Under torchrun (torchrun --nproc_per_node N -m arb_ternary train CONFIG) N processes train
-    together, and write what one would; this needs the package arb-ternary-distributed.
+    together, with the results of one process; this needs the package arb-ternary-distributed.
     """
     wait_passively()
     from arb_ternary_train.cli.outcome import show_outcome
@@ -100,7 +100,7 @@ def train(
     ]
     loaded = load_config(config, [*overrides, *common])
     if backend is None and loaded.origins["backend",].kind == "override":
-        # -o is the command line too, and goes before the environment
+        # -o is the command line too, and takes precedence over the environment.
         backend = loaded.config.backend
     with init_world(loaded.config.device) as world:
         request = RunRequest(

@@ -1,6 +1,4 @@
-"""AdamW for float parameters: torch's own, or one that keeps float32 state where there are float16
-parameters.
-"""
+"""AdamW for float parameters: torch's own, or one with float32 state for float16 parameters."""
 
 from __future__ import annotations
 
@@ -15,24 +13,22 @@ from arb_ternary_train.optim.wide_adamw import WideAdamW
 
 
 def float_groups(name: str, trainable: Trainable, weight_decay: float) -> list[dict[str, Any]]:
-    """Param groups of all float parameters of ``trainable``: matrices, which decay, and vectors,
-    which do not.
+    """Return param groups of all float parameters: matrices, which decay, and vectors.
 
     Args:
-        name: of the optimizer, for the error.
-        trainable: what it is given.
-        weight_decay: of matrices.
+        name: name of the optimizer, for the error.
+        trainable: what the optimizer is given.
+        weight_decay: decay of matrices.
 
     Raises:
         ConfigError: there are no float parameters.
     """
     matrices = [p for p in trainable.floats.values() if p.dim() >= 2]
     vectors = [p for p in trainable.floats.values() if p.dim() < 2]
-    groups = [
-        {"params": params, "weight_decay": decay, "kind": "float"}
-        for params, decay in ((matrices, weight_decay), (vectors, 0.0))
-        if params
-    ]
+    groups = []
+    for params, decay in ((matrices, weight_decay), (vectors, 0.0)):
+        if params:
+            groups.append({"params": params, "weight_decay": decay, "kind": "float"})
     if not groups:
         raise ConfigError(
             f"optimizer: {name} trains float parameters, and the model has none", "use scaled_votes"
@@ -41,8 +37,7 @@ def float_groups(name: str, trainable: Trainable, weight_decay: float) -> list[d
 
 
 def build(config: AdamWConfig, trainable: Trainable) -> torch.optim.AdamW:
-    """Factory of the optimizer ``adamw``: all float parameters of ``trainable``; only matrices
-    decay.
+    """Build the optimizer ``adamw`` over all float parameters; only matrices decay.
 
     Raises:
         ConfigError: there are no float parameters.

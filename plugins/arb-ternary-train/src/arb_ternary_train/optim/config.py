@@ -9,12 +9,11 @@ from attrs import evolve, frozen
 from attrs.validators import and_, ge, gt, lt
 
 from arb_ternary.config.choice import OptimizerChoice
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import default_choice, option
+from arb_ternary.config.options import Condition, default_choice, option
 from arb_ternary.optim.protocol import Planned
 
-#: What each of the two optimizers trains.
-_KINDS: Final = {"ternary": frozenset({"ternary", "stored"}), "float": frozenset({"float"})}
+#: Kinds of parts that each optimizer of ``split`` trains.
+KINDS: Final = {"ternary": frozenset({"ternary", "stored"}), "float": frozenset({"float"})}
 _decay = and_(ge(0.0), lt(1.0))
 
 
@@ -32,13 +31,11 @@ class AdamWConfig:
         0.01,
         "Decoupled decay of matrices; vectors (gains, biases) do not decay.",
         validator=ge(0.0),
+        active_when=Condition(
+            lambda options, run, plan: plan is None or plan.matrices,
+            "no float parameter of the model is a matrix",
+        ),
     )
-
-    def validate_in_run(self, run: Any, planned: Planned | None) -> list[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``."""
-        if planned is None or planned.matrices:
-            return []
-        return without_effect(self, "no float parameter of the model is a matrix", "weight_decay")
 
 
 @frozen(kw_only=True)
@@ -50,16 +47,16 @@ class SplitConfig:
 
     @property
     def defers(self) -> bool:
-        """Whether one of the two may put a step off."""
+        """Whether one of the two may defer a step."""
         return any(getattr(part.options, "defers", False) for part in (self.ternary, self.float))
 
     def planned_for(self, name: str, planned: Planned) -> Planned:
-        """What the optimizer ``name`` is given of ``planned``."""
-        return evolve(planned, kinds=planned.kinds & _KINDS[name], idle=planned.idle & _KINDS[name])
+        """Return what the optimizer ``name`` is given of ``planned``."""
+        return evolve(planned, kinds=planned.kinds & KINDS[name], idle=planned.idle & KINDS[name])
 
     def validate_in_run(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
-        """Parts that the model lacks."""
-        for name, kinds in _KINDS.items():
+        """Yield the optimizers whose parts the model lacks."""
+        for name, kinds in KINDS.items():
             if planned is not None and not kinds & (planned.kinds | planned.idle):
                 yield (
                     name,

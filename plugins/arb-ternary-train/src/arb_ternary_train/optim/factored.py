@@ -1,8 +1,7 @@
-"""An optimizer whose parts learn at different rates: as many of it as there are rates, each for the
-parts of one.
+"""An optimizer whose parts learn at different rates: one instance of it per rate.
 
-So any optimizer can do it, whatever its rate is called. Those inside a wrapper or a ``split`` are
-made in that way, and the wrapper sees what it would see without.
+So any optimizer can do it, whatever its rate is called. Optimizers inside a wrapper or a ``split``
+are made in this way, and the wrapper sees what it would see without.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from attrs import evolve, frozen
 from torch.optim import Optimizer
 
 from arb_ternary.config.choice import Choice, OptimizerChoice
-from arb_ternary.optim.protocol import Trainable, build_optimizer, takes_loss_signal
+from arb_ternary.optim.protocol import Trainable, build_optimizer
 from arb_ternary.specs import OptimizerSpec
-from arb_ternary_train.optim.joined import JoinedOptimizer
+from arb_ternary_train.optim.joined import JoinedOptimizer, part_may_step
 from arb_ternary_train.schedules import RATE_FACTOR, scheduled_groups
 
 P = TypeVar("P")
@@ -26,9 +25,12 @@ _TARGET: Final = "arb_ternary_train.optim.factored:build"
 
 
 @frozen
-class _Factored:
-    """The optimizer ``choice``, and by the names of parts what their rates are multiplied by; 1
-    where none is given.
+class _FactoredConfig:
+    """Options of the factored optimizer.
+
+    Attributes:
+        choice: the optimizer.
+        factors: factors on the rates of parts, by name; 1 for parts without one.
     """
 
     choice: OptimizerChoice
@@ -36,60 +38,52 @@ class _Factored:
 
 
 class FactoredOptimizer(JoinedOptimizer):
-    """The same optimizer several times, each over parts of one rate; ``parts`` are called by their
-    factors.
-    """
+    """Several instances of an optimizer, each over parts of one rate, named by their factors."""
 
     def may_step(self, **signals: Any) -> bool:
-        """Whether none of them would skip a step now."""
-        asked = [(part, getattr(part, "may_step", None)) for part in self.parts.values()]
-        return all(
-            ask is None or ask(**(signals if takes_loss_signal(part) else {}))
-            for part, ask in asked
-        )
+        """Return whether none of them would skip a step now."""
+        return all(part_may_step(part, signals) for part in self.parts.values())
 
 
 def with_factors(choice: OptimizerChoice, factors: Mapping[str, float]) -> OptimizerChoice:
-    """``choice``, in which every optimizer that has no other inside learns the parts in ``factors``
-    at their rates.
+    """Return ``choice``, changed so that parts in ``factors`` learn at their rates.
+
+    An optimizer with others inside stays; the innermost optimizers are factored.
     """
     if not factors:
         return choice
-    inside = {
-        field.name: with_factors(value, factors)
-        for field in (attrs.fields(type(choice.options)) if attrs.has(type(choice.options)) else ())
-        if isinstance(value := getattr(choice.options, field.name), Choice)
-        and isinstance(value.spec, OptimizerSpec)
-    }
+    inside: dict[str, OptimizerChoice] = {}
+    if attrs.has(type(choice.options)):
+        for field in attrs.fields(type(choice.options)):
+            value = getattr(choice.options, field.name)
+            if isinstance(value, Choice) and isinstance(value.spec, OptimizerSpec):
+                inside[field.name] = with_factors(value, factors)
     if inside:
         return evolve(choice, options=evolve(choice.options, **inside))
     spec = OptimizerSpec(name=choice.name, target=_TARGET, accepts=choice.spec.accepts)
-    return evolve(choice, options=_Factored(choice, factors), spec=spec)
+    return evolve(choice, options=_FactoredConfig(choice, factors), spec=spec)
 
 
-def build(config: _Factored, trainable: Trainable) -> Optimizer:
-    """The optimizers of ``config`` over ``trainable``, that of the unchanged rate first.
+def build(config: _FactoredConfig, trainable: Trainable) -> Optimizer:
+    """Build one optimizer per factor over ``trainable``, that of the unchanged rate first.
 
     Raises:
         ConfigError: one of them cannot train its parts.
     """
     wanted = {config.factors.get(name, 1.0) for part in trainable.parts.values() for name in part}
-    made = {
-        str(factor): _made(config, trainable, factor)
-        for factor in sorted(wanted, key=lambda x: (x != 1.0, -x))
-    }
-    if not made:
+    if not wanted:
         return build_optimizer("optimizer", config.choice, trainable)
-    return next(iter(made.values())) if len(made) == 1 else FactoredOptimizer(made)
+    ordered = sorted(wanted, key=lambda factor: (factor != 1.0, -factor))
+    built = {str(factor): _build_part(config, trainable, factor) for factor in ordered}
+    return next(iter(built.values())) if len(built) == 1 else FactoredOptimizer(built)
 
 
-def _made(config: _Factored, trainable: Trainable, factor: float) -> Optimizer:
-    """The optimizer of the parts with this factor."""
+def _build_part(config: _FactoredConfig, trainable: Trainable, factor: float) -> Optimizer:
+    """Build the optimizer of the parts with this factor."""
 
     def own(parts: Mapping[str, P]) -> dict[str, P]:
-        return {
-            name: part for name, part in parts.items() if config.factors.get(name, 1.0) == factor
-        }
+        factors = config.factors
+        return {name: part for name, part in parts.items() if factors.get(name, 1.0) == factor}
 
     part = evolve(
         trainable,

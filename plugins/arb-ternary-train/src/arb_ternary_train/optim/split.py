@@ -1,4 +1,4 @@
-"""Two optimizers as one: one for the ternary modules of a model, one for its float parameters.
+"""The optimizer ``split``: one optimizer for ternary modules and one for float parameters.
 
 Modules with integer weights of their own format (:mod:`arb_ternary.ternary.models`) belong to the
 ternary part.
@@ -9,33 +9,36 @@ from __future__ import annotations
 from attrs import evolve
 from torch.optim import Optimizer
 
+from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, build_optimizer
-from arb_ternary_train.optim.config import SplitConfig
+from arb_ternary_train.optim.config import KINDS, SplitConfig
 from arb_ternary_train.optim.joined import JoinedOptimizer
 
 
 def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
-    """Factory of the optimizer ``split``.
+    """Build the optimizer ``split``.
 
-    A part of which the model has everything frozen now, or will have something only later in the
-    run, is left out.
+    A part is left out if everything of its kind is frozen now or will be added later in the run.
 
     Raises:
         ConfigError: the model lacks one of the two parts, there is nothing to train in either, or a
             part has what its optimizer cannot train.
     """
-    parts: dict[str, Optimizer] = {}
-    for name, choice, part, kinds in (
-        ("ternary", config.ternary, evolve(trainable, floats={}), {"ternary", "stored"}),
-        ("float", config.float, evolve(trainable, ternary={}, stored={}), {"float"}),
-    ):
-        if not part.parts and (trainable.idle | trainable.later) & kinds and trainable.parts:
+    choices: dict[str, OptimizerChoice] = {"ternary": config.ternary, "float": config.float}
+    parts = {
+        "ternary": evolve(trainable, floats={}),
+        "float": evolve(trainable, ternary={}, stored={}),
+    }
+    built: dict[str, Optimizer] = {}
+    for name, part in parts.items():
+        if part.parts:
+            built[name] = build_optimizer(f"optimizer.{name}", choices[name], part)
             continue
-        if not part.parts:
+        absent_for_now = (trainable.idle | trainable.later) & KINDS[name]
+        if not absent_for_now or not trainable.parts:
             raise ConfigError(
                 f"optimizer.{name}: the model has no {name} parts to train",
                 "name the other optimizer alone, without 'split'",
             )
-        parts[name] = build_optimizer(f"optimizer.{name}", choice, part)
-    return JoinedOptimizer(parts)
+    return JoinedOptimizer(built)

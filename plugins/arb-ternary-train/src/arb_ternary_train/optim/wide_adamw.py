@@ -10,28 +10,27 @@ from torch import Tensor
 
 from arb_ternary_train.optim.planned_state import STEP_BYTES
 
-#: State of a float16 parameter that is float32 whatever the parameter is.
+#: State of a float16 parameter that is float32.
 _WIDE: Final = ("exp_avg", "exp_avg_sq", "master")
 
 
 def _step(optimizer: torch.optim.AdamW) -> None:
-    """torch's step, without the hooks, which the step around it calls."""
+    """Call torch's step without its hooks, which the step around it calls."""
     step = torch.optim.AdamW.step
     (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)  # type: ignore[attr-defined]
 
 
 class WideAdamW(torch.optim.AdamW):
-    """torch's AdamW, which for a float16 parameter keeps moments and a copy of the weights in
-    float32.
+    """torch's AdamW with float32 moments and float32 master weights for float16 parameters.
 
-    The copy is what learns; the parameter is its rounding. A squared gradient below 6e-8 is 0 in
-    float16, so that torch would divide by ``eps``, and an update of less than a thousandth of a
-    weight would be lost. A parameter that somebody else has changed since the last step is copied
-    anew. Parameters of other dtypes are torch's affair.
+    The master weight learns, and the parameter is its rounding. A squared gradient below 6e-8 is 0
+    in float16, so torch would divide by ``eps``, and an update of less than a thousandth of a
+    weight would be lost. If a parameter was changed from outside since the last step, its master
+    weight is copied anew. Parameters of other dtypes are left to torch.
     """
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; see ``torch.optim.AdamW``."""
+        """Take one step; see ``torch.optim.AdamW``."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -42,7 +41,7 @@ class WideAdamW(torch.optim.AdamW):
             for index, parameter in enumerate(group["params"])
             if parameter.dtype == torch.float16 and parameter.grad is not None
         ]
-        # torch steps on the copies: they stand in the groups and in the state while it does.
+        # torch steps on the master weights: they replace the parameters in groups and state.
         for group, index, parameter in narrow:
             state = self.state.pop(parameter, {})
             master = state.pop("master", None)
@@ -65,29 +64,28 @@ class WideAdamW(torch.optim.AdamW):
         return loss
 
     def planned_state_bytes(self) -> int:
-        """What it will keep: see
-        :func:`arb_ternary_train.optim.planned_state.planned_state_bytes`.
-        """
-        parameters: list[Tensor] = [
-            parameter for group in self.param_groups for parameter in group["params"]
-        ]
-        return sum(
-            STEP_BYTES
-            + (4 * len(_WIDE) * each.numel() if each.dtype == torch.float16 else 2 * each.nbytes)
-            for each in parameters
-        )
+        """Return the bytes of its state; see ``planned_state.planned_state_bytes``."""
+        total = 0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                total += STEP_BYTES
+                if parameter.dtype == torch.float16:
+                    total += 4 * len(_WIDE) * parameter.numel()
+                else:
+                    total += 2 * parameter.nbytes
+        return total
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, which alone would round the state of a float16 parameter to float16."""
+        """Restore a state; torch alone would round that of a float16 parameter to float16."""
         super().load_state_dict(state_dict)
         saved = (number for group in state_dict["param_groups"] for number in group["params"])
         parameters = (parameter for group in self.param_groups for parameter in group["params"])
         for number, parameter in zip(saved, parameters, strict=True):
+            if parameter.dtype != torch.float16:
+                continue
             state = state_dict["state"].get(number, {})
             for name in _WIDE:
-                if parameter.dtype == torch.float16 and isinstance(
-                    value := state.get(name), Tensor
-                ):
-                    self.state[parameter][name] = value.to(
-                        parameter.device, torch.float32, copy=True
-                    )
+                value = state.get(name)
+                if isinstance(value, Tensor):
+                    wide = value.to(parameter.device, torch.float32, copy=True)
+                    self.state[parameter][name] = wide
