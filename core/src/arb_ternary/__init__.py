@@ -1,7 +1,7 @@
 """ARB Ternary: train, convert and ship pure-ternary neural networks.
 
-Importing this package imports neither torch nor anything else that is heavy; the public names below
-are loaded when they are first used (PEP 562), and so are those that installed distributions add:
+Importing this package imports neither torch nor anything else that is heavy. The public names below
+are loaded when they are first used (PEP 562). So are the names that installed distributions add:
 their entry points of the group ``arb_ternary.names``.
 """
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# : Version of the plugin interface (major, minor). A plugin declares the version that it was
-# written for as : ``ARB_API_VERSION`` in its hook module; the same major and a minor no newer than
-# this loads.
+#: Version of the plugin interface (major, minor). A plugin declares the version that it was written
+#: for as ``ARB_API_VERSION`` in its hook module. It is loaded if the major version is the same and
+#: the minor version is no newer.
 API_VERSION: Final = (1, 0)
 
 #: Marks a function of a plugin's hook module as the implementation of a hook.

@@ -1,7 +1,7 @@
-"""What a plugin hands to the program: frozen descriptions with lazy targets.
+"""Specs: frozen descriptions of components with lazy targets, which hooks return.
 
-A hook returns specs, never components, so that collecting every installed plugin costs no heavy
-import. ``target``, ``config`` and ``probe`` are ``"module:attribute"`` strings; they are imported
+A hook returns specs, never components, so that no heavy import is needed to collect the installed
+plugins. ``target``, ``config`` and ``probe`` are ``"module:attribute"`` strings. They are imported
 only when a run names the component.
 """
 
@@ -18,7 +18,7 @@ from attrs.validators import deep_iterable, in_, instance_of, matches_re, option
 from arb_ternary.environment import Variable
 from arb_ternary.errors import ComponentError, EnvironmentProblem
 
-#: A component's name: lower-case words, with dots between families and members (``family.member``).
+#: The name of a component: lower-case words, with a dot between family and member.
 NAME_PATTERN = r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*"
 #: A lazy target: ``package.module:attribute``.
 TARGET_PATTERN = r"[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
@@ -29,7 +29,7 @@ TrainedPart = Literal["ternary", "float", "stored"]
 _name = [instance_of(str), matches_re(re.compile(NAME_PATTERN))]
 _target = [instance_of(str), matches_re(re.compile(TARGET_PATTERN))]
 
-# One a type, because type checkers cannot infer the element type of a generic converter of a field.
+# One function per type, because type checkers cannot infer the element type of a generic converter.
 
 
 def _as_tuple(values: Iterable[str]) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def resolve(target: str) -> Any:
 
 
 def load_target(what: str, target: str) -> Any:
-    """As :func:`resolve`, with errors for a user, which begin with ``what``.
+    """Import a target as :func:`resolve` does, with errors for a user that begin with ``what``.
 
     Raises:
         EnvironmentProblem: the module cannot be imported.
@@ -77,25 +77,23 @@ def load_target(what: str, target: str) -> Any:
 
 @frozen(kw_only=True)
 class Spec:
-    """A component. A subclass is a kind of component, and all that the program knows of the kind
-    stands on it.
+    """A component. A subclass is a kind of component.
 
     A distribution adds a kind by returning its subclass from ``arb_register_kinds``.
 
     Attributes:
-        kind: class attribute: what code and messages of plugins call the kind.
+        kind: class attribute: the name of the kind in code and in messages to authors of plugins.
         hook: class attribute: the hook that registers components of the kind.
-        noun: class attribute: how messages speak of one.
-        conformance: class attribute: the test suite of the kind, ``"module:attribute"``; None where
+        noun: class attribute: the noun for a component of the kind in messages.
+        conformance: class attribute: the test suite of the kind, ``"module:attribute"``; None if
             the conformance kit brings it or there is none.
-        name: what a config calls the component.
+        name: the name by which a config names the component.
         target: factory, ``"module:attribute"``; its signature is in the docstring of the subclass.
-        config: the attrs class that the component's config section is structured into,
-            ``"module:attribute"``; None for a component without options.
+        config: the attrs class of the options of the component, ``"module:attribute"``; None for a
+            component without options.
         summary: one line for listings.
         variables: environment variables that the component reads.
-        libraries: distributions whose versions ``arb doctor`` prints, because they decide what
-            works.
+        libraries: distributions that the component needs; ``arb doctor`` prints their versions.
     """
 
     kind: ClassVar[str]
@@ -121,9 +119,9 @@ class BackendSpec(Spec):
 
     Attributes:
         probe: ``(device: str) -> ProbeResult``, ``"module:attribute"``. It must not import the
-            kernel library, and must not initialise an accelerator: ``importlib.util.find_spec`` and
-            package metadata come first.
-        priority: ``auto`` tries the highest first; the reference backend has 0.
+            kernel library, and must not initialise an accelerator: use
+            ``importlib.util.find_spec`` and package metadata.
+        priority: ``auto`` prefers the highest; the reference backend has 0.
         devices: the torch device types that the backend can serve.
     """
 
@@ -221,16 +219,16 @@ class ExporterSpec(Spec):
 
 @frozen(kw_only=True)
 class GeneratorSpec(Spec):
-    """Draws from the model of a run: ``arb generate RUN ...`` hands over to it.
+    """Generates from the model of a run; ``arb generate RUN ...`` calls it.
 
-    The target is a ``click.Command`` whose first argument is the run; its options are those of
-    ``arb generate`` for such runs. Of the generators that a run suits, the one is taken that names
-    most of what the run has.
+    The target is a ``click.Command`` whose first argument is the run. Its options are those of
+    ``arb generate`` for such runs. If several generators fit a run, the one that names most of its
+    components is used.
 
     Attributes:
-        models: names of the models that it draws from; empty = any.
-        masking: names of the masking strategies that they were trained with; empty = any.
-        data: names of the data sources that they were trained on; empty = any.
+        models: names of the models that it supports; empty = any.
+        masking: names of the masking strategies of their training; empty = any.
+        data: names of the data sources of their training; empty = any.
     """
 
     kind = "generator"
@@ -253,8 +251,8 @@ class ImporterSpec(Spec):
     """Reads a model that another program has written. Factory: ``(config) -> Importer``.
 
     Attributes:
-        schemes: what the addresses begin with that ``FetchesSources.fetch`` of the importer takes:
-            ``("hf",)`` for ``hf://...``; empty for an importer that reads files and folders only.
+        schemes: schemes of the addresses that the importer can fetch: ``("hf",)`` for
+            ``hf://...``; empty for an importer that reads files and folders only.
     """
 
     kind = "importer"
@@ -267,8 +265,9 @@ class ImporterSpec(Spec):
 
 
 class PolicySpec(Spec):
-    """Decides, step by step, how a training loop goes on. Factory: ``(config) -> StepPolicy``, one
-    a loop.
+    """Decides after each step how a training loop goes on.
+
+    Factory: ``(config) -> StepPolicy``, called once per loop.
     """
 
     kind = "policy"
@@ -290,8 +289,7 @@ class StarterSpec(Spec):
 
     Attributes:
         document: name of the kind of config file that the settings are for.
-        priority: listings begin with the highest, and it is what ``arb config new`` writes when
-            none is named.
+        priority: listings begin with the highest, which is also the default of ``arb config new``.
     """
 
     kind = "starter"

@@ -34,8 +34,8 @@ def scale_votes(module: TernaryModule, integer: bool = False) -> None:
 
 MODES = [("int8", "float"), ("int8", "int8"), ("float", "float"), ("float", "int8")]
 USABLE = [found.name for found in candidates() if found.usable]
-# : The reference and the one that `auto` takes each time; others, which may compile at first use,
-# are slow.
+#: The reference and the one that `auto` takes each time; others, which may compile at first use,
+#: are slow.
 QUICK = ("torch", USABLE[0])
 every_backend = pytest.mark.parametrize(
     "backend",

@@ -26,12 +26,15 @@ MAX_SPREAD: Final = 40
 
 def _float_product(a_MK: Tensor, b_KN: Tensor, largest_product: int) -> Tensor:
     """``a @ b`` in float32, over stretches of K whose sums are exact."""
+    rows, inner = a_MK.shape
+    columns = b_KN.shape[1]
     stretch = _FLOAT_EXACT // max(largest_product, 1)
-    total = torch.zeros(a_MK.shape[0], b_KN.shape[1], dtype=torch.int32, device=a_MK.device)
-    for start in range(0, a_MK.shape[1], stretch):
+    total = torch.zeros(rows, columns, dtype=torch.int32, device=a_MK.device)
+    for start in range(0, inner, stretch):
         some = slice(start, start + stretch)
-        product = a_MK[:, some].to(torch.float32) @ b_KN[some].to(torch.float32)
-        total += product.to(torch.int32)
+        a = a_MK[:, some].to(torch.float32)
+        b = b_KN[some].to(torch.float32)
+        total += (a @ b).to(torch.int32)
     return total
 
 
@@ -78,8 +81,11 @@ def _padded_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
     """``a @ b`` with padding: the CUDA library takes more than 16 rows and multiples of 8 only."""
     rows, inner = a_MK.shape
     columns = b_KN.shape[1]
-    a = torch.nn.functional.pad(a_MK, (0, -inner % 8, 0, max(0, 32 - rows)))
-    b = torch.nn.functional.pad(b_KN, (0, -columns % 8, 0, -inner % 8))
+    more_rows = max(0, 32 - rows)
+    more_inner = -inner % 8
+    more_columns = -columns % 8
+    a = torch.nn.functional.pad(a_MK, (0, more_inner, 0, more_rows))
+    b = torch.nn.functional.pad(b_KN, (0, more_columns, 0, more_inner))
     return torch._int_mm(a, b)[:rows, :columns]
 
 
@@ -97,8 +103,8 @@ def int_matmul(a_MK: Tensor, b_KN: Tensor, largest_product: int = 127 * 127) -> 
     if inner > stretch:
         total = torch.zeros(rows, columns, dtype=torch.int64, device=a_MK.device)
         for start in range(0, inner, stretch):
-            stop = start + stretch
-            total += int_matmul(a_MK[:, start:stop], b_KN[start:stop], largest_product)
+            some = slice(start, start + stretch)
+            total += int_matmul(a_MK[:, some], b_KN[some], largest_product)
         return total
     if not _library_is_exact(a_MK.device.type):
         return _float_product(a_MK, b_KN, largest_product)
@@ -127,14 +133,19 @@ def shifted_weight_product(a_MK: Tensor, trits_KN: Tensor, shift_KN: Tensor) -> 
             f"exponents spread over {largest}; the exact integer product takes at most {MAX_SPREAD}"
         )
     if largest <= _SHIFT_BITS:
-        return int_matmul(a_MK, trits_KN << shift_KN.to(torch.int8), 127 << largest)
-    total = torch.zeros(a_MK.shape[0], trits_KN.shape[1], dtype=torch.int64, device=a_MK.device)
+        weight = trits_KN << shift_KN.to(torch.int8)
+        return int_matmul(a_MK, weight, 127 << largest)
+
+    # One product for each band of shifts that int8 holds, shifted by the start of the band.
+    width = _SHIFT_BITS + 1
+    rows = a_MK.shape[0]
+    columns = trits_KN.shape[1]
+    total = torch.zeros(rows, columns, dtype=torch.int64, device=a_MK.device)
     shift = shift_KN.expand(trits_KN.shape).to(torch.int64)
-    band = torch.div(shift, _SHIFT_BITS + 1, rounding_mode="floor")
-    within = (shift - band * (_SHIFT_BITS + 1)).to(torch.int8)
-    for b in range(largest // (_SHIFT_BITS + 1) + 1):
-        weight = torch.where(band == b, trits_KN << within, 0)
-        total += int_matmul(a_MK, weight, 127 << _SHIFT_BITS).to(torch.int64) << (
-            b * (_SHIFT_BITS + 1)
-        )
+    band_KN = torch.div(shift, width, rounding_mode="floor")
+    within = (shift - band_KN * width).to(torch.int8)
+    for band in range(largest // width + 1):
+        weight = torch.where(band_KN == band, trits_KN << within, 0)
+        product = int_matmul(a_MK, weight, 127 << _SHIFT_BITS)
+        total += product.to(torch.int64) << (band * width)
     return total

@@ -50,12 +50,13 @@ def unpack_trits(packed: Tensor, columns: int) -> Tensor:
     rows, width = packed.shape
     whole = columns // BLOCK * BLOCK
     if whole == columns:
-        return _unpack_blocks(packed, BLOCK).view(rows, columns)
+        return _unpack_blocks(packed, BLOCK)
     trits = torch.empty(rows, columns, dtype=torch.int8, device=packed.device)
     body = whole // PLANES
-    trits[:, :whole] = _unpack_blocks(packed[:, :body], BLOCK).view(rows, whole)
+    trits[:, :whole] = _unpack_blocks(packed[:, :body], BLOCK)
     rest = PLANES * (width - body)
-    trits[:, whole:] = _unpack_blocks(packed[:, body:], rest).view(rows, rest)[:, : columns - whole]
+    tail = _unpack_blocks(packed[:, body:], rest)
+    trits[:, whole:] = tail[:, : columns - whole]
     return trits
 
 
@@ -63,9 +64,8 @@ def _pack_blocks(codes: Tensor, block: int) -> Tensor:
     """Pack codes in blocks of this many weights."""
     rows, columns = codes.shape
     planes = codes.reshape(rows, columns // block, PLANES, block // PLANES)
-    packed = (
-        planes[:, :, 0] | (planes[:, :, 1] << 2) | (planes[:, :, 2] << 4) | (planes[:, :, 3] << 6)
-    )
+    first, second, third, fourth = planes.unbind(dim=2)
+    packed = first | (second << 2) | (third << 4) | (fourth << 6)
     return packed.reshape(rows, columns // PLANES)
 
 
@@ -85,8 +85,8 @@ def _pack_nibbles(votes_NK: Tensor) -> Tensor:
     width = -(-columns // 2)
     codes = torch.full((rows, 2 * width), 8, dtype=torch.uint8, device=votes_NK.device)
     codes[:, :columns] = votes_NK + 8
-    pairs = codes.view(rows, width, 2)
-    return pairs[:, :, 0] | (pairs[:, :, 1] << 4)
+    low, high = codes.view(rows, width, 2).unbind(dim=2)
+    return low | (high << 4)
 
 
 def _unpack_nibbles(votes: Tensor, columns: int) -> Tensor:
@@ -96,7 +96,9 @@ def _unpack_nibbles(votes: Tensor, columns: int) -> Tensor:
     codes[:, :, 0] = votes & 15
     codes[:, :, 1] = votes >> 4
     wide = codes.sub_(8).view(rows, 2 * width)
-    return wide if 2 * width == columns else wide[:, :columns].contiguous()
+    if 2 * width == columns:
+        return wide
+    return wide[:, :columns].contiguous()
 
 
 def pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:

@@ -1,13 +1,13 @@
 """The ops: schemas, fake (meta) implementations and autograd, once for every backend.
 
-Namespace ``arb_ternary::``. The backend's name is a constant string argument, so
-``torch.compile(fullgraph=True)`` makes one graph without a break, and switching the backend
-recompiles. An op mutates exactly what its schema says. A ``state`` is listed in the schema field by
+Their namespace is ``arb_ternary::``. The name of the backend is a constant string argument.
+Therefore ``torch.compile(fullgraph=True)`` makes one graph without a break, and another backend
+recompiles it. An op mutates exactly what its schema says. The schema lists a ``state`` field by
 field (:class:`~arb_ternary.backends.vote_state.VoteState`).
 
-``anchor`` is an empty tensor that requires grad, or None where backward casts no votes. Integer
-weights cannot carry a graph; without it, the first ternary layer of a pure model would see no input
-that requires grad and would never be asked to vote.
+``anchor`` is an empty tensor that requires grad, or None if backward casts no votes. Integer
+weights cannot carry a graph. Without the anchor, the first ternary layer of a pure model has no
+input that requires grad, and backward never reaches it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def _is_traced(grad: Tensor) -> bool:
 def quantize_gradient(
     grad: Tensor, control: Tensor, use: int, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Stochastically rounded int8 gradient ``[M, N]`` and its power-of-two scale (float32
-    scalar).
-    """
+    """Round a gradient ``[M, N]`` stochastically to int8; return it and its power-of-two scale."""
     seed, step, stream = hash_words(control)
     q, scale = kernel(backend, "quantize_gradient")(grad, seed, step, stream + use)
     return q, scale
@@ -88,8 +86,9 @@ def _(
 
 @contextmanager
 def _adding(state: VoteState) -> Iterator[VoteState]:
-    """The state whose accumulators a cast is to change: empty ones of 8 bits, where their votes are
-    then summed.
+    """Yield the state whose accumulators a cast changes.
+
+    If votes are summed, these are new accumulators of 8 bits, which are then added to the sums.
     """
     if state.sums is None:
         yield state
@@ -117,10 +116,10 @@ _CHANGED: Final = (
 
 @op(mutates_args=_CHANGED)
 def cast_votes(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Cast one micro-batch's votes from ``grad [M, N]`` and ``x [M, K]``; counts the micro-batch in
-    ``control``.
+    """Cast the votes of one micro-batch from ``grad [M, N]`` and ``x [M, K]``.
 
-    They are scaled votes where the state has a ``vote_scale``, else sign votes.
+    They are scaled votes if the state has a ``vote_scale``, else sign votes. The micro-batch is
+    counted in ``control``.
     """
     if grad.shape != (x.shape[0], state.sizes[0]):
         raise ValueError(f"grad must be [M, N], got {tuple(grad.shape)}")
@@ -133,23 +132,21 @@ def cast_votes(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) 
 
 @op(mutates_args=(*_CHANGED, "correlation", "steps"))
 def cast_embedding_votes(ids: Tensor, grad: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Cast the votes of looked-up rows: ``ids [M]``, ``grad [M, K]``; else as :func:`cast_votes`.
+    """Cast the votes of looked-up rows, ``ids [M]`` and ``grad [M, K]``, like :func:`cast_votes`.
 
-    The kernels of scaled votes know no correlation. It counts signs under every rule, so it is
-    counted here.
+    The correlation counts signs under every rule. The kernels of scaled votes do not count it, so
+    it is counted here.
     """
-    if (
-        state.vote_scale is not None
-        and state.correlation is not None
-        and state.steps is not None
-        and ids.numel()
-    ):
+    correlation = state.correlation
+    steps = state.steps
+    scaled = state.vote_scale is not None
+    if scaled and correlation is not None and steps is not None and ids.numel():
         rows_U, g_UK = summed_rows(ids, grad)
         decoded = kernel(state.backend, "embedding")(
             rows_U, state.weight, state.exponent, state.shape, torch.float32
         )
         signs = (g_UK.nan_to_num(0.0).sign() * decoded.sign()).to(torch.int8)
-        count_correlation_(state.correlation, state.steps, rows_U, group_score(signs, state.shape))
+        count_correlation_(correlation, steps, rows_U, group_score(signs, state.shape))
         state = state._replace(correlation=None, steps=None)
     with _adding(state) as target:
         vote_kernel(target, "embedding_votes", "embedding_scaled_votes")(ids, grad, scale, target)
@@ -158,8 +155,9 @@ def cast_embedding_votes(ids: Tensor, grad: Tensor, scale: Tensor | None, state:
 
 @op(mutates_args=("votes",))
 def cast_bias_votes(grad: Tensor, votes: Tensor) -> None:
-    """``votes = sat(votes - sign(grad))`` for ``grad [N]``, in the range of its dtype; NaN casts no
-    vote.
+    """``votes = sat(votes - sign(grad))`` for ``grad [N]``, in the range of the dtype of ``votes``.
+
+    NaN casts no vote.
     """
     limits = torch.iinfo(votes.dtype)
     s = torch.sign(grad.nan_to_num(0.0)).to(torch.int64)
@@ -177,10 +175,13 @@ def linear(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``x [M, K] @ W.T + bias``.
 
-    ``activations`` is ``int8`` or ``float``, ``gradients`` likewise. Backward casts votes when
-    ``anchor`` is given. Returns ``y [M, N]`` in the dtype of ``x``; and, in int8 mode, the
-    quantised rows and their scales (kept for backward instead of ``x``: a quarter of its bytes),
-    else two empty tensors.
+    ``activations`` and ``gradients`` are ``int8`` or ``float``. Backward casts votes if ``anchor``
+    is given.
+
+    Returns:
+        ``y [M, N]`` in the dtype of ``x``; and in int8 mode the quantised rows and their scales,
+        else two empty tensors. Backward keeps these rows instead of ``x``: they have a quarter of
+        its bytes.
     """
     shape = state.shape
     if x.dim() != 2 or x.shape[1] != shape.in_features or not x.is_floating_point():
@@ -342,7 +343,7 @@ def embedding(
 ) -> Tensor:
     """Rows ``W[ids]`` for ``ids [M]``: ``[M, K]`` in ``dtype``; only those rows are decoded."""
     shape = state.shape
-    # the host waits for them, if ids are on a device
+    # The host waits for the device here.
     low, high = map(int, ids.aminmax()) if ids.numel() else (0, 0)
     if low < 0 or high >= max(1, shape.out_features):
         raise IndexError(f"ids must lie in 0..{shape.out_features - 1}, got {low}..{high}")
@@ -394,8 +395,9 @@ embedding.register_autograd(_embedding_backward, setup_context=_embedding_setup)
 
 @op()
 def bias(anchor: Tensor | None, value: Tensor, exponent: Tensor, votes: Tensor) -> Tensor:
-    """The integer bias as float32: ``value [N] * 2**exponent``; votes are cast in backward when
-    ``anchor`` is given.
+    """The integer bias as float32, ``value [N] * 2**exponent``.
+
+    Backward casts votes if ``anchor`` is given.
     """
     return torch.ldexp(value.to(torch.float32), exponent.to(torch.int32))
 

@@ -76,7 +76,8 @@ def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     if x.shape[1] == 0:
         return x.to(torch.int8), x.new_zeros(x.shape[0])
     scale_M = x.abs().amax(dim=1).div_(127.0)
-    quotient = x / torch.where(scale_M == 0, torch.inf, scale_M).unsqueeze(1)
+    divisor_M = torch.where(scale_M == 0, torch.inf, scale_M)
+    quotient = x / divisor_M.unsqueeze(1)
     if _votes.may_be(~torch.isfinite(scale_M).all()):
         quotient.nan_to_num_(0.0, 0.0, 0.0)
     return quotient.round_().to(torch.int8), scale_M
@@ -85,7 +86,8 @@ def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
 def rms_norm_quantize(x_MK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``x * rsqrt(mean(x**2) + eps)`` in float32 (RMSNorm without gain), then quantised rows."""
     x = x_MK.to(torch.float32)
-    return quantize_rows(x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + eps))
+    mean_square = x.square().mean(dim=1, keepdim=True)
+    return quantize_rows(x * torch.rsqrt(mean_square + eps))
 
 
 def _linear_int8(
@@ -140,8 +142,9 @@ def linear(
     if 0 in (shape.out_features, shape.in_features):
         y = scale_M.new_zeros(scale_M.shape[0], shape.out_features)
     else:
-        acc, floor_N = _linear_int8(x_MK, packed, exponent, shape)
-        y = acc.to(torch.float32).mul_(scale_M.unsqueeze(1)).mul_(power_of_two(floor_N))
+        sums, floor_N = _linear_int8(x_MK, packed, exponent, shape)
+        y = sums.to(torch.float32)
+        y = y.mul_(scale_M.unsqueeze(1)).mul_(power_of_two(floor_N))
     if bias_N is not None:
         y += bias_N
     return y.to(dtype)
@@ -168,9 +171,9 @@ def linear_grad_input(
     wide = exponent.to(torch.int32)
     floor_J = wide.amin(dim=0, keepdim=True)
     shift_NK = spread_over_columns(wide - floor_J, shape)
-    acc = shifted_weight_product(grad_MN, unpack(packed, shape), shift_NK)
+    sums = shifted_weight_product(grad_MN, unpack(packed, shape), shift_NK)
     floor_K = spread_over_columns(power_of_two(floor_J), shape)
-    return acc.to(torch.float32).mul_(scale).mul_(floor_K).to(dtype)
+    return sums.to(torch.float32).mul_(scale).mul_(floor_K).to(dtype)
 
 
 def embedding(
@@ -182,7 +185,9 @@ def embedding(
         IndexError: an id is outside ``0 .. N - 1``.
     """
     rows = WeightShape(ids_M.shape[0], shape.in_features, shape.group_size)
-    return dense_weight(packed.index_select(0, ids_M), exponent.index_select(0, ids_M), rows, dtype)
+    packed_rows = packed.index_select(0, ids_M)
+    exponent_rows = exponent.index_select(0, ids_M)
+    return dense_weight(packed_rows, exponent_rows, rows, dtype)
 
 
 #: The kernels by op name: every required and every optional op.

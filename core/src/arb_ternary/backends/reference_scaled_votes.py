@@ -9,6 +9,7 @@ positive gradient moves a trit towards -1.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,8 +43,9 @@ def _noise_(bits: Tensor, noise_shift: int) -> Tensor:
     """Return ``u`` of :func:`cast_scaled_votes` in float32, from hash bits that are overwritten."""
     if noise_shift == 0:
         return uniform_(bits)
-    bits.bitwise_right_shift_(8 + noise_shift).bitwise_and_((1 << (24 - noise_shift)) - 1)
-    bits.add_(((1 << 24) - (1 << (24 - noise_shift))) >> 1)
+    width = 1 << (24 - noise_shift)
+    bits.bitwise_right_shift_(8 + noise_shift).bitwise_and_(width - 1)
+    bits.add_(((1 << 24) - width) >> 1)
     return bits.to(torch.float32).mul_(2.0**-24)
 
 
@@ -62,7 +64,8 @@ def _integer_votes(
         some = slice(start, start + rows)
         shift = row_n[some].to(torch.int64).unsqueeze(1) + offset_K
         right = shift.clamp(0, _MAX_SHIFT)
-        g = g_nK[some].to(torch.int64) << shift.neg_().clamp_(0, _MAX_LEFT_SHIFT)
+        left = shift.neg_().clamp_(0, _MAX_LEFT_SHIFT)
+        g = g_nK[some].to(torch.int64) << left
         bound = (limit << right) >> 8
         noise = bits[some] & ((1 << right) - 1)
         votes[some] = g.clamp_(-bound, bound).add_(noise) >> right
@@ -92,8 +95,8 @@ class _Cast:
         """Cast the votes of the gradients of stretches of rows, and add their statistics."""
         total_K: Tensor | None = None
         for rows, gradient_nK in gradients:
-            sizes_K = self._cast_(rows, gradient_nK)
-            total_K = sizes_K if total_K is None else total_K.add_(sizes_K)
+            columns_K = self._cast_(rows, gradient_nK)
+            total_K = columns_K if total_K is None else total_K.add_(columns_K)
         if total_K is not None:
             self.magnitudes[self.shape.out_features :] += _in_units(total_K, self.scale)
 
@@ -101,14 +104,14 @@ class _Cast:
         """Cast the votes of one stretch; return the column sums of ``|g|`` of :func:`_measure`."""
         shape = self.shape
         stats = self.state.stats
-        g_nK, (sizes_n, sizes_K, squares_n, squares_K) = _examine(gradient_nK, stats)
+        g_nK, sums = _examine(gradient_nK, stats)
         square = 1.0 if self.scale is None else self.scale.square()
-        self.magnitudes[: shape.out_features][rows] += _in_units(sizes_n, self.scale)
-        stats[1 : 1 + shape.out_features][rows] += squares_n.mul_(square)
-        stats[1 + shape.out_features :] += squares_K.mul_(square)
+        self.magnitudes[: shape.out_features][rows] += _in_units(sums.rows, self.scale)
+        stats[1 : 1 + shape.out_features][rows] += sums.row_squares.mul_(square)
+        stats[1 + shape.out_features :] += sums.column_squares.mul_(square)
 
         bits = self._bits(rows, shape.in_features, USE_VOTE_ROUNDING)
-        v_nK = self._votes(g_nK, self.row_N[rows], sizes_n, bits)
+        v_nK = self._votes(g_nK, self.row_N[rows], sums.rows, bits)
         with opened(self.state, rows) as (packed, votes_nK, exponent_votes):
             if exponent_votes is not None:
                 trits_nK = unpack_trits(packed, shape.in_features)
@@ -119,8 +122,9 @@ class _Cast:
                 moved_nJ = (score_nJ.to(torch.int64) + noise_nJ) >> shift
                 exponent_votes.copy_((exponent_votes - moved_nJ).clamp_(-127, 127))
             largest = shape.largest_vote
-            votes_nK.copy_(torch.sub(votes_nK, v_nK, out=v_nK).clamp_(-largest, largest))
-        return sizes_K
+            torch.sub(votes_nK, v_nK, out=v_nK)
+            votes_nK.copy_(v_nK.clamp_(-largest, largest))
+        return sums.columns
 
     def _bits(self, rows: slice | Tensor, width: int, use: int) -> Tensor:
         """Return the hashes of some rows of a matrix of this width, int32 ``[n, width]``."""
@@ -148,7 +152,8 @@ class _Cast:
         if may_be(~finite):
             v_nK.nan_to_num_(0.0, torch.inf, -torch.inf)
         largest = self.limits.vote_limit / 256
-        return v_nK.clamp_(-largest, largest).add_(_noise_(bits, self.limits.noise_shift)).floor_()
+        noise = _noise_(bits, self.limits.noise_shift)
+        return v_nK.clamp_(-largest, largest).add_(noise).floor_()
 
 
 def _row_hashes(
@@ -162,20 +167,33 @@ def _row_hashes(
     return bits.view(rows.stop - rows.start, width)
 
 
-def _measure(g_nK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return sums by row and by column: of ``|g|``, then of ``g**2`` in float32.
+class _Sums(NamedTuple):
+    """Sums over a stretch of gradient rows.
 
-    Sums of ``|g|`` are float32, or int64 of integers.
+    Attributes:
+        rows: sums of ``|g|`` by row, float32, or int64 of integers.
+        columns: sums of ``|g|`` by column.
+        row_squares: sums of ``g**2`` by row, float32.
+        column_squares: sums of ``g**2`` by column, float32.
     """
+
+    rows: Tensor
+    columns: Tensor
+    row_squares: Tensor
+    column_squares: Tensor
+
+
+def _measure(g_nK: Tensor) -> _Sums:
+    """Return the sums over gradient rows."""
     size = g_nK.abs()
     kind = torch.float32 if size.is_floating_point() else torch.int64
     rows = size.sum(dim=1, dtype=kind)
     columns = size.sum(dim=0, dtype=kind)
     squares = size.to(torch.float32).square_()
-    return rows, columns, squares.sum(dim=1), squares.sum(dim=0)
+    return _Sums(rows, columns, squares.sum(dim=1), squares.sum(dim=0))
 
 
-def _examine(g_nK: Tensor, stats: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+def _examine(g_nK: Tensor, stats: Tensor) -> tuple[Tensor, _Sums]:
     """Return gradient rows with NaN as 0, and their :func:`_measure`.
 
     Float rows become float32. NaN are counted in ``stats``.
@@ -184,7 +202,7 @@ def _examine(g_nK: Tensor, stats: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor,
         return g_nK, _measure(g_nK)
     g = g_nK.to(torch.float32)
     measured = _measure(g)
-    if may_be(~torch.isfinite(measured[0]).all()):
+    if may_be(~torch.isfinite(measured.rows).all()):
         stats[0] += torch.isnan(g).sum()
         g = g.nan_to_num(0.0)
         measured = _measure(g)
@@ -267,7 +285,8 @@ def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool
             place = slice(state.first_row + rows.start, state.first_row + rows.stop)
             bits = _row_hashes(place, votes_nK.shape[1], state.draw(), USE_DECAY, votes_nK.device)
             wide = votes_nK.to(torch.int32)
-            loss = (wide.abs() * decay).add_(bits.bitwise_and_(0xFFFF)).bitwise_right_shift_(16)
-            votes_nK.copy_(wide.sub_(loss.mul_(wide.sign())))
+            loss = (wide.abs() * decay).add_(bits.bitwise_and_(0xFFFF))
+            loss.bitwise_right_shift_(16).mul_(wide.sign())
+            votes_nK.copy_(wide.sub_(loss))
 
     return flip_(state, threshold, carry, decay_)

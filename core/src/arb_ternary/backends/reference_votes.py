@@ -53,10 +53,13 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
     # frexp: largest / 127 = mantissa * 2**e with mantissa in [0.5, 1); the power of two above it,
     # unless it is one.
     mantissa, exponent = torch.frexp(largest.double() / 127.0)
-    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(*EXPONENT_RANGE)
-    scale = ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
+    exponent = exponent.clamp(*EXPONENT_RANGE).to(torch.int32)
+    scale = ((exponent + 127) << 23).view(torch.float32)
+
     noise = uniform(tuple(grad.shape), seed, step, stream, device=grad.device)
-    rounded = noise.add_(grad / scale).floor_().clamp_(-127, 127).nan_to_num_(0.0)
+    rounded = noise.add_(grad / scale).floor_()
+    rounded = rounded.clamp_(-127, 127).nan_to_num_(0.0)
     return rounded.to(torch.int8), scale
 
 
@@ -69,7 +72,8 @@ def _examine(g: Tensor, stats: Tensor, factor: Tensor | float) -> tuple[Tensor, 
     rows = squares.sum(dim=1)
     if g.is_floating_point() and may_be(~torch.isfinite(rows).all()):
         stats[0] += torch.isnan(g).sum()
-        g = g.nan_to_num(0.0, torch.finfo(g.dtype).max, torch.finfo(g.dtype).min)
+        largest = torch.finfo(g.dtype).max
+        g = g.nan_to_num(0.0, largest, -largest)
         squares = g.to(torch.float32).square()
         rows = squares.sum(dim=1)
     return g, rows.mul_(factor), squares.sum(dim=0).mul_(factor)
@@ -95,7 +99,10 @@ def gradient_tiles(
     x = x_MK if integer else x_MK.to(operand)
     for tile in _row_tiles(shape):
         grad_nM = grad_MN[:, tile].t()
-        yield tile, int_matmul(grad_nM, x) if integer else grad_nM.to(operand) @ x
+        if integer:
+            yield tile, int_matmul(grad_nM, x)
+        else:
+            yield tile, grad_nM.to(operand) @ x
 
 
 def summed_rows(ids_M: Tensor, grad_MK: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,9 +111,11 @@ def summed_rows(ids_M: Tensor, grad_MK: Tensor) -> tuple[Tensor, Tensor]:
     Sums of an int8 gradient are int32, others float32.
     """
     rows_U, position_M = torch.unique(ids_M, return_inverse=True)
+    columns = grad_MK.shape[1]
     dtype = torch.int32 if grad_MK.dtype == torch.int8 else torch.float32
-    g_UK = torch.zeros(rows_U.shape[0], grad_MK.shape[1], dtype=dtype, device=grad_MK.device)
-    return rows_U, g_UK.index_add_(0, position_M, grad_MK.to(dtype))
+    g_UK = torch.zeros(len(rows_U), columns, dtype=dtype, device=grad_MK.device)
+    g_UK.index_add_(0, position_M, grad_MK.to(dtype))
+    return rows_U, g_UK
 
 
 def looked_up_rows(ids_M: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -120,21 +129,25 @@ def looked_up_rows(ids_M: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Te
         starts[r + 1]]`` are the positions of ``names[r]`` among the ids, ascending; none for a row
         that was not looked up. bool ``[rows]``: whether a row was looked up.
     """
-    ones = torch.ones_like(ids_M)
-    counts_N = torch.zeros(rows, dtype=torch.int64, device=ids_M.device).index_add_(0, ids_M, ones)
+    counts_N = torch.zeros(rows, dtype=torch.int64, device=ids_M.device)
+    counts_N.index_add_(0, ids_M, torch.ones_like(ids_M))
     present_N = counts_N > 0
     names = torch.argsort(present_N.to(torch.int8), stable=True, descending=True)
     names = names[: min(ids_M.numel(), rows)]
-    starts = torch.nn.functional.pad(counts_N[names].cumsum(0), (1, 0))
-    return names, torch.argsort(ids_M, stable=True), starts, present_N
+    ends = counts_N[names].cumsum(0)
+    starts = torch.nn.functional.pad(ends, (1, 0))
+    order = torch.argsort(ids_M, stable=True)
+    return names, order, starts, present_N
 
 
 def group_score(product_NK: Tensor, shape: WeightShape) -> Tensor:
     """Sum int8 ``[n, K]`` over each group of columns: int32 ``[n, J]``."""
     rows = product_NK.shape[0]
     padding = shape.groups * shape.group_size - shape.in_features
-    padded = torch.nn.functional.pad(product_NK, (0, padding)) if padding else product_NK
-    return padded.reshape(rows, shape.groups, shape.group_size).sum(dim=2, dtype=torch.int32)
+    if padding:
+        product_NK = torch.nn.functional.pad(product_NK, (0, padding))
+    grouped = product_NK.reshape(rows, shape.groups, shape.group_size)
+    return grouped.sum(dim=2, dtype=torch.int32)
 
 
 def _subtract_saturating_(
@@ -207,9 +220,11 @@ def count_correlation_(
     Both saturate.
     """
     total = correlation.index_select(0, rows_U).to(torch.int32) + score_UJ
-    correlation.index_copy_(0, rows_U, total.clamp_(-(2**15), 2**15 - 1).to(torch.int16))
+    total.clamp_(-(2**15), 2**15 - 1)
+    correlation.index_copy_(0, rows_U, total.to(torch.int16))
     counted = steps.index_select(0, rows_U).to(torch.int64) + 1
-    steps.index_copy_(0, rows_U, counted.clamp_(max=2**31 - 1).to(torch.int32))
+    counted.clamp_(max=2**31 - 1)
+    steps.index_copy_(0, rows_U, counted.to(torch.int32))
 
 
 def _crossings(accumulator: Tensor, threshold: int) -> Tensor:
@@ -229,7 +244,8 @@ def _leak_(accumulator: Tensor, leak: int) -> None:
     """Move every accumulator ``leak`` units towards zero, not past it."""
     if leak:
         wide = accumulator.to(torch.int16)
-        accumulator.copy_(torch.sign(wide) * (wide.abs() - leak).clamp_(min=0))
+        size = (wide.abs() - leak).clamp_(min=0)
+        accumulator.copy_(torch.sign(wide) * size)
 
 
 def flip_(
@@ -299,10 +315,12 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
     exponent_votes = state.learned
     up = _crossings(exponent_votes, threshold)
     centre = state.origin.to(torch.int16)
-    wanted = (exponent.to(torch.int16) + up).maximum(centre - band).minimum(centre + band)
-    wanted = wanted.clamp_(*EXPONENT_RANGE)
+    wanted = exponent.to(torch.int16) + up
+    wanted = wanted.maximum(centre - band).minimum(centre + band)
+    wanted.clamp_(*EXPONENT_RANGE)
     moved = (wanted != exponent).sum()
     exponent.copy_(wanted)
-    exponent_votes.copy_(exponent_votes.to(torch.int16) - threshold * up.to(torch.int16))
+    spent = threshold * up.to(torch.int16)
+    exponent_votes.copy_(exponent_votes.to(torch.int16) - spent)
     _leak_(exponent_votes, leak)
     return moved

@@ -1,4 +1,4 @@
-"""What the core itself provides, registered through the same hooks as anyone else's plugin."""
+"""Register the components of the core, through the same hooks as every plugin."""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ class Trainable:
 
 @frozen(kw_only=True)
 class Planned:
-    """What a run will train, as far as its config says; options are checked against it.
+    """The parts that a run will train, as far as its config states them.
+
+    Options are checked against it.
 
     The options of a model state it with a method ``planned() -> Planned``. The options of any
     component may have a method ``validate_in_run(run, planned) -> Iterable[tuple[str, str]]``,

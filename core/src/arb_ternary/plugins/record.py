@@ -1,4 +1,4 @@
-"""What is known of each plugin and of each component that it registers."""
+"""The records of plugins and of the components that they register."""
 
 from __future__ import annotations
 

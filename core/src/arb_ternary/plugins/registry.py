@@ -153,7 +153,8 @@ class Registry:
         unloaded = [record for record in self.records if not record.loaded]
 
         # A name stands for its family too: the distribution of `a` has `a.b`.
-        source = known.get(f"{kind}.{name}") or known.get(f"{kind}.{name.partition('.')[0]}")
+        family = name.partition(".")[0]
+        source = known.get(f"{kind}.{name}") or known.get(f"{kind}.{family}")
         if source is not None:
             owners = [each for each in self.records if canonical(each.distribution or "") == source]
             if not owners:

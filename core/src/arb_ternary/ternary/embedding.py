@@ -153,7 +153,8 @@ class TernaryRMSNorm(StoredEps, TernaryModule):
         self.stored_eps = stored_eps
         self.learned = learned
         self.frozen = not learned
-        self.set_trits(torch.ones(1, features, dtype=torch.int8), torch.zeros_like(self.exponent))
+        ones = torch.ones(1, features, dtype=torch.int8)
+        self.set_trits(ones, exponent=torch.zeros_like(self.exponent))
         self.register_buffer("_row", torch.zeros(1, dtype=torch.int64), persistent=False)
         self._row: Tensor
         if device is not None:

@@ -87,7 +87,8 @@ def decode_at_rest(encoded: Tensor, columns: int, name: str = "weight") -> Tenso
         trits = digits.to(torch.int8).flatten(start_dim=1) - 1
         padding = trits[:, columns:]
         if bool(padding.any()):
-            row = start + int(torch.nonzero(padding.any(dim=1))[0])
+            bad_rows = torch.nonzero(padding.any(dim=1))
+            row = start + int(bad_rows[0])
             raise CheckpointError(f"{name}: padding at the end of row {row} is not zero")
         decoded[some] = trits[:, :columns]
     return decoded
